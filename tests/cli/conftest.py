@@ -1,0 +1,70 @@
+"""The program in this process, and a model for it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from xlcli.__main__ import main
+
+TEXT = b"The quick brown fox jumps over the lazy dog.\n"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run left behind."""
+
+    code: int
+    out: bytes
+    err: str
+
+
+@pytest.fixture
+def run(capsysbinary) -> Callable[..., Result]:
+    """The program in this process."""
+
+    def run(*arguments: str | os.PathLike[str]) -> Result:
+        capsysbinary.readouterr()
+        code = main([os.fspath(argument) for argument in arguments])
+        captured = capsysbinary.readouterr()
+        return Result(code, captured.out, captured.err.decode())
+
+    return run
+
+
+@pytest.fixture
+def without_torch(monkeypatch) -> None:
+    """Makes every import of torch fail."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+
+
+@pytest.fixture(scope="session")
+def _model(tmp_path_factory) -> Path:
+    import torch
+
+    from xlcli import config
+    from xlcli.model.build import build_model
+    from xlcli.store.folder import save_model
+    from xlcli.text.tokenizer import train_tokenizer
+
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    shape = {"dim": 16, "n_layers": 2, "attention": {"n_heads": 2}}
+    made = config.make({"model": shape, "train": {"mem_len": 16, "segment_len": 16}})
+    torch.manual_seed(0)
+    save_model(folder, made, build_model(made.model).state_dict(), train_tokenizer("bytes", [TEXT], 256), {})
+    (folder / "valid.txt").write_bytes(TEXT * 8)
+    return folder
+
+
+@pytest.fixture
+def model(_model) -> Path:
+    """A model that knows nothing, as `tiny` in the `models` folder of the working folder; its path there."""
+    here = Path("models") / "tiny"
+    shutil.copytree(_model, here)
+    return here.absolute()

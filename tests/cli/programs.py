@@ -1,0 +1,85 @@
+"""The program as a process, and on a pretended terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pyte
+
+import xlcli
+
+SOURCE = Path(xlcli.__file__).parents[1]
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """The environment of a process that can import the package as it lies here."""
+    return {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", **changes}
+
+
+def command(*arguments: str | os.PathLike[str]) -> list[str]:
+    """The program as a process."""
+    return [sys.executable, "-m", "xlcli", *map(os.fspath, arguments)]
+
+
+def process(*arguments: str | os.PathLike[str], **options) -> subprocess.CompletedProcess[bytes]:
+    """Runs the program as a process to its end."""
+    options.setdefault("stdin", None if "input" in options else subprocess.DEVNULL)
+    if options["stdin"] is None:
+        del options["stdin"]
+    return subprocess.run(
+        command(*arguments), env=environment(**options.pop("env", {})), capture_output=True, timeout=120, **options
+    )
+
+
+class Terminal:
+    """A pretended terminal (pyte) on which a process runs; standard error may go elsewhere."""
+
+    def __init__(self, arguments: list[str], *, stdin: bytes | None = None, columns: int = 80, **env: str) -> None:
+        self.screen = pyte.HistoryScreen(columns, 40, history=1000)
+        self._stream = pyte.ByteStream(self.screen)
+        self.received = b""
+        leader, follower = pty.openpty()
+        fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+        self.process = subprocess.Popen(
+            arguments,
+            env=environment(**env),
+            stdin=subprocess.PIPE if stdin is not None else follower,
+            stdout=follower,
+            stderr=follower,
+            start_new_session=True,
+        )
+        os.close(follower)
+        self._leader = leader
+        if stdin is not None:
+            self.process.stdin.write(stdin)
+            self.process.stdin.close()
+
+    def finish(self, timeout: float = 60) -> int:
+        """Reads until the process ends; its exit code."""
+        end = time.monotonic() + timeout
+        while time.monotonic() < end:
+            if select.select([self._leader], [], [], 0.1)[0]:
+                try:
+                    data = os.read(self._leader, 65536)
+                except OSError:
+                    break
+                if not data:
+                    break
+                self.received += data
+                self._stream.feed(data)
+        os.close(self._leader)
+        return self.process.wait(10)
+
+    @property
+    def text(self) -> str:
+        """What the screen shows."""
+        return "\n".join(line.rstrip() for line in self.screen.display).rstrip()

@@ -1,0 +1,86 @@
+"""Where a setting may come from, and which one wins."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from xlcli import presets
+from xlcli.config import Config
+
+
+def printed(run, *arguments):
+    done = run("train", "--print-config", "--json", *arguments)
+    assert done.code == 0, done.err
+    return json.loads(done.out)
+
+
+def test_precedence(run, monkeypatch):
+    assert printed(run)["train"]["mem_len"] == Config().train.mem_len
+    preset = presets.read_preset("small")["train"]["mem_len"]
+    assert printed(run, "--preset", "small")["train"]["mem_len"] == preset
+    Path("o.toml").write_text("[train]\nmem_len = 11\nmax_time = '1h30m'\n")
+    typed = ["--preset", "small", "--config", "o.toml"]
+    assert printed(run, *typed)["train"]["mem_len"] == 11
+    assert printed(run, *typed)["train"]["max_time"] == 5400
+    monkeypatch.setenv("XLCLI_MEM_LEN", "12")
+    assert printed(run, *typed)["train"]["mem_len"] == 12
+    typed += ["--set", "train.mem_len=13"]
+    assert printed(run, *typed)["train"]["mem_len"] == 13
+    typed += ["--mem-len", "14"]
+    assert printed(run, *typed)["train"]["mem_len"] == 14
+
+
+def test_the_config_file_may_come_from_the_environment(run, monkeypatch):
+    Path("o.toml").write_text("[train]\nmem_len = 11\n")
+    monkeypatch.setenv("XLCLI_CONFIG", "o.toml")
+    assert printed(run)["train"]["mem_len"] == 11
+
+
+def test_units_and_several_overrides(run):
+    made = printed(
+        run, "--dropout", "0.1", "--max-tokens", "1e6", "--eval-every", "100", "--save-every", "5m",
+        "--valid", "5%", "--set", "train.max_time=90s", "--set", "model.dim=64", "--set", "model.position.kind=none",
+    )  # fmt: skip
+    assert set(made["model"]["dropout"].values()) == {0.1}
+    assert made["train"]["max_tokens"] == 1_000_000
+    assert made["train"]["eval_every"] == 100
+    assert made["train"]["save_every"] == 300.0
+    assert made["train"]["max_time"] == 90.0
+    assert made["text"]["valid"] == pytest.approx(0.05)
+    assert made["model"]["dim"] == 64
+    assert made["model"]["position"] == {"kind": "none"}
+
+
+@pytest.mark.parametrize("preset", [preset.name for preset in presets.list_presets()])
+def test_the_printed_configuration_can_be_read_back(preset, run):
+    first = run("train", "--print-config", "--preset", preset, "--save-every", "30s", "--set", "runtime.seed=7")
+    Path("again.toml").write_bytes(first.out)
+    assert tomllib.loads(first.out.decode())["runtime"]["seed"] == 7
+    assert run("train", "--print-config", "--config", "again.toml").out == first.out
+
+
+def test_a_command_prints_its_own_sections(run):
+    assert list(tomllib.loads(run("eval", "--print-config").out.decode())) == ["eval", "runtime"]
+    assert list(tomllib.loads(run("generate", "--print-config").out.decode())) == ["generate", "runtime"]
+
+
+def test_a_shared_file_may_hold_sections_of_other_commands(run):
+    Path("o.toml").write_text("[train]\nmem_len = 11\n[eval]\nmem_len = 5\n")
+    assert tomllib.loads(run("eval", "--print-config", "--config", "o.toml").out.decode())["eval"]["mem_len"] == 5
+
+
+def test_faults_in_a_file_are_located(run):
+    Path("o.toml").write_text("[train]\nmem_len = 'much'\n")
+    done = run("train", "--print-config", "--config", "o.toml")
+    assert done.code == 2
+    assert "o.toml: mem_len 'much' is not a whole number" in done.err
+    Path("o.toml").write_text("[train\n")
+    done = run("train", "--print-config", "--config", "o.toml")
+    assert done.code == 2
+    assert "o.toml is not TOML" in done.err
+    Path("o.toml").write_text("[trian]\nmem_len = 3\n")
+    done = run("train", "--print-config", "--config", "o.toml")
+    assert "unknown key 'trian'" in done.err
+    assert "'train'" in done.err

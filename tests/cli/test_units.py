@@ -1,0 +1,56 @@
+import pytest
+
+from xlcli.cli import units
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("512", 512), ("10k", 10_000), ("1e6", 1_000_000), ("1.5k", 1500), ("2M", 2_000_000), ("64MiB", 64 * 2**20),
+        ("1_000", 1000), ("-5", -5), ("0", 0), ("1Gi", 2**30), ("9007199254740993", 2**53 + 1), (" 7 ", 7),
+    ],
+)  # fmt: skip
+def test_counts(text, value):
+    assert units.count(text) == value
+
+
+@pytest.mark.parametrize(
+    "text", ["", "abc", "1.5", "1e999999999", "9" * 40, "nan", "inf", "0x10", "1 2", "k", "1e", "5i", "--5"]
+)
+def test_what_is_no_count(text):
+    with pytest.raises(ValueError, match="whole number|too large"):
+        units.count(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90), ("90s", 90), ("30m", 1800), ("1h30m", 5400), ("2d", 172800), ("1.5h", 5400), ("250ms", 0.25)],
+)
+def test_durations(text, seconds):
+    assert units.duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "m", "5 parsecs", "nan", "inf", "1h-5m"])
+def test_what_is_no_duration(text):
+    with pytest.raises(ValueError, match="not a"):
+        units.duration(text)
+
+
+def test_a_cadence_is_steps_or_time():
+    assert units.cadence("100") == 100
+    assert isinstance(units.cadence("100"), int)
+    assert units.cadence("1k") == 1000
+    assert units.cadence("5m") == 300.0
+    assert isinstance(units.cadence("5m"), float)
+    assert units.cadence("30s") == 30.0
+
+
+def test_shares_lengths_and_switches():
+    assert units.share("5%") == pytest.approx(0.05)
+    assert units.share("0.1") == pytest.approx(0.1)
+    assert units.share("held.txt") == "held.txt"
+    assert units.lengths("0,128,1k") == [0, 128, 1000]
+    assert units.switch("1") is True
+    assert units.switch("off") is False
+    with pytest.raises(ValueError, match="neither"):
+        units.switch("maybe")

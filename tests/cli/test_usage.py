@@ -1,0 +1,118 @@
+"""Mistakes in typing: exit code 2, one sentence with a remedy that works, before torch is loaded."""
+
+import re
+
+import pytest
+
+from xlcli.cli import units
+from xlcli.cli.app import COMMANDS
+
+pytestmark = pytest.mark.usefixtures("without_torch")
+
+MISTAKES = [
+    (["train", "--mem-length", "5"], "no option --mem-length", "Did you mean --mem-len?"),
+    (["--json", "eval"], "no option --json", "xlcli eval --json"),
+    (["evl"], "no command 'evl'", "Did you mean xlcli eval?"),
+    (["frobnicate"], "no command 'frobnicate'", "See xlcli --help."),
+    (["train", "--lr"], "--lr needs a value", "Try --lr 0.01."),
+    (["train", "--resume=yes"], "--resume takes no value", "See xlcli train --help."),
+    (["train", "--optimizer", "adam"], "--optimizer 'adam' is not one of muon, adamw", "Did you mean --optimizer adamw?"),
+    (["train", "--mem-len", "-5"], "--mem-len -5: ", "Try --mem-len 512."),
+    (["train", "--mem-len", "1e12"], "--mem-len 1e12: ", "Try --mem-len 512."),
+    (["train", "--lr", "inf"], "'inf' is not a finite number", "Try --lr 0.01."),
+    (["train", "--valid", "0.7"], "--valid 0.7", "0.05"),
+    (["train", "--dropout", "1.5"], "--dropout 1.5", "Try --dropout 0.1."),
+    (["train", "--device", "gpu"], "'gpu' is not a device", "Try --device cpu."),
+    (["train", "--max-time", "soon"], "'soon' is not a duration", "Try --max-time 10m."),
+    (["train", "--set", "model.dmi=3"], "unknown key 'model.dmi'", "Did you mean 'model.dim'?"),
+    (["train", "--set", "model.dim"], "'model.dim' is not of the form a.b=c", "--set model.dim=256"),
+    (["train", "--set", "model.dim=30", "--set", "model.attention.n_heads=4"], "not divisible", "change one of them"),
+    (["eval", "--set", "model.dim=3"], "does not use model.*", "eval.*"),
+    (["train", "--config", "none.toml"], "none.toml", "Check the path."),
+    (["train", "--preset", "smal", "x"], "no preset 'smal'", "small"),
+    (["train"], "needs a text", "Type xlcli train corpus.txt."),
+    (["train", "--resume", "--overwrite", "here.txt"], "exclude each other", "Give one"),
+    (["generate", "Once", "upon", "a"], "the prompt is one argument", "quotes"),
+    (["generate", "--state-out", "s", "--num-samples", "2"], "--num-samples asks for several", "Drop one"),
+    (["stream", "--save-every", "5m"], "needs a file to save in", "--state-out"),
+    (["stream", "--reset-on", "("], "not a regular expression", ""),
+    (["stream", "a", "b"], "reads one file", "cat"),
+    (["eval", "--plot", "x.txt"], "not a picture file", "Try --plot loss.png."),
+    (["models", "shwo", "x"], "no 'xlcli models shwo'", "Did you mean xlcli models show?"),
+    (["models", "copy", "small"], "takes 2 words", "copy PRESET FILE.toml"),
+    (["eval", "--mem-len", ""], "empty value", "Try --mem-len 512."),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _text(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here.txt").write_text("text\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "remedy"), MISTAKES, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
+def test_a_mistake_is_explained(arguments, message, remedy, run):
+    done = run(*arguments)
+    assert done.code == 2
+    assert done.out == b""
+    assert done.err.startswith("xlcli: ")
+    assert message in done.err
+    assert remedy in done.err
+    assert "Traceback" not in done.err
+
+
+NUMERIC = [
+    (command.name, flag)
+    for command in COMMANDS
+    for flag in command.flags
+    if flag.read in (units.count, units.number, units.duration, units.cadence, units.lengths)
+]
+
+
+@pytest.mark.parametrize(("command", "flag"), NUMERIC, ids=lambda value: getattr(value, "long", value))
+def test_absurd_numbers_are_refused_and_the_remedy_works(command, flag, run):
+    absurd = [
+        "-1",
+        "nan",
+        "-inf",
+        "many",
+        "1e999",
+        *(["1e12"] if flag.read is units.count and flag.name != "seed" else []),
+    ]
+    for value in absurd:
+        done = run(command, "--print-config", flag.long, value)
+        assert (done.code, done.out) == (2, b""), value
+        assert flag.long in done.err.split("\n")[0]
+        assert re.search(rf"Try {flag.long} \S+\.", done.err), done.err
+    example = flag.example or done.err.rpartition(f"{flag.long} ")[2].strip().rstrip(".")
+    extra = ["--state-out", "s"] if (command, flag.name) == ("stream", "save-every") else []
+    assert run(command, "--print-config", flag.long, example, *extra).code == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "flag"), [pair for pair in NUMERIC if pair[1].name in ("mem-len", "lr", "max-time")]
+)
+def test_the_environment_is_judged_as_strictly(command, flag, run, monkeypatch):
+    monkeypatch.setenv(flag.variable, "-3")
+    done = run(command, "--print-config")
+    assert done.code == 2
+    assert f"{flag.variable} -3: " in done.err
+    assert f"Try {flag.variable}=" in done.err
+
+
+def test_a_switch_in_the_environment(run, monkeypatch):
+    monkeypatch.setenv("XLCLI_JSON", "1")
+    assert run("train", "--print-config").out.startswith(b"{")
+    monkeypatch.setenv("XLCLI_JSON", "0")
+    assert run("train", "--print-config").out.startswith(b"[")
+    monkeypatch.setenv("XLCLI_JSON", "perhaps")
+    done = run("train", "--print-config")
+    assert (done.code, "XLCLI_JSON=1" in done.err) == (2, True)
+
+
+def test_escapes_in_an_argument_are_shown_not_sent(run):
+    done = run("train", "--mem-len", "\x1b[2J\n")
+    assert "\x1b" not in done.err
+    assert r"\x1b[2J\n" in done.err

@@ -1,0 +1,122 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from xlcli.errors import CheckpointError
+from xlcli.files import write_tensors
+from xlcli.store import discover
+from xlcli.store.discover import bundled_models, find, local_models
+from xlcli.store.journal import write_record
+
+
+def make(folder: Path, age: float = 0.0) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    write_tensors(folder / "model.safetensors", {"a": torch.zeros(2, 3), "b": torch.zeros(4)}, {})
+    os.utime(folder / "model.safetensors", (1e9 - age, 1e9 - age))
+    return folder
+
+
+@pytest.fixture
+def bundled(tmp_path, monkeypatch):
+    place = tmp_path / "bundled"
+    monkeypatch.setattr(discover, "models_folder", lambda: place)
+    return place
+
+
+@pytest.fixture
+def cwd(tmp_path):
+    place = tmp_path / "cwd"
+    place.mkdir()
+    return place
+
+
+def test_order_of_choice(cwd, bundled):
+    with pytest.raises(CheckpointError, match="no model yet") as caught:
+        find(None, env={}, cwd=cwd)
+    assert "xlcli train" in caught.value.remedy
+    books = make(bundled / "books")
+    assert find(None, env={}, cwd=cwd) == books
+    old, new = make(cwd / "models" / "old", age=100), make(cwd / "models" / "new")
+    (cwd / "models" / "not-a-model").mkdir()
+    (cwd / "models" / "file").touch()
+    assert find(None, env={}, cwd=cwd) == new
+    assert find(None, env={"XLCLI_MODEL": "old"}, cwd=cwd) == old
+    assert find("new", env={"XLCLI_MODEL": "old"}, cwd=cwd) == new
+    assert find("books", env={}, cwd=cwd) == books
+    assert find("", env={"XLCLI_MODEL": ""}, cwd=cwd) == new
+
+
+def test_names_and_folders(cwd, bundled):
+    here = make(cwd / "here")
+    assert find("here", env={}, cwd=cwd) == here
+    both = make(cwd / "models" / "here")
+    assert find("here", env={}, cwd=cwd) == both
+    assert find("./here", env={}, cwd=cwd) == cwd / "./here"
+    assert find(str(here), env={}, cwd=cwd / "models") == here
+    (make(cwd / "above") / "inside").mkdir()
+    assert find("..", env={}, cwd=cwd / "above" / "inside").resolve() == cwd / "above"
+    make(bundled / "here")
+    assert find("here", env={}, cwd=cwd) == both
+
+
+def test_a_corpus_folder_of_the_same_name_does_not_hide_a_model(cwd, bundled):
+    (cwd / "books").mkdir()
+    model = make(bundled / "books")
+    assert find("books", env={}, cwd=cwd) == model
+
+
+def test_what_is_said_when_there_is_none(cwd, bundled):
+    make(cwd / "models" / "shakespeare")
+    make(bundled / "books")
+    with pytest.raises(CheckpointError, match="no model 'shakspeare'") as caught:
+        find("shakspeare", env={}, cwd=cwd)
+    assert "Did you mean shakespeare?" in caught.value.remedy
+    with pytest.raises(CheckpointError, match="XLCLI_MODEL") as caught:
+        find(None, env={"XLCLI_MODEL": "qqq"}, cwd=cwd)
+    assert caught.value.remedy == "There are: books, shakespeare."
+    (cwd / "models" / "young" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match="too little") as caught:
+        find("young", env={}, cwd=cwd)
+    assert "--resume" in caught.value.remedy
+    (cwd / "text").mkdir()
+    with pytest.raises(CheckpointError, match=r"not a model: it has no config\.json"):
+        find("text", env={}, cwd=cwd)
+    (cwd / "text" / "config.json").touch()
+    with pytest.raises(CheckpointError, match=r"not a model: it has no model\.safetensors"):
+        find("./text", env={}, cwd=cwd)
+
+
+@pytest.mark.parametrize(
+    "name", ["x" * 5000, "a/" * 3000, "nul\0byte", "../" * 50 + "etc", "/dev/null", "~nobody", "\x1b[2J"]
+)
+def test_odd_names(cwd, bundled, name):
+    with pytest.raises(CheckpointError):
+        find(name, env={}, cwd=cwd)
+
+
+def test_summaries(cwd, bundled):
+    assert local_models(cwd) == bundled_models() == ()
+    make(cwd / "models" / "old", age=100)
+    new = make(cwd / "models" / "new")
+    write_record(new, {"corpus": "tiny.txt", "bits_per_byte": 2.5})
+    make(bundled / "books")
+    found, old = local_models(cwd)
+    assert (found.name, found.corpus, found.bits_per_byte, found.parameters) == ("new", "tiny.txt", 2.5, 10)
+    assert (found.bundled, found.problem, found.modified) == (False, None, 1e9)
+    assert found.bytes == (new / "model.safetensors").stat().st_size
+    assert (old.name, old.corpus, old.bits_per_byte) == ("old", None, None)
+    assert [(model.name, model.bundled) for model in bundled_models()] == [("books", True)]
+
+
+def test_a_damaged_model_is_listed_with_its_problem(cwd, bundled):
+    model = make(cwd / "models" / "new")
+    (model / "model.safetensors").write_bytes(b"x")
+    assert "cut short" in local_models(cwd)[0].problem
+    make(cwd / "models" / "other")
+    (cwd / "models" / "other" / "record.json").write_text(json.dumps({"corpus": 1, "bits_per_byte": "low"}))
+    odd = next(summary for summary in local_models(cwd) if summary.name == "other")
+    assert (odd.corpus, odd.bits_per_byte, odd.problem) == (None, None, None)

@@ -1,0 +1,153 @@
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from xlcli.errors import BusyError, CheckpointError, ConfigError
+from xlcli.store.lock import HOLDER, LOCK, Holder, holder, lock
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+HOLD = """
+import sys, time
+from pathlib import Path
+from xlcli.store.lock import lock
+with lock(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+RACE = """
+import os, sys
+from pathlib import Path
+from xlcli.errors import BusyError
+from xlcli.store.lock import lock
+folder, won = Path(sys.argv[1]), 0
+for _ in range(25):
+    try:
+        with lock(folder):
+            os.close(os.open(folder / "only", os.O_CREAT | os.O_EXCL))
+            (folder / "only").unlink()
+            won += 1
+    except BusyError:
+        pass
+print(won)
+"""
+
+
+def hold(folder: Path) -> subprocess.Popen:
+    child = subprocess.Popen([sys.executable, "-c", HOLD, folder], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+    assert child.stdout.readline() == "held\n"
+    return child
+
+
+def test_held_and_given_back(tmp_path):
+    folder = tmp_path / "models" / "new"
+    with lock(folder) as warning:
+        assert warning == ""
+        assert holder(folder) == Holder(os.getpid(), socket.gethostname())
+    assert holder(folder) is None
+    with lock(folder):
+        pass
+
+
+def test_second_writer_is_told_who_and_kill_frees(tmp_path):
+    with hold(tmp_path) as child:
+        start = time.monotonic()
+        with pytest.raises(BusyError) as caught, lock(tmp_path):
+            pass
+        assert time.monotonic() - start < 1
+        assert f"process {child.pid} on {socket.gethostname()}" in caught.value.message
+        assert caught.value.exit_code == 5
+        assert caught.value.remedy
+        assert holder(tmp_path).pid == child.pid
+        child.send_signal(signal.SIGKILL)
+    assert holder(tmp_path).pid == child.pid
+    with lock(tmp_path):
+        assert holder(tmp_path).pid == os.getpid()
+
+
+def test_twice_in_one_process(tmp_path):
+    with lock(tmp_path):
+        with pytest.raises(BusyError, match=str(os.getpid())), lock(tmp_path):
+            pass
+        assert holder(tmp_path) is not None
+
+
+def test_an_error_inside_frees(tmp_path):
+    with pytest.raises(KeyboardInterrupt), lock(tmp_path):
+        raise KeyboardInterrupt
+    with lock(tmp_path):
+        pass
+
+
+def test_never_two_writers(tmp_path):
+    command = [sys.executable, "-c", RACE, tmp_path]
+    children = [subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    won = [int(child.communicate(timeout=120)[0]) for child in children]
+    assert all(child.returncode == 0 for child in children)
+    assert sum(won) >= 25
+
+
+def test_a_note_of_the_dead_names_nobody(tmp_path):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    with lock(tmp_path):
+        (tmp_path / HOLDER).write_text(json.dumps({"pid": gone.pid, "host": socket.gethostname()}))
+        start = time.monotonic()
+        with pytest.raises(BusyError, match="another process"), lock(tmp_path):
+            pass
+        assert time.monotonic() - start < 1
+
+
+@pytest.mark.parametrize(
+    "note", ["", "{}", '{"pid": "1", "host": "x"}', '{"pid": -1, "host": "x"}', '{"pid": true, "host": "x"}', "\x1b[2J"]
+)
+def test_a_bad_note_names_nobody(tmp_path, note):
+    (tmp_path / HOLDER).write_text(note)
+    assert holder(tmp_path) is None
+
+
+def test_a_hostile_host_name_is_shown_harmlessly(tmp_path):
+    with lock(tmp_path):
+        (tmp_path / HOLDER).write_text(json.dumps({"pid": 1, "host": "\x1b]52;c;x\x07"}))
+        with pytest.raises(BusyError) as caught, lock(tmp_path):
+            pass
+    assert caught.value.message.isprintable()
+
+
+def test_rubbish_of_a_crash_is_removed(tmp_path):
+    (tmp_path / "checkpoints" / ".tmp-00000001-1").mkdir(parents=True)
+    (tmp_path / ".tmp-1-abc").touch()
+    (tmp_path / "mine").touch()
+    with lock(tmp_path):
+        assert sorted(path.name for path in tmp_path.iterdir()) == [LOCK, HOLDER, "checkpoints", "mine"]
+        assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_places_that_cannot_be_locked(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot write"), lock(tmp_path / "file" / "inside"):
+        pass
+    (tmp_path / LOCK).symlink_to(tmp_path / "file")
+    with pytest.raises(CheckpointError, match="symbolic link"), lock(tmp_path):
+        pass
+
+
+def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch):
+    import filelock
+
+    class Fallen(filelock.FileLock):
+        def acquire(self, *args, **more):
+            import warnings
+
+            warnings.warn("flock not supported on this filesystem", stacklevel=1)
+            return super().acquire(*args, **more)
+
+    monkeypatch.setattr(filelock, "FileLock", Fallen)
+    with lock(tmp_path) as warning:
+        assert "no locks" in warning

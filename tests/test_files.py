@@ -1,0 +1,635 @@
+import errno
+import json
+import os
+import random
+import resource
+import stat
+import struct
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from xlcli import files
+from xlcli.errors import CheckpointError, ConfigError, ResourceError, XLError
+from xlcli.files import plain, tensors
+
+ROOT = Path(__file__).parents[1]
+
+
+def leftovers(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if path.name.startswith(".tmp-")]
+
+
+def pack(header: object, data: bytes = b"", length: int | None = None) -> bytes:
+    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(raw) if length is None else length) + raw + data
+
+
+def entry(dtype="F32", shape=(2,), offsets=(0, 8), **more) -> dict:
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets), **more}
+
+
+# Writing
+
+
+def test_write_is_whole_and_replaces(tmp_path):
+    path = tmp_path / "file"
+    files.write_atomic(path, b"one")
+    files.write_atomic(path, (piece for piece in (b"t", b"", b"wo" * 2**20)))
+    assert path.read_bytes() == b"t" + b"wo" * 2**20
+    assert leftovers(tmp_path) == []
+
+
+def test_an_interrupted_write_changes_nothing(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def pieces():
+        yield b"new"
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        files.write_atomic(path, pieces())
+    assert path.read_bytes() == b"old"
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o027, 0o077])
+def test_modes_follow_the_umask(tmp_path, mask):
+    old = os.umask(mask)
+    try:
+        files.write_atomic(tmp_path / "new", b"")
+        files.append_line(tmp_path / "lines", b"")
+        files.write_tensors(tmp_path / "tensors", {"a": torch.zeros(1)}, {})
+        files.make_folder(tmp_path / "a" / "b")
+    finally:
+        os.umask(old)
+    for name in ("new", "lines", "tensors"):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o666 & ~mask
+    assert stat.S_IMODE((tmp_path / "a" / "b").stat().st_mode) == 0o777 & ~mask
+
+
+def test_a_replaced_file_stays_private(tmp_path):
+    path = tmp_path / "state"
+    path.touch()
+    path.chmod(0o600)
+    files.write_atomic(path, b"secret")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_link_is_replaced_not_followed(tmp_path):
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_bytes(b"old")
+    link.symlink_to(target)
+    files.write_atomic(link, b"new")
+    assert (target.read_bytes(), link.read_bytes(), link.is_symlink()) == (b"old", b"new", False)
+
+
+@pytest.mark.parametrize("what", ["fifo", "folder", "device"])
+def test_only_files_are_replaced(tmp_path, what):
+    path = tmp_path / "there"
+    if what == "fifo":
+        os.mkfifo(path)
+    elif what == "folder":
+        path.mkdir()
+    else:
+        path = Path("/dev/null")
+    before = path.lstat().st_mode
+    with pytest.raises(ConfigError, match="cannot write"):
+        files.write_atomic(path, b"new")
+    assert path.lstat().st_mode == before
+
+
+@pytest.mark.parametrize("path", ["missing/file", "file/inside", "x" * 300])
+def test_paths_that_cannot_be(tmp_path, path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot write") as caught:
+        files.write_atomic(tmp_path / path, b"")
+    assert caught.value.remedy
+
+
+CALLS = ("open", "write", "fsync", "replace", "lstat")
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES])
+@pytest.mark.parametrize("name", CALLS)
+def test_each_call_failing(tmp_path, monkeypatch, name, code):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def fail(*_args, **_more):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, name, fail)
+    with pytest.raises(ResourceError, match=os.strerror(code).lower()) as caught:
+        files.write_atomic(path, b"new")
+    monkeypatch.undo()
+    assert caught.value.exit_code == 4
+    assert caught.value.remedy
+    assert path.read_bytes() == b"old"
+    assert leftovers(tmp_path) == []
+
+
+def test_short_writes_are_continued(tmp_path, monkeypatch):
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: real(descriptor, data[:3]))
+    files.write_atomic(tmp_path / "file", b"0123456789")
+    assert (tmp_path / "file").read_bytes() == b"0123456789"
+
+
+def test_file_size_limit(tmp_path):
+    code = f"""
+import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+from pathlib import Path; from xlcli.files import write_atomic; from xlcli.errors import ResourceError
+try: write_atomic(Path({str(tmp_path / "file")!r}), b"x" * 5000)
+except ResourceError as error: print(error.exit_code)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "4\n", done.stderr
+    assert not (tmp_path / "file").exists()
+    assert leftovers(tmp_path) == []
+
+
+def test_folder_that_cannot_be_synced_is_no_error(tmp_path, monkeypatch):
+    real = os.fsync
+
+    def fsync(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "no")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    files.write_atomic(tmp_path / "file", b"x")
+    assert (tmp_path / "file").read_bytes() == b"x"
+
+
+def test_append_closes_a_torn_line(tmp_path):
+    path = tmp_path / "lines"
+    files.append_line(path, b"one")
+    with path.open("ab") as file:
+        file.write(b"to")
+    files.append_line(path, b"three")
+    assert path.read_bytes() == b"one\nto\nthree\n"
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    with pytest.raises(XLError):
+        files.append_line(link, b"four")
+    with pytest.raises(XLError):
+        files.append_line(tmp_path, b"four")
+
+
+def test_append_to_a_full_device():
+    with pytest.raises(XLError, match="full"):
+        files.append_line(Path("/dev/full"), b"x")
+
+
+# Reading
+
+
+def test_read_bounded(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"12345")
+    assert files.read_bounded(path, 5) == b"12345"
+    with pytest.raises(CheckpointError, match="larger"):
+        files.read_bounded(path, 4)
+    assert files.sha256(path) == "5994471abb01112afcc18159f6cc74b4f511b99806da59b3caf5a9c173cacfc5"
+
+
+@pytest.mark.parametrize(
+    "what", ["missing", "folder", "fifo", "link", "loop", "dangling", "/dev/zero", "/proc/self/mem"]
+)
+@pytest.mark.parametrize(
+    "read", [lambda path: files.read_bounded(path, 9), files.read_json, files.sha256, files.read_header]
+)
+def test_only_regular_files_are_read(tmp_path, what, read):
+    path = tmp_path / "there"
+    if what == "folder":
+        path.mkdir()
+    elif what == "fifo":
+        os.mkfifo(path)
+    elif what == "link":
+        (tmp_path / "target").write_bytes(b"{}")
+        path.symlink_to(tmp_path / "target")
+    elif what == "loop":
+        path.symlink_to(path)
+    elif what == "dangling":
+        path.symlink_to(tmp_path / "nowhere")
+    elif what.startswith("/"):
+        path = Path(what)
+        if what == "/proc/self/mem" and read is files.sha256:
+            return
+    start = time.monotonic()
+    with pytest.raises(CheckpointError) as caught:
+        read(path)
+    assert time.monotonic() - start < 0.5
+    assert str(path) in caught.value.message
+    assert caught.value.remedy
+
+
+def nested(depth: int, inner: str = "1") -> bytes:
+    return ('{"a":' * depth + inner + "}" * depth).encode()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff\xfe{\0}\0",
+        b"[]",
+        b"1",
+        b"null",
+        b"{",
+        b'{"a": 1, "a": 1}',
+        b'{"a": {"b": 1, "b": 2}}',
+        b'{"a": NaN}',
+        b'{"a": -Infinity}',
+        b'{"a": 1e999}',
+        b'{"a": ' + b"9" * 5000 + b"}",
+        b'{"a": "\\ud800"}',
+        b'{"\\udfff": 1}',
+        b'{"a": 1} {"a": 1}',
+        nested(21),
+        nested(1000),
+        nested(150_000),
+        b'{"a":' + b"[" * 500_000,
+        b'{"a": "' + b"x" * 2**20 + b'"}',
+    ],
+)
+def test_json_that_is_refused(tmp_path, data):
+    path = tmp_path / "file.json"
+    path.write_bytes(data)
+    start = time.monotonic()
+    with pytest.raises(CheckpointError, match=r"file\.json"):
+        files.read_json(path)
+    assert time.monotonic() - start < 1.0
+
+
+def test_json_that_is_read(tmp_path):
+    path = tmp_path / "file.json"
+    tree = {"a": [1, 2.5, None, True, "\u00e9\U0001f600"], "b": {}}
+    path.write_text(json.dumps(tree))
+    assert files.read_json(path) == tree
+    path.write_bytes(nested(20))
+    assert json.dumps(files.read_json(path)).count("{") == 20
+
+
+def test_a_file_that_changes_while_read(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 5000)
+    real = os.read
+
+    def read(descriptor, count):
+        os.truncate(path, 100)
+        return real(descriptor, count)
+
+    monkeypatch.setattr(os, "read", read)
+    with pytest.raises(CheckpointError, match="changed while it was read"):
+        files.read_bounded(path, 9000)
+
+
+# Tensors
+
+
+def some_tensors() -> dict[str, torch.Tensor]:
+    base = torch.arange(24, dtype=torch.float32).reshape(4, 6)
+    return {
+        "whole": base,
+        "again": base,
+        "columns": base[:, 1:3],
+        "rows": base[2:],
+        "half": torch.tensor([1.5, -2.0]).to(torch.bfloat16),
+        "empty": torch.empty(0, 3),
+        "scalar": torch.tensor(7),
+        "bytes": torch.arange(5, dtype=torch.uint8),
+        "learnt": torch.nn.Parameter(torch.ones(2, 2)),
+    }
+
+
+def test_round_trip(tmp_path):
+    path = tmp_path / "file"
+    given = some_tensors()
+    files.write_tensors(path, given, {"a": '\u00e9\n"', "b": ""})
+    found, metadata = files.read_tensors(path, expected=None)
+    assert found.keys() == given.keys()
+    for name, tensor in given.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor.detach()), name
+    assert metadata == {"a": '\u00e9\n"', "b": "", "sha256": files.digest(given)}
+
+
+def test_tensors_of_inference_mode(tmp_path):
+    with torch.inference_mode():
+        given = {"a": torch.ones(3) * 2}
+        files.write_tensors(tmp_path / "file", given, {})
+    assert torch.equal(files.read_tensors(tmp_path / "file", expected=None)[0]["a"], torch.full((3,), 2.0))
+
+
+def test_same_input_same_bytes(tmp_path):
+    metadata = {str(i): "x" for i in range(20)}
+    files.write_tensors(tmp_path / "one", some_tensors(), metadata)
+    files.write_tensors(tmp_path / "two", dict(reversed(some_tensors().items())), dict(reversed(metadata.items())))
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+def test_tensors_outlive_the_file(tmp_path):
+    path = tmp_path / "file"
+    files.write_tensors(path, {"a": torch.ones(100_000)}, {})
+    found, _ = files.read_tensors(path, expected=None)
+    with path.open("r+b") as file:
+        file.write(b"\xff" * 200_000)
+        file.truncate(10)
+    assert bool((found["a"] == 1).all())
+
+
+@pytest.mark.parametrize(
+    ("expected", "message"),
+    [
+        ({"a": ("F32", (2, 3))}, "'b'"),
+        ({"a": ("F32", (2, 3)), "b": ("F32", (1,)), "c": ("F32", (1,))}, "no tensor 'c'"),
+        ({"a": ("F32", (3, 2)), "b": ("F32", (1,))}, r"'a' is F32 \[2, 3\] where F32 \[3, 2\]"),
+        ({"a": ("F16", (2, 3)), "b": ("F32", (1,))}, "'a' is F32"),
+    ],
+)
+def test_mismatch_is_named(tmp_path, expected, message):
+    files.write_tensors(tmp_path / "file", {"a": torch.ones(2, 3), "b": torch.ones(1)}, {})
+    with pytest.raises(CheckpointError, match=message):
+        files.read_tensors(tmp_path / "file", expected=expected)
+
+
+@pytest.mark.parametrize("tensor", [torch.ones(2, dtype=torch.bool), torch.ones(2, dtype=torch.complex64)])
+def test_types_that_are_not_stored(tmp_path, tensor):
+    with pytest.raises(ValueError, match="not stored"):
+        files.write_tensors(tmp_path / "file", {"a": tensor}, {})
+    assert not (tmp_path / "file").exists()
+    assert leftovers(tmp_path) == []
+
+
+def test_what_could_not_be_read_is_not_written(tmp_path):
+    with pytest.raises(ValueError, match="not a tensor name"):
+        files.write_tensors(tmp_path / "file", {"a b": torch.ones(1)}, {})
+    with pytest.raises(ValueError, match="could not be read"):
+        files.write_tensors(tmp_path / "file", {}, {"a": "x" * tensors.HEADER_LIMIT})
+    assert not (tmp_path / "file").exists()
+    assert leftovers(tmp_path) == []
+
+
+def test_every_bit_counts(tmp_path):
+    path = tmp_path / "file"
+    files.write_tensors(path, {"a": torch.arange(4.0), "b": torch.ones(1)}, {"k": "v"})
+    data = path.read_bytes()
+    for place in range(len(data)):
+        damaged = bytearray(data)
+        damaged[place] ^= 1 << (place % 8)
+        path.write_bytes(damaged)
+        with pytest.raises(CheckpointError, match=str(path)):
+            files.read_tensors(path, expected=None)
+
+
+def test_truncation_at_every_place(tmp_path):
+    path = tmp_path / "file"
+    files.write_tensors(path, {"a": torch.arange(4.0), "b": torch.ones(1)}, {"k": "v"})
+    data = path.read_bytes()
+    for length in range(len(data)):
+        path.write_bytes(data[:length])
+        with pytest.raises(CheckpointError, match=str(path)):
+            files.read_tensors(path, expected=None, foreign=True)
+
+
+def test_a_file_of_another_program(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(pack({"a": entry()}, b"\0" * 8))
+    with pytest.raises(CheckpointError, match="no checksum"):
+        files.read_tensors(path, expected=None)
+    assert torch.equal(files.read_tensors(path, expected=None, foreign=True)[0]["a"], torch.zeros(2))
+
+
+def many(count: int) -> bytes:
+    return pack({f"t{i}": entry(shape=[0], offsets=[0, 0]) for i in range(count)})
+
+
+HOSTILE = {
+    "nothing": b"",
+    "seven bytes": b"\0" * 7,
+    "no header": pack(b""),
+    "header of 2^63": pack(b"{}", length=2**63),
+    "header of 2^64-1": pack(b"{}", length=2**64 - 1),
+    "header of 100 MB": pack(b"{}", length=100 * 2**20),
+    "header longer than the file": pack(b"{}", length=3),
+    "negative header": pack(b"{}", length=2**64 - 8),
+    "real header of 2 MB": pack(b"{}" + b" " * 2**21),
+    "not JSON": pack(b"hello!!!"),
+    "a list": pack([]),
+    "text": pack(b'"xxxxxx"'),
+    "leading space": pack(b' {"a": 1}'),
+    "invalid UTF-8": pack(b'{"\xff": 1}'),
+    "lone surrogate": pack(b'{"\\ud800": 1}'),
+    "deep": pack(nested(5000)),
+    "500,000 names": many(500_000),
+    "9,000 names too long": many(30_000),
+    "hole": pack({"a": entry(offsets=(8, 16))}, b"\0" * 16),
+    "hole between": pack({"a": entry(), "b": entry(offsets=(12, 20))}, b"\0" * 20),
+    "overlap": pack({"a": entry(), "b": entry(offsets=(4, 12))}, b"\0" * 12),
+    "the same bytes twice": pack({"a": entry(), "b": entry()}, b"\0" * 8),
+    "trailing bytes": pack({"a": entry()}, b"\0" * 9),
+    "beyond the end": pack({"a": entry(shape=(4,), offsets=(0, 16))}, b"\0" * 8),
+    "backwards": pack({"a": entry(offsets=(8, 0))}, b"\0" * 8),
+    "negative offset": pack({"a": entry(offsets=(-8, 0))}, b"\0" * 8),
+    "negative dimensions": pack({"a": entry(shape=(-1, -2))}, b"\0" * 8),
+    "duplicate name": pack(
+        b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}',
+        b"\0" * 8,
+    ),
+    "product overflows to 2": pack({"a": entry(shape=(2**62, 8))}, b"\0" * 8),
+    "product overflows": pack({"a": entry(shape=(2**32, 2**32))}, b"\0" * 8),
+    "zero times 2^62": pack({"a": entry(shape=(0, 2**62), offsets=(0, 0))}),
+    "zero times a lot": pack({"a": entry(shape=(0, 2**40, 2**40), offsets=(0, 0))}),
+    "100 dimensions": pack({"a": entry(shape=[1] * 100, offsets=(0, 4))}, b"\0" * 4),
+    "wrong size": pack({"a": entry(shape=(3,))}, b"\0" * 8),
+    "wrong type": pack({"a": entry(dtype="F64")}, b"\0" * 8),
+    "unknown type": pack({"a": entry(dtype="F33")}, b"\0" * 8),
+    "type is a number": pack({"a": entry(dtype=1)}, b"\0" * 8),
+    "type is a list": pack({"a": entry(dtype=["F32"])}, b"\0" * 8),
+    "bool": pack({"a": entry(dtype="BOOL", shape=(8,))}, b"\7" * 8),
+    "float dimensions": pack({"a": entry(shape=(2.0,))}, b"\0" * 8),
+    "true dimensions": pack({"a": entry(shape=(True, 2))}, b"\0" * 8),
+    "shape is text": pack({"a": {"dtype": "F32", "shape": "2", "data_offsets": [0, 8]}}, b"\0" * 8),
+    "three offsets": pack({"a": entry(offsets=(0, 8, 8))}, b"\0" * 8),
+    "huge offsets": pack({"a": entry(offsets=(2**64, 2**64 + 8))}, b"\0" * 8),
+    "no offsets": pack({"a": {"dtype": "F32", "shape": [2]}}, b"\0" * 8),
+    "one more key": pack({"a": entry(more=1)}, b"\0" * 8),
+    "entry is null": pack({"a": None}),
+    "name with a slash up": pack({"../a b": entry()}, b"\0" * 8),
+    "empty name": pack({"": entry()}, b"\0" * 8),
+    "control characters": pack({"\x1b]52;c;\x07": entry()}, b"\0" * 8),
+    "long name": pack({"a" * 300: entry()}, b"\0" * 8),
+    "metadata is a list": pack({"__metadata__": [], "a": entry()}, b"\0" * 8),
+    "metadata holds numbers": pack({"__metadata__": {"a": 1}, "a": entry()}, b"\0" * 8),
+    "metadata of 2 MB": pack({"__metadata__": {"a": "x" * 2**21}, "a": entry()}, b"\0" * 8),
+    "false checksum": pack({"__metadata__": {"sha256": "0" * 64}, "a": entry()}, b"\0" * 8),
+    "empty checksum": pack({"__metadata__": {"sha256": ""}, "a": entry()}, b"\0" * 8),
+    "false metadata checksum": pack({"__metadata__": {"metadata_sha256": ""}, "a": entry()}, b"\0" * 8),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_headers(tmp_path, name):
+    path = tmp_path / "file"
+    path.write_bytes(HOSTILE[name])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.process_time()
+    with pytest.raises(CheckpointError, match=str(path)) as caught:
+        files.read_tensors(path, expected=None, foreign=True)
+    assert time.process_time() - start < 0.25
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 * 2**10
+    assert "\x1b" not in caught.value.message
+    assert len(caught.value.message) < 600
+
+
+NASTY = [
+    0,
+    1,
+    -1,
+    2**31,
+    2**62,
+    2**63,
+    2**64,
+    1.5,
+    1e300,
+    "",
+    "F32",
+    "BF16",
+    None,
+    True,
+    [],
+    {},
+    [0, 8],
+    [8, 0],
+    "x" * 99,
+]
+
+
+def mutated(header: dict, draw: random.Random) -> bytes:
+    """A header with one to three changes, in its structure or in its bytes."""
+    tree = json.loads(json.dumps(header))
+    raw: bytearray | None = None
+    for _ in range(draw.randint(1, 3)):
+        if raw is None and draw.random() < 0.6:
+            name = draw.choice(list(tree) or ["a"])
+            kind = draw.randrange(6)
+            if kind == 0:
+                tree.pop(name, None)
+            elif kind == 1:
+                tree[draw.choice(["new", "__metadata__", "", "a"])] = draw.choice([*NASTY, entry()])
+            elif kind == 2 or not isinstance(tree.get(name), dict) or not tree[name]:
+                tree[name] = draw.choice(NASTY)
+            elif kind == 3:
+                tree[name].pop(draw.choice(list(tree[name])))
+            else:
+                key = draw.choice(list(tree[name]))
+                value = tree[name][key]
+                if isinstance(value, list) and value:
+                    value[draw.randrange(len(value))] = draw.choice(NASTY)
+                else:
+                    tree[name][key] = draw.choice(NASTY)
+        else:
+            raw = bytearray(json.dumps(tree).encode()) if raw is None else raw
+            place = draw.randrange(len(raw) or 1)
+            change = draw.randrange(4)
+            if change == 0 and raw:
+                raw[place % len(raw)] ^= 1 << draw.randrange(8)
+            elif change == 1:
+                del raw[place : place + draw.randint(1, 9)]
+            elif change == 2:
+                raw[place:place] = draw.randbytes(draw.randint(1, 4))
+            else:
+                raw[place:place] = draw.choice([b"0", b"9", b"-", b'"', b"[", b"}", b",", b"\\u0000"])
+    return bytes(raw) if raw is not None else json.dumps(tree).encode()
+
+
+def test_2000_mutated_headers(tmp_path):
+    path = tmp_path / "file"
+    given = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(3, dtype=torch.int64), "e": torch.empty(0, 2)}
+    files.write_tensors(path, given, {"k": "v"})
+    whole = path.read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    header, data = json.loads(whole[8 : 8 + length]), whole[8 + length :]
+    draw = random.Random(0)
+    loaded, slowest = 0, 0.0
+    for number in range(2000):
+        raw = mutated(header, draw)
+        path = tmp_path / f"{number}.safetensors"
+        path.write_bytes(
+            pack(raw, data, length=None if draw.random() < 0.9 else draw.getrandbits(draw.choice([8, 16, 64])))
+        )
+        start = time.process_time()
+        try:
+            found, _ = files.read_tensors(path, expected=None, foreign=True)
+        except CheckpointError:
+            found = None
+        path.unlink()
+        slowest = max(slowest, time.process_time() - start)
+        if found is not None:
+            loaded += 1
+            assert sum(t.numel() * t.element_size() for t in found.values()) == len(data)
+    assert slowest < 0.5
+    assert 10 < loaded < 1500
+
+
+def test_a_file_replaced_while_read(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    files.write_tensors(path, {"a": torch.ones(3)}, {})
+    files.write_tensors(tmp_path / "other", {"a": torch.zeros(3)}, {})
+    real = tensors._read_header
+
+    def slow(*args):
+        result = real(*args)
+        (tmp_path / "other").replace(path)
+        return result
+
+    monkeypatch.setattr(tensors, "_read_header", slow)
+    with pytest.raises(CheckpointError, match="changed while it was read"):
+        files.read_tensors(path, expected=None)
+
+
+def test_truncations_while_reading(tmp_path):
+    """No signal, no wrong number: the content as it was, or a message."""
+    path = tmp_path / "file"
+    files.write_tensors(path, {"a": torch.ones(200_000)}, {})
+    whole = path.read_bytes()
+    stop = threading.Event()
+
+    def truncate():
+        draw = random.Random(1)
+        while not stop.is_set():
+            os.truncate(path, draw.randrange(len(whole)))
+            path.write_bytes(whole)
+
+    thread = threading.Thread(target=truncate)
+    thread.start()
+    try:
+        for _ in range(100):
+            try:
+                found, _ = files.read_tensors(path, expected=None)
+            except CheckpointError:
+                continue
+            assert bool((found["a"] == 1).all())
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_torch_is_not_imported():
+    code = (
+        "import sys, xlcli.files, xlcli.store.commit, xlcli.store.folder, xlcli.store.discover, xlcli.store.lock; "
+        "sys.exit(any(name in sys.modules for name in ('torch', 'safetensors', 'numpy', 'sentencepiece', 'filelock')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0
+
+
+def test_limits_are_those_documented():
+    assert (plain.JSON_LIMIT, plain.JSON_DEPTH, tensors.HEADER_LIMIT) == (2**20, 20, 2**20)

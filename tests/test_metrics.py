@@ -1,0 +1,61 @@
+import itertools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xlcli.metrics import TextCounter, bits_per, context_edges, perplexity
+
+
+def count(*portions):
+    counter = TextCounter()
+    for portion in portions:
+        counter.feed(portion)
+    return counter.counts()
+
+
+@given(st.text(), st.lists(st.integers(0, 60)))
+def test_counts_do_not_depend_on_portions(text, cuts):
+    data = text.encode()
+    places = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
+    portions = [data[a:b] for a, b in itertools.pairwise(places)]
+    counts = count(*portions)
+    assert counts.bytes == len(data)
+    assert counts.chars == len(text)
+    assert counts.lines == data.count(b"\n")
+    assert counts.words == len(data.split()) + data.count(b"\n")
+    assert counts == count(data)
+
+
+@given(st.binary())
+def test_bytes_that_are_not_utf8_have_no_characters(data):
+    try:
+        chars = len(data.decode())
+    except UnicodeDecodeError:
+        chars = None
+    for counts in (count(data), count(*(data[i : i + 1] for i in range(len(data))))):
+        assert counts.chars == chars
+        assert (counts.words is None) == (chars is None)
+
+
+def test_words_are_counted_as_the_benchmarks_count_them():
+    text = " = Robert Boulter = \n \n Robert Boulter is an <unk> .\n"
+    assert count(text.encode()).words == sum(len(line.split()) + 1 for line in text.splitlines())
+
+
+def test_ratios():
+    assert bits_per(math.log(2) * 12, 4) == pytest.approx(3.0)
+    assert perplexity(math.log(7) * 5, 5) == pytest.approx(7.0)
+    assert bits_per(0.0, 0) == 0.0
+    assert perplexity(0.0, 0) == 1.0
+    assert perplexity(1e9, 1) == math.inf
+
+
+@pytest.mark.parametrize("longest", [1, 2, 3, 7, 8, 100, 1024])
+def test_edges_cover_every_length_once(longest):
+    edges = context_edges(longest)
+    assert edges[0] == 1
+    assert edges[-1] == longest + 1
+    assert all(a < b for a, b in itertools.pairwise(edges))
+    assert all(b == 2 * a for a, b in itertools.pairwise(edges[:-1]))

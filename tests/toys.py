@@ -1,0 +1,70 @@
+"""Toy models that are ready for use, and the slow obvious way to score a text with them."""
+
+import functools
+import math
+from pathlib import Path
+
+import torch
+
+from xlcli import config
+from xlcli.config import RuntimeConfig
+from xlcli.model.build import build_model
+from xlcli.parallel import Runtime
+from xlcli.store.folder import Loaded
+from xlcli.text.tokenizer import train_tokenizer
+
+RUNTIME = Runtime(torch.device("cpu"), torch.float32, 1)
+PROSE = (
+    "The quick brown fox jumps over the lazy dog.\nThe dog, being lazy, does not mind.\n\n"
+    "  Indented: a line with  two blanks, a tab\there, and na\u00efve caf\u00e9 \u4e16\u754c \U0001f98a.\n"
+    "She said that the fox and the dog were the best of friends in the end.\n"
+) * 3
+
+
+@functools.cache
+def _tokenizer(kind):
+    return train_tokenizer(kind, [PROSE.encode()], {"bytes": None, "sentencepiece": 400, "words": None}[kind])
+
+
+def toy(kind="bytes", *, mem_len=9, segment_len=8, n_layers=2, dtype=torch.float64, folder=Path("toy"), seed=0):
+    """A random model over the vocabulary `kind` whose weights are large enough that mistakes show."""
+    tokenizer = _tokenizer(kind)
+    tree = {
+        "model": {
+            "vocab_size": tokenizer.vocab_size, "dim": 16, "n_layers": n_layers,
+            "attention": {"kind": "full", "n_heads": 2}, "position": {"kind": "xl", "n_features": 8},
+        },
+        "train": {"mem_len": mem_len, "segment_len": segment_len},
+    }  # fmt: skip
+    settings = config.make(tree)
+    network = build_model(settings.model)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.4)
+    network = network.to(dtype).eval()
+    prints = {"config": "c", "weights": "w", "tokenizer": tokenizer.fingerprint}
+    return Loaded(folder, "toy", settings, tokenizer, network, {}, prints)
+
+
+def slow_bits(model, text, *, mem_len=None, segment_len=None):
+    """Bits of every token of `text`, one at a time, everything before it read afresh for each."""
+    train = model.config.train
+    mem_len = train.mem_len if mem_len is None else mem_len
+    segment_len = segment_len or train.segment_len
+    ids = model.tokenizer.encode(text).tolist()
+    before = [model.tokenizer.start_id, *ids]
+    out = []
+    with torch.inference_mode():
+        for i, target in enumerate(ids):
+            state = model.network.start(1, mem_len=mem_len, segment_len=segment_len)
+            logits, _ = model.network.logits(torch.tensor([before[: i + 1]]), state)
+            out.append(-logits[0].log_softmax(-1)[target].item() / math.log(2))
+    return out
+
+
+def setup_runtime():
+    """The runtime that `xlcli.parallel.setup` gives without settings."""
+    from xlcli.parallel import setup
+
+    return setup(RuntimeConfig(threads=1, device="cpu"))

@@ -1,0 +1,132 @@
+"""Entry point: the one place that turns errors into a sentence and an exit code.
+
+Exit codes: 0 done, 1 bug, 2 usage or configuration, 3 input refused, 4 out of disk or memory, 5 folder in use,
+6 diverged, 128 + n stopped by signal n (141: the reader of our output went away).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+_OUT_OF_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in arguments or os.environ.get("XLCLI_DEBUG", "0") not in ("", "0")
+    _ensure_standard_streams()
+    try:
+        if not (debug or sys.warnoptions):
+            import warnings
+
+            warnings.simplefilter("ignore")
+        from xlcli.cli.app import run
+
+        code = run(arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        return _leave_quietly()
+    except KeyboardInterrupt:
+        _silence_stdout()
+        return 128 + signal.SIGINT
+    except Exception as error:
+        if debug:
+            import traceback
+
+            traceback.print_exc()
+        code, message, remedy = _explain(error)
+        _silence_stdout()
+        _tell(message, remedy)
+        return code
+
+
+def _explain(error: Exception) -> tuple[int, str, str]:
+    """Exit code, what happened, what to type instead."""
+    from xlcli.errors import XLError
+
+    if isinstance(error, XLError):
+        return error.exit_code, error.message, error.remedy
+    if _is_out_of_memory(error):
+        detail = str(error).strip().partition("\n")[0]
+        about = f"out of memory{': ' + detail if detail else ''}."
+        return 4, about, "Use a smaller --batch-size, --segment-len, --mem-len or model."
+    if isinstance(error, OSError) and error.errno is not None:
+        where = f"{error.filename}: " if error.filename is not None else ""
+        if error.errno in _OUT_OF_DISK:
+            return 4, f"cannot write: {where}{error.strerror}.", "Free some space, or write elsewhere."
+        return 3, f"{where}{error.strerror}.", "Check that path."
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    at = f" at {os.path.basename(place.tb_frame.f_code.co_filename)}:{place.tb_lineno}" if place else ""  # noqa: PTH119
+    said = str(error).strip().partition("\n")[0]
+    return (
+        1,
+        f"this is a bug: {type(error).__name__}{': ' + said if said else ''}{at}.",
+        "Add --debug and report what it shows.",
+    )
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Python's, the CPU allocator's or CUDA's; torch is asked only if it is there already."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def _tell(message: str, remedy: str) -> None:
+    from xlcli.cli.terminal import visible
+
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(visible(f"xlcli: {message}\n" + (f"       {remedy}\n" if remedy else "")))
+        sys.stderr.flush()
+
+
+def _ensure_standard_streams() -> None:
+    """Opens what the caller closed, lest a data file become descriptor 1; a closed output is a reader gone away."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            if descriptor == 1:
+                _, writer = os.pipe()  # the reading end is descriptor 1, the lowest free one: dup2 closes it
+                os.dup2(writer, 1)
+                os.close(writer)
+            else:
+                os.open(os.devnull, os.O_RDWR)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+
+
+def _silence_stdout() -> None:
+    """What is still buffered goes nowhere: the interpreter's last flush must not complain."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+
+
+def _leave_quietly() -> int:
+    """Dies of SIGPIPE as any Unix tool does; it is ignored until here because sockets of torch would die of it too."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGPIPE)
+    return 141
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""`xlcli models`: what there is to use and to start from."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xlcli.cli.options import TALK, Command, Values, nearest
+from xlcli.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from xlcli.cli.render import Screen
+    from xlcli.presets import Preset
+    from xlcli.store.discover import ModelSummary
+
+_ACTIONS = {"show": 1, "copy": 2}
+"""Words of each action after its own name."""
+
+
+def run(values: Values) -> int:
+    """Lists, shows or copies."""
+    from xlcli.cli.render import Screen
+
+    screen = Screen(values)
+    action, *words = values.words or ("list",)
+    if action == "list" and not words:
+        _list(screen)
+    elif action in _ACTIONS and len(words) == _ACTIONS[action]:
+        if action == "show":
+            _show(words[0], screen)
+        else:
+            _copy(words[0], words[1], screen)
+    elif action in _ACTIONS:
+        wanted = "show NAME" if action == "show" else "copy PRESET FILE.toml"
+        raise ConfigError(f"'xlcli models {action}' takes {_ACTIONS[action]} words.", f"Type xlcli models {wanted}.")
+    else:
+        near = nearest(action, _ACTIONS)
+        remedy = f"Did you mean xlcli models {near}?" if near else f"Type xlcli models show {action}."
+        raise ConfigError(f"there is no 'xlcli models {action}'.", remedy)
+    return 0
+
+
+def _list(screen: Screen) -> None:
+    from xlcli.cli import report
+    from xlcli.presets import list_presets
+    from xlcli.store.discover import bundled_models, local_models
+
+    presets, bundled, local = list_presets(), bundled_models(), local_models()
+    if screen.json:
+        screen.object(
+            {
+                "presets": [{"name": preset.name, "about": preset.about, "path": preset.path} for preset in presets],
+                "bundled": [report.fields(model) for model in bundled],
+                "local": [report.fields(model) for model in local],
+            }
+        )
+        return
+    heading = ("name", "parameters", "on disk", "bits/byte", "age", "corpus")
+    for title, models in (("Models in ./models", local), ("Bundled models", bundled)):
+        if models:
+            screen.print(f"{title}:\n" + report.table([heading, *map(_row, models)]) + "\n")
+    if not local:
+        screen.print("No models in ./models yet; make one: xlcli train FILE\n\n")
+    screen.print("Presets, for xlcli train --preset NAME:\n")
+    screen.print(report.table([("name", "about"), *((preset.name, preset.about) for preset in presets)], left=2))
+
+
+def _row(model: ModelSummary) -> tuple[str, ...]:
+    from xlcli.cli import report
+
+    return (
+        model.name,
+        report.amount(model.parameters) if model.parameters is not None else "?",
+        report.size(model.bytes),
+        f"{model.bits_per_byte:.3f}" if model.bits_per_byte is not None else "-",
+        report.age(time.time() - model.modified),
+        model.problem or model.corpus or "-",
+    )
+
+
+def _show(name: str, screen: Screen) -> None:
+    from xlcli.cli import report
+    from xlcli.cli.settings import to_toml
+    from xlcli.presets import list_presets, read_preset
+    from xlcli.store.discover import find, summarise
+    from xlcli.store.journal import read_record
+    from xlcli.store.layout import read_config
+
+    preset = next((preset for preset in list_presets() if preset.name == name), None)
+    try:
+        folder = find(name)
+    except CheckpointError as error:
+        if preset is None:
+            names = [preset.name for preset in list_presets()]
+            near = nearest(name, names)
+            raise CheckpointError(error.message, f"Did you mean the preset {near}?" if near else error.remedy) from None
+        _show_preset(preset, read_preset(name), screen)
+        return
+    summary, record = summarise(folder), read_record(folder)
+    config = read_config(folder)
+    if screen.json:
+        config_tree = config.model_dump(mode="json")
+        screen.object({**report.fields(summary), "record": record, "config": config_tree})
+        return
+    heading = ("name", "parameters", "on disk", "bits/byte", "age", "corpus")
+    screen.print(f"{folder}\n" + report.table([heading, _row(summary)]))
+    card = folder / "README.md"
+    if card.is_file() and card.stat().st_size < 2**20:
+        screen.print("\n" + card.read_text("utf-8", "replace"))
+    elif record:
+        screen.print("\n" + to_toml({"record": record}))
+    screen.print("\n" + to_toml({"model": config.model.model_dump(mode="json")}).lstrip("\n"))
+
+
+def _show_preset(preset: Preset, tree: dict[str, Any], screen: Screen) -> None:
+    if screen.json:
+        screen.object({"name": preset.name, "about": preset.about, "path": preset.path, "config": tree})
+    else:
+        screen.print(preset.path.read_text("utf-8"))
+
+
+def _copy(name: str, target: str, screen: Screen) -> None:
+    from xlcli.files import write_atomic
+    from xlcli.presets import list_presets
+
+    preset = next((preset for preset in list_presets() if preset.name == name), None)
+    if preset is None:
+        names = [preset.name for preset in list_presets()]
+        near = nearest(name, names)
+        raise ConfigError(
+            f"there is no preset '{name}'.", f"Did you mean {near}?" if near else f"Choose one of: {', '.join(names)}."
+        )
+    text = preset.path.read_bytes()
+    if target == "-":
+        screen.write(text)
+        return
+    if Path(target).exists():
+        raise ConfigError(f"{target} exists.", "Choose another name, or remove it first.")
+    write_atomic(Path(target), text)
+    screen.say(f"{target} written; train with it: xlcli train FILE --config {target}")
+
+
+COMMAND = Command(
+    name="models",
+    about="List presets and models; show one; copy a preset to edit.",
+    examples=("xlcli models show small", "xlcli models copy small my.toml"),
+    words="[show NAME | copy PRESET FILE.toml]",
+    groups={"Talk": TALK},
+    sections=(),
+    run=run,
+)

@@ -1,0 +1,40 @@
+"""The picture of `xlcli eval --plot`: loss by context seen. Matplotlib is an extra and is asked for before any work."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+
+from xlcli.errors import ConfigError
+from xlcli.events import Score
+
+_KINDS = (".png", ".svg", ".pdf")
+
+
+def check(name: str) -> None:
+    """`ConfigError` when the picture could not be drawn or written at the end."""
+    path = Path(name)
+    if path.suffix.lower() not in _KINDS:
+        raise ConfigError(f"--plot {name} is not a picture file.", "Try --plot loss.png.")
+    if not path.parent.is_dir():
+        raise ConfigError(f"the folder of --plot {name} does not exist.", f"Create it: mkdir -p {path.parent}.")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib.", 'Install it: pip install "xlcli[plot]".')
+
+
+def draw(name: str, scores: Sequence[Score]) -> None:
+    """Bits per byte against tokens of context seen, one line for each memory length."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    for score in scores:
+        middles = [(bucket.start + bucket.stop) / 2 for bucket in score.by_context]
+        values = [bucket.bits_per_byte for bucket in score.by_context]
+        axes.plot(middles, values, marker="o", label=f"memory {score.mem_len}: {score.bits_per_byte:.4f}")
+    axes.set_xscale("log", base=2)
+    axes.set(xlabel="tokens of context seen", ylabel="bits per byte", title=f"{scores[0].model} on {scores[0].file}")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(name, dpi=150)

@@ -1,0 +1,154 @@
+"""Where events go: the product to stdout, progress and talk to stderr. The only file that imports rich.
+
+On a terminal progress is one live line; elsewhere a plain line now and then. Model text never meets markup: it goes to
+a pipe byte for byte and to a terminal through `xlcli.cli.terminal`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from xlcli.cli import report
+from xlcli.cli.options import Values
+from xlcli.cli.terminal import Visible, visible
+from xlcli.events import Notice, Progress, Step
+
+REFRESH_SECONDS = 0.1
+"""Least time between two drawings of the live line."""
+PLAIN_SECONDS = 10.0
+"""Time between two plain lines; the first comes after a tenth of it."""
+_RAMP = (245, 252, 229, 222, 215, 208, 202, 196)
+"""Colours (of 256) from expected to surprising, one for each bit per byte."""
+
+
+class Screen:
+    """The two outputs of a command; a context manager that leaves the terminal as it was."""
+
+    def __init__(self, values: Values) -> None:
+        color = values.get("color") or "auto"
+        plain = color == "never" or (color == "auto" and bool(os.environ.get("NO_COLOR")))
+        self.json = values.on("json")
+        self.verbose = values.on("verbose")
+        self.quiet = values.on("quiet")
+        self.on_terminal = sys.stdout.isatty() or color == "always"
+        self.colored = self.on_terminal and not plain
+        self._shows_progress = not (values.on("no-progress") or self.quiet)
+        self._console = Console(stderr=True, markup=False, highlight=False, emoji=False, no_color=plain)
+        self._is_live = self._console.is_terminal and not self._console.is_dumb_terminal
+        self._live: Live | None = None
+        self._drawn = 0.0
+        self._next_plain = time.monotonic() + PLAIN_SECONDS / 10
+        self._history: deque[float] = deque(maxlen=4096)
+        self._visible = Visible()
+        self._at_line_start = True
+
+    def __enter__(self) -> Screen:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Takes the live line away."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def say(self, text: str, level: str = "info") -> None:
+        """Talk on stderr: `warning` always, `info` unless quiet, `detail` only when verbose."""
+        if level == "warning" or (self.verbose if level == "detail" else not self.quiet):
+            style = "yellow" if level == "warning" else "dim" if level == "detail" else ""
+            shown = Text(visible(f"warning: {text}" if level == "warning" else text), style=style)
+            self._console.print(shown, soft_wrap=True)
+
+    def notice(self, event: Notice) -> None:
+        """Talk of a workflow."""
+        self.say(event.text, event.level)
+
+    def progress(self, event: Progress) -> None:
+        """How far a long piece of work has come."""
+        self._show(report.progress_line(event))
+        if event.total is not None and event.done >= event.total:
+            self.clear()
+
+    def step(self, event: Step) -> None:
+        """How far training has come."""
+        self._history.append(event.bits_per_byte)
+        self._show(report.step_line(event, tuple(self._history) if self._is_live else ()))
+
+    def _show(self, line: str) -> None:
+        now = time.monotonic()
+        if not self._shows_progress:
+            return
+        if not self._is_live:
+            if now >= self._next_plain:
+                self._next_plain = now + PLAIN_SECONDS
+                self.say(line)
+        elif now - self._drawn >= REFRESH_SECONDS:
+            self._drawn = now
+            text = Text(visible(line), no_wrap=True, overflow="ellipsis")
+            if self._live is None:
+                self._live = Live(text, console=self._console, auto_refresh=False, transient=True)
+                self._live.start()
+            self._live.update(text, refresh=True)
+
+    def write(self, data: bytes) -> None:
+        """Exact bytes to stdout, at once."""
+        self.clear()
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
+    def abandon_stdout(self) -> None:
+        """Its reader went away: what would follow goes nowhere, and the work goes on."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.close(nowhere)
+
+    def print(self, text: str) -> None:
+        """Our own text to stdout, safe on a terminal."""
+        self.write((visible(text) if self.on_terminal else text).encode("utf-8", "surrogateescape"))
+
+    def object(self, value: Any) -> None:
+        """One line of JSON to stdout."""
+        self.write(report.to_json(value).encode() + b"\n")
+
+    def model_text(self, data: bytes, *, final: bool = False) -> None:
+        """Text of a model: exact in a pipe, harmless on a terminal, left at the start of a line when `final`."""
+        if not self.on_terminal:
+            self.write(data)
+            return
+        text = self._visible.feed(data, final=final)
+        if text:
+            self._at_line_start = text.endswith("\n")
+        if final and not self._at_line_start:
+            text += "\n"
+            self._at_line_start = True
+        self.write(text.encode())
+
+    def scored_text(self, spans: Sequence[tuple[bytes, float]]) -> None:
+        """Pieces of text with their bits; coloured by surprise where colour is wanted."""
+        if not self.colored:
+            self.model_text(b"".join(piece for piece, _ in spans))
+            return
+        out = []
+        for piece, bits in spans:
+            shown = self._visible.feed(piece)
+            if shown.strip():
+                color = _RAMP[min(len(_RAMP) - 1, max(0, int(bits / max(1, len(piece)))))]
+                out.append(f"\x1b[38;5;{color}m{shown}\x1b[39m")
+            else:
+                out.append(shown)
+        self.write("".join(out).encode())

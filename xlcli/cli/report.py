@@ -1,0 +1,246 @@
+"""Events as sentences, tables and JSON: pure functions. Whoever prints them makes model text in them safe."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xlcli.events import Event, Plan, Progress, Saved, Score, Step, StreamStats, TokenScore, Trained, Validation
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def to_json(value: Any) -> str:
+    """One line of JSON; what is not a number becomes null."""
+    return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return value
+
+
+def fields(event: DataclassInstance) -> dict[str, Any]:
+    """The attributes of an event or another dataclass, not copied deeper."""
+    return {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
+
+
+def event_object(event: Event) -> dict[str, Any]:
+    """An event of training as a JSON object; `event` names its kind."""
+    return {"event": type(event).__name__.lower(), **fields(event)}
+
+
+def score_object(score: Score) -> dict[str, Any]:
+    """The JSON object of an evaluation."""
+    buckets = [
+        {"from": bucket.start, "to": bucket.stop, "tokens": bucket.tokens, "bits_per_byte": bucket.bits_per_byte}
+        for bucket in score.by_context
+    ]
+    return {**fields(score), "by_context": buckets}
+
+
+def token_object(token: TokenScore) -> dict[str, Any]:
+    """The JSON object of one token."""
+    return {"byte": token.byte, "text": token.text, "bits": token.bits}
+
+
+def amount(value: float) -> str:
+    """`1.2k`, `34M`: three figures."""
+    for scale, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= scale:
+            figure = value / scale
+            return f"{figure:.0f}{suffix}" if figure >= 100 else f"{figure:.3g}{suffix}"
+    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+
+
+def size(n_bytes: float) -> str:
+    """`3.4 MiB`."""
+    for scale, suffix in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if n_bytes >= scale:
+            return f"{n_bytes / scale:.1f} {suffix}"
+    return f"{n_bytes:.0f} bytes"
+
+
+def time(seconds: float) -> str:
+    """`4.2 s`, `3:21`, `1:02:03`."""
+    if not math.isfinite(seconds) or seconds < 0:
+        return "-"
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def sparkline(values: Sequence[float], width: int = 24) -> str:
+    """The course of the values, averaged down to `width` bars."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return ""
+    width = min(width, len(finite))
+    means = []
+    for i in range(width):
+        part = finite[i * len(finite) // width : (i + 1) * len(finite) // width]
+        means.append(sum(part) / len(part))
+    low, high = min(means), max(means)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((mean - low) * scale)] for mean in means)
+
+
+def table(rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
+    """Rows (the first is the heading) in columns; the first `left` columns flush left, the others right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def progress_line(progress: Progress) -> str:
+    """How far, how fast, how long still."""
+    parts = [progress.stage]
+    if progress.total:
+        parts.append(f"{100 * progress.done / progress.total:.0f} %")
+    parts.append(f"{amount(progress.done)}{f' of {amount(progress.total)}' if progress.total else ''} {progress.unit}")
+    if progress.rate:
+        parts.append(f"{amount(progress.rate)} {progress.unit}/s")
+        if progress.total and progress.total > progress.done:
+            parts.append(f"{time((progress.total - progress.done) / progress.rate)} left")
+    return "  ".join(parts)
+
+
+def step_line(step: Step, history: Sequence[float] = ()) -> str:
+    """One line about training."""
+    parts = [
+        f"step {step.step}",
+        f"{step.bits_per_byte:.3f} bits/byte",
+        f"loss {step.nats:.3f}",
+        f"{amount(step.tokens_per_second)} tokens/s",
+        f"{100 * step.fraction:.0f} %",
+        f"{time(step.eta_seconds)} left",
+    ]
+    if history:
+        parts.insert(1, sparkline(history))
+    return "  ".join(parts)
+
+
+def validation_line(event: Validation) -> str:
+    """One line about held-out text."""
+    best = "  best so far" if event.best else ""
+    return f"step {event.step}  held-out {event.bits_per_byte:.4f} bits/byte{best}"
+
+
+def saved_line(event: Saved) -> str:
+    """One line about a checkpoint."""
+    return f"step {event.step}  saved in {event.folder}"
+
+
+def plan_text(plan: Plan) -> str:
+    """What a run is about to do."""
+    tokens = f" = {amount(plan.train_tokens)} tokens" if plan.train_tokens else ""
+    rows = [
+        ("model", f"{plan.folder} (preset {plan.preset}, {amount(plan.parameters)} parameters)"),
+        ("corpus", plan.corpus),
+        (
+            "text",
+            f"train {size(plan.train_bytes)}{tokens}, valid {size(plan.valid_bytes)}, test {size(plan.test_bytes)}",
+        ),
+        ("tokens", f"{plan.tokenizer}, vocabulary of {plan.vocab_size}"),
+        ("machine", f"{plan.device} {plan.dtype}, {plan.threads} threads, about {size(plan.memory_bytes)} of memory"),
+        ("budget", plan.budget + (f", going on from step {plan.resumed_at}" if plan.resumed_at else "")),
+    ]
+    return "".join(f"{name:8} {text}\n" for name, text in rows)
+
+
+def trained_text(event: Trained) -> str:
+    """The end of a run: score, sample, and the two commands to type next."""
+    lines = [f"model     {event.folder}"]
+    if event.bits_per_byte is not None:
+        best = f" (step {event.best_step})" if event.best_step is not None else ""
+        lines.append(f"held-out  {event.bits_per_byte:.4f} bits per byte{best}")
+    lines.append(f"training  {event.step} steps, {amount(event.tokens)} tokens, {time(event.seconds)}")
+    if event.sample.strip():
+        lines += ["sample", *(f"  {line}" for line in event.sample.strip("\n").split("\n"))]
+    if event.stopped:
+        return "\n".join(lines) + "\n\nStopped and saved. Go on with the same command and --resume.\n"
+    folder = shlex.quote(str(event.folder))
+    return "\n".join(lines) + f'\n\nNext:\n  xlcli eval -m {folder}\n  xlcli generate -m {folder} "Once upon a"\n'
+
+
+def score_text(score: Score) -> str:
+    """An evaluation for people: the headline, the rest, loss by context."""
+    rows = [("bits per byte", f"{score.bits_per_byte:.4f}")]
+    if score.bits_per_char is not None:
+        rows.append(("bits per character", f"{score.bits_per_char:.4f}"))
+    rows.append(("perplexity per token", f"{score.perplexity:.3f}"))
+    if score.word_perplexity is not None:
+        rows.append(("perplexity per word", f"{score.word_perplexity:.2f}"))
+    recurrence = (
+        f"memory of {score.mem_len} tokens, span {score.span}, batch {score.batch_size}"
+        if score.mem_len
+        else f"no memory: segments of {score.segment_len} tokens stand alone, and the result depends on that length"
+    )
+    lines = [
+        f"{score.model} on {score.file}",
+        f"{amount(score.bytes)} bytes, {amount(score.tokens)} tokens; {recurrence}",
+        "",
+        *(f"  {name:22}{value:>10}" for name, value in rows),
+        "",
+        f"{amount(score.tokens_per_second)} tokens/s, {time(score.seconds)}, peak memory {size(score.peak_rss_bytes)}, "
+        f"{score.device} {score.dtype}",
+    ]
+    text = "\n".join(lines) + "\n"
+    if score.by_context:
+        heading = ("context seen", "tokens", "bits per byte")
+        rows_by = [(f"{b.start} to {b.stop - 1}", str(b.tokens), f"{b.bits_per_byte:.4f}") for b in score.by_context]
+        text += "\n" + table([heading, *rows_by])
+    return text
+
+
+def sweep_text(scores: Sequence[Score]) -> str:
+    """Evaluations by memory length."""
+    heading = ("memory", "bits per byte", "perplexity", "tokens/s")
+    rows = [
+        (str(s.mem_len), f"{s.bits_per_byte:.4f}", f"{s.perplexity:.3f}", amount(s.tokens_per_second)) for s in scores
+    ]
+    first = scores[0]
+    about = f"{first.model} on {first.file}, segments of {first.segment_len}, span {first.span}\n\n"
+    return about + table([heading, *rows])
+
+
+def stats_line(stats: StreamStats) -> str:
+    """Totals of a pipe."""
+    return (
+        f"{stats.lines} lines, {size(stats.bytes)}, {amount(stats.tokens)} tokens, "
+        f"{stats.bits_per_byte:.4f} bits per byte, {amount(stats.tokens_per_second)} tokens/s, {time(stats.seconds)}"
+    )
+
+
+def age(seconds: float) -> str:
+    """`3 minutes`, `2 days`: the largest unit only."""
+    for length, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
+        if seconds >= length:
+            number = int(seconds // length)
+            return f"{number} {unit}{'s' if number > 1 else ''}"
+    return "just now"

@@ -1,0 +1,95 @@
+"""Signals, so that work is saved: the first asks to stop, a second interrupt leaves at once.
+
+Python runs its own handlers only between two bytecodes of the main thread, which may sit for seconds inside a kernel.
+The C handler of the interpreter, though, writes the signal's number to a socket at once; a thread that waits there can
+answer within milliseconds whatever the main thread does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
+_SHOW_CURSOR = b"\x1b[?25h"
+
+
+def _arrived(number: int, frame: FrameType | None) -> None:
+    """Stands in for the default action; the watcher has been told through the socket already."""
+
+
+class Stop:
+    """Whether somebody asked to stop; a context manager, and the `stop` callback of every workflow.
+
+    Attributes:
+        signal: number of the first signal, or None.
+        fd: becomes readable, for good, when the first signal arrives; for `select`.
+    """
+
+    def __init__(self, notice: Callable[[str], None] = lambda text: None) -> None:
+        self.signal: int | None = None
+        self._notice = notice
+        self._previous: dict[int, object] = {}
+        self.fd, self._raise = os.pipe()
+
+    def __call__(self) -> bool:
+        """True once somebody asked."""
+        return self.signal is not None
+
+    @property
+    def exit_code(self) -> int:
+        """128 + the number of the signal, as shells count; 0 when there was none."""
+        return 128 + self.signal if self.signal else 0
+
+    def __enter__(self) -> Stop:
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        self._inbox, self._wakeup = socket.socketpair()
+        self._wakeup.setblocking(False)
+        self._old_wakeup = signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
+        for number in (getattr(signal, name) for name in _NAMES if hasattr(signal, name)):
+            # nohup and background jobs of a shell start us with the signal ignored: that wish stands.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._previous[number] = signal.signal(number, _arrived)
+        self._watcher = threading.Thread(target=self._watch, name="signals", daemon=True)
+        self._watcher.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._previous or hasattr(self, "_watcher"):
+            for number, handler in self._previous.items():
+                signal.signal(number, handler)  # type: ignore[arg-type]
+            signal.set_wakeup_fd(self._old_wakeup)
+            self._wakeup.send(b"\0")
+            self._watcher.join()
+            self._wakeup.close()
+            self._inbox.close()
+        os.close(self.fd)
+        os.close(self._raise)
+
+    def _watch(self) -> None:
+        while True:
+            for number in self._inbox.recv(16):
+                if number == 0:
+                    return
+                if number in self._previous:
+                    self._first_or_second(number)
+
+    def _first_or_second(self, number: int) -> None:
+        if self.signal is not None:
+            if number == signal.SIGINT:
+                with contextlib.suppress(OSError):
+                    os.write(2, _SHOW_CURSOR if os.isatty(2) else b"")
+                os._exit(130)
+            return
+        self.signal = number
+        os.write(self._raise, b"!")
+        with contextlib.suppress(Exception):
+            self._notice(f"{signal.Signals(number).name}: stopping; interrupt again to leave at once")

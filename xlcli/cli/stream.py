@@ -1,0 +1,182 @@
+"""`xlcli stream`: scores text as it arrives."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from xlcli.cli import units
+from xlcli.cli.options import DEVICE, MODEL, SEED, SETTINGS, TALK, Command, Flag, Values, mem_len
+from xlcli.cli.signals import Stop
+from xlcli.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from xlcli.cli.render import Screen
+    from xlcli.events import Event
+
+PORTION = 2**16
+"""Most bytes taken from the pipe at once."""
+
+
+def run(values: Values) -> int:
+    """Renders the events of the workflow `stream`."""
+    from xlcli.cli.render import Screen
+    from xlcli.cli.session import check_state_files, dry_run, locate, open_model, state_files
+    from xlcli.cli.settings import above_preset, is_set, print_config, resolve
+
+    config = resolve(values)
+    screen = Screen(values)
+    if values.on("print-config"):
+        screen.print(print_config(config, values))
+        return 0
+    if len(values.words) > 1:
+        raise ConfigError(
+            "stream reads one file, or what is piped in.", "Join files first: cat FILE... | xlcli stream."
+        )
+    name = values.words[0] if values.words else "-"
+    folder = locate(values)
+    state_in, state_out = values.get("state-in"), values.get("state-out")
+    if config.stream.save_every is not None and not state_out:
+        raise ConfigError("--save-every needs a file to save in.", "Add --state-out memory.state.")
+    check_state_files(state_in, state_out)
+    if values.on("dry-run"):
+        plan = dry_run(folder, mem_len=config.stream.mem_len, batch_size=1, what=f"scores {name}", values=values)
+        screen.print(plan)
+        return 0
+    source = open_source(name)
+    if name == "-" and sys.stdin is not None and sys.stdin.isatty():
+        screen.say("reading from the keyboard; end with Ctrl-D")
+    with Stop(screen.say) as stop, screen:
+        from xlcli.stream import stream
+
+        model, runtime = open_model(folder, config.runtime, screen)
+        resume, save = state_files(state_in, state_out, model, runtime)
+        for event in stream(
+            model,
+            portions(source, stop, config.stream.flush_ms),
+            config.stream,
+            runtime,
+            resume=resume,
+            save=save,
+            stop=stop,
+            sampling=config.generate,
+            seed=config.runtime.seed if is_set(above_preset(values), "runtime.seed") else None,
+        ):
+            show(event, screen, emit=config.stream.emit)
+        screen.model_text(b"", final=True)
+        return stop.exit_code
+
+
+def open_source(name: str) -> int:
+    """A descriptor to read: standard input for `-`; `DataError` when the file cannot be read."""
+    if name == "-":
+        return 0
+    if Path(name).is_dir():
+        raise DataError(f"{name} is a folder.", "Give a file, or pipe text in.")
+    try:
+        return os.open(name, os.O_RDONLY)
+    except OSError as error:
+        raise DataError(f"cannot read {name}: {error.strerror}.", "Check the path.") from None
+
+
+def portions(source: int, stop: Stop, flush_ms: int | None) -> Iterator[bytes | None]:
+    """What arrives at `source`, as it arrives; None after `flush_ms` of silence. Ends with the input or on a signal."""
+    silence = None if flush_ms is None else flush_ms / 1000
+    told = True
+    while not stop():
+        ready, _, _ = select.select([source, stop.fd], [], [], None if told else silence)
+        if not ready:
+            told = True
+            yield None
+        elif stop.fd in ready:
+            return
+        else:
+            data = os.read(source, PORTION)
+            if not data:
+                return
+            told = False
+            yield data
+
+
+def show(event: Event, screen: Screen, *, emit: str) -> None:
+    """One event of the workflow to the screen."""
+    from xlcli.cli import report
+    from xlcli.events import GeneratedText, LineScore, Notice, Progress, StreamStats, TokenScore
+
+    match event:
+        case LineScore():
+            if screen.json:
+                screen.object(
+                    {name: value for name, value in report.fields(event).items() if name not in ("text", "spans")}
+                )
+            else:
+                screen.write(f"{event.bits_per_byte:.3f}\t".encode())
+                screen.scored_text(event.spans)
+        case TokenScore():
+            if screen.json:
+                screen.object(report.token_object(event))
+            else:
+                quoted = report.to_json(event.text)
+                screen.print(f"{event.byte}\t{event.bits:.3f}\t{quoted}\n")
+        case StreamStats():
+            if emit == "stats" and screen.json:
+                screen.object(report.fields(event))
+            elif emit == "stats":
+                screen.print(report.stats_line(event) + "\n")
+            if event.final and not (emit == "stats" and not screen.json):
+                screen.say(report.stats_line(event))
+        case GeneratedText():
+            if screen.json:
+                screen.object({"continuation": event.text})
+            else:
+                screen.model_text(event.text)
+        case Notice():
+            screen.notice(event)
+        case Progress():
+            screen.progress(event)
+
+
+STATE = (
+    Flag("--state-in", "FILE", "go on from a saved memory"),
+    Flag("--state-out", "FILE", "save the memory at the end, or when stopped"),
+)
+
+COMMAND = Command(
+    name="stream",
+    about="Score text as it arrives, line by line, for ever, in constant memory.",
+    examples=(
+        "cat book.txt | xlcli stream",
+        "tail -f app.log | xlcli stream --json --state-out log.state --save-every 10m",
+    ),
+    words="[FILE]",
+    groups={
+        "Stream": (
+            MODEL,
+            mem_len("stream"),
+            Flag("--emit", "lines|tokens|stats|none", "what to print", keys=("stream.emit",)),
+            Flag(
+                "--continue",
+                "N",
+                "when the input ends, continue it by N tokens",
+                units.count,
+                ("stream.continue_tokens",),
+            ),
+            Flag(
+                "--flush-ms", "N", "score an unfinished line after so long a silence", units.count, ("stream.flush_ms",)
+            ),
+            Flag("--reset-on", "REGEX", "forget everything before a line that matches", keys=("stream.reset_on",)),
+            *STATE,
+            Flag("--save-every", "TIME", "save the memory every so often", units.duration, ("stream.save_every",)),
+            SEED,
+        ),
+        "Machine": DEVICE,
+        "Settings": SETTINGS,
+        "Talk": TALK,
+    },
+    sections=("stream", "generate", "runtime"),
+    run=run,
+)

@@ -1,0 +1,98 @@
+"""Readers of what people type: counts (10k, 64MiB), durations (1h30m), fractions (5%). `ValueError` says why not."""
+
+from __future__ import annotations
+
+import math
+import re
+
+_SCALES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+_COUNT = re.compile(r"([+-]?[0-9][0-9_]*(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\s*([kmg]?i?)b?", re.IGNORECASE)
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?\s*(?:ms|min|[smhd])\s*)+", re.IGNORECASE)
+_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|min|[smhd])", re.IGNORECASE)
+
+
+def text(value: str) -> str:
+    """The value as typed."""
+    return value
+
+
+def count(value: str) -> int:
+    """A whole number: `512`, `10k`, `1e6`, `2M`, `64MiB`."""
+    match = _COUNT.fullmatch(value.strip())
+    if not match or match[2].lower() not in _SCALES:
+        raise ValueError("not a whole number such as 512, 10k or 1e6")
+    digits = match[1].replace("_", "")
+    scale = _SCALES[match[2].lower()]
+    if len(digits) < 20 and re.fullmatch(r"[+-]?[0-9]+", digits):
+        return int(digits) * scale
+    size = float(digits) * scale
+    if abs(size) >= 2.0**63:
+        raise ValueError("far too large")
+    if not size.is_integer():
+        raise ValueError("not a whole number")
+    return int(size)
+
+
+def number(value: str) -> float:
+    """A finite number."""
+    try:
+        result = float(value)
+    except ValueError:
+        raise ValueError("not a number") from None
+    if not math.isfinite(result):
+        raise ValueError("not a finite number")
+    return result
+
+
+def duration(value: str) -> float:
+    """Seconds: `90`, `90s`, `30m`, `1h30m`, `2d`."""
+    stripped = value.strip()
+    if _DURATION.fullmatch(stripped):
+        return sum(float(amount) * _SECONDS[unit.lower()] for amount, unit in _DURATION_PART.findall(stripped))
+    try:
+        return number(stripped)
+    except ValueError:
+        raise ValueError("not a duration such as 90s, 30m or 1h30m") from None
+
+
+def cadence(value: str) -> int | float:
+    """Steps (a whole number: `100`, `1k`) or seconds (with a unit: `30s`, `5m`)."""
+    try:
+        return count(value) if not value.strip().lower().endswith("m") else duration(value)
+    except ValueError:
+        pass
+    try:
+        return duration(value)
+    except ValueError:
+        raise ValueError("neither a number of steps such as 100 nor a time such as 30s") from None
+
+
+def share(value: str) -> float | str:
+    """A fraction (`0.05`, `5%`), or else the name of a file."""
+    try:
+        return number(value[:-1]) / 100 if value.endswith("%") else float(value)
+    except ValueError:
+        return value
+
+
+def lengths(value: str) -> list[int]:
+    """Whole numbers between commas: `0,128,512`."""
+    return [count(part) for part in value.split(",")]
+
+
+def switch(value: str) -> bool:
+    """A yes or no from the environment."""
+    word = value.strip().lower()
+    if word in ("1", "true", "yes", "on"):
+        return True
+    if word in ("0", "false", "no", "off"):
+        return False
+    raise ValueError("neither 1 nor 0")
+
+
+def device(value: str) -> str:
+    """A device as torch names it: `auto`, `cpu`, `cuda`, `cuda:1`."""
+    if re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", value):
+        return value
+    raise ValueError("not a device; there are auto, cpu, cuda and cuda:N")

@@ -1,0 +1,167 @@
+"""Continues a text: the prompt read in large calls, then a token a call from the reused memory.
+
+Samples are drawn side by side from copies of the state after the prompt, each with dice of its own, and come out in
+order: the first as it is made, each later one from what has been made of it when its turn comes.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from xlcli.config import GenerateConfig
+from xlcli.errors import ConfigError
+from xlcli.events import Generated, GeneratedText
+from xlcli.reading import Carry, Reader, Save, Unread
+from xlcli.sampling import Dice, Outlet, choose
+
+if TYPE_CHECKING:
+    from xlcli.parallel import Runtime
+    from xlcli.state import State
+    from xlcli.store.folder import Loaded
+
+SIDE_BY_SIDE = 16
+"""Most samples drawn in one batch."""
+
+
+def generate(
+    model: Loaded,
+    prompt: bytes,
+    options: GenerateConfig,
+    runtime: Runtime,
+    *,
+    seed: int | None = None,
+    resume: tuple[State, Carry] | None = None,
+    save: Save | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator[GeneratedText | Generated]:
+    """Continues `prompt`.
+
+    Args:
+        model: The model.
+        prompt: The text to continue; it is read, not given back. May be empty.
+        options: How far, how bold, when to stop.
+        runtime: Where to compute.
+        seed: Of the first sample; sample i has `seed + i` and comes again alone with that seed. None goes on with the
+            dice of the state, or else is random.
+        resume: A saved state and what it carries, from `generate` or `stream`; the prompt follows what it has read.
+        save: Called once at the end, with the state after the last token.
+        stop: Asked before every call of the model; once true, what there is comes out as "interrupted".
+
+    Yields:
+        The text of sample 0 in pieces of whole characters, then its `Generated`, then sample 1 and so on.
+
+    Raises:
+        ConfigError: A state is to be saved but several samples are asked for.
+        StateError: The state to resume is damaged or does not fit what is asked for.
+    """
+    if save and options.num_samples > 1:
+        raise ConfigError("one state cannot hold several samples.", "Use --num-samples 1 with --state-out.")
+    reader = Reader.open(model, runtime, options.mem_len, resume)
+    carry: Carry = resume[1] if resume else {}
+    dice = Dice.restore(carry, seed) or Dice.of(secrets.randbits(31))
+    unread = Unread.restore(carry, model.tokenizer.vocab_size)
+    ids = np.concatenate((unread.ids, model.tokenizer.encode(unread.data[unread.covered :] + prompt)))
+    started = time.perf_counter()
+    reader.read(ids, stop)
+    dice.recent.extend(ids[-(dice.recent.maxlen or 0) :].tolist())
+    prompt_rate = len(ids) / max(time.perf_counter() - started, 1e-9)
+    for first in range(0, options.num_samples, SIDE_BY_SIDE):
+        count = min(SIDE_BY_SIDE, options.num_samples - first)
+        samples = [
+            _Sample(first + i, dice if first + i == 0 else dice.twin(dice.seed + first + i), Outlet(options.stop))
+            for i in range(count)
+        ]
+        branch = reader if options.num_samples == 1 else reader.rows([0] * count)
+        yield from _draw(branch, samples, options, stop, prompt=prompt, prompt_rate=prompt_rate)
+        if save:
+            save(branch.state, {"last": str(branch.last[0]), **dice.save()})
+
+
+@dataclass
+class _Sample:
+    """One sample in the making; `waiting` has been made but not come out."""
+
+    number: int
+    dice: Dice
+    outlet: Outlet
+    text: bytearray = field(default_factory=bytearray)
+    waiting: bytes = b""
+    tokens: int = 0
+    seconds: float = 0.0
+    reason: Literal["length", "stop", "interrupted"] | None = None
+
+    def end(self, reason: Literal["length", "stop", "interrupted"], seconds: float) -> None:
+        """Nothing more will be drawn."""
+        self.add(self.outlet.finish())
+        self.reason, self.seconds = reason, seconds
+
+    def add(self, text: bytes) -> None:
+        """Text that may come out."""
+        self.text += text
+        self.waiting += text
+
+
+def _draw(
+    reader: Reader,
+    samples: list[_Sample],
+    options: GenerateConfig,
+    stop: Callable[[], bool],
+    *,
+    prompt: bytes,
+    prompt_rate: float,
+) -> Iterator[GeneratedText | Generated]:
+    """Draws all samples side by side until each has ended; `reader` has a row for each."""
+    started = time.perf_counter()
+    drawing, turn = list(samples), 0
+    while True:
+        _end_what_is_done(drawing, options, stop, time.perf_counter() - started)
+        left = [i for i, sample in enumerate(drawing) if sample.reason is None]
+        if len(left) < len(drawing) and left:
+            reader = reader.rows(left)
+        drawing = [drawing[i] for i in left]
+        while turn < len(samples):
+            sample = samples[turn]
+            if sample.waiting:
+                yield GeneratedText(sample.number, sample.waiting)
+                sample.waiting = b""
+            if sample.reason is None:
+                break
+            yield _result(sample, prompt, prompt_rate)
+            turn += 1
+        if not drawing:
+            return
+        reader.last = choose(reader.predict(), [sample.dice for sample in drawing], options)
+        for sample, token in zip(drawing, reader.last, strict=True):
+            sample.tokens += 1
+            sample.add(sample.outlet.feed(reader.model.tokenizer.decode([token])))
+
+
+def _end_what_is_done(samples: list[_Sample], options: GenerateConfig, stop: Callable[[], bool], now: float) -> None:
+    interrupted = stop()
+    for sample in samples:
+        if sample.outlet.stopped:
+            sample.end("stop", now)
+        elif sample.tokens >= options.max_new_tokens:
+            sample.end("length", now)
+        elif interrupted:
+            sample.end("interrupted", now)
+
+
+def _result(sample: _Sample, prompt: bytes, prompt_rate: float) -> Generated:
+    assert sample.reason is not None
+    return Generated(
+        sample=sample.number,
+        prompt=prompt.decode("utf-8", "replace"),
+        text=sample.text.decode("utf-8", "replace"),
+        tokens=sample.tokens,
+        seed=sample.dice.seed,
+        stop_reason=sample.reason,
+        prompt_tokens_per_second=prompt_rate,
+        tokens_per_second=sample.tokens / sample.seconds if sample.seconds else 0.0,
+    )

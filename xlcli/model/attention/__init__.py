@@ -1,0 +1,1 @@
+"""Attention branches: softmax over the span; further kinds are siblings of `full`."""

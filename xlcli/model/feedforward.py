@@ -1,0 +1,33 @@
+"""Position-wise feed-forward branches: two matrices (Vaswani et al. 2017) or gated with three (Shazeer 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "swiglu": F.silu, "geglu": F.gelu}
+"""The nonlinearity of each kind."""
+GATED = frozenset({"swiglu", "geglu"})
+"""Kinds whose inner activation is multiplied by a second projection."""
+
+
+class FeedForward(nn.Module):
+    """down(act(up(x))), or down(act(gate(x)) * up(x)) when gated."""
+
+    def __init__(self, *, kind: str, dim: int, ffn_dim: int, bias: bool, dropout: float) -> None:
+        super().__init__()
+        self.activation = ACTIVATIONS[kind]
+        self.gate = nn.Linear(dim, ffn_dim, bias=bias) if kind in GATED else None
+        self.up = nn.Linear(dim, ffn_dim, bias=bias)
+        self.down = nn.Linear(ffn_dim, dim, bias=bias)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b t d) to (b t d)."""
+        if self.gate is None:
+            inner = self.activation(self.up(x))
+        else:
+            inner = self.activation(self.gate(x)) * self.up(x)
+        return self.down(self.dropout(inner))  # type: ignore[no-any-return]

@@ -1,0 +1,32 @@
+"""Initial values, all in one place.
+
+    embedding, head               normal(0, init_std)
+    matrices                      normal(0, init_std)
+    last matrix of each branch    normal(0, init_std / sqrt(2 n_layers)) when pre-norm (Radford et al. 2019), else as above
+    XL biases u, v                normal(0, init_std)  (the original code's choice)
+    norm gains                    one
+    biases                        zero
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from xlcli.config import ModelConfig
+
+
+def init_weights(model: nn.Module, config: ModelConfig, generator: torch.Generator | None = None) -> None:
+    """Fills every parameter, in the order of their names, from one generator."""
+    last_scale = (2 * config.n_layers) ** -0.5 if config.norm.placement == "pre" else 1.0
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            owner, _, kind = name.rpartition(".")
+            if "norm" in owner:
+                parameter.fill_(1.0 if kind == "weight" else 0.0)
+            elif kind == "bias":
+                parameter.zero_()
+            elif owner.endswith(("attention.output", "feedforward.down")):
+                parameter.normal_(0.0, config.init_std * last_scale, generator=generator)
+            else:
+                parameter.normal_(0.0, config.init_std, generator=generator)

@@ -1,0 +1,138 @@
+"""Optimizers and the learning-rate schedule of a run.
+
+Muon (Jordan 2024) for the matrices inside blocks, AdamW for embeddings, head, norms and biases; both are PyTorch's own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Muon, Optimizer
+
+from xlcli.config import TrainConfig
+from xlcli.errors import CheckpointError
+
+
+class Float32Muon(Muon):
+    """PyTorch's Muon with the orthogonalisation in float32.
+
+    PyTorch does it in bfloat16, which a CPU without bfloat16 units multiplies at a fifth of the float32 rate.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """One update of every parameter that has a gradient."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if "momentum_buffer" not in state:
+                    state["momentum_buffer"] = torch.zeros_like(parameter.grad)
+                buffer = state["momentum_buffer"].lerp_(parameter.grad, 1 - group["momentum"])
+                update = parameter.grad.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
+                rows, columns = parameter.shape
+                scale = 0.2 * math.sqrt(max(rows, columns))
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                update = orthogonalise(update, group["ns_coefficients"], group["ns_steps"], group["eps"])
+                parameter.add_(update, alpha=-group["lr"] * scale)
+
+
+def orthogonalise(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
+    """Newton-Schulz iteration towards the nearest orthogonal matrix, in the matrix's own type (Jordan 2024)."""
+    a, b, c = coefficients
+    tall = matrix.shape[0] > matrix.shape[1]
+    x = matrix.mT if tall else matrix
+    x = x / x.norm().clamp(min=eps)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
+class Optimizers:
+    """The optimizers of one model, and their state by parameter name."""
+
+    def __init__(self, model: nn.Module, config: TrainConfig, *, lr: float, native_bfloat16: bool) -> None:
+        matrices = hidden_matrices(model) if config.optimizer == "muon" else set()
+        self.names = {id(p): name for name, p in model.named_parameters()}
+        parameters = list(model.parameters())
+        self.optimizers: list[tuple[Optimizer, float]] = []
+        if matrices:
+            kind = Muon if native_bfloat16 else Float32Muon
+            hidden = [p for p in parameters if id(p) in matrices]
+            muon = kind(
+                hidden,
+                lr=lr,
+                weight_decay=config.weight_decay,
+                momentum=config.momentum,
+                adjust_lr_fn="match_rms_adamw",
+            )
+            self.optimizers.append((muon, lr))
+        adam_lr = config.adam_lr if matrices else lr
+        others = [p for p in parameters if id(p) not in matrices]
+        groups = [
+            {"params": [p for p in others if p.ndim >= 2], "weight_decay": config.weight_decay},
+            {"params": [p for p in others if p.ndim < 2], "weight_decay": 0.0},
+        ]
+        adamw = AdamW([g for g in groups if g["params"]], lr=adam_lr, betas=config.betas, fused=True)
+        self.optimizers.append((adamw, adam_lr))
+
+    def step(self, factor: float) -> None:
+        """One update at `factor` times each optimizer's own learning rate."""
+        for optimizer, lr in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr * factor
+            optimizer.step()
+
+    def zero_grad(self) -> None:
+        """Forgets all gradients."""
+        for optimizer, _ in self.optimizers:
+            optimizer.zero_grad()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything the optimizers remember: `parameter:quantity`."""
+        return {
+            f"{self.names[id(parameter)]}:{key}": value
+            for optimizer, _ in self.optimizers
+            for parameter, state in optimizer.state.items()
+            for key, value in state.items()
+        }
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restores what `tensors` gave; `CheckpointError` when a quantity is missing."""
+        kinds = {Muon: ("momentum_buffer",), AdamW: ("step", "exp_avg", "exp_avg_sq")}
+        for optimizer, _ in self.optimizers:
+            quantities = next(names for kind, names in kinds.items() if isinstance(optimizer, kind))
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    name = self.names[id(parameter)]
+                    state = {q: tensors.get(f"{name}:{q}") for q in quantities}
+                    if all(value is None for value in state.values()):
+                        continue
+                    if any(value is None for value in state.values()):
+                        raise CheckpointError(f"the optimizer state of '{name}' is incomplete.", "Train anew with --overwrite.")
+                    for quantity, value in state.items():
+                        assert value is not None
+                        device = "cpu" if quantity == "step" and parameter.device.type == "cpu" else parameter.device
+                        optimizer.state[parameter][quantity] = value.to(device).clone()
+
+
+def hidden_matrices(model: nn.Module) -> set[int]:
+    """Ids of the weights of linear maps inside the stack: what Muon is meant for."""
+    stack = getattr(model, "stack", model)
+    return {id(m.weight) for m in stack.modules() if isinstance(m, nn.Linear)}
+
+
+def schedule(
+    fraction: float, step: int, *, warmup_steps: int, decay: Literal["cosine", "linear"], final: float
+) -> float:
+    """Factor on the learning rate at `fraction` (0 to 1) of the budget: linear warm-up, then decay to `final`."""
+    fraction = min(max(fraction, 0.0), 1.0)
+    falling = 1.0 - fraction if decay == "linear" else 0.5 * (1.0 + math.cos(math.pi * fraction))
+    warm = min(1.0, (step + 1) / (warmup_steps + 1))
+    return warm * (final + (1.0 - final) * falling)

@@ -1,0 +1,1 @@
+"""Model folders and their checkpoints on disk: written atomically, read with suspicion."""

@@ -1,0 +1,107 @@
+"""One writer per model folder. The lock is the operating system's, so a killed holder never blocks anybody."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from xlcli.errors import BusyError, CheckpointError
+from xlcli.files import cannot_write, make_folder, read_json, write_atomic
+from xlcli.store.commit import clean
+from xlcli.store.layout import CHECKPOINTS
+
+LOCK = ".lock"
+HOLDER = ".lock.json"
+"""Who holds the lock. Beside the lock, because taking a lock may empty its file."""
+_PATIENCE = 0.5
+"""Seconds to wait for a new holder to say who it is."""
+
+
+class Holder(NamedTuple):
+    """A process that writes, or wrote when it was killed, in a model folder."""
+
+    pid: int
+    host: str
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[str]:
+    """Holds the model folder, which is made if missing, or raises `BusyError` naming the holder within a second.
+
+    What a crashed holder left unfinished is removed.
+
+    Yields "", or a warning to show where the file system has no locks.
+    """
+    from filelock import FileLock, Timeout
+
+    path = folder / LOCK
+    try:
+        make_folder(folder)
+        if path.is_symlink():
+            raise CheckpointError(f"{path} is a symbolic link.", "Remove it.")
+        guard = FileLock(path)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            guard.acquire(timeout=0)
+    except Timeout:
+        raise _busy(folder) from None
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    try:
+        clean(folder)
+        clean(folder / CHECKPOINTS)
+        write_atomic(folder / HOLDER, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode() + b"\n")
+        yield _warning(folder) if caught else ""
+    finally:
+        with suppress(OSError):
+            (folder / HOLDER).unlink(missing_ok=True)
+        guard.release()
+
+
+def holder(folder: Path) -> Holder | None:
+    """Who last took the folder's lock and has not given it back; None when nobody, or when the note is unreadable."""
+    try:
+        tree = read_json(folder / HOLDER)
+    except CheckpointError:
+        return None
+    pid, host = tree.get("pid"), tree.get("host")
+    return Holder(pid, host) if type(pid) is int and 0 < pid < 2**31 and isinstance(host, str) else None
+
+
+def _busy(folder: Path) -> BusyError:
+    deadline = time.monotonic() + _PATIENCE
+    while not (found := holder(folder)) or not _may_live(found):
+        if time.monotonic() > deadline:
+            return BusyError(f"{folder} is in use by another process.", "Wait for it, or train into another folder.")
+        time.sleep(0.02)
+    return BusyError(
+        f"{folder} is in use by process {found.pid} on {found.host[:64]!a}.".replace("'", ""),
+        "Wait for it, stop it, or train into another folder with --out.",
+    )
+
+
+def _may_live(found: Holder) -> bool:
+    """False only for a process of this host that is gone: a note left by a killed holder."""
+    if os.name == "nt" or found.host != socket.gethostname():
+        return True
+    try:
+        os.kill(found.pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _warning(folder: Path) -> str:
+    return (
+        f"the file system of {folder} has no locks, so a second writer may not be noticed; "
+        f"after a crash remove {folder / LOCK}."
+    )

@@ -1,0 +1,182 @@
+"""One file of a corpus: opened safely, read in aligned blocks, whatever it is stored as.
+
+The user's files are read, never mapped into memory: a mapped file that shrinks kills the process.
+"""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import os
+import stat
+import tempfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, BinaryIO
+
+from xlcli.errors import DataError, ResourceError, XLError
+from xlcli.text.cache import cache_folder
+
+BLOCK = 2**20
+"""Bytes of text read at a time."""
+_SNIFF = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file, its size as it was when opened, and for standard input the unnamed copy of it."""
+
+    name: str
+    path: Path
+    stored_bytes: int
+    spool: IO[bytes] | None = None
+
+    @property
+    def seekable(self) -> bool:
+        """Whether reading from the middle costs no more than from the beginning."""
+        return self.path.suffix != ".gz"
+
+    def blocks(self, first: int = 0) -> Iterator[tuple[bytes, int]]:
+        """Its text in blocks of `BLOCK` bytes (the last one shorter) from block `first` on.
+
+        With each comes the number of stored bytes that have been read so far.
+
+        Raises:
+            DataError: it cannot be read, is shorter than when it was opened, or is damaged gzip.
+        """
+        if self.spool is not None:
+            yield from self._plain(self.spool.fileno(), first)
+            return
+        descriptor = _open(self.path)
+        with os.fdopen(descriptor, "rb", buffering=0) as file:
+            yield from self._plain(descriptor, first) if self.seekable else self._inflated(file, first)
+
+    def changed(self) -> DataError:
+        """The error to raise when the file is not what it was."""
+        return DataError(
+            f"{self.name} changed while it was being read.", "Wait until nothing writes to it, or copy it."
+        )
+
+    def looks_like_text(self) -> bool:
+        """Whether it can be read and its beginning is not empty and has no NUL byte."""
+        try:
+            head, _ = next(self.blocks(), (b"", 0))
+        except XLError:
+            return False
+        return bool(head) and b"\0" not in head[:_SNIFF]
+
+    def _plain(self, descriptor: int, first: int) -> Iterator[tuple[bytes, int]]:
+        place = first * BLOCK
+        while place < self.stored_bytes:
+            want = min(BLOCK, self.stored_bytes - place)
+            block = b""
+            while len(block) < want:
+                try:
+                    more = os.pread(descriptor, want - len(block), place + len(block))
+                except OSError as error:
+                    raise DataError(f"cannot read {self.name}: {error.strerror}.", "Check the disk.") from None
+                if not more:
+                    raise self.changed()
+                block += more
+            place += want
+            yield block, place
+
+    def _inflated(self, file: IO[bytes], first: int) -> Iterator[tuple[bytes, int]]:
+        remedy = f"Check it with: gzip -t {self.name}"
+        try:
+            with gzip.GzipFile(fileobj=file, mode="rb") as text:
+                while block := text.read(BLOCK):
+                    if first > 0:
+                        first -= 1
+                    else:
+                        yield block, min(file.tell(), self.stored_bytes)
+        except EOFError:
+            raise DataError(f"{self.name} ends in the middle of its gzip data.", remedy) from None
+        except (gzip.BadGzipFile, zlib.error) as error:
+            raise DataError(f"{self.name} is not gzip, or is damaged: {error}.", remedy) from None
+        except OSError as error:
+            raise DataError(f"cannot read {self.name}: {error.strerror}.", "Check the disk.") from None
+
+
+def open_source(path: Path) -> Source:
+    """A file to read.
+
+    Raises:
+        DataError: it is missing, unreadable, a pipe, a device or a folder.
+    """
+    descriptor = _open(path)
+    size = os.fstat(descriptor).st_size
+    os.close(descriptor)
+    return Source(str(path), path, size)
+
+
+def copy_stdin(stdin: BinaryIO) -> Source:
+    """All of standard input, copied to an unnamed file, for a corpus is read more than once.
+
+    Raises:
+        ResourceError: no room in the cache folder.
+    """
+    folder = cache_folder()
+    try:
+        spool = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (it lives as long as the corpus)
+        while portion := stdin.read(BLOCK):
+            spool.write(portion)
+        spool.flush()
+    except OSError as error:
+        raise ResourceError(
+            f"cannot keep a copy of standard input in {folder}: {error.strerror}.",
+            "Make room there, or set XLCLI_CACHE to a folder on a larger disk.",
+        ) from None
+    return Source("standard input", Path("-"), spool.tell(), spool)
+
+
+def files_below(folder: Path) -> list[Path]:
+    """The files in a folder and its folders, sorted by path; hidden ones and linked folders left out.
+
+    Raises:
+        DataError: a folder cannot be read.
+    """
+
+    def stuck(error: OSError) -> None:
+        raise DataError(
+            f"cannot read the folder {error.filename}: {error.strerror}.", "Check its permissions."
+        ) from None
+
+    found: list[Path] = []
+    for base, folders, names in os.walk(folder, onerror=stuck):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(base) / name for name in names if not name.startswith(".")]
+    return sorted(path for path in found if path.is_file())
+
+
+def _open(path: Path) -> int:
+    """A descriptor of a regular file. Never waits, as opening a pipe would."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (OSError, ValueError) as error:
+        raise _cannot_open(path, error) from None
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISFIFO(mode):
+        raise DataError(f"{path} is a pipe, not a file.", f"Give - and read it from standard input: - < {path}")
+    if stat.S_ISDIR(mode):
+        raise DataError(f"{path} is a folder, not a file.", "Give a file.")
+    raise DataError(f"{path} is a device, not a file.", "Give a file, or - for standard input.")
+
+
+def _cannot_open(path: Path, error: OSError | ValueError) -> DataError:
+    if not isinstance(error, OSError):
+        return DataError(f"{str(path)!r} cannot be the name of a file: {error}.", "Check the path.")
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return DataError(f"there is no file {path}.", "Check the path.")
+    if error.errno == errno.ELOOP:
+        return DataError(f"{path} is a link that leads back to itself.", "Give the file itself.")
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return DataError(f"{path} may not be read by this user.", f"Allow it with: chmod u+r {path}")
+    if error.errno == errno.ENXIO:
+        return DataError(f"{path} is a socket or a device, not a file.", "Give a file, or - for standard input.")
+    return DataError(f"cannot open {path}: {error.strerror}.", "Check the path.")

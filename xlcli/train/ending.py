@@ -1,0 +1,70 @@
+"""The end of a run: the exact score of the weights that were kept, a sample of their text, and the record of it all."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from xlcli import __version__
+from xlcli.config import EvalConfig, GenerateConfig, RuntimeConfig
+from xlcli.evaluate import evaluate
+from xlcli.events import Generated, Progress, Score
+from xlcli.generate import generate
+from xlcli.parallel import Runtime, setup
+from xlcli.store import folder as store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from xlcli.text.heldout import Split
+    from xlcli.text.tokenizer import Tokenizer
+    from xlcli.train.run import Run
+
+SCORED_BYTES = 2**18
+"""Held-out text scored at the end of a run; `xlcli eval` scores all of it."""
+SAMPLE_TOKENS = 60
+"""Length of the text shown at the end."""
+
+
+def judge(
+    folder: Path, runtime: Runtime, seed: int, stop: Callable[[], bool]
+) -> Generator[Progress, None, tuple[float | None, str]]:
+    """Loads what was saved and returns its held-out bits per byte (None without held-out text) and a sample."""
+    model = store.load(folder, device=runtime.device)
+    inference = setup(RuntimeConfig(device=str(runtime.device), threads=runtime.threads))
+    bits, sample = None, ""
+    if store.held_out(folder, "valid"):
+        for event in evaluate(model, None, EvalConfig(limit=SCORED_BYTES), inference, stop=stop):
+            if isinstance(event, Progress):
+                yield event
+            elif isinstance(event, Score):
+                bits = event.bits_per_byte
+    for made in generate(model, b"", GenerateConfig(max_new_tokens=SAMPLE_TOKENS), inference, seed=seed, stop=stop):
+        if isinstance(made, Generated):
+            sample = made.text
+    return bits, sample
+
+
+def about_run(parts: Split, preset: str, run: Run, tokenizer: Tokenizer, train_tokens: int) -> dict[str, Any]:
+    """What the model was made of and from, for `record.json`."""
+    corpus = parts.train.corpus
+    return {
+        "corpus": corpus.name,
+        "corpus_sha256": corpus.sha256,
+        "train": {"bytes": parts.train.n_bytes, "tokens": train_tokens, "start": parts.train.start},
+        "valid": {"bytes": parts.valid.n_bytes, "corpus": parts.valid.corpus.name, "start": parts.valid.start},
+        "test": {"bytes": parts.test.n_bytes, "corpus": parts.test.corpus.name, "start": parts.test.start},
+        "tokenizer": {"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size},
+        "preset": preset,
+        "parameters": run.model.parameter_count,
+        "hardware": {
+            "device": str(run.runtime.device),
+            "name": torch.cuda.get_device_name() if run.runtime.device.type == "cuda" else platform.machine(),
+            "threads": run.runtime.threads,
+            "dtype": run.runtime.dtype_name,
+        },
+        "versions": {"xlcli": __version__, "torch": torch.__version__, "python": platform.python_version()},
+    }

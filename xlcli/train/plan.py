@@ -1,0 +1,106 @@
+"""What a run will be: everything the user left open is decided here, from the text and the machine, and said aloud."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from xlcli import config as settings
+from xlcli import presets
+from xlcli.config import Config, ModelConfig, Tree
+from xlcli.model.build import build_model
+
+CPU_SECONDS, CUDA_SECONDS = 600.0, 1800.0
+"""Default time budgets."""
+VALIDATIONS = 10
+"""How often the default validates in a run."""
+SAVE_SECONDS = 60.0
+"""Default time between checkpoints."""
+TINY_BELOW = 100_000
+"""Bytes of training text below which the default preset is `tiny`."""
+BASE_ABOVE = 8_000_000
+"""Bytes of training text from which the default preset on a GPU is `base`."""
+
+
+def choose_preset(train_bytes: int, device: torch.device) -> str:
+    """The preset for a text of this size on this device."""
+    if train_bytes < TINY_BELOW:
+        return "tiny"
+    return "base" if device.type == "cuda" and train_bytes >= BASE_ABOVE else "small"
+
+
+def decide(tree: Tree, preset: str, *, vocab_size: int, device: torch.device) -> Config:
+    """The whole configuration: preset, then what the user said, then what follows from text and machine."""
+    config = settings.make(presets.read_preset(preset), tree)
+    decided: Tree = {"model": {"vocab_size": vocab_size}, "train": {}, "eval": {}}
+    train = config.train
+    if train.max_steps is None and train.max_tokens is None and train.max_time is None:
+        decided["train"]["max_time"] = CUDA_SECONDS if device.type == "cuda" else CPU_SECONDS
+    if train.lr is None:
+        decided["train"]["lr"] = 6e-3 if train.optimizer == "muon" else 2e-3
+    return settings.make(config.model_dump(mode="json"), decided)
+
+
+def eval_every(config: Config) -> int | float:
+    """Steps (int) or seconds (float) between validations."""
+    train = config.train
+    if train.eval_every is not None:
+        return train.eval_every
+    if train.max_steps is not None:
+        return max(1, train.max_steps // VALIDATIONS)
+    if train.max_tokens is not None:
+        return max(1, train.max_tokens // (train.batch_size * train.segment_len) // VALIDATIONS)
+    assert train.max_time is not None
+    return train.max_time / VALIDATIONS
+
+
+def budget_in_words(config: Config) -> str:
+    """`10 minutes`, `2,000 steps`, or what is set, joined by `or`."""
+    train = config.train
+    words = []
+    if train.max_steps is not None:
+        words.append(f"{train.max_steps:,} steps")
+    if train.max_tokens is not None:
+        words.append(f"{train.max_tokens:,} tokens")
+    if train.max_time is not None:
+        minutes = train.max_time / 60
+        words.append(f"{minutes:g} minutes" if minutes >= 2 else f"{train.max_time:g} seconds")
+    return " or ".join(words)
+
+
+def parameter_count(model: ModelConfig) -> int:
+    """Numbers to learn, counted without allocating any."""
+    with torch.device("meta"):
+        return build_model(model).parameter_count
+
+
+def memory_bytes(config: Config, parameters: int, *, itemsize: int) -> int:
+    """Estimated peak of one training step beyond the libraries: weights, gradients, optimizer, activations, logits."""
+    model, train = config.model, config.train
+    rows = -(-train.batch_size // train.grad_accum)
+    tokens = rows * train.segment_len
+    keys = train.segment_len + train.mem_len
+    gates = 3 if model.feedforward.kind in ("swiglu", "geglu") else 2
+    heads = model.attention.n_heads
+    position = getattr(model.position, "n_features", None) or (model.dim if model.position.kind == "xl" else 0)
+    a_token = model.dim * (8 * 4 + 6 * itemsize) + gates * model.ffn_dim * 2 * itemsize
+    a_token += heads * (keys * 3 + 3 * position) * itemsize
+    a_key = 2 * (model.dim * 2 + heads * position) * itemsize
+    layers = model.n_layers * (tokens * a_token + rows * keys * a_key)
+    logits = tokens * model.vocab_size * (itemsize + 3 * 4)
+    optimizer = 1.4 if train.optimizer == "muon" else 2.0
+    return int(parameters * 4 * (2 + optimizer + itemsize / 4) + layers + logits)
+
+
+def differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Dotted keys whose values differ."""
+    found = []
+    for key in sorted(saved.keys() | now.keys()):
+        old, new = saved.get(key), now.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            found += differences(old, new, f"{prefix}{key}.")
+        elif old != new:
+            found.append(f"{prefix}{key}")
+    return found

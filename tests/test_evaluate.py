@@ -3,7 +3,7 @@ import math
 
 import pytest
 import torch
-from toys import PROSE, RUNTIME, slow_bits, toy
+from toys import PROSE, RUNTIME, prose_bits, slow_bits, toy
 
 from xlcli.config import EvalConfig
 from xlcli.errors import CheckpointError, DataError
@@ -35,7 +35,7 @@ def scores(model, path, *, per_token=False, **options):
 @pytest.mark.parametrize("mem_len", [0, 9])
 def test_every_token_once_as_the_slow_way(kind, mem_len, prose):
     model = toy(kind)
-    slow = slow_bits(model, PROSE.encode(), mem_len=mem_len)
+    slow = prose_bits(kind, mem_len)
     *tokens, score = scores(model, prose, mem_len=mem_len, per_token=True)
     assert score.tokens == len(slow) == len(tokens)
     assert [t.bits for t in tokens] == pytest.approx(slow, abs=1e-5)

@@ -2,13 +2,14 @@ import itertools
 
 import pytest
 import torch
-from toys import PROSE, RUNTIME, toy
+from toys import PROSE, RUNTIME, slow_bits, toy
 
-from xlcli.config import GenerateConfig
+from xlcli.config import GenerateConfig, StreamConfig
 from xlcli.errors import ConfigError, StateError
 from xlcli.events import Generated, GeneratedText
 from xlcli.generate import generate
 from xlcli.sampling import Dice, choose
+from xlcli.stream import stream
 
 
 def run(model, prompt=b"The ", *, seed=1, resume=None, save=None, halt=lambda: False, **options):
@@ -47,7 +48,7 @@ def test_equals_the_slow_way(kind, prompt, mem_len):
     model = toy(kind)
     options = GenerateConfig(temperature=1.0, repetition_penalty=1.2, top_p=0.9, max_new_tokens=25)
     ids = slow_sample(model, prompt, options, 5, 25, mem_len)
-    texts, [result] = run(model, prompt, seed=5, mem_len=mem_len, **options.model_dump(exclude={"mem_len"}))
+    _, [result] = run(model, prompt, seed=5, mem_len=mem_len, **options.model_dump(exclude={"mem_len"}))
     assert result.text == model.tokenizer.decode(ids).decode("utf-8", "replace")
     assert (result.tokens, result.seed, result.stop_reason) == (25, 5, "length")
     assert result.prompt == prompt.decode()
@@ -146,6 +147,29 @@ def test_a_prompt_may_be_given_in_two_parts():
     whole, _ = run(model, b"The fox and", seed=3, temperature=0.0)
     run(model, b"The fox", max_new_tokens=0, save=lambda s, c: saved.append((s, c)))
     assert run(model, b" and", seed=3, temperature=0.0, resume=saved[0])[0] == whole
+
+
+def test_an_interrupted_prompt_is_read_to_its_end_later():
+    model, saved, asked = toy("sentencepiece"), [], itertools.count()
+    prompt = PROSE.encode() * 30
+    whole, _ = run(model, prompt, seed=3, temperature=0.0)
+    first, _ = run(model, prompt, halt=lambda: next(asked) > 1, save=lambda s, c: saved.append((s, c)))
+    assert first == {}
+    assert saved[0][0].seen == 1024
+    assert run(model, b"", seed=3, temperature=0.0, resume=saved[0])[0] == whole
+
+
+def test_a_streams_state_is_continued_and_the_other_way_round():
+    model, saved = toy("sentencepiece"), []
+    keep = lambda s, c: saved.append((s.fork(), c))  # noqa: E731
+    whole, _ = run(model, b"The fox and the dog", temperature=0.0)
+    list(stream(model, [b"The fo", b"x and the"], StreamConfig(), RUNTIME, save=keep))
+    assert run(model, b" dog", temperature=0.0, resume=saved[0])[0] == whole
+
+    run(model, b"The fox", temperature=0.0, max_new_tokens=0, save=keep)
+    *_, line, stats = stream(model, [b" and\n"], StreamConfig(), RUNTIME, resume=saved[1])
+    assert (line.byte, line.text, stats.bytes) == (0, b" and\n", 5)
+    assert line.bits == pytest.approx(sum(slow_bits(model, b"The fox and\n")[-line.tokens :]))
 
 
 def test_no_tokens_and_no_prompt():

@@ -33,7 +33,7 @@ def test_prefix(name):
 @every
 @pytest.mark.parametrize("mem_len", MEMORIES)
 def test_cutting(name, mem_len):
-    """With a uniform span, how the text is cut into calls, and which kind of memory carries it, changes nothing."""
+    """With a uniform span, how the text is cut into calls and which kind of memory carries it change nothing."""
     model = make(name)
     text = tokens(2, 101)
     with torch.inference_mode():
@@ -60,7 +60,7 @@ def test_cutting_in_float32(name):
 @every
 @pytest.mark.parametrize("mem_len", [1, 7, 40])
 def test_span(name, mem_len):
-    """A token sees itself and exactly `mem_len` tokens before it, in every layer: a one-layer model shows the border."""
+    """A token sees itself and exactly `mem_len` tokens before it, in every layer: one layer shows the border."""
     model = make(name, n_layers=1)
     text = tokens(1, 60)
     at = 55

@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 
 from xlcli import config
-from xlcli.config import RuntimeConfig
 from xlcli.model.build import build_model
 from xlcli.parallel import Runtime
 from xlcli.store.folder import Loaded
@@ -18,7 +17,7 @@ PROSE = (
     "The quick brown fox jumps over the lazy dog.\nThe dog, being lazy, does not mind.\n\n"
     "  Indented: a line with  two blanks, a tab\there, and na\u00efve caf\u00e9 \u4e16\u754c \U0001f98a.\n"
     "She said that the fox and the dog were the best of friends in the end.\n"
-) * 3
+) * 2
 
 
 @functools.cache
@@ -63,8 +62,7 @@ def slow_bits(model, text, *, mem_len=None, segment_len=None):
     return out
 
 
-def setup_runtime():
-    """The runtime that `xlcli.parallel.setup` gives without settings."""
-    from xlcli.parallel import setup
-
-    return setup(RuntimeConfig(threads=1, device="cpu"))
+@functools.cache
+def prose_bits(kind, mem_len):
+    """`slow_bits` of the prose."""
+    return slow_bits(toy(kind), PROSE.encode(), mem_len=mem_len)

@@ -1,4 +1,4 @@
-"""Every legal combination of what a model may be made of, at toy size. A new variant is tested by being in a registry."""
+"""Every legal combination of what a model may be made of, at toy size. A variant is tested by being in a registry."""
 
 import itertools
 

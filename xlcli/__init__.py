@@ -26,23 +26,19 @@ __all__ = [
     "find_model",
     "list_presets",
     "load_model",
-    "load_state",
     "make_config",
     "read_preset",
-    "save_state",
     "setup",
 ]
 
 _HOMES = {
     "Config": "xlcli.config:Config",
     "State": "xlcli.state:State",
-    "find_model": "xlcli.store.folder:find",
+    "find_model": "xlcli.store.discover:find",
     "list_presets": "xlcli.presets:list_presets",
     "load_model": "xlcli.store.folder:load",
-    "load_state": "xlcli.state:load_state",
     "make_config": "xlcli.config:make",
     "read_preset": "xlcli.presets:read_preset",
-    "save_state": "xlcli.state:save_state",
     "setup": "xlcli.parallel:setup",
 }
 
@@ -61,8 +57,8 @@ if TYPE_CHECKING:
     )
     from xlcli.parallel import setup
     from xlcli.presets import list_presets, read_preset
-    from xlcli.state import State, load_state, save_state
-    from xlcli.store.folder import find as find_model
+    from xlcli.state import State
+    from xlcli.store.discover import find as find_model
     from xlcli.store.folder import load as load_model
 
 

@@ -175,8 +175,8 @@ class TextConfig(Section):
 class TrainConfig(Section):
     """One training run. Of the three budgets the first to be reached ends the run; the schedule lands on it.
 
-    Durations are seconds; `eval_every` and `save_every` count steps when whole numbers. `batch_size` counts the lanes of text read side by side in one step; `grad_accum` splits
-    them into that many groups without changing the result.
+    Durations are seconds; `eval_every` and `save_every` count steps when whole numbers. `batch_size` counts the lanes
+    of text read side by side in one step; `grad_accum` splits them into that many groups without changing the result.
     """
 
     segment_len: Count = 128
@@ -302,11 +302,15 @@ def parse_override(text: str) -> Tree:
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Tree:
-    """Tables of both, `above` winning. A table whose `kind` changes is replaced: its other keys meant something else."""
+    """Tables of both, `above` winning. A table whose `kind` changes is replaced: its other keys meant other things."""
     result = dict(below)
     for key, value in above.items():
         old = result.get(key)
-        if isinstance(value, Mapping) and isinstance(old, Mapping) and value.get("kind", old.get("kind")) == old.get("kind"):
+        if (
+            isinstance(value, Mapping)
+            and isinstance(old, Mapping)
+            and value.get("kind", old.get("kind")) == old.get("kind")
+        ):
             result[key] = merge(old, value)
         else:
             result[key] = value
@@ -328,7 +332,9 @@ def validate(kind: type[S], tree: Mapping[str, Any]) -> S:
     except (TypeError, ValueError) as error:
         if isinstance(error, ValidationError):
             raise _explain(kind, error) from None
-        raise ConfigError(f"the configuration holds a value of no legal type: {error}.", "Use numbers, texts, true or false.") from None
+        raise ConfigError(
+            f"the configuration holds a value of no legal type: {error}.", "Use numbers, texts, true or false."
+        ) from None
 
 
 def to_json(section: Section) -> str:
@@ -346,7 +352,9 @@ def _explain(kind: type[Section], error: ValidationError) -> ConfigError:
             where[-1], [key.rpartition(".")[2] for key in known], n=1, cutoff=0.5
         )
         near = [next(key for key in known if key == near[0] or key.endswith("." + near[0]))] if near else []
-        return ConfigError(f"unknown key '{name}'.", f"Did you mean '{near[0]}'?" if near else "See xlcli --print-config for the keys.")
+        return ConfigError(
+            f"unknown key '{name}'.", f"Did you mean '{near[0]}'?" if near else "See xlcli --print-config for the keys."
+        )
     message = first["msg"].removeprefix("Value error, ").rstrip(".")
     if first["type"] == "value_error":
         return ConfigError(f"{message}.")
@@ -355,7 +363,11 @@ def _explain(kind: type[Section], error: ValidationError) -> ConfigError:
 
 def _keys(kind: type[BaseModel], prefix: str = "") -> Iterable[str]:
     for name, field in kind.model_fields.items():
-        nested = [k for k in (field.annotation, *get_args(field.annotation)) if isinstance(k, type) and issubclass(k, BaseModel)]
+        nested = [
+            k
+            for k in (field.annotation, *get_args(field.annotation))
+            if isinstance(k, type) and issubclass(k, BaseModel)
+        ]
         yield prefix + name
         for section in nested:
             yield from _keys(section, f"{prefix}{name}.")

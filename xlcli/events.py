@@ -1,11 +1,12 @@
 """What the workflows yield: frozen values that a command renders and a program can read. Never imports torch.
 
-Units: `seconds` are wall seconds; `bits_per_byte` is nats / ln 2 / bytes of text; `nats` are sums; byte offsets count from
-the start of the text.
+Units: `seconds` are wall seconds; `bits_per_byte` is nats / ln 2 / bytes of text; `nats` are sums; byte offsets count
+from the start of the text.
 """
 
 from __future__ import annotations
 
+import builtins
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -70,7 +71,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """Held-out score in the middle or at the end of training. `best` when it is the best so far (and was kept)."""
+    """Held-out score in the course of training. `best` when it is the best so far (and was kept)."""
 
     step: int
     tokens: int
@@ -89,7 +90,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """The end of a run. `stopped` names the signal or None; `bits_per_byte` is the held-out score of the kept weights."""
+    """The end of a run. `bits_per_byte` is the held-out score of the kept weights; `stopped` before the budget was spent."""
 
     folder: Path
     step: int
@@ -179,8 +180,8 @@ class LineScore:
     tokens: int
     bits: float
     bits_per_byte: float
-    text: bytes
-    spans: tuple[tuple[bytes, float], ...]
+    text: builtins.bytes
+    spans: tuple[tuple[builtins.bytes, float], ...]
 
 
 @dataclass(frozen=True, slots=True)

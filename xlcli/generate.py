@@ -13,20 +13,25 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xlcli.config import GenerateConfig
 from xlcli.errors import ConfigError
 from xlcli.events import Generated, GeneratedText
 from xlcli.reading import Carry, Reader, Save, Unread
-from xlcli.sampling import Dice, Outlet, choose
+from xlcli.sampling import REPETITION_WINDOW, Dice, Outlet, choose
+from xlcli.text.pieces import rejoin
 
 if TYPE_CHECKING:
     from xlcli.parallel import Runtime
     from xlcli.state import State
     from xlcli.store.folder import Loaded
+    from xlcli.text.tokenizer import Tokenizer
 
 SIDE_BY_SIDE = 16
-"""Most samples drawn in one batch."""
+"""Most samples drawn in one batch,"""
+STATE_LIMIT = 2**29
+"""and most bytes of memory tensors that they take together."""
 
 
 def generate(
@@ -66,13 +71,16 @@ def generate(
     carry: Carry = resume[1] if resume else {}
     dice = Dice.restore(carry, seed) or Dice.of(secrets.randbits(31))
     unread = Unread.restore(carry, model.tokenizer.vocab_size)
-    ids = np.concatenate((unread.ids, model.tokenizer.encode(unread.data[unread.covered :] + prompt)))
+    text = unread.data + prompt
+    ids = np.concatenate((unread.ids, *_encode(model.tokenizer, text[unread.covered :])))
     started = time.perf_counter()
-    reader.read(ids, stop)
-    dice.recent.extend(ids[-(dice.recent.maxlen or 0) :].tolist())
-    prompt_rate = len(ids) / max(time.perf_counter() - started, 1e-9)
-    for first in range(0, options.num_samples, SIDE_BY_SIDE):
-        count = min(SIDE_BY_SIDE, options.num_samples - first)
+    n_read = reader.read(ids, stop)
+    dice.recent.extend(ids[max(n_read - REPETITION_WINDOW, 0) : n_read].tolist())
+    prompt_rate = n_read / max(time.perf_counter() - started, 1e-9)
+    left = text[int(model.tokenizer.sizes(ids, text)[:n_read].sum()) :]
+    together = max(1, min(SIDE_BY_SIDE, STATE_LIMIT // max(reader.state.bytes, 1)))
+    for first in range(0, options.num_samples, together):
+        count = min(together, options.num_samples - first)
         samples = [
             _Sample(first + i, dice if first + i == 0 else dice.twin(dice.seed + first + i), Outlet(options.stop))
             for i in range(count)
@@ -80,7 +88,14 @@ def generate(
         branch = reader if options.num_samples == 1 else reader.rows([0] * count)
         yield from _draw(branch, samples, options, stop, prompt=prompt, prompt_rate=prompt_rate)
         if save:
-            save(branch.state, {"last": str(branch.last[0]), **dice.save()})
+            waiting = Unread(ids[n_read:], len(left), left)
+            save(branch.state, {"last": str(branch.last[0]), **waiting.save(), **dice.save()})
+
+
+def _encode(tokenizer: Tokenizer, text: bytes) -> Iterator[NDArray[np.int32]]:
+    """Ids of a text of any length."""
+    for words in rejoin(text[at : at + 2**18] for at in range(0, len(text), 2**18)):
+        yield tokenizer.encode(words)
 
 
 @dataclass

@@ -115,7 +115,9 @@ class Optimizers:
                     if all(value is None for value in state.values()):
                         continue
                     if any(value is None for value in state.values()):
-                        raise CheckpointError(f"the optimizer state of '{name}' is incomplete.", "Train anew with --overwrite.")
+                        raise CheckpointError(
+                            f"the optimizer state of '{name}' is incomplete.", "Train anew with --overwrite."
+                        )
                     for quantity, value in state.items():
                         assert value is not None
                         device = "cpu" if quantity == "step" and parameter.device.type == "cpu" else parameter.device

@@ -33,14 +33,14 @@ class Runtime:
         """Matrix products in `dtype`; nothing at all for float32."""
         if self.dtype == torch.float32:
             return contextlib.nullcontext()
-        return torch.autocast(self.device.type, self.dtype)  # type: ignore[return-value]
+        return torch.autocast(self.device.type, self.dtype)
 
 
 def setup(config: RuntimeConfig, *, training: bool = False) -> Runtime:
     """Chooses device and number type and sets threads.
 
-    `auto` is float32 for evaluation and generation, whose numbers must not depend on how the text is cut; training takes
-    bfloat16 where the hardware multiplies it natively.
+    `auto` is float32 for evaluation and generation, whose numbers must not depend on how the text is cut; training
+    takes bfloat16 where the hardware multiplies it natively.
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -59,7 +59,7 @@ def setup(config: RuntimeConfig, *, training: bool = False) -> Runtime:
 def has_bfloat16_units(device: torch.device) -> bool:
     """Whether matrix products in bfloat16 are native, and so faster than float32."""
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 

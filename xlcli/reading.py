@@ -76,16 +76,17 @@ class Reader:
         self.last = [int(ids[-1])]
         return nats[0].double().cpu().numpy()
 
-    def read(self, ids: NDArray[np.integer], stop: Callable[[], bool]) -> None:
-        """Reads `ids` (any number) in large calls without scoring them, until `stop` is true. One row."""
+    def read(self, ids: NDArray[np.integer], stop: Callable[[], bool]) -> int:
+        """Reads `ids` (any number) in large calls without scoring them; how many before `stop` was true. One row."""
         for at in range(0, len(ids), CALL):
             if stop():
-                return
+                return at
             piece = ids[at : at + CALL].tolist()
             tokens = torch.tensor([[*self.last, *piece[:-1]]], device=self.runtime.device)
             with torch.inference_mode(), self.runtime.autocast():
                 _, self.state = self.model.network.logits(tokens, self.state)
             self.last = [piece[-1]]
+        return len(ids)
 
     def predict(self) -> Tensor:
         """Reads the last token of each row: logits (b v) of the next ones, which the caller puts into `last`."""

@@ -143,7 +143,7 @@ MEMORIES: dict[str, Callable[..., Memory]] = {
 
 @dataclass(frozen=True)
 class State:
-    """Everything a model carries from call to call. `seen` counts tokens read since the start, the same for every row."""
+    """Everything a model carries from call to call. `seen` counts tokens read since the start, in every row."""
 
     layers: tuple[Memory, ...]
     seen: int

@@ -1,4 +1,4 @@
-"""A text about to be scored: its tokens and the bytes of each in unnamed files on disk, so that it may be of any size."""
+"""A text about to be scored: its tokens and the bytes of each, in unnamed files on disk so that any size will do."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+import itertools
+
 import pyte
 import pytest
 from hypothesis import given, settings
@@ -22,7 +24,7 @@ HOSTILE = (
 
 def cut(data, places):
     borders = [0, *sorted(place % (len(data) + 1) for place in places), len(data)]
-    return [data[a:b] for a, b in zip(borders, borders[1:], strict=False)]
+    return [data[a:b] for a, b in itertools.pairwise(borders)]
 
 
 def test_plain_text_is_left_alone():

@@ -8,7 +8,7 @@ import torch
 def sinusoid(distance: int, n_features: int) -> torch.Tensor:
     """R_distance: sines of the distance times every frequency, then cosines (section 3.3; Vaswani et al. 2017)."""
     half = [10000 ** (-2 * f / n_features) for f in range(n_features // 2)]
-    return torch.tensor([math.sin(distance * w) for w in half] + [math.cos(distance * w) for w in half])
+    return torch.tensor([math.sin(distance * w) for w in half] + [math.cos(distance * w) for w in half], dtype=torch.float64)
 
 
 def attention(x, memory, weights, *, n_heads, n_features, window, clamp_len=None):

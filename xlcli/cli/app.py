@@ -26,13 +26,25 @@ COMMANDS = (train.COMMAND, evaluation.COMMAND, generate.COMMAND, stream.COMMAND,
 _ClickException: type[BaseException] = typer.BadParameter.__mro__[2]
 
 
+class _Answer(Exception):  # noqa: N818
+    """Parsing is over, and this is to be done. Raised because typer swallows what happens inside a command."""
+
+    def __init__(self, act: Callable[[], int]) -> None:
+        super().__init__()
+        self.act = act
+
+
 def run(arguments: Sequence[str]) -> int:
     """Parses and runs; returns the exit code. Usage errors come out as `ConfigError`."""
     try:
-        code = _application()(args=list(arguments), prog_name="xlcli", standalone_mode=False)
+        _application()(args=list(arguments), prog_name="xlcli", standalone_mode=False)
+    except _Answer as answer:
+        act = answer.act
     except _ClickException as error:
         raise _usage(error, arguments) from None
-    return code if isinstance(code, int) else 0
+    else:
+        return 0
+    return act()
 
 
 def _application() -> typer.Typer:
@@ -47,26 +59,23 @@ def _application() -> typer.Typer:
         version: Annotated[bool, typer.Option("--version")] = False,
     ) -> None:
         if version:
-            _print(f"xlcli {__version__}\n")
-            raise typer.Exit
+            raise _Answer(lambda: _print(f"xlcli {__version__}\n"))
         if help or context.invoked_subcommand is None:
-            _print(program_help(COMMANDS, _columns()))
-            raise typer.Exit
+            raise _Answer(lambda: _print(program_help(COMMANDS, _columns())))
 
     for command in COMMANDS:
         app.command(command.name, add_help_option=False)(_callback(command))
     return app
 
 
-def _callback(command: Command) -> Callable[..., int]:
+def _callback(command: Command) -> Callable[..., None]:
     """A function whose signature typer can read: one parameter a flag, each an unread text."""
 
-    def callback(words: list[str] | None = None, show_help: bool = False, **typed: Any) -> int:
+    def callback(words: list[str] | None = None, show_help: bool = False, **typed: Any) -> None:
         if show_help:
-            _print(command_help(command, _columns()))
-            return 0
+            raise _Answer(lambda: _print(command_help(command, _columns())))
         given = {flag.name: typed[_identifier(flag)] for flag in command.flags}
-        return command.run(collect(command, tuple(words or ()), given, os.environ))
+        raise _Answer(lambda: command.run(collect(command, tuple(words or ()), given, os.environ)))
 
     parameters = [
         _parameter("words", list[str] | None, typer.Argument(metavar=command.words), None),
@@ -138,6 +147,7 @@ def _columns() -> int:
     return max(40, min(100, shutil.get_terminal_size().columns))
 
 
-def _print(text: str) -> None:
+def _print(text: str) -> int:
     sys.stdout.write(text)
     sys.stdout.flush()
+    return 0

@@ -33,15 +33,15 @@ def run(values: Values) -> int:
         return 0
     if len(values.words) > 1:
         raise ConfigError("the prompt is one argument.", 'Put it in quotes: xlcli generate "Once upon a".')
-    folder = locate(values)
     options = config.generate
+    state_in, state_out = values.get("state-in"), values.get("state-out")
+    if state_out and options.num_samples > 1:
+        raise ConfigError("--state-out saves one memory, but --num-samples asks for several.", "Drop one of the two.")
+    folder = locate(values)
     if values.on("dry-run"):
         does = f"writes {options.num_samples} x {options.max_new_tokens} tokens"
         screen.print(dry_run(folder, mem_len=options.mem_len, batch_size=options.num_samples, what=does, values=values))
         return 0
-    state_in, state_out = values.get("state-in"), values.get("state-out")
-    if state_out and options.num_samples > 1:
-        raise ConfigError("--state-out saves one memory, but --num-samples asks for several.", "Drop one of the two.")
     check_state_files(state_in, state_out)
     seed = config.runtime.seed if is_set(above_preset(values), "runtime.seed") else None
     with Stop(screen.say) as stop, screen:
@@ -82,7 +82,7 @@ def show(events: Iterable[Event], screen: Screen, *, prompt: bytes, several: boo
                     "detail",
                 )
     if screen.json:
-        screen.object({"samples": done} if several else done[0])
+        screen.object({"samples": done} if several else done[0] if done else {})
 
 
 def read_prompt(words: tuple[str, ...], stop: Stop) -> bytes:

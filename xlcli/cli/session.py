@@ -86,17 +86,14 @@ def state_files(
     state_in: str | None, state_out: str | None, model: Loaded, runtime: Runtime
 ) -> tuple[tuple[State, Carry] | None, Save | None]:
     """What `--state-in` holds, and a function that writes `--state-out`."""
-    if state_in is None and state_out is None:
-        return None, None
-    from xlcli.store.states import load_state, save_state
+    from xlcli.cli.states import load_state, save_state
 
-    ties = model.fingerprints
-    resume = load_state(Path(state_in), fingerprints=ties, device=runtime.device) if state_in is not None else None
+    resume = load_state(Path(state_in), model=model, device=str(runtime.device)) if state_in is not None else None
     if state_out is None:
         return resume, None
     path = Path(state_out)
 
     def save(state: State, carry: Carry) -> None:
-        save_state(path, state, fingerprints=ties, carry=carry)
+        save_state(path, state, carry, model=model)
 
     return resume, save

@@ -38,10 +38,10 @@ def run(values: Values) -> int:
             "stream reads one file, or what is piped in.", "Join files first: cat FILE... | xlcli stream."
         )
     name = values.words[0] if values.words else "-"
-    folder = locate(values)
     state_in, state_out = values.get("state-in"), values.get("state-out")
     if config.stream.save_every is not None and not state_out:
         raise ConfigError("--save-every needs a file to save in.", "Add --state-out memory.state.")
+    folder = locate(values)
     check_state_files(state_in, state_out)
     if values.on("dry-run"):
         plan = dry_run(folder, mem_len=config.stream.mem_len, batch_size=1, what=f"scores {name}", values=values)

@@ -17,7 +17,7 @@ from xlcli.model.init import init_weights
 from xlcli.model.lm import LanguageModel
 from xlcli.model.norm import build_norm
 from xlcli.model.position import Position, xl
-from xlcli.model.stack import Block, PostNormStack, PreNormStack
+from xlcli.model.stack import Block, PostNormStack, PreNormStack, Stack
 
 
 def build_model(config: ModelConfig, generator: torch.Generator | None = None) -> LanguageModel:
@@ -30,8 +30,10 @@ def build_model(config: ModelConfig, generator: torch.Generator | None = None) -
         scaled=config.embedding.scaled,
         dropout=config.dropout.embedding,
     )
-    weight = embedding.table.weight if config.embedding.tied else nn.Parameter(torch.empty(config.vocab_size, config.dim))
-    stack: nn.Module
+    weight = embedding.table.weight
+    if not config.embedding.tied:
+        weight = nn.Parameter(torch.empty(config.vocab_size, config.dim))
+    stack: Stack
     if config.norm.placement == "pre":
         stack = PreNormStack(blocks, build_norm(config.norm.kind, config.dim, bias=config.bias))
     else:

@@ -26,8 +26,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(b t d) to (b t d)."""
-        if self.gate is None:
-            inner = self.activation(self.up(x))
-        else:
-            inner = self.activation(self.gate(x)) * self.up(x)
-        return self.down(self.dropout(inner))  # type: ignore[no-any-return]
+        up = self.up(x)
+        inner = self.activation(up) if self.gate is None else self.activation(self.gate(x)) * up
+        out: Tensor = self.down(self.dropout(inner))
+        return out

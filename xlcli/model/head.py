@@ -11,7 +11,7 @@ from torch.nn import functional as F
 class SoftmaxHead(nn.Module):
     """Linear map to the vocabulary; its weight (v d) may be the embedding's."""
 
-    def __init__(self, *, weight: nn.Parameter, bias: bool) -> None:
+    def __init__(self, *, weight: Tensor, bias: bool) -> None:
         super().__init__()
         self.weight = weight
         self.bias = nn.Parameter(torch.empty(weight.shape[0])) if bias else None

@@ -1,11 +1,11 @@
 """Initial values, all in one place.
 
-    embedding, head               normal(0, init_std)
-    matrices                      normal(0, init_std)
-    last matrix of each branch    normal(0, init_std / sqrt(2 n_layers)) when pre-norm (Radford et al. 2019), else as above
-    XL biases u, v                normal(0, init_std)  (the original code's choice)
-    norm gains                    one
-    biases                        zero
+embedding, head               normal(0, init_std)
+matrices                      normal(0, init_std)
+last matrix of each branch    normal(0, init_std / sqrt(2 n_layers)) when pre-norm (Radford et al. 2019)
+XL biases u, v                normal(0, init_std)  (the original code's choice)
+norm gains                    one
+biases                        zero
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The language model: a function (tokens, state) -> (prediction, state'). It answers two questions and keeps nothing.
 
-    tokens b t ─▶ embedding ─▶ stack ─▶ x b t d ─▶ head ─▶ nll b t      how surprised was I
-                                                        └▶ logits b v   what comes next
+tokens b t ─▶ embedding ─▶ stack ─▶ x b t d ─▶ head ─▶ nll b t      how surprised was I
+                                                    └▶ logits b v   what comes next
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from xlcli.config import ModelConfig
 from xlcli.model.head import SoftmaxHead
+from xlcli.model.stack import Stack
 from xlcli.ops.span import Frame, Span
 from xlcli.state import Hidden, KeyValue, Memory, State
 
@@ -20,7 +21,7 @@ from xlcli.state import Hidden, KeyValue, Memory, State
 class LanguageModel(nn.Module):
     """Embedding, stack and head."""
 
-    def __init__(self, *, config: ModelConfig, embedding: nn.Module, stack: nn.Module, head: SoftmaxHead) -> None:
+    def __init__(self, *, config: ModelConfig, embedding: nn.Module, stack: Stack, head: SoftmaxHead) -> None:
         super().__init__()
         self.config = config
         self.embedding = embedding
@@ -78,9 +79,7 @@ class LanguageModel(nn.Module):
     def _read(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         n_new = tokens.shape[1]
         seen = state.seen + n_new
-        frame = Frame(
-            state.span, n_memory=state.length, n_new=n_new, keep=state.span.keep(seen), device=tokens.device
-        )
+        frame = Frame(state.span, n_memory=state.length, n_new=n_new, keep=state.span.keep(seen), device=tokens.device)
         x, layers = self.stack(self.embedding(tokens), state.layers, frame)
         return x, State(layers, seen, state.span)
 
@@ -90,4 +89,4 @@ class LanguageModel(nn.Module):
         room = state.span.room(state.seen)
         if room is None or tokens.shape[1] <= room:
             return [tokens]
-        return [tokens[:, :room], *tokens[:, room:].split(state.span.segment_len, dim=1)]
+        return [tokens[:, :room], *torch.split(tokens[:, room:], state.span.segment_len, dim=1)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from torch import Tensor, nn
 
 from xlcli.ops.span import Frame
@@ -28,38 +30,53 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
 
-class PreNormStack(nn.Module):
-    """x + branch(norm(x)), and one norm at the end (Xiong et al. 2020). Memory holds what the branch is given."""
+class Stack(nn.Module):
+    """Blocks in order; a subclass says how their branches are joined. Memory holds what each branch is given."""
 
-    def __init__(self, blocks: list[Block], final_norm: nn.Module) -> None:
+    def __init__(self, blocks: list[Block]) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x: Tensor, memories: tuple[Memory, ...], frame: Frame) -> tuple[Tensor, tuple[Memory, ...]]:
+        """(b t d) through all blocks, and every layer's memory after it."""
+        raise NotImplementedError
+
+    def _blocks(self) -> Iterator[Block]:
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            yield block
+
+
+class PreNormStack(Stack):
+    """x + branch(norm(x)), and one norm at the end (Xiong et al. 2020)."""
+
+    def __init__(self, blocks: list[Block], final_norm: nn.Module) -> None:
+        super().__init__(blocks)
         self.final_norm = final_norm
 
     def forward(self, x: Tensor, memories: tuple[Memory, ...], frame: Frame) -> tuple[Tensor, tuple[Memory, ...]]:
         """(b t d) through all blocks, and every layer's memory after it."""
         after = []
-        for block, memory in zip(self.blocks, memories, strict=True):
-            y, memory = block.attention(block.attention_norm(x), memory, frame)
+        for block, before in zip(self._blocks(), memories, strict=True):
+            y, memory = block.attention(block.attention_norm(x), before, frame)
             x = x + block.dropout(y)
             x = x + block.dropout(block.feedforward(block.feedforward_norm(x)))
             after.append(memory)
         return self.final_norm(x), tuple(after)
 
 
-class PostNormStack(nn.Module):
+class PostNormStack(Stack):
     """norm(x + branch(x)), as in Vaswani et al. 2017 and the published Transformer-XL."""
 
     def __init__(self, blocks: list[Block], dropout: float) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(blocks)
+        super().__init__(blocks)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, memories: tuple[Memory, ...], frame: Frame) -> tuple[Tensor, tuple[Memory, ...]]:
         """(b t d) through all blocks, and every layer's memory after it."""
         after = []
-        for block, memory in zip(self.blocks, memories, strict=True):
-            y, memory = block.attention(x, memory, frame)
+        for block, before in zip(self._blocks(), memories, strict=True):
+            y, memory = block.attention(x, before, frame)
             x = block.attention_norm(x + block.dropout(y))
             x = block.feedforward_norm(x + block.dropout(block.feedforward(x)))
             after.append(memory)

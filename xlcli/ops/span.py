@@ -1,8 +1,8 @@
 """Which tokens a token sees, and how many are remembered: one rule for training, evaluation, generation and streams.
 
-    uniform   a token sees itself and the `mem_len` tokens before it, however the text is cut into calls
-    growing   a token sees its own call up to itself and the `mem_len` tokens before the call (the paper's training)
-    segment   a token sees its own segment of `segment_len` tokens up to itself, and nothing before (recurrence off)
+uniform   a token sees itself and the `mem_len` tokens before it, however the text is cut into calls
+growing   a token sees its own call up to itself and the `mem_len` tokens before the call (the paper's training)
+segment   a token sees its own segment of `segment_len` tokens up to itself, and nothing before (recurrence off)
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Span:
 
 
 class Frame:
-    """The rule applied to one call: `n_memory` remembered tokens followed by `n_new` new ones, s = n_memory + n_new keys.
+    """The rule applied to one call: `n_memory` remembered tokens followed by `n_new` new ones: s keys.
 
     Made once a call and shared by all layers, so that masks and tables are computed once; positions are relative to the
     first new token, which keeps angles small however long the stream.

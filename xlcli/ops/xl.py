@@ -1,4 +1,4 @@
-"""Transformer-XL's position term (Dai et al. 2019, section 3.3), as a rotation of the query and, as oracle, by the shift.
+"""Transformer-XL's position term (Dai et al. 2019, section 3.3), as a rotation of the query and by the relative shift.
 
 The paper's score of query i and key j is (q_i + u)·k_j + (q_i + v)·(W_R R_{i-j}), with R the sinusoids of the distance.
 Write a, b for the sine and cosine halves of W_Rᵀ(q_i + v). The angle-difference identities give, exactly,

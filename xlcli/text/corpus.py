@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from xlcli.errors import DataError
 from xlcli.events import Progress
-from xlcli.text.sources import BLOCK, Source, copy_stdin, files_below, open_source
+from xlcli.text.sources import BLOCK, Source, copy_stdin, files_below, is_folder, open_source
 
 _TURN = 0.2
 
@@ -185,8 +185,10 @@ def open_corpus(paths: Sequence[str | Path], *, stdin: BinaryIO | None = None) -
         if str(given) == "-":
             if any(source.spool for source in sources):
                 raise DataError("standard input was asked for twice.", "Give - once.")
+            if stdin is None and sys.stdin is None:
+                raise DataError("standard input is closed.", "Give a file.")
             sources.append(copy_stdin(stdin if stdin is not None else sys.stdin.buffer))
-        elif path.is_dir():
+        elif is_folder(path):
             inside = [open_source(file) for file in files_below(path)]
             texts = [source for source in inside if source.looks_like_text()]
             if not texts:

@@ -98,7 +98,7 @@ def _border(corpus: Corpus, target: int, end: int) -> int:
     """The good place to cut nearest before `target`: after a line end, else before a blank, else between characters."""
     if target >= end or target <= 0:
         return end if target >= end else 0
-    reach = min(_SEARCH, target, end - target)
+    reach = min(_SEARCH, target, max(end - target, 4))
     before = b"".join(corpus.read(target - reach, target))
     if (line := before.rfind(b"\n") + 1) > 0:
         return target - reach + line

@@ -10,6 +10,7 @@ import gzip
 import os
 import stat
 import tempfile
+import weakref
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +25,14 @@ BLOCK = 2**20
 _SNIFF = 8192
 
 
+class Spool:
+    """A file without a name, open as long as this object lives."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        weakref.finalize(self, os.close, descriptor)
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """A file, its size as it was when opened, and for standard input the unnamed copy of it."""
@@ -31,7 +40,7 @@ class Source:
     name: str
     path: Path
     stored_bytes: int
-    spool: IO[bytes] | None = None
+    spool: Spool | None = None
 
     @property
     def seekable(self) -> bool:
@@ -47,7 +56,7 @@ class Source:
             DataError: it cannot be read, is shorter than when it was opened, or is damaged gzip.
         """
         if self.spool is not None:
-            yield from self._plain(self.spool.fileno(), first)
+            yield from self._plain(self.spool.descriptor, first)
             return
         descriptor = _open(self.path)
         with os.fdopen(descriptor, "rb", buffering=0) as file:
@@ -116,20 +125,30 @@ def copy_stdin(stdin: BinaryIO) -> Source:
     """All of standard input, copied to an unnamed file, for a corpus is read more than once.
 
     Raises:
+        DataError: standard input cannot be read.
         ResourceError: no room in the cache folder.
     """
     folder = cache_folder()
     try:
-        spool = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (it lives as long as the corpus)
-        while portion := stdin.read(BLOCK):
-            spool.write(portion)
-        spool.flush()
+        with tempfile.TemporaryFile(dir=folder) as file:
+            while portion := _read_stdin(stdin):
+                file.write(portion)
+            file.flush()
+            spool = Spool(os.dup(file.fileno()))
     except OSError as error:
         raise ResourceError(
             f"cannot keep a copy of standard input in {folder}: {error.strerror}.",
             "Make room there, or set XLCLI_CACHE to a folder on a larger disk.",
         ) from None
-    return Source("standard input", Path("-"), spool.tell(), spool)
+    return Source("standard input", Path("-"), os.fstat(spool.descriptor).st_size, spool)
+
+
+def is_folder(path: Path) -> bool:
+    """Whether `path` leads to a folder; whatever else is wrong with it is told on opening."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
 
 
 def files_below(folder: Path) -> list[Path]:
@@ -149,6 +168,13 @@ def files_below(folder: Path) -> list[Path]:
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [Path(base) / name for name in names if not name.startswith(".")]
     return sorted(path for path in found if path.is_file())
+
+
+def _read_stdin(stdin: BinaryIO) -> bytes:
+    try:
+        return stdin.read(BLOCK)
+    except OSError as error:
+        raise DataError(f"cannot read standard input: {error.strerror}.", "Give a file.") from None
 
 
 def _open(path: Path) -> int:

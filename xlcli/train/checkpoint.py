@@ -27,7 +27,7 @@ SCHEMA = 1
 
 
 def save(run: Run, folder: Path, *, seconds: float, corpus: Mapping[str, Any]) -> Path:
-    """Commits the run as it stands after `run.step` steps and `seconds` of training; returns the checkpoint's folder."""
+    """Commits the run as it stands after `run.step` steps and `seconds` of training; returns the new folder."""
 
     def write(into: Path) -> None:
         write_tensors(into / "weights.safetensors", dict(run.model.named_parameters()), {})
@@ -101,7 +101,9 @@ def load(run: Run, checkpoint: Path, *, corpus: Mapping[str, Any] | None) -> tup
             if facts[name] != now
         )
     except (KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{checkpoint / 'state.json'} is incomplete: {error}.", "Train anew with --overwrite.") from None
+        raise CheckpointError(
+            f"{checkpoint / 'state.json'} is incomplete: {error}.", "Train anew with --overwrite."
+        ) from None
 
 
 def _random_state() -> dict[str, str]:

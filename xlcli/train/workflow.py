@@ -27,6 +27,7 @@ from xlcli.train import checkpoint, plan
 from xlcli.train.ending import about_run, judge
 from xlcli.train.run import Run, make_run
 
+
 def train(
     tree: Tree,
     paths: Sequence[str],
@@ -88,7 +89,9 @@ def train(
         if resume:
             point, notices = _newest_checkpoint(folder)
             yield from notices
-        yield _plan(folder, parts, len(train_ids), tokenizer, preset or "", config, runtime, step_of(point) if point else 0)
+        yield _plan(
+            folder, parts, len(train_ids), tokenizer, preset or "", config, runtime, step_of(point) if point else 0
+        )
         if dry_run:
             return
         run = make_run(config, runtime, train_ids, tokenizer.start_id)
@@ -264,7 +267,14 @@ def _learn_vocabulary(kind: str, vocab_size: int | None, parts: Split) -> Tokeni
 
 
 def _check_same_shape(saved: Config, config: Config) -> None:
-    free = {"train.max_steps", "train.max_tokens", "train.max_time", "train.eval_every", "train.save_every", "train.keep"}
+    free = {
+        "train.max_steps",
+        "train.max_tokens",
+        "train.max_time",
+        "train.eval_every",
+        "train.save_every",
+        "train.keep",
+    }
     free |= {"train.lr", "train.adam_lr", "train.clip", "text.valid", "text.test"}
     changed = plan.differences(
         {name: saved.model_dump()[name] for name in ("model", "text", "train")},

@@ -1,4 +1,4 @@
-"""Softmax attention of the new tokens over memory and themselves (Vaswani et al. 2017; Dai et al. 2019, section 3.2)."""
+"""Softmax attention of new tokens over memory and themselves (Vaswani et al. 2017; Dai et al. 2019, section 3.2)."""
 
 from __future__ import annotations
 

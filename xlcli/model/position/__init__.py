@@ -1,7 +1,7 @@
 """Position encodings: how a score depends on where query and key stand.
 
-An encoding consumes distances, never lengths, through hooks that do nothing by default. `rotate` may also return a second
-score term: queries (b h t f) and keys (s f), the keys shared by all heads.
+An encoding consumes distances, never lengths, through hooks that do nothing by default. `rotate` may also return a
+second score term: queries (b h t f) and keys (s f), the keys shared by all heads.
 """
 
 from __future__ import annotations

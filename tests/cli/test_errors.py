@@ -1,0 +1,58 @@
+"""Every kind of failure becomes one sentence and its exit code."""
+
+import errno
+
+import pytest
+
+from xlcli import errors
+from xlcli.cli import app
+
+RAISED = [
+    (errors.ConfigError("a.", "b."), 2, "xlcli: a.\n       b.\n"),
+    (errors.DataError("a."), 3, "xlcli: a.\n"),
+    (errors.StateError("a."), 3, "xlcli: a.\n"),
+    (errors.CheckpointError("a."), 3, "xlcli: a.\n"),
+    (errors.ResourceError("a."), 4, "xlcli: a.\n"),
+    (errors.BusyError("a."), 5, "xlcli: a.\n"),
+    (errors.DivergedError("a."), 6, "xlcli: a.\n"),
+    (MemoryError(), 4, "xlcli: out of memory."),
+    (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), 4, "xlcli: out of memory: Default"),
+    (OSError(errno.ENOSPC, "No space left on device", "x"), 4, "xlcli: cannot write: x: No space left on device."),
+    (PermissionError(errno.EACCES, "Permission denied", "x"), 3, "xlcli: x: Permission denied."),
+    (KeyError("x"), 1, "xlcli: this is a bug: KeyError: 'x' at "),
+    (KeyboardInterrupt(), 130, ""),
+]
+
+
+@pytest.mark.parametrize(("error", "code", "said"), RAISED, ids=lambda value: type(value).__name__)
+def test_exit_code_and_sentence(error, code, said, run, monkeypatch):
+    def fail(arguments):
+        raise error
+
+    monkeypatch.setattr(app, "run", fail)
+    done = run()
+    assert (done.code, done.out) == (code, b"")
+    assert done.err.startswith(said)
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("how", ["flag", "variable"])
+def test_a_traceback_is_shown_on_request(how, run, monkeypatch):
+    def fail(arguments):
+        raise KeyError("x")
+
+    monkeypatch.setattr(app, "run", fail)
+    if how == "variable":
+        monkeypatch.setenv("XLCLI_DEBUG", "1")
+    done = run("eval", *(["--debug"] if how == "flag" else []))
+    assert done.code == 1
+    assert "Traceback" in done.err
+    assert "this is a bug" in done.err
+
+
+def test_hostile_names_in_messages_are_shown(run, monkeypatch):
+    def fail(arguments):
+        raise errors.DataError("no \x1b]0;title\x07 file")
+
+    monkeypatch.setattr(app, "run", fail)
+    assert "\x1b" not in run().err

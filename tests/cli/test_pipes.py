@@ -1,0 +1,54 @@
+"""Manners of a Unix tool: readers that leave, closed and full outputs, plain output without a terminal."""
+
+import subprocess
+
+import pytest
+from programs import command, environment, process
+
+
+def through_shell(script, *arguments):
+    line = script.replace("XLCLI", " ".join(f"'{part}'" for part in command(*arguments)))
+    return subprocess.run(["bash", "-c", line], env=environment(), capture_output=True, timeout=120)
+
+
+@pytest.mark.parametrize("arguments", [["train", "--help"], ["train", "--print-config"], ["models"]], ids=" ".join)
+@pytest.mark.parametrize("script", ["XLCLI | true; exit ${PIPESTATUS[0]}", "XLCLI >&-"], ids=["pipe", "closed"])
+def test_a_reader_that_leaves_is_no_error(arguments, script):
+    done = through_shell(script, *arguments)
+    assert done.stderr == b""
+    # A short text may fit in the pipe before the reader is gone.
+    assert done.returncode == 141 or (done.returncode == 0 and "true" in script)
+
+
+def test_a_stream_dies_of_sigpipe_quietly(model):
+    done = through_shell("yes line | XLCLI | head -1; exit ${PIPESTATUS[1]}", "stream", "-m", model)
+    assert done.returncode == 141
+    assert done.stdout.endswith(b"\tline\n")
+    assert done.stderr == b""
+
+
+def test_a_full_disk_is_told(model):
+    done = through_shell("XLCLI >/dev/full", "models")
+    assert done.returncode == 4
+    assert b"cannot write: No space left on device" in done.stderr
+
+
+def test_a_closed_error_output_does_no_harm(model):
+    done = through_shell("XLCLI 2>&-", "eval", "-m", model, "--json")
+    assert done.returncode == 0
+    assert done.stdout.startswith(b"{")
+
+
+def test_closed_input_is_an_empty_one(model):
+    done = through_shell("XLCLI <&-", "stream", "-m", model)
+    assert (done.returncode, done.stdout) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"LC_ALL": "C", "TERM": "", "COLUMNS": "20"}, {"PYTHONIOENCODING": "ascii"}], ids=str
+)
+def test_poor_environments(changes, model):
+    done = process("stream", "-m", model, input="Grüße\n".encode(), env=changes)
+    assert done.returncode == 0
+    assert done.stdout.endswith("\tGrüße\n".encode())
+    assert b"\x1b" not in done.stdout + done.stderr

@@ -1,0 +1,135 @@
+"""The first signal asks, the second leaves; what was ignored stays ignored; a silent pipe does not delay."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from programs import command, environment
+
+from xlcli.cli.signals import Stop
+from xlcli.cli.stream import portions
+
+WORK = """
+import sys, time
+from xlcli.cli.signals import Stop
+with Stop(lambda text: print(text, flush=True)) as stop:
+    print("ready", flush=True)
+    end = time.monotonic() + 20
+    while time.monotonic() < end and not (stop() and "{mode}" == "polite"):
+        {busy}
+    print("saved", flush=True)
+    code = stop.exit_code
+sys.exit(code)
+"""
+BUSY = "sum(range(10**6))"
+
+
+@contextlib.contextmanager
+def start(mode="polite", busy="time.sleep(0.01)", **options):
+    child = subprocess.Popen(
+        [sys.executable, "-c", WORK.format(mode=mode, busy=busy)],
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options,
+    )  # fmt: skip
+    with child:
+        try:
+            assert child.stdout.readline() == b"ready\n"
+            yield child
+        finally:
+            child.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("busy", ["time.sleep(0.01)", BUSY])
+def test_the_first_signal_asks_and_says_so_at_once(number, busy):
+    with start(busy=busy) as child:
+        sent = time.monotonic()
+        child.send_signal(number)
+        assert child.stdout.readline().startswith(number.name.encode() + b": stopping")
+        assert time.monotonic() - sent < 1.0
+        assert child.stdout.readline() == b"saved\n"
+        assert child.wait(10) == 128 + number
+        assert child.stderr.read() == b""
+
+
+def test_a_second_interrupt_leaves_at_once():
+    with start(mode="stubborn", busy=BUSY) as child:
+        child.send_signal(signal.SIGTERM)
+        assert child.stdout.readline().startswith(b"SIGTERM")
+        child.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        assert child.poll() is None
+        sent = time.monotonic()
+        child.send_signal(signal.SIGINT)
+        assert child.wait(10) == 130
+        assert time.monotonic() - sent < 1.0
+        assert b"saved" not in child.stdout.read()
+
+
+def test_an_ignored_signal_stays_ignored():
+    with start(preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)) as child:
+        child.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        assert child.poll() is None
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(10) == 143
+
+
+def test_handlers_and_descriptors_are_given_back():
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        with Stop() as stop:
+            assert not stop()
+            assert stop.exit_code == 0
+    assert {number: signal.getsignal(number) for number in before} == before
+    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+    assert not [thread for thread in threading.enumerate() if thread.name == "signals"]
+
+
+def test_portions_come_as_they_arrive_and_silence_is_told_once():
+    reader, writer = os.pipe()
+    with Stop() as stop:
+        pieces = portions(reader, stop, flush_ms=30)
+        os.write(writer, b"one")
+        assert next(pieces) == b"one"
+        assert next(pieces) is None
+        os.write(writer, b"two")
+        assert next(pieces) == b"two"
+        assert next(pieces) is None
+        os.close(writer)
+        assert next(pieces, "end") == "end"
+    os.close(reader)
+
+
+def test_a_signal_ends_a_silent_wait():
+    reader, writer = os.pipe()
+    with Stop() as stop:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        began = time.monotonic()
+        assert list(portions(reader, stop, flush_ms=None)) == []
+        assert time.monotonic() - began < 2
+        assert stop.exit_code == 143
+    os.close(reader)
+    os.close(writer)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM])
+def test_a_stream_that_waits_saves_and_ends_on_a_signal(number, model, tmp_path):
+    state = tmp_path / "memory.state"
+    with subprocess.Popen(
+        command("stream", "-m", model, "--state-out", state), env=environment(),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as child:  # fmt: skip
+        child.stdin.write(b"a line\nand half a")
+        child.stdin.flush()
+        assert child.stdout.readline().endswith(b"\ta line\n")
+        child.send_signal(number)
+        assert child.wait(20) == 128 + number
+        assert f"{number.name}: stopping" in child.stderr.read().decode()
+    assert state.stat().st_size > 0

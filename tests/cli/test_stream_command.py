@@ -1,0 +1,114 @@
+import json
+import re
+
+import pytest
+from conftest import TEXT
+from programs import Terminal, command
+
+
+@pytest.fixture
+def piped(run, monkeypatch, tmp_path):
+    """`stream` in this process, reading a file."""
+
+    def piped(data, *arguments):
+        path = tmp_path / "in"
+        path.write_bytes(data)
+        return run("stream", path, *arguments)
+
+    return piped
+
+
+def objects(out):
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def test_lines_are_exact_and_scored(piped, model):
+    data = b"first\n\nsecond \x1b[31m\xff\nlast without end"
+    done = piped(data)
+    assert done.code == 0, done.err
+    rows = re.findall(rb"(?m)^(\d+\.\d{3})\t(.*)$", done.out)
+    assert b"\n".join(text for _, text in rows) == data
+    assert "4 lines" in done.err
+
+
+def test_json_lines(piped, model):
+    rows = objects(piped(TEXT * 3, "--json").out)
+    assert [set(row) for row in rows] == [{"line", "byte", "bytes", "tokens", "bits", "bits_per_byte"}] * 3
+    assert [row["byte"] for row in rows] == [0, len(TEXT), 2 * len(TEXT)]
+    assert rows[0]["bits_per_byte"] == pytest.approx(rows[0]["bits"] / rows[0]["bytes"])
+
+
+def test_json_tokens_spell_the_text(piped, model):
+    rows = objects(piped(TEXT, "--json", "--emit", "tokens").out)
+    assert set(rows[0]) == {"byte", "text", "bits"}
+    assert "".join(row["text"] for row in rows).encode() == TEXT
+
+
+def test_emit_none_and_stats(piped, model):
+    assert piped(TEXT, "--emit", "none").out == b""
+    assert set(objects(piped(TEXT, "--emit", "stats", "--json").out)[-1]) >= {
+        "lines",
+        "bytes",
+        "bits_per_byte",
+        "final",
+    }
+
+
+def test_scores_equal_those_of_eval(piped, run, model, tmp_path):
+    rows = objects(piped(TEXT * 4, "--json").out)
+    (tmp_path / "same").write_bytes(TEXT * 4)
+    score = json.loads(run("eval", tmp_path / "same", "--json").out)
+    assert sum(row["bits"] for row in rows) / len(TEXT * 4) == pytest.approx(score["bits_per_byte"], abs=1e-4)
+
+
+def test_a_saved_memory_goes_on_exactly(piped, model, tmp_path):
+    whole = objects(piped(TEXT * 2, "--json").out)
+    assert piped(TEXT, "--state-out", tmp_path / "s").code == 0
+    rest = objects(piped(TEXT, "--json", "--state-in", tmp_path / "s").out)
+    assert rest[0]["bits"] == pytest.approx(whole[1]["bits"], abs=1e-6)
+
+
+def test_a_state_of_another_model_is_refused(piped, model, tmp_path):
+    assert piped(TEXT, "--state-out", tmp_path / "s").code == 0
+    damaged = bytearray((tmp_path / "s").read_bytes())
+    damaged[-1] ^= 1
+    (tmp_path / "bad").write_bytes(damaged)
+    for name, said in (("bad", "damaged"), ("absent", "no saved memory")):
+        done = piped(TEXT, "--state-in", tmp_path / name)
+        assert done.code == 3, done.err
+        assert said in done.err
+    import torch
+
+    from xlcli.store.folder import load, save_model
+
+    old = load(model)
+    weights = {name: torch.zeros_like(value) for name, value in old.network.state_dict().items()}
+    save_model(model.parent / "other", old.config, weights, old.tokenizer, {})
+    done = piped(TEXT, "-m", "other", "--state-in", tmp_path / "s")
+    assert done.code == 3
+    assert re.search(r"made with weights \w{12}, but other has weights \w{12}", done.err)
+
+
+def test_continuation_follows_the_text(piped, model):
+    done = piped(b"one\n", "--continue", "5", "--seed", "1")
+    again = piped(b"one\n", "--continue", "5", "--seed", "1")
+    assert done.out.split(b"\n", 1)[0].endswith(b"\tone")
+    assert len(done.out.split(b"\n", 1)[1]) > 0
+    assert done.out == again.out
+
+
+@pytest.mark.parametrize(("name", "said"), [("absent", "cannot read absent"), (".", "is a folder")])
+def test_what_cannot_be_read(run, model, name, said):
+    done = run("stream", name)
+    assert (done.code, said in done.err) == (3, True)
+
+
+def test_a_terminal_gets_harmless_text_coloured_by_surprise(model):
+    hostile = b"a\x1b]0;owned\x07b\x9bc\xc2\x9b2J \xe2\x80\xae\rd [bold]x[/no]\n"
+    terminal = Terminal(command("stream", "-m", model), stdin=hostile + TEXT, NO_COLOR="")
+    assert terminal.finish() == 0
+    assert terminal.screen.title == ""
+    assert r"a\x1b]0;owned\x07b\x9bc\x9b2J \u202e\rd [bold]x[/no]" in terminal.text
+    assert TEXT.decode().strip() in terminal.text
+    assert b"\x1b[38;5;" in terminal.received
+    assert b"\x1b]" not in terminal.received

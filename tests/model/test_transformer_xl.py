@@ -1,0 +1,103 @@
+"""The attention branch against the paper's formulas, one query and key at a time."""
+
+import pytest
+import torch
+from oracles import transformer_xl
+
+from xlcli import config
+from xlcli.model.build import build_model
+from xlcli.ops.span import Frame, Span
+from xlcli.presets import list_presets, read_preset
+from xlcli.state import Hidden, KeyValue
+
+
+def branch(position):
+    tree = {"dim": 12, "n_layers": 1, "attention": {"n_heads": 3}, "position": position}
+    model = build_model(config.make({"model": tree}).model).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.5, generator=torch.Generator().manual_seed(parameter.numel()))
+    return model.stack.blocks[0].attention
+
+
+def paper_names(attention):
+    names = {
+        "W_q": attention.query.weight,
+        "W_kE": attention.key.weight,
+        "W_v": attention.value.weight,
+        "W_o": attention.output.weight,
+    }
+    if hasattr(attention.position, "relative"):
+        names |= {
+            "W_kR": attention.position.relative.weight,
+            "u": attention.position.biases.content,
+            "v": attention.position.biases.position,
+        }
+    return {name: weight.detach() for name, weight in names.items()}
+
+
+@pytest.mark.parametrize(
+    "position", [{"kind": "xl", "n_features": 8}, {"kind": "xl", "n_features": 8, "clamp_len": 4}, {"kind": "none"}]
+)
+@pytest.mark.parametrize(("t", "m"), [(1, 0), (1, 9), (5, 0), (5, 3), (4, 9)])
+@pytest.mark.parametrize("kind", ["uniform", "growing"])
+def test_attention_equals_the_paper(position, t, m, kind):
+    attention = branch(position)
+    x, older = torch.randn(1, t, 12, dtype=torch.float64), torch.randn(1, m, 12, dtype=torch.float64)
+    span = Span.of(kind, mem_len=9, segment_len=4)
+    expected = transformer_xl.attention(
+        x[0],
+        older[0],
+        paper_names(attention),
+        n_heads=3,
+        n_features=8,
+        window=9 if kind == "uniform" else None,
+        clamp_len=position.get("clamp_len"),
+    )
+    frame = Frame(span, n_memory=m, n_new=t, keep=min(2, m + t), device=x.device)
+    with torch.inference_mode():
+        k, v = attention.project(older)
+        for memory in (Hidden(older), KeyValue(k, v, 0, m)):
+            out, after = attention(x, memory, frame)
+            assert torch.allclose(out[0], expected, rtol=0, atol=1e-12)
+            assert after.length == min(2, m + t)
+
+
+def test_memory_of_a_layer_is_the_input_of_that_layer():
+    """Reach grows by one memory length a layer, as in the paper: n_layers * mem_len tokens back and no further."""
+    tree = {"dim": 8, "n_layers": 3, "attention": {"n_heads": 2}, "vocab_size": 11}
+    model = build_model(config.make({"model": tree}).model).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.5)
+    text = torch.randint(0, 11, (1, 40))
+    with torch.inference_mode():
+
+        def last(t):
+            return model(t, model.start(1, mem_len=5, segment_len=8))[0][:, -1]
+
+        for distance, reached in ((15, True), (16, False)):
+            changed = text.clone()
+            changed[0, 39 - distance] = (changed[0, 39 - distance] + 1) % 11
+            assert torch.equal(last(text), last(changed)) != reached
+
+
+@pytest.mark.parametrize("preset", [p.name for p in list_presets()])
+def test_every_preset_builds_and_takes_a_step_when_shrunk(preset):
+    tree = config.merge(read_preset(preset), {"model": {"dim": 16, "n_layers": 2, "vocab_size": 19}})
+    tree["model"]["attention"] = {**tree["model"]["attention"], "n_heads": 2, "head_dim": 8}
+    tree["model"].get("feedforward", {}).pop("ffn_dim", None)
+    made = config.make(tree)
+    model = build_model(made.model).train()
+    text = torch.randint(0, 19, (2, 9))
+    state = model.start(2, mem_len=4, segment_len=8, span=made.train.span, memory="hidden")
+    nll, _ = model.nll(text[:, :-1], text[:, 1:], state)
+    nll.mean().backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+def test_published_parameter_counts():
+    """Dai et al. 2019, table 1: 41 M for 12 layers on enwik8."""
+    with torch.device("meta"):
+        model = build_model(config.make(read_preset("txl-enwik8-12l")).model)
+    assert model.parameter_count == pytest.approx(41e6, rel=0.03)

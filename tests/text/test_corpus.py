@@ -1,0 +1,450 @@
+"""Corpora: every kind of file, bounded memory, held-out parts, token files that are whole or absent."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import random
+import socket
+import tracemalloc
+from collections.abc import Generator
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xlcli.errors import DataError, ResourceError
+from xlcli.events import Progress
+from xlcli.text.cache import cache_folder
+from xlcli.text.corpus import Corpus, open_corpus
+from xlcli.text.heldout import LARGEST_DEFAULT, Part, split
+from xlcli.text.tokenizer import train_tokenizer
+from xlcli.text.tokens import HEADER, TokenFile, token_file
+from xlcli.text.words import WordsTokenizer
+
+T = TypeVar("T")
+
+
+def drain(steps: Generator[Any, None, T]) -> T:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+
+def whole(corpus: Corpus | Part) -> bytes:
+    return b"".join(corpus.read())
+
+
+def corpus_of(data: bytes) -> Corpus:
+    return open_corpus(["-"], stdin=io.BytesIO(data))
+
+
+def build(data: bytes, kind: str = "bytes") -> TokenFile:
+    corpus = corpus_of(data)
+    return drain(token_file(Part(corpus, 0, corpus.n_bytes), train_tokenizer(kind, [data], 400)))
+
+
+def prose(n_bytes: int, seed: int = 0) -> bytes:
+    dice = random.Random(seed)
+    lines = []
+    size = 0
+    while size < n_bytes:
+        lines.append(b" ".join(b"word%d" % dice.randrange(300) for _ in range(dice.randrange(1, 15))) + b"\n")
+        size += len(lines[-1])
+    return b"".join(lines)[:n_bytes]
+
+
+def test_files_are_one_text_as_cat_makes_it(tmp_path: Path) -> None:
+    big = random.Random(1).randbytes(2**20 + 777)
+    (tmp_path / "a").write_bytes(b"no line end")
+    (tmp_path / "b.gz").write_bytes(gzip.compress(big, 1) + gzip.compress(b"second member"))
+    (tmp_path / "c").write_bytes(big[::-1])
+    corpus = open_corpus(
+        [tmp_path / "a", tmp_path / "b.gz", "-", str(tmp_path / "c")], stdin=io.BytesIO(b"from a pipe\0")
+    )
+    text = b"no line end" + big + b"second member" + b"from a pipe\0" + big[::-1]
+    assert whole(corpus) == text
+    assert corpus.n_bytes == len(text)
+    assert corpus.sha256 == sha256(text).hexdigest()
+    assert corpus.facts.has_nul
+    assert corpus.facts.n_chars is None
+    assert whole(corpus) == text, "a corpus can be read again, standard input too"
+    dice = random.Random(2)
+    for _ in range(20):
+        start, stop = sorted(dice.randrange(len(text) + 1) for _ in range(2))
+        assert b"".join(corpus.read(start, stop)) == text[start:stop]
+
+
+def test_a_folder_gives_its_text_sorted(tmp_path: Path) -> None:
+    for name, data in {
+        "b.txt": b"bb",
+        "a/z.md": b"az",
+        "a/y.txt.gz": gzip.compress(b"ay"),
+        ".hidden": b"no",
+        ".git/x": b"no",
+        "picture.png": b"\x89PNG\0\0",
+        "broken.gz": b"not gzip",
+        "empty": b"",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / "loop").symlink_to(tmp_path, target_is_directory=True)
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "fifo")
+    corpus = open_corpus([tmp_path])
+    assert whole(corpus) == b"ayazbb"
+    assert sorted(path.name for path in corpus.skipped) == ["broken.gz", "empty", "picture.png"]
+
+
+def test_each_bad_input_has_its_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "empty").touch()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_bytes(b"x")
+    (tmp_path / "torn.gz").write_bytes(gzip.compress(random.Random(0).randbytes(5000))[:-2000])
+    (tmp_path / "plain.gz").write_bytes(b"this is not gzip at all")
+    flipped = bytearray(gzip.compress(b"some text " * 1000))
+    flipped[-6] ^= 1
+    (tmp_path / "flipped.gz").write_bytes(flipped)
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with socket.socket(socket.AF_UNIX) as sock:
+        monkeypatch.chdir(tmp_path)
+        sock.bind("socket")
+        for name, message in {
+            "empty": "is empty",
+            "missing": "no file",
+            "file/inside": "no file",
+            "folder": "no text files",
+            "torn.gz": "in the middle of its gzip",
+            "plain.gz": "is not gzip",
+            "flipped.gz": "damaged",
+            "fifo": "is a pipe",
+            "loop": "leads back to itself",
+            "socket": "not a file",
+            "/dev/zero": "is a device",
+            "nul\0byte": "cannot be the name",
+            "x" * 5000: "cannot open",
+        }.items():
+            with pytest.raises(DataError, match=message) as caught:
+                open_corpus([name]).facts  # noqa: B018
+            assert caught.value.remedy
+
+
+def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*_: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "secret").write_bytes(b"x")
+    monkeypatch.setattr(os, "open", denied)
+    with pytest.raises(DataError, match="may not be read") as caught:
+        open_corpus([tmp_path / "secret"])
+    assert "chmod" in caught.value.remedy
+
+
+def test_standard_input_may_be_empty_closed_or_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match="standard input is empty"):
+        corpus_of(b"").facts  # noqa: B018
+    with pytest.raises(DataError, match="twice"):
+        open_corpus(["-", "-"], stdin=io.BytesIO(b"x"))
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(DataError, match="closed"):
+        open_corpus(["-"])
+    with pytest.raises(DataError, match="no text was given"):
+        open_corpus([])
+
+
+def test_the_copy_of_standard_input_leaves_nothing_behind() -> None:
+    corpus = corpus_of(b"x" * 3_000_000)
+    assert corpus.n_bytes == 3_000_000
+    assert list(cache_folder().iterdir()) == []
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_file_that_changes_is_refused_and_one_that_grows_is_read_as_it_was(tmp_path: Path, suffix: str) -> None:
+    store = partial(gzip.compress, compresslevel=1) if suffix else bytes
+    text = prose(2_500_000)
+    path = tmp_path / f"text{suffix}"
+    path.write_bytes(store(text))
+    corpus = open_corpus([path])
+    assert corpus.n_bytes == len(text)
+    with path.open("ab") as file:
+        file.write(store(b"more"))
+    assert whole(corpus) == text
+    path.write_bytes(store(text[:1_500_000] + b"#" + text[1_500_001:]))
+    with pytest.raises(DataError, match="changed"):
+        whole(corpus)
+    path.write_bytes(store(text[:1_500_000]))
+    with pytest.raises(DataError, match="changed"):
+        whole(corpus)
+    path.unlink()
+    with pytest.raises(DataError, match="no file"):
+        whole(corpus)
+
+
+def test_a_file_truncated_while_it_is_read_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(prose(3_000_000))
+    corpus = open_corpus([path])
+    corpus.facts  # noqa: B018
+    portions = corpus.read()
+    next(portions)
+    os.truncate(path, 10)
+    with pytest.raises(DataError, match="changed"):
+        list(portions)
+
+
+@given(st.lists(st.sampled_from([b"a", "é".encode(), "漢".encode(), b"\xff", b"\xe6\xbc"]), min_size=1, max_size=12))
+def test_utf8_is_judged_over_the_whole_text(files: list[bytes]) -> None:
+    corpus = Corpus([source for data in files for source in corpus_of(data).sources])
+    text = b"".join(files)
+    good = text.decode(errors="ignore")
+    if good.encode() == text:
+        assert corpus.facts.n_chars == len(good)
+        corpus.require_utf8()
+        return
+    with pytest.raises(UnicodeDecodeError) as told:
+        text.decode()
+    assert corpus.facts.n_chars is None
+    name, offset = corpus.facts.bad_byte or ("", -1)
+    starts = [sum(map(len, files[:i])) for i in range(len(files))]
+    assert name == "standard input"
+    assert offset in {told.value.start - start for start in starts}
+    with pytest.raises(DataError, match=rf"offset {offset} ") as caught:
+        corpus.require_utf8()
+    assert "--tokenizer bytes" in caught.value.remedy
+
+
+def test_the_wrong_byte_is_found_in_its_file(tmp_path: Path) -> None:
+    (tmp_path / "good").write_bytes(b"x" * 2_000_000)
+    (tmp_path / "bad").write_bytes(b"y" * 1_048_575 + b"\xc3(")
+    corpus = open_corpus([tmp_path / "good", tmp_path / "bad"])
+    assert corpus.facts.bad_byte == (str(tmp_path / "bad"), 1_048_575)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_reading_takes_bounded_memory(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"large{suffix}"
+    with gzip.open(path, "wb", 1) if suffix else path.open("wb") as file:
+        for _ in range(40):
+            file.write(b"a line of text\n" * 70_000)
+    tracemalloc.start()
+    try:
+        corpus = open_corpus([path])
+        assert sum(map(len, corpus.read())) == corpus.n_bytes == 42_000_000
+        assert sum(map(len, split(corpus).train.sample(2**20))) <= 2**20
+        assert tracemalloc.get_traced_memory()[1] < 12 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_scanning_reports_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xlcli.text.corpus._TURN", 0)
+    corpus = corpus_of(b"x" * 3_000_000)
+    reports = list(corpus.scan())
+    assert [report.done for report in reports] == [2**20, 2**21, 3_000_000]
+    assert all(report.total == 3_000_000 for report in reports)
+    assert list(corpus.scan()) == [], "a second look is not needed"
+
+
+# held-out parts
+
+
+def test_held_out_parts_come_off_the_end_at_line_ends() -> None:
+    text = prose(200_000)
+    parts = split(corpus_of(text))
+    assert [whole(part) for part in (parts.train, parts.valid, parts.test)] == [
+        text[: parts.train.stop],
+        text[parts.train.stop : parts.valid.stop],
+        text[parts.valid.stop :],
+    ]
+    for part in (parts.train, parts.valid):
+        assert whole(part).endswith(b"\n")
+    for part in (parts.valid, parts.test):
+        assert 10_000 <= part.n_bytes < 10_200
+
+
+def test_held_out_parts_are_bounded_unless_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(b"some line\n" * 3_000_000)
+    corpus = open_corpus([tmp_path / "text"])
+    parts = split(corpus)
+    assert LARGEST_DEFAULT <= parts.valid.n_bytes <= LARGEST_DEFAULT + 10
+    parts = split(corpus, 0.2, 0.0)
+    assert parts.test.n_bytes == 0
+    assert abs(parts.valid.n_bytes - 6_000_000) <= 10
+
+
+def test_a_file_may_be_held_out_instead(tmp_path: Path) -> None:
+    (tmp_path / "valid").write_bytes(b"held out")
+    text = prose(10_000)
+    parts = split(corpus_of(text), str(tmp_path / "valid"))
+    assert whole(parts.train) == text
+    assert whole(parts.valid) == b"held out"
+    assert whole(parts.test) == b""
+    parts = split(corpus_of(text), 0.1, str(tmp_path / "valid"))
+    assert whole(parts.train) + whole(parts.valid) == text
+    assert whole(parts.test) == b"held out"
+
+
+@given(st.one_of(st.binary(min_size=1, max_size=300), st.text(min_size=1, max_size=300).map(str.encode)))
+def test_parts_join_to_the_text(text: bytes) -> None:
+    parts = split(corpus_of(text), 0.2, 0.3)
+    assert whole(parts.train) + whole(parts.valid) + whole(parts.test) == text
+    assert parts.train.n_bytes > 0 or len(text) < 8
+
+
+@pytest.mark.parametrize("text", ["word " * 30_000, "漢字" * 20_000])
+def test_one_line_is_cut_at_a_blank_or_a_character(text: str) -> None:
+    parts = split(corpus_of(text.encode()))
+    assert whole(parts.valid).decode().startswith((" word", "漢", "字"))
+    assert whole(parts.valid).decode() + whole(parts.test).decode() in text
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_sample_is_spread_evenly(tmp_path: Path, suffix: str) -> None:
+    text = b"".join(b"%08d\n" % i for i in range(500_000))
+    (tmp_path / f"text{suffix}").write_bytes(gzip.compress(text, 1) if suffix else text)
+    part = split(open_corpus([tmp_path / f"text{suffix}"])).train
+    sample = list(part.sample(10 * 2**16))
+    assert sum(map(len, sample)) <= 10 * 2**16
+    firsts = [int(block[:8]) for block in sample]
+    assert firsts[0] <= 1
+    assert np.diff(firsts).min() > 40_000
+    assert all(len(line) in (0, 8) for block in sample for line in block.split(b"\n"))
+    assert list(part.sample(10 * 2**16)) == sample
+    assert b"".join(part.sample(2**30)) == whole(part)
+
+
+@given(st.text(alphabet="é漢😀", min_size=5, max_size=40))
+def test_short_text_is_cut_between_characters(text: str) -> None:
+    parts = split(corpus_of(text.encode()), 0.2, 0.1)
+    assert whole(parts.train).decode() + whole(parts.valid).decode() + whole(parts.test).decode() == text
+
+
+# token files
+
+
+@pytest.mark.parametrize("kind", ["bytes", "sentencepiece", "words"])
+def test_tokens_on_disk_are_those_of_the_whole_text(kind: str) -> None:
+    text = prose(900_000)
+    tokenizer = train_tokenizer(kind, [text], 400)
+    corpus = corpus_of(text)
+    tokens = drain(token_file(Part(corpus, 1000, corpus.n_bytes), tokenizer))
+    assert tokens.ids.dtype == np.uint16
+    assert not tokens.ids.flags.writeable
+    assert tokens.n_bytes == len(text) - 1000
+    assert tokens.ids.tolist() == tokenizer.encode(text[1000:]).tolist()
+    assert len(tokens) == len(tokens.ids)
+
+
+def test_large_vocabularies_take_wider_ids() -> None:
+    tokenizer = WordsTokenizer([b"<unk>", b"<eos>", *(b"w%d" % i for i in range(70_000))])
+    corpus = corpus_of(b"w69999 w0\n")
+    tokens = drain(token_file(Part(corpus, 0, corpus.n_bytes), tokenizer))
+    assert tokens.ids.dtype == np.uint32
+    assert tokens.ids.tolist() == [70_001, 2, 1]
+
+
+def test_an_empty_part_has_no_tokens() -> None:
+    tokens = drain(token_file(Part(corpus_of(b"x"), 1, 1), train_tokenizer("bytes", [])))
+    assert len(tokens) == tokens.n_bytes == 0
+
+
+def test_tokens_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xlcli.text.corpus._TURN", 0)
+    text = prose(600_000)
+    corpus, tokenizer = corpus_of(text), train_tokenizer("bytes", [])
+    part = Part(corpus, 0, corpus.n_bytes)
+    reports = list(token_file(part, tokenizer))
+    assert reports[-1] == Progress("tokenizing", 600_000, 600_000, "B", reports[-1].rate)
+    assert list(token_file(part, tokenizer)) == []
+    same_text = corpus_of(text)
+    assert list(token_file(Part(same_text, 0, same_text.n_bytes), tokenizer)) == [], "keyed by content"
+    assert list(token_file(Part(corpus, 1, corpus.n_bytes), tokenizer)) != []
+    assert list(token_file(part, train_tokenizer("sentencepiece", [text], 400))) != []
+    assert len(list(cache_folder().iterdir())) == 3
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "grow", "empty", "magic"])
+def test_a_damaged_token_file_is_built_anew(damage: str) -> None:
+    text = prose(5000)
+    path = build(text).path
+    data = bytearray(path.read_bytes())
+    if damage == "flip":
+        data[HEADER + 77] ^= 1
+    elif damage == "cut":
+        del data[-2:]
+    elif damage == "grow":
+        data += b"\0\0"
+    elif damage == "empty":
+        data.clear()
+    else:
+        data[0] ^= 1
+    path.write_bytes(data)
+    tokens = build(text)
+    assert bytes(tokens.ids.astype(np.uint8)) == text
+
+
+def test_a_builder_that_stops_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xlcli.text.corpus._TURN", 0)
+    corpus = corpus_of(prose(2_000_000))
+    steps = token_file(Part(corpus, 0, corpus.n_bytes), train_tokenizer("bytes", []))
+    next(steps)
+    assert [path.name[:5] for path in cache_folder().iterdir()] == [".tmp-"]
+    steps.close()
+    assert list(cache_folder().iterdir()) == []
+
+
+def test_two_builders_of_one_file_do_not_disturb_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xlcli.text.corpus._TURN", 0)
+    text = prose(2_000_000)
+    corpus, tokenizer = corpus_of(text), train_tokenizer("bytes", [])
+    one, two = (token_file(Part(corpus, 0, corpus.n_bytes), tokenizer) for _ in range(2))
+    next(one), next(two)
+    for steps in (one, two):
+        assert bytes(drain(steps).ids.astype(np.uint8)) == text
+    assert len(list(cache_folder().iterdir())) == 1
+
+
+def test_old_files_are_swept() -> None:
+    folder = cache_folder()
+    for name, days in ((".tmp-1-x.tokens", 2), ("old.tokens", 31), ("recent.tokens", 29), (".tmp-2-x.tokens", 0.5)):
+        (folder / name).write_bytes(b"x")
+        then = (folder / name).stat().st_mtime - days * 86400
+        os.utime(folder / name, (then, then))
+    path = build(b"new text").path
+    assert {file.name for file in folder.iterdir()} == {"recent.tokens", ".tmp-2-x.tokens", path.name}
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ResourceError, match="No space left") as caught:
+        build(b"text")
+    assert "XLCLI_CACHE" in caught.value.remedy
+    assert list(cache_folder().iterdir()) == []
+
+
+def test_the_cache_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLCLI_CACHE", str(tmp_path / "one"))
+    assert cache_folder() == tmp_path / "one"
+    monkeypatch.delenv("XLCLI_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "two"))
+    assert cache_folder() == tmp_path / "two" / "xlcli"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache" / "xlcli"
+    assert cache_folder().stat().st_mode & 0o777 == 0o700
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XLCLI_CACHE", str(tmp_path / "file"))
+    with pytest.raises(ResourceError, match="cache folder"):
+        cache_folder()

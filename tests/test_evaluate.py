@@ -144,6 +144,15 @@ def test_loss_by_context_with_memory_comes_from_cold_windows(prose):
     assert score.by_context[3].bits_per_byte == pytest.approx(nats / math.log(2) / n_bytes, abs=1e-9)
 
 
+def test_short_contexts_are_probed_more_often_than_long_ones(tmp_path):
+    (tmp_path / "t").write_text(PROSE * 8)
+    score, *_ = scores(toy(), tmp_path / "t", mem_len=100, segment_len=50)
+    short, long = score.by_context[0].tokens, score.by_context[-1].tokens // (201 - 128)
+    assert (short, long) == (len(PROSE.encode()) // 64 + 2, 2)
+    assert sum(b.tokens for b in score.by_context) <= score.tokens / 4
+    assert [b.start for b in score.by_context] == [1, 2, 4, 8, 16, 32, 64, 128]
+
+
 @pytest.mark.parametrize("text", [b"x", b"\n", b"\xff\xfe\x00", "\u4e16".encode(), b"a" * 5000, b"one\r\ntwo\r\n"])
 def test_odd_texts(text, tmp_path):
     (tmp_path / "odd").write_bytes(text)

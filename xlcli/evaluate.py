@@ -5,8 +5,8 @@ How the text is cut into calls and lanes changes the speed and never the result:
 growing span of the published set-ups, does the segment length matter; lanes then begin where segments do.
 
 Loss by context seen: without memory it comes from the pass itself, whose segments all start cold. With memory every
-token of the pass but the first has a full one, so windows of `2 * mem_len` tokens, evenly spread over the text, are
-read once more from a cold start.
+token of the pass but the first ones has a full one, so windows evenly spread over the text, the longest of
+`2 * mem_len` tokens, are read once more from a cold start.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ STATE_LIMIT = 2**28
 PROBE_SHARE = 4
 """The windows read for the loss by context hold at most one in so many tokens of the text,"""
 PROBE_LIMIT = 2**20
-"""and at most so many tokens."""
+"""and at most so many tokens; half of them in windows of `SHORT_PROBE`: a long one tells little of its beginning."""
+SHORT_PROBE = 64
 
 Event = Notice | Progress | TokenScore | Score
 Floats = NDArray[np.float64]
@@ -210,25 +211,29 @@ def _probe(
 ) -> Generator[Progress, None, tuple[Floats, Floats, Floats]]:
     """Nats, bytes and tokens by tokens seen since a cold start, less one."""
     n = len(text.ids)
-    width = min(2 * plan.mem_len, n)
-    count = max(1, min(n // PROBE_SHARE, PROBE_LIMIT) // width)
-    starts = np.linspace(0, n - width, count).astype(np.int64)
-    sums = (np.zeros(width), np.zeros(width), np.zeros(width))
-    clock = Clock("loss by context", count * width, "tokens")
-    for first in range(0, count, plan.batch_size):
-        rows = starts[first : first + plan.batch_size, None]
-        state = _start(model, plan, len(rows))
-        for at in range(0, width, plan.segment_len):
-            if stop():
-                return sums
-            columns = np.arange(at, min(at + plan.segment_len, width))
-            places = rows + columns
-            tokens = text.ids[np.maximum(places - 1, 0)].astype(np.int64)
-            tokens[places == 0] = model.tokenizer.start_id
-            cost, state = _nats(model, runtime, tokens, text.ids[places].astype(np.int64), state)
-            for total, part in zip(sums, (cost, text.sizes[places], np.ones_like(places)), strict=True):
-                total[columns] += part.sum(0)
-            yield from clock.report(first * width + len(rows) * (at + len(columns)))
+    longest = min(2 * plan.mem_len, n)
+    sums = (np.zeros(longest), np.zeros(longest), np.zeros(longest))
+    widths = sorted({min(SHORT_PROBE, longest), longest})
+    budget = min(n // PROBE_SHARE, PROBE_LIMIT) // len(widths)
+    windows = [np.linspace(0, n - width, max(1, budget // width)).astype(np.int64) for width in widths]
+    total = sum(width * len(starts) for width, starts in zip(widths, windows, strict=True))
+    done, clock = 0, Clock("loss by context", total, "tokens")
+    for width, starts in zip(widths, windows, strict=True):
+        for first in range(0, len(starts), plan.batch_size):
+            rows = starts[first : first + plan.batch_size, None]
+            state = _start(model, plan, len(rows))
+            for at in range(0, width, plan.segment_len):
+                if stop():
+                    return sums
+                columns = np.arange(at, min(at + plan.segment_len, width))
+                places = rows + columns
+                tokens = text.ids[np.maximum(places - 1, 0)].astype(np.int64)
+                tokens[places == 0] = model.tokenizer.start_id
+                cost, state = _nats(model, runtime, tokens, text.ids[places].astype(np.int64), state)
+                for sum_, part in zip(sums, (cost, text.sizes[places], np.ones_like(places)), strict=True):
+                    sum_[columns] += part.sum(0)
+                done += places.size
+                yield from clock.report(done)
     return sums
 
 

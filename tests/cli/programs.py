@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import select
 import struct
 import subprocess
@@ -63,19 +64,30 @@ class Terminal:
             self.process.stdin.write(stdin)
             self.process.stdin.close()
 
+    def read(self, seconds: float) -> bool:
+        """Reads what comes within `seconds`; False once the process has closed the terminal."""
+        if select.select([self._leader], [], [], seconds)[0]:
+            try:
+                data = os.read(self._leader, 65536)
+            except OSError:
+                return False
+            self.received += data
+            self._stream.feed(data)
+            return bool(data)
+        return True
+
+    def read_until(self, pattern: bytes, timeout: float) -> None:
+        """Reads until the pattern has come."""
+        end = time.monotonic() + timeout
+        while not re.search(pattern, self.received):
+            if not self.read(0.1) or time.monotonic() > end:
+                raise AssertionError(f"{pattern!r} did not come: {self.received!r}")
+
     def finish(self, timeout: float = 60) -> int:
         """Reads until the process ends; its exit code."""
         end = time.monotonic() + timeout
-        while time.monotonic() < end:
-            if select.select([self._leader], [], [], 0.1)[0]:
-                try:
-                    data = os.read(self._leader, 65536)
-                except OSError:
-                    break
-                if not data:
-                    break
-                self.received += data
-                self._stream.feed(data)
+        while self.read(0.1) and time.monotonic() < end:
+            pass
         os.close(self._leader)
         return self.process.wait(10)
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from programs import command, environment
 
+from xlcli.cli.pipe import portions
 from xlcli.cli.signals import Stop
-from xlcli.cli.stream import portions
 
 WORK = """
 import sys, time

@@ -224,10 +224,10 @@ def test_absurd_sizes_allocate_nothing(model, change):
     tree = json.loads((model / CONFIG).read_text())
     tree["model"] |= change
     (model / CONFIG).write_text(json.dumps(tree))
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(CheckpointError, match="larger network"):
         store.load(model)
-    assert time.monotonic() - start < 1.0
+    assert time.process_time() - start < 1.0
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e-42])

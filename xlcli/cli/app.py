@@ -16,6 +16,7 @@ from xlcli.cli import eval as evaluation
 from xlcli.cli import generate, models, stream, train
 from xlcli.cli.help import command_help, program_help
 from xlcli.cli.options import Command, Flag, collect, nearest
+from xlcli.cli.signals import Stopped
 from xlcli.cli.terminal import one_line
 from xlcli.errors import ConfigError
 
@@ -44,7 +45,10 @@ def run(arguments: Sequence[str]) -> int:
         raise _usage(error, arguments) from None
     else:
         return 0
-    return act()
+    try:
+        return act()
+    except Stopped as stopped:
+        return stopped.exit_code
 
 
 def _application() -> typer.Typer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import BinaryIO
 
 from xlcli.cli import units
 from xlcli.cli.options import DEVICE, MODEL, SETTINGS, TALK, Command, Flag, Values, mem_len
+from xlcli.cli.pipe import standard_input
 from xlcli.cli.signals import Stop
 from xlcli.errors import ConfigError
 
@@ -42,13 +44,15 @@ def run(values: Values) -> int:
     if tokens_name is not None and options.sweep_mem_len:
         raise ConfigError("--per-token goes with one memory length, not with a sweep.", "Use --mem-len M.")
     scores: list[Score] = []
-    with Stop(screen.say) as stop, screen, token_file(tokens_name, stop) as tokens:
+    with Stop(screen.say) as stop, screen, standard_input(stop), token_file(tokens_name, stop) as tokens:
         from xlcli.evaluate import evaluate
 
         model, runtime = open_model(folder, config.runtime, screen)
         for event in evaluate(
             model, values.words or None, options, runtime, per_token=tokens_name is not None, stop=stop
         ):
+            if stop():
+                break
             match event:
                 case Notice():
                     screen.notice(event)
@@ -80,8 +84,8 @@ def token_file(name: str | None, stop: Callable[[], bool]) -> Iterator[BinaryIO 
         yield None
         return
     if name == "-":
-        with open(1, "wb", closefd=False) as out:
-            yield out
+        sys.stdout.flush()
+        yield sys.stdout.buffer
         return
     path = Path(name)
     try:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from xlcli.cli import units
 from xlcli.cli.options import DEVICE, MODEL, SEED, SETTINGS, TALK, Command, Flag, Values, mem_len
+from xlcli.cli.pipe import portions
 from xlcli.cli.signals import Stop
-from xlcli.cli.stream import STATE, portions
+from xlcli.cli.stream import STATE
 from xlcli.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from xlcli.cli.render import Screen
-    from xlcli.events import Event
+    from xlcli.events import Generated, GeneratedText
 
 MAX_PROMPT = 64 * 2**20
 """Bytes of the longest prompt."""
@@ -55,34 +56,27 @@ def run(values: Values) -> int:
         return stop.exit_code
 
 
-def show(events: Iterable[Event], screen: Screen, *, prompt: bytes, several: bool) -> None:
+def show(events: Iterable[GeneratedText | Generated], screen: Screen, *, prompt: bytes, several: bool) -> None:
     """Text as it is made, a line `---` between samples; or one JSON object at the end."""
     from xlcli.cli import report
-    from xlcli.events import Generated, GeneratedText
+    from xlcli.events import Generated
 
     done: list[dict[str, object]] = []
-    begun = False
+    current = -1
     for event in events:
-        if screen.json:
-            if isinstance(event, Generated):
-                done.append({name: value for name, value in report.fields(event).items() if name != "sample"})
-        elif isinstance(event, GeneratedText | Generated):
-            if not begun:
-                screen.model_text(prompt)
-                begun = True
-            if isinstance(event, GeneratedText):
-                screen.model_text(event.text)
-            else:
-                screen.model_text(b"", final=True)
-                begun = False
-                if several:
-                    screen.write(b"\n---\n" if not screen.on_terminal else b"---\n")
-                screen.say(
-                    f"seed {event.seed}, {event.tokens} tokens, {report.amount(event.tokens_per_second)} tokens/s",
-                    "detail",
-                )
+        if event.sample != current and not screen.json:
+            screen.model_text((b"\n---\n" if current >= 0 else b"") + prompt)
+        current = event.sample
+        if isinstance(event, Generated):
+            done.append({name: value for name, value in report.fields(event).items() if name != "sample"})
+            rate = report.amount(event.tokens_per_second)
+            screen.say(f"sample {event.sample}: seed {event.seed}, {event.tokens} tokens, {rate} tokens/s", "detail")
+        elif not screen.json:
+            screen.model_text(event.text)
     if screen.json:
         screen.object({"samples": done} if several else done[0] if done else {})
+    else:
+        screen.model_text(b"", final=True)
 
 
 def read_prompt(words: tuple[str, ...], stop: Stop) -> bytes:

@@ -23,6 +23,14 @@ def _arrived(number: int, frame: FrameType | None) -> None:
     """Stands in for the default action; the watcher has been told through the socket already."""
 
 
+class Stopped(Exception):  # noqa: N818
+    """Raised out of a wait for input by a signal; carries the exit code."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__()
+        self.exit_code = exit_code
+
+
 class Stop:
     """Whether somebody asked to stop; a context manager, and the `stop` callback of every workflow.
 

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import select
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xlcli.cli import units
 from xlcli.cli.options import DEVICE, MODEL, SEED, SETTINGS, TALK, Command, Flag, Values, mem_len
+from xlcli.cli.pipe import open_source, portions
 from xlcli.cli.signals import Stop
-from xlcli.errors import ConfigError, DataError
+from xlcli.errors import ConfigError
 
 if TYPE_CHECKING:
     from xlcli.cli.render import Screen
     from xlcli.events import Event
-
-PORTION = 2**16
-"""Most bytes taken from the pipe at once."""
 
 
 def run(values: Values) -> int:
@@ -69,37 +63,6 @@ def run(values: Values) -> int:
             show(event, screen, emit=config.stream.emit)
         screen.model_text(b"", final=True)
         return stop.exit_code
-
-
-def open_source(name: str) -> int:
-    """A descriptor to read: standard input for `-`; `DataError` when the file cannot be read."""
-    if name == "-":
-        return 0
-    if Path(name).is_dir():
-        raise DataError(f"{name} is a folder.", "Give a file, or pipe text in.")
-    try:
-        return os.open(name, os.O_RDONLY)
-    except OSError as error:
-        raise DataError(f"cannot read {name}: {error.strerror}.", "Check the path.") from None
-
-
-def portions(source: int, stop: Stop, flush_ms: int | None) -> Iterator[bytes | None]:
-    """What arrives at `source`, as it arrives; None after `flush_ms` of silence. Ends with the input or on a signal."""
-    silence = None if flush_ms is None else flush_ms / 1000
-    told = True
-    while not stop():
-        ready, _, _ = select.select([source, stop.fd], [], [], None if told else silence)
-        if not ready:
-            told = True
-            yield None
-        elif stop.fd in ready:
-            return
-        else:
-            data = os.read(source, PORTION)
-            if not data:
-                return
-            told = False
-            yield data
 
 
 def show(event: Event, screen: Screen, *, emit: str) -> None:

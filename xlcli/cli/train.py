@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from xlcli.cli import units
 from xlcli.cli.options import DEVICE, SEED, SETTINGS, TALK, Command, Flag, Values, mem_len, nearest
+from xlcli.cli.pipe import standard_input
 from xlcli.cli.signals import Stop
 from xlcli.errors import ConfigError, DataError
 
@@ -33,8 +34,11 @@ def run(values: Values) -> int:
     if values.on("resume") and values.on("overwrite"):
         raise ConfigError("--resume and --overwrite exclude each other.", "Give one of them.")
     folder = Path(values.get("out") or Path("models") / model_name(values.words))
-    with Stop(screen.say) as stop, screen:
+    with Stop(screen.say) as stop, screen, standard_input(stop):
+        from xlcli.events import Plan
         from xlcli.train import train
+
+        begun = False
 
         for event in train(
             above_preset(values),
@@ -47,6 +51,9 @@ def run(values: Values) -> int:
             allow_data_change=values.on("allow-data-change"),
             stop=stop,
         ):
+            begun = begun or isinstance(event, Plan)
+            if stop() and not begun:
+                break  # nothing has been learnt that could be saved
             try:
                 show(event, screen, dry_run=values.on("dry-run"))
             except BrokenPipeError:

@@ -20,7 +20,7 @@ from xlcli.store.layout import CHECKPOINTS
 LOCK = ".lock"
 HOLDER = ".lock.json"
 """Who holds the lock. Beside the lock, because taking a lock may empty its file."""
-_PATIENCE = 0.5
+_PATIENCE = 0.3
 """Seconds to wait for a new holder to say who it is."""
 
 

@@ -1,0 +1,78 @@
+"""How good a model do ten minutes make? Bits per byte on the test part of the enwik8 prefix, equal time for everyone.
+
+    python benchmarks/equal_time.py enwik8-prefix.txt.gz [--minutes 10] [--out benchmarks/results/equal_time.json]
+
+The text is the first 4,150,000 bytes of enwik8: 3,750,000 to train on, 200,000 to choose by, 200,000 to judge by. Run it
+on a quiet machine. Nothing is set but the held-out file and the time: the figure is what a new user gets.
+"""
+
+import argparse
+import gzip
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+SPLITS = {"train": (0, 3_750_000), "valid": (3_750_000, 3_950_000), "test": (3_950_000, 4_150_000)}
+
+
+def xlcli(*arguments: str, cwd: Path) -> str:
+    """Standard output of one command; its talk goes to the terminal."""
+    command = [sys.executable, "-m", "xlcli", *arguments]
+    return subprocess.run(command, cwd=cwd, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def machine() -> dict[str, object]:
+    """What the figures depend on."""
+    names = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    cpu = next((line.partition(":")[2].strip() for line in names if line.startswith("model name")), platform.processor())
+    return {
+        "cpu": cpu,
+        "cores": len(os.sched_getaffinity(0)),
+        "load_before": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "xlcli": version("xlcli"),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("text", type=Path)
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "equal_time.json")
+    options = parser.parse_args()
+    data = (gzip.open if options.text.suffix == ".gz" else open)(options.text, "rb").read()
+    result: dict[str, object] = {"machine": machine(), "minutes": options.minutes}
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        for name, (start, stop) in SPLITS.items():
+            (home / f"{name}.txt").write_bytes(data[start:stop])
+        seconds = f"{options.minutes * 60:.0f}s"
+        command = ["train", "train.txt", "--valid", "valid.txt", "--max-time", seconds]
+        os.environ["XLCLI_CACHE"] = str(home / "cache")
+        started = time.monotonic()
+        xlcli(*command, cwd=home)
+        result["command"] = "xlcli " + " ".join(command)
+        result["wall_seconds"] = round(time.monotonic() - started, 1)
+        record = json.loads((home / "models" / "train" / "record.json").read_text())
+        result["training"] = {name: record[name] for name in ("steps", "tokens", "seconds", "parameters", "preset", "tokenizer")}
+        result["test"] = [
+            {name: score[name] for name in ("mem_len", "segment_len", "bits_per_byte", "tokens_per_second")}
+            for mem_len in ("0", "", "512")
+            for score in [
+                json.loads(xlcli("eval", "test.txt", "--json", *(["--mem-len", mem_len] if mem_len else []), cwd=home))
+            ]
+        ]
+    options.out.parent.mkdir(exist_ok=True)
+    options.out.write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()

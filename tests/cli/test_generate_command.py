@@ -1,0 +1,78 @@
+import json
+import os
+
+import pytest
+from programs import Terminal, command
+
+
+def test_the_prompt_and_its_continuation_exactly(run, model):
+    done = run("generate", "Once \x1b[31m", "-n", "12", "--seed", "3")
+    assert done.code == 0, done.err
+    assert done.out.startswith(b"Once \x1b[31m")
+    assert len(done.out) > len(b"Once \x1b[31m")
+    assert run("generate", "Once \x1b[31m", "-n", "12", "--seed", "3").out == done.out
+    alone = run("generate", "Once \x1b[31m", "-n", "12", "--seed", "3", "--no-prompt").out
+    assert b"Once \x1b[31m" + alone == done.out
+
+
+def test_json(run, model):
+    one = json.loads(run("generate", "Once", "-n", "5", "--json").out)
+    assert set(one) == {
+        "prompt", "text", "tokens", "seed", "stop_reason", "prompt_tokens_per_second", "tokens_per_second",
+    }  # fmt: skip
+    assert (one["prompt"], one["tokens"], one["stop_reason"]) == ("Once", 5, "length")
+    again = json.loads(run("generate", "Once", "-n", "5", "--json", "--seed", str(one["seed"])).out)
+    assert again["text"] == one["text"]
+
+
+def test_several_samples(run, model):
+    done = run("generate", "Once", "-n", "5", "--num-samples", "3", "--seed", "1")
+    assert done.out.count(b"\n---\nOnce") == 2
+    many = json.loads(run("generate", "Once", "-n", "5", "--num-samples", "3", "--json").out)
+    assert len(many["samples"]) == 3
+
+
+def test_the_seed_is_random_unless_given(run, model, monkeypatch):
+    seeds = {json.loads(run("generate", "a", "-n", "1", "--json").out)["seed"] for _ in range(4)}
+    assert len(seeds) > 1
+    monkeypatch.setenv("XLCLI_SEED", "9")
+    assert json.loads(run("generate", "a", "-n", "1", "--json").out)["seed"] == 9
+
+
+def test_a_prompt_from_standard_input_and_none(run, model):
+    reader, writer = os.pipe()
+    os.write(writer, b"piped\xff")
+    os.close(writer)
+    saved = os.dup(0)
+    os.dup2(reader, 0)
+    try:
+        done = run("generate", "-", "-n", "3")
+    finally:
+        os.dup2(saved, 0)
+        os.close(saved)
+        os.close(reader)
+    assert done.out.startswith(b"piped\xff")
+    assert run("generate", "-n", "3").code == 0
+
+
+def test_a_memory_can_be_saved_and_continued(run, model, tmp_path):
+    whole = run("generate", "Once", "-n", "8", "-t", "0", "--no-prompt").out
+    first = run("generate", "Once", "-n", "4", "-t", "0", "--no-prompt", "--state-out", tmp_path / "s").out
+    rest = run("generate", "-n", "4", "-t", "0", "--no-prompt", "--state-in", tmp_path / "s").out
+    assert first + rest == whole
+
+
+def test_a_terminal_is_never_driven_by_the_text(model):
+    terminal = Terminal(command("generate", "\x1b]0;owned\x07[/x]", "-n", "60", "-t", "3", "--seed", "5"))
+    assert terminal.finish() == 0
+    assert terminal.screen.title == ""
+    assert r"\x1b]0;owned\x07[/x]" in terminal.text
+    assert b"\x1b" not in terminal.received
+    assert terminal.screen.cursor.x == 0
+
+
+@pytest.mark.usefixtures("without_torch")
+@pytest.mark.parametrize("path", ["nowhere/s", "absent"])
+def test_state_files_are_looked_at_first(run, model, path):
+    flag = "--state-out" if "/" in path else "--state-in"
+    assert run("generate", "a", flag, path).code in (2, 3)

@@ -1,0 +1,54 @@
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from xlcli import presets
+
+pytestmark = pytest.mark.usefixtures("without_torch")
+
+
+def test_list(run, model):
+    text = run("models").out.decode()
+    assert "tiny" in text
+    assert all(preset.name in text for preset in presets.list_presets())
+    tree = json.loads(run("models", "--json").out)
+    assert [entry["name"] for entry in tree["local"]] == ["tiny"]
+    assert {entry["name"] for entry in tree["presets"]} == {preset.name for preset in presets.list_presets()}
+
+
+def test_an_empty_folder_says_how_to_begin(run):
+    assert "xlcli train FILE" in run("models").out.decode()
+
+
+def test_a_damaged_model_is_listed_with_its_problem(run, model):
+    (model / "model.safetensors").write_bytes(b"junk")
+    done = run("models")
+    assert done.code == 0
+    assert "tiny" in done.out.decode()
+
+
+def test_show_a_model_and_a_preset(run, model):
+    shown = run("models", "show", "tiny")
+    assert "n_layers = 2" in shown.out.decode()
+    assert json.loads(run("models", "show", str(model), "--json").out)["config"]["model"]["dim"] == 16
+    preset = run("models", "show", "small")
+    assert preset.out == (presets.models_folder() / "small.toml").read_bytes()
+    assert "train" in json.loads(run("models", "show", "small", "--json").out)["config"]
+
+
+def test_show_what_does_not_exist(run, model):
+    done = run("models", "show", "smal")
+    assert done.code == 3
+    assert "small" in done.err
+
+
+def test_copy(run):
+    assert run("models", "copy", "small", "mine.toml").code == 0
+    assert Path("mine.toml").read_bytes() == (presets.models_folder() / "small.toml").read_bytes()
+    assert run("train", "--print-config", "--config", "mine.toml").code == 0
+    again = run("models", "copy", "small", "mine.toml")
+    assert (again.code, "exists" in again.err) == (2, True)
+    assert tomllib.loads(run("models", "copy", "small", "-").out.decode())
+    assert run("models", "copy", "smal", "x.toml").code == 2

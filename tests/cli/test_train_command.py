@@ -1,0 +1,172 @@
+import gzip
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from conftest import TEXT
+from programs import Terminal, command, environment
+
+SMALL = (
+    "--set", "model.dim=16", "--set", "model.n_layers=1", "--set", "model.attention.n_heads=2", "--segment-len", "16",
+    "--mem-len", "16", "--batch-size", "2", "--tokenizer", "bytes", "--threads", "1", "--preset", "tiny",
+)  # fmt: skip
+
+
+@pytest.fixture
+def text():
+    path = Path("corpus.txt")
+    path.write_bytes(TEXT * 40)
+    return path
+
+
+def test_from_a_text_to_the_next_commands(run, text):
+    done = run("train", text, "--max-steps", "4", "--eval-every", "2", *SMALL)
+    assert done.code == 0, done.err
+    said = done.out.decode("utf-8", "replace")
+    assert re.search(r"held-out  \d+\.\d{4} bits per byte", said)
+    for line in re.findall(r"^  xlcli (.*)$", said, re.MULTILINE):
+        name, *_ = line.split()
+        assert name in ("eval", "generate")
+    assert "budget   4 steps" in done.err
+    assert "held-out" in done.err
+    assert run("eval").code == 0
+    assert run("generate", "The", "-n", "3").out.startswith(b"The")
+    again = run("train", text, "--max-steps", "4", *SMALL)
+    assert again.code == 2
+    assert "--resume" in again.err
+    assert run("train", text, "--max-steps", "6", "--resume", *SMALL).code == 0
+    text.write_bytes(TEXT * 41)
+    changed = run("train", text, "--max-steps", "8", "--resume", *SMALL)
+    assert changed.code == 3
+    assert "--allow-data-change" in changed.err
+    assert run("train", text, "--max-steps", "8", "--resume", "--allow-data-change", *SMALL).code == 0
+    assert run("train", text, "--max-steps", "2", "--overwrite", *SMALL, "-q").err == ""
+
+
+def test_json_lines(run, text):
+    done = run("train", text, "--max-steps", "3", "--json", *SMALL)
+    events = [json.loads(line) for line in done.out.splitlines()]
+    kinds = [event["event"] for event in events]
+    assert kinds[0] == "plan"
+    assert kinds[-1] == "trained"
+    assert [event["step"] for event in events if event["event"] == "step"] == [1, 2, 3]
+    assert events[-1]["folder"] == "models/corpus"
+
+
+def test_dry_run_leaves_nothing(run, text):
+    done = run("train", text, "--dry-run", "--max-steps", "3", *SMALL)
+    assert done.code == 0, done.err
+    assert "budget   3 steps" in done.out.decode()
+    assert not Path("models").exists()
+    assert json.loads(run("train", text, "--dry-run", "--json", *SMALL).out)["event"] == "plan"
+
+
+@pytest.mark.parametrize("data", [b"", b"a", b"abc\n"])
+def test_next_to_no_text_is_refused_or_works(run, data):
+    Path("corpus.txt").write_bytes(data)
+    done = run("train", "corpus.txt", "--max-steps", "1", *SMALL, "-q")
+    assert done.code == (0 if data else 3), done.err
+    assert "Traceback" not in done.err
+    assert len(done.err.split("\n")) <= 3
+
+
+GOOD = {
+    "newlines": b"\n" * 2000,
+    "one line": b"word " * 400,
+    "crlf": b"line\r\n" * 300,
+    "nul": b"a\0b" * 500,
+    "bom": b"\xef\xbb\xbf" + TEXT * 40,
+    "utf-16": (TEXT * 30).decode().encode("utf-16"),
+    "invalid": bytes(range(256)) * 8,
+    "cjk": "天地玄黄宇宙洪荒".encode() * 100,
+}
+
+
+@pytest.mark.parametrize("data", GOOD.values(), ids=GOOD.keys())
+def test_texts_of_every_kind_need_no_flag_for_a_plan(run, data):
+    Path("corpus.txt").write_bytes(data)
+    done = run("train", "corpus.txt", "--dry-run")
+    assert done.code == 0, done.err
+
+
+def test_folders_gzip_and_several_files(run, text):
+    Path("many").mkdir()
+    Path("many/a.txt").write_bytes(TEXT * 30)
+    with gzip.open("b.txt.gz", "wb") as file:
+        file.write(TEXT * 30)
+    done = run("train", "many", "b.txt.gz", text, "--dry-run", "--json")
+    plan = json.loads(done.out)
+    assert plan["train_bytes"] + plan["valid_bytes"] + plan["test_bytes"] == len(TEXT) * 100
+    assert plan["folder"] == "models/many"
+
+
+@pytest.mark.parametrize("kind", ["absent", "fifo", "loop", "device", "unreadable", "empty folder"])
+def test_what_is_no_text(run, kind, tmp_path):
+    path = tmp_path / "it"
+    match kind:
+        case "fifo":
+            os.mkfifo(path)
+        case "loop":
+            path.symlink_to(path)
+        case "device":
+            path = Path("/dev/zero")
+        case "unreadable":
+            path.write_bytes(TEXT)
+            path.chmod(0)
+            if os.access(path, os.R_OK):
+                pytest.skip("root may read everything")
+        case "empty folder":
+            path.mkdir()
+    began = time.monotonic()
+    done = run("train", path, "--max-steps", "1", *SMALL)
+    assert done.code == 3, done.err
+    assert path.name in done.err
+    assert time.monotonic() - began < 20
+    assert not Path("models/it/config.json").exists()
+
+
+@pytest.mark.usefixtures("without_torch")
+def test_a_misspelt_file(run, text):
+    done = run("train", "corpsu.txt")
+    assert (done.code, "Did you mean corpus.txt?" in done.err) == (3, True)
+    assert run("train", text, "--valid", "absent.txt").code == 3
+
+
+def test_text_that_is_not_utf8_names_the_byte_for_sentencepiece(run):
+    Path("corpus.txt").write_bytes(TEXT * 40 + b"\xff" + TEXT * 40)
+    done = run("train", "corpus.txt", "--tokenizer", "sentencepiece", "--dry-run")
+    assert done.code == 3
+    assert str(len(TEXT * 40)) in done.err.replace(",", "")
+    assert "--tokenizer bytes" in done.err
+
+
+@pytest.mark.slow
+def test_a_signal_saves_and_a_terminal_shows_progress(run, text):
+    """Terminal, live line, SIGINT, saved checkpoint, resume: one process, since each costs seconds."""
+    terminal = Terminal(command("train", text, "--max-time", "60s", *SMALL), NO_COLOR="")
+    terminal.read_until(rb"step \d\d", 60)
+    assert re.search(rb"[0-9.]+ bits/byte.*tokens/s.*% .* left", terminal.received)
+    assert re.search("[▁▂▃▄▅▆▇█]", terminal.received.decode("utf-8", "replace"))
+    terminal.process.send_signal(signal.SIGINT)
+    assert terminal.finish() == 130
+    assert "SIGINT: stopping" in terminal.text
+    assert "--resume" in terminal.text
+    assert not terminal.screen.cursor.hidden
+    assert any(Path("models/corpus/checkpoints").iterdir())
+    assert run("train", text, "--max-steps", "1", "--resume", *SMALL).code in (0, 2)
+
+
+@pytest.mark.slow
+def test_training_goes_on_without_a_reader(text):
+    line = " ".join(f"'{part}'" for part in command("train", text, "--max-steps", "3", "--json", *SMALL))
+    done = subprocess.run(
+        ["bash", "-c", f"{line} 2>err | head -1; exit ${{PIPESTATUS[0]}}"], env=environment(), capture_output=True
+    )
+    assert done.returncode == 0
+    assert Path("models/corpus/model.safetensors").exists()
+    assert b"Broken" not in Path("err").read_bytes()

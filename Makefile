@@ -1,4 +1,5 @@
 # `make demo` shows everything, `make test` checks everything; both need Python 3.11 or newer and nothing else.
+# The first of them makes the environment in .venv. Another interpreter: make test PYTHON=python3.12
 
 PYTHON ?= python3
 VENV := .venv
@@ -6,15 +7,17 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 DEMO := demo/run
 
-.PHONY: demo test check format clean
+.PHONY: demo test check format wheel clean
 
 $(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("xlcli needs Python 3.11 or newer, and $(PYTHON) is %d.%d; give another one: make PYTHON=python3.12" % sys.version_info[:2])'
+	@echo "making the environment in $(VENV); with PyTorch to download this takes a few minutes"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	touch $@
+	PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
 
 demo: $(READY)
-	sh demo/demo.sh $(BIN)/xlcli $(DEMO)
+	@sh demo/demo.sh $(BIN)/xlcli $(DEMO)
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -22,12 +25,16 @@ check: $(READY)
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
+# One thread a worker: the workers are as many as there are cores.
 test: check
-	$(BIN)/python -m pytest --numprocesses auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
 
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+wheel: $(READY)
+	PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 clean:
 	rm -rf $(VENV) $(DEMO) dist build

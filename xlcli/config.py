@@ -186,7 +186,7 @@ class TrainConfig(Section):
     grad_accum: Count = 1
     optimizer: Literal["muon", "adamw"] = "muon"
     lr: Positive | None = None
-    adam_lr: Positive = 3e-3
+    adam_lr: Positive = 1e-2
     weight_decay: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.01
     betas: tuple[Rate, Rate] = (0.9, 0.95)
     momentum: Rate = 0.95
@@ -200,6 +200,15 @@ class TrainConfig(Section):
     eval_every: Every | None = None
     save_every: Every | None = None
     keep: Count = 2
+
+    @model_validator(mode="after")
+    def _groups(self) -> TrainConfig:
+        if self.grad_accum > self.batch_size:
+            raise ValueError(
+                f"train.grad_accum {self.grad_accum} is more than train.batch_size {self.batch_size}; "
+                "a step cannot be taken in more parts than it has lanes"
+            )
+        return self
 
 
 class EvalConfig(Section):

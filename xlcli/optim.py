@@ -6,7 +6,7 @@ Muon (Jordan 2024) for the matrices inside blocks, AdamW for embeddings, head, n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -18,13 +18,15 @@ from xlcli.errors import CheckpointError
 
 
 class Float32Muon(Muon):
-    """PyTorch's Muon with the orthogonalisation in float32.
+    """PyTorch's Muon with the orthogonalisation in float32; what it remembers is the same.
+
+    The learning rate is adjusted as by "match_rms_adamw", whatever else may be asked for.
 
     PyTorch does it in bfloat16, which a CPU without bfloat16 units multiplies at a fifth of the float32 rate.
     """
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One update of every parameter that has a gradient."""
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -35,10 +37,9 @@ class Float32Muon(Muon):
                     state["momentum_buffer"] = torch.zeros_like(parameter.grad)
                 buffer = state["momentum_buffer"].lerp_(parameter.grad, 1 - group["momentum"])
                 update = parameter.grad.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
-                rows, columns = parameter.shape
-                scale = 0.2 * math.sqrt(max(rows, columns))
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
                 update = orthogonalise(update, group["ns_coefficients"], group["ns_steps"], group["eps"])
+                scale = 0.2 * math.sqrt(max(parameter.shape))
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
                 parameter.add_(update, alpha=-group["lr"] * scale)
 
 
@@ -111,17 +112,13 @@ class Optimizers:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     name = self.names[id(parameter)]
-                    state = {q: tensors.get(f"{name}:{q}") for q in quantities}
-                    if all(value is None for value in state.values()):
-                        continue
-                    if any(value is None for value in state.values()):
+                    state = {q: tensors[f"{name}:{q}"] for q in quantities if f"{name}:{q}" in tensors}
+                    if state and len(state) < len(quantities):
                         raise CheckpointError(
                             f"the optimizer state of '{name}' is incomplete.", "Train anew with --overwrite."
                         )
                     for quantity, value in state.items():
-                        assert value is not None
-                        device = "cpu" if quantity == "step" and parameter.device.type == "cpu" else parameter.device
-                        optimizer.state[parameter][quantity] = value.to(device).clone()
+                        optimizer.state[parameter][quantity] = value.to(parameter.device).clone()
 
 
 def hidden_matrices(model: nn.Module) -> set[int]:

@@ -81,6 +81,8 @@ class Terminal:
         end = time.monotonic() + timeout
         while not re.search(pattern, self.received):
             if not self.read(0.1) or time.monotonic() > end:
+                self.process.kill()
+                self.finish()
                 raise AssertionError(f"{pattern!r} did not come: {self.received!r}")
 
     def finish(self, timeout: float = 60) -> int:

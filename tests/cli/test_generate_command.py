@@ -67,7 +67,7 @@ def test_a_terminal_is_never_driven_by_the_text(model):
     assert terminal.finish() == 0
     assert terminal.screen.title == ""
     assert r"\x1b]0;owned\x07[/x]" in terminal.text
-    assert b"\x1b" not in terminal.received
+    assert b"\x1b]" not in terminal.received
     assert terminal.screen.cursor.x == 0
 
 

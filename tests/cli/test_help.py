@@ -97,3 +97,11 @@ def test_import_is_light_and_public_names_exist():
     assert done.stdout == b"set()\n"
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         _ = xlcli.trian
+
+
+@pytest.mark.parametrize(("library", "users"), [("typer", {"cli/app.py"}), ("rich", {"cli/render.py"})])
+def test_a_library_of_the_terminal_is_used_in_one_place(library, users):
+    package = SOURCE / "xlcli"
+    pattern = re.compile(rf"^\s*(import|from) {library}\b", re.MULTILINE)
+    found = {path.relative_to(package).as_posix() for path in package.rglob("*.py") if pattern.search(path.read_text())}
+    assert found == users

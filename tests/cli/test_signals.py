@@ -16,9 +16,9 @@ from xlcli.cli.pipe import portions
 from xlcli.cli.signals import Stop
 
 WORK = """
-import sys, time
+import os, sys, time
 from xlcli.cli.signals import Stop
-with Stop(lambda text: print(text, flush=True)) as stop:
+with Stop(lambda text: os.write(1, text.encode() + b"\\n")) as stop:
     print("ready", flush=True)
     end = time.monotonic() + 20
     while time.monotonic() < end and not (stop() and "{mode}" == "polite"):
@@ -133,3 +133,24 @@ def test_a_stream_that_waits_saves_and_ends_on_a_signal(number, model, tmp_path)
         assert child.wait(20) == 128 + number
         assert f"{number.name}: stopping" in child.stderr.read().decode()
     assert state.stat().st_size > 0
+
+
+@pytest.mark.parametrize("arguments", [("train", "-"), ("generate", "-"), ("eval", "-")], ids=" ".join)
+def test_a_wait_for_standard_input_ends_on_a_signal(arguments, run, model):
+    import torch  # noqa: F401  so that the signal meets the wait and not the import
+
+    reader, writer = os.pipe()
+    saved = os.dup(0)
+    os.dup2(reader, 0)
+    try:
+        timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM))
+        timer.start()
+        done = run(*arguments)
+        timer.join()
+    finally:
+        os.dup2(saved, 0)
+        for descriptor in (reader, writer, saved):
+            os.close(descriptor)
+    assert done.code == 143
+    assert done.err.startswith("SIGTERM: stopping")
+    assert not Path("models/stdin/config.json").exists()

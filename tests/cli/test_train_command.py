@@ -5,11 +5,15 @@ import re
 import signal
 import subprocess
 import time
+import types
 from pathlib import Path
 
 import pytest
 from conftest import TEXT
 from programs import Terminal, command, environment
+
+from xlcli import presets
+from xlcli.cli.train import AUTOMATIC
 
 SMALL = (
     "--set", "model.dim=16", "--set", "model.n_layers=1", "--set", "model.attention.n_heads=2", "--segment-len", "16",
@@ -157,8 +161,11 @@ def test_a_signal_saves_and_a_terminal_shows_progress(run, text):
     assert "SIGINT: stopping" in terminal.text
     assert "--resume" in terminal.text
     assert not terminal.screen.cursor.hidden
-    assert any(Path("models/corpus/checkpoints").iterdir())
-    assert run("train", text, "--max-steps", "1", "--resume", *SMALL).code in (0, 2)
+    step = max(int(path.name[5:]) for path in Path("models/corpus/checkpoints").glob("step-*"))
+    done = run("train", text, "--max-steps", str(step + 2), "--resume", "--json", *SMALL)
+    assert done.code == 0, done.err
+    steps = [event["step"] for event in map(json.loads, done.out.splitlines()) if event["event"] == "step"]
+    assert steps == [step + 1, step + 2]
 
 
 @pytest.mark.slow
@@ -170,3 +177,20 @@ def test_training_goes_on_without_a_reader(text):
     assert done.returncode == 0
     assert Path("models/corpus/model.safetensors").exists()
     assert b"Broken" not in Path("err").read_bytes()
+
+
+@pytest.mark.usefixtures("without_torch")
+def test_what_is_legal_with_some_automatic_preset_is_not_refused(run):
+    heads = [presets.read_preset(name)["model"]["dim"] for name in AUTOMATIC]
+    for dim in heads:
+        assert run("train", "--print-config", "--set", f"model.attention.n_heads={dim}").code == 0
+    assert run("train", "--print-config", "--set", "model.attention.n_heads=7").code == 2
+
+
+def test_every_preset_the_plan_may_choose_is_known_here():
+    from xlcli.train.plan import choose_preset
+
+    chosen = {
+        choose_preset(size, types.SimpleNamespace(type=kind)) for size in (10, 10**6, 10**9) for kind in ("cpu", "cuda")
+    }
+    assert chosen == set(AUTOMATIC)

@@ -106,7 +106,7 @@ def test_a_switch_in_the_environment(run, monkeypatch):
     monkeypatch.setenv("XLCLI_JSON", "1")
     assert run("train", "--print-config").out.startswith(b"{")
     monkeypatch.setenv("XLCLI_JSON", "0")
-    assert run("train", "--print-config").out.startswith(b"[")
+    assert run("train", "--print-config").out.startswith(b"#")
     monkeypatch.setenv("XLCLI_JSON", "perhaps")
     done = run("train", "--print-config")
     assert (done.code, "XLCLI_JSON=1" in done.err) == (2, True)

@@ -45,6 +45,7 @@ def run(values: Values) -> int:
         raise ConfigError("--per-token goes with one memory length, not with a sweep.", "Use --mem-len M.")
     scores: list[Score] = []
     with Stop(screen.say) as stop, screen, standard_input(stop), token_file(tokens_name, stop) as tokens:
+        screen.wait("loading the model")
         from xlcli.evaluate import evaluate
 
         model, runtime = open_model(folder, config.runtime, screen)

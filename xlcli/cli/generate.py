@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from xlcli.cli import units
 from xlcli.cli.options import DEVICE, MODEL, SEED, SETTINGS, TALK, Command, Flag, Values, mem_len
 from xlcli.cli.pipe import portions
-from xlcli.cli.signals import Stop
+from xlcli.cli.signals import Stop, Stopped
 from xlcli.cli.stream import STATE
 from xlcli.errors import ConfigError, DataError
 
@@ -47,6 +47,7 @@ def run(values: Values) -> int:
     seed = config.runtime.seed if is_set(above_preset(values), "runtime.seed") else None
     with Stop(screen.say) as stop, screen:
         prompt = read_prompt(values.words, stop)
+        screen.wait("loading the model")
         from xlcli.generate import generate
 
         model, runtime = open_model(folder, config.runtime, screen)
@@ -90,6 +91,8 @@ def read_prompt(words: tuple[str, ...], stop: Stop) -> bytes:
         data += portion or b""
         if len(data) > MAX_PROMPT:
             raise DataError("the prompt is longer than 64 MiB.", "Use xlcli stream --continue N for long texts.")
+    if stop():
+        raise Stopped(stop.exit_code)
     return bytes(data)
 
 

@@ -77,6 +77,11 @@ class Screen:
         """Talk of a workflow."""
         self.say(event.text, event.level)
 
+    def wait(self, text: str) -> None:
+        """What is being done while nothing can be counted; a terminal only."""
+        if self._is_live:
+            self._show(f"{text} ...")
+
     def progress(self, event: Progress) -> None:
         """How far a long piece of work has come."""
         self._show(report.progress_line(event))

@@ -65,6 +65,7 @@ def open_model(folder: Path, config: RuntimeConfig, screen: Screen) -> tuple[Loa
 
     runtime = setup(config)
     model = load(folder, device=runtime.device)
+    screen.clear()
     for warning in model.warnings:
         screen.say(warning, "warning")
     score = model.record.get("bits_per_byte")

@@ -111,7 +111,9 @@ def print_config(resolved: Config, values: Values) -> str:
     """The text of `--print-config`: the sections this command obeys."""
     tree = resolved.model_dump(mode="json")
     shown = {name: tree[name] for name in values.command.sections}
-    return json.dumps(shown, indent=2) + "\n" if values.on("json") else to_toml(shown).lstrip("\n")
+    if values.on("json"):
+        return json.dumps(shown, indent=2) + "\n"
+    return to_toml(shown).lstrip("\n")
 
 
 def _toml_value(value: Any) -> str:

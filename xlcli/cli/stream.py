@@ -45,6 +45,7 @@ def run(values: Values) -> int:
     if name == "-" and sys.stdin is not None and sys.stdin.isatty():
         screen.say("reading from the keyboard; end with Ctrl-D")
     with Stop(screen.say) as stop, screen:
+        screen.wait("loading the model")
         from xlcli.stream import stream
 
         model, runtime = open_model(folder, config.runtime, screen)

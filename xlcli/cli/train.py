@@ -15,19 +15,24 @@ from xlcli.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from xlcli.cli.render import Screen
+    from xlcli.config import Config
     from xlcli.events import Event
+
+AUTOMATIC = ("small", "base", "tiny")
+"""Presets that may be chosen when none is named; which one is only known once text and device are."""
 
 
 def run(values: Values) -> int:
     """Renders the events of the workflow `train`."""
     from xlcli.cli.render import Screen
-    from xlcli.cli.settings import above_preset, print_config, resolve
-    from xlcli.presets import read_preset
+    from xlcli.cli.settings import above_preset, print_config
 
     preset = values.get("preset")
-    config = resolve(values, read_preset(preset)) if preset else resolve(values)
+    config = legal_config(values, preset)
     screen = Screen(values)
     if values.on("print-config"):
+        if preset is None and not screen.json:
+            screen.print(f"# No --preset: one is chosen by text and device. This is with {AUTOMATIC[0]}.\n\n")
         screen.print(print_config(config, values))
         return 0
     check_paths(values, (config.text.valid, config.text.test))
@@ -35,11 +40,11 @@ def run(values: Values) -> int:
         raise ConfigError("--resume and --overwrite exclude each other.", "Give one of them.")
     folder = Path(values.get("out") or Path("models") / model_name(values.words))
     with Stop(screen.say) as stop, screen, standard_input(stop):
+        screen.wait("starting")
         from xlcli.events import Plan
         from xlcli.train import train
 
         begun = False
-
         for event in train(
             above_preset(values),
             values.words,
@@ -59,6 +64,22 @@ def run(values: Values) -> int:
             except BrokenPipeError:
                 screen.abandon_stdout()
         return stop.exit_code
+
+
+def legal_config(values: Values, preset: str | None) -> Config:
+    """The configuration with this preset, or else with the first automatic one that what was set is legal with."""
+    from xlcli.cli.settings import resolve
+    from xlcli.presets import read_preset
+
+    if preset is not None:
+        return resolve(values, read_preset(preset))
+    refusals = []
+    for name in AUTOMATIC:
+        try:
+            return resolve(values, read_preset(name))
+        except ConfigError as error:
+            refusals.append(error)
+    raise refusals[0]
 
 
 def check_paths(values: Values, held_out: tuple[str | float | None, ...]) -> None:

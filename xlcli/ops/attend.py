@@ -51,7 +51,8 @@ def attend_plain(
     if bias is not None:
         scores = scores + bias
     if visible is not None:
-        scores = scores.masked_fill(~visible, float("-inf"))
+        # Adding costs nothing backwards; masked_fill would pass over the scores once more.
+        scores = scores + torch.zeros_like(visible, dtype=scores.dtype).masked_fill(~visible, float("-inf"))
     weights = scores.softmax(-1)
     if dropout:
         weights = F.dropout(weights, dropout)

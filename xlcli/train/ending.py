@@ -19,8 +19,7 @@ from xlcli.store import folder as store
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from xlcli.text.heldout import Split
-    from xlcli.text.tokenizer import Tokenizer
+    from xlcli.train.prepare import Prepared
     from xlcli.train.run import Run
 
 SCORED_BYTES = 2**18
@@ -31,8 +30,8 @@ SAMPLE_TOKENS = 60
 
 def judge(
     folder: Path, runtime: Runtime, seed: int, stop: Callable[[], bool]
-) -> Generator[Progress, None, tuple[float | None, str]]:
-    """Loads what was saved and returns its held-out bits per byte (None without held-out text) and a sample."""
+) -> Generator[Progress, None, tuple[float | None, str] | None]:
+    """Loads what was saved; its held-out bits per byte (None without held-out text) and a sample; None if stopped."""
     model = store.load(folder, device=runtime.device)
     inference = setup(RuntimeConfig(device=str(runtime.device), threads=runtime.threads))
     bits, sample = None, ""
@@ -45,26 +44,27 @@ def judge(
     for made in generate(model, b"", GenerateConfig(max_new_tokens=SAMPLE_TOKENS), inference, seed=seed, stop=stop):
         if isinstance(made, Generated):
             sample = made.text
-    return bits, sample
+    return None if stop() else (bits, sample)
 
 
-def about_run(parts: Split, preset: str, run: Run, tokenizer: Tokenizer, train_tokens: int) -> dict[str, Any]:
-    """What the model was made of and from, for `record.json`."""
+def about_run(ready: Prepared, run: Run) -> dict[str, Any]:
+    """What the model is made of and from, for `record.json`."""
+    parts, runtime = ready.parts, ready.runtime
     corpus = parts.train.corpus
     return {
         "corpus": corpus.name,
         "corpus_sha256": corpus.sha256,
-        "train": {"bytes": parts.train.n_bytes, "tokens": train_tokens, "start": parts.train.start},
+        "train": {"bytes": parts.train.n_bytes, "tokens": len(ready.train_ids), "start": parts.train.start},
         "valid": {"bytes": parts.valid.n_bytes, "corpus": parts.valid.corpus.name, "start": parts.valid.start},
         "test": {"bytes": parts.test.n_bytes, "corpus": parts.test.corpus.name, "start": parts.test.start},
-        "tokenizer": {"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size},
-        "preset": preset,
+        "tokenizer": {"kind": ready.tokenizer.kind, "vocab_size": ready.tokenizer.vocab_size},
+        "preset": ready.preset,
         "parameters": run.model.parameter_count,
         "hardware": {
-            "device": str(run.runtime.device),
-            "name": torch.cuda.get_device_name() if run.runtime.device.type == "cuda" else platform.machine(),
-            "threads": run.runtime.threads,
-            "dtype": run.runtime.dtype_name,
+            "device": str(runtime.device),
+            "name": torch.cuda.get_device_name() if runtime.device.type == "cuda" else platform.machine(),
+            "threads": runtime.threads,
+            "dtype": runtime.dtype_name,
         },
         "versions": {"xlcli": __version__, "torch": torch.__version__, "python": platform.python_version()},
     }

@@ -9,7 +9,8 @@ import torch
 
 from xlcli import config as settings
 from xlcli import presets
-from xlcli.config import Config, ModelConfig, Tree
+from xlcli.config import Config, ModelConfig, TrainConfig, Tree
+from xlcli.errors import ConfigError
 from xlcli.model.build import build_model
 
 CPU_SECONDS, CUDA_SECONDS = 600.0, 1800.0
@@ -18,10 +19,20 @@ VALIDATIONS = 10
 """How often the default validates in a run."""
 SAVE_SECONDS = 60.0
 """Default time between checkpoints."""
+WARMUP_STEPS = 40
+"""Default warm-up; a tenth of a budget given in steps or tokens when that is shorter."""
 TINY_BELOW = 100_000
 """Bytes of training text below which the default preset is `tiny`."""
 BASE_ABOVE = 8_000_000
 """Bytes of training text from which the default preset on a GPU is `base`."""
+BUDGETS = ("max_steps", "max_tokens", "max_time")
+"""The keys of `train` that end a run."""
+FREE = frozenset(
+    {f"train.{key}" for key in (*BUDGETS, "eval_every", "save_every", "keep", "lr", "adam_lr", "clip")}
+    | {"text.valid", "text.test"}
+    | {f"runtime.{key}" for key in ("device", "dtype", "threads", "compile", "deterministic")}
+)
+"""What may change when a run is resumed. Held-out text may have moved; that it is the same is checked elsewhere."""
 
 
 def choose_preset(train_bytes: int, device: torch.device) -> str:
@@ -31,29 +42,57 @@ def choose_preset(train_bytes: int, device: torch.device) -> str:
     return "base" if device.type == "cuda" and train_bytes >= BASE_ABOVE else "small"
 
 
-def decide(tree: Tree, preset: str, *, vocab_size: int, device: torch.device) -> Config:
+def decide(tree: Tree, preset: str, *, tokenizer: str, vocab_size: int, device: torch.device) -> Config:
     """The whole configuration: preset, then what the user said, then what follows from text and machine."""
     config = settings.make(presets.read_preset(preset), tree)
-    decided: Tree = {"model": {"vocab_size": vocab_size}, "train": {}, "eval": {}}
+    decided: Tree = {"model": {"vocab_size": vocab_size}, "text": {"tokenizer": tokenizer}, "train": {}}
     train = config.train
-    if train.max_steps is None and train.max_tokens is None and train.max_time is None:
+    if all(getattr(train, budget) is None for budget in BUDGETS):
         decided["train"]["max_time"] = CUDA_SECONDS if device.type == "cuda" else CPU_SECONDS
     if train.lr is None:
         decided["train"]["lr"] = 6e-3 if train.optimizer == "muon" else 2e-3
     return settings.make(config.model_dump(mode="json"), decided)
 
 
-def eval_every(config: Config) -> int | float:
-    """Steps (int) or seconds (float) between validations."""
-    train = config.train
-    if train.eval_every is not None:
-        return train.eval_every
+def resumed(saved: Config, tree: Tree) -> Config:
+    """The configuration of a run that goes on: as saved, then what the user says now.
+
+    A budget given now replaces those given before.
+
+    Raises:
+        ConfigError: Something was asked for that only a new run can have.
+    """
+    before = saved.model_dump(mode="json")
+    if any(budget in tree.get("train", {}) for budget in BUDGETS):
+        before["train"] |= dict.fromkeys(BUDGETS)
+    config = settings.make(before, tree)
+    if config.text.tokenizer == "auto":
+        config = settings.make(config.model_dump(mode="json"), {"text": {"tokenizer": saved.text.tokenizer}})
+    names = ("model", "text", "train", "runtime")
+    old, new = ({name: config.model_dump()[name] for name in names} for config in (saved, config))
+    changed = differences(old, new)
+    if wrong := [key for key in changed if key not in FREE]:
+        raise ConfigError(
+            f"{wrong[0]} cannot change when a run is resumed.", "Leave it out, or train a new model with -o NAME."
+        )
+    return config
+
+
+def tokens_per_step(train: TrainConfig) -> int:
+    """Tokens that one step reads."""
+    return train.batch_size * train.segment_len
+
+
+def warmup_steps(train: TrainConfig) -> int:
+    """Steps until the learning rate is at its highest."""
+    if train.warmup_steps is not None:
+        return train.warmup_steps
+    limits = [WARMUP_STEPS]
     if train.max_steps is not None:
-        return max(1, train.max_steps // VALIDATIONS)
+        limits.append(train.max_steps // 10)
     if train.max_tokens is not None:
-        return max(1, train.max_tokens // (train.batch_size * train.segment_len) // VALIDATIONS)
-    assert train.max_time is not None
-    return train.max_time / VALIDATIONS
+        limits.append(train.max_tokens // tokens_per_step(train) // 10)
+    return min(limits)
 
 
 def budget_in_words(config: Config) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -12,14 +13,11 @@ from xlcli.errors import DivergedError
 from xlcli.model.build import build_model
 from xlcli.model.lm import LanguageModel
 from xlcli.optim import Optimizers, schedule
-from xlcli.parallel import Runtime, has_bfloat16_units
+from xlcli.parallel import Runtime, compile_stack, has_bfloat16_units
 from xlcli.state import State
 from xlcli.text.segments import Lanes, Scan
 from xlcli.text.tokens import TokenFile
-
-WARMUP_STEPS = 40
-"""Default warm-up; a tenth of a budget given in steps when that is shorter."""
-
+from xlcli.train import plan
 
 VALIDATION_TOKENS = 2**15
 """Held-out tokens scored in the middle of a run; its end scores more."""
@@ -27,7 +25,11 @@ VALIDATION_TOKENS = 2**15
 
 @dataclass
 class Run:
-    """Everything that changes while training. `seconds` is the time spent before this process began."""
+    """Everything that changes while training.
+
+    `seconds` is the time spent before this process began, `best_bits` and `best_step` the best validation so far,
+    `validated_step` the latest one. `validation_due` is set while one is due that has not been made.
+    """
 
     config: Config
     runtime: Runtime
@@ -41,12 +43,8 @@ class Run:
     seconds: float = 0.0
     best_bits: float = math.inf
     best_step: int | None = None
-    warmup_steps: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        train = self.config.train
-        limit = WARMUP_STEPS if train.max_steps is None else min(WARMUP_STEPS, train.max_steps // 10)
-        self.warmup_steps = limit if train.warmup_steps is None else train.warmup_steps
+    validated_step: int | None = None
+    validation_due: bool = False
 
     def fraction(self, seconds: float) -> float:
         """Share of the budget spent, 0 to 1, `seconds` after the run began (stops not counted)."""
@@ -64,7 +62,7 @@ class Run:
         """One update. Returns mean nats a token, gradient norm and learning-rate factor.
 
         Raises:
-            DivergedError: Loss or gradient is not finite; weights, optimizers and memory on disk are untouched by it.
+            DivergedError: Loss or gradient is not finite; weights and optimizers are as they were.
         """
         train = self.config.train
         tokens, targets = (torch.from_numpy(array).to(self.runtime.device) for array in self.lanes.next())
@@ -81,35 +79,55 @@ class Run:
             nats += loss.detach()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), train.clip or math.inf)
         if not (math.isfinite(nats.item()) and math.isfinite(norm.item())):
-            raise DivergedError(
-                f"the loss or its gradient is no longer a finite number at step {self.step + 1}.",
-                "Resume from the last checkpoint with --resume and a lower --lr.",
-            )
-        factor = schedule(fraction, self.step, warmup_steps=self.warmup_steps, decay=train.decay, final=train.final_lr)
+            raise DivergedError(f"the loss or its gradient is no longer a finite number at step {self.step + 1}.")
+        warmup = plan.warmup_steps(train)
+        factor = schedule(fraction, self.step, warmup_steps=warmup, decay=train.decay, final=train.final_lr)
         self.optimizers.step(factor)
         self.step += 1
         self.tokens += count
         return nats.item(), norm.item(), factor
 
-    def held_out_bits(self, held_out: TokenFile) -> float | None:
-        """Bits per byte of the first `VALIDATION_TOKENS` of a text, with memory as in evaluation; None if it is empty.
+    def held_out_bits(self, held_out: TokenFile, stop: Callable[[], bool]) -> float | None:
+        """Bits per byte of the first `VALIDATION_TOKENS` of a text that is not empty, with memory as in evaluation.
 
-        In the number type of training, and with the text's average bytes a token: a quick guide, not the score.
+        In the number type of training, and with the text's average bytes a token: a quick guide, not the score. None
+        when stopped.
+
+        Raises:
+            DivergedError: The weights give no finite score.
         """
         train = self.config.train
         ids = held_out.ids[:VALIDATION_TOKENS]
-        if len(ids) == 0:
-            return None
         scan = Scan(ids, batch_size=8, segment_len=train.segment_len, warm=0, start_id=self.lanes.start_id)
         total = 0.0
         self.model.eval()
         with torch.inference_mode(), self.runtime.autocast():
             state = self.model.start(scan.batch_size, mem_len=train.mem_len, segment_len=train.segment_len)
             for window in scan:
+                if stop():
+                    return None
                 x, y = (torch.from_numpy(array).to(self.runtime.device) for array in (window.tokens, window.targets))
                 nll, state = self.model.nll(x, y, state)
                 total += nll.double().cpu().masked_select(torch.from_numpy(window.scored)).sum().item()
+        if not math.isfinite(total):
+            raise DivergedError(f"held-out text has no finite score after step {self.step}.")
         return total / len(ids) / math.log(2) * len(held_out) / held_out.n_bytes
+
+    def require_finite(self) -> None:
+        """Refuses to let anything be saved that is poisoned.
+
+        Raises:
+            DivergedError: A weight, or what optimizers or lanes remember, is NaN or infinite.
+        """
+        kept: dict[str, dict[str, torch.Tensor]] = {
+            "weights": dict(self.model.named_parameters()),
+            "optimizer state": self.optimizers.tensors(),
+            "memory": {f"{i}.{name}": t for i, state in enumerate(self.states) for name, t in state.tensors().items()},
+        }
+        for what, tensors in kept.items():
+            for name, tensor in tensors.items():
+                if not bool(tensor.isfinite().all()):
+                    raise DivergedError(f"the {what} of '{name}' is no longer finite after step {self.step}.")
 
 
 def make_run(config: Config, runtime: Runtime, train_ids: TokenFile, start_id: int) -> Run:
@@ -119,11 +137,14 @@ def make_run(config: Config, runtime: Runtime, train_ids: TokenFile, start_id: i
     train = config.train
     assert train.lr is not None
     native = has_bfloat16_units(runtime.device)
+    optimizers = Optimizers(model, train, lr=train.lr, native_bfloat16=native)
+    if config.runtime.compile:
+        compile_stack(model.stack)
     return Run(
         config=config,
         runtime=runtime,
         model=model,
-        optimizers=Optimizers(model, train, lr=train.lr, native_bfloat16=native),
+        optimizers=optimizers,
         lanes=Lanes(train_ids.ids, batch_size=train.batch_size, segment_len=train.segment_len, start_id=start_id),
         states=start_states(model, config),
         bytes_per_token=train_ids.n_bytes / len(train_ids),

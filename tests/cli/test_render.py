@@ -1,0 +1,126 @@
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from xlcli.cli import render, report
+from xlcli.cli.app import COMMANDS
+from xlcli.cli.options import collect
+from xlcli.cli.render import Screen
+from xlcli.events import ContextBucket, Notice, Plan, Progress, Score, Step, StreamStats, Trained
+
+STEP = Step(
+    step=7, tokens=100, seconds=1.0, nats=1.5, bits_per_byte=2.164, lr=0.01, grad_norm=1.0, tokens_per_second=12345.0,
+    fraction=0.25, eta_seconds=201.0,
+)  # fmt: skip
+SCORE = Score(
+    model="m", file="f", bytes=10, chars=None, words=None, tokens=10, nats=14.0, bits_per_byte=2.02, bits_per_char=None,
+    perplexity=4.05, word_perplexity=None, mem_len=4, segment_len=8, batch_size=1, span="uniform",
+    tokens_per_second=99.5, peak_rss_bytes=2**28, seconds=0.1, device="cpu", dtype="float32",
+    by_context=(ContextBucket(0, 4, 4, 2.5), ContextBucket(4, 8, 6, float("nan"))),
+)  # fmt: skip
+
+
+def screen(**typed):
+    return Screen(collect(COMMANDS[0], (), typed, {}))
+
+
+def test_amounts_sizes_and_times():
+    assert [report.amount(v) for v in (0.5, 7, 999, 1234, 123456, 5e6)] == ["0.5", "7", "999", "1.23k", "123k", "5M"]
+    assert [report.size(v) for v in (10, 2048, 3.5 * 2**20)] == ["10 bytes", "2.0 KiB", "3.5 MiB"]
+    assert [report.time(v) for v in (4.21, 42, 201, 3723, float("inf"), -1)] == [
+        "4.2 s", "42 s", "3:21", "1:02:03", "-", "-",
+    ]  # fmt: skip
+    assert [report.age(v) for v in (5, 60, 7200, 3 * 86400)] == ["just now", "1 minute", "2 hours", "3 days"]
+
+
+def test_sparkline():
+    assert report.sparkline([8, 4, 2, 1]) == "█▄▂▁"
+    assert report.sparkline([3.0]) == "▁"
+    assert report.sparkline([float("nan")]) == ""
+    assert len(report.sparkline(list(range(1000)), 24)) == 24
+
+
+def test_json_is_legal_whatever_the_numbers():
+    made = json.loads(report.to_json(report.score_object(SCORE)), parse_constant=pytest.fail)
+    assert made["by_context"][0] == {"from": 0, "to": 4, "tokens": 4, "bits_per_byte": 2.5}
+    assert made["by_context"][1]["bits_per_byte"] is None
+    assert made["chars"] is None
+
+
+def test_a_plan_and_an_end_are_told_in_words():
+    plan = Plan(
+        folder=Path("models/x"), corpus="x.txt", train_bytes=2**20, valid_bytes=1024, test_bytes=1024,
+        train_tokens=300_000, tokenizer="bytes", vocab_size=256, preset="small", parameters=5_000_000,
+        memory_bytes=2**28, device="cpu", dtype="float32", threads=2, budget="10 minutes", resumed_at=40,
+    )  # fmt: skip
+    text = report.plan_text(plan)
+    assert "5M parameters" in text
+    assert "256.0 MiB of memory" in text
+    assert "10 minutes, going on from step 40" in text
+    end = Trained(
+        folder=Path("models/a b"), step=9, tokens=900, seconds=61.0, bits_per_byte=1.9, best_step=8, stopped=False,
+        sample="one\ntwo\n",
+    )  # fmt: skip
+    text = report.trained_text(end)
+    assert "1.9000 bits per byte (step 8)" in text
+    assert "  one\n  two\n" in text
+    assert "xlcli eval -m 'models/a b'" in text
+    assert "--resume" in report.trained_text(dataclasses.replace(end, stopped=True))
+    assert "no memory" in report.score_text(dataclasses.replace(SCORE, mem_len=0))
+
+
+def test_talk_goes_to_stderr_by_level(capsys):
+    for made in (screen(), screen(quiet=True), screen(verbose=True)):
+        for level in ("detail", "info", "warning"):
+            made.notice(Notice(f"[{level}]", level))
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.split("\n") == [
+        "[info]", "warning: [warning]", "warning: [warning]", "[detail]", "[info]", "warning: [warning]", "",
+    ]  # fmt: skip
+
+
+def test_plain_progress_comes_now_and_then(capsys, monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(render.time, "monotonic", lambda: now)
+    made = screen()
+    for _ in range(300):
+        made.step(STEP)
+        now += 0.1
+    lines = capsys.readouterr().err.splitlines()
+    assert 3 <= len(lines) <= 4
+    assert lines[0] == "step 7  2.164 bits/byte  loss 1.500  12.3k tokens/s  25 %  3:21 left"
+    now += 100
+    made.progress(Progress("reading", 5, 10, "B", 2.0))
+    assert capsys.readouterr().err == "reading  50 %  5 of 10 B  2 B/s  2.5 s left\n"
+    silent = screen(**{"no-progress": True})
+    now += 100
+    silent.step(STEP)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("typed", "variable", "colored"),
+    [
+        ({}, "", False),
+        ({"color": "always"}, "", True),
+        ({"color": "always"}, "1", True),
+        ({"color": "never"}, "", False),
+    ],
+)
+def test_colour(typed, variable, colored, monkeypatch, capsysbinary):
+    monkeypatch.setenv("NO_COLOR", variable)
+    made = screen(**typed)
+    made.scored_text([(b"ab\x1b", 9.0), (b"\n", 0.1)])
+    out = capsysbinary.readouterr().out
+    assert out == (b"\x1b[38;5;222mab\\x1b\x1b[39m\n" if colored else b"ab\x1b\n")
+
+
+def test_totals():
+    stats = StreamStats(
+        lines=2, bytes=20, tokens=9, bits=40.0, bits_per_byte=2.0, seconds=3.0, tokens_per_second=3.0, mem_len=4,
+        state_bytes=10, final=True,
+    )  # fmt: skip
+    assert report.stats_line(stats) == "2 lines, 20 bytes, 9 tokens, 2.0000 bits per byte, 3 tokens/s, 3.0 s"

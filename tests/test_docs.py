@@ -1,0 +1,132 @@
+"""What is written is so: help, README, changelog, public names, the table of presets."""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import xlcli
+from xlcli import config, presets
+from xlcli.cli.app import COMMANDS
+from xlcli.cli.help import command_help
+
+SOURCE = Path(__file__).parents[1]
+README = (SOURCE / "README.md").read_text()
+CARD = (SOURCE / "models" / "README.md").read_text()
+FOLDERS_OF_THE_USER = ("models/corpus",)
+
+
+def pages() -> list[Path]:
+    """Every page somebody reads."""
+    return [*SOURCE.glob("*.md"), *(SOURCE / "docs").glob("*.md"), SOURCE / "models" / "README.md"]
+
+
+def table_rows(text: str) -> list[list[str]]:
+    """Cells of the rows of all Markdown tables, headings included."""
+    lines = [line for line in text.splitlines() if line.startswith("|") and not re.fullmatch(r"[|\s:-]+", line)]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_every_flag_has_a_line_of_help_and_every_command_an_example_in_the_readme(command):
+    text = command_help(command, 100)
+    for flag in command.flags:
+        assert flag.about.strip(), flag.long
+        assert re.search(rf"^  .*{re.escape(flag.long)}\b", text, re.MULTILINE), flag.long
+        assert flag.about.split()[0] in text
+    assert len(re.findall(rf"^  .*xlcli {command.name}\b", text, re.MULTILINE)) >= 2
+    assert re.search(rf"^\$ .*xlcli {command.name}\b", README, re.MULTILINE)
+
+
+def test_every_option_that_a_page_names_exists():
+    known = {name for command in COMMANDS for flag in command.flags for name in flag.names.split("/")}
+    known |= {"--help", "-h", "--version"}
+    for path in pages():
+        for line in re.findall(r"xlcli (?:train|eval|generate|stream|models)\b[^`|\n]*", path.read_text()):
+            for option in re.findall(r"(?<!\S)-{1,2}[a-z][a-z-]*", line):
+                assert option in known, f"{path.name}: {line}"
+
+
+def test_every_variable_that_a_page_names_exists():
+    known = {flag.variable for command in COMMANDS for flag in command.flags} | {"XLCLI_MODEL", "XLCLI_CACHE"}
+    for path in pages():
+        assert set(re.findall(r"\bXLCLI_[A-Z_]+\b", path.read_text())) <= known, path.name
+
+
+def test_version_is_the_same_everywhere():
+    project = tomllib.loads((SOURCE / "pyproject.toml").read_text())["project"]
+    newest = re.search(r"^## (\S+)", (SOURCE / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest is not None
+    assert newest[1] == project["version"] == xlcli.__version__
+
+
+def test_public_names_resolve_and_nothing_else_does():
+    for name in xlcli.__all__:
+        assert getattr(xlcli, name) is not None
+    assert set(xlcli._HOMES) <= set(xlcli.__all__) <= set(dir(xlcli))
+    assert xlcli.__all__ == sorted(xlcli.__all__)
+    with pytest.raises(AttributeError):
+        _ = xlcli.no_such_name
+
+
+@pytest.mark.parametrize("preset", presets.list_presets(), ids=lambda preset: preset.name)
+def test_every_preset_is_legal_and_has_a_row(preset):
+    assert preset.about.endswith(".")
+    config.make(presets.read_preset(preset.name))
+    row = next((row for row in table_rows(CARD) if row[0] == f"`{preset.name}`"), None)
+    assert row is not None, f"{preset.name} has no row in models/README.md"
+    assert all(row)
+
+
+def test_table_of_presets_counts_parameters_as_the_model_does():
+    from xlcli.train.plan import parameter_count
+
+    heading = next(row for row in table_rows(CARD) if row[0] == "preset")
+    size, vocabulary = heading.index("parameters"), heading.index("vocabulary")
+    rows = {row[0].strip("`"): row for row in table_rows(CARD)}
+    for preset in presets.list_presets():
+        row = rows[preset.name]
+        made = config.make(presets.read_preset(preset.name), {"model": {"vocab_size": int(row[vocabulary].replace(",", ""))}})
+        assert row[size] == f"{parameter_count(made.model) / 1e6:.2f} M", preset.name  # fmt: skip
+
+
+def test_every_file_of_the_file_map_exists():
+    section = README.partition("## Where things are")[2].partition("\n## ")[0]
+    named = re.findall(r"^(\S+)  +\S", section.partition("```text\n")[2].partition("```")[0], re.MULTILINE)
+    assert len(named) > 10
+    assert [name for name in named if not (SOURCE / name).exists()] == []
+
+
+def test_links_between_pages_lead_somewhere():
+    for path in pages():
+        for target in re.findall(r"\]\(([^)#\s]+)", path.read_text()):
+            if "://" not in target:
+                assert (path.parent / target).exists(), f"{path.name}: {target}"
+
+
+def test_rooms_of_the_architecture_are_those_of_the_package():
+    page = (SOURCE / "docs" / "architecture.md").read_text()
+    rooms = {name.strip("/") for row in table_rows(page) for name in re.findall(r"`([a-z_]+/?)`", row[1] if len(row) > 2 else "")}
+    here = {path.stem for path in (SOURCE / "xlcli").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert rooms == here - {"__init__", "__main__"}  # fmt: skip
+
+
+def test_exit_codes_in_the_readme_are_those_of_the_errors():
+    from xlcli import errors
+
+    rows = {row[0]: row[1] for row in table_rows(README.partition("## Exit codes")[2].partition("\n## ")[0])}
+    for error in vars(errors).values():
+        if isinstance(error, type) and issubclass(error, errors.XLError):
+            assert str(error.exit_code) in rows
+    assert {"0", "1", "2", "3", "4", "5", "6", "130, 143", "141"} <= set(rows)
+
+
+def test_module_runs_as_the_program():
+    done = subprocess.run(
+        [sys.executable, "-m", "xlcli", "models", "--json"], capture_output=True, timeout=60, check=True
+    )
+    assert {preset["name"] for preset in json.loads(done.stdout)["presets"]} == {p.name for p in presets.list_presets()}

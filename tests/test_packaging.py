@@ -1,0 +1,107 @@
+"""What is built is what is here: a wheel carries the presets and the models, an editable install reads the checkout's."""
+
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+SOURCE = Path(__file__).parents[1]
+PROJECT = tomllib.loads((SOURCE / "pyproject.toml").read_text())["project"]
+BUILD = "import sys, hatchling.build as b; print(getattr(b, 'build_' + sys.argv[1])(sys.argv[2]))"
+
+pytest.importorskip("hatchling")
+
+
+def build(kind: str, into: Path, source: Path = SOURCE) -> Path:
+    """A distribution of the tree in `source`, as pip builds it without isolation."""
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, kind, into], cwd=source, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return into / done.stdout.split()[-1]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("dist")
+    return {kind: build(kind, folder) for kind in ("wheel", "sdist")}
+
+
+def names(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if ".dist-info/" not in name}
+
+
+def test_wheel_holds_the_package_the_presets_and_nothing_else(built):
+    found = names(built["wheel"])
+    modules = {path.relative_to(SOURCE).as_posix() for path in (SOURCE / "xlcli").rglob("*.py")}
+    presets = {f"xlcli/_models/{path.name}" for path in (SOURCE / "models").glob("*.toml")}
+    assert len(modules) > 50
+    assert len(presets) >= 4
+    assert modules | presets | {"xlcli/py.typed", "xlcli/_models/README.md"} <= found
+    assert found - modules - presets <= {"xlcli/py.typed", "xlcli/_models/README.md"} | bundled()
+
+
+def bundled() -> set[str]:
+    """Files of the models that travel with the package; what a run leaves beside a model does not."""
+    return {
+        f"xlcli/{'_models' / path.relative_to(SOURCE / 'models')}"
+        for path in (SOURCE / "models" / "books").rglob("*")
+        if path.is_file() and "checkpoints" not in path.parts and not path.name.startswith(".")
+    }
+
+
+def test_bundled_models_are_in_the_wheel(built):
+    if not bundled():
+        pytest.skip("this checkout holds no bundled model")
+    assert bundled() <= names(built["wheel"])
+
+
+def test_wheel_of_the_source_distribution_is_the_same(built, tmp_path):
+    with tarfile.open(built["sdist"]) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (source,) = tmp_path.iterdir()
+    for name in ("tests/test_laws.py", "Makefile", "constraints.txt", "CHANGELOG.md", "LICENSE", "demo/demo.sh"):
+        assert (source / name).is_file(), name
+    assert names(build("wheel", tmp_path, source)) == names(built["wheel"])
+
+
+def test_an_installed_wheel_finds_its_presets(built, tmp_path):
+    with zipfile.ZipFile(built["wheel"]) as archive:
+        archive.extractall(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", "import xlcli, xlcli.presets as p; print(xlcli.__file__, p.models_folder(), p.list_presets())"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )  # fmt: skip
+    assert done.stdout.startswith(f"{tmp_path}/xlcli/__init__.py {tmp_path}/xlcli/_models ")
+    assert "tiny" in done.stdout
+
+
+def test_editable_install_copies_nothing(tmp_path):
+    pytest.importorskip("editables")
+    wheel = build("editable", tmp_path)
+    assert names(wheel) == {"_editable_impl_xlcli.pth"}
+    with zipfile.ZipFile(wheel) as archive:
+        assert Path(archive.read("_editable_impl_xlcli.pth").decode().strip()) == SOURCE
+
+
+def test_constraints_pin_what_is_required():
+    lines = [line for line in (SOURCE / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][0-9A-Za-z.]*", line) for line in lines)
+    pins = {name.lower().replace("_", "-"): Version(version) for name, _, version in (s.partition("==") for s in lines)}
+    required = [Requirement(text) for text in (*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"])]
+    for requirement in required:
+        assert requirement.specifier.contains(pins[requirement.name]), requirement
+    assert pins["torch"] == Version("2.13.0")

@@ -2,8 +2,8 @@
 
     python benchmarks/equal_time.py enwik8-prefix.txt.gz [--minutes 10] [--out benchmarks/results/equal_time.json]
 
-The text is the first 4,150,000 bytes of enwik8: 3,750,000 to train on, 200,000 to choose by, 200,000 to judge by. Run it
-on a quiet machine. Nothing is set but the held-out file and the time: the figure is what a new user gets.
+The text is the first 4,150,000 bytes of enwik8: 3,750,000 to train on, 200,000 to choose by, 200,000 to judge by. Run
+it on a quiet machine. Nothing is set but the held-out file and the time: the figure is what a new user gets.
 """
 
 import argparse
@@ -30,7 +30,8 @@ def xlcli(*arguments: str, cwd: Path) -> str:
 def machine() -> dict[str, object]:
     """What the figures depend on."""
     names = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    cpu = next((line.partition(":")[2].strip() for line in names if line.startswith("model name")), platform.processor())
+    models = (line.partition(":")[2].strip() for line in names if line.startswith("model name"))
+    cpu = next(models, platform.processor())
     return {
         "cpu": cpu,
         "cores": len(os.sched_getaffinity(0)),
@@ -61,7 +62,8 @@ def main() -> None:
         result["command"] = "xlcli " + " ".join(command)
         result["wall_seconds"] = round(time.monotonic() - started, 1)
         record = json.loads((home / "models" / "train" / "record.json").read_text())
-        result["training"] = {name: record[name] for name in ("steps", "tokens", "seconds", "parameters", "preset", "tokenizer")}
+        kept = ("steps", "tokens", "seconds", "parameters", "preset", "tokenizer")
+        result["training"] = {name: record[name] for name in kept}
         result["test"] = [
             {name: score[name] for name in ("mem_len", "segment_len", "bits_per_byte", "tokens_per_second")}
             for mem_len in ("0", "", "512")

@@ -1,4 +1,4 @@
-"""What is built is what is here: a wheel carries the presets and the models, an editable install reads the checkout's."""
+"""What is built is what is here: a wheel carries presets and models, an editable install reads the checkout's."""
 
 import os
 import re
@@ -77,14 +77,11 @@ def test_wheel_of_the_source_distribution_is_the_same(built, tmp_path):
 def test_an_installed_wheel_finds_its_presets(built, tmp_path):
     with zipfile.ZipFile(built["wheel"]) as archive:
         archive.extractall(tmp_path)
+    code = "import xlcli, xlcli.presets as p; print(xlcli.__file__, p.models_folder(), p.list_presets())"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", "import xlcli, xlcli.presets as p; print(xlcli.__file__, p.models_folder(), p.list_presets())"],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )  # fmt: skip
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.startswith(f"{tmp_path}/xlcli/__init__.py {tmp_path}/xlcli/_models ")
     assert "tiny" in done.stdout
 

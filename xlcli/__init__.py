@@ -26,8 +26,10 @@ __all__ = [
     "find_model",
     "list_presets",
     "load_model",
+    "load_state",
     "make_config",
     "read_preset",
+    "save_state",
     "setup",
 ]
 
@@ -37,8 +39,10 @@ _HOMES = {
     "find_model": "xlcli.store.discover:find",
     "list_presets": "xlcli.presets:list_presets",
     "load_model": "xlcli.store.folder:load",
+    "load_state": "xlcli.store.states:load_state",
     "make_config": "xlcli.config:make",
     "read_preset": "xlcli.presets:read_preset",
+    "save_state": "xlcli.store.states:save_state",
     "setup": "xlcli.parallel:setup",
 }
 
@@ -60,6 +64,7 @@ if TYPE_CHECKING:
     from xlcli.state import State
     from xlcli.store.discover import find as find_model
     from xlcli.store.folder import load as load_model
+    from xlcli.store.states import load_state, save_state
 
 
 def __getattr__(name: str) -> Any:

@@ -90,7 +90,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """The end of a run. `bits_per_byte` is the held-out score of the kept weights; `stopped` before the budget was spent."""
+    """The end of a run. `bits_per_byte` is the score of the kept weights; `stopped`: before the budget was spent."""
 
     folder: Path
     step: int

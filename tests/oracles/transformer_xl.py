@@ -8,14 +8,15 @@ import torch
 def sinusoid(distance: int, n_features: int) -> torch.Tensor:
     """R_distance: sines of the distance times every frequency, then cosines (section 3.3; Vaswani et al. 2017)."""
     half = [10000 ** (-2 * f / n_features) for f in range(n_features // 2)]
-    return torch.tensor([math.sin(distance * w) for w in half] + [math.cos(distance * w) for w in half], dtype=torch.float64)
+    values = [math.sin(distance * w) for w in half] + [math.cos(distance * w) for w in half]
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def attention(x, memory, weights, *, n_heads, n_features, window, clamp_len=None):
     """Branch output for each new token: equation of section 3.3, terms (a) to (d), a head at a time.
 
-    `x` (t, d) new inputs, `memory` (m, d) older ones; `weights` maps paper names to matrices; `window` is how many tokens
-    back a token sees (None: all). Key position j counts from the oldest remembered token.
+    `x` (t, d) new inputs, `memory` (m, d) older ones; `weights` maps paper names to matrices; `window` is how many
+    tokens back a token sees (None: all). Key position j counts from the oldest remembered token.
     """
     rows = torch.cat((memory, x))
     m, t = len(memory), len(x)

@@ -23,7 +23,7 @@ SMALL = {
         "dropout": {"embedding": 0.1, "attention": 0.1, "residual": 0.1, "feedforward": 0.1},
     },
     "text": {"tokenizer": "bytes"},
-    "train": {"segment_len": 16, "mem_len": 16, "batch_size": 4, "max_steps": 8, "eval_every": 3, "save_every": 2},
+    "train": {"segment_len": 16, "mem_len": 16, "batch_size": 4, "max_steps": 6, "eval_every": 3, "save_every": 2},
     "runtime": {"dtype": "float32", "threads": 1},
 }  # fmt: skip
 

@@ -87,7 +87,7 @@ def state_files(
     state_in: str | None, state_out: str | None, model: Loaded, runtime: Runtime
 ) -> tuple[tuple[State, Carry] | None, Save | None]:
     """What `--state-in` holds, and a function that writes `--state-out`."""
-    from xlcli.cli.states import load_state, save_state
+    from xlcli.store.states import load_state, save_state
 
     resume = load_state(Path(state_in), model=model, device=str(runtime.device)) if state_in is not None else None
     if state_out is None:

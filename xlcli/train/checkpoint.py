@@ -36,10 +36,10 @@ def save(run: Run, folder: Path, *, seconds: float, corpus: Mapping[str, str]) -
     """Commits the run as it stands after `run.step` steps and `seconds` of training; returns the new folder.
 
     Raises:
-        DivergedError: Something in the run is not finite; nothing was written.
+        DivergedError: The run could not go on from here; nothing was written.
         ResourceError: No room; earlier checkpoints are as they were.
     """
-    run.require_finite()
+    run.require_health()
 
     def write(into: Path) -> None:
         write_tensors(into / "weights.safetensors", dict(run.model.named_parameters()), {})

@@ -75,10 +75,10 @@ class Course:
         spent = run.fraction(self.seconds) == 1.0
         if spent and run.validated_step != run.step:
             yield from self._validate(stop)
-        if run.best_step is None and run.step:
-            self._keep_weights(None)
         if self.saved_at != (run.step, run.validated_step):
             yield self._save()
+        if run.best_step is None and run.step:
+            self._keep_weights(None)
         verdict = None
         if spent and run.validated_step == run.step:
             verdict = yield from judge(self.folder, run.runtime, run.config.runtime.seed, stop)
@@ -156,7 +156,7 @@ class Course:
     def _keep_weights(self, bits: float | None) -> None:
         """Makes the weights those of the model."""
         run = self.run
-        run.require_finite()
+        run.require_health()
         facts = {"step": str(run.step), "validation_bits_per_byte": "" if bits is None else f"{bits:.6f}"}
         store.save_model(self.folder, run.config, store.weights(run.model), self.ready.tokenizer, facts)
 

@@ -19,6 +19,8 @@ VALIDATIONS = 10
 """How often the default validates in a run."""
 SAVE_SECONDS = 60.0
 """Default time between checkpoints."""
+RATES = {"muon": 6e-3, "adamw": 2e-3}
+"""Default learning rates."""
 WARMUP_STEPS = 40
 """Default warm-up; a tenth of a budget given in steps or tokens when that is shorter."""
 TINY_BELOW = 100_000
@@ -50,7 +52,7 @@ def decide(tree: Tree, preset: str, *, tokenizer: str, vocab_size: int, device: 
     if all(getattr(train, budget) is None for budget in BUDGETS):
         decided["train"]["max_time"] = CUDA_SECONDS if device.type == "cuda" else CPU_SECONDS
     if train.lr is None:
-        decided["train"]["lr"] = 6e-3 if train.optimizer == "muon" else 2e-3
+        decided["train"]["lr"] = RATES[train.optimizer]
     return settings.make(config.model_dump(mode="json"), decided)
 
 

@@ -19,6 +19,8 @@ from xlcli.text.segments import Lanes, Scan
 from xlcli.text.tokens import TokenFile
 from xlcli.train import plan
 
+ABSURD_NATS = 100.0
+"""A loss that no working model has: that of giving every token the probability e^-100."""
 VALIDATION_TOKENS = 2**15
 """Held-out tokens scored in the middle of a run; its end scores more."""
 
@@ -65,12 +67,11 @@ class Run:
             DivergedError: Loss or gradient is not finite; weights and optimizers are as they were.
         """
         train = self.config.train
-        tokens, targets = (torch.from_numpy(array).to(self.runtime.device) for array in self.lanes.next())
+        groups = self._next_groups()
+        count = plan.tokens_per_step(train)
         self.model.train()
         self.optimizers.zero_grad()
-        count = tokens.numel()
         nats = torch.zeros((), device=self.runtime.device)
-        groups = zip(tokens.tensor_split(train.grad_accum), targets.tensor_split(train.grad_accum), strict=True)
         for group, (x, y) in enumerate(groups):
             with self.runtime.autocast():
                 nll, self.states[group] = self.model.nll(x, y, self.states[group])
@@ -86,6 +87,22 @@ class Run:
         self.step += 1
         self.tokens += count
         return nats.item(), norm.item(), factor
+
+    def _next_groups(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Inputs and targets (b t) of the next step, in the parts that are computed one after the other."""
+        tokens, targets = (torch.from_numpy(array).to(self.runtime.device) for array in self.lanes.next())
+        parts = self.config.train.grad_accum
+        return list(zip(tokens.tensor_split(parts), targets.tensor_split(parts), strict=True))
+
+    def _next_nats(self) -> float:
+        """Mean nats a token that the next step would find without dropout; the run stays where it is."""
+        position = self.lanes.position
+        groups = self._next_groups()
+        self.lanes.position = position
+        self.model.eval()
+        with torch.inference_mode(), self.runtime.autocast():
+            nats = [self.model.nll(x, y, state)[0].sum() for (x, y), state in zip(groups, self.states, strict=True)]
+        return torch.stack(nats).sum().item() / plan.tokens_per_step(self.config.train)
 
     def held_out_bits(self, held_out: TokenFile, stop: Callable[[], bool]) -> float | None:
         """Bits per byte of the first `VALIDATION_TOKENS` of a text that is not empty, with memory as in evaluation.
@@ -113,11 +130,12 @@ class Run:
             raise DivergedError(f"held-out text has no finite score after step {self.step}.")
         return total / len(ids) / math.log(2) * len(held_out) / held_out.n_bytes
 
-    def require_finite(self) -> None:
-        """Refuses to let anything be saved that is poisoned.
+    def require_health(self) -> None:
+        """Refuses to let anything be saved that training could not go on from.
 
         Raises:
-            DivergedError: A weight, or what optimizers or lanes remember, is NaN or infinite.
+            DivergedError: A weight, or what optimizers or lanes remember, is NaN or infinite, or the loss of the next
+                step would be absurd: the weights may have left all bounds before the loss shows it.
         """
         kept: dict[str, dict[str, torch.Tensor]] = {
             "weights": dict(self.model.named_parameters()),
@@ -128,6 +146,8 @@ class Run:
             for name, tensor in tensors.items():
                 if not bool(tensor.isfinite().all()):
                     raise DivergedError(f"the {what} of '{name}' is no longer finite after step {self.step}.")
+        if self.step and not (nats := self._next_nats()) < ABSURD_NATS:
+            raise DivergedError(f"the loss has risen to {nats:.3g} nats a token after step {self.step}.")
 
 
 def make_run(config: Config, runtime: Runtime, train_ids: TokenFile, start_id: int) -> Run:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from xlcli.config import Config, Tree
+from xlcli.config import Config, TrainConfig, Tree
 from xlcli.errors import CheckpointError, ConfigError, DivergedError
 from xlcli.events import Event, Notice, Plan
 from xlcli.files import write_atomic
@@ -25,7 +25,7 @@ from xlcli.train.run import Run, make_run
 PREPARATION_SHARE = 0.1
 """Reading the text counts towards a time budget, but takes no more of it than this."""
 LOWER = 3.0
-"""A run that diverged is to be tried again at this part of its learning rate."""
+"""A run that diverged is to be tried again at its learning rate divided by this."""
 
 
 def train(
@@ -168,9 +168,9 @@ def _lower_rate(config: Config, paths: Sequence[str], folder: Path) -> str:
     """The command that goes on more carefully after a run has diverged."""
     train = config.train
     assert train.lr is not None
-    rates = ["--lr", f"{train.lr / LOWER:.2g}"]
+    rates = ["--lr", f"{min(train.lr / LOWER, plan.RATES[train.optimizer]):.2g}"]
     if train.optimizer == "muon":
-        rates += ["--set", f"train.adam_lr={train.adam_lr / LOWER:.2g}"]
+        rates += ["--set", f"train.adam_lr={min(train.adam_lr / LOWER, TrainConfig().adam_lr):.2g}"]
     command = shlex.join(["xlcli", "train", *paths, "-o", str(folder), "--resume", *rates])
     return f"Go on from the last checkpoint, more slowly: {command}"
 

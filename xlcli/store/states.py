@@ -1,4 +1,4 @@
-"""The files of `--state-in` and `--state-out`: one safetensors file, tied to its model by fingerprints."""
+"""A saved memory: one safetensors file, tied to its model by fingerprints, with what a reader of the text carries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from xlcli.errors import CheckpointError, StateError
 from xlcli.files import read_tensors, write_tensors
 
 if TYPE_CHECKING:
-    from xlcli.reading import Carry
     from xlcli.state import State
     from xlcli.store.folder import Loaded
 
@@ -21,7 +20,7 @@ _CARRY = "carry."
 _TIE = "model."
 
 
-def save_state(path: Path, state: State, carry: Carry, *, model: Loaded) -> None:
+def save_state(path: Path, state: State, carry: Mapping[str, str], *, model: Loaded) -> None:
     """Writes the state and the texts that go with it, whole or not at all."""
     metadata = {
         "format": FORMAT,
@@ -32,7 +31,7 @@ def save_state(path: Path, state: State, carry: Carry, *, model: Loaded) -> None
     write_tensors(path, state.tensors(), metadata)
 
 
-def load_state(path: Path, *, model: Loaded, device: str) -> tuple[State, Carry]:
+def load_state(path: Path, *, model: Loaded, device: str) -> tuple[State, Mapping[str, str]]:
     """The state in a file and what it carries.
 
     Raises:

@@ -1,0 +1,79 @@
+"""The README's commands work as written, but for smaller budgets; its Python too."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[1]
+README = (SOURCE / "README.md").read_text()
+SMALLER = {"--max-time 2m": "--max-steps 20 --preset tiny", "--limit 64KiB": "--limit 2KiB", "-n 80": "-n 8"}
+
+_spec = importlib.util.spec_from_file_location("capture", SOURCE / "demo" / "capture.py")
+capture = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(capture)
+
+
+def install(folder: Path) -> dict[str, str]:
+    """A folder with the program and a little text; the environment in which commands run there."""
+    program = folder / "bin" / "xlcli"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m xlcli "$@"\n')
+    program.chmod(0o755)
+    (folder / "shakespeare.txt").write_bytes((SOURCE / "demo" / "shakespeare.txt").read_bytes()[:20_000])
+    path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+
+
+def test_commands_and_python_run_as_written(tmp_path):
+    environment = install(tmp_path)
+    commands = capture.commands(README)
+    assert all(any(large in command for command in commands) for large in SMALLER)
+    assert len(commands) >= 8
+    for command in commands:
+        shorter = command
+        for large, small in SMALLER.items():
+            shorter = shorter.replace(large, small)
+        done = subprocess.run(shorter, shell=True, cwd=tmp_path, env=environment, capture_output=True, timeout=120)
+        assert done.returncode == 0, f"{command}\n{done.stderr.decode()}"
+        assert done.stdout.strip() or done.stderr.strip(), command
+        assert b"warning" not in done.stderr, command
+    (code,) = capture.blocks(README, "python")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], cwd=tmp_path, env=environment, capture_output=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert re.fullmatch(rb"[0-9.]+\n", done.stdout)
+
+
+def test_every_block_is_run_or_is_known_not_to_be():
+    languages = re.findall(r"^```(\w*)\n.*?^```$", README, re.MULTILINE | re.DOTALL)
+    assert set(languages) == {"console", "python", "shell", "text"}
+    assert languages.count("python") == 1
+    targets = re.findall(r"^([a-z]+):", (SOURCE / "Makefile").read_text(), re.MULTILINE)
+    lines = [line.partition("#")[0].split() for block in capture.blocks(README, "shell") for line in block.splitlines()]
+    for words in filter(None, lines):
+        assert (words[0] == "make" and words[1] in targets) or words[:3] == ["python3", "-m", "pip"], words
+
+
+def test_outputs_shown_have_the_form_of_today():
+    shown = {command: output for block in capture.blocks(README, "console") for command, output in outputs(block)}
+    for command, output in shown.items():
+        if "--emit none" not in command and "copy" not in command:
+            assert output.strip(), f"{command} shows no output: python demo/capture.py README.md"
+    training = next(output for command, output in shown.items() if command.startswith("xlcli train"))
+    assert [line.split()[0] for line in training.splitlines()[:3]] == ["model", "held-out", "training"]
+
+
+def outputs(block: str) -> list[tuple[str, str]]:
+    parts = re.split(r"^\$ (.*)$", block, flags=re.MULTILINE)[1:]
+    return list(zip(parts[::2], parts[1::2], strict=True))
+
+
+def test_capture_replaces_outputs_and_nothing_else():
+    page = "a\n```console\n$ x 1\nold\n\n$ y\n```\nb\n```text\n$ z\n```\n"
+    found = capture.captured(page, lambda command: f"out of {command}\n\n")
+    assert found == "a\n```console\n$ x 1\nout of x 1\n\n$ y\nout of y\n```\nb\n```text\n$ z\n```\n"
+    assert capture.captured(found, lambda command: f"out of {command}\n") == found

@@ -7,13 +7,13 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 DEMO := demo/run
 
-.PHONY: demo test check format wheel clean
+.PHONY: demo test check format readme wheel clean
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("xlcli needs Python 3.11 or newer, and $(PYTHON) is %d.%d; give another one: make PYTHON=python3.12" % sys.version_info[:2])'
 	@echo "making the environment in $(VENV); with PyTorch to download this takes a few minutes"
 	$(PYTHON) -m venv $(VENV)
-	PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 demo: $(READY)
@@ -33,8 +33,12 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Runs the README's commands and puts what they print under them.
+readme: $(READY)
+	PATH="$$PWD/$(BIN):$$PATH" $(BIN)/python demo/capture.py README.md
+
 wheel: $(READY)
-	PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip wheel -qq --no-deps --no-build-isolation --wheel-dir dist .
 
 clean:
 	rm -rf $(VENV) $(DEMO) dist build

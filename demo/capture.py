@@ -1,6 +1,6 @@
 """Runs the commands of a page and puts what they print under them, so that the page shows what happens.
 
-    python demo/capture.py README.md            # with `xlcli` on the PATH, on a quiet machine; takes minutes
+    make readme            # on a quiet machine; takes about four minutes
 
 In a fenced `console` block a line that begins with `$ ` is a command; what follows, up to the next one, is its output.
 Only standard output is captured; progress and talk, on standard error, are left out. The commands of a page run in
@@ -9,6 +9,7 @@ order, in one temporary folder, which at first holds nothing but `shakespeare.tx
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -44,17 +45,29 @@ def main() -> int:
     """Rewrites the pages named."""
     for name in sys.argv[1:]:
         path = Path(name)
-        with tempfile.TemporaryDirectory() as folder:
-            shutil.copy(TEXT, folder)
-
-            def run(command: str, folder: str = folder) -> str:
-                print(f"$ {command}", file=sys.stderr)
-                done = subprocess.run(command, shell=True, cwd=folder, stdout=subprocess.PIPE, check=True)
-                lines = done.stdout.decode("utf-8", "replace").replace(folder, "").split("\n")
-                return "\n".join(line.rstrip() for line in lines)
-
-            path.write_text(captured(path.read_text(encoding="utf-8"), run), encoding="utf-8")
+        with tempfile.TemporaryDirectory() as home:
+            page = captured(path.read_text(encoding="utf-8"), _shell(Path(home)))
+        path.write_text(page, encoding="utf-8")
     return 0 if sys.argv[1:] else 2
+
+
+def _shell(home: Path) -> Callable[[str], str]:
+    """Runs commands in a folder below `home`; their output without the places of this machine."""
+    folder = home / "work"
+    folder.mkdir()
+    shutil.copy(TEXT, folder)
+    settings = {name: value for name, value in os.environ.items() if not name.startswith("XLCLI_")}
+    settings["XLCLI_CACHE"] = str(home / "cache")
+
+    def run(command: str) -> str:
+        print(f"$ {command}", file=sys.stderr)
+        done = subprocess.run(command, shell=True, cwd=folder, env=settings, stdout=subprocess.PIPE, check=True)
+        text = done.stdout.decode("utf-8", "replace")
+        for place in (folder.resolve(), TEXT.parents[1].resolve()):
+            text = text.replace(f"{place}/", "")
+        return "\n".join(line.rstrip() for line in text.split("\n"))
+
+    return run
 
 
 if __name__ == "__main__":

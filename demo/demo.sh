@@ -47,4 +47,4 @@ echo
 say "5 of 5: a pipe, scored line by line as it arrives; the number is surprise in bits per byte"
 run 'head -12 shakespeare.txt | xlcli stream'
 
-say "Everything is in $2: look at models/shakespeare/, and try xlcli --help"
+say "Everything is in $2; there is more: $1 --help"

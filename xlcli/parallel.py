@@ -88,7 +88,8 @@ def compile_stack(stack: Stack) -> None:
         if not stack.training or frame.n_memory < frame.span.mem_len:
             return plain(x, memories, frame)
         _ = frame.visible  # made outside: the lock of a cached property cannot be traced on Python 3.11
-        return compiled(x, memories, frame)
+        whole = tuple(memory.map(Tensor.contiguous) for memory in memories)  # one layout, lest another is compiled
+        return compiled(x, whole, frame)
 
     stack.forward = forward  # type: ignore[method-assign]
 

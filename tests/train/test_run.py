@@ -14,10 +14,11 @@ from xlcli.text.tokens import TokenFile
 from xlcli.train.plan import warmup_steps
 from xlcli.train.run import make_run
 
+PROSE_BYTES = PROSE.encode()
 CPU = Runtime(torch.device("cpu"), torch.float32, 1)
 
 
-def _text(text=PROSE.encode()):
+def _text(text=PROSE_BYTES):
     return TokenFile(np.frombuffer(text, np.uint8), len(text), None)
 
 
@@ -175,7 +176,7 @@ def test_validation_gives_up_when_asked():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore")  # the compiler warns of itself
 def test_a_compiled_run_has_the_same_losses():
     try:
         setup(config.make({"runtime": {"compile": True, "device": "cpu"}}).runtime, training=True)

@@ -27,7 +27,7 @@ STEPS = 60
 def command(text: Path, folder: Path, *more: str) -> list[str]:
     settings = {
         "preset": "tiny", "tokenizer": "bytes", "dropout": "0.1", "segment-len": "32", "mem-len": "32",
-        "batch-size": "4", "max-steps": str(STEPS), "eval-every": "7", "save-every": "2",
+        "batch-size": "4", "max-steps": str(STEPS), "eval-every": "7", "save-every": "1",
         "threads": "1", "dtype": "float32", "device": "cpu",
     }  # fmt: skip
     flags = [part for name, value in settings.items() for part in (f"--{name}", value)]
@@ -51,7 +51,7 @@ def rows(folder: Path) -> int:
 def kill_once(arguments: list[str], folder: Path, dice: random.Random, share: float) -> str | None:
     """Starts the run and kills it at a random moment; where that was, or None when it had ended before."""
     goal = rows(folder) + dice.randrange(1, max(2, int(share * STEPS))) if dice.random() < 0.85 else 0
-    with subprocess.Popen(arguments) as child:
+    with subprocess.Popen(arguments, stdout=subprocess.DEVNULL) as child:
         while goal and child.poll() is None and rows(folder) < goal:
             time.sleep(0.002)
         time.sleep(dice.random() * (0.06 if goal else 2.5))

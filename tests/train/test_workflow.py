@@ -133,6 +133,15 @@ def test_other_vocabularies_train_and_resume(kind):
     assert Path("m/model.safetensors").read_bytes() == Path("whole/model.safetensors").read_bytes()
 
 
+def test_deterministic_kernels_are_enough_for_training():
+    try:
+        go(small(runtime={"deterministic": True}), corpus(), "exact")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    go(small(), corpus(), "m")
+    assert Path("exact/model.safetensors").read_bytes() == Path("m/model.safetensors").read_bytes()
+
+
 # Stopping
 
 

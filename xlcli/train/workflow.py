@@ -189,7 +189,7 @@ def _plan(folder: Path, ready: Prepared, resumed_at: int) -> Plan:
         vocab_size=ready.tokenizer.vocab_size,
         preset=ready.preset,
         parameters=parameters,
-        memory_bytes=plan.memory_bytes(config, parameters, itemsize=runtime.dtype.itemsize),
+        memory_bytes=plan.memory_bytes(config, parameters, runtime),
         device=str(runtime.device),
         dtype=runtime.dtype_name,
         threads=runtime.threads,

@@ -1,0 +1,150 @@
+"""The configuration tree: what is legal, what is said when it is not, and how layers of it are laid."""
+
+import json
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from xlcli import config
+from xlcli.config import Config, GenerateConfig, RuntimeConfig, make, merge, parse_override, read_toml, validate
+from xlcli.errors import ConfigError
+
+
+def test_the_default_is_legal_and_survives_json():
+    assert make() == Config()
+    assert validate(Config, json.loads(config.to_json(make()))) == make()
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"train": {"eval_every": 60.0, "save_every": 60}}, {"train": {"betas": [0.5, 0.6]}},
+        {"eval": {"sweep_mem_len": [0, 128]}}, {"text": {"valid": 0.1, "test": "held.txt"}},
+        {"model": {"position": {"kind": "none"}}}, {"generate": {"stop": ["a", "b"]}},
+    ],
+)  # fmt: skip
+def test_every_kind_of_value_survives_json(tree):
+    once = make(tree)
+    again = validate(Config, json.loads(config.to_json(once)))
+    assert again == once
+    assert type(again.train.eval_every) is type(once.train.eval_every)
+    assert type(again.train.save_every) is type(once.train.save_every)
+
+
+def test_a_decimal_point_makes_seconds_of_steps():
+    assert isinstance(make({"train": {"eval_every": 60}}).train.eval_every, int)
+    assert isinstance(make({"train": {"eval_every": 60.0}}).train.eval_every, float)
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({"train": {"batchsize": 3}}, r"unknown key 'train\.batchsize'\. Did you mean 'train\.batch_size'\?"),
+        ({"model": {"mem_len": 3}}, r"unknown key 'model\.mem_len'\. Did you mean '\w+\.mem_len'\?"),
+        ({"nonsense": 1}, r"unknown key 'nonsense'"),
+        ({"model": {"dim": 0}}, r"'model\.dim' is 0: .*greater than or equal to 1"),
+        ({"model": {"dim": "wide"}}, r"'model\.dim' is 'wide'"),
+        ({"model": {"dim": 2.5}}, r"'model\.dim' is 2\.5"),
+        ({"model": {"dim": 100, "attention": {"n_heads": 3}}}, r"model\.dim 100 is not divisible"),
+        ({"model": {"attention": {"kind": "lsh9"}}}, r"attention"),
+        ({"train": {"mem_len": 10**12}}, r"'train\.mem_len'"),
+        ({"train": {"mem_len": -1}}, r"'train\.mem_len' is -1"),
+        ({"train": {"lr": float("inf")}}, r"'train\.lr'"),
+        ({"train": {"lr": float("nan")}}, r"'train\.lr'"),
+        ({"train": {"lr": 0.0}}, r"'train\.lr' is 0"),
+        ({"train": {"grad_accum": 17}}, r"train\.grad_accum 17 is more than train\.batch_size 16"),
+        ({"train": {"max_steps": True}}, r"'train\.max_steps' is True"),
+        ({"train": {"optimizer": "sgd"}}, r"'train\.optimizer' is 'sgd': .*'muon' or 'adamw'"),
+        ({"text": {"valid": 0.5}}, r"text\.valid 0\.5 is not a fraction"),
+        ({"model": {"dropout": {"attention": 1.0}}}, r"'model\.dropout\.attention'"),
+        ({"stream": {"reset_on": "("}}, r"stream\.reset_on is not a regular expression"),
+        ({"runtime": {"device": "tpu"}}, r"'runtime\.device' is 'tpu'"),
+        ({"train": 3}, r"'train' is 3"),
+        ({"train": {"lr": object()}}, r"no legal type"),
+    ],
+)  # fmt: skip
+def test_what_is_illegal_is_named(tree, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        make(tree)
+    assert caught.value.exit_code == 2
+    assert "\n" not in str(caught.value)
+
+
+def test_later_layers_win():
+    assert make({"train": {"lr": 0.1, "clip": 2.0}}, {"train": {"lr": 0.2}}).train.lr == 0.2
+    assert make({"train": {"lr": 0.1, "clip": 2.0}}, {"train": {"lr": 0.2}}).train.clip == 2.0
+
+
+def test_another_kind_is_another_table():
+    below = {"position": {"kind": "xl", "n_features": 8}, "dim": 4}
+    assert merge(below, {"position": {"kind": "none"}}) == {"position": {"kind": "none"}, "dim": 4}
+    assert merge(below, {"position": {"tied": True}})["position"] == {"kind": "xl", "n_features": 8, "tied": True}
+    assert make({"model": {"position": {"kind": "xl", "n_features": 8}}}, {"model": {"position": {"kind": "none"}}})
+
+
+@pytest.mark.parametrize(
+    ("text", "tree"),
+    [
+        ("a.b=3", {"a": {"b": 3}}), ("a=0.1", {"a": 0.1}), ("a=true", {"a": True}), ("a=[1, 2]", {"a": [1, 2]}),
+        ("a=xl", {"a": "xl"}), ('a="3"', {"a": "3"}), ("a=", {"a": ""}), (" a . b = c ", None),
+        ("a=b=c", {"a": "b=c"}),
+    ],
+)  # fmt: skip
+def test_an_override_is_a_path_and_a_value(text, tree):
+    if tree is None:
+        with pytest.raises(ConfigError):
+            parse_override(text)
+    else:
+        assert parse_override(text) == tree
+
+
+@pytest.mark.parametrize("text", ["", "a", "=3", "a..b=3", "3a=1", "a b=1"])
+def test_what_is_no_override_is_refused(text):
+    with pytest.raises(ConfigError, match="not of the form"):
+        parse_override(text)
+
+
+def test_toml_files(tmp_path):
+    path = tmp_path / "a.toml"
+    path.write_text("[train]\nlr = 0.1\n")
+    assert read_toml(path) == tomllib.loads(path.read_text())
+    path.write_text("[train\n")
+    with pytest.raises(ConfigError, match=r"a\.toml is not TOML: .*line 1"):
+        read_toml(path)
+    path.write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match="is not TOML"):
+        read_toml(path)
+    path.write_bytes(b"#" * (2**20 + 1))
+    with pytest.raises(ConfigError, match="larger than 1 MiB"):
+        read_toml(path)
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_toml(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    ("model", "width"),
+    [
+        ({"dim": 256}, 704), ({"dim": 8}, 64), ({"dim": 256, "feedforward": {"kind": "relu"}}, 1024),
+        ({"dim": 256, "feedforward": {"ffn_dim": 10}}, 10),
+    ],
+)  # fmt: skip
+def test_the_inner_width(model, width):
+    assert make({"model": model}).model.ffn_dim == width
+
+
+def test_the_width_of_a_head():
+    assert make({"model": {"dim": 64, "attention": {"n_heads": 4}}}).model.head_dim == 16
+    assert make({"model": {"dim": 64, "attention": {"n_heads": 3, "head_dim": 5}}}).model.head_dim == 5
+
+
+def test_sections_can_be_made_alone_and_are_frozen():
+    assert validate(GenerateConfig, {"top_k": 3}).top_k == 3
+    with pytest.raises(ValueError, match="frozen"):
+        RuntimeConfig().seed = 3
+
+
+def test_it_needs_no_torch():
+    code = "import sys, xlcli.config, xlcli.presets; xlcli.presets.list_presets(); print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout.strip() == b"False"

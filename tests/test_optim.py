@@ -1,0 +1,163 @@
+"""Optimizers against PyTorch's own, and the schedule."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from xlcli import config
+from xlcli.errors import CheckpointError
+from xlcli.model.build import build_model
+from xlcli.optim import Float32Muon, Optimizers, hidden_matrices, orthogonalise, schedule
+
+SHAPES = [(24, 24), (16, 48), (48, 16), (1, 8), (8, 1)]
+SETTINGS = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.9, "adjust_lr_fn": "match_rms_adamw"}
+
+
+def _weights(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
+
+
+def _steps(optimizer, weights, seeds):
+    for seed in seeds:
+        for weight, gradient in zip(weights, _weights(seed), strict=True):
+            weight.grad = gradient.detach().clone()
+        optimizer.step()
+
+
+def _close(ours, theirs, before):
+    for our, their, old in zip(ours, theirs, before, strict=True):
+        update = (their - old).norm()
+        assert (our - their).norm() < 0.03 * update
+
+
+def test_muon_in_float32_is_muon():
+    ours, theirs, before = _weights(), _weights(), _weights()
+    _steps(Float32Muon(ours, **SETTINGS), ours, [1, 2, 3])
+    _steps(torch.optim.Muon(theirs, **SETTINGS), theirs, [1, 2, 3])
+    _close(ours, theirs, before)
+
+
+@pytest.mark.parametrize("kinds", [(Float32Muon, torch.optim.Muon), (torch.optim.Muon, Float32Muon)])
+def test_what_muon_remembers_may_change_hands(kinds):
+    first, second = kinds
+    moved, stayed, before = _weights(), _weights(), _weights()
+    one = first(moved, **SETTINGS)
+    _steps(one, moved, [1, 2])
+    other = second(moved, **SETTINGS)
+    for weight in moved:
+        other.state[weight].update(one.state[weight])
+    _steps(other, moved, [3])
+    _steps(torch.optim.Muon(stayed, **SETTINGS), stayed, [1, 2, 3])
+    assert all(
+        torch.equal(other.state[weight]["momentum_buffer"], one.state[weight]["momentum_buffer"]) for weight in moved
+    )
+    _close(moved, stayed, before)
+
+
+def test_a_parameter_without_gradient_stays():
+    weights = _weights()
+    optimizer = Float32Muon(weights, **SETTINGS)
+    optimizer.step()
+    assert all(torch.equal(now, before) for now, before in zip(weights, _weights(), strict=True))
+    assert not optimizer.state
+
+
+@pytest.mark.parametrize("shape", SHAPES[:3])
+def test_orthogonalising_brings_singular_values_near_one(shape):
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    out = orthogonalise(matrix, (3.4445, -4.7750, 2.0315), 5, 1e-7)
+    values = torch.linalg.svdvals(out)
+    assert 0.5 < values.min() <= values.max() < 1.3
+    assert out.shape == matrix.shape
+
+
+def _model():
+    tree = {"dim": 16, "n_layers": 2, "attention": {"n_heads": 2}, "position": {"kind": "xl", "n_features": 4}}
+    torch.manual_seed(0)
+    return build_model(config.make({"model": tree}).model)
+
+
+def _optimizers(model, **train):
+    return Optimizers(model, config.make({"train": train}).train, lr=0.01, native_bfloat16=False)
+
+
+def _learn(model, optimizers, seeds):
+    for seed in seeds:
+        tokens = torch.randint(0, 256, (2, 9), generator=torch.Generator().manual_seed(seed))
+        state = model.start(2, mem_len=8, segment_len=8, memory="hidden")
+        model.nll(tokens[:, :-1], tokens[:, 1:], state)[0].mean().backward()
+        optimizers.step(0.5)
+        optimizers.zero_grad()
+
+
+def test_muon_gets_the_matrices_inside_and_adamw_the_rest():
+    model = _model()
+    optimizers = _optimizers(model)
+    muon, adamw = (optimizer for optimizer, _ in optimizers.optimizers)
+    matrices = {id(p) for group in muon.param_groups for p in group["params"]}
+    rest = {id(p) for group in adamw.param_groups for p in group["params"]}
+    assert matrices == hidden_matrices(model)
+    assert matrices | rest == {id(p) for p in model.parameters()}
+    assert not matrices & rest
+    assert id(model.embedding.table.weight) in rest
+    assert all(id(block.attention.query.weight) in matrices for block in model.stack.blocks)
+    assert [group["weight_decay"] for group in adamw.param_groups] == [0.01, 0.0]
+    assert all(p.ndim < 2 for p in adamw.param_groups[1]["params"])
+
+
+def test_each_optimizer_has_its_own_rate_times_the_factor():
+    model = _model()
+    optimizers = _optimizers(model, adam_lr=0.004)
+    _learn(model, optimizers, [1])
+    assert [group["lr"] for optimizer, _ in optimizers.optimizers for group in optimizer.param_groups] == [
+        0.005, 0.002, 0.002,
+    ]  # fmt: skip
+    alone = _optimizers(_model(), optimizer="adamw", adam_lr=0.004)
+    assert [rate for _, rate in alone.optimizers] == [0.01]
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_restored_optimizers_go_on_to_the_bit(optimizer):
+    model, twin = _model(), _model()
+    optimizers = _optimizers(model, optimizer=optimizer)
+    _learn(model, optimizers, [1, 2])
+    saved = {name: value.clone() for name, value in optimizers.tensors().items()}
+    twin.load_state_dict(model.state_dict())
+    restored = _optimizers(twin, optimizer=optimizer)
+    restored.load(saved)
+    _learn(model, optimizers, [3])
+    _learn(twin, restored, [3])
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    assert optimizers.tensors().keys() == restored.tensors().keys()
+    assert all(torch.equal(value, restored.tensors()[name]) for name, value in optimizers.tensors().items())
+
+
+def test_half_of_what_adamw_remembers_is_refused():
+    model = _model()
+    optimizers = _optimizers(model)
+    _learn(model, optimizers, [1])
+    saved = dict(optimizers.tensors())
+    del saved["embedding.table.weight:exp_avg"]
+    with pytest.raises(CheckpointError, match=r"'embedding\.table\.weight' is incomplete"):
+        _optimizers(_model()).load(saved)
+    _optimizers(_model()).load({})
+
+
+@pytest.mark.parametrize(
+    ("fraction", "step", "decay", "final", "factor"),
+    [
+        (0.0, 0, "linear", 0.0, 1 / 5), (0.0, 3, "linear", 0.0, 4 / 5), (0.0, 4, "linear", 0.0, 1.0),
+        (0.5, 99, "linear", 0.0, 0.5), (0.5, 99, "cosine", 0.0, 0.5), (0.25, 99, "cosine", 0.0, (1 + 0.5**0.5) / 2),
+        (1.0, 99, "linear", 0.1, 0.1), (1.0, 99, "cosine", 0.1, 0.1), (1.7, 99, "linear", 0.0, 0.0),
+        (-1.0, 99, "linear", 0.0, 1.0),
+    ],
+)  # fmt: skip
+def test_the_schedule(fraction, step, decay, final, factor):
+    assert math.isclose(schedule(fraction, step, warmup_steps=4, decay=decay, final=final), factor)
+
+
+def test_without_warm_up_the_first_step_is_the_highest():
+    assert schedule(0.0, 0, warmup_steps=0, decay="linear", final=0.0) == 1.0

@@ -13,7 +13,7 @@ NAMES = [preset.name for preset in presets.list_presets()]
 
 def test_the_promised_ones_are_there():
     assert sorted(NAMES) == NAMES
-    assert {"tiny", "small", "base", "txl-enwik8-12l"} <= set(NAMES)
+    assert {"tiny", "small", "medium", "base", "txl-enwik8-12l"} <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)

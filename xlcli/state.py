@@ -59,7 +59,8 @@ class Hidden:
         """Projects memory and new inputs together."""
         both = torch.cat((self.h.to(x.dtype), x), dim=1) if self.length else x
         k, v = project(both)
-        return k, v, Hidden(both[:, both.shape[1] - keep :].detach())
+        # A copy, because a view would keep the new inputs of the whole call alive as well.
+        return k, v, Hidden(both[:, both.shape[1] - keep :].detach().clone())
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Memory:
         """The memory with its tensor changed."""

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
+
+# What started the tests may ignore signals (nohup, a job in the background), and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+for _number in (signal.SIGTERM, signal.SIGHUP):
+    signal.signal(_number, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,11 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parents[1]
 README = (SOURCE / "README.md").read_text()
-SMALLER = {"--max-time 2m": "--max-steps 20 --preset tiny", "--limit 64KiB": "--limit 2KiB", "-n 80": "-n 8"}
+SMALLER = {
+    "--max-time 2m": "--max-steps 20 --preset tiny",
+    "--limit 64KiB": "--limit 2KiB",
+    "-n 80": "-n 8",
+}
 
 _spec = importlib.util.spec_from_file_location("capture", SOURCE / "demo" / "capture.py")
 capture = importlib.util.module_from_spec(_spec)

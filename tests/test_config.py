@@ -109,7 +109,7 @@ def test_another_kind_keeps_what_means_the_same():
 def test_a_position_is_legal_where_its_hooks_are_offered(attention, position):
     """An illegal one is named together with what would be legal in its place."""
     tree = {"model": {"attention": {"kind": attention}, "position": {"kind": position}}}
-    if POSITIONS[position]().needs <= ATTENTIONS[attention].offers:
+    if POSITIONS[position]().needs <= ATTENTIONS[attention]().offers:
         assert make(tree).model.position.kind == position
         return
     with pytest.raises(ConfigError) as caught:
@@ -118,10 +118,10 @@ def test_a_position_is_legal_where_its_hooks_are_offered(attention, position):
     assert f"'{position}'" in said
     assert f"'{attention}'" in said
     for kind, table in POSITIONS.items():
-        if table().needs <= ATTENTIONS[attention].offers:
+        if table().needs <= ATTENTIONS[attention]().offers:
             assert kind in said
     for kind, table in ATTENTIONS.items():
-        if POSITIONS[position]().needs <= table.offers:
+        if POSITIONS[position]().needs <= table().offers:
             assert kind in said
 
 

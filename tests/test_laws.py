@@ -101,11 +101,11 @@ def test_span(name):
             border = window(name, mem_len or at % 13)
             last = lambda t, m=mem_len: model(t[:, : at + 1], model.start(1, mem_len=m, segment_len=13))[0][:, -1]  # noqa: E731
             before = last(text)
-            for distance, seen in ((border, True), (border + 1, unbounded(name) and mem_len > 0)):
+            for distance, seen in ((border, True), (border + 1, unbounded(name, 1) and mem_len > 0)):
                 changed = text.clone()
                 changed[:, at - distance] = (changed[:, at - distance] + 1) % VOCAB
                 same = torch.equal(before, last(changed))
-                assert same != seen or (seen and hashed(name)), (mem_len, distance)
+                assert same != seen or (seen and hashed(name, 1)), (mem_len, distance)
 
 
 @pytest.mark.parametrize("name", [name for name in IN_TURN if not unbounded(name)])
@@ -149,12 +149,12 @@ def test_growing_span_is_the_papers_training(name):
             return x[:, -1]
 
         before = last_of_third_segment(text)
-        oldest = 0 if unbounded(name) else max(10, 29 - window(name, 29))
+        oldest = 0 if unbounded(name, 1) else max(10, 29 - window(name, 29))
         for i in (9, 10, 19, 24, 28):
             changed = text.clone()
             changed[:, i] = (changed[:, i] + 1) % VOCAB
             seen = i >= oldest
-            assert torch.equal(before, last_of_third_segment(changed)) != seen or (seen and hashed(name))
+            assert torch.equal(before, last_of_third_segment(changed)) != seen or (seen and hashed(name, 1))
 
 
 @every
@@ -242,7 +242,9 @@ def test_gradients_reach_every_parameter(name):
 
 
 STEPS = 300
-"""Most are done after 30; adaptive softmax behind a post-norm takes up to 180."""
+"""Most are done after 30; adaptive softmax behind a post-norm takes up to 140."""
+RATES = {"pre": 0.02, "post": 0.005, "sandwich": 0.02, "rezero": 0.02}
+"""Post-norm wants a smaller one: at 0.02 it depends on the seed whether some combinations learn."""
 
 
 @in_turn
@@ -254,7 +256,7 @@ def test_learning(name):
         for parameter in model.parameters():
             parameter.mul_(0.5)
     text = tokens(2, 25, seed=5)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    optimizer = torch.optim.Adam(model.parameters(), lr=RATES[COMBINATIONS[name]["norm"]["placement"]])
     losses = []
     for _ in range(STEPS):
         loss = read(model, text, [12], mem_len=12, memory="hidden")[0].mean()
@@ -276,4 +278,4 @@ def test_positions_matter(name):
     with torch.inference_mode():
         a, b = (model.logits(t, model.start(1, mem_len=20, segment_len=13))[0] for t in (text, swapped))
     same = torch.allclose(a, b, rtol=0, atol=1e-10)
-    assert same != order_matters(name) or (same and hashed(name))
+    assert same != order_matters(name) or (same and hashed(name, 1))

@@ -27,6 +27,11 @@ SETTINGS = {
         {"n_heads": 3, "n_buckets": 1, "bucket_size": 64, "n_hashes": 1},
         {"n_buckets": [2, 4], "bucket_size": 4, "n_hashes": 4},
     ],
+    "mixed": [
+        {"layers": [{"kind": "local", "window": 5}, {"kind": "lsh", "n_buckets": 4, "bucket_size": 4, "n_hashes": 2}]},
+        {"layers": ["full", {"kind": "local", "window": 5}]},
+        {"layers": ["full", {"kind": "linear", "n_features": 16}]},
+    ],
 }
 """Settings of a kind worth a combination of their own; a kind that is not here is tested with its defaults."""
 
@@ -92,19 +97,24 @@ ALPHA = 0.3
 """ReZero's factor: nothing else keeps activations near one."""
 
 
-def unbounded(name):
-    """Whether this combination remembers everything, so that a memory length means nothing to it."""
-    return COMBINATIONS[name]["attention"]["kind"] == "linear"
+def attentions(name, n_layers=2):
+    """The attention of each of so many layers of this combination."""
+    return config.make({"model": COMBINATIONS[name] | {"n_layers": n_layers}}).model.attentions
+
+
+def unbounded(name, n_layers=2):
+    """Whether some layer remembers everything, so that a memory length means nothing to it."""
+    return any(layer.kind == "linear" for layer in attentions(name, n_layers))
 
 
 def window(name, mem_len):
-    """How many tokens back a layer of this combination sees."""
-    return min(mem_len, COMBINATIONS[name]["attention"].get("window", mem_len))
+    """How many tokens back the first layer of this combination sees."""
+    return min(mem_len, getattr(attentions(name, 1)[0], "window", mem_len))
 
 
-def hashed(name):
-    """Whether a token sees only what a hash finds alike, so that no particular token need be seen."""
-    return COMBINATIONS[name]["attention"].get("n_buckets", 1) != 1
+def hashed(name, n_layers=2):
+    """Whether a layer sees only what a hash finds alike, so that no particular token need be seen."""
+    return any(getattr(layer, "n_buckets", 1) != 1 for layer in attentions(name, n_layers))
 
 
 def adaptive(name):
@@ -125,7 +135,7 @@ def make(name, *, dtype=torch.float64, seed=0, dropout=0.0, n_layers=None, n_ste
     if n_steps is not None and tree.get("stack", {}).get("kind") == "universal":
         tree["stack"] = tree["stack"] | {"n_steps": n_steps}
     rates = dict.fromkeys(("embedding", "attention", "residual", "feedforward"), dropout)
-    if tree["attention"]["kind"] == "linear":
+    if unbounded(name):
         rates["attention"] = 0.0
     model = build_model(config.make({"model": tree | {"dropout": rates}}).model, torch.Generator().manual_seed(seed))
     generator = torch.Generator().manual_seed(seed)

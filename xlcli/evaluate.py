@@ -29,6 +29,7 @@ from xlcli.config import EvalConfig, SpanKind
 from xlcli.errors import CheckpointError, DataError
 from xlcli.events import ContextBucket, Notice, Progress, Score, TokenScore
 from xlcli.metrics import bits_per, context_edges, perplexity
+from xlcli.model.recall import QUERIES, hashed_recall
 from xlcli.store.layout import held_out
 from xlcli.text.corpus import Corpus, open_corpus
 from xlcli.text.segments import Scan
@@ -52,6 +53,8 @@ PROBE_SHARE = 4
 PROBE_LIMIT = 2**20
 """and at most so many tokens; half of them in windows of `SHORT_PROBE`: a long one tells little of its beginning."""
 SHORT_PROBE = 64
+LONGEST_RECALL = 2**17
+"""Most tokens on which it is measured what hashing finds: their keys are held."""
 
 Event = Notice | Progress | TokenScore | Score
 Floats = NDArray[np.float64]
@@ -67,6 +70,7 @@ class _Plan:
     span: SpanKind
     warm: int
     n_steps: int | None
+    n_hashes: int | None
 
 
 @dataclass
@@ -126,7 +130,8 @@ def evaluate(
                 sums.by_context = yield from _probe(model, runtime, text, plan, stop)
             if costs is not None:
                 yield from text.scores(costs)
-            yield _score(model, runtime, text, plan, sums, seconds)
+            recall = _recall(model, runtime, text, plan) if options.recall else ()
+            yield _score(model, runtime, text, plan, sums, seconds, recall)
 
 
 def _open(model: Loaded, source: Sequence[str | Path] | None, options: EvalConfig) -> Corpus:
@@ -151,12 +156,12 @@ def _plan(model: Loaded, runtime: Runtime, options: EvalConfig, mem_len: int | N
         segment_len = train.segment_len
     reach = model.network.reach(mem_len if exact else mem_len + segment_len, options.n_steps) if mem_len else 0
     warm = n_tokens if reach is None else reach
-    row = 4 * shape.memory_numbers(2 * mem_len + segment_len, options.n_steps)
+    row = 4 * shape.memory_numbers(2 * mem_len + segment_len, options.n_steps, options.n_hashes)
     fitting = TOKENS_A_CALL.get(runtime.device.type, TOKENS_A_CALL["cuda"]) // segment_len
     worth_warming = 1 + n_tokens // (10 * warm) if warm else n_tokens
     chosen = max(1, min(fitting, STATE_LIMIT // row, worth_warming))
     batch_size = 1 if reach is None else options.batch_size or chosen
-    return _Plan(mem_len, segment_len, batch_size, options.span, warm, options.n_steps)
+    return _Plan(mem_len, segment_len, batch_size, options.span, warm, options.n_steps, options.n_hashes)
 
 
 def _start(model: Loaded, plan: _Plan, places: NDArray[np.int64]) -> State:
@@ -167,6 +172,7 @@ def _start(model: Loaded, plan: _Plan, places: NDArray[np.int64]) -> State:
         segment_len=plan.segment_len,
         span=plan.span,
         n_steps=plan.n_steps,
+        n_hashes=plan.n_hashes,
         offsets=places.tolist(),
     )
 
@@ -253,6 +259,18 @@ def _probe(
     return sums
 
 
+def _recall(model: Loaded, runtime: Runtime, text: TokenisedText, plan: _Plan) -> tuple[float, ...]:
+    """What each hashed layer finds of full attention, on the beginning of the text."""
+    longest = plan.mem_len + QUERIES if plan.mem_len else plan.segment_len
+    ids = text.ids[: min(longest, LONGEST_RECALL)].astype(np.int64)
+    tokens = torch.from_numpy(ids)[None].to(runtime.device)
+    if len(ids) < 2:
+        return ()
+    with torch.inference_mode(), runtime.autocast():
+        state = _start(model, replace(plan, segment_len=max(plan.segment_len, len(ids))), np.zeros(1, np.int64))
+        return tuple(hashed_recall(model.network, tokens, state, LONGEST_CALL))
+
+
 def _buckets(by_context: tuple[Floats, Floats, Floats]) -> tuple[ContextBucket, ...]:
     nats, n_bytes, tokens = by_context
     edges = context_edges(len(nats))
@@ -263,7 +281,15 @@ def _buckets(by_context: tuple[Floats, Floats, Floats]) -> tuple[ContextBucket, 
     )
 
 
-def _score(model: Loaded, runtime: Runtime, text: TokenisedText, plan: _Plan, sums: _Sums, seconds: float) -> Score:
+def _score(
+    model: Loaded,
+    runtime: Runtime,
+    text: TokenisedText,
+    plan: _Plan,
+    sums: _Sums,
+    seconds: float,
+    recall: tuple[float, ...],
+) -> Score:
     from xlcli.parallel import peak_rss_bytes
 
     counts, nats = text.counts, sums.nats
@@ -289,6 +315,8 @@ def _score(model: Loaded, runtime: Runtime, text: TokenisedText, plan: _Plan, su
         device=str(runtime.device),
         dtype=runtime.dtype_name,
         mean_steps=None if sums.steps is None else sums.steps / len(text.ids),
+        recall=math.fsum(recall) / len(recall) if recall else None,
+        recall_by_layer=recall,
         by_context=_buckets(sums.by_context),
     )
 

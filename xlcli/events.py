@@ -129,7 +129,8 @@ class ContextBucket:
 class Score:
     """One evaluation; the JSON keys of `xlcli eval`. `chars`, `words` are None for text that is not UTF-8.
 
-    `mean_steps` is how often blocks were applied to a token by a model that decides so itself, else None.
+    `mean_steps` is how often blocks were applied to a token by a model that decides so itself, else None. `recall` is
+    the share of full attention's weight that hashed layers found, if it was asked for: the mean, and of each in order.
     """
 
     model: str
@@ -153,6 +154,8 @@ class Score:
     device: str
     dtype: str
     mean_steps: float | None = None
+    recall: float | None = None
+    recall_by_layer: tuple[float, ...] = ()
     by_context: tuple[ContextBucket, ...] = field(default=())
 
 

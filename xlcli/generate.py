@@ -67,7 +67,7 @@ def generate(
     """
     if save and options.num_samples > 1:
         raise ConfigError("one state cannot hold several samples.", "Use --num-samples 1 with --state-out.")
-    reader = Reader.open(model, runtime, options.mem_len, options.n_steps, resume)
+    reader = Reader.open(model, runtime, options, resume)
     carry: Carry = resume[1] if resume else {}
     dice = Dice.restore(carry, seed) or Dice.of(secrets.randbits(31))
     unread = Unread.restore(carry, model.tokenizer.vocab_size)

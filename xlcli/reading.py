@@ -17,10 +17,12 @@ import torch
 from numpy.typing import NDArray
 
 from xlcli.errors import StateError
+from xlcli.state import Buckets
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from xlcli.config import Reading
     from xlcli.parallel import Runtime
     from xlcli.state import State
     from xlcli.store.folder import Loaded
@@ -44,34 +46,40 @@ class Reader:
         self.last = last
 
     @staticmethod
-    def open(
-        model: Loaded, runtime: Runtime, mem_len: int | None, n_steps: int | None, resume: tuple[State, Carry] | None
-    ) -> Reader:
+    def open(model: Loaded, runtime: Runtime, options: Reading, resume: tuple[State, Carry] | None) -> Reader:
         """A reader of nothing yet, or of what `resume` holds; None is as saved, or else as trained.
 
         Raises:
             StateError: The state remembers by another rule than the one asked for, or holds several texts.
         """
         if resume is None:
-            train = model.config.train
+            train, mem_len = model.config.train, options.mem_len
             state = model.network.start(
                 1,
                 mem_len=train.mem_len if mem_len is None else mem_len,
                 segment_len=train.segment_len,
-                n_steps=n_steps,
+                n_steps=options.n_steps,
+                n_hashes=options.n_hashes,
             )
             return Reader(model, runtime, state, [model.tokenizer.start_id])
         state, carry = resume
-        if mem_len is not None and mem_len != state.span.mem_len:
+        if options.mem_len is not None and options.mem_len != state.span.mem_len:
             raise StateError(
-                f"the state has a memory of {state.span.mem_len} tokens, but --mem-len is {mem_len}.",
+                f"the state has a memory of {state.span.mem_len} tokens, but --mem-len is {options.mem_len}.",
                 f"Leave out --mem-len, or give {state.span.mem_len}.",
             )
-        depth = len(list(model.network.stack.applied(n_steps)))
-        if n_steps is not None and depth != len(state.layers):
+        depth = len(list(model.network.stack.applied(options.n_steps)))
+        if options.n_steps is not None and depth != len(state.layers):
             raise StateError(
-                f"the state has {len(state.layers)} layers of memory, but {n_steps} steps need {depth}.",
+                f"the state has {len(state.layers)} layers of memory, but {options.n_steps} steps need {depth}.",
                 "Leave out --n-steps.",
+            )
+        rounds = {layer.n_rounds for layer in state.layers if isinstance(layer, Buckets)}
+        if options.n_hashes is not None and rounds != {options.n_hashes}:
+            raise StateError(
+                f"the state has buckets of {' and '.join(map(str, sorted(rounds)))} rounds, "
+                f"but --n-hashes is {options.n_hashes}.",
+                "Leave out --n-hashes.",
             )
         if state.n_rows != 1:
             raise StateError(

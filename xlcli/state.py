@@ -192,15 +192,21 @@ class Buckets:
         """(h, r, n, c, e of keys, e of values)."""
         return *self.table.keys.shape[1:], self.table.values.shape[-1]
 
+    @property
+    def n_rounds(self) -> int:
+        """Rounds of hashing."""
+        return self.table.counts.shape[2]
+
     def writable(self) -> Buckets:
         """The memory in a table that may be changed in place: its own where that is allowed, else a copy."""
         if self.made and torch.is_inference_mode_enabled():
             return self
-        return Buckets(Table(*(t.clone() for t in self.table)), made=True)
+        return Buckets(self.table.copy(), made=True)
 
     def empty(self) -> Buckets:
         """A memory of the same shape that nothing has arrived in."""
-        return Buckets(Table(*(torch.zeros_like(t) for t in self.table)), made=True)
+        b, h, r, n, size, _ = self.table.keys.shape
+        return Buckets(Table.empty(self.table.keys, b, h, r, n, size))
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Memory:
         """The memory with its tensors changed."""

@@ -107,7 +107,7 @@ class _Pipe:
     def __init__(
         self, model: Loaded, options: StreamConfig, runtime: Runtime, resume: tuple[State, Carry] | None
     ) -> None:
-        self.reader = Reader.open(model, runtime, options.mem_len, options.n_steps, resume)
+        self.reader = Reader.open(model, runtime, options, resume)
         self.tokenizer = model.tokenizer
         self.options = options
         self.fresh = re.compile(options.reset_on.encode()) if options.reset_on is not None else None

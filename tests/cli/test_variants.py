@@ -29,13 +29,14 @@ MADE_SMALL = {
     "contextual-2": {"position.n_buckets": 6, "position.max_distance": 20},
     "local": {"attention.window": 7},
     "linear": {"attention.n_features": 12},
+    "mixed": {"attention.layers": [{"kind": "local", "window": 7}, {"kind": "lsh", "n_buckets": 4, "bucket_size": 6}]},
     "universal": {"stack.n_steps": 3},
 }
 """Settings with which memories fill, windows are left and tables wrap around within the text."""
 
 
 def _position_for(attention):
-    return next(kind for kind in ("xl", "rope", "none") if POSITIONS[kind]().needs <= ATTENTIONS[attention].offers)
+    return next(kind for kind in ("xl", "rope", "none") if POSITIONS[kind]().needs <= ATTENTIONS[attention]().offers)
 
 
 def _of(**kinds):
@@ -48,6 +49,7 @@ VARIANTS = {
     **{f"attention {kind}": _of(attention=kind, position=_position_for(kind)) for kind in ATTENTIONS},
     **{f"stack {kind}": _of(stack=kind) for kind in STACKS},
     "linear, redrawn": _of(attention="linear", position="rope") | {"attention.redraw_every": 2},
+    "lsh, redrawn": _of(attention="lsh", position="rope") | {"attention.redraw_every": 2},
     "act": _of(stack="universal") | {"stack.act": True, "stack.halt_bias": 0.0},
     "act, linear": _of(stack="universal", attention="linear", position="learned")
     | {"stack.act": True, "stack.halt_bias": 0.0},
@@ -56,7 +58,7 @@ VARIANTS = {
     "adaptive": {"embedding.cutoffs": [40, 110], "embedding.div_val": 2, "loss_chunk": 5},
     "factorised": {"embedding.inner_dim": 6, "embedding.tied": False},
 }
-RESUMED = [*(f"attention {kind}" for kind in ATTENTIONS), "linear, redrawn", "act", "position learned"]
+RESUMED = [*(f"attention {kind}" for kind in ATTENTIONS), "linear, redrawn", "lsh, redrawn", "act", "position learned"]
 """Each kind of memory that training keeps, and what is drawn, halted or counted besides."""
 
 

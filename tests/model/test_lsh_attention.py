@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from oracles import reformer
+from oracles import positions, reformer
 from pydantic import ValidationError
 
 from xlcli import config
@@ -12,6 +12,7 @@ from xlcli.errors import StateError
 from xlcli.model.attention.lsh import LSHAttention
 from xlcli.model.build import build_model
 from xlcli.model.position import Position
+from xlcli.model.position.rope import RopePosition
 from xlcli.ops.span import Frame, Span
 from xlcli.state import State
 
@@ -25,12 +26,12 @@ def drawn(seed):
     return torch.Generator().manual_seed(seed)
 
 
-def branch(n_hashes=ROUNDS, dtype=torch.float64, dropout=0.0):
+def branch(n_hashes=ROUNDS, dtype=torch.float64, dropout=0.0, position=None):
     attention = LSHAttention(
         dim=DIM,
         n_heads=HEADS,
         head_dim=WIDTH,
-        position=Position(),
+        position=position or Position(),
         factors=FACTORS,
         bucket_size=SIZE,
         n_hashes=n_hashes,
@@ -64,8 +65,8 @@ def read(attention, x, cuts, span=UNIFORM, memory=None, start=0):
     return torch.cat(out, 1), memory
 
 
-def expected(attention, x, limit=20):
-    """The branch written in loops, every projection included."""
+def expected(attention, x, limit=20, turn=lambda q, i: q):
+    """The branch written in loops, every projection included; `turn` is what a position does to a query or key."""
     rows = []
     for row in x:
         q, v = (
@@ -76,6 +77,7 @@ def expected(attention, x, limit=20):
             q_h, v_h = [of[head] for of in q], [of[head] for of in v]
             rotations = attention.rotations[: attention.n_hashes].tolist()
             buckets = [[reformer.bucket(of, directions, FACTORS) for of in q_h] for directions in rotations]
+            q_h = [turn(q_i, i) for i, q_i in enumerate(q_h)]
             heads.append(torch.tensor(reformer.attend(q_h, v_h, buckets, SIZE, attention.scale, limit), dtype=x.dtype))
         rows.append(torch.cat(heads, -1) @ attention.output.weight.T)
     return torch.stack(rows)
@@ -150,15 +152,28 @@ def test_only_continuing_under_inference_consumes_a_memory(n):
     assert all(torch.equal(t, memory.tensors()[name]) for name, t in kept.tensors().items())
 
 
-def test_a_trained_model_takes_more_rounds_at_evaluation():
-    """The weights are the same, the first rounds too, and what is seen only grows."""
-    few, many, x = branch(2), branch(8), text(40)
-    many.load_state_dict(few.state_dict())
-    q, _, _, buckets = many._project(x)
-    assert torch.equal(few._project(x)[3], buckets[:, :, :2])
-    assert buckets.shape == (2, HEADS, 8, 40)
-    assert torch.allclose(read(many, x, [40])[0], expected(many, x), rtol=0, atol=1e-10)
-    assert q.shape == (2, HEADS, 40, WIDTH)
+@pytest.mark.parametrize("cuts", [[40], [1] * 40, [17, 23]])
+@pytest.mark.parametrize("rounds", [1, 2, 8])
+def test_a_trained_layer_takes_other_rounds_at_evaluation(rounds, cuts):
+    """The memory says how many; weights and the rounds in common are the same."""
+    trained, x = branch(2), text(40)
+    with torch.inference_mode():
+        out, memory = read(trained, x, cuts, memory=trained.start(2, "keyvalue", rounds))
+        assert torch.allclose(out, expected(branch(rounds), x), rtol=0, atol=1e-10)
+    assert memory.n_rounds == rounds
+
+
+@pytest.mark.parametrize("cuts", [[40], [1] * 40, [17, 23]])
+def test_queries_and_keys_are_turned_after_hashing(cuts):
+    attention, x = branch(position=RopePosition(layout="interleaved", base=100.0)), text(40)
+
+    def turn(q, i):
+        return positions.rotated(torch.tensor(q, dtype=torch.float64), i, base=100.0, layout="interleaved").tolist()
+
+    with torch.inference_mode():
+        out, _ = read(attention, x, cuts)
+    assert torch.allclose(out, expected(attention, x, turn=turn), rtol=0, atol=1e-10)
+    assert not torch.allclose(out, expected(attention, x), rtol=0, atol=1e-3)
 
 
 def test_rotations_are_saved_and_can_be_drawn_again():

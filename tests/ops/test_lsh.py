@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from xlcli.ops import lsh
 from xlcli.ops.attend import attend_plain
 from xlcli.ops.hashing import Table, draw_rotations, hash_buckets, insert, line_up
-from xlcli.ops.lsh import Reach, attend_hashed, attend_hashed_one, attend_hashed_plain, attended, recall
+from xlcli.ops.lsh import Reach, attend_hashed, attend_hashed_one, attend_hashed_plain, attended, meet, recall
 
 ROWS, HEADS, WIDTH, SCALE = 2, 3, 4, 1.3
 FACTORS = [(), (2,), (4,), (16,), (4, 6), (64,)]
@@ -44,7 +44,7 @@ class Case:
         return hash_buckets(self.q, self.rotations, self.factors)
 
     def table(self):
-        return Table.empty(self.q, ROWS, HEADS, self.rounds, math.prod(self.factors), self.size)
+        return Table.empty(self.q, ROWS, HEADS, self.rounds, math.prod(self.factors), self.size).copy()
 
     def whole(self, **settings):
         line = line_up(self.buckets, self.table().counts)
@@ -204,13 +204,26 @@ def test_recall():
     """The share of full attention's weight that is found: the sum over the set, more with more rounds, at most 1."""
     case = Case(8, t=60, rounds=8, factors=(8,), size=60)
     shares = []
+    earlier = torch.ones(60, 60, dtype=torch.bool).tril(-1)
+    earlier[0, 0] = True
     for rounds in (1, 2, 4, 8):
         seen = attended(case.buckets[:, :, :rounds], bucket_size=60)
-        share = recall(case.q, case.k, seen, scale=SCALE)
+        share = recall(case.q, case.k, seen, earlier, scale=SCALE)
         shares.append(share[..., 1:].mean())
         scores = [math.exp(SCALE * float(case.q[0, 0, 9] @ case.k[0, 0, j])) for j in range(9)]
         of_set = sum(w for j, w in enumerate(scores) if seen[0, 0, 9, j])
         assert math.isclose(share[0, 0, 9], of_set / sum(scores), abs_tol=1e-12)
     assert 0 < shares[0] < shares[1] < shares[2] < shares[3] < 1
     everything = torch.ones(60, 60, dtype=torch.bool)
-    assert close(recall(case.q, case.k, everything, scale=SCALE), torch.ones(ROWS, HEADS, 60, dtype=torch.float64))
+    assert close(
+        recall(case.q, case.k, everything, earlier, scale=SCALE), torch.ones(ROWS, HEADS, 60, dtype=torch.float64)
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_tickets_tell_who_meets(seed):
+    case = Case(seed, t=50)
+    tickets = line_up(case.buckets, case.table().counts).tickets
+    seen = attended(case.buckets, bucket_size=case.size)
+    others = ~torch.eye(50, dtype=torch.bool)
+    assert torch.equal(meet(tickets[..., 20:], tickets, case.size) & others[20:], seen[:, :, 20:] & others[20:])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from xlcli.cli import units
-from xlcli.cli.options import DEVICE, MODEL, SETTINGS, TALK, Command, Flag, Values, mem_len, n_steps
+from xlcli.cli.options import DEVICE, MODEL, SETTINGS, TALK, Command, Flag, Values, reading
 from xlcli.cli.pipe import standard_input
 from xlcli.cli.signals import Stop
 from xlcli.errors import ConfigError
@@ -36,14 +36,12 @@ def run(values: Values) -> int:
     if picture is not None:
         plot.check(picture)
     options = config.eval
-    folder = locate(values, options.n_steps)
+    folder = locate(values, options)
     if values.on("dry-run"):
         what = f"scores {', '.join(values.words) or 'its own held-out text (' + options.split + ')'}"
-        batch = 1 if isinstance(read_config(folder).model.attention, LinearAttention) else options.batch_size or 8
-        plan = dry_run(
-            folder, mem_len=options.mem_len, n_steps=options.n_steps, batch_size=batch, what=what, values=values
-        )
-        screen.print(plan)
+        endless = any(isinstance(layer, LinearAttention) for layer in read_config(folder).model.attentions)
+        batch = 1 if endless else options.batch_size or 8
+        screen.print(dry_run(folder, options, batch_size=batch, what=what, values=values))
         return 0
     tokens_name = values.get("per-token")
     if tokens_name is not None and options.sweep_mem_len:
@@ -122,8 +120,7 @@ COMMAND = Command(
     groups={
         "Evaluate": (
             MODEL,
-            mem_len("eval"),
-            n_steps("eval"),
+            *reading("eval"),
             Flag("--segment-len", "TOKENS", "tokens read at once", units.count, ("eval.segment_len",), example="128"),
             Flag(
                 "--batch-size",
@@ -148,6 +145,12 @@ COMMAND = Command(
                 "uniform|growing",
                 "what a token sees: exactly the memory, or its segment too",
                 keys=("eval.span",),
+            ),
+            Flag(
+                "--recall",
+                "",
+                "measure how much of full attention hashed layers find",
+                keys=("eval.recall",),
             ),
             Flag("--per-token", "FILE.jsonl", "write each token with its bits"),
             Flag("--plot", "FILE.png", "draw loss by context (needs the extra xlcli[plot])"),

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from xlcli.cli import units
-from xlcli.cli.options import DEVICE, MODEL, SEED, SETTINGS, TALK, Command, Flag, Values, mem_len, n_steps
+from xlcli.cli.options import DEVICE, MODEL, SEED, SETTINGS, TALK, Command, Flag, Values, reading
 from xlcli.cli.pipe import portions
 from xlcli.cli.signals import Stop, Stopped
 from xlcli.cli.stream import STATE
@@ -38,18 +38,10 @@ def run(values: Values) -> int:
     state_in, state_out = values.get("state-in"), values.get("state-out")
     if state_out and options.num_samples > 1:
         raise ConfigError("--state-out saves one memory, but --num-samples asks for several.", "Drop one of the two.")
-    folder = locate(values, options.n_steps)
+    folder = locate(values, options)
     if values.on("dry-run"):
         does = f"writes {options.num_samples} x {options.max_new_tokens} tokens"
-        plan = dry_run(
-            folder,
-            mem_len=options.mem_len,
-            n_steps=options.n_steps,
-            batch_size=options.num_samples,
-            what=does,
-            values=values,
-        )
-        screen.print(plan)
+        screen.print(dry_run(folder, options, batch_size=options.num_samples, what=does, values=values))
         return 0
     check_state_files(state_in, state_out)
     seed = config.runtime.seed if is_set(above_preset(values), "runtime.seed") else None
@@ -142,8 +134,7 @@ COMMAND = Command(
             Flag("--stop", "TEXT", "stop before this text; may be repeated", keys=("generate.stop",), many=True),
             SEED,
             Flag("--num-samples", "N", "how many continuations", units.count, ("generate.num_samples",), example="3"),
-            mem_len("generate"),
-            n_steps("generate"),
+            *reading("generate"),
             Flag("--no-prompt", "", "print the continuation only"),
             *STATE,
         ),

@@ -206,16 +206,33 @@ SEED = Flag("--seed", "N", "seed of all random choices", units.count, ("runtime.
 MODEL = Flag("-m/--model", "NAME|FOLDER", "model (else the newest in ./models, else the bundled one)")
 
 
+def reading(section: str) -> tuple[Flag, ...]:
+    """Flags of how a trained model reads, for one section of the configuration."""
+    return (
+        mem_len(section),
+        Flag(
+            "--n-steps",
+            "N",
+            "how often a universal model applies its blocks (as trained)",
+            units.count,
+            (f"{section}.n_steps",),
+            example="8",
+        ),
+        Flag(
+            "--n-hashes",
+            "N",
+            "rounds of hashed attention, 1 to 8 (as trained)",
+            units.count,
+            (f"{section}.n_hashes",),
+            example="8",
+        ),
+    )
+
+
 def mem_len(section: str) -> Flag:
     """`--mem-len` for one section of the configuration."""
     about = "tokens of memory each layer sees; 0 turns recurrence off"
     return Flag("--mem-len", "TOKENS", about, units.count, (f"{section}.mem_len",))
-
-
-def n_steps(section: str) -> Flag:
-    """`--n-steps` for one section of the configuration."""
-    about = "how often a universal model applies its blocks (as trained)"
-    return Flag("--n-steps", "N", about, units.count, (f"{section}.n_steps",), example="8")
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

@@ -200,10 +200,12 @@ def score_text(score: Score, model: ModelConfig) -> str:
         rows.append(("perplexity per word", f"{score.word_perplexity:.2f}"))
     if score.mean_steps is not None:
         rows.append(("mean steps", f"{score.mean_steps:.2f}"))
+    if score.recall is not None:
+        rows.append(("recall of hashing", f"{100 * score.recall:.1f} %"))
     if not score.mem_len:
         alone = f"segments of {score.segment_len} tokens stand alone"
         recurrence = f"no memory: {alone}, and the result depends on that length"
-    elif isinstance(model.attention, LinearAttention):
+    elif all(isinstance(layer, LinearAttention) for layer in model.attentions):
         recurrence = f"memory of everything read, batch {score.batch_size}"
     else:
         tokens = model.remembered(score.mem_len)
@@ -228,8 +230,9 @@ def score_text(score: Score, model: ModelConfig) -> str:
 def sweep_text(scores: Sequence[Score]) -> str:
     """Evaluations by memory length."""
     first = scores[0]
-    adaptive = first.mean_steps is not None
-    heading = ("memory", "bits per byte", "perplexity", "tokens/s", *(["mean steps"] if adaptive else []))
+    adaptive, hashed = first.mean_steps is not None, first.recall is not None
+    heading = ["memory", "bits per byte", "perplexity", "tokens/s"]
+    heading += ["mean steps"] * adaptive + ["recall of hashing"] * hashed
     rows = [
         (
             str(s.mem_len),
@@ -237,6 +240,7 @@ def sweep_text(scores: Sequence[Score]) -> str:
             f"{s.perplexity:.3f}",
             amount(s.tokens_per_second),
             *([f"{s.mean_steps:.2f}"] if adaptive else []),
+            *([f"{100 * s.recall:.1f} %"] if s.recall is not None else []),
         )
         for s in scores
     ]

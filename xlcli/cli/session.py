@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,11 +12,14 @@ from xlcli.cli import report
 from xlcli.cli.options import Values
 from xlcli.cli.render import Screen
 from xlcli.config import (
+    Attention,
     Config,
+    EvalConfig,
     LinearAttention,
     LocalAttention,
     LSHAttention,
     ModelConfig,
+    Reading,
     RuntimeConfig,
     UniversalStack,
 )
@@ -33,43 +37,51 @@ _PROGRAM_BYTES = 300 * 2**20
 """Memory of the interpreter with torch loaded and nothing computed."""
 
 
-def locate(values: Values, n_steps: int | None) -> Path:
+def locate(values: Values, options: Reading) -> Path:
     """Folder of the model that is meant.
 
     Raises:
-        ConfigError: A number of steps was asked for, but the model applies its blocks once.
+        ConfigError: It was asked to be read in a way that the model cannot be.
     """
     folder = find(values.get("model"))
-    if n_steps is not None and not isinstance(read_config(folder).model.stack, UniversalStack):
-        given = values.given("n-steps")
-        name = given.source if given else f"{values.command.name}.n_steps"
-        raise ConfigError(
-            f"model {folder.name} is not universal and applies its blocks once, not as {name} {n_steps} says.",
-            f"Leave out {name}.",
-        )
+    model = read_config(folder).model
+    universal = isinstance(model.stack, UniversalStack)
+    hashed = any(isinstance(layer, LSHAttention) for layer in model.attentions)
+    wanted = {
+        "n-steps": (options.n_steps, universal, "is not universal and applies its blocks once"),
+        "n-hashes": (options.n_hashes, hashed, "has no hashed attention"),
+    }
+    if isinstance(options, EvalConfig) and options.recall:
+        halts = isinstance(model.stack, UniversalStack) and model.stack.act
+        why = "lets tokens halt" if hashed else "has no hashed attention"
+        wanted["recall"] = (True, hashed and not halts, why)
+    for option, (value, possible, why) in wanted.items():
+        if value is not None and not possible:
+            given = values.given(option)
+            name = given.source if given else f"{values.command.name}.{option.replace('-', '_')}"
+            said = name if value is True else f"{name} {value}"
+            raise ConfigError(f"model {folder.name} {why}: {said} means nothing to it.", f"Leave out {name}.")
     return folder
 
 
 def explain_memory(model: ModelConfig, mem_lens: Iterable[int | None], screen: Screen) -> None:
     """Says so when a memory length that was asked for makes no difference to this model."""
     longest = max((length for length in mem_lens if length is not None), default=0)
-    if longest and isinstance(model.attention, LinearAttention):
+    kinds = set(model.attentions)
+    if longest and all(isinstance(layer, LinearAttention) for layer in kinds):
         screen.say("linear attention remembers everything it has read, whatever the memory length, unless 0", "warning")
-    elif isinstance(model.attention, LocalAttention) and longest > model.attention.window:
-        screen.say(
-            f"local attention sees {model.attention.window} tokens back: a longer memory changes nothing", "warning"
-        )
+    elif longest > (sees := model.remembered(longest)) and all(isinstance(layer, LocalAttention) for layer in kinds):
+        screen.say(f"local attention sees {sees} tokens back: a longer memory changes nothing", "warning")
 
 
-def dry_run(
-    folder: Path, *, mem_len: int | None, n_steps: int | None, batch_size: int, what: str, values: Values
-) -> str:
+def dry_run(folder: Path, options: Reading, *, batch_size: int, what: str, values: Values) -> str:
     """The plan of a command that uses a model: its size and the memory it needs, without loading it."""
     config = read_config(folder)
     summary = summarise(folder)
-    length = config.train.mem_len if mem_len is None else mem_len
+    length = config.train.mem_len if options.mem_len is None else options.mem_len
     parameters = summary.parameters or 0
-    state = 4 * batch_size * config.model.memory_numbers(length or config.train.segment_len, n_steps)
+    remembered = length or config.train.segment_len
+    state = 4 * batch_size * config.model.memory_numbers(remembered, options.n_steps, options.n_hashes)
     weights = 4 * parameters
     plan: dict[str, Any] = {
         "model": str(folder),
@@ -86,27 +98,38 @@ def dry_run(
     rows = [
         ("model", f"{folder} ({report.amount(parameters)} parameters, {report.size(weights)})"),
         ("does", what),
-        ("memory", f"{_remembered(config, length, n_steps)}, {_at_a_time(batch_size)}: {report.size(state)}"),
+        ("memory", f"{_remembered(config, length, options)}, {_at_a_time(batch_size)}: {report.size(state)}"),
         ("needs", f"about {report.size(plan['memory_bytes'])} of main memory"),
     ]
     return "".join(f"{name:8} {text}\n" for name, text in rows)
 
 
-def _remembered(config: Config, length: int, n_steps: int | None) -> str:
+def _remembered(config: Config, length: int, options: Reading) -> str:
     """What each layer remembers, and how many do."""
     model = config.model
-    segment = f"a segment of {config.train.segment_len} tokens"
-    match model.attention:
+    steps = (
+        f" at each of {options.n_steps or model.stack.n_steps} steps" if isinstance(model.stack, UniversalStack) else ""
+    )
+    parts = []
+    for kind, n in Counter(model.attentions).items():
+        what = _remembered_by(kind, length, config.train.segment_len, options.n_hashes)
+        if n == model.n_layers:
+            return f"{what} in {f'each of {n} layers' if n > 1 else 'one layer'}{steps}"
+        parts.append(f"{what} in {n} layer{'s' if n > 1 else ''}")
+    return f"{', '.join(parts)}{steps}"
+
+
+def _remembered_by(attention: Attention, length: int, segment_len: int, n_hashes: int | None) -> str:
+    segment = f"a segment of {segment_len} tokens"
+    match attention:
         case LinearAttention():
-            what = f"sums over {'everything read' if length else segment}"
+            return f"sums over {'everything read' if length else segment}"
         case LSHAttention() as hashed:
             n_buckets = math.prod(hashed.factors)
-            what = f"the last {hashed.bucket_size} tokens of {hashed.n_hashes} x {n_buckets} buckets"
-        case _:
-            what = f"{model.remembered(length)} tokens" if length else segment
-    layers = f"each of {model.n_layers} layers" if model.n_layers > 1 else "one layer"
-    steps = f" at each of {n_steps or model.stack.n_steps} steps" if isinstance(model.stack, UniversalStack) else ""
-    return f"{what} in {layers}{steps}"
+            return f"the last {hashed.bucket_size} tokens of {n_hashes or hashed.n_hashes} x {n_buckets} buckets"
+        case LocalAttention(window=window):
+            length = min(length, window)
+    return f"{length} tokens" if length else segment
 
 
 def _at_a_time(batch_size: int) -> str:

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from xlcli.cli import units
-from xlcli.cli.options import DEVICE, MODEL, SEED, SETTINGS, TALK, Command, Flag, Values, mem_len, n_steps
+from xlcli.cli.options import DEVICE, MODEL, SEED, SETTINGS, TALK, Command, Flag, Values, reading
 from xlcli.cli.pipe import open_source, portions
 from xlcli.cli.signals import Stop
 from xlcli.errors import ConfigError
@@ -36,18 +36,10 @@ def run(values: Values) -> int:
     state_in, state_out = values.get("state-in"), values.get("state-out")
     if options.save_every is not None and not state_out:
         raise ConfigError("--save-every needs a file to save in.", "Add --state-out memory.state.")
-    folder = locate(values, options.n_steps)
+    folder = locate(values, options)
     check_state_files(state_in, state_out)
     if values.on("dry-run"):
-        plan = dry_run(
-            folder,
-            mem_len=options.mem_len,
-            n_steps=options.n_steps,
-            batch_size=1,
-            what=f"scores {name}",
-            values=values,
-        )
-        screen.print(plan)
+        screen.print(dry_run(folder, options, batch_size=1, what=f"scores {name}", values=values))
         return 0
     source = open_source(name)
     if name == "-" and sys.stdin is not None and sys.stdin.isatty():
@@ -129,8 +121,7 @@ COMMAND = Command(
     groups={
         "Stream": (
             MODEL,
-            mem_len("stream"),
-            n_steps("stream"),
+            *reading("stream"),
             Flag("--emit", "lines|tokens|stats|none", "what to print", keys=("stream.emit",)),
             Flag(
                 "--continue",

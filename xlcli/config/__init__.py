@@ -10,6 +10,7 @@ from xlcli.config.attention import FullAttention as FullAttention
 from xlcli.config.attention import LinearAttention as LinearAttention
 from xlcli.config.attention import LocalAttention as LocalAttention
 from xlcli.config.attention import LSHAttention as LSHAttention
+from xlcli.config.attention import MixedAttention as MixedAttention
 from xlcli.config.model import ModelConfig as ModelConfig
 from xlcli.config.model import ReversibleStack as ReversibleStack
 from xlcli.config.model import StandardStack as StandardStack
@@ -18,6 +19,7 @@ from xlcli.config.position import POSITIONS as POSITIONS
 from xlcli.config.runs import Config as Config
 from xlcli.config.runs import EvalConfig as EvalConfig
 from xlcli.config.runs import GenerateConfig as GenerateConfig
+from xlcli.config.runs import Reading as Reading
 from xlcli.config.runs import RuntimeConfig as RuntimeConfig
 from xlcli.config.runs import SpanKind as SpanKind
 from xlcli.config.runs import StreamConfig as StreamConfig

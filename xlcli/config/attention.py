@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_serializer, field_validator, model_validator
 
 from xlcli.config.section import Count, Section
+
+MAX_BUCKETS = 2**16
+MAX_HASHES = 8
+"""Rounds that directions are drawn for, so that a trained model may be run with more of them."""
 
 
 class Attention(Section):
     """A kind of attention. `head_dim` defaults to `dim / n_heads`."""
 
-    offers: ClassVar[frozenset[str]] = frozenset()
-    """Hooks of a position encoding that this attention calls."""
-
     n_heads: Count = 4
     head_dim: Count | None = None
+
+    @property
+    def offers(self) -> frozenset[str]:
+        """Hooks of a position encoding that this attention calls."""
+        return frozenset()
 
 
 class _Softmax(Attention):
     """`scaled` divides scores by sqrt(head_dim); the code of T5 does not (Raffel et al. 2020)."""
 
-    offers: ClassVar[frozenset[str]] = frozenset({"rotate", "term", "bias", "values"})
-
     scaled: bool = True
+
+    @property
+    def offers(self) -> frozenset[str]:
+        """All of them."""
+        return frozenset({"rotate", "term", "bias", "values"})
 
 
 class FullAttention(_Softmax):
@@ -48,12 +57,15 @@ class LinearAttention(Attention):
     features every so many steps of training, which forgets the memory.
     """
 
-    offers: ClassVar[frozenset[str]] = frozenset({"rotate"})
-
     kind: Literal["linear"] = "linear"
     n_features: Annotated[int, Field(ge=1, le=2**16)] = 128
     orthogonal: bool = True
     redraw_every: Count | None = None
+
+    @property
+    def offers(self) -> frozenset[str]:
+        """Queries and keys may be turned before their features are made."""
+        return frozenset({"rotate"})
 
 
 class LSHAttention(Attention):
@@ -62,13 +74,20 @@ class LSHAttention(Attention):
     In each of `n_hashes` rounds a token sees the last `bucket_size` earlier tokens of its bucket, within the memory
     length; itself only if there are none. `n_buckets` is even, or a list of even numbers whose product is meant: many
     buckets at the price of few. Buckets are the memory: constant in size, and a look-up costs the same whatever its
-    length. A trained model may be run with more rounds than it was trained with.
+    length. A trained model may be run with more rounds than it was trained with. `redraw_every` draws fresh directions
+    every so many steps of training, which forgets the memory of the layer.
     """
 
     kind: Literal["lsh"] = "lsh"
     n_buckets: int | tuple[int, ...] = 64
     bucket_size: Annotated[int, Field(ge=1, le=2**16)] = 32
-    n_hashes: Annotated[int, Field(ge=1, le=8)] = 4
+    n_hashes: Annotated[int, Field(ge=1, le=MAX_HASHES)] = 4
+    redraw_every: Count | None = None
+
+    @property
+    def offers(self) -> frozenset[str]:
+        """Queries and keys may be turned once they have been hashed."""
+        return frozenset({"rotate"})
 
     @property
     def factors(self) -> tuple[int, ...]:
@@ -91,10 +110,74 @@ class LSHAttention(Attention):
         return n_buckets
 
 
-MAX_BUCKETS = 2**16
+LayerAttention = Annotated[FullAttention | LocalAttention | LinearAttention | LSHAttention, Field(discriminator="kind")]
+"""The attention of one layer."""
+
+
+class MixedAttention(Attention):
+    """Layers of several kinds: `layers` names them from the first on, and is repeated over the depth.
+
+    Each is a table of its kind, or the kind alone for its defaults; heads are those of the whole. A position encoding
+    is given to the layers that can take it, of which there must be one.
+    """
+
+    kind: Literal["mixed"] = "mixed"
+    layers: Annotated[tuple[LayerAttention, ...], Field(min_length=1, max_length=1024)] = (
+        LocalAttention(),
+        LSHAttention(),
+    )
+
+    @property
+    def offers(self) -> frozenset[str]:
+        """What any of the layers does."""
+        return frozenset().union(*(layer.offers for layer in self.layers))
+
+    @property
+    def scaled(self) -> bool:
+        """Whether layers of softmax attention divide scores by sqrt(head_dim)."""
+        return all(layer.scaled for layer in self.layers if isinstance(layer, _Softmax))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tables(cls, data: Any) -> Any:
+        """Kinds alone become tables, and all of them get the heads of the whole."""
+        if not isinstance(data, dict):
+            return data
+        data = {"layers": ("local", "lsh")} | data
+        if not isinstance(data["layers"], list | tuple):
+            return data
+        heads = {name: data[name] for name in HEADS if name in data}
+        layers = ({"kind": layer} if isinstance(layer, str) else layer for layer in data["layers"])
+        return data | {
+            "layers": tuple(heads | _strict(layer) if isinstance(layer, dict) else layer for layer in layers)
+        }
+
+    @model_validator(mode="after")
+    def _alike(self) -> MixedAttention:
+        if any(getattr(layer, name) != getattr(self, name) for layer in self.layers for name in HEADS):
+            raise ValueError(
+                "the layers of model.attention.layers have other heads than model.attention; "
+                "set n_heads and head_dim in model.attention only"
+            )
+        if len({layer.scaled for layer in self.layers if isinstance(layer, _Softmax)}) > 1:
+            raise ValueError("model.attention.layers differ in scaled; set it alike in all of them")
+        return self
+
+    @field_serializer("layers")
+    def _without_heads(self, layers: tuple[Attention, ...]) -> list[dict[str, Any]]:
+        return [layer.model_dump(mode="json", exclude=set(HEADS)) for layer in layers]
+
+
+def _strict(table: dict[str, Any]) -> dict[str, Any]:
+    """The table with its lists as tuples: what is read from JSON before a validator is no longer JSON behind it."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
+
+
+HEADS = ("n_heads", "head_dim")
+"""Keys that mean the same whatever the kind."""
 
 AttentionConfig = Annotated[
-    FullAttention | LocalAttention | LinearAttention | LSHAttention, Field(discriminator="kind")
+    FullAttention | LocalAttention | LinearAttention | LSHAttention | MixedAttention, Field(discriminator="kind")
 ]
 ATTENTIONS: dict[str, type[Attention]] = {
     c.model_fields["kind"].default: c for c in get_args(get_args(AttentionConfig)[0])

@@ -9,11 +9,13 @@ from pydantic import Field, model_validator
 
 from xlcli.config.attention import (
     ATTENTIONS,
+    Attention,
     AttentionConfig,
     FullAttention,
     LinearAttention,
     LocalAttention,
     LSHAttention,
+    MixedAttention,
 )
 from xlcli.config.position import (
     POSITIONS,
@@ -184,23 +186,40 @@ class ModelConfig(Section):
         """Blocks that a token passes, as trained."""
         return self.n_layers * (self.stack.n_steps if isinstance(self.stack, UniversalStack) else 1)
 
-    def remembered(self, length: int) -> int:
-        """Tokens that a layer of softmax attention remembers when it is given `length` tokens of memory."""
-        return min(length, self.attention.window) if isinstance(self.attention, LocalAttention) else length
+    @property
+    def attentions(self) -> tuple[Attention, ...]:
+        """The attention of each of `n_layers` layers."""
+        kinds = self.attention.layers if isinstance(self.attention, MixedAttention) else (self.attention,)
+        return tuple(kinds[i % len(kinds)] for i in range(self.n_layers))
 
-    def memory_numbers(self, length: int, n_steps: int | None = None) -> int:
+    def of_layer(self, attention: Attention) -> ModelConfig:
+        """As if all layers had this attention."""
+        return self.model_copy(update={"attention": attention})
+
+    def remembered(self, length: int) -> int:
+        """Tokens that the layer with the longest memory remembers when it is given `length` tokens of memory."""
+        return max(min(length, a.window) if isinstance(a, LocalAttention) else length for a in self.attentions)
+
+    def memory_numbers(self, length: int, n_steps: int | None = None, n_hashes: int | None = None) -> int:
         """What one row remembers when every layer has `length` tokens of memory, for inference, in float32 numbers.
 
-        `n_steps` is how often a universal stack is applied; None is as trained.
+        `n_steps` is how often a universal stack is applied, `n_hashes` the rounds of hashing; None is as trained.
         """
-        attention, depth = self.attention, self.depth if n_steps is None else self.n_layers * n_steps
-        if isinstance(attention, LinearAttention):
-            return depth * 2 * attention.n_heads * attention.n_features * (self.head_dim + 1)
-        if isinstance(attention, LSHAttention):
-            n_buckets, rounds = math.prod(attention.factors), attention.n_hashes
-            of_token = 2 * self.head_dim + 2 * (1 + rounds)
-            return depth * attention.n_heads * rounds * n_buckets * (attention.bucket_size * of_token + 2)
-        return depth * 2 * attention.n_heads * self.head_dim * self.remembered(length)
+        times = self.depth // self.n_layers if n_steps is None else n_steps
+        return times * sum(self._layer_numbers(attention, length, n_hashes) for attention in self.attentions)
+
+    def _layer_numbers(self, attention: Attention, length: int, n_hashes: int | None) -> int:
+        heads, width = attention.n_heads, self.head_dim
+        match attention:
+            case LinearAttention(n_features=n_features):
+                return 2 * heads * n_features * (width + 1)
+            case LSHAttention():
+                n_buckets, rounds = math.prod(attention.factors), n_hashes or attention.n_hashes
+                of_token = 2 * width + 2 * (1 + rounds)
+                return heads * rounds * n_buckets * (attention.bucket_size * of_token + 2)
+            case LocalAttention(window=window):
+                length = min(length, window)
+        return 2 * heads * width * length
 
     @model_validator(mode="after")
     def _legal(self) -> ModelConfig:
@@ -221,7 +240,7 @@ class ModelConfig(Section):
                 "stack 'reversible' finds what its streams were by subtraction, which norm 'post' does not allow; "
                 "set model.norm.placement to pre, sandwich or rezero, or model.stack.kind to standard or universal"
             )
-        if isinstance(self.attention, LinearAttention) and self.dropout.attention:
+        if self.dropout.attention and any(isinstance(layer, LinearAttention) for layer in self.attentions):
             raise ValueError(
                 f"attention 'linear' has no weights to drop, but model.dropout.attention is {self.dropout.attention}; "
                 "set model.dropout.residual and model.dropout.feedforward instead, or another model.attention.kind"
@@ -230,10 +249,11 @@ class ModelConfig(Section):
 
     def _check_position(self) -> None:
         position, attention = self.position, self.attention
-        missing = position.needs - attention.offers
+        offered = frozenset().union(*(layer.offers for layer in self.attentions))
+        missing = position.needs - offered
         if missing:
             positions = [kind for kind, table in POSITIONS.items() if table().needs <= attention.offers]
-            attentions = [kind for kind, table in ATTENTIONS.items() if position.needs <= table.offers]
+            attentions = [kind for kind, table in ATTENTIONS.items() if position.needs <= table().offers]
             raise ValueError(
                 f"position '{position.kind}' needs {' and '.join(HOOKS[hook] for hook in sorted(missing))}, which "
                 f"attention '{attention.kind}' does not have; "

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from xlcli.config.attention import MAX_HASHES
 from xlcli.config.model import ModelConfig
 from xlcli.config.section import Count, Length, Positive, Rate, Section
 
@@ -14,8 +15,6 @@ Every = Count | Positive
 """How often: a whole number of steps, or, as a number with a decimal point, seconds."""
 TokenizerKind = Literal["auto", "bytes", "sentencepiece", "words"]
 SpanKind = Literal["uniform", "growing"]
-Steps = Annotated[int, Field(ge=1, le=1024)]
-"""How often the blocks of a universal stack are applied; None is as trained."""
 
 
 class TextConfig(Section):
@@ -73,20 +72,30 @@ class TrainConfig(Section):
         return self
 
 
-class EvalConfig(Section):
-    """One evaluation. `None` means as trained."""
+class Reading(Section):
+    """How a trained model reads; None is as trained.
+
+    `n_steps` is how often the blocks of a universal stack are applied, `n_hashes` the rounds of hashed attention.
+    """
 
     mem_len: Length | None = None
-    n_steps: Steps | None = None
+    n_steps: Annotated[int, Field(ge=1, le=1024)] | None = None
+    n_hashes: Annotated[int, Field(ge=1, le=MAX_HASHES)] | None = None
+
+
+class EvalConfig(Reading):
+    """One evaluation. `None` means as trained; `recall` also measures what hashed attention finds of full attention."""
+
     segment_len: Count | None = None
     batch_size: Count | None = None
     span: SpanKind = "uniform"
     split: Literal["valid", "test"] = "valid"
     sweep_mem_len: tuple[Length, ...] = ()
     limit: Count | None = None
+    recall: bool = False
 
 
-class GenerateConfig(Section):
+class GenerateConfig(Reading):
     """One generation: how far, how bold, when to stop."""
 
     max_new_tokens: Length = 256
@@ -97,15 +106,11 @@ class GenerateConfig(Section):
     repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0, allow_inf_nan=False)] = 1.0
     stop: tuple[str, ...] = ()
     num_samples: Count = 1
-    mem_len: Length | None = None
-    n_steps: Steps | None = None
 
 
-class StreamConfig(Section):
+class StreamConfig(Reading):
     """One pipe. `flush_ms`: score text of an unfinished line when the pipe has been silent for so long."""
 
-    mem_len: Length | None = None
-    n_steps: Steps | None = None
     emit: Literal["lines", "tokens", "stats", "none"] = "lines"
     continue_tokens: Length = 0
     save_every: Positive | None = None

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from xlcli.config.attention import ATTENTIONS
+from xlcli.config.attention import ATTENTIONS, HEADS
 from xlcli.config.model import STACKS
 from xlcli.config.position import POSITIONS
 from xlcli.config.runs import Config
@@ -31,8 +31,6 @@ UNIONS: Mapping[str, Mapping[str, type[Section]]] = {
     "stack": STACKS,
 }
 """Tables whose keys depend on their `kind`."""
-SHARED = ("n_heads", "head_dim")
-"""Keys of theirs that mean the same whatever the kind."""
 
 
 def read_toml(path: Path) -> Tree:
@@ -64,7 +62,7 @@ def parse_override(text: str) -> Tree:
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Tree:
     """Tables of both, `above` winning.
 
-    When the `kind` of one of `UNIONS` changes, it is replaced but for `SHARED`: its other keys meant other things.
+    When the `kind` of one of `UNIONS` changes, it is replaced but for `HEADS`: its other keys meant other things.
     """
     result = dict(below)
     for key, value in above.items():
@@ -72,7 +70,7 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Tree:
         if isinstance(value, Mapping) and isinstance(old, Mapping):
             kinds = old.get("kind"), value.get("kind")
             if key in UNIONS and None not in kinds and kinds[0] != kinds[1]:
-                old = {name: old[name] for name in SHARED if name in old}
+                old = {name: old[name] for name in HEADS if name in old}
             result[key] = merge(old, value)
         else:
             result[key] = value
@@ -112,7 +110,8 @@ def meaning(section: Section) -> Tree:
         if isinstance(value, Section):
             found[name] = meaning(value)
         elif name == "kind" or value != field.default:
-            found[name] = value
+            tables = isinstance(value, tuple) and any(isinstance(item, Section) for item in value)
+            found[name] = [meaning(item) for item in value] if tables else value
     return found
 
 
@@ -153,13 +152,13 @@ def _no_choice(name: str, value: object, choices: list[str]) -> ConfigError:
 def _unknown_key(kind: type[Section], name: str, loc: tuple[int | str, ...]) -> ConfigError:
     """Of a key that does not exist, or does in another kind of its table only."""
     table, _, last = name.rpartition(".")
-    kinds = UNIONS.get(table.rpartition(".")[2], {})
+    kinds = UNIONS.get(_LAYER.sub("", table).rpartition(".")[2], {})
     if others := [other for other, section in kinds.items() if last in section.model_fields]:
         return ConfigError(
             f"'{name}' belongs to {' and '.join(others)}, but '{table}.kind' is '{loc[-2]}'.",
             f"Set {table}.kind to {' or '.join(others)}, or leave '{name}' out.",
         )
-    known = list(_keys(kind))
+    known = list(_keys(kinds[str(loc[-2])], f"{table}.") if _LAYER.search(table) else _keys(kind))
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5) or difflib.get_close_matches(
         last, [key.rpartition(".")[2] for key in known], n=1, cutoff=0.5
     )
@@ -173,13 +172,14 @@ def _path(loc: tuple[int | str, ...]) -> list[str]:
     """The names typed: without validators and types, and without the kind that follows a table with kinds."""
     names: list[str] = []
     for part in map(str, loc):
-        follows_table = names[-1:] and names[-1] in UNIONS
+        follows_table = names[-1:] and (names[-1] in UNIONS or names[-1].isdigit())
         if not (_NO_KEY.match(part) or (follows_table and part in _TAGS)):
             names.append(part)
     return names
 
 
 _NO_KEY = re.compile(r"(int|float|str)$|function-|constrained-|tuple\[")
+_LAYER = re.compile(r"\.layers\.\d+$")
 _TAGS = frozenset({*POSITIONS, *ATTENTIONS, *STACKS})
 
 

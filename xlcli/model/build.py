@@ -32,12 +32,13 @@ from xlcli.model.universal import AdaptiveStack, UniversalStack
 def build_model(config: ModelConfig, generator: torch.Generator | None = None) -> LanguageModel:
     """A freshly initialised model on the current default device."""
     absolute, positions = POSITIONS[config.position.kind](config)
+    layers = [config.of_layer(attention) for attention in config.attentions]
     embedding = _embedding(config)
     model = LanguageModel(
         config=config,
         embedding=embedding,
         position=absolute,
-        stack=_stack(config, [_block(config, position) for position in positions]),
+        stack=_stack(config, [_block(*layer) for layer in zip(layers, positions, strict=True)]),
         head=_head(config, embedding if config.embedding.tied else _embedding(config)),
     )
     if next(model.parameters()).device.type != "meta":
@@ -96,6 +97,9 @@ def _stack(config: ModelConfig, blocks: list[Block]) -> Stack:
 
 
 def _block(config: ModelConfig, position: Position) -> Block:
+    """A block of a model all of whose layers have this configuration."""
+    if not config.position.needs <= config.attention.offers:
+        position = Position()
     return Block(
         attention=ATTENTIONS[config.attention.kind](config, position),
         feedforward=FeedForward(

@@ -13,22 +13,26 @@ biases                        zero
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
-from torch import nn
 
 from xlcli.config import ModelConfig, UniversalStack
 from xlcli.model.attention.linear import LinearAttention
 from xlcli.model.attention.lsh import LSHAttention
+from xlcli.model.lm import LanguageModel
+from xlcli.model.stack import Block, Stack
 
 
-def redraw(model: nn.Module, generator: torch.Generator | None = None) -> None:
-    """Draws what linear and hashed attention leave to chance; states made with other draws mean nothing with these."""
-    for module in model.modules():
-        if isinstance(module, LinearAttention | LSHAttention):
-            module.redraw(generator)
+def redraw(stack: Stack, layers: Collection[int], generator: torch.Generator | None = None) -> None:
+    """Draws what linear and hashed attention leave to chance in these layers, whose memories then mean nothing."""
+    for i, block in enumerate(stack.blocks):
+        assert isinstance(block, Block)
+        if i in layers and isinstance(block.attention, LinearAttention | LSHAttention):
+            block.attention.redraw(generator)
 
 
-def init_weights(model: nn.Module, config: ModelConfig, generator: torch.Generator | None = None) -> None:
+def init_weights(model: LanguageModel, config: ModelConfig, generator: torch.Generator | None = None) -> None:
     """Fills every parameter, in the order of their names, from one generator."""
     last_scale = (2 * config.depth) ** -0.5 if config.norm.placement == "pre" else 1.0
     with torch.no_grad():
@@ -45,4 +49,4 @@ def init_weights(model: nn.Module, config: ModelConfig, generator: torch.Generat
                 parameter.normal_(0.0, config.init_std * last_scale, generator=generator)
             else:
                 parameter.normal_(0.0, config.init_std, generator=generator)
-    redraw(model, generator)
+    redraw(model.stack, range(config.n_layers), generator)

@@ -6,20 +6,22 @@ tokens b t ─▶ embedding ─▶ stack ─▶ x b t d ─▶ head ─▶ nll b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from xlcli.config import ModelConfig
+from xlcli.config.attention import MAX_HASHES
 from xlcli.errors import ConfigError
 from xlcli.model.attention import Attention
 from xlcli.model.head import Head
 from xlcli.model.position import Position
 from xlcli.model.stack import Ponder, Stack
 from xlcli.ops.span import Frame, Span
-from xlcli.state import Hidden, KeyValue, Memory, State
+from xlcli.state import Buckets, Hidden, KeyValue, Memory, State
 
 
 class Scored(NamedTuple):
@@ -63,6 +65,7 @@ class LanguageModel(nn.Module):
         span: Literal["uniform", "growing"] = "uniform",
         memory: Literal["keyvalue", "hidden"] = "keyvalue",
         n_steps: int | None = None,
+        n_hashes: int | None = None,
         offsets: Sequence[int] | None = None,
     ) -> State:
         """The state of `batch` rows that have read nothing.
@@ -74,23 +77,32 @@ class LanguageModel(nn.Module):
             span: What a token sees.
             memory: What softmax attention keeps: projected keys and values, or inputs, for training.
             n_steps: How often a universal stack is applied; None is as trained.
+            n_hashes: Rounds of hashed attention; None is as trained.
             offsets: Where in its text each row begins, for absolute positions; None is at the beginning.
         """
-        layers = tuple(block.attention.start(batch, memory) for block in self.stack.applied(n_steps))
+        layers = tuple(block.attention.start(batch, memory, n_hashes) for block in self.stack.applied(n_steps))
         places = torch.as_tensor([0] * batch if offsets is None else offsets, dtype=torch.int64)
         device = next(self.parameters()).device
         return State(layers, 0, Span.of(span, mem_len=mem_len, segment_len=segment_len), places.to(device))
 
     def restart(self, state: State) -> State:
         """The state of the same rows, by the same rule, that have read nothing; offsets are at the beginning again."""
-        span = state.span
-        return self.start(
-            state.n_rows,
-            mem_len=span.mem_len,
-            segment_len=span.segment_len,
-            span="growing" if span.kind == "growing" else "uniform",
-            n_steps=self._n_steps(state),
+        empty = self.forget(state, range(self.config.n_layers))
+        return replace(empty, seen=0, offsets=torch.zeros_like(state.offsets))
+
+    def forget(self, state: State, layers: Collection[int]) -> State:
+        """The state whose `layers`, named by number, have an empty memory.
+
+        Only linear and hashed attention can have one when tokens have been read.
+        """
+        blocks = self.stack.applied(self._n_steps(state))
+        memories = tuple(
+            block.attention.start(state.n_rows, "keyvalue", _rounds(memory))
+            if i % self.config.n_layers in layers
+            else memory
+            for i, (block, memory) in enumerate(zip(blocks, state.layers, strict=True))
         )
+        return replace(state, layers=memories)
 
     def fits(self, state: State) -> bool:
         """Whether a state from elsewhere has the layers, shapes and lengths of this model's."""
@@ -159,10 +171,18 @@ class LanguageModel(nn.Module):
 
 def _fits(attention: Attention, memory: Memory, keep: int) -> bool:
     """Whether this could be the layer's memory when `keep` tokens are to be remembered."""
-    own = (attention.start(0, kind) for kind in ("keyvalue", "hidden"))
+    rounds = _rounds(memory)
+    if rounds is not None and not 1 <= rounds <= MAX_HASHES:
+        return False
+    own = (attention.start(0, kind, rounds) for kind in ("keyvalue", "hidden"))
     if (memory.kind, memory.shape) not in {(like.kind, like.shape) for like in own}:
         return False
     return not isinstance(memory, Hidden | KeyValue) or memory.length == attention.reach(keep)
+
+
+def _rounds(memory: Memory) -> int | None:
+    """Rounds of hashing that it was made for."""
+    return memory.n_rounds if isinstance(memory, Buckets) else None
 
 
 def _joined(ponders: Sequence[Ponder | None]) -> Ponder | None:

@@ -264,17 +264,21 @@ def attend_hashed_plain(
     return attend_plain(q, k, v, visible=attended(buckets, bucket_size=bucket_size, limit=limit), scale=scale)
 
 
-def recall(q: Tensor, k: Tensor, seen: Tensor, *, scale: float) -> Tensor:
-    """Share (b h t) of the weight in attention to all earlier keys that falls on those seen.
+def meet(tickets_q: Tensor, tickets: Tensor, bucket_size: int) -> Tensor:
+    """True (b h s t) where queries with tickets (b h r s) see, in some round, the keys with tickets (b h r t)."""
+    apart = tickets_q.unsqueeze(-1) - tickets.unsqueeze(-2)
+    return ((apart >= 1) & (apart <= bucket_size)).any(2)
+
+
+def recall(q: Tensor, k: Tensor, seen: Tensor, there: Tensor, *, scale: float) -> Tensor:
+    """Share (b h s) of the weight in attention to all keys there that falls on those seen.
 
     Args:
-        q: Queries (b h t e).
+        q: Queries (b h s e).
         k: Keys (b h t e).
-        seen: Which keys each query sees (b h t t).
+        seen: Which keys each query sees (b h s t).
+        there: Which keys full attention would see (s t), for each query at least one.
         scale: Factor on the inner products.
     """
-    t = q.shape[2]
-    earlier = torch.ones(t, t, dtype=torch.bool, device=q.device).tril(-1)
-    earlier[0, 0] = True
-    weights = (q @ k.mT * scale).masked_fill(~earlier, -torch.inf).softmax(-1)
+    weights = (q @ k.mT * scale).masked_fill(~there, -torch.inf).softmax(-1)
     return (weights * seen).sum(-1)

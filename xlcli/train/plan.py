@@ -157,11 +157,14 @@ def memory_bytes(config: Config, parameters: int, runtime: Runtime) -> int:
     rows = -(-train.batch_size // train.grad_accum)
     adamw = parameters if train.optimizer == "adamw" else parameters - _muon_count(model)
     kept = 4 * (3 * parameters + adamw) + (parameters * itemsize if itemsize < 4 else 0)
+    alike = [config.model_copy(update={"model": model.of_layer(attention)}) for attention in model.attentions]
+    tokens = train.segment_len * _token_bytes(model, itemsize)
+    blocks = [_attention_bytes(layer, runtime, rows) + tokens for layer in alike] * (model.depth // model.n_layers)
     # Of a reversible stack one block is alive, in the making and with its gradients.
-    depth = min(3, model.depth) if isinstance(model.stack, ReversibleStack) else model.depth
-    block = _attention_bytes(config, runtime, rows) + train.segment_len * _token_bytes(model, itemsize)
-    remembered = train.batch_size * _remembered_bytes(config) * (1 if train.grad_accum == 1 else 2)
-    return int(kept + 1.1 * (rows * depth * block + _logits_bytes(model, train, rows))) + remembered + SMALL_CHANGE
+    alive = sum(sorted(blocks)[-3:] if isinstance(model.stack, ReversibleStack) else blocks)
+    remembered = sum(map(_remembered_bytes, alike)) // model.n_layers
+    remembered *= train.batch_size * (1 if train.grad_accum == 1 else 2)
+    return int(kept + 1.1 * (rows * alive + _logits_bytes(model, train, rows))) + remembered + SMALL_CHANGE
 
 
 def _muon_count(model: ModelConfig) -> int:
@@ -184,7 +187,7 @@ def _token_bytes(model: ModelConfig, itemsize: int) -> int:
 
 
 def _attention_bytes(config: Config, runtime: Runtime, rows: int) -> float:
-    """What the attention of a block keeps of a row, when there are so many."""
+    """What the attention of a block keeps of a row, when there are so many and all layers are alike."""
     match config.model.attention:
         case LinearAttention() as attention:
             return _linear_bytes(config, attention, runtime.dtype.itemsize)
@@ -237,7 +240,7 @@ def _width(model: ModelConfig) -> int:
 
 
 def _remembered_bytes(config: Config) -> int:
-    """Training memory of a row before and after a step."""
+    """Training memory of a row before and after a step, when all layers are alike."""
     model, train = config.model, config.train
     if isinstance(model.attention, LinearAttention | LSHAttention):
         return 2 * 4 * model.memory_numbers(train.mem_len)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from xlcli.config import Config, LinearAttention, UniversalStack
+from xlcli.config import Config, UniversalStack
 from xlcli.errors import DivergedError
 from xlcli.model.build import build_model
 from xlcli.model.init import redraw
@@ -104,13 +104,12 @@ class Run:
         return StepReport(nats.item(), norm.item(), factor, steps.item() or None)
 
     def _redraw_when_due(self) -> None:
-        """Fresh random features for linear attention, from seed and step; sums of the old ones are forgotten."""
-        attention = self.config.model.attention
-        every = attention.redraw_every if isinstance(attention, LinearAttention) else None
-        if every is not None and self.step and self.step % every == 0:
-            redraw(self.model, torch.Generator().manual_seed(self.config.runtime.seed + self.step))
-            first = self.lanes.position * self.lanes.segment_len
-            self.states = start_states(self.model, self.config, (self.lanes.starts + first).tolist())
+        """Fresh features and directions where it is time, from seed and step; what was made of the old is forgotten."""
+        every = {i: getattr(a, "redraw_every", None) for i, a in enumerate(self.config.model.attentions)}
+        due = {i for i, steps in every.items() if steps and self.step and self.step % steps == 0}
+        if due:
+            redraw(self.model.stack, due, torch.Generator().manual_seed(self.config.runtime.seed + self.step))
+            self.states = [self.model.forget(state, due) for state in self.states]
 
     @property
     def _ponder_weight(self) -> float:

@@ -19,8 +19,11 @@ class Attention(nn.Module):
         super().__init__()
         self.position = position
 
-    def start(self, batch: int, kind: Literal["keyvalue", "hidden"]) -> Memory:
-        """The memory of `batch` rows that have read nothing; `kind` is what softmax attention keeps."""
+    def start(self, batch: int, kind: Literal["keyvalue", "hidden"], n_hashes: int | None = None) -> Memory:
+        """The memory of `batch` rows that have read nothing.
+
+        `kind` is what softmax attention keeps, `n_hashes` the rounds of hashed attention; None is as trained.
+        """
         raise NotImplementedError
 
     def reach(self, mem_len: int) -> int | None:

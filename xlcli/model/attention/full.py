@@ -26,7 +26,7 @@ class FullAttention(Projected):
         self.scale = scale
         self.dropout = dropout
 
-    def start(self, batch: int, kind: Literal["keyvalue", "hidden"]) -> Memory:
+    def start(self, batch: int, kind: Literal["keyvalue", "hidden"], n_hashes: int | None = None) -> Memory:
         """The memory of `batch` rows that have read nothing."""
         like = self.key.weight
         if kind == "hidden":

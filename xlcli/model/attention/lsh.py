@@ -11,15 +11,13 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from xlcli.config.attention import MAX_HASHES
 from xlcli.model.attention import Attention
 from xlcli.model.position import Position
 from xlcli.ops.hashing import Table, draw_rotations, hash_buckets, insert, line_up
 from xlcli.ops.lsh import Reach, attend_hashed, attend_hashed_one
 from xlcli.ops.span import Frame
 from xlcli.state import Buckets, Memory
-
-MAX_HASHES = 8
-"""Rounds that directions are drawn for, so that a trained model may be run with more of them."""
 
 FEW = 32
 """Tokens up to which a call reads them one at a time; measured on a CPU."""
@@ -66,11 +64,12 @@ class LSHAttention(Attention):
         with torch.no_grad():
             self.rotations.copy_(draw_rotations(r, self.factors, e, generator))
 
-    def start(self, batch: int, kind: Literal["keyvalue", "hidden"]) -> Memory:
-        """Empty buckets for `batch` rows, whatever the kind."""
+    def start(self, batch: int, kind: Literal["keyvalue", "hidden"], n_hashes: int | None = None) -> Memory:
+        """Empty buckets for `batch` rows, whatever the kind; as many rounds as they have are made use of."""
         like = self.rotations.to(torch.promote_types(self.rotations.dtype, torch.float32))
         n_buckets = math.prod(self.factors)
-        return Buckets(Table.empty(like, batch, self.n_heads, self.n_hashes, n_buckets, self.bucket_size))
+        rounds = self.n_hashes if n_hashes is None else n_hashes
+        return Buckets(Table.empty(like, batch, self.n_heads, rounds, n_buckets, self.bucket_size))
 
     def reach(self, mem_len: int) -> int | None:
         """How many tokens back a token sees at most."""
@@ -80,7 +79,7 @@ class LSHAttention(Attention):
         """Branch output (b t d) for input x (b t d), and the memory after it."""
         assert isinstance(memory, Buckets)
         with torch.autocast(x.device.type, enabled=False):
-            q, k, v, buckets = self._project(x)
+            q, k, v, buckets = self.project(x, memory, frame)
             one_by_one = frame.n_new <= FEW and torch.is_inference_mode_enabled()
             mix = self._mix_one_by_one if one_by_one else self._mix
             y, memory = mix(q, k, v, buckets, memory, frame)
@@ -92,7 +91,7 @@ class LSHAttention(Attention):
         if not frame.keep:
             return memory.empty()
         with torch.autocast(x.device.type, enabled=False):
-            _, k, v, buckets = self._project(x)
+            _, k, v, buckets = self.project(x, memory, frame)
             memory = memory.writable()
             insert(memory.table, line_up(buckets, memory.table.counts), k, v, frame.start)
         return memory
@@ -131,14 +130,19 @@ class LSHAttention(Attention):
             y.append(attend_hashed_one(q_i, k_i, v_i, buckets_i, memory.table, reach, scale=self.scale))
         return torch.cat(y, dim=2), memory if frame.keep else memory.empty()
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Queries, keys and values (b h t e) of x (b t d) and their buckets (b h r t)."""
+    def project(self, x: Tensor, memory: Buckets, frame: Frame) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Queries, keys and values (b h t e) of x (b t d), and their buckets (b h r t) in each round of the memory.
+
+        What is hashed has not been turned: which keys a query sees depends on no position.
+        """
         x = x.to(self.query.weight.dtype)
         wide = torch.promote_types(x.dtype, torch.float32)
         q, v = (
             rearrange(part(x).to(wide), "b t (h e) -> b h t e", h=self.n_heads) for part in (self.query, self.value)
         )
-        return q, F.normalize(q, dim=-1), v, hash_buckets(q, self.rotations[: self.n_hashes].to(wide), self.factors)
+        buckets = hash_buckets(q, self.rotations[: memory.n_rounds].to(wide), self.factors)
+        q = self.position.rotate(q, frame)
+        return q, F.normalize(q, dim=-1), v, buckets
 
 
 def _reach(frame: Frame, i: int) -> Reach:

@@ -7,7 +7,7 @@ then begin where segments do.
 
 Loss by context seen: without memory it comes from the pass itself, whose segments all start cold. With memory every
 token of the pass but the first ones has a full one, so windows evenly spread over the text, the longest of
-`2 * mem_len` tokens, are read once more from a cold start.
+`2 * mem_len` tokens, are read once more from a cold start; the longest not if it would be the whole text.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def evaluate(
             if not math.isfinite(sums.nats):
                 raise CheckpointError(f"model {model.name} gives no finite score.", "Its weights are damaged.")
             if plan.mem_len:
-                sums.by_context = yield from _probe(model, runtime, text, plan, stop)
+                sums.by_context = yield from _probe(model, runtime, text, plan, sums.by_context, stop)
             if costs is not None:
                 yield from text.scores(costs)
             recall = _recall(model, runtime, text, plan) if options.recall else ()
@@ -205,7 +205,8 @@ def _read_all(
         start_id=model.tokenizer.start_id,
     )
     plan = replace(plan, batch_size=scan.batch_size)
-    by_context = tuple(np.zeros(plan.segment_len) for _ in range(3))
+    from_start = _reads_from_the_start(plan, len(text.ids))
+    by_context = tuple(np.zeros(len(text.ids) if from_start else plan.segment_len) for _ in range(3))
     nats, n_done, clock = 0.0, 0, Clock(f"memory {plan.mem_len}", len(text.ids), "tokens")
     state, all_steps = _start(model, plan, scan.starts), None
     for window in scan:
@@ -220,7 +221,8 @@ def _read_all(
         length = cost.shape[1]
         places = np.minimum(window.positions[:, None] + np.arange(length), len(text.ids) - 1)
         for total, part in zip(by_context, (cost, np.where(scored, text.sizes[places], 0), scored), strict=True):
-            total[:length] += part.sum(0)
+            first = int(window.positions[0]) if from_start else 0
+            total[first : first + length] += part.sum(0)
         if costs is not None:
             costs[places[scored]] = cost[scored]
         n_done += int(scored.sum())
@@ -228,15 +230,28 @@ def _read_all(
     return _Sums(nats, by_context, all_steps), plan  # type: ignore[arg-type]
 
 
+def _reads_from_the_start(plan: _Plan, n_tokens: int) -> bool:
+    """Whether the pass is itself a window as long as any that would be read for the loss by context."""
+    return plan.batch_size == 1 and 0 < n_tokens <= 2 * plan.mem_len
+
+
 def _probe(
-    model: Loaded, runtime: Runtime, text: TokenisedText, plan: _Plan, stop: Callable[[], bool]
+    model: Loaded,
+    runtime: Runtime,
+    text: TokenisedText,
+    plan: _Plan,
+    whole: tuple[Floats, Floats, Floats],
+    stop: Callable[[], bool],
 ) -> Generator[Progress, None, tuple[Floats, Floats, Floats]]:
-    """Nats, bytes and tokens by tokens seen since a cold start, less one."""
+    """Nats, bytes and tokens by tokens seen since a cold start, less one; `whole` are those of the pass."""
     n = len(text.ids)
     longest = min(2 * plan.mem_len, n)
     sums = (np.zeros(longest), np.zeros(longest), np.zeros(longest))
     widths = sorted({min(SHORT_PROBE, longest), longest})
     budget = min(n // PROBE_SHARE, PROBE_LIMIT) // len(widths)
+    if _reads_from_the_start(plan, n):
+        sums = whole
+        widths.pop()
     windows = [np.linspace(0, n - width, max(1, budget // width)).astype(np.int64) for width in widths]
     total = sum(width * len(starts) for width, starts in zip(widths, windows, strict=True))
     done, clock = 0, Clock("loss by context", total, "tokens")

@@ -10,7 +10,7 @@ from conftest import TEXT
 KEYS = {
     "model", "file", "bytes", "chars", "words", "tokens", "nats", "bits_per_byte", "bits_per_char", "perplexity",
     "word_perplexity", "mem_len", "segment_len", "batch_size", "span", "tokens_per_second", "peak_rss_bytes",
-    "seconds", "device", "dtype", "mean_steps", "by_context",
+    "seconds", "device", "dtype", "mean_steps", "recall", "recall_by_layer", "by_context",
 }  # fmt: skip
 
 
@@ -147,7 +147,7 @@ def test_a_number_of_steps_is_for_universal_models(run, model, monkeypatch, comm
     done = run(command, "--n-steps", "2", *dry, *(["absent.txt"] if command == "eval" else []))
     assert (done.code, done.out) == (2, b"")
     assert done.err.endswith(
-        "tiny is not universal and applies its blocks once, not as --n-steps 2 says.\n       Leave out --n-steps.\n"
+        "tiny is not universal and applies its blocks once: --n-steps 2 means nothing to it.\n       Leave out --n-steps.\n"
     )
     assert f"Leave out {command}.n_steps." in run(command, "--set", f"{command}.n_steps=2", *dry).err
     monkeypatch.setenv("XLCLI_N_STEPS", "2")

@@ -1,0 +1,140 @@
+"""When does hashing pay? Full, local and hashed attention on books, the same tokens for each; then by memory length.
+
+    python benchmarks/hashing.py BOOKS [--tokens 1000000] [--out benchmarks/results/hashing.json]
+    python benchmarks/hashing.py --table benchmarks/results/hashing.json     # the tables of docs/reformer.md
+
+BOOKS holds folders train and test of text files. Every run is one `xlcli train` and one `xlcli eval` of the same model
+with one memory length after the other, and its result is added to the file at once: started again, the benchmark goes
+on where it stopped. Nothing but attention, its position encoding and the memory in training differs between runs. Use
+one thread, and let nothing else run on that core.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+
+from equal_time import machine
+from positions import xlcli
+
+MEMORIES = (512, 2048, 8192, 65536)
+SHAPE = {
+    "model.dim": 192, "model.n_layers": 4, "model.attention.n_heads": 3, "train.segment_len": 512,
+    "train.batch_size": 4,
+}  # fmt: skip
+XL = {"model.position.kind": "xl", "model.position.n_features": 32}
+ROPE = {"model.position.kind": "rope"}
+LOCAL = '{kind = "local", window = 128}'
+LSH = '{kind = "lsh", n_buckets = 64, bucket_size = 32, n_hashes = 2}'
+VARIANTS = {
+    "full, 512": {"model.attention.kind": "full", "train.mem_len": 512} | XL,
+    "full, 2048": {"model.attention.kind": "full", "train.mem_len": 2048} | XL,
+    "full, 8192": {"model.attention.kind": "full", "train.mem_len": 8192} | XL,
+    "local": {"model.attention.kind": "local", "model.attention.window": 128, "train.mem_len": 128} | XL,
+    "hashed": {"model.attention.kind": "mixed", "model.attention.layers": f"[{LSH}]", "train.mem_len": 65536} | ROPE,
+    "local and hashed": {
+        "model.attention.kind": "mixed", "model.attention.layers": f"[{LOCAL}, {LSH}]", "train.mem_len": 65536,
+    } | XL,
+    "local and hashed, rope": {
+        "model.attention.kind": "mixed", "model.attention.layers": f"[{LOCAL}, {LSH}]", "train.mem_len": 65536,
+    } | ROPE,
+    "local and full, 2048": {
+        "model.attention.kind": "mixed", "model.attention.layers": f'[{LOCAL}, "full"]', "train.mem_len": 2048,
+    } | XL,
+}  # fmt: skip
+"""Name to settings; a number is the memory in training."""
+TRAIN_BOOKS, BYTES_A_BOOK, TEST_BYTES = 20, 300_000, 300_000
+
+
+def beginning(path: Path, n: int) -> bytes:
+    """The first lines of a file, at most n bytes."""
+    data = path.read_bytes()[:n]
+    return data[: data.rfind(b"\n") + 1]
+
+
+def one(home: Path, settings: dict[str, object], tokens: int) -> dict[str, object]:
+    """Trains and scores one variant."""
+    sets = [word for key, value in (SHAPE | settings).items() for word in ("--set", f"{key}={value}")]
+    text = ["train.txt", "--valid", "valid.txt", "--tokenizer", "sentencepiece", "--vocab-size", "2048"]
+    out = ["-o", "model", "--overwrite", "-q", "--threads", "1"]
+    command = ["train", *text, *sets, "--max-tokens", str(tokens), *out]
+    started = time.monotonic()
+    xlcli(*command, cwd=home)
+    record = json.loads((home / "model" / "record.json").read_text())
+    hashed = ["--recall"] if '"lsh"' in str(settings) else []
+    scores = [
+        json.loads(
+            xlcli("eval", "test.txt", "-m", "model", "--mem-len", str(m), "--json", *hashed, *out[-2:], cwd=home)
+        )
+        for m in MEMORIES
+    ]
+    return {
+        "parameters": record["parameters"],
+        "train_tokens_per_second": record["tokens"] / record["seconds"],
+        "by_memory": {
+            str(score["mem_len"]): {
+                key: score[key] for key in ("bits_per_byte", "tokens_per_second", "peak_rss_bytes", "recall")
+            }
+            for score in scores
+        },
+        "tokens_scored": scores[0]["tokens"],
+        "seconds": round(time.monotonic() - started, 1),
+        "command": "xlcli " + " ".join(command),
+    }
+
+
+def table(runs: dict[str, dict]) -> str:
+    """Bits per byte by memory length, speeds, recall."""
+    lines = [
+        "| attention, memory in training | parameters | tokens/s in training | "
+        + " | ".join(f"memory {m:,}" for m in MEMORIES)
+        + " | tokens/s at 512 | at 65,536 | recall at 512 | at 65,536 |",
+        "|---" * (len(MEMORIES) + 7) + "|",
+    ]
+    for name, run in runs.items():
+        by = [run["by_memory"][str(m)] for m in MEMORIES]
+        ends = by[0], by[-1]
+        cells = [f"{score['bits_per_byte']:.3f}" for score in by]
+        cells += [f"{score['tokens_per_second']:,.0f}" for score in ends]
+        cells += [f"{100 * score['recall']:.0f} %" if score["recall"] is not None else "" for score in ends]
+        lines.append(
+            f"| {name} | {run['parameters']:,} | {run['train_tokens_per_second']:,.0f} | {' | '.join(cells)} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("books", type=Path, nargs="?")
+    parser.add_argument("--tokens", type=int, default=1_000_000)
+    parser.add_argument("--only", help="names, separated by semicolons")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "hashing.json")
+    parser.add_argument("--table", type=Path)
+    options = parser.parse_args()
+    if options.table:
+        print(table(json.loads(options.table.read_text())["runs"]))
+        return
+    if options.books is None:
+        parser.error("name the folder of books")
+    result = json.loads(options.out.read_text()) if options.out.exists() else {"machine": machine(), "runs": {}}
+    result["tokens"] = options.tokens
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        os.environ["XLCLI_CACHE"] = str(home / "cache")
+        os.environ["OMP_NUM_THREADS"] = "1"
+        books = sorted((options.books / "train").glob("*.txt"))
+        pieces = [beginning(path, BYTES_A_BOOK) for path in books]
+        (home / "train.txt").write_bytes(b"".join(pieces[:TRAIN_BOOKS]))
+        (home / "valid.txt").write_bytes(pieces[TRAIN_BOOKS][:20_000])
+        (home / "test.txt").write_bytes(beginning(options.books / "test" / "middlemarch.txt", TEST_BYTES))
+        for name in options.only.split(";") if options.only else VARIANTS:
+            if name not in result["runs"]:
+                result["runs"][name] = one(home, VARIANTS[name], options.tokens)
+                options.out.write_text(json.dumps(result, indent=1) + "\n")
+                print(name, json.dumps(result["runs"][name]["by_memory"]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -23,8 +23,9 @@ def test_the_promised_ones_are_there():
     assert {
         "txl-enwik8-12l", "txl-enwik8-18l", "txl-enwik8-24l", "txl-text8-24l", "txl-wt103-standard", "txl-wt103-large",
         "universal-base", "universal-act-base", "performer-enwik8", "t5-small-decoder", "gpt2-small", "llama-15m",
-        "alibi-wt103", "shaw-base", "al-rfou-12l",
+        "alibi-wt103", "shaw-base", "al-rfou-12l", "reformer-enwik8", "reformer-crime",
     } <= set(PUBLISHED)  # fmt: skip
+    assert {"reformer-tiny", "reformer-small"} <= set(PRESETS)
     assert {f"small-{kind}" for kind in ("universal", "performer", "local", "rope", "t5")} <= set(PRESETS)
     assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name) for name in PRESETS)
 
@@ -33,7 +34,8 @@ def test_the_promised_ones_are_there():
 def test_a_preset_is_legal_and_as_large_as_it_says(name):
     said = float(re.match(r"([\d.]+) M parameters: \w.*\.$", PRESETS[name].about)[1]) * 1e6
     text = TREES[name].get("text", {})
-    vocab_size = text.get("vocab_size") or WORDS.get(name.partition("-")[0], 256)
+    size = next((word for word in name.split("-") if word in WORDS), "")
+    vocab_size = text.get("vocab_size") or WORDS.get(size, 256)
     settings = config.make(TREES[name], {"model": {"vocab_size": vocab_size}})
     assert parameter_count(settings.model) == pytest.approx(said, rel=0.1 if said < 10e6 else 0.015)
     assert "about" not in TREES[name]
@@ -85,7 +87,7 @@ def test_the_list_keeps_what_is_to_be_used_apart_from_what_was_published(capsysb
     text = capsysbinary.readouterr().out.decode()
     _, use, variants, published = re.split(r"^(?:Presets|Variants|Published)\b.*:$", text, flags=re.MULTILINE)
     listed = [re.findall(r"^([a-z0-9-]+)  +\S+ M ", table, re.MULTILINE) for table in (use, variants, published)]
-    assert listed[0] == ["base", "medium", "small", "tiny"]
+    assert listed[0] == ["base", "medium", "reformer-small", "reformer-tiny", "small", "tiny"]
     assert listed[1] == [name for name in PRESETS if name.startswith("small-")]
     assert listed[2] == [name for name in PRESETS if name in PUBLISHED]
     assert sum(map(len, listed)) == len(PRESETS)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from xlcli.cli.settings import to_toml
 from xlcli.config import ATTENTIONS, POSITIONS
 from xlcli.config.model import STACKS
 
@@ -30,6 +31,7 @@ MADE_SMALL = {
     "local": {"attention.window": 7},
     "linear": {"attention.n_features": 12},
     "mixed": {"attention.layers": [{"kind": "local", "window": 7}, {"kind": "lsh", "n_buckets": 4, "bucket_size": 6}]},
+    "lsh": {"attention.n_buckets": 8, "attention.bucket_size": 4},
     "universal": {"stack.n_steps": 3},
 }
 """Settings with which memories fill, windows are left and tables wrap around within the text."""
@@ -51,6 +53,7 @@ VARIANTS = {
     "linear, redrawn": _of(attention="linear", position="rope") | {"attention.redraw_every": 2},
     "lsh, redrawn": _of(attention="lsh", position="rope") | {"attention.redraw_every": 2},
     "act": _of(stack="universal") | {"stack.act": True, "stack.halt_bias": 0.0},
+    "act, hashed": _of(stack="universal", attention="lsh", position="rope") | {"stack.act": True},
     "act, linear": _of(stack="universal", attention="linear", position="learned")
     | {"stack.act": True, "stack.halt_bias": 0.0},
     "sandwich": {"norm.placement": "sandwich", "norm.kind": "layer", "feedforward.chunk_len": 5},
@@ -69,7 +72,7 @@ def train(run):
     Path("read").write_bytes(READ)
 
     def train(name, folder, *flags):
-        sets = [f"--set=model.{key}={json.dumps(value)}" for key, value in VARIANTS[name].items()]
+        sets = [f"--set=model.{to_toml({key: value}).strip()}" for key, value in VARIANTS[name].items()]
         done = run("train", "text", "-o", folder, *SMALL, *sets, *flags)
         assert done.code == 0, done.err
         return Path(folder)
@@ -124,3 +127,51 @@ def test_a_resumed_run_equals_an_uninterrupted_one(name, train):
     train(name, again, "--max-steps", "5", "--save-every", "3", "--keep", "3", "--resume")
     for file in ("model.safetensors", *(last / f"{part}.safetensors" for part in ("weights", "optimizer", "memory"))):
         assert (again / file).read_bytes() == (whole / file).read_bytes(), file
+
+
+@pytest.mark.parametrize("name", ["attention lsh", "attention mixed"])
+def test_rounds_of_hashing_are_a_choice_of_whoever_reads(name, train, run):
+    """The same in every command, kept in the state; what hashing finds grows with them."""
+    train(name, "models/it", "--max-steps", "3")
+    scores = [json.loads(run("eval", "read", "--json", "--recall", "--n-hashes", str(n)).out) for n in (1, 2, 8)]
+    found = [score["recall"] for score in scores]
+    assert found == sorted(found)
+    assert 0 < found[0] < found[-1] <= 1
+    assert [len(score["recall_by_layer"]) for score in scores] == [2 if "lsh" in name else 1] * 3
+    assert json.loads(run("eval", "read", "--json").out)["recall"] is None
+
+    def streamed(data, *flags):
+        Path("in").write_bytes(data)
+        done = run("stream", "in", "--emit", "stats", "--json", *flags)
+        return json.loads(done.out.splitlines()[-1]) if done.code == 0 else done
+
+    for n, score in zip((1, 8), (scores[0], scores[-1]), strict=True):
+        assert streamed(READ, "--n-hashes", str(n))["bits"] * math.log(2) == pytest.approx(score["nats"], rel=1e-6)
+    assert scores[0]["nats"] != scores[-1]["nats"]
+    streamed(READ[:300], "--n-hashes", "8", "--state-out", "state")
+    rest = streamed(READ[300:], "--state-in", "state")
+    assert rest["bits"] * math.log(2) == pytest.approx(scores[-1]["nats"], rel=1e-6)
+    refused = streamed(READ[300:], "--state-in", "state", "--n-hashes", "2")
+    assert refused.code == 3
+    assert "the state has buckets of 8 rounds, but --n-hashes is 2" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("name", "command", "flags", "said"),
+    [
+        ("attention full", "eval", ["--recall"], "has no hashed attention: --recall means nothing to it"),
+        ("attention local", "generate", ["--n-hashes", "2"], "has no hashed attention: --n-hashes 2 means nothing"),
+        ("act, hashed", "eval", ["--recall"], "lets tokens halt: --recall means nothing to it"),
+    ],
+)
+def test_what_means_nothing_to_a_model_is_refused(name, command, flags, said, train, run):
+    train(name, "models/it", "--max-steps", "1")
+    done = run(command, *flags)
+    assert (done.code, done.out) == (2, b"")
+    assert said in done.err
+
+
+def test_a_plan_names_what_each_layer_remembers(train, run):
+    train("attention mixed", "models/it", "--max-steps", "1")
+    said = run("eval", "read", "--dry-run", "--mem-len", "1000000", "--n-hashes", "2").out.decode()
+    assert "7 tokens in 1 layer, the last 6 tokens of 2 x 4 buckets in 1 layer, 8 texts at a time: " in said

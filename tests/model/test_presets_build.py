@@ -25,8 +25,12 @@ def shrunk(tree):
     for key, value in tree.items():
         if isinstance(value, dict):
             small[key] = shrunk(value)
+        elif key == "layers":
+            small[key] = [shrunk(layer) for layer in value]
         elif key == "cutoffs":
             small[key] = [VOCAB * (i + 1) // (len(value) + 1) for i in range(len(value))]
+        elif isinstance(value, list):
+            small[key] = list(SMALLER[key]) if isinstance(SMALLER[key], tuple) else [2] * len(value)
         else:
             small[key] = min(value, SMALLER[key]) if key in SMALLER else value
     return small
@@ -113,6 +117,15 @@ def test_with_an_encoder_of_its_size_it_is_t5(name, published):
     decoder = count(name, 32_128)
     encoder = decoder - words * (1 if model.embedding.tied else 2)
     assert decoder + encoder + model.n_layers * (4 * model.dim * inner + model.dim) == published
+
+
+@pytest.mark.parametrize(
+    ("name", "vocab_size", "released"), [("reformer-enwik8", 258, 149_182_722), ("reformer-crime", 320, 2_748_224)]
+)
+def test_with_two_streams_into_the_head_it_is_the_released_reformer(name, vocab_size, released):
+    """Hugging Face's model of the released configuration norms and projects both streams side by side."""
+    model = config.make(read_preset(name)).model
+    assert count(name, vocab_size) + vocab_size * model.dim + 2 * model.dim == released
 
 
 def test_with_its_auxiliary_heads_it_is_the_character_transformer():

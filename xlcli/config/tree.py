@@ -52,8 +52,13 @@ def parse_override(text: str) -> Tree:
         raise ConfigError(f"'{text}' is not of the form a.b=c.", "Type for example --set model.dim=256.")
     try:
         parsed: Any = tomllib.loads(f"value = {value.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
+    except tomllib.TOMLDecodeError as error:
         parsed = value.strip()
+        if parsed[:1] in ("[", "{"):
+            raise ConfigError(
+                f"'{parsed}' is no list or table of TOML: {error}.",
+                'Quote it for the shell: --set \'model.attention.layers=["local", {kind = "lsh"}]\'.',
+            ) from None
     for part in reversed(key.strip().split(".")):
         parsed = {part: parsed}
     return parsed  # type: ignore[no-any-return]

@@ -82,6 +82,10 @@ class Optimizers:
         ]
         adamw = AdamW([g for g in groups if g["params"]], lr=adam_lr, betas=config.betas, fused=True)
         self.optimizers.append((adamw, adam_lr))
+        for parameter in parameters:
+            # Made now, side by side, rather than between the activations of the first backward pass, where they would
+            # keep the C library from giving back or using again what is around them.
+            parameter.grad = torch.zeros_like(parameter)
 
     def step(self, factor: float) -> None:
         """One update at `factor` times each optimizer's own learning rate."""
@@ -91,9 +95,9 @@ class Optimizers:
             optimizer.step()
 
     def zero_grad(self) -> None:
-        """Forgets all gradients."""
+        """Sets all gradients to zero."""
         for optimizer, _ in self.optimizers:
-            optimizer.zero_grad()
+            optimizer.zero_grad(set_to_none=False)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything the optimizers remember: `parameter:quantity`."""

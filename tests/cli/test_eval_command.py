@@ -147,7 +147,8 @@ def test_a_number_of_steps_is_for_universal_models(run, model, monkeypatch, comm
     done = run(command, "--n-steps", "2", *dry, *(["absent.txt"] if command == "eval" else []))
     assert (done.code, done.out) == (2, b"")
     assert done.err.endswith(
-        "tiny is not universal and applies its blocks once: --n-steps 2 means nothing to it.\n       Leave out --n-steps.\n"
+        "tiny is not universal and applies its blocks once: --n-steps 2 means nothing to it.\n"
+        "       Leave out --n-steps.\n"
     )
     assert f"Leave out {command}.n_steps." in run(command, "--set", f"{command}.n_steps=2", *dry).err
     monkeypatch.setenv("XLCLI_N_STEPS", "2")

@@ -14,10 +14,10 @@ Everyone gets the same width, heads, depth, vocabulary, feed-forward branch (ReL
 threads, and no dropout; weights and tokens are random, batches of one row, lengths multiples of 512. Every measurement
 is made in a process of its own. Linux only, on a quiet machine.
 
-Of memory, `peak` is the most that was resident in the steps, and `above` the part of it that was not before them:
-gradients and what AdamW remembers, 12 bytes a parameter, and activations. `tensors` is the most that tensors made in
-one step more took at once, whatever the C library makes of it; `activations` is that less the gradients, 4 bytes a
-parameter, of which a standard stack does not yet have all by then.
+Of memory, `peak` is the most that was resident in the steps, and `above` the part of it that was not before them: what
+AdamW remembers, 8 bytes a parameter, activations, and gradients, 4 bytes a parameter, where they are not there already.
+`tensors` is the most that tensors made in one step more took at once, whatever the C library makes of it; `activations`
+is that less the gradients a port makes anew, of which it may not yet have all by then.
 """
 
 import argparse
@@ -109,7 +109,7 @@ def port(spec):
 
 
 def trainer(spec):
-    """A training step as a function, and how many parameters it trains."""
+    """A training step as a function, how many parameters it trains, and the bytes of gradients that it makes anew."""
     import numpy as np
     import torch
 
@@ -121,7 +121,7 @@ def trainer(spec):
         settings = our_settings(spec)
         ids = np.random.default_rng(0).integers(0, spec["vocab"], 4 * spec["tokens"]).astype(np.uint16)
         run = make_run(settings, setup(settings.runtime, training=True), TokenFile(ids, len(ids), Path()), 0)
-        return lambda: run.take_step(0.5), run.model.parameter_count
+        return lambda: run.take_step(0.5), run.model.parameter_count, 0
     model, logits = port(spec)
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
@@ -133,7 +133,8 @@ def trainer(spec):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
-    return step, sum(p.numel() for p in model.parameters())
+    parameters = sum(p.numel() for p in model.parameters())
+    return step, parameters, 4 * parameters
 
 
 def forget_peak():
@@ -170,13 +171,13 @@ def seconds(call):
 def measure_training(spec):
     """Peaks of training steps, and their speed or what tensors took."""
     trainer(spec | MINUTE)[0]()
-    step, parameters = trainer(spec)
+    step, parameters, gradients = trainer(spec)
     before = forget_peak()
     times = [seconds(step) for _ in range(spec["steps"])]
     found = {"peak": peak(), "above": peak() - before, "parameters": parameters}
     if spec["question"] == "memory":
         tensors = asked_for(step)
-        return found | {"tensors": tensors, "activations": tensors - 4 * parameters}
+        return found | {"tensors": tensors, "activations": tensors - gradients}
     return {"tokens_per_second": round(spec["tokens"] / statistics.median(times[spec["warm"] :]), 1)} | found
 
 

@@ -8,12 +8,11 @@ Each token draws in each round a ticket: its bucket, and how many tokens that bu
 of a round exactly when ticket_i - ticket_j lies in 1..bucket_size, whichever round they are compared in; a pair that
 meets in several rounds counts in the first of them.
 
-Further axes: r hash round, n bucket, c slot of a bucket (or place in a chunk of as many tokens).
+Further axes: r hash round, n bucket, c slot of a bucket (or place in a chunk of as many tokens), m chunk.
 """
 
 from __future__ import annotations
 
-from functools import partial, reduce
 from typing import NamedTuple
 
 import torch
@@ -71,84 +70,124 @@ def attend_hashed(
     Returns:
         (b h t w)
     """
-    x = torch.cat((q * scale, k, v), dim=-1).flatten(0, 2)
-    one_round = partial(
-        _attend_round, line=line, table=table, reach=reach, width=q.shape[-1], size=bucket_size, dropout=dropout
+    call = _Call(
+        torch.cat((q * scale, k, v), dim=-1).flatten(0, 2), line, _codes(line, bucket_size), table, reach, bucket_size
     )
-    rounds = []
+    rounds: list[tuple[Tensor, Tensor]] = []
     for r, n_chunks in enumerate((-(-line.sizes // bucket_size)).sum((0, 1, 3)).tolist()):
         if torch.is_grad_enabled() and 2 * n_chunks * bucket_size**2 >= LARGE:
-            rounds.append(checkpoint(one_round, x, r, n_chunks, use_reentrant=False))
+            one = checkpoint(_attend_round, call, call.x, r, n_chunks, q.shape[-1], dropout, use_reentrant=False)
         else:
-            rounds.append(one_round(x, r, n_chunks))
+            one = _attend_round(call, call.x, r, n_chunks, q.shape[-1], dropout)
+        rounds.append(one)
     weights = torch.stack([weight for _, weight in rounds])
     alone = (weights == -torch.inf).all(0)
     weights = weights.masked_fill(alone, 0.0).softmax(0)
-    y = torch.stack([y for y, _ in rounds]).mul(weights).sum(0)
+    y = rounds[0][0] * weights[0]
+    for (of_round, _), weight in zip(rounds[1:], weights[1:], strict=True):
+        y = torch.addcmul(y, of_round, weight)
     return y.where(~alone, v.flatten(0, 2)).view_as(v)
 
 
-def _attend_round(
-    x: Tensor,
-    r: int,
-    n_chunks: int,
-    *,
-    line: Line,
-    table: Table | None,
-    reach: Reach,
-    width: int,
-    size: int,
-    dropout: float,
-) -> tuple[Tensor, Tensor]:
+class _Call(NamedTuple):
+    """What the rounds of a call have in common.
+
+    x       (b·h·t 2e+w)  scaled queries, keys and values
+    line                  the tokens at their buckets
+    codes                 how to tell who meets
+    table                 what arrived before them
+    reach                 bounds on what is seen
+    size                  tokens of a chunk
+    """
+
+    x: Tensor
+    line: Line
+    codes: _Codes
+    table: Table | None
+    reach: Reach
+    size: int
+
+
+class _Codes(NamedTuple):
+    """Tickets of one call as small numbers, in a type that subtracts fast.
+
+    Tokens of a bucket have successive ones, of which the last `size` before the call are told apart, and buckets lie
+    farther from each other than `size`: who has met differs by at most `size`, nobody else does.
+
+    first   (b h r n)  that of the first token of the call in each bucket
+    own     (b h r t)  those of the tokens of the call
+    """
+
+    first: Tensor
+    own: Tensor
+
+
+def _codes(line: Line, size: int) -> _Codes:
+    apart = line.sizes + 2 * size + 2
+    first = apart.cumsum(-1) - apart + size + 1
+    exact = torch.float32 if line.buckets.shape[-1] + apart.shape[-1] * (2 * size + 2) < 2**24 else torch.float64
+    return _Codes(first.to(exact), (first.gather(-1, line.buckets) + line.ranks).to(exact))
+
+
+def _attend_round(call: _Call, x: Tensor, r: int, n_chunks: int, width: int, dropout: float) -> tuple[Tensor, Tensor]:
     """Attention (b·h·t w) to the keys first met in round r, and the logarithm (b·h·t 1) of its weight in all.
 
     Args:
-        x: Scaled queries, keys and values (b·h·t 2e+w).
+        call: What all rounds share.
+        x: Its scaled queries, keys and values (b·h·t 2e+w), once more, for checkpoints to see.
         r: The round.
         n_chunks: Chunks in it.
-        line: The tokens at their buckets.
-        table: What arrived before them.
-        reach: Bounds on what is seen.
         width: That of keys, e.
-        size: Tokens of a chunk.
         dropout: Rate of dropping attention weights.
     """
+    _, line, codes, table, reach, size = call
     b, h, n_rounds, t = line.buckets.shape
     n = line.sizes.shape[-1]
     sizes = line.sizes[:, :, r].flatten()
     chunks = -(-sizes // size)
-    begins = chunks.cumsum(0) - chunks
+    begins = chunks.cumsum(0) - chunks + 1
     cells = numbers(line.buckets, b, h) * n + line.buckets[:, :, r]
     place = (begins[cells] * size + line.ranks[:, :, r]).flatten()
+    # Chunk 0 belongs to nobody, and places behind the last token of a bucket hold some token: neither is ever seen.
+    order = place.new_zeros((n_chunks + 1) * size).index_copy_(0, place, torch.arange(len(place), device=x.device))
 
     def in_chunks(rows: Tensor) -> Tensor:
-        blank = rows.new_zeros(n_chunks * size, rows.shape[-1])
-        return rearrange(blank.index_copy_(0, place, rows), "(m c) f -> m c f", c=size)
+        return rearrange(rows.index_select(0, order), "(m c) f -> m c f", c=size)
 
-    position = repeat(torch.arange(t, device=x.device), "t -> (b h t) 1", b=b, h=h)
-    marks = torch.cat((position, rearrange(line.tickets[:, :, :r], "b h r t -> (b h t) r")), 1)
-    own, own_marks = in_chunks(x), in_chunks(marks.double())
-    # The first chunk of a bucket gets another bucket's last one here, which is then replaced or hidden.
-    before, before_marks = (part.roll(1, 0) for part in (own[..., width:], own_marks))
+    limit = None if table is None and (reach.limit or 0) >= t - 1 else reach.limit
+    marks = rearrange(codes.own[:, :, :r], "b h r t -> (b h t) r")
+    if limit is not None:
+        far = torch.float32 if reach.start - reach.oldest + t < 2**24 else torch.float64
+        position = repeat(torch.arange(t, device=x.device, dtype=far), "t -> (b h t) 1", b=b, h=h)
+        marks = torch.cat((position, marks.to(torch.promote_types(far, marks.dtype))), 1)
+    rows, row_marks = in_chunks(x), in_chunks(marks)
+    own, own_marks = rows[1:], row_marks[1:]
+    before, before_marks = rows[:-1, :, width:], row_marks[:-1]
     there = torch.ones(n_chunks, size, dtype=torch.bool, device=x.device)
     busy = sizes.nonzero().squeeze(1)
-    first = begins[busy]
+    first = begins[busy] - 1
     if table is None:
         there[first] = False
     else:
-        entries, marks, known = _entries(table, (busy // n * n_rounds + r) * n + busy % n, reach)
-        before.index_copy_(0, first, entries.to(x.dtype))
-        before_marks.index_copy_(0, first, marks[..., : r + 1].double())
+        entries, tickets, age, known = _entries(table, (busy // n * n_rounds + r) * n + busy % n, reach)
+        theirs = _codes_of(tickets[..., :r], codes, table, busy // n)
+        if limit is not None:
+            theirs = torch.cat((age.unsqueeze(-1).to(marks.dtype), theirs.to(marks.dtype)), -1)
+        before = before.index_copy(0, first, entries.to(x.dtype))
+        before_marks = before_marks.index_copy(0, first, theirs)
         there[first] = known
-    limit = None if table is None and (reach.limit or 0) >= t - 1 else reach.limit
-    group = max(1, GROUP // (2 * size * size))
+    group = max(1, GROUP // size**2)
     parts = zip(*(torch.split(part, group) for part in (own, before, own_marks, before_marks, there)), strict=True)
     mixed = torch.cat([_mix(*part, limit=limit, dropout=dropout) for part in parts])
-    return rearrange(mixed, "m c f -> (m c) f").index_select(0, place).tensor_split((-1,), dim=1)  # type: ignore[return-value]
+    back = place - size
+    return rearrange(mixed, "m c f -> (m c) f").index_select(0, back).tensor_split((-1,), dim=1)  # type: ignore[return-value]
 
 
-def _entries(table: Table, homes: Tensor, reach: Reach) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys and values (m c e+w), positions and tickets (m c 1+r) of buckets (m) of a table, and which of them count."""
+def _entries(table: Table, homes: Tensor, reach: Reach) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of buckets (m) of a table: keys and values (m c e+w), tickets (m c r), positions (m c), and which count (m c).
+
+    Positions are from the first token of the call on, so below zero.
+    """
     size = table.positions.shape[-1]
     slots = torch.arange(size, device=homes.device)
     count = table.counts.flatten()[homes, None]
@@ -157,8 +196,19 @@ def _entries(table: Table, homes: Tensor, reach: Reach) -> tuple[Tensor, Tensor,
     keys, values, positions, tickets = (
         part.flatten(0, 4)[places] for part in (table.keys, table.values, table.positions.unsqueeze(-1), table.tickets)
     )
-    known = (count - size + slots >= 0) & (positions.squeeze(-1) >= reach.oldest)
-    return torch.cat((keys, values), -1), torch.cat((positions - reach.start, tickets), -1), known
+    positions = positions.squeeze(-1)
+    known = (count - size + slots >= 0) & (positions >= reach.oldest)
+    return torch.cat((keys, values), -1), tickets, positions - reach.start, known
+
+
+def _codes_of(tickets: Tensor, codes: _Codes, table: Table, heads: Tensor) -> Tensor:
+    """Codes (m c r) of earlier tokens with these tickets (m c r), in rows and heads numbered `heads` (m)."""
+    rounds, n = tickets.shape[-1], table.counts.shape[-1]
+    buckets, counts = tickets // TICKETS, tickets % TICKETS
+    cells = (rearrange(heads, "m -> m 1 1") * table.counts.shape[2] + numbers(heads, rounds).squeeze(-1)) * n + buckets
+    since = counts - table.counts.flatten()[cells]
+    first = codes.first.flatten()[cells]
+    return first + since.clamp(min=-table.positions.shape[-1] - 1).to(first.dtype)
 
 
 def _mix(
@@ -173,10 +223,13 @@ def _mix(
 ) -> Tensor:
     """Attention of m chunks of queries to their own and earlier keys, then the logarithm of its weight (m c w+1).
 
+    The i-th query of a chunk sees its chunk's keys before the i-th, and the chunk before from the i-th on: as many keys
+    as a chunk is long, so that one square of scores holds both.
+
     Args:
         own: Queries, keys and values (m c 2e+w).
         before: Earlier keys and values (m c e+w).
-        own_marks: Positions and tickets of earlier rounds (m c 1+r), in a type that subtracts fast.
+        own_marks: Positions, if there is a limit, and codes of earlier rounds (m c r).
         before_marks: Those of the earlier keys.
         there: Which earlier keys there are (m c).
         limit: Greatest distance seen.
@@ -184,23 +237,22 @@ def _mix(
     """
     size = own.shape[1]
     width = own.shape[2] - before.shape[2]
-    keys, values = torch.cat((before, own[..., width:]), dim=1).tensor_split((width,), dim=-1)
-    age = torch.arange(size, 2 * size, device=own.device)[:, None] - torch.arange(2 * size, device=own.device)
-    visible = (age >= 1) & (age <= size) & F.pad(there, (0, size), value=True).unsqueeze(1)
-    sides = own_marks.unsqueeze(2), torch.cat((before_marks, own_marks), dim=1).unsqueeze(1)
-    distance, *tickets = (mine - theirs for mine, theirs in zip(*(side.unbind(-1) for side in sides), strict=True))
-    if limit is not None:
-        visible &= distance <= limit
-    if tickets:
-        # Those of an earlier token are lower by at least one, or of another bucket.
-        visible &= reduce(torch.minimum, (apart.abs_() for apart in tickets)) > size
+    q, k, v = own.tensor_split((width, 2 * width), dim=-1)
+    k_before, v_before = before.tensor_split((width,), dim=-1)
+    near = torch.ones(size, size, dtype=torch.bool, device=own.device).tril(-1)
+    hidden = ~(near | there.unsqueeze(1))
+    for i, (mine, theirs) in enumerate(zip(own_marks.unbind(-1), before_marks.unbind(-1), strict=True)):
+        apart = mine.unsqueeze(2) - torch.where(near, mine.unsqueeze(1), theirs.unsqueeze(1))
+        hidden |= apart > limit if limit is not None and not i else apart.abs_() <= size
     # Finite, so that a query without any key has weights, which then do not count, rather than NaN.
     barrier = torch.finfo(own.dtype).max / 2
-    scores = torch.baddbmm((visible.to(own.dtype) - 1.0) * barrier, own[..., :width], keys.mT)
-    top, best = scores.max(-1, keepdim=True)
-    weights = scores.softmax(-1)
-    total = (top - weights.gather(-1, best).log()).masked_fill(top < -barrier / 2, -torch.inf)
-    return torch.cat((F.dropout(weights, dropout) @ values, total), dim=-1)
+    scores = torch.where(near, q @ k.mT, q @ k_before.mT).masked_fill(hidden, -barrier)
+    top = scores.detach().amax(-1, keepdim=True)
+    weights = (scores - top).exp()
+    total = weights.sum(-1, keepdim=True)
+    weights = F.dropout(weights, dropout) if dropout else weights
+    y = torch.baddbmm(weights.masked_fill(near, 0.0) @ v_before, weights * near, v) / total
+    return torch.cat((y, (top + total.log()).masked_fill(top < -barrier / 2, -torch.inf)), dim=-1)
 
 
 def attend_hashed_one(

@@ -207,6 +207,23 @@ def test_axial_vectors_are_distinct_and_then_begin_again(shape):
     assert torch.equal(found[0], found[n])
 
 
+@pytest.mark.parametrize("shape", [(1024, 1024), (64, 64, 256), (3, 7, 11, 13, 499), (2**11, 2**11)])
+def test_axial_positions_reach_a_million_and_beyond(shape):
+    n, zeros = math.prod(shape), torch.zeros(1, 100, DIM, dtype=torch.float64)
+    position = make({"kind": "axial", "shape": list(shape)}).position
+    last = position.embed(zeros, frame_of(n - 50, 100))[0]
+    assert n >= 2**20
+    assert len(last.unique(dim=0)) == 100
+    assert torch.equal(last[50:], position.embed(zeros, frame_of(0, 100))[0, :50])
+    tables = [axis.weight for axis in position.axes]
+    for row in (0, 49):
+        place, digits = n - 50 + row, []
+        for size in reversed(shape):
+            place, digit = divmod(place, size)
+            digits.insert(0, digit)
+        assert torch.equal(last[row], torch.cat([table[i] for table, i in zip(tables, digits, strict=True)]))
+
+
 def test_axial_of_one_axis_is_learned():
     a, b = (vectors(p, 9) for p in ({"kind": "axial", "shape": [9]}, {"kind": "learned", "max_len": 9}))
     assert torch.equal(a, b)

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from xlcli.ops.attend import attend_plain
 from xlcli.ops.hashing import TICKETS, Line, Table, numbers, write
 
-LARGE = 2**22
+LARGE = 2**24
 """Scores from which on a round is computed once more in the backward pass, rather than kept."""
 
 GROUP = 2**18
@@ -75,7 +75,7 @@ def attend_hashed(
     )
     rounds: list[tuple[Tensor, Tensor]] = []
     for r, n_chunks in enumerate((-(-line.sizes // bucket_size)).sum((0, 1, 3)).tolist()):
-        if torch.is_grad_enabled() and 2 * n_chunks * bucket_size**2 >= LARGE:
+        if torch.is_grad_enabled() and n_chunks * bucket_size**2 >= LARGE:
             one = checkpoint(_attend_round, call, call.x, r, n_chunks, q.shape[-1], dropout, use_reentrant=False)
         else:
             one = _attend_round(call, call.x, r, n_chunks, q.shape[-1], dropout)
@@ -178,9 +178,9 @@ def _attend_round(call: _Call, x: Tensor, r: int, n_chunks: int, width: int, dro
         there[first] = known
     group = max(1, GROUP // size**2)
     parts = zip(*(torch.split(part, group) for part in (own, before, own_marks, before_marks, there)), strict=True)
-    mixed = torch.cat([_mix(*part, limit=limit, dropout=dropout) for part in parts])
-    back = place - size
-    return rearrange(mixed, "m c f -> (m c) f").index_select(0, back).tensor_split((-1,), dim=1)  # type: ignore[return-value]
+    mixed = zip(*(_mix(*part, limit=limit, dropout=dropout) for part in parts), strict=True)
+    y, weight = (torch.cat(part).flatten(0, 1).index_select(0, place - size) for part in mixed)
+    return y, weight
 
 
 def _entries(table: Table, homes: Tensor, reach: Reach) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -220,8 +220,8 @@ def _mix(
     *,
     limit: int | None,
     dropout: float,
-) -> Tensor:
-    """Attention of m chunks of queries to their own and earlier keys, then the logarithm of its weight (m c w+1).
+) -> tuple[Tensor, Tensor]:
+    """Attention (m c w) of m chunks of queries to their own and earlier keys, and the logarithm of its weight (m c 1).
 
     The i-th query of a chunk sees its chunk's keys before the i-th, and the chunk before from the i-th on: as many keys
     as a chunk is long, so that one square of scores holds both.
@@ -252,7 +252,7 @@ def _mix(
     total = weights.sum(-1, keepdim=True)
     weights = F.dropout(weights, dropout) if dropout else weights
     y = torch.baddbmm(weights.masked_fill(near, 0.0) @ v_before, weights * near, v) / total
-    return torch.cat((y, (top + total.log()).masked_fill(top < -barrier / 2, -torch.inf)), dim=-1)
+    return y, (top + total.log()).masked_fill(top < -barrier / 2, -torch.inf)
 
 
 def attend_hashed_one(

@@ -50,9 +50,13 @@ def couple(x1: Tensor, x2: Tensor, layers: Sequence[Layer[T]]) -> tuple[Tensor, 
 
 
 def couple_plain(x1: Tensor, x2: Tensor, layers: Sequence[Layer[T]]) -> tuple[Tensor, Tensor, list[T]]:
-    """The same by its definition; autograd keeps every activation."""
+    """The same by its definition; autograd keeps every activation.
+
+    Without gradients nothing will be rebuilt, and streams stay in their own type.
+    """
     dtype, told = x1.dtype, []
-    x1, x2 = x1.double(), x2.double()
+    if torch.is_grad_enabled():
+        x1, x2 = x1.double(), x2.double()
     for layer in layers:
         y, more = layer.f(x2.to(dtype))
         told.append(more)

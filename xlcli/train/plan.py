@@ -230,7 +230,7 @@ def _hashed_bytes(config: Config, attention: LSHAttention, itemsize: int, rows: 
     # Of even hashes; the last chunk of a bucket is not full.
     of_bucket = max(length / n_buckets / size + 0.5, 1 - math.exp(-length / n_buckets))
     chunks = attention.n_heads * n_buckets * of_bucket
-    rounds = attention.n_hashes if 2 * rows * chunks * size**2 < LARGE else 1 / model.depth
+    rounds = attention.n_hashes if rows * chunks * size**2 < LARGE else 1 / model.depth
     a_round = chunks * size * (8 * model.head_dim + 4 * size)
     return 4 * rounds * a_round + length * (model.dim + 9 * _width(model)) * itemsize
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib.util
 import os
 import resource
@@ -25,12 +24,6 @@ if TYPE_CHECKING:
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Number types by name."""
-
-
-LARGE_BLOCK = 4_000_000
-"""Bytes from which on `map_large_blocks` gives a block pages of its own; smaller ones cost more time than gaps."""
-M_MMAP_THRESHOLD = -3
-"""Its number in glibc's malloc.h."""
 
 
 @dataclass(frozen=True)
@@ -99,17 +92,6 @@ def compile_stack(stack: Stack) -> None:
         return compiled(x, whole, frame)
 
     stack.forward = forward  # type: ignore[method-assign]
-
-
-def map_large_blocks() -> None:
-    """Has glibc give large blocks back when they are freed, rather than keep a heap with gaps between what still lives.
-
-    Costs a tenth to a third of the time where activations are that large (docs/log.md). For this process, where there
-    is a glibc, unless the environment sets its threshold.
-    """
-    if "MALLOC_MMAP_THRESHOLD_" not in os.environ:
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK)
 
 
 def has_bfloat16_units(device: torch.device) -> bool:

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import torch
 
-from xlcli.config import Config, ReversibleStack, UniversalStack
+from xlcli.config import Config, UniversalStack
 from xlcli.errors import DivergedError
 from xlcli.model.build import build_model
 from xlcli.model.init import redraw
 from xlcli.model.lm import LanguageModel
 from xlcli.optim import Optimizers, schedule
-from xlcli.parallel import Runtime, compile_stack, has_bfloat16_units, map_large_blocks
+from xlcli.parallel import Runtime, compile_stack, has_bfloat16_units
 from xlcli.state import State
 from xlcli.text.segments import Lanes, Scan
 from xlcli.text.tokens import TokenFile
@@ -188,8 +188,6 @@ class Run:
 def make_run(config: Config, runtime: Runtime, train_ids: TokenFile, start_id: int) -> Run:
     """A run that has taken no step: freshly initialised, at the beginning of the text, with empty memory."""
     torch.manual_seed(config.runtime.seed)
-    if isinstance(config.model.stack, ReversibleStack):
-        map_large_blocks()
     model = build_model(config.model).to(runtime.device)
     train = config.train
     assert train.lr is not None

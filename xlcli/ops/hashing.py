@@ -37,9 +37,14 @@ def hash_buckets(x: Tensor, rotations: Tensor, factors: Sequence[int]) -> Tensor
         factors: Even numbers, each with its own n/2 directions: the digits of a bucket, the last one running fastest.
             None at all is a single bucket.
     """
-    turned = rearrange(F.linear(x, rotations.flatten(0, 1)), "b h t (r f) -> b h r t f", r=len(rotations))
-    buckets = torch.zeros(turned.shape[:-1], dtype=torch.int64, device=x.device)
-    for part, n in zip(torch.split(turned, [n // 2 for n in factors], dim=-1), factors, strict=True):
+    return torch.stack([_buckets(x, directions, factors) for directions in rotations], dim=2)
+
+
+def _buckets(x: Tensor, directions: Tensor, factors: Sequence[int]) -> Tensor:
+    """Buckets (b h t) of one round, with directions (f e)."""
+    buckets = torch.zeros(x.shape[:-1], dtype=torch.int64, device=x.device)
+    parts = torch.split(F.linear(x, directions), [n // 2 for n in factors], dim=-1)
+    for part, n in zip(parts, factors, strict=True):
         place = part.abs().max(-1).indices
         opposite = part.gather(-1, place.unsqueeze(-1)).squeeze(-1) < 0
         buckets = buckets * n + place + opposite * (n // 2)

@@ -13,7 +13,7 @@ Further axes: r hash round, n bucket, c slot of a bucket (or place in a chunk of
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from einops import rearrange, repeat
@@ -26,6 +26,10 @@ from xlcli.ops.hashing import TICKETS, Line, Table, numbers, write
 
 LARGE = 2**24
 """Scores from which on a round is computed once more in the backward pass, rather than kept."""
+
+BLOCK = 2**23
+"""Numbers of queries, keys and values arranged at once, if they are of several heads: larger blocks are never reused
+by the C library, and page after page must be cleared first."""
 
 GROUP = 2**18
 """Scores computed at once."""
@@ -70,16 +74,20 @@ def attend_hashed(
     Returns:
         (b h t w)
     """
-    call = _Call(
-        torch.cat((q * scale, k, v), dim=-1).flatten(0, 2), line, _codes(line, bucket_size), table, reach, bucket_size
-    )
+    h, numbers_of_head = q.shape[1], k[:, :1].numel() * 2 + v[:, :1].numel()
+    if h > 1 and h * numbers_of_head > BLOCK:
+        settings = {"bucket_size": bucket_size, "scale": scale, "dropout": dropout}
+        n = max(1, BLOCK // numbers_of_head)
+        some = [slice(i, i + n) for i in range(0, h, n)]
+        return torch.cat([_of_heads(q, k, v, line, table, reach, heads, **settings) for heads in some], dim=1)
+    x = torch.cat((q * scale, k, v), dim=-1).flatten(0, 2)
+    call = _Call(x, q.shape[-1], line, _codes(line, bucket_size), table, reach, bucket_size, dropout)
     rounds: list[tuple[Tensor, Tensor]] = []
     for r, n_chunks in enumerate((-(-line.sizes // bucket_size)).sum((0, 1, 3)).tolist()):
         if torch.is_grad_enabled() and n_chunks * bucket_size**2 >= LARGE:
-            one = checkpoint(_attend_round, call, call.x, r, n_chunks, q.shape[-1], dropout, use_reentrant=False)
+            rounds.append(checkpoint(_attend_round, call, r, n_chunks, use_reentrant=False))
         else:
-            one = _attend_round(call, call.x, r, n_chunks, q.shape[-1], dropout)
-        rounds.append(one)
+            rounds.append(_attend_round(call, r, n_chunks))
     weights = torch.stack([weight for _, weight in rounds])
     alone = (weights == -torch.inf).all(0)
     weights = weights.masked_fill(alone, 0.0).softmax(0)
@@ -89,30 +97,44 @@ def attend_hashed(
     return y.where(~alone, v.flatten(0, 2)).view_as(v)
 
 
+def _of_heads(
+    q: Tensor, k: Tensor, v: Tensor, line: Line, table: Table | None, reach: Reach, heads: slice, **settings: Any
+) -> Tensor:
+    """`attend_hashed` of some heads."""
+    q, k, v = (part[:, heads] for part in (q, k, v))
+    line = Line(*(part[:, heads] for part in line))
+    table = None if table is None else Table(*(part[:, heads] for part in table))
+    return attend_hashed(q, k, v, line, table, reach, **settings)
+
+
 class _Call(NamedTuple):
     """What the rounds of a call have in common.
 
-    x       (b·h·t 2e+w)  scaled queries, keys and values
-    line                  the tokens at their buckets
-    codes                 how to tell who meets
-    table                 what arrived before them
-    reach                 bounds on what is seen
-    size                  tokens of a chunk
+    x        (b·h·t 2e+w)  scaled queries, keys and values
+    width                  that of keys, e
+    line                   the tokens at their buckets
+    codes                  how to tell who meets
+    table                  what arrived before them
+    reach                  bounds on what is seen
+    size                   tokens of a chunk
+    dropout                rate of dropping attention weights
     """
 
     x: Tensor
+    width: int
     line: Line
     codes: _Codes
     table: Table | None
     reach: Reach
     size: int
+    dropout: float
 
 
 class _Codes(NamedTuple):
     """Tickets of one call as small numbers, in a type that subtracts fast.
 
-    Tokens of a bucket have successive ones, of which the last `size` before the call are told apart, and buckets lie
-    farther from each other than `size`: who has met differs by at most `size`, nobody else does.
+    They differ by at most `size` where tickets do: successive ones in a bucket, one for all that arrived more than
+    `size` before the call, and more than `size` between buckets.
 
     first   (b h r n)  that of the first token of the call in each bucket
     own     (b h r t)  those of the tokens of the call
@@ -129,18 +151,9 @@ def _codes(line: Line, size: int) -> _Codes:
     return _Codes(first.to(exact), (first.gather(-1, line.buckets) + line.ranks).to(exact))
 
 
-def _attend_round(call: _Call, x: Tensor, r: int, n_chunks: int, width: int, dropout: float) -> tuple[Tensor, Tensor]:
-    """Attention (b·h·t w) to the keys first met in round r, and the logarithm (b·h·t 1) of its weight in all.
-
-    Args:
-        call: What all rounds share.
-        x: Its scaled queries, keys and values (b·h·t 2e+w), once more, for checkpoints to see.
-        r: The round.
-        n_chunks: Chunks in it.
-        width: That of keys, e.
-        dropout: Rate of dropping attention weights.
-    """
-    _, line, codes, table, reach, size = call
+def _attend_round(call: _Call, r: int, n_chunks: int) -> tuple[Tensor, Tensor]:
+    """Attention (b·h·t w) to the keys first met in round r, of so many chunks, and the log (b·h·t 1) of its weight."""
+    x, width, line, codes, table, reach, size, dropout = call
     b, h, n_rounds, t = line.buckets.shape
     n = line.sizes.shape[-1]
     sizes = line.sizes[:, :, r].flatten()

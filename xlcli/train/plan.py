@@ -160,8 +160,8 @@ def memory_bytes(config: Config, parameters: int, runtime: Runtime) -> int:
     alike = [config.model_copy(update={"model": model.of_layer(attention)}) for attention in model.attentions]
     tokens = train.segment_len * _token_bytes(model, itemsize)
     blocks = [_attention_bytes(layer, runtime, rows) + tokens for layer in alike] * (model.depth // model.n_layers)
-    # Of a reversible stack one block is alive, in the making and with its gradients.
-    alive = sum(sorted(blocks)[-3:] if isinstance(model.stack, ReversibleStack) else blocks)
+    # Of a reversible stack one block is alive, and its gradients.
+    alive = sum(sorted(blocks)[-2:] if isinstance(model.stack, ReversibleStack) else blocks)
     remembered = sum(map(_remembered_bytes, alike)) // model.n_layers
     remembered *= train.batch_size * (1 if train.grad_accum == 1 else 2)
     return int(kept + 1.1 * (rows * alive + _logits_bytes(model, train, rows))) + remembered + SMALL_CHANGE
@@ -231,7 +231,7 @@ def _hashed_bytes(config: Config, attention: LSHAttention, itemsize: int, rows: 
     of_bucket = max(length / n_buckets / size + 0.5, 1 - math.exp(-length / n_buckets))
     chunks = attention.n_heads * n_buckets * of_bucket
     rounds = attention.n_hashes if rows * chunks * size**2 < LARGE else 1 / model.depth
-    a_round = chunks * size * (8 * model.head_dim + 4 * size)
+    a_round = chunks * size * (7 * model.head_dim + 3 * size)
     return 4 * rounds * a_round + length * (model.dim + 9 * _width(model)) * itemsize
 
 

@@ -119,7 +119,8 @@ def print_config(resolved: Config, values: Values) -> str:
 
 def _toml_value(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key} = {_toml_value(item)}" for key, item in value.items()) + "}"
+        there = (f"{key} = {_toml_value(item)}" for key, item in value.items() if item is not None)
+        return "{" + ", ".join(there) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml_value(item) for item in value) + "]"
     if isinstance(value, str):

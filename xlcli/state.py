@@ -189,24 +189,23 @@ class Buckets:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(h, r, n, c, e of keys, e of values)."""
-        return *self.table.keys.shape[1:], self.table.values.shape[-1]
+        """(h, r, n, e of keys, e of values)."""
+        return *self.table.counts.shape[1:], self.table.keys.shape[-1], self.table.values.shape[-1]
 
     @property
     def n_rounds(self) -> int:
         """Rounds of hashing."""
         return self.table.counts.shape[2]
 
-    def writable(self) -> Buckets:
+    def writable(self, bucket_size: int) -> Buckets:
         """The memory in a table that may be changed in place: its own where that is allowed, else a copy."""
         if self.made and torch.is_inference_mode_enabled():
             return self
-        return Buckets(self.table.copy(), made=True)
+        return Buckets(self.table.copy(bucket_size), made=True)
 
     def empty(self) -> Buckets:
         """A memory of the same shape that nothing has arrived in."""
-        b, h, r, n, size, _ = self.table.keys.shape
-        return Buckets(Table.empty(self.table.keys, b, h, r, n, size))
+        return Buckets(Table.empty(self.table.keys, *self.table.counts.shape))
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Memory:
         """The memory with its tensors changed."""

@@ -209,12 +209,12 @@ def test_memory_is_constant_and_foretold():
     model = build_model(made, drawn(0))
     sizes = set()
     with torch.inference_mode():
-        for t in (0, 1, 50, 500):
-            state = model.start(1, mem_len=10**6, segment_len=64)
-            if t:
-                _, state = model(torch.randint(0, 31, (1, t), generator=drawn(t)), state)
+        for t in (1, 50, 500):
+            start = model.start(1, mem_len=10**6, segment_len=64)
+            _, state = model(torch.randint(0, 31, (1, t), generator=drawn(t)), start)
             sizes.add(sum(t.nbytes for layer in state.layers for t in layer.tensors().values()))
     assert sizes == {4 * made.memory_numbers(10**6)}
+    assert start.bytes == 8 * 2 * 2 * 2 * 8, "before anything has arrived, its counts"
     assert made.memory_numbers(10**6) == 2 * 2 * 2 * 8 * (3 * (2 * 6 + 2 * 3) + 2)
     assert math.prod(made.attention.factors) == 8
 
@@ -224,6 +224,11 @@ def test_a_state_with_other_numbers_than_whole_ones_is_refused():
     state = model.start(1, mem_len=5, segment_len=4)
     tensors = state.tensors()
     assert model.fits(State.restore(tensors, state.describe()))
+    _, full = model(torch.zeros(1, 3, dtype=torch.int64), state)
+    assert model.fits(full)
+    other = build_model(config.make({"model": table(kind="lsh", n_buckets=2, bucket_size=5)}).model, drawn(0))
+    assert other.fits(state)
+    assert not other.fits(full)
     for name in ("0.tickets", "0.counts", "0.positions"):
         with pytest.raises(StateError):
             State.restore(tensors | {name: tensors[name].double()}, state.describe())

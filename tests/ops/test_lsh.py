@@ -44,7 +44,7 @@ class Case:
         return hash_buckets(self.q, self.rotations, self.factors)
 
     def table(self):
-        return Table.empty(self.q, ROWS, HEADS, self.rounds, math.prod(self.factors), self.size).copy()
+        return Table.empty(self.q, ROWS, HEADS, self.rounds, math.prod(self.factors), self.size)
 
     def whole(self, **settings):
         line = line_up(self.buckets, self.table().counts)

@@ -177,6 +177,8 @@ def _fits(attention: Attention, memory: Memory, keep: int) -> bool:
     own = (attention.start(0, kind, rounds) for kind in ("keyvalue", "hidden"))
     if (memory.kind, memory.shape) not in {(like.kind, like.shape) for like in own}:
         return False
+    if isinstance(memory, Buckets):
+        return memory.table.n_slots in (0, getattr(attention, "bucket_size", 0))
     return not isinstance(memory, Hidden | KeyValue) or memory.length == attention.reach(keep)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -68,19 +69,27 @@ class Table(NamedTuple):
     counts: Tensor
 
     @staticmethod
-    def empty(like: Tensor, batch: int, n_heads: int, n_rounds: int, n_buckets: int, bucket_size: int) -> Table:
+    def empty(like: Tensor, batch: int, n_heads: int, n_rounds: int, n_buckets: int, bucket_size: int = 0) -> Table:
         """A table that nothing has arrived in, for keys and values as wide as `like` (... e), of its type.
 
-        All its places are one zero: it takes no memory, and must be copied before it is written.
+        Without slots it takes next to no memory, and must be copied before it is written.
         """
         shape = (batch, n_heads, n_rounds, n_buckets, bucket_size)
-        whole = torch.zeros((), dtype=torch.int64, device=like.device)
-        keys = like.new_zeros(()).expand(*shape, like.shape[-1])
-        return Table(keys, keys, whole.expand(shape), whole.expand(*shape, n_rounds), whole.expand(shape[:-1]))
+        whole = partial(torch.zeros, dtype=torch.int64, device=like.device)
+        keys = like.new_zeros((*shape, like.shape[-1]))
+        return Table(keys, torch.zeros_like(keys), whole(shape), whole((*shape, n_rounds)), whole(shape[:-1]))
 
-    def copy(self) -> Table:
-        """The same in memory of its own."""
-        return Table(*(t.clone(memory_format=torch.contiguous_format) for t in self))
+    @property
+    def n_slots(self) -> int:
+        """Tokens that a bucket holds; none as long as nothing has arrived."""
+        return self.positions.shape[-1]
+
+    def copy(self, bucket_size: int) -> Table:
+        """The same in memory of its own, with so many slots."""
+        if not self.n_slots:
+            b, h, r, n = self.counts.shape
+            return Table.empty(self.keys, b, h, r, n, bucket_size)
+        return Table(*(t.clone() for t in self))
 
 
 class Line(NamedTuple):

@@ -69,7 +69,7 @@ class LSHAttention(Attention):
         like = self.rotations.to(torch.promote_types(self.rotations.dtype, torch.float32))
         n_buckets = math.prod(self.factors)
         rounds = self.n_hashes if n_hashes is None else n_hashes
-        return Buckets(Table.empty(like, batch, self.n_heads, rounds, n_buckets, self.bucket_size))
+        return Buckets(Table.empty(like, batch, self.n_heads, rounds, n_buckets))
 
     def reach(self, mem_len: int) -> int | None:
         """How many tokens back a token sees at most."""
@@ -92,7 +92,7 @@ class LSHAttention(Attention):
             return memory.empty()
         with torch.autocast(x.device.type, enabled=False):
             _, k, v, buckets = self.project(x, memory, frame)
-            memory = memory.writable()
+            memory = memory.writable(self.bucket_size)
             insert(memory.table, line_up(buckets, memory.table.counts), k, v, frame.start)
         return memory
 
@@ -106,7 +106,7 @@ class LSHAttention(Attention):
             k,
             v,
             line,
-            memory.table if frame.n_memory else None,
+            memory.table if frame.n_memory and memory.table.n_slots else None,
             _reach(frame, 0),
             bucket_size=self.bucket_size,
             scale=self.scale,
@@ -114,7 +114,7 @@ class LSHAttention(Attention):
         )
         if not frame.keep:
             return y, memory.empty()
-        memory = memory.writable()
+        memory = memory.writable(self.bucket_size)
         insert(memory.table, line, k, v, frame.start)
         return y, memory
 
@@ -122,7 +122,7 @@ class LSHAttention(Attention):
         self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, memory: Buckets, frame: Frame
     ) -> tuple[Tensor, Memory]:
         """The same for few tokens: each looks up its buckets and nothing else."""
-        memory = memory.writable()
+        memory = memory.writable(self.bucket_size)
         y = []
         for i in range(frame.n_new):
             q_i, k_i, v_i = (part[:, :, i : i + 1] for part in (q, k, v))

@@ -16,8 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from equal_time import machine
-from positions import xlcli
+from positions import beginning, results_so_far, xlcli
 
 MEMORIES = (512, 2048, 8192, 65536)
 SHAPE = {
@@ -46,12 +45,6 @@ VARIANTS = {
 }  # fmt: skip
 """Name to settings; a number is the memory in training."""
 TRAIN_BOOKS, BYTES_A_BOOK, TEST_BYTES = 20, 300_000, 300_000
-
-
-def beginning(path: Path, n: int) -> bytes:
-    """The first lines of a file, at most n bytes."""
-    data = path.read_bytes()[:n]
-    return data[: data.rfind(b"\n") + 1]
 
 
 def one(home: Path, settings: dict[str, object], tokens: int) -> dict[str, object]:
@@ -118,8 +111,7 @@ def main() -> None:
         return
     if options.books is None:
         parser.error("name the folder of books")
-    result = json.loads(options.out.read_text()) if options.out.exists() else {"machine": machine(), "runs": {}}
-    result["tokens"] = options.tokens
+    result = results_so_far(options.out, options.tokens)
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         os.environ["XLCLI_CACHE"] = str(home / "cache")

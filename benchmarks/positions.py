@@ -53,13 +53,23 @@ def variants() -> dict[str, dict[str, object]]:
     return found
 
 
+def beginning(path: Path, n: int) -> bytes:
+    """The first lines of a file, at most n bytes."""
+    data = path.read_bytes()[:n]
+    return data[: data.rfind(b"\n") + 1]
+
+
+def results_so_far(out: Path, tokens: int) -> dict[str, object]:
+    """What earlier starts of a benchmark have kept, or a beginning of it; the folder is there."""
+    out.parent.mkdir(exist_ok=True)
+    result = json.loads(out.read_text()) if out.exists() else {"machine": machine(), "runs": {}}
+    return result | {"tokens": tokens}
+
+
 def part(books: Path, name: str, into: Path) -> None:
     """The beginning of every book of one part, each cut at a line end, as one file."""
-    pieces = []
-    for path in sorted((books / name).glob("*.txt")):
-        piece = path.read_bytes()[: BYTES_A_BOOK[name]]
-        pieces.append(piece[: piece.rfind(b"\n") + 1])
-    into.write_bytes(b"".join(pieces))
+    paths = sorted((books / name).glob("*.txt"))
+    into.write_bytes(b"".join(beginning(path, BYTES_A_BOOK[name]) for path in paths))
 
 
 def xlcli(*arguments: str, cwd: Path) -> str:
@@ -130,9 +140,7 @@ def main() -> None:
         return
     if options.books is None:
         parser.error("name the folder of books")
-    options.out.parent.mkdir(exist_ok=True)
-    result = json.loads(options.out.read_text()) if options.out.exists() else {"machine": machine(), "runs": {}}
-    result["tokens"] = options.tokens
+    result = results_so_far(options.out, options.tokens)
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         os.environ["XLCLI_CACHE"] = str(home / "cache")

@@ -201,17 +201,26 @@ def _entries(table: Table, homes: Tensor, reach: Reach) -> tuple[Tensor, Tensor,
 
     Positions are from the first token of the call on, so below zero.
     """
-    size = table.positions.shape[-1]
-    slots = torch.arange(size, device=homes.device)
-    count = table.counts.flatten()[homes, None]
-    # In order of arrival: the oldest is where the next will lie.
-    places = homes[:, None] * size + (count + slots) % size
-    keys, values, positions, tickets = (
-        part.flatten(0, 4)[places] for part in (table.keys, table.values, table.positions.unsqueeze(-1), table.tickets)
-    )
-    positions = positions.squeeze(-1)
-    known = (count - size + slots >= 0) & (positions >= reach.oldest)
+    keys, values, positions, tickets, there = _latest(table, homes, table.counts.flatten()[homes])
+    known = there & (positions >= reach.oldest)
     return torch.cat((keys, values), -1), tickets, positions - reach.start, known
+
+
+def _latest(table: Table, homes: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """What buckets (...) of a table hold, in order of arrival, where so many (...) have arrived.
+
+    So that not even the rounding depends on what has been displaced.
+
+    Returns:
+        Keys (... c e), values (... c w), positions (... c), tickets (... c r), and which slots hold a token (... c).
+    """
+    size = table.n_slots
+    slots = torch.arange(size, device=homes.device)
+    counts = counts.unsqueeze(-1)
+    places = homes.unsqueeze(-1) * size + (counts + slots) % size
+    parts = (table.keys, table.values, table.positions.unsqueeze(-1), table.tickets)
+    keys, values, positions, tickets = (part.flatten(0, 4)[places] for part in parts)
+    return keys, values, positions.squeeze(-1), tickets, counts - size + slots >= 0
 
 
 def _codes_of(tickets: Tensor, codes: _Codes, table: Table, heads: Tensor) -> Tensor:
@@ -286,15 +295,11 @@ def attend_hashed_one(
     homes = (numbers(buckets, b, h, r) * n + buckets).squeeze(-1)
     counts = table.counts.flatten()[homes]
     ticket = buckets.squeeze(-1) * TICKETS + counts
-    slots = torch.arange(size, device=q.device)
-    # In order of arrival, so that not even the rounding depends on what has been displaced.
-    places = homes.unsqueeze(-1) * size + (counts.unsqueeze(-1) + slots) % size
-    parts = (table.keys, table.values, table.positions.unsqueeze(-1), table.tickets)
-    keys, values, positions, tickets = (part.flatten(0, 4)[places] for part in parts)
+    keys, values, positions, tickets, there = _latest(table, homes, counts)
     oldest = reach.oldest if reach.limit is None else max(reach.oldest, reach.start - reach.limit)
     met = (rearrange(ticket, "b h r -> b h 1 1 r") - tickets).abs() <= size
     earlier = torch.ones(r, r, dtype=torch.bool, device=q.device).tril(-1).unsqueeze(1)
-    seen = (counts.unsqueeze(-1) - size + slots >= 0) & (positions.squeeze(-1) >= oldest) & ~(met & earlier).any(-1)
+    seen = there & (positions >= oldest) & ~(met & earlier).any(-1)
     seen = seen.flatten(2)
     scores = (keys.flatten(2, 3) @ (q.mT * scale)).squeeze(-1).masked_fill(~seen, -torch.inf)
     y = scores.softmax(-1).unsqueeze(2) @ values.flatten(2, 3)

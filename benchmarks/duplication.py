@@ -64,7 +64,7 @@ def sequences(n, length, generator):
 
 def second_half(model, x):
     """Logits (n, half - 1, v) of the tokens of the second w, and those tokens."""
-    state = model.start(len(x), mem_len=0, segment_len=x.shape[1])
+    state = model.init_state(len(x), mem_len=0, segment_len=x.shape[1])
     hidden, _ = model(x[:, :-1], state)
     half = x.shape[1] // 2
     return model.head.logits(hidden[:, half:]), x[:, half + 1 :]

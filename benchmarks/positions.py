@@ -33,9 +33,9 @@ KINDS = (
 POST = {"model.norm.placement": "post", "model.norm.kind": "layer"}
 PRE = {"model.norm.placement": "pre", "model.norm.kind": "layer"}
 ABLATIONS = {
-    "sinusoidal, in every layer": {"model.position.kind": "sinusoidal", "model.position.where": "layers"},
-    "learned, in every layer": {"model.position.kind": "learned", "model.position.where": "layers"},
-    "rope, at the embedding": {"model.position.kind": "rope", "model.position.where": "embedding"},
+    "sinusoidal, in every layer": {"model.position.kind": "sinusoidal", "model.position.placement": "layers"},
+    "learned, in every layer": {"model.position.kind": "learned", "model.position.placement": "layers"},
+    "rope, at the embedding": {"model.position.kind": "rope", "model.position.placement": "embedding"},
 }
 BYTES_A_BOOK = {"train": 100_000, "valid": 10_000, "test": 20_000}
 

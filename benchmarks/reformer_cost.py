@@ -114,14 +114,16 @@ def trainer(spec):
     import torch
 
     if not is_port(spec):
-        from xlcli.parallel import setup
+        from xlcli.runtime import make_runtime
         from xlcli.text.tokens import TokenFile
-        from xlcli.train.run import make_run
+        from xlcli.training.run import make_training_run
 
         settings = our_settings(spec)
         ids = np.random.default_rng(0).integers(0, spec["vocab"], 4 * spec["tokens"]).astype(np.uint16)
-        run = make_run(settings, setup(settings.runtime, training=True), TokenFile(ids, len(ids), Path()), 0)
-        return lambda: run.take_step(0.5), run.model.parameter_count, 0
+        run = make_training_run(
+            settings, make_runtime(settings.runtime, training=True), TokenFile(ids, len(ids), Path()), 0
+        )
+        return lambda: run.train_step(0.5), run.model.n_parameters, 0
     model, logits = port(spec)
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
@@ -197,7 +199,7 @@ def measure_forward(spec):
         from xlcli.model.build import build_model
 
         model = build_model(our_settings(spec).model)
-        state = model.start(1, mem_len=0, segment_len=spec["tokens"])
+        state = model.init_state(1, mem_len=0, segment_len=spec["tokens"])
 
         def read():
             model.nll(x, y, state)
@@ -218,7 +220,7 @@ def measure_reach(spec):
     model = build_model(our_settings(spec).model).eval()
     mem_len, call = spec["mem_len"], spec["call"]
     with torch.inference_mode():
-        state = model.start(1, mem_len=mem_len, segment_len=call)
+        state = model.init_state(1, mem_len=mem_len, segment_len=call)
         started = time.perf_counter()
         for at in range(0, mem_len, call):
             _, state = model.logits(torch.randint(spec["vocab"], (1, min(call, mem_len - at))), state)
@@ -308,7 +310,7 @@ def forward(options, keep):
             keep(name, found)
 
 
-def reach(options, keep):
+def receptive_field(options, keep):
     """Ours after every memory, and full attention after the shortest."""
     same, ratios = {"tokens": int}, ("ms_per_token", "memory_bytes")
     series(options, keep, "reversible, hashed", "mem_len", options.mem_lens, ratios=ratios, **same)
@@ -364,7 +366,7 @@ def main():
             whole = json.loads(RESULT.read_text()) if RESULT.exists() else {}
             RESULT.write_text(json.dumps(whole | {options.question: result}, indent=2) + "\n")
 
-    {"memory": memory, "length": length, "forward": forward, "reach": reach}[options.question](options, keep)
+    {"memory": memory, "length": length, "forward": forward, "reach": receptive_field}[options.question](options, keep)
     print(json.dumps(result, indent=2))
 
 

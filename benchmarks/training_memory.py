@@ -1,7 +1,7 @@
 """Is the memory that `xlcli train --dry-run` predicts the memory that training takes?
 
 Each shape trains in a process of its own, which first trains a minute model so that libraries are loaded; then the peak
-of resident memory above what was resident before is compared with `plan.memory_bytes`. Linux only.
+of resident memory above what was resident before is compared with `memory.memory_bytes`. Linux only.
 
     python benchmarks/training_memory.py [--write]
 """
@@ -89,22 +89,24 @@ def train(tree):
     import numpy as np
 
     from xlcli import config
-    from xlcli.parallel import setup
+    from xlcli.runtime import make_runtime
     from xlcli.text.tokens import TokenFile
-    from xlcli.train.run import make_run
+    from xlcli.training.run import make_training_run
 
     settings = config.make({"runtime": {"dtype": "float32", "device": "cpu", "threads": 1}}, tree)
     ids = np.random.default_rng(0).integers(0, settings.model.vocab_size, 100_000).astype(np.uint16)
-    run = make_run(settings, setup(settings.runtime, training=True), TokenFile(ids, len(ids), Path()), 0)
+    run = make_training_run(
+        settings, make_runtime(settings.runtime, training=True), TokenFile(ids, len(ids), Path()), 0
+    )
     for _ in range(2 + -(-settings.train.mem_len // settings.train.segment_len)):
-        run.take_step(0.5)
+        run.train_step(0.5)
     return run
 
 
 def measure(tree):
     """Peak of training and what was predicted, in bytes; alters this process."""
     from xlcli import config
-    from xlcli.train.plan import memory_bytes
+    from xlcli.training.memory import memory_bytes
 
     minute = {"dim": 32, "n_layers": 1, "vocab_size": 64, "attention": {"n_heads": 2, "head_dim": 16}}
     train(config.merge(tree, {"model": minute, "train": {"batch_size": 4}}))
@@ -114,7 +116,7 @@ def measure(tree):
     run = train(tree)
     status = Path("/proc/self/status").read_text().splitlines()
     peak = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
-    return {"peak": peak - resident, "predicted": memory_bytes(run.config, run.model.parameter_count, run.runtime)}
+    return {"peak": peak - resident, "predicted": memory_bytes(run.config, run.model.n_parameters, run.runtime)}
 
 
 def measure_apart(name):

@@ -84,8 +84,8 @@ def test_what_is_illegal_is_named(tree, message):
 
 
 def test_later_layers_win():
-    assert make({"train": {"lr": 0.1, "clip": 2.0}}, {"train": {"lr": 0.2}}).train.lr == 0.2
-    assert make({"train": {"lr": 0.1, "clip": 2.0}}, {"train": {"lr": 0.2}}).train.clip == 2.0
+    assert make({"train": {"lr": 0.1, "grad_clip": 2.0}}, {"train": {"lr": 0.2}}).train.lr == 0.2
+    assert make({"train": {"lr": 0.1, "grad_clip": 2.0}}, {"train": {"lr": 0.2}}).train.grad_clip == 2.0
 
 
 def test_another_kind_is_another_table():
@@ -147,7 +147,7 @@ def test_hooks_are_needed_for_what_is_set():
         ({"stack": {"kind": "universal", "epsilon": 1.0}}, r"'model\.stack\.epsilon' is 1"),
         ({"dim": 6, "attention": {"n_heads": 2}, "position": {"kind": "rope"}}, r"'rope'.* 3 is odd"),
         (
-            {"dim": 7, "attention": {"n_heads": 1}, "position": {"kind": "rope", "where": "embedding"}},
+            {"dim": 7, "attention": {"n_heads": 1}, "position": {"kind": "rope", "placement": "embedding"}},
             r"'rope'.* 7 is odd",
         ),
         ({"dim": 7, "attention": {"n_heads": 1}, "position": {"kind": "sinusoidal"}}, r"'sinusoidal'.*7"),
@@ -157,7 +157,7 @@ def test_hooks_are_needed_for_what_is_set():
         ({"position": {"kind": "axial", "shape": []}}, r"'model\.position\.shape' is \[\]"),
         ({"position": {"kind": "t5", "n_buckets": 32, "max_distance": 63}}, r"max_distance 63 .*n_buckets 32"),
         ({"position": {"kind": "xl", "n_features": 7}}, r"'model\.position\.n_features' is 7"),
-        ({"position": {"kind": "learned", "beyond": "stop"}}, r"'wrap' or 'error'"),
+        ({"position": {"kind": "learned", "overflow": "stop"}}, r"'wrap' or 'error'"),
         (
             {"attention": {"kind": "linear"}, "position": {"kind": "none"}, "dropout": {"attention": 0.1}},
             r"'linear' has no .*weights to drop.*model\.dropout",

@@ -82,7 +82,7 @@ def test_every_preset_is_legal_and_has_a_row(preset):
 
 
 def test_table_of_presets_counts_parameters_as_the_model_does():
-    from xlcli.train.plan import parameter_count
+    from xlcli.training.plan import n_parameters
 
     heading = next(row for row in table_rows(CARD) if row[0] == "preset")
     size, vocabulary = heading.index("parameters"), heading.index("vocabulary")
@@ -91,7 +91,7 @@ def test_table_of_presets_counts_parameters_as_the_model_does():
         row = rows[preset.name]
         n_tokens = int(row[vocabulary].replace(",", ""))
         made = config.make(presets.read_preset(preset.name), {"model": {"vocab_size": n_tokens}})
-        assert row[size] == f"{parameter_count(made.model) / 1e6:.2f} M", preset.name
+        assert row[size] == f"{n_parameters(made.model) / 1e6:.2f} M", preset.name
 
 
 def test_every_file_of_the_file_map_exists():

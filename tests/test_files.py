@@ -306,7 +306,7 @@ def some_tensors() -> dict[str, torch.Tensor]:
         "empty": torch.empty(0, 3),
         "scalar": torch.tensor(7),
         "bytes": torch.arange(5, dtype=torch.uint8),
-        "learnt": torch.nn.Parameter(torch.ones(2, 2)),
+        "learned": torch.nn.Parameter(torch.ones(2, 2)),
     }
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xlcli.metrics import TextCounter, bits_per, context_edges, perplexity
+from xlcli.metrics import TextCounter, bits_per, context_bin_edges, perplexity
 
 
 def count(*portions):
@@ -54,7 +54,7 @@ def test_ratios():
 
 @pytest.mark.parametrize("longest", [1, 2, 3, 7, 8, 100, 1024])
 def test_edges_cover_every_length_once(longest):
-    edges = context_edges(longest)
+    edges = context_bin_edges(longest)
     assert edges[0] == 1
     assert edges[-1] == longest + 1
     assert all(a < b for a, b in itertools.pairwise(edges))

@@ -1,4 +1,4 @@
-"""Optimizers against PyTorch's own, and the schedule."""
+"""Optimizers against PyTorch's own, and the lr_factor."""
 
 import math
 
@@ -9,7 +9,7 @@ from torch import nn
 from xlcli import config
 from xlcli.errors import CheckpointError
 from xlcli.model.build import build_model
-from xlcli.optim import Float32Muon, Optimizers, hidden_matrices, orthogonalise, schedule
+from xlcli.optim import Float32Muon, Optimizers, hidden_matrices, lr_factor, orthogonalize
 
 SHAPES = [(24, 24), (16, 48), (48, 16), (1, 8), (8, 1)]
 SETTINGS = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.9, "adjust_lr_fn": "match_rms_adamw"}
@@ -66,9 +66,9 @@ def test_a_parameter_without_gradient_stays():
 
 
 @pytest.mark.parametrize("shape", SHAPES[:3])
-def test_orthogonalising_brings_singular_values_near_one(shape):
+def test_orthogonalizing_brings_singular_values_near_one(shape):
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    out = orthogonalise(matrix, (3.4445, -4.7750, 2.0315), 5, 1e-7)
+    out = orthogonalize(matrix, (3.4445, -4.7750, 2.0315), 5, 1e-7)
     values = torch.linalg.svdvals(out)
     assert 0.5 < values.min() <= values.max() < 1.3
     assert out.shape == matrix.shape
@@ -87,7 +87,7 @@ def _optimizers(model, **train):
 def _learn(model, optimizers, seeds):
     for seed in seeds:
         tokens = torch.randint(0, 256, (2, 9), generator=torch.Generator().manual_seed(seed))
-        state = model.start(2, mem_len=8, segment_len=8, memory="hidden")
+        state = model.init_state(2, mem_len=8, segment_len=8, memory="hidden")
         model.nll(tokens[:, :-1], tokens[:, 1:], state)[0].mean().backward()
         optimizers.step(0.5)
         optimizers.zero_grad()
@@ -147,7 +147,7 @@ def test_half_of_what_adamw_remembers_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("fraction", "step", "decay", "final", "factor"),
+    ("fraction", "step", "lr_schedule", "final", "factor"),
     [
         (0.0, 0, "linear", 0.0, 1 / 5), (0.0, 3, "linear", 0.0, 4 / 5), (0.0, 4, "linear", 0.0, 1.0),
         (0.5, 99, "linear", 0.0, 0.5), (0.5, 99, "cosine", 0.0, 0.5), (0.25, 99, "cosine", 0.0, (1 + 0.5**0.5) / 2),
@@ -156,16 +156,18 @@ def test_half_of_what_adamw_remembers_is_refused():
     ],
 )  # fmt: skip
 def test_the_schedule(fraction, step, decay, final, factor):
-    assert math.isclose(schedule(fraction, step, warmup_steps=4, decay=decay, final=final), factor)
+    assert math.isclose(lr_factor(fraction, step, warmup_steps=4, lr_schedule=decay, min_lr_ratio=final), factor)
 
 
 def test_without_warm_up_the_first_step_is_the_highest():
-    assert schedule(0.0, 0, warmup_steps=0, decay="linear", final=0.0) == 1.0
+    assert lr_factor(0.0, 0, warmup_steps=0, lr_schedule="linear", min_lr_ratio=0.0) == 1.0
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.3, 1.0])
 def test_a_constant_rate_is_that_after_warm_up(fraction):
-    factors = [schedule(fraction, step, warmup_steps=4, decay="constant", final=0.1) for step in (0, 3, 4, 10**6)]
+    factors = [
+        lr_factor(fraction, step, warmup_steps=4, lr_schedule="constant", min_lr_ratio=0.1) for step in (0, 3, 4, 10**6)
+    ]
     assert factors == pytest.approx([1 / 5, 4 / 5, 1.0, 1.0])
 
 
@@ -176,6 +178,6 @@ def test_the_inverse_square_root_is_the_formula_of_its_paper():
     for n in (1, 2, 100, 3999, 4000, 4001, 16000, 100_000):
         theirs = min(n**-0.5, n * warmup**-1.5) / highest
         for fraction in (0.0, 0.9):
-            ours = schedule(fraction, n - 1, warmup_steps=warmup - 1, decay="inverse_sqrt", final=0.0)
+            ours = lr_factor(fraction, n - 1, warmup_steps=warmup - 1, lr_schedule="inverse_sqrt", min_lr_ratio=0.0)
             assert ours == pytest.approx(theirs, rel=1e-12)
-    assert schedule(0.0, 15_999, warmup_steps=3999, decay="inverse_sqrt", final=0.2) == pytest.approx(0.6)
+    assert lr_factor(0.0, 15_999, warmup_steps=3999, lr_schedule="inverse_sqrt", min_lr_ratio=0.2) == pytest.approx(0.6)

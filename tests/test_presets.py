@@ -7,7 +7,7 @@ import pytest
 from xlcli import config, presets
 from xlcli.__main__ import main
 from xlcli.errors import ConfigError
-from xlcli.train.plan import parameter_count
+from xlcli.training.plan import n_parameters
 
 PRESETS = {preset.name: preset for preset in presets.list_presets()}
 TREES = {name: presets.read_preset(name) for name in PRESETS}
@@ -37,7 +37,7 @@ def test_a_preset_is_legal_and_as_large_as_it_says(name):
     size = next((word for word in name.split("-") if word in WORDS), "")
     vocab_size = text.get("vocab_size") or WORDS.get(size, 256)
     settings = config.make(TREES[name], {"model": {"vocab_size": vocab_size}})
-    assert parameter_count(settings.model) == pytest.approx(said, rel=0.1 if said < 10e6 else 0.015)
+    assert n_parameters(settings.model) == pytest.approx(said, rel=0.1 if said < 10e6 else 0.015)
     assert "about" not in TREES[name]
 
 
@@ -73,7 +73,7 @@ def test_the_scripts_of_transformer_xl_are_followed(name, shape, recipe):
     assert (model.position.kind, model.position.n_features, model.position.clamp_len) == ("xl", None, None)
     assert model.embedding.tied
     assert model.embedding.scaled
-    assert (train.span, train.clip, train.weight_decay, train.decay) == ("growing", 0.25, 0.0, "cosine")
+    assert (train.span, train.grad_clip, train.weight_decay, train.lr_schedule) == ("growing", 0.25, 0.0, "cosine")
 
 
 @pytest.mark.parametrize("name", ["none", "../models/tiny", "tiny.toml", "", "*"])

@@ -9,15 +9,15 @@ from xlcli.config import GenerateConfig
 from xlcli.errors import CheckpointError, StateError
 from xlcli.sampling import (
     REPETITION_WINDOW,
-    Dice,
-    Outlet,
-    choose,
+    SampleRNG,
+    StreamingDetokenizer,
+    apply_repetition_penalty,
+    apply_temperature,
     draw,
-    keep_min_p,
-    keep_top_k,
-    keep_top_p,
-    penalise,
-    temper,
+    filter_min_p,
+    filter_top_k,
+    filter_top_p,
+    sample_tokens,
 )
 
 LOGITS = torch.tensor([[0.5, 2.0, -1.0, 2.0, 0.0], [3.0, 1.0, 0.0, -5.0, 2.9]])
@@ -28,16 +28,16 @@ def kept(logits):
 
 
 def test_top_k_keeps_exactly_k_even_with_ties():
-    assert [len(row) for row in kept(keep_top_k(LOGITS, 1))] == [1, 1]
-    assert kept(keep_top_k(LOGITS, 2)) == [[1, 3], [0, 4]]
-    assert torch.equal(keep_top_k(LOGITS, 0), LOGITS)
-    assert torch.equal(keep_top_k(LOGITS, 9), LOGITS)
+    assert [len(row) for row in kept(filter_top_k(LOGITS, 1))] == [1, 1]
+    assert kept(filter_top_k(LOGITS, 2)) == [[1, 3], [0, 4]]
+    assert torch.equal(filter_top_k(LOGITS, 0), LOGITS)
+    assert torch.equal(filter_top_k(LOGITS, 9), LOGITS)
 
 
 @given(st.lists(st.floats(-8, 8), min_size=2, max_size=12), st.floats(0.01, 0.99))
 def test_top_p_keeps_the_fewest_that_reach_p(values, p):
     weights = torch.tensor([values], dtype=torch.float64).softmax(-1)[0].tolist()
-    left = kept(keep_top_p(torch.tensor([values], dtype=torch.float64), p))[0]
+    left = kept(filter_top_p(torch.tensor([values], dtype=torch.float64), p))[0]
     inside = sum(weights[i] for i in left)
     assert inside >= p - 1e-9
     assert inside - min(weights[i] for i in left) < p + 1e-9
@@ -46,19 +46,19 @@ def test_top_p_keeps_the_fewest_that_reach_p(values, p):
 
 def test_min_p_is_a_share_of_the_likeliest():
     weights = LOGITS.softmax(-1)
-    left = kept(keep_min_p(LOGITS, 0.2))
+    left = kept(filter_min_p(LOGITS, 0.2))
     assert left == [[i for i, w in enumerate(row) if w >= 0.2 * max(row)] for row in weights.tolist()]
-    assert torch.equal(keep_min_p(LOGITS, 0.0), LOGITS)
+    assert torch.equal(filter_min_p(LOGITS, 0.0), LOGITS)
 
 
 def test_penalty_lowers_repeated_tokens_whatever_their_sign():
-    out = penalise(LOGITS, [[1, 2, 2], []], 2.0)
+    out = apply_repetition_penalty(LOGITS, [[1, 2, 2], []], 2.0)
     assert out.tolist() == [[0.5, 1.0, -2.0, 2.0, 0.0], LOGITS[1].tolist()]
-    assert penalise(LOGITS, [[1], [1]], 1.0) is LOGITS
+    assert apply_repetition_penalty(LOGITS, [[1], [1]], 1.0) is LOGITS
 
 
 def test_tiny_temperatures_do_not_overflow():
-    assert temper(LOGITS, 1e-38).softmax(-1)[1].tolist() == [1.0, 0.0, 0.0, 0.0, 0.0]
+    assert apply_temperature(LOGITS, 1e-38).softmax(-1)[1].tolist() == [1.0, 0.0, 0.0, 0.0, 0.0]
 
 
 def test_draw_inverts_the_distribution():
@@ -69,50 +69,50 @@ def test_draw_inverts_the_distribution():
 
 def test_samples_follow_the_probabilities():
     logits = LOGITS[:1]
-    dice = [Dice.of(3)]
+    dice = [SampleRNG.of(3)]
     options = GenerateConfig(temperature=1.0)
     counts = torch.zeros(5)
     for _ in range(3000):
-        counts[choose(logits, dice, options)[0]] += 1
+        counts[sample_tokens(logits, dice, options)[0]] += 1
     assert torch.allclose(counts / 3000, logits.softmax(-1)[0], atol=0.03)
 
 
 def test_temperature_zero_is_greedy_and_needs_no_luck():
-    assert choose(LOGITS[1:], [Dice.of(1)], GenerateConfig(temperature=0.0)) == [0]
+    assert sample_tokens(LOGITS[1:], [SampleRNG.of(1)], GenerateConfig(temperature=0.0)) == [0]
 
 
 def test_a_row_is_drawn_with_its_own_dice():
     options = GenerateConfig(temperature=1.5, repetition_penalty=1.3)
-    together, alone = [Dice.of(7), Dice.of(8)], [Dice.of(7), Dice.of(8)]
+    together, alone = [SampleRNG.of(7), SampleRNG.of(8)], [SampleRNG.of(7), SampleRNG.of(8)]
     for _ in range(50):
-        both = choose(LOGITS, together, options)
-        assert both == [choose(LOGITS[i : i + 1], alone[i : i + 1], options)[0] for i in range(2)]
+        both = sample_tokens(LOGITS, together, options)
+        assert both == [sample_tokens(LOGITS[i : i + 1], alone[i : i + 1], options)[0] for i in range(2)]
     assert list(together[0].recent) == list(alone[0].recent)
 
 
 def test_nan_is_an_error():
     with pytest.raises(CheckpointError, match="NaN"):
-        choose(torch.tensor([[0.0, math.nan]]), [Dice.of(1)], GenerateConfig())
+        sample_tokens(torch.tensor([[0.0, math.nan]]), [SampleRNG.of(1)], GenerateConfig())
 
 
 def test_dice_go_on_from_a_state():
-    dice = Dice.of(11)
+    dice = SampleRNG.of(11)
     options = GenerateConfig(temperature=1.0, repetition_penalty=1.2)
     for _ in range(REPETITION_WINDOW + 9):
-        choose(LOGITS[:1], [dice], options)
-    again = Dice.restore(dice.save(), None)
+        sample_tokens(LOGITS[:1], [dice], options)
+    again = SampleRNG.restore(dice.save(), None)
     assert list(again.recent) == list(dice.recent)
     assert again.seed == 11
-    assert [choose(LOGITS[:1], [again], options) for _ in range(20)] == [
-        choose(LOGITS[:1], [dice], options) for _ in range(20)
+    assert [sample_tokens(LOGITS[:1], [again], options) for _ in range(20)] == [
+        sample_tokens(LOGITS[:1], [dice], options) for _ in range(20)
     ]
 
 
 def test_dice_of_a_state_may_be_thrown_anew():
-    saved = {**Dice.of(1).save(), "recent": "[5, 6]"}
-    assert Dice.restore(saved, 9).seed == 9
-    assert list(Dice.restore(saved, 9).recent) == [5, 6]
-    assert Dice.restore({}, None) is None
+    saved = {**SampleRNG.of(1).save(), "recent": "[5, 6]"}
+    assert SampleRNG.restore(saved, 9).seed == 9
+    assert list(SampleRNG.restore(saved, 9).recent) == [5, 6]
+    assert SampleRNG.restore({}, None) is None
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_dice_of_a_state_may_be_thrown_anew():
 )
 def test_damaged_dice_are_refused(bad):
     with pytest.raises(StateError, match="damaged"):
-        Dice.restore(bad, None)
+        SampleRNG.restore(bad, None)
 
 
 def shown_by(outlet, portions):
@@ -138,7 +138,7 @@ def test_only_whole_characters_come_out(text, sizes):
     for size in [*sizes, 99]:
         portions.append(data[at : at + size])
         at += size
-    out = shown_by(Outlet(), portions)
+    out = shown_by(StreamingDetokenizer(), portions)
     assert b"".join(out) == data
     for piece in out:
         piece.decode()
@@ -148,15 +148,15 @@ def test_only_whole_characters_come_out(text, sizes):
 def test_stops_cut_the_text_wherever_the_tokens_end(text, stops):
     ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
     expected = text[: min(ends)[1]] if ends else text
-    outlet = Outlet(stops)
+    outlet = StreamingDetokenizer(stops)
     assert b"".join(shown_by(outlet, [c.encode() for c in text])).decode() == expected
     assert outlet.stopped == bool(ends)
-    outlet = Outlet(stops)
+    outlet = StreamingDetokenizer(stops)
     assert b"".join(shown_by(outlet, [text.encode()])).decode() == expected
 
 
 def test_what_cannot_be_a_stop_is_not_held():
-    outlet = Outlet(["\n\n", "END"])
+    outlet = StreamingDetokenizer(["\n\n", "END"])
     assert outlet.feed(b"line") == b"line"
     assert outlet.feed(b"\nE") == b"\n"
     assert outlet.feed(b"NT") == b"ENT"

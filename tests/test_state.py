@@ -62,7 +62,7 @@ def test_a_fork_and_its_origin_both_go_on(model, memory):
 def test_rows_are_chosen_and_repeated(model, memory):
     text = variants.tokens(3, 40)
     _, state = _read(model, text[:, :21], memory)
-    chosen = state.rows([2, 0, 0])
+    chosen = state.select([2, 0, 0])
     for name, t in chosen.tensors().items():
         assert torch.equal(t, state.tensors()[name][[2, 0, 0]])
     assert chosen.seen == state.seen
@@ -151,7 +151,7 @@ def test_tensors_that_do_not_fit_together_are_refused(model, name, change):
 
 
 def test_a_memory_of_zero_is_independent_segments(model):
-    state = model.start(1, mem_len=0, segment_len=5)
+    state = model.init_state(1, mem_len=0, segment_len=5)
     assert state.span == Span("segment", 0, 5)
     _, state = model.nll(*[variants.tokens(1, 12)] * 2, state)
     assert (state.seen, [layer.length for layer in state.layers]) == (12, [2, 2])
@@ -170,7 +170,7 @@ def test_memory_may_differ_from_layer_to_layer():
     assert set(state.tensors()) == {"offsets", "0.h", "1.s", "1.z", "2.k", "2.v"}
     again = State.restore(state.tensors(), state.describe())
     assert [type(layer) for layer in again.layers] == [Hidden, Sums, KeyValue]
-    assert (again.seen, again.span, again.n_rows) == (9, state.span, 2)
+    assert (again.seen, again.span, again.batch_size) == (9, state.span, 2)
     _same(again, state)
 
 
@@ -178,11 +178,11 @@ def test_memory_may_differ_from_layer_to_layer():
 def test_rows_and_forks_of_every_memory(attention):
     model = variants.make(next(n for n in variants.COMBINATIONS if n.startswith(f"{attention}-learned")))
     text = variants.tokens(3, 41)
-    state = model.start(3, mem_len=7, segment_len=13, offsets=[4, 0, 9])
+    state = model.init_state(3, mem_len=7, segment_len=13, offsets=[4, 0, 9])
     _, state = variants.read(model, text[:, :21], [5], state=state)
-    chosen = state.rows([2, 0, 0])
+    chosen = state.select([2, 0, 0])
     assert chosen.offsets.tolist() == [9, 4, 4]
-    assert chosen.n_rows == 3
+    assert chosen.batch_size == 3
     fork = state.fork()
     expected, _ = variants.read(model, text[:, 20:], [1, 6], state=state)
     _same(fork, State.restore(fork.tensors(), fork.describe()))
@@ -193,22 +193,22 @@ def test_rows_and_forks_of_every_memory(attention):
 
 
 def test_where_rows_began_is_part_of_them(model):
-    state = model.start(3, mem_len=7, segment_len=5, offsets=[4, 0, 9])
+    state = model.init_state(3, mem_len=7, segment_len=5, offsets=[4, 0, 9])
     assert state.offsets.tolist() == [4, 0, 9]
     _, state = model.nll(*[variants.tokens(3, 6)] * 2, state)
     assert state.offsets.tolist() == [4, 0, 9]
-    assert model.start(2, mem_len=7, segment_len=5).offsets.tolist() == [0, 0]
+    assert model.init_state(2, mem_len=7, segment_len=5).offsets.tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("name", variants.IN_TURN)
 def test_it_fits_the_model_that_made_it(name):
     model = variants.make(name)
     for memory, mem_len in (("hidden", 3), ("keyvalue", 200), ("keyvalue", 0)):
-        state = model.start(2, mem_len=mem_len, segment_len=13, memory=memory)
-        assert model.fits(state)
+        state = model.init_state(2, mem_len=mem_len, segment_len=13, memory=memory)
+        assert model.is_compatible(state)
         _, state = model.nll(*[variants.tokens(2, 16)] * 2, state)
-        assert model.fits(state)
-        assert model.fits(State.restore(state.tensors(), state.describe()))
+        assert model.is_compatible(state)
+        assert model.is_compatible(State.restore(state.tensors(), state.describe()))
 
 
 def _other(**changes):
@@ -228,14 +228,14 @@ UNIVERSAL = {"kind": "universal", "n_steps": 2}
 ])  # fmt: skip
 def test_it_does_not_fit_a_model_of_another_shape(model, memory, changes):
     _, state = _read(model, variants.tokens(1, 9), memory)
-    assert _other().fits(state)
-    assert not _other(**changes).fits(state)
+    assert _other().is_compatible(state)
+    assert not _other(**changes).is_compatible(state)
 
 
 @pytest.mark.parametrize("heads", [{"n_heads": 3}, {"n_heads": 2, "head_dim": 5}, {"n_heads": 1}])
 def test_projected_memory_does_not_fit_other_heads(model, heads):
     _, state = _read(model, variants.tokens(1, 9), "keyvalue")
-    assert not _other(attention={"kind": "full", **heads}).fits(state)
+    assert not _other(attention={"kind": "full", **heads}).is_compatible(state)
 
 
 @pytest.mark.parametrize("change", [
@@ -244,30 +244,30 @@ def test_projected_memory_does_not_fit_other_heads(model, heads):
 @pytest.mark.parametrize("memory", KINDS)
 def test_it_does_not_fit_when_more_or_less_is_remembered_than_it_says(model, memory, change):
     _, state = _read(model, variants.tokens(1, 9), memory)
-    assert model.fits(state)
-    assert not model.fits(replace(state, **change))
+    assert model.is_compatible(state)
+    assert not model.is_compatible(replace(state, **change))
 
 
 @pytest.mark.parametrize("n_steps", [1, 2, 5])
 def test_a_universal_stack_takes_any_number_of_steps(n_steps):
     """As many as there are memories; `restart` keeps that number."""
     model = _other(stack=UNIVERSAL | {"n_steps": 3})
-    state = model.start(2, mem_len=7, segment_len=13, span="growing", n_steps=n_steps)
+    state = model.init_state(2, mem_len=7, segment_len=13, span="growing", n_steps=n_steps)
     _, state = model.nll(*[variants.tokens(2, 9)] * 2, state)
     assert len(state.layers) == 2 * n_steps
-    assert model.fits(state)
-    again = model.restart(state)
-    assert (len(again.layers), again.seen, again.span, again.n_rows) == (2 * n_steps, 0, state.span, 2)
-    assert not model.fits(replace(state, layers=state.layers[1:]))
+    assert model.is_compatible(state)
+    again = model.reset(state)
+    assert (len(again.layers), again.seen, again.span, again.batch_size) == (2 * n_steps, 0, state.span, 2)
+    assert not model.is_compatible(replace(state, layers=state.layers[1:]))
 
 
 @pytest.mark.parametrize("mem_len", [0, 7])
 def test_restarted_it_has_read_nothing(model, mem_len):
     text = variants.tokens(2, 30)
     expected, _ = _read(model, text, "keyvalue", mem_len=mem_len)
-    state = model.start(2, mem_len=mem_len, segment_len=13, offsets=[3, 4])
+    state = model.init_state(2, mem_len=mem_len, segment_len=13, offsets=[3, 4])
     _, state = variants.read(model, variants.tokens(2, 12, seed=4), [5], state=state)
-    again = model.restart(state)
+    again = model.reset(state)
     assert again.offsets.tolist() == [0, 0]
     rest, _ = _read(model, text, "keyvalue", state=again)
     assert torch.equal(rest, expected)
@@ -278,6 +278,6 @@ def test_the_configuration_knows_how_much_is_remembered(name):
     model = variants.make(name, dtype=torch.float32)
     universal = model.config.stack.kind == "universal"
     for mem_len, n_steps in ((3, None), (20, None), (20, 5 if universal else None)):
-        state = model.start(2, mem_len=mem_len, segment_len=13, n_steps=n_steps)
+        state = model.init_state(2, mem_len=mem_len, segment_len=13, n_steps=n_steps)
         _, state = variants.read(model, variants.tokens(2, 40), [9], state=state)
-        assert state.bytes == 2 * 4 * model.config.memory_numbers(mem_len, n_steps)
+        assert state.bytes == 2 * 4 * model.config.memory_floats(mem_len, n_steps)

@@ -8,9 +8,9 @@ import torch
 
 from xlcli import config
 from xlcli.model.build import build_model
-from xlcli.parallel import Runtime
-from xlcli.store.folder import Loaded
-from xlcli.text.tokenizer import train_tokenizer
+from xlcli.runtime import Runtime
+from xlcli.store.folder import LoadedModel
+from xlcli.text.tokenizers.registry import train_tokenizer
 
 RUNTIME = Runtime(torch.device("cpu"), torch.float32, 1)
 PROSE = (
@@ -33,7 +33,7 @@ VARIANTS = {
         "position": {"kind": "sinusoidal"},
     },
     "learned": {"position": {"kind": "learned", "max_len": 50}},
-    "axial": {"position": {"kind": "axial", "shape": [7, 9], "where": "layers"}},
+    "axial": {"position": {"kind": "axial", "shape": [7, 9], "placement": "layers"}},
     "universal": {"stack": {"kind": "universal", "n_steps": 3}, "position": {"kind": "t5"}, "n_layers": 1},
     "adaptive": {"stack": {"kind": "universal", "n_steps": 3, "act": True, "halt_bias": 0.0}, "n_layers": 1},
     "reversible": {"stack": {"kind": "reversible"}, "position": {"kind": "shaw"}},
@@ -61,7 +61,7 @@ def toy(
             parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.4)
     network = network.to(dtype).eval()
     prints = {"config": "c", "weights": "w", "tokenizer": tokenizer.fingerprint}
-    return Loaded(folder, "toy", settings, tokenizer, network, {}, prints)
+    return LoadedModel(folder, "toy", settings, tokenizer, network, {}, prints)
 
 
 def slow_bits(model, text, *, mem_len=None, segment_len=None, n_steps=None):
@@ -74,7 +74,7 @@ def slow_bits(model, text, *, mem_len=None, segment_len=None, n_steps=None):
     out = []
     with torch.inference_mode():
         for i, target in enumerate(ids):
-            state = model.network.start(1, mem_len=mem_len, segment_len=segment_len, n_steps=n_steps)
+            state = model.network.init_state(1, mem_len=mem_len, segment_len=segment_len, n_steps=n_steps)
             logits, _ = model.network.logits(torch.tensor([before[: i + 1]]), state)
             out.append(-logits[0].log_softmax(-1)[target].item() / math.log(2))
     return out

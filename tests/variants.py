@@ -12,10 +12,10 @@ from xlcli.model.build import build_model
 VOCAB = 31
 
 SETTINGS = {
-    "sinusoidal": [{}, {"where": "layers"}],
-    "learned": [{"max_len": 23}, {"max_len": 23, "where": "layers"}],
-    "axial": [{"shape": [3, 7]}, {"shape": [7, 2, 2], "where": "layers", "dims": [5, 4, 3]}],
-    "rope": [{}, {"layout": "interleaved"}, {"where": "embedding"}],
+    "sinusoidal": [{}, {"placement": "layers"}],
+    "learned": [{"max_len": 23}, {"max_len": 23, "placement": "layers"}],
+    "axial": [{"shape": [3, 7]}, {"shape": [7, 2, 2], "placement": "layers", "dims": [5, 4, 3]}],
+    "rope": [{}, {"layout": "interleaved"}, {"placement": "embedding"}],
     "t5": [{"n_buckets": 6, "max_distance": 20}, {"n_buckets": 6, "max_distance": 20, "shared": False}],
     "shaw": [{"max_distance": 9}],
     "xl": [{"n_features": 8}, {"n_features": 6, "tied": True}, {"n_features": 8, "clamp_len": 9}],
@@ -155,7 +155,7 @@ def tokens(rows, length, seed=1):
 def read(model, text, cuts, *, mem_len=None, span="uniform", memory="keyvalue", segment_len=13, state=None):
     """Nats of text[:, 1:] read in calls of the lengths in `cuts` (cycled), and the state at the end."""
     if state is None:
-        state = model.start(len(text), mem_len=mem_len, segment_len=segment_len, span=span, memory=memory)
+        state = model.init_state(len(text), mem_len=mem_len, segment_len=segment_len, span=span, memory=memory)
     out, at, sizes = [], 0, itertools.cycle(cuts)
     while at < text.shape[1] - 1:
         stop = min(at + next(sizes), text.shape[1] - 1)

@@ -1,7 +1,7 @@
-"""Long-context language modelling on the command line and from Python.
+"""Long-context language modeling on the command line and from Python.
 
-The workflows are generators of events: `xlcli.train.train`, `xlcli.evaluate.evaluate`, `xlcli.generate.generate` and
-`xlcli.stream.stream`. The names below are loaded on first use, so `import xlcli` costs nothing and never imports torch.
+The workflows are generators of events: `xlcli.training.train`, `xlcli.evaluation.evaluate`, `xlcli.generation.generate` and
+`xlcli.streaming.stream`. The names below are loaded on first use, so `import xlcli` costs nothing and never imports torch.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ __all__ = [
     "load_model",
     "load_state",
     "make_config",
+    "make_runtime",
     "read_preset",
     "save_state",
-    "setup",
 ]
 
 _HOMES = {
@@ -39,11 +39,11 @@ _HOMES = {
     "find_model": "xlcli.store.discover:find",
     "list_presets": "xlcli.presets:list_presets",
     "load_model": "xlcli.store.folder:load",
-    "load_state": "xlcli.store.states:load_state",
+    "load_state": "xlcli.store.state_files:load_state",
     "make_config": "xlcli.config:make",
     "read_preset": "xlcli.presets:read_preset",
-    "save_state": "xlcli.store.states:save_state",
-    "setup": "xlcli.parallel:setup",
+    "save_state": "xlcli.store.state_files:save_state",
+    "make_runtime": "xlcli.runtime:make_runtime",
 }
 
 if TYPE_CHECKING:
@@ -59,12 +59,12 @@ if TYPE_CHECKING:
         StateError,
         XLError,
     )
-    from xlcli.parallel import setup
     from xlcli.presets import list_presets, read_preset
+    from xlcli.runtime import make_runtime
     from xlcli.state import State
     from xlcli.store.discover import find as find_model
     from xlcli.store.folder import load as load_model
-    from xlcli.store.states import load_state, save_state
+    from xlcli.store.state_files import load_state, save_state
 
 
 def __getattr__(name: str) -> Any:

@@ -116,7 +116,7 @@ class TokenScore:
 
 
 @dataclass(frozen=True, slots=True)
-class ContextBucket:
+class ContextBin:
     """Loss of tokens that had seen at least `start` and fewer than `stop` tokens since a cold start."""
 
     start: int
@@ -156,7 +156,7 @@ class Score:
     mean_steps: float | None = None
     recall: float | None = None
     recall_by_layer: tuple[float, ...] = ()
-    by_context: tuple[ContextBucket, ...] = field(default=())
+    by_context: tuple[ContextBin, ...] = field(default=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class Generated:
 
 @dataclass(frozen=True, slots=True)
 class LineScore:
-    """One line of a pipe, its line end included. `spans` are its scored pieces for colouring: (bytes, bits)."""
+    """One line of a pipe, its line end included. `spans` are its scored pieces for coloring: (bytes, bits)."""
 
     line: int
     byte: int

@@ -73,7 +73,7 @@ class TextCounter:
         )
 
 
-def context_edges(longest: int) -> list[int]:
+def context_bin_edges(longest: int) -> list[int]:
     """Borders of the buckets of context: 1, 2, 4, 8 ... and one past `longest`, which the last bucket reaches."""
     edges = [1]
     while 2 * edges[-1] < longest:

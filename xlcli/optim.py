@@ -1,4 +1,4 @@
-"""Optimizers and the learning-rate schedule of a run.
+"""Optimizers and the learning-rate lr_factor of a run.
 
 Muon (Jordan 2024) for the matrices inside blocks, AdamW for embeddings, head, norms and biases; both are PyTorch's own.
 """
@@ -18,7 +18,7 @@ from xlcli.errors import CheckpointError
 
 
 class Float32Muon(Muon):
-    """PyTorch's Muon with the orthogonalisation in float32; what it remembers is the same.
+    """PyTorch's Muon with the orthogonalization in float32; what it remembers is the same.
 
     The learning rate is adjusted as by "match_rms_adamw", whatever else may be asked for.
 
@@ -37,13 +37,13 @@ class Float32Muon(Muon):
                     state["momentum_buffer"] = torch.zeros_like(parameter.grad)
                 buffer = state["momentum_buffer"].lerp_(parameter.grad, 1 - group["momentum"])
                 update = parameter.grad.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
-                update = orthogonalise(update, group["ns_coefficients"], group["ns_steps"], group["eps"])
+                update = orthogonalize(update, group["ns_coefficients"], group["ns_steps"], group["eps"])
                 scale = 0.2 * math.sqrt(max(parameter.shape))
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
                 parameter.add_(update, alpha=-group["lr"] * scale)
 
 
-def orthogonalise(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
+def orthogonalize(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
     """Newton-Schulz iteration towards the nearest orthogonal matrix, in the matrix's own type (Jordan 2024)."""
     a, b, c = coefficients
     tall = matrix.shape[0] > matrix.shape[1]
@@ -131,27 +131,27 @@ def hidden_matrices(model: nn.Module) -> set[int]:
     return {id(m.weight) for m in stack.modules() if isinstance(m, nn.Linear) and min(m.weight.shape) > 1}
 
 
-def schedule(
+def lr_factor(
     fraction: float,
     step: int,
     *,
     warmup_steps: int,
-    decay: Literal["cosine", "linear", "constant", "inverse_sqrt"],
-    final: float,
+    lr_schedule: Literal["cosine", "linear", "constant", "inverse_sqrt"],
+    min_lr_ratio: float,
 ) -> float:
-    """Factor on the learning rate: linear warm-up, and decay towards `final`.
+    """Factor on the learning rate: linear warm-up, and decay towards `min_lr_ratio`.
 
     Args:
-        fraction: What is spent of the budget, 0 to 1; `cosine` and `linear` reach `final` at its end.
+        fraction: What is spent of the budget, 0 to 1; `cosine` and `linear` reach `min_lr_ratio` at its end.
         step: Steps taken; `inverse_sqrt` falls with its root from the end of warm-up on (Vaswani et al. 2017, section
             5.3), however long the run.
         warmup_steps: Steps until the factor is at its highest.
-        decay: The form; `constant` stays at the highest.
-        final: The lowest factor.
+        lr_schedule: The form; `constant` stays at the highest.
+        min_lr_ratio: The lowest factor.
     """
     fraction = min(max(fraction, 0.0), 1.0)
     warm = min(1.0, (step + 1) / (warmup_steps + 1))
-    match decay:
+    match lr_schedule:
         case "linear":
             left = 1.0 - fraction
         case "cosine":
@@ -160,4 +160,4 @@ def schedule(
             left = 1.0
         case "inverse_sqrt":
             left = min(1.0, (warmup_steps + 1) / (step + 1)) ** 0.5
-    return warm * (final + (1.0 - final) * left)
+    return warm * (min_lr_ratio + (1.0 - min_lr_ratio) * left)

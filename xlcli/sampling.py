@@ -1,7 +1,7 @@
 """From logits to text: a chain of small pure functions, one draw from an explicit generator, and the outlet for bytes.
 
 The chain is repetition penalty (Keskar et al. 2019), temperature, top-k (Fan et al. 2018), top-p (Holtzman et al.
-2020), min-p (Nguyen et al. 2024), draw. Every sample has a generator of its own, so that its neighbours do not matter.
+2020), min-p (Nguyen et al. 2024), draw. Every sample has a generator of its own, so that its neighbors do not matter.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from xlcli.config import GenerateConfig
 from xlcli.errors import CheckpointError, StateError
-from xlcli.text.pieces import whole_characters
+from xlcli.text.pretokenize import whole_characters
 
 REPETITION_WINDOW = 256
 """Tokens back to which the repetition penalty looks, prompt included: bounded, so that a state stays small."""
@@ -27,7 +27,7 @@ NEVER = float("-inf")
 """The logit of a token that cannot be drawn."""
 
 
-def penalise(logits: Tensor, recent: Sequence[Iterable[int]], penalty: float) -> Tensor:
+def apply_repetition_penalty(logits: Tensor, recent: Sequence[Iterable[int]], penalty: float) -> Tensor:
     """Logits (b v) with those of each row's `recent` tokens divided (where positive) or multiplied by `penalty`."""
     if penalty == 1.0:
         return logits
@@ -39,12 +39,12 @@ def penalise(logits: Tensor, recent: Sequence[Iterable[int]], penalty: float) ->
     return logits
 
 
-def temper(logits: Tensor, temperature: float) -> Tensor:
+def apply_temperature(logits: Tensor, temperature: float) -> Tensor:
     """Logits (b v) shifted to a maximum of 0 and divided by a positive `temperature`."""
     return (logits - logits.amax(-1, keepdim=True)) / temperature
 
 
-def keep_top_k(logits: Tensor, k: int) -> Tensor:
+def filter_top_k(logits: Tensor, k: int) -> Tensor:
     """Logits (b v) of exactly the `k` likeliest tokens; 0 keeps all."""
     if not 0 < k < logits.shape[-1]:
         return logits
@@ -52,7 +52,7 @@ def keep_top_k(logits: Tensor, k: int) -> Tensor:
     return logits.new_full(logits.shape, NEVER).scatter(-1, ids, values)
 
 
-def keep_top_p(logits: Tensor, p: float) -> Tensor:
+def filter_top_p(logits: Tensor, p: float) -> Tensor:
     """Logits (b v) of the fewest likeliest tokens whose probabilities reach `p` together; 1 keeps all."""
     if p >= 1.0:
         return logits
@@ -62,7 +62,7 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
     return logits.new_full(logits.shape, NEVER).scatter(-1, ids, values.masked_fill(before >= p, NEVER))
 
 
-def keep_min_p(logits: Tensor, share: float) -> Tensor:
+def filter_min_p(logits: Tensor, share: float) -> Tensor:
     """Logits (b v) of tokens at least `share` times as likely as the likeliest; 0 keeps all."""
     if share <= 0.0:
         return logits
@@ -78,7 +78,7 @@ def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
 
 
 @dataclass
-class Dice:
+class SampleRNG:
     """What one sample draws with: its generator, the seed it started from, and the tokens lately read or written."""
 
     generator: torch.Generator
@@ -86,13 +86,13 @@ class Dice:
     recent: deque[int] = field(default_factory=lambda: deque(maxlen=REPETITION_WINDOW))
 
     @staticmethod
-    def of(seed: int) -> Dice:
-        """Dice that fall the same way for the same seed, on every device."""
-        return Dice(torch.Generator().manual_seed(seed), seed)
+    def of(seed: int) -> SampleRNG:
+        """SampleRNG that fall the same way for the same seed, on every device."""
+        return SampleRNG(torch.Generator().manual_seed(seed), seed)
 
-    def twin(self, seed: int) -> Dice:
-        """Dice of another seed that remember the same tokens."""
-        twin = Dice.of(seed)
+    def twin(self, seed: int) -> SampleRNG:
+        """SampleRNG of another seed that remember the same tokens."""
+        twin = SampleRNG.of(seed)
         twin.recent.extend(self.recent)
         return twin
 
@@ -106,14 +106,14 @@ class Dice:
         }
 
     @staticmethod
-    def restore(carry: Mapping[str, str], seed: int | None) -> Dice | None:
+    def restore(carry: Mapping[str, str], seed: int | None) -> SampleRNG | None:
         """The dice saved in `carry`, thrown anew when a `seed` is given; None when there are none and no seed."""
         try:
             recent = [int(token) for token in json.loads(carry.get("recent", "[]"))][-REPETITION_WINDOW:]
             if seed is not None:
-                dice = Dice.of(seed)
+                dice = SampleRNG.of(seed)
             elif "dice" in carry:
-                dice = Dice.of(int(carry["seed"]))
+                dice = SampleRNG.of(int(carry["seed"]))
                 drawn = np.frombuffer(base64.b64decode(carry["dice"], validate=True), dtype=np.uint8)
                 dice.generator.set_state(torch.from_numpy(drawn.copy()))
             else:
@@ -124,7 +124,7 @@ class Dice:
         return dice
 
 
-def choose(logits: Tensor, dice: Sequence[Dice], options: GenerateConfig) -> list[int]:
+def sample_tokens(logits: Tensor, dice: Sequence[SampleRNG], options: GenerateConfig) -> list[int]:
     """The next token of every row of logits (b v), by the whole chain; each row's dice remember it.
 
     Raises:
@@ -133,12 +133,12 @@ def choose(logits: Tensor, dice: Sequence[Dice], options: GenerateConfig) -> lis
     logits = logits.float()
     if bool(logits.amax(-1).isnan().any()):
         raise CheckpointError("the model's predictions are not numbers (NaN).", "Its weights are damaged: use another.")
-    logits = penalise(logits, [d.recent for d in dice], options.repetition_penalty)
+    logits = apply_repetition_penalty(logits, [d.recent for d in dice], options.repetition_penalty)
     if options.temperature == 0.0:
         tokens = logits.argmax(-1).tolist()
     else:
-        logits = temper(logits, options.temperature)
-        logits = keep_min_p(keep_top_p(keep_top_k(logits, options.top_k), options.top_p), options.min_p)
+        logits = apply_temperature(logits, options.temperature)
+        logits = filter_min_p(filter_top_p(filter_top_k(logits, options.top_k), options.top_p), options.min_p)
         uniforms = [torch.rand((), generator=d.generator, dtype=torch.float64) for d in dice]
         tokens = draw(logits, torch.stack(uniforms).to(logits.device)).tolist()
     for d, token in zip(dice, tokens, strict=True):
@@ -146,7 +146,7 @@ def choose(logits: Tensor, dice: Sequence[Dice], options: GenerateConfig) -> lis
     return [int(token) for token in tokens]
 
 
-class Outlet:
+class StreamingDetokenizer:
     """Bytes on their way out: held while a character is not whole or while they could still become a stop text."""
 
     def __init__(self, stops: Iterable[str] = ()) -> None:

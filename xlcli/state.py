@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from xlcli.errors import StateError
-from xlcli.ops.hashing import Table
+from xlcli.ops.lsh_table import Table
 from xlcli.ops.span import Span
 
 Project = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -111,7 +111,7 @@ class KeyValue:
         return self.stop - self.start
 
     def extend(self, x: Tensor, project: Project, keep: int) -> tuple[Tensor, Tensor, Entries]:
-        """Projects the new inputs only and appends them: amortised O(1) a token, one contiguous slice to read."""
+        """Projects the new inputs only and appends them: amortized O(1) a token, one contiguous slice to read."""
         k, v = project(x)
         new = k.shape[2]
         if not torch.is_inference_mode_enabled():
@@ -231,11 +231,11 @@ AXES = {
     "hidden": {"h": "bmd"},
     "keyvalue": {"k": "bhme", "v": "bhmw"},
     "sums": {"s": "bhfe", "z": "bhf"},
-    "buckets": {"keys": "bhrnce", "values": "bhrncw", "positions": "bhrnc", "tickets": "bhrncr", "counts": "bhrn"},
+    "buckets": {"keys": "bhrnce", "values": "bhrncw", "positions": "bhrnc", "global_ranks": "bhrncr", "counts": "bhrn"},
 }
 """The axes of each kind's tensors."""
 
-INTEGERS = {"positions", "tickets", "counts"}
+INTEGERS = {"positions", "global_ranks", "counts"}
 """Tensors of whole numbers; all others are of floating point."""
 
 
@@ -253,7 +253,7 @@ class State:
     offsets: Tensor
 
     @property
-    def n_rows(self) -> int:
+    def batch_size(self) -> int:
         """Texts read side by side."""
         return self.offsets.shape[0]
 
@@ -266,7 +266,7 @@ class State:
         """The state with every tensor changed."""
         return replace(self, layers=tuple(layer.map(change) for layer in self.layers), offsets=change(self.offsets))
 
-    def rows(self, index: Sequence[int] | Tensor) -> State:
+    def select(self, index: Sequence[int] | Tensor) -> State:
         """The rows named, in that order, copied; `rows([0] * 8)` makes eight continuations of row 0."""
 
         def select(t: Tensor) -> Tensor:

@@ -188,7 +188,7 @@ def test_no_model_at_all(run, monkeypatch):
 
 
 @pytest.mark.usefixtures("without_torch")
-def test_a_misspelt_model(run, model):
+def test_a_misspelled_model(run, model):
     done = run("eval", "-m", "tinny")
     assert done.code == 3
     assert "Did you mean tiny?" in done.err

@@ -31,7 +31,7 @@ REFUSED = [
     ),
     (["position.kind=rope", "attention.head_dim=5"], "pairs of features, but model.attention.head_dim 5 is", "even"),
     (
-        ["position.kind=rope", "position.where=embedding", "dim=9", "attention.n_heads=1"],
+        ["position.kind=rope", "position.placement=embedding", "dim=9", "attention.n_heads=1"],
         "'rope' turns pairs of features, but model.dim 9 is odd.",
         "Make it even.",
     ),

@@ -10,7 +10,7 @@ from xlcli.cli import render, report
 from xlcli.cli.app import COMMANDS
 from xlcli.cli.options import collect
 from xlcli.cli.render import Screen
-from xlcli.events import ContextBucket, Notice, Plan, Progress, Score, Step, StreamStats, Trained
+from xlcli.events import ContextBin, Notice, Plan, Progress, Score, Step, StreamStats, Trained
 
 STEP = Step(
     step=7, tokens=100, seconds=1.0, nats=1.5, bits_per_byte=2.164, lr=0.01, grad_norm=1.0, tokens_per_second=12345.0,
@@ -20,7 +20,7 @@ SCORE = Score(
     model="m", file="f", bytes=10, chars=None, words=None, tokens=10, nats=14.0, bits_per_byte=2.02, bits_per_char=None,
     perplexity=4.05, word_perplexity=None, mem_len=4, segment_len=8, batch_size=1, span="uniform",
     tokens_per_second=99.5, peak_rss_bytes=2**28, seconds=0.1, device="cpu", dtype="float32",
-    by_context=(ContextBucket(0, 4, 4, 2.5), ContextBucket(4, 8, 6, float("nan"))),
+    by_context=(ContextBin(0, 4, 4, 2.5), ContextBin(4, 8, 6, float("nan"))),
 )  # fmt: skip
 
 
@@ -136,7 +136,7 @@ def test_plain_progress_comes_now_and_then(capsys, monkeypatch):
         ({"color": "never"}, "", False),
     ],
 )
-def test_colour(typed, variable, colored, monkeypatch, capsysbinary):
+def test_color(typed, variable, colored, monkeypatch, capsysbinary):
     monkeypatch.setenv("NO_COLOR", variable)
     made = screen(**typed)
     made.scored_text([(b"ab\x1b", 9.0), (b"\n", 0.1)])

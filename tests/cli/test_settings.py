@@ -17,7 +17,7 @@ def printed(run, *arguments):
 
 
 def test_precedence(run, monkeypatch):
-    assert printed(run, "--preset", "tiny")["train"]["clip"] == Config().train.clip
+    assert printed(run, "--preset", "tiny")["train"]["grad_clip"] == Config().train.grad_clip
     preset = presets.read_preset("small")["train"]["mem_len"]
     assert printed(run, "--preset", "small")["train"]["mem_len"] == preset
     Path("o.toml").write_text("[train]\nmem_len = 11\nmax_time = '1h30m'\n")

@@ -103,7 +103,7 @@ def test_what_cannot_be_read(run, model, name, said):
     assert (done.code, said in done.err) == (3, True)
 
 
-def test_a_terminal_gets_harmless_text_coloured_by_surprise(model):
+def test_a_terminal_gets_harmless_text_colored_by_surprise(model):
     hostile = b"a\x1b]0;owned\x07b\x9bc\xc2\x9b2J \xe2\x80\xae\rd [bold]x[/no]\n"
     terminal = Terminal(command("stream", "-m", model), stdin=hostile + TEXT, NO_COLOR="")
     assert terminal.finish() == 0

@@ -135,7 +135,7 @@ def test_what_is_no_text(run, kind, tmp_path):
 
 
 @pytest.mark.usefixtures("without_torch")
-def test_a_misspelt_file(run, text):
+def test_a_misspelled_file(run, text):
     done = run("train", "corpsu.txt")
     assert (done.code, "Did you mean corpus.txt?" in done.err) == (3, True)
     assert run("train", text, "--valid", "absent.txt").code == 3
@@ -188,7 +188,7 @@ def test_what_is_legal_with_some_automatic_preset_is_not_refused(run):
 
 
 def test_every_preset_the_plan_may_choose_is_known_here():
-    from xlcli.train.plan import choose_preset
+    from xlcli.training.plan import choose_preset
 
     chosen = {
         choose_preset(size, types.SimpleNamespace(type=kind)) for size in (10, 10**6, 10**9) for kind in ("cpu", "cuda")

@@ -59,7 +59,7 @@ VARIANTS = {
     "sandwich": {"norm.placement": "sandwich", "norm.kind": "layer", "feedforward.chunk_len": 5},
     "rezero": {"norm.placement": "rezero"},
     "adaptive": {"embedding.cutoffs": [40, 110], "embedding.div_val": 2, "loss_chunk": 5},
-    "factorised": {"embedding.inner_dim": 6, "embedding.tied": False},
+    "factorized": {"embedding.inner_dim": 6, "embedding.tied": False},
 }
 RESUMED = [*(f"attention {kind}" for kind in ATTENTIONS), "linear, redrawn", "lsh, redrawn", "act", "position learned"]
 """Each kind of memory that training keeps, and what is drawn, halted or counted besides."""
@@ -118,13 +118,13 @@ def test_every_command_gives_the_same_numbers(name, train, run):
 
 @pytest.mark.parametrize("name", RESUMED)
 def test_a_resumed_run_equals_an_uninterrupted_one(name, train):
-    whole = train(name, "models/whole", "--max-steps", "5", "--save-every", "3", "--keep", "3")
+    whole = train(name, "models/whole", "--max-steps", "5", "--save-every", "3", "--keep-checkpoints", "3")
     shutil.copytree(whole, "models/again")
     again = Path("models/again")
     (again / "model.safetensors").unlink()
     last = Path("checkpoints", "step-00000005")
     shutil.rmtree(again / last)
-    train(name, again, "--max-steps", "5", "--save-every", "3", "--keep", "3", "--resume")
+    train(name, again, "--max-steps", "5", "--save-every", "3", "--keep-checkpoints", "3", "--resume")
     for file in ("model.safetensors", *(last / f"{part}.safetensors" for part in ("weights", "optimizer", "memory"))):
         assert (again / file).read_bytes() == (whole / file).read_bytes(), file
 

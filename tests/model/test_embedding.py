@@ -1,4 +1,4 @@
-"""What tokens become: plain, factorised and adaptive."""
+"""What tokens become: plain, factorized and adaptive."""
 
 import pytest
 import torch
@@ -55,7 +55,7 @@ def test_adaptive_equals_the_paper_word_by_word(div_val, scaled):
         assert torch.allclose(ours, theirs, rtol=0, atol=1e-12)
 
 
-def test_a_vector_does_not_depend_on_its_neighbours():
+def test_a_vector_does_not_depend_on_its_neighbors():
     """Not in the last bit, so that predictions cannot depend on later tokens."""
     made, _ = adaptive(2)
     tokens = torch.tensor([[29, 3, 17, 5, 11, 30, 2]])
@@ -72,7 +72,7 @@ def test_words_that_do_not_exist_are_refused(token):
         adaptive(2)[0](torch.tensor([[token]]))
 
 
-def test_factorised_is_a_narrow_row_times_a_matrix():
+def test_factorized_is_a_narrow_row_times_a_matrix():
     made = TokenEmbedding(vocab_size=31, dim=16, inner_dim=3, scaled=True).double()
     tokens = torch.randint(0, 31, (2, 5))
     for b in range(2):
@@ -81,13 +81,13 @@ def test_factorised_is_a_narrow_row_times_a_matrix():
             assert torch.allclose(made(tokens)[b, t], expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", ["plain", "factorised", "adaptive"])
+@pytest.mark.parametrize("kind", ["plain", "factorized", "adaptive"])
 def test_dropout_comes_last(kind):
     """Features are dropped one by one, which dropout before a projection cannot do."""
     torch.manual_seed(0)
     made = {
         "plain": lambda: TokenEmbedding(vocab_size=31, dim=16, dropout=0.5),
-        "factorised": lambda: TokenEmbedding(vocab_size=31, dim=16, inner_dim=2, dropout=0.5),
+        "factorized": lambda: TokenEmbedding(vocab_size=31, dim=16, inner_dim=2, dropout=0.5),
         "adaptive": lambda: adaptive(2, dropout=0.5)[0],
     }[kind]()
     tokens = torch.randint(0, 31, (4, 50))
@@ -103,7 +103,7 @@ def test_without_cutoffs_left_the_vocabulary_is_plain(div_val):
     assert isinstance(small.embedding, TokenEmbedding)
     assert isinstance(small.head, SoftmaxHead)
     assert small.embedding.up is None
-    assert small.parameter_count == model(vocab_size=5).parameter_count
+    assert small.n_parameters == model(vocab_size=5).n_parameters
 
 
 def test_cutoffs_beyond_the_vocabulary_are_left_out():
@@ -115,8 +115,8 @@ def test_names_in_saved_models_and_initial_values():
     names = dict(made.named_parameters())
     assert {"embedding.table.weight", "head.weight", "stack.blocks.0.feedforward.gate.weight"} <= names.keys()
     assert not [name for name in model().state_dict() if name.startswith(("embedding.up", "head.up", "head.bias"))]
-    factorised = dict(model(inner_dim=8).named_parameters())
-    assert not [name for name in factorised if name.startswith("head")]
+    factorized = dict(model(inner_dim=8).named_parameters())
+    assert not [name for name in factorized if name.startswith("head")]
     clusters = dict(model(vocab_size=3000, cutoffs=(1000, 2000), div_val=2, tied=False).named_parameters())
     for name in [*names, *clusters]:
         if name.startswith(("embedding", "head")):

@@ -31,7 +31,7 @@ def asked(model, gap, mem_len):
     beginnings = torch.tensor([[FACT, RARE], [OTHER, RARE], [FACT, OTHER], [FACT, RARE]])
     between = torch.randint(0, N_COMMON, (1, gap), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
-        _, state = model(beginnings, model.start(4, mem_len=mem_len, segment_len=64))
+        _, state = model(beginnings, model.init_state(4, mem_len=mem_len, segment_len=64))
         for piece in torch.split(between, 8192, dim=1):
             _, state = model(piece.expand(4, -1), state)
         question, control = (torch.full((4, 1), token) for token in (RARE, 3))

@@ -1,4 +1,4 @@
-"""Predictions: plain, factorised and adaptive heads, and losses computed in chunks of time."""
+"""Predictions: plain, factorized and adaptive heads, and losses computed in chunks of time."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from xlcli.model.head import AdaptiveHead, SoftmaxHead
 V, D, CUTOFFS = 31, 12, (5, 7, 14)
 KINDS = {
     "plain": {},
-    "factorised": {"inner_dim": 3},
+    "factorized": {"inner_dim": 3},
     "adaptive": {"cutoffs": CUTOFFS},
     "narrowing": {"cutoffs": CUTOFFS, "div_val": 2},
 }
@@ -105,8 +105,8 @@ def test_losses_are_in_the_order_of_the_tokens(kind):
         assert torch.allclose(head.nll(x[:, order], targets[:, order]), nll[:, order], rtol=0, atol=1e-12)
 
 
-def test_factorised_logits():
-    model = make("factorised", bias=False)
+def test_factorized_logits():
+    model = make("factorized", bias=False)
     x, _ = inputs()
     by_hand = torch.einsum("btd,dw,vw->btv", x, model.embedding.up.weight, model.embedding.table.weight)
     assert torch.allclose(model.head.logits(x), by_hand, rtol=0, atol=1e-12)
@@ -123,7 +123,7 @@ def test_every_parameter_gets_a_gradient(kind, targets):
 
 SIZES = {
     "plain": (V * D, V, 0),
-    "factorised": (V * 3 + 3 * D, V, 0),
+    "factorized": (V * 3 + 3 * D, V, 0),
     "adaptive": (V * D, V, 3 * D + 3),
     "narrowing": (5 * 12 + 2 * 6 + 7 * 3 + 17 * 1 + (12 + 6 + 3 + 1) * D, V, 3 * D + 3),
 }
@@ -136,11 +136,11 @@ def test_parameter_counts(kind, tied):
     shared, biases, tails = SIZES[kind]
     model = make(kind, tied=tied)
     rest = sum(p.numel() for p in model.stack.parameters())
-    assert model.parameter_count - rest == shared * (1 if tied else 2) + biases + tails
+    assert model.n_parameters - rest == shared * (1 if tied else 2) + biases + tails
     assert sum(p.numel() for p in model.embedding.parameters()) == shared
     without = make(kind, tied=tied, bias=False)
     rest = sum(p.numel() for p in without.stack.parameters())
-    assert without.parameter_count - rest == shared * (1 if tied else 2) + (3 * D if tails else 0)
+    assert without.n_parameters - rest == shared * (1 if tied else 2) + (3 * D if tails else 0)
 
 
 def matrices(model, part):
@@ -165,7 +165,7 @@ def test_tied_gradients_are_the_sum_of_both_uses(kind):
             a.copy_(b)
     text = torch.stack([torch.randperm(V, generator=torch.Generator().manual_seed(seed)) for seed in range(2)])
     for model in (tied, twin):
-        state = model.start(2, mem_len=4, segment_len=8, memory="hidden")
+        state = model.init_state(2, mem_len=4, segment_len=8, memory="hidden")
         model.nll(text[:, :-1], text[:, 1:], state)[0].sum().backward()
     for both, first, last in zip(
         matrices(tied, "embedding"), matrices(twin, "embedding"), matrices(twin, "head"), strict=True

@@ -7,12 +7,12 @@ from oracles import performer
 from xlcli.model.attention.linear import LinearAttention
 from xlcli.model.position import Position
 from xlcli.model.position.rope import RopePosition
-from xlcli.ops.span import Frame, Span
+from xlcli.ops.span import AttentionContext, Span
 from xlcli.state import Sums
 
 DIM, HEADS, WIDTH, FEATURES = 10, 3, 4, 7
-UNIFORM = Span.of("uniform", mem_len=5, segment_len=4)
-SEGMENT = Span.of("uniform", mem_len=0, segment_len=4)
+UNIFORM = Span.make("uniform", mem_len=5, segment_len=4)
+SEGMENT = Span.make("uniform", mem_len=0, segment_len=4)
 
 
 def drawn(seed):
@@ -39,16 +39,18 @@ def text(t, rows=2, dtype=torch.float64):
     return torch.randn(rows, t, DIM, generator=drawn(t), dtype=torch.float64).to(dtype)
 
 
-def frame(start, n_new, span=UNIFORM):
-    keep = span.keep(start + n_new)
-    return Frame(span, n_memory=span.keep(start), n_new=n_new, keep=keep, device=torch.device("cpu"), start=start)
+def context(start, n_new, span=UNIFORM):
+    keep = span.n_kept(start + n_new)
+    return AttentionContext(
+        span, n_memory=span.n_kept(start), n_new=n_new, keep=keep, device=torch.device("cpu"), start=start
+    )
 
 
 def read(attention, x, cuts, span=UNIFORM):
     """Outputs of x (b t d) read in calls of these lengths, and the memory at the end."""
-    memory, out, at = attention.start(len(x), "hidden"), [], 0
+    memory, out, at = attention.init_memory(len(x), "hidden"), [], 0
     for n in cuts:
-        y, memory = attention(x[:, at : at + n], memory, frame(at, n, span))
+        y, memory = attention(x[:, at : at + n], memory, context(at, n, span))
         out.append(y)
         at += n
     assert at == x.shape[1]
@@ -110,18 +112,18 @@ def test_independent_segments_forget(cuts):
 def test_remembering_is_reading_without_the_output():
     attention, x = branch(RopePosition(layout="half", base=10000.0)), text(9)
     _, before = read(attention, x[:, :4], [4])
-    _, after = attention(x[:, 4:], before, frame(4, 5))
-    alone = attention.remember(x[:, 4:], before, frame(4, 5))
+    _, after = attention(x[:, 4:], before, context(4, 5))
+    alone = attention.update_memory(x[:, 4:], before, context(4, 5))
     assert torch.allclose(alone.s, after.s, rtol=1e-10, atol=0)
     assert torch.allclose(alone.z, after.z, rtol=1e-10, atol=0)
-    ended = attention.remember(x[:, :4], attention.start(2, "keyvalue"), frame(0, 4, SEGMENT))
+    ended = attention.update_memory(x[:, :4], attention.init_memory(2, "keyvalue"), context(0, 4, SEGMENT))
     assert not ended.z.any()
 
 
 def test_a_memory_has_the_shape_it_starts_with_and_no_limit():
     attention = branch()
-    assert attention.reach(5) is None
-    empty = attention.start(2, "keyvalue")
+    assert attention.receptive_field(5) is None
+    empty = attention.init_memory(2, "keyvalue")
     assert isinstance(empty, Sums)
     for _, memory in (read(attention, text(9), [9]), read(attention, text(9), [1] * 9)):
         assert memory.shape == empty.shape == (HEADS, FEATURES, WIDTH)
@@ -134,12 +136,12 @@ def test_sums_keep_their_digits_under_autocast(t):
     attention, x = branch(dtype=torch.float32), text(t, dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         out, memory = read(attention, x, [t])
-        k, v = attention.project(x, frame(0, t))
+        k, v = attention.project(x, context(0, t))
     assert out.dtype == k.dtype == torch.bfloat16
     assert memory.s.dtype == memory.z.dtype == torch.float64
     exact = branch()
-    exact.project = lambda x, frame: (k.double(), v.double())
-    summed = exact.remember(x.double(), exact.start(2, "hidden"), frame(0, t))
+    exact.project = lambda x, context: (k.double(), v.double())
+    summed = exact.update_memory(x.double(), exact.init_memory(2, "hidden"), context(0, t))
     assert torch.allclose(memory.s.double(), summed.s, rtol=1e-4, atol=1e-4 * summed.s.abs().mean())
     assert torch.allclose(memory.z.double(), summed.z, rtol=1e-4, atol=0)
     assert torch.allclose(out.float(), read(attention, x, [t])[0], rtol=0, atol=0.1)
@@ -149,7 +151,7 @@ def test_a_model_in_bfloat16_sums_in_float64():
     attention = branch(dtype=torch.bfloat16)
     out, memory = read(attention, text(9, dtype=torch.bfloat16), [5, 4])
     assert out.dtype == torch.bfloat16
-    assert memory.s.dtype == attention.start(1, "hidden").s.dtype == torch.float64
+    assert memory.s.dtype == attention.init_memory(1, "hidden").s.dtype == torch.float64
 
 
 def test_features_are_saved_and_can_be_drawn_again():

@@ -8,14 +8,14 @@ from xlcli import config
 from xlcli.model.attention import local
 from xlcli.model.attention.local import LocalAttention
 from xlcli.model.build import build_model
-from xlcli.ops.span import Frame, Span
+from xlcli.ops.span import AttentionContext, Span
 from xlcli.state import Hidden
 
 WINDOWS = (1, 3, 5, 8)
 LOCAL = [name for name in variants.COMBINATIONS if name.startswith("local-")]
 POSITIONS = [name for name in LOCAL if name.endswith("-pre-0")]
 """Every encoding and setting, once."""
-UNIFORM = Span.of("uniform", mem_len=99, segment_len=13)
+UNIFORM = Span.make("uniform", mem_len=99, segment_len=13)
 
 
 def as_full(name):
@@ -43,8 +43,8 @@ def read(block, x, older, span, window=None):
     """Output of a block; `window` makes `span` a band, for full attention."""
     m, t = older.shape[1], x.shape[1]
     limit = Span("uniform", window, 13) if window is not None else span
-    frame = Frame(limit, n_memory=m, n_new=t, keep=min(m + t, span.mem_len), device=x.device, start=m)
-    return block(x, Hidden(older), frame)
+    context = AttentionContext(limit, n_memory=m, n_new=t, keep=min(m + t, span.mem_len), device=x.device, start=m)
+    return block(x, Hidden(older), context)
 
 
 def seen_back(span, window):

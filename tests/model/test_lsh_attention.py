@@ -13,13 +13,13 @@ from xlcli.model.attention.lsh import LSHAttention
 from xlcli.model.build import build_model
 from xlcli.model.position import Position
 from xlcli.model.position.rope import RopePosition
-from xlcli.ops.span import Frame, Span
+from xlcli.ops.span import AttentionContext, Span
 from xlcli.state import State
 
 DIM, HEADS, WIDTH, FACTORS, SIZE, ROUNDS = 10, 2, 4, (2, 4), 3, 2
-UNIFORM = Span.of("uniform", mem_len=20, segment_len=7)
-GROWING = Span.of("growing", mem_len=6, segment_len=7)
-SEGMENT = Span.of("uniform", mem_len=0, segment_len=7)
+UNIFORM = Span.make("uniform", mem_len=20, segment_len=7)
+GROWING = Span.make("growing", mem_len=6, segment_len=7)
+SEGMENT = Span.make("uniform", mem_len=0, segment_len=7)
 
 
 def drawn(seed):
@@ -49,24 +49,26 @@ def text(t, rows=2, dtype=torch.float64):
     return torch.randn(rows, t, DIM, generator=drawn(t), dtype=torch.float64).to(dtype)
 
 
-def frame(start, n_new, span=UNIFORM):
-    keep = span.keep(start + n_new)
-    return Frame(span, n_memory=span.keep(start), n_new=n_new, keep=keep, device=torch.device("cpu"), start=start)
+def context(start, n_new, span=UNIFORM):
+    keep = span.n_kept(start + n_new)
+    return AttentionContext(
+        span, n_memory=span.n_kept(start), n_new=n_new, keep=keep, device=torch.device("cpu"), start=start
+    )
 
 
 def read(attention, x, cuts, span=UNIFORM, memory=None, start=0):
     """Outputs of x (b t d) read in calls of these lengths, and the memory at the end."""
-    memory, out, at = memory or attention.start(len(x), "hidden"), [], 0
+    memory, out, at = memory or attention.init_memory(len(x), "hidden"), [], 0
     for n in cuts:
-        y, memory = attention(x[:, at : at + n], memory, frame(start + at, n, span))
+        y, memory = attention(x[:, at : at + n], memory, context(start + at, n, span))
         out.append(y)
         at += n
     assert at == x.shape[1]
     return torch.cat(out, 1), memory
 
 
-def expected(attention, x, limit=20, turn=lambda q, i: q):
-    """The branch written in loops, every projection included; `turn` is what a position does to a query or key."""
+def expected(attention, x, limit=20, apply_rope=lambda q, i: q):
+    """The branch written in loops, every projection included; `apply_rope` is what a position does to a query or key."""
     rows = []
     for row in x:
         q, v = (
@@ -77,7 +79,7 @@ def expected(attention, x, limit=20, turn=lambda q, i: q):
             q_h, v_h = [of[head] for of in q], [of[head] for of in v]
             rotations = attention.rotations[: attention.n_hashes].tolist()
             buckets = [[reformer.bucket(of, directions, FACTORS) for of in q_h] for directions in rotations]
-            q_h = [turn(q_i, i) for i, q_i in enumerate(q_h)]
+            q_h = [apply_rope(q_i, i) for i, q_i in enumerate(q_h)]
             heads.append(torch.tensor(reformer.attend(q_h, v_h, buckets, SIZE, attention.scale, limit), dtype=x.dtype))
         rows.append(torch.cat(heads, -1) @ attention.output.weight.T)
     return torch.stack(rows)
@@ -126,19 +128,19 @@ def test_remembering_is_reading_without_the_output(inference):
     attention, x = branch(), text(30)
     with torch.inference_mode(inference):
         _, before = read(attention, x[:, :14], [14])
-        alone = attention.remember(x[:, 14:], before.map(torch.clone), frame(14, 16))
+        alone = attention.update_memory(x[:, 14:], before.map(torch.clone), context(14, 16))
         for cuts in ([16], [1] * 16):
             _, after = read(attention, x[:, 14:], cuts, memory=before.map(torch.clone), start=14)
             for name, t in after.tensors().items():
                 assert torch.allclose(t, alone.tensors()[name], rtol=0, atol=1e-12), name
-        ended = attention.remember(x[:, :7], attention.start(2, "keyvalue"), frame(0, 7, SEGMENT))
+        ended = attention.update_memory(x[:, :7], attention.init_memory(2, "keyvalue"), context(0, 7, SEGMENT))
     assert not any(t.any() for t in ended.tensors().values())
 
 
 @pytest.mark.parametrize("n", [1, 16])
 def test_only_continuing_under_inference_consumes_a_memory(n):
     attention, x = branch(), text(30)
-    start = attention.start(2, "keyvalue")
+    start = attention.init_memory(2, "keyvalue")
     with torch.inference_mode():
         _, memory = read(attention, x[:, :14], [14], memory=start)
         fork = memory.map(torch.clone)
@@ -158,7 +160,7 @@ def test_a_trained_layer_takes_other_rounds_at_evaluation(rounds, cuts):
     """The memory says how many; weights and the rounds in common are the same."""
     trained, x = branch(2), text(40)
     with torch.inference_mode():
-        out, memory = read(trained, x, cuts, memory=trained.start(2, "keyvalue", rounds))
+        out, memory = read(trained, x, cuts, memory=trained.init_memory(2, "keyvalue", rounds))
         assert torch.allclose(out, expected(branch(rounds), x), rtol=0, atol=1e-10)
     assert memory.n_rounds == rounds
 
@@ -167,12 +169,12 @@ def test_a_trained_layer_takes_other_rounds_at_evaluation(rounds, cuts):
 def test_queries_and_keys_are_turned_after_hashing(cuts):
     attention, x = branch(position=RopePosition(layout="interleaved", base=100.0)), text(40)
 
-    def turn(q, i):
+    def apply_rope(q, i):
         return positions.rotated(torch.tensor(q, dtype=torch.float64), i, base=100.0, layout="interleaved").tolist()
 
     with torch.inference_mode():
         out, _ = read(attention, x, cuts)
-    assert torch.allclose(out, expected(attention, x, turn=turn), rtol=0, atol=1e-10)
+    assert torch.allclose(out, expected(attention, x, apply_rope=apply_rope), rtol=0, atol=1e-10)
     assert not torch.allclose(out, expected(attention, x), rtol=0, atol=1e-3)
 
 
@@ -210,26 +212,26 @@ def test_memory_is_constant_and_foretold():
     sizes = set()
     with torch.inference_mode():
         for t in (1, 50, 500):
-            start = model.start(1, mem_len=10**6, segment_len=64)
+            start = model.init_state(1, mem_len=10**6, segment_len=64)
             _, state = model(torch.randint(0, 31, (1, t), generator=drawn(t)), start)
             sizes.add(sum(t.nbytes for layer in state.layers for t in layer.tensors().values()))
-    assert sizes == {4 * made.memory_numbers(10**6)}
+    assert sizes == {4 * made.memory_floats(10**6)}
     assert start.bytes == 8 * 2 * 2 * 2 * 8, "before anything has arrived, its counts"
-    assert made.memory_numbers(10**6) == 2 * 2 * 2 * 8 * (3 * (2 * 6 + 2 * 3) + 2)
+    assert made.memory_floats(10**6) == 2 * 2 * 2 * 8 * (3 * (2 * 6 + 2 * 3) + 2)
     assert math.prod(made.attention.factors) == 8
 
 
 def test_a_state_with_other_numbers_than_whole_ones_is_refused():
     model = build_model(config.make({"model": table(kind="lsh", n_buckets=2)}).model, drawn(0))
-    state = model.start(1, mem_len=5, segment_len=4)
+    state = model.init_state(1, mem_len=5, segment_len=4)
     tensors = state.tensors()
-    assert model.fits(State.restore(tensors, state.describe()))
+    assert model.is_compatible(State.restore(tensors, state.describe()))
     _, full = model(torch.zeros(1, 3, dtype=torch.int64), state)
-    assert model.fits(full)
+    assert model.is_compatible(full)
     other = build_model(config.make({"model": table(kind="lsh", n_buckets=2, bucket_size=5)}).model, drawn(0))
-    assert other.fits(state)
-    assert not other.fits(full)
-    for name in ("0.tickets", "0.counts", "0.positions"):
+    assert other.is_compatible(state)
+    assert not other.is_compatible(full)
+    for name in ("0.global_ranks", "0.counts", "0.positions"):
         with pytest.raises(StateError):
             State.restore(tensors | {name: tensors[name].double()}, state.describe())
     with pytest.raises(StateError):
@@ -239,4 +241,4 @@ def test_a_state_with_other_numbers_than_whole_ones_is_refused():
 @pytest.mark.parametrize("n_buckets", [0, 3, -2, [2, 3], [], [1], 2**17, [2**10, 2**10]])
 def test_buckets_must_come_in_pairs(n_buckets):
     with pytest.raises(ValidationError, match="n_buckets"):
-        config.LSHAttention(n_buckets=tuple(n_buckets) if isinstance(n_buckets, list) else n_buckets)
+        config.LSHAttentionConfig(n_buckets=tuple(n_buckets) if isinstance(n_buckets, list) else n_buckets)

@@ -12,7 +12,7 @@ from xlcli import config
 from xlcli.errors import DataError
 from xlcli.model.build import build_model
 from xlcli.model.position.alibi import slopes
-from xlcli.ops.span import Frame, Span
+from xlcli.ops.span import AttentionContext, Span
 from xlcli.state import Hidden, KeyValue
 
 DIM = 12
@@ -20,16 +20,16 @@ BUCKETS = {"n_buckets": 5, "max_distance": 12}
 KINDS = {
     "none": {"kind": "none"},
     "sinusoidal": {"kind": "sinusoidal", "amplitude": 1.0},
-    "sinusoidal in layers": {"kind": "sinusoidal", "where": "layers", "amplitude": 1.0},
+    "sinusoidal in layers": {"kind": "sinusoidal", "placement": "layers", "amplitude": 1.0},
     "learned": {"kind": "learned", "max_len": 7},
-    "learned in layers": {"kind": "learned", "max_len": 48, "where": "layers"},
+    "learned in layers": {"kind": "learned", "max_len": 48, "placement": "layers"},
     "axial": {"kind": "axial", "shape": [3, 5], "dims": [8, 4]},
     "axial of three": {"kind": "axial", "shape": [2, 3, 2]},
-    "axial in layers": {"kind": "axial", "shape": [5, 3], "where": "layers"},
+    "axial in layers": {"kind": "axial", "shape": [5, 3], "placement": "layers"},
     "rope": {"kind": "rope", "base": 100.0},
     "rope interleaved": {"kind": "rope", "layout": "interleaved"},
-    "rope at embedding": {"kind": "rope", "where": "embedding"},
-    "rope interleaved at embedding": {"kind": "rope", "where": "embedding", "layout": "interleaved", "base": 100.0},
+    "rope at embedding": {"kind": "rope", "placement": "embedding"},
+    "rope interleaved at embedding": {"kind": "rope", "placement": "embedding", "layout": "interleaved", "base": 100.0},
     "alibi": {"kind": "alibi"},
     "t5": {"kind": "t5", **BUCKETS},
     "shaw": {"kind": "shaw", "max_distance": 3},
@@ -59,7 +59,7 @@ def twin(model):
     """The arguments of `oracles.positions.attention` that stand for the model's encoding."""
     kind, branch = model.config.position, model.stack.blocks[0].attention
     n_heads, ours = branch.n_heads, branch.position
-    where = model.position if getattr(kind, "where", None) == "embedding" else ours
+    where = model.position if getattr(kind, "placement", None) == "embedding" else ours
     tables = [axis.weight.detach() for axis in getattr(where, "axes", [])]
     table = ours.table.weight.detach() if hasattr(ours, "table") else None
     match kind.kind:
@@ -71,7 +71,7 @@ def twin(model):
             return {"embed": lambda row, p: row + positions.learned(p, tables[0], wrap=True)}
         case "axial":
             return {"embed": lambda row, p: row + positions.axial(p, tables, wrap=True)}
-        case "rope" if kind.where == "embedding":
+        case "rope" if kind.placement == "embedding":
             return {"embed": partial(positions.rotated, base=kind.base, layout=kind.layout)}
         case "rope":
             return {"encoding": positions.rope(base=kind.base, layout=kind.layout)}
@@ -94,9 +94,9 @@ def twin(model):
 
 def frame_of(n_memory, n_new, *, start=0, span="growing", mem_len=9):
     """The call that reads `n_new` tokens after `start + n_memory` others, of which `n_memory` are remembered."""
-    rule = Span.of(span, mem_len=mem_len, segment_len=4)
+    rule = Span.make(span, mem_len=mem_len, segment_len=4)
     keep, device = min(2, n_memory + n_new), torch.device("cpu")
-    return Frame(rule, n_memory=n_memory, n_new=n_new, keep=keep, device=device, start=start + n_memory)
+    return AttentionContext(rule, n_memory=n_memory, n_new=n_new, keep=keep, device=device, start=start + n_memory)
 
 
 def outputs(model, x, older, **place):
@@ -231,21 +231,21 @@ def test_axial_of_one_axis_is_learned():
 
 def test_axial_costs_what_its_axes_cost():
     sizes = {"shape": [64, 32], "dims": [4, 8]}
-    without, with_axes = (make(p).parameter_count for p in (KINDS["none"], {"kind": "axial", **sizes}))
+    without, with_axes = (make(p).n_parameters for p in (KINDS["none"], {"kind": "axial", **sizes}))
     assert with_axes - without == 64 * 4 + 32 * 8
 
 
-@pytest.mark.parametrize("where", ["embedding", "layers"])
+@pytest.mark.parametrize("placement", ["embedding", "layers"])
 @pytest.mark.parametrize("table", [{"kind": "learned", "max_len": 12}, {"kind": "axial", "shape": [3, 4]}])
 def test_beyond_the_table_is_an_error_in_one_sentence(table, where):
-    model = make({**table, "where": where, "beyond": "error"})
+    model = make({**table, "placement": where, "overflow": "error"})
     text = torch.arange(13)[None]
     with torch.inference_mode():
-        _, full = model(text[:, :12], model.start(1, mem_len=5, segment_len=4))
+        _, full = model(text[:, :12], model.init_state(1, mem_len=5, segment_len=4))
         for tokens, state in (
             (text[:, 12:], full),
-            (text, model.start(1, mem_len=5, segment_len=4)),
-            (text[:, :1].expand(2, 1), model.start(2, mem_len=5, segment_len=4, offsets=[3, 12])),
+            (text, model.init_state(1, mem_len=5, segment_len=4)),
+            (text[:, :1].expand(2, 1), model.init_state(2, mem_len=5, segment_len=4, offsets=[3, 12])),
         ):
             with pytest.raises(DataError) as raised:
                 model(tokens, state)
@@ -253,11 +253,11 @@ def test_beyond_the_table_is_an_error_in_one_sentence(table, where):
             assert "12" in message
             assert message.count(".") == 1
             assert message.endswith(".")
-            assert "beyond=wrap" in remedy
+            assert "overflow=wrap" in remedy
             assert "\n" not in message + remedy
         # What the error advises: independent segments count from their own beginning.
         assert "--mem-len 0" in remedy
-        x, _ = model(text.expand(2, 13), model.start(2, mem_len=0, segment_len=4))
+        x, _ = model(text.expand(2, 13), model.init_state(2, mem_len=0, segment_len=4))
         assert torch.isfinite(x).all()
 
 
@@ -266,10 +266,10 @@ def test_positions_count_on_from_call_to_call_and_from_the_offset_of_a_row(name)
     model = make(KINDS[name])
     mark, x = twin(model)["embed"], torch.randn(2, 3, DIM, dtype=torch.float64)
     place = {"n_memory": 2, "n_new": 3, "keep": 0, "device": x.device, "start": 6}
-    lanes = Frame(Span("uniform", 9, 4), **place, offsets=torch.tensor([0, 11]))
-    segments = Frame(Span("segment", 0, 9), **{**place, "start": 24})
-    for frame, firsts in ((lanes, (6, 17)), (segments, (6, 6))):
-        out = model.position.embed(x, frame)
+    lanes = AttentionContext(Span("uniform", 9, 4), **place, offsets=torch.tensor([0, 11]))
+    segments = AttentionContext(Span("segment", 0, 9), **{**place, "start": 24})
+    for context, firsts in ((lanes, (6, 17)), (segments, (6, 6))):
+        out = model.position.embed(x, context)
         for row, first in enumerate(firsts):
             expected = torch.stack([mark(x[row, i], first + i) for i in range(3)])
             assert torch.allclose(out[row], expected, rtol=0, atol=1e-12)
@@ -298,7 +298,7 @@ def test_every_vector_of_shaw_gets_gradient():
 
 def test_t5_shares_its_table_between_layers_or_not():
     shared, own = (make({**KINDS["t5"], "shared": s}, n_layers=3) for s in (True, False))
-    assert own.parameter_count - shared.parameter_count == 2 * BUCKETS["n_buckets"] * 3
+    assert own.n_parameters - shared.n_parameters == 2 * BUCKETS["n_buckets"] * 3
     assert len({id(block.attention.position.table) for block in shared.stack.blocks}) == 1
 
 
@@ -340,14 +340,14 @@ def test_rope_scores_depend_on_the_distance_alone_only_in_the_layers(layout):
     """One query vector and one key vector at every position: scores are constant along diagonals."""
     n = 40
     settings = {"kind": "rope", "layout": layout}
-    layers, embedding = (make({**settings, "where": where}) for where in ("layers", "embedding"))
+    layers, embedding = (make({**settings, "placement": where}) for where in ("layers", "embedding"))
     row = torch.randn(1, 1, DIM, dtype=torch.float64).expand(1, n, DIM)
 
     def scores(model):
-        branch, frame = model.stack.blocks[0].attention, frame_of(0, n)
-        k, _ = branch.project(model.position.embed(row, frame), frame)
-        heads = branch.query(model.position.embed(row, frame)).unflatten(-1, (branch.n_heads, -1)).transpose(1, 2)
-        return (branch.position.rotate(heads, frame) @ k.mT)[0]
+        branch, context = model.stack.blocks[0].attention, frame_of(0, n)
+        k, _ = branch.project(model.position.embed(row, context), context)
+        heads = branch.query(model.position.embed(row, context)).unflatten(-1, (branch.n_heads, -1)).transpose(1, 2)
+        return (branch.position.rotate(heads, context) @ k.mT)[0]
 
     with torch.no_grad():
         inside, outside = scores(layers), scores(embedding)
@@ -359,7 +359,7 @@ def test_rope_scores_depend_on_the_distance_alone_only_in_the_layers(layout):
 def test_rope_at_the_embedding_is_another_model_than_in_the_layers():
     x, older = inputs(4, 9)
     with torch.inference_mode():
-        a, b = (outputs(make({"kind": "rope", "where": where}), x, older)[0] for where in ("layers", "embedding"))
+        a, b = (outputs(make({"kind": "rope", "placement": where}), x, older)[0] for where in ("layers", "embedding"))
     assert (a - b).abs().max() > 0.1
 
 
@@ -369,7 +369,7 @@ def test_rope_at_the_embedding_is_another_model_than_in_the_layers():
         ({}, 0.02),
         ({"embedding": {"scaled": True}}, 0.02 * 4),
         ({"norm": {"placement": "post"}}, 0.02),
-        ({"norm": {"placement": "post"}, "position": {"kind": "sinusoidal", "where": "layers"}}, 1.0),
+        ({"norm": {"placement": "post"}, "position": {"kind": "sinusoidal", "placement": "layers"}}, 1.0),
         ({"position": {"kind": "sinusoidal", "amplitude": 0.3}}, 0.3),
     ],
 )
@@ -378,7 +378,9 @@ def test_sinusoids_are_as_large_as_what_they_are_added_to(around, size):
     tree = {"dim": 16, "n_layers": 1, "attention": {"n_heads": 2}, "position": {"kind": "sinusoidal"}}
     model = build_model(config.make({"model": config.merge(tree, around)}).model)
     inside = model.stack.blocks[0].attention.position
-    position = inside if around.get("position", {}).get("where") == "layers" else model.position
-    frame = Frame(Span.of("uniform", mem_len=4, segment_len=4), n_memory=0, n_new=3, keep=3, device=torch.device("cpu"))
-    signal = position.embed(torch.zeros(1, 3, 16), frame)
+    position = inside if around.get("position", {}).get("placement") == "layers" else model.position
+    context = AttentionContext(
+        Span.make("uniform", mem_len=4, segment_len=4), n_memory=0, n_new=3, keep=3, device=torch.device("cpu")
+    )
+    signal = position.embed(torch.zeros(1, 3, 16), context)
     assert signal.square().mean().sqrt().item() == pytest.approx(size / 2**0.5)

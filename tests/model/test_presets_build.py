@@ -7,7 +7,7 @@ from xlcli import config
 from xlcli.model.build import build_model
 from xlcli.optim import Optimizers
 from xlcli.presets import list_presets, read_preset
-from xlcli.train.plan import RATES, parameter_count
+from xlcli.training.plan import RATES, n_parameters
 
 NAMES = [preset.name for preset in list_presets()]
 VOCAB = 19
@@ -42,10 +42,12 @@ def test_every_preset_builds_and_takes_a_step_when_shrunk(name):
     small = config.merge(shrunk(tree["model"]), {"vocab_size": VOCAB, "attention": {"head_dim": 8}})
     made = config.make(tree, {"model": small})
     model = build_model(made.model, torch.Generator().manual_seed(0)).train()
-    assert model.parameter_count < 12_000
+    assert model.n_parameters < 12_000
     optimizers = Optimizers(model, made.train, lr=made.train.lr or RATES[made.train.optimizer], native_bfloat16=False)
     text = torch.arange(2 * (VOCAB + 1)).view(2, -1) * 7 % VOCAB
-    state = model.start(2, mem_len=min(made.train.mem_len, 8), segment_len=8, span=made.train.span, memory="hidden")
+    state = model.init_state(
+        2, mem_len=min(made.train.mem_len, 8), segment_len=8, span=made.train.span, memory="hidden"
+    )
     before = {key: value.clone() for key, value in model.named_parameters()}
     nll, _, ponder = model.score(text[:, :-1], text[:, 1:], state)
     loss = nll.mean() if ponder is None else nll.mean() + ponder.cost.mean()
@@ -59,7 +61,7 @@ def test_every_preset_builds_and_takes_a_step_when_shrunk(name):
 
 def count(name, vocab_size):
     """Parameters of a preset with this vocabulary."""
-    return parameter_count(config.make(read_preset(name), {"model": {"vocab_size": vocab_size}}).model)
+    return n_parameters(config.make(read_preset(name), {"model": {"vocab_size": vocab_size}}).model)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from variants import VOCAB, tokens
 from xlcli import config
 from xlcli.model.attention.lsh import LSHAttention
 from xlcli.model.build import build_model
-from xlcli.model.recall import hashed_recall
-from xlcli.ops.lsh import attended
+from xlcli.model.recall import lsh_recall
+from xlcli.ops.lsh_attention import attended
 
 LOCAL = {"kind": "local", "window": 5}
 HASHED = {"kind": "lsh", "n_buckets": 4, "bucket_size": 3, "n_hashes": 2}
@@ -24,8 +24,8 @@ def build(*layers, **more):
 
 def ask(model, text, mem_len, call, n_hashes=None):
     with torch.inference_mode():
-        state = model.start(1, mem_len=mem_len, segment_len=text.shape[1], n_hashes=n_hashes)
-        return hashed_recall(model, text, state, call)
+        state = model.init_state(1, mem_len=mem_len, segment_len=text.shape[1], n_hashes=n_hashes)
+        return lsh_recall(model, text, state, call)
 
 
 def shares(model, text, mem_len):
@@ -43,7 +43,7 @@ def shares(model, text, mem_len):
 
     hooks = [m.register_forward_pre_hook(note) for m in model.modules() if isinstance(m, LSHAttention)]
     with torch.inference_mode():
-        model(text, model.start(1, mem_len=mem_len, segment_len=7))
+        model(text, model.init_state(1, mem_len=mem_len, segment_len=7))
     for hook in hooks:
         hook.remove()
     return found

@@ -5,7 +5,7 @@ import torch
 
 from xlcli import config
 from xlcli.model.build import build_model
-from xlcli.ops.span import Frame, Span
+from xlcli.ops.span import AttentionContext, Span
 
 VOCAB = 23
 PLACEMENTS = ("pre", "post", "sandwich", "rezero")
@@ -30,10 +30,10 @@ def large(model):
 
 def normal(x, norm, kind):
     """Each vector by its own numbers: Ba et al. 2016, equation 4; Zhang and Sennrich 2019, equation 4."""
-    centre = x.mean(-1, keepdim=True) if kind == "layer" else 0.0
-    size = ((x - centre) ** 2).mean(-1, keepdim=True) + 1e-5
+    center = x.mean(-1, keepdim=True) if kind == "layer" else 0.0
+    size = ((x - center) ** 2).mean(-1, keepdim=True) + 1e-5
     shift = 0.0 if getattr(norm, "bias", None) is None else norm.bias
-    return (x - centre) / size**0.5 * norm.weight + shift
+    return (x - center) / size**0.5 * norm.weight + shift
 
 
 def joined(x, branch, residual, placement, kind):
@@ -55,12 +55,12 @@ def joined(x, branch, residual, placement, kind):
 def test_equals_its_formula(placement, kind, bias):
     model = large(build(placement, kind=kind, bias=bias))
     tokens = torch.randint(0, VOCAB, (2, 9))
-    state = model.start(2, mem_len=20, segment_len=9)
-    frame = Frame(state.span, n_memory=0, n_new=9, keep=9, device=tokens.device)
+    state = model.init_state(2, mem_len=20, segment_len=9)
+    context = AttentionContext(state.span, n_memory=0, n_new=9, keep=9, device=tokens.device)
     with torch.inference_mode():
         x = model.embedding(tokens)
         for block, memory in zip(model.stack.blocks, state.layers, strict=True):
-            attention = lambda y, b=block, m=memory: b.attention(y, m, frame)[0]  # noqa: E731
+            attention = lambda y, b=block, m=memory: b.attention(y, m, context)[0]  # noqa: E731
             x = joined(x, attention, block.attention_residual, placement, kind)
             x = joined(x, block.feedforward, block.feedforward_residual, placement, kind)
         if placement in ("pre", "sandwich"):
@@ -73,7 +73,7 @@ def test_rezero_starts_as_the_identity(kind):
     model = build("rezero", kind=kind, n_layers=12)
     tokens = torch.randint(0, VOCAB, (2, 9))
     with torch.no_grad():
-        x, _ = model(tokens, model.start(2, mem_len=9, segment_len=9))
+        x, _ = model(tokens, model.init_state(2, mem_len=9, segment_len=9))
         assert torch.equal(x, model.embedding(tokens))
     alphas = [parameter for name, parameter in model.named_parameters() if name.endswith("alpha")]
     assert len(alphas) == 24
@@ -106,7 +106,7 @@ def test_memory_is_what_the_branch_is_given(placement, memory):
         for n in (41, 10, 1):
             for inputs in given:
                 inputs.clear()
-            state = model.start(2, mem_len=7, segment_len=10, memory=memory)
+            state = model.init_state(2, mem_len=7, segment_len=10, memory=memory)
             out = []
             for piece in tokens.split(n, dim=1):
                 x, state = model(piece, state)
@@ -118,9 +118,9 @@ def test_memory_is_what_the_branch_is_given(placement, memory):
                 if memory == "hidden":
                     assert torch.equal(kept.h, inputs[:, -7:])
                 else:
-                    frame = Frame(Span.of("uniform", mem_len=7, segment_len=10), n_memory=0, n_new=7, keep=7,
+                    context = AttentionContext(Span.make("uniform", mem_len=7, segment_len=10), n_memory=0, n_new=7, keep=7,
                                   device=tokens.device)  # fmt: skip
-                    expected = block.attention.project(inputs[:, -7:], frame)
+                    expected = block.attention.project(inputs[:, -7:], context)
                     for made, k in zip(expected, kept.tensors().values(), strict=True):
                         assert torch.allclose(made, k, rtol=0, atol=1e-12)
 
@@ -132,14 +132,14 @@ def test_dropout_is_on_the_branch_alone(placement):
         torch.nn.init.ones_(residual.alpha)
     x, y = torch.zeros(50, 64), torch.ones(50, 64)
     residual.eval()
-    kept = residual.join(x, y)
+    kept = residual.merge(x, y)
     assert torch.allclose(kept, y, atol=1e-4)
     residual.train()
     torch.manual_seed(0)
-    dropped = residual.join(x, y) == 0
+    dropped = residual.merge(x, y) == 0
     assert 0.4 < dropped.float().mean() < 0.6
-    assert torch.equal(residual.join(y, x), residual.eval().join(y, x))
-    assert torch.equal(residual.enter(y), residual.train().enter(y))
+    assert torch.equal(residual.merge(y, x), residual.eval().join(y, x))
+    assert torch.equal(residual.pre(y), residual.train().enter(y))
 
 
 @every
@@ -151,7 +151,7 @@ def test_twelve_layers_learn(placement):
     losses = []
     for step in range(30):
         optimizer.param_groups[0]["lr"] = 0.01 * min(1, (step + 1) / 10)
-        nll, _ = model.nll(tokens[:, :-1], tokens[:, 1:], model.start(2, mem_len=24, segment_len=24))
+        nll, _ = model.nll(tokens[:, :-1], tokens[:, 1:], model.init_state(2, mem_len=24, segment_len=24))
         losses.append(nll.mean().item())
         optimizer.zero_grad()
         nll.mean().backward()

@@ -20,7 +20,10 @@ ATTENTIONS = {
     "full-tied": {"attention": {"kind": "full"}, "position": {"kind": "xl", "n_features": 8, "tied": True}},
     "full-t5": {"attention": {"kind": "full"}, "position": {"kind": "t5", "n_buckets": 6, "max_distance": 20}},
     "full-contextual": {"attention": {"kind": "full"}, "position": {"kind": "contextual-2", "n_buckets": 6}},
-    "full-learned": {"attention": {"kind": "full"}, "position": {"kind": "learned", "max_len": 9, "where": "layers"}},
+    "full-learned": {
+        "attention": {"kind": "full"},
+        "position": {"kind": "learned", "max_len": 9, "placement": "layers"},
+    },
     "local-t5": {
         "attention": {"kind": "local", "window": 4},
         "position": {"kind": "t5", "n_buckets": 4, "max_distance": 8},
@@ -60,7 +63,9 @@ def twins(*args, **more):
 
 
 def begin(model, rows=2, memory="hidden", mem_len=12):
-    return model.start(rows, mem_len=mem_len, segment_len=13, span="growing" if mem_len else "uniform", memory=memory)
+    return model.init_state(
+        rows, mem_len=mem_len, segment_len=13, span="growing" if mem_len else "uniform", memory=memory
+    )
 
 
 def losses(model, text, *, autocast=False, memory="hidden", mem_len=12, segment=13):
@@ -213,16 +218,16 @@ def test_equations(around):
         x1 = x2 = model.embedding(text)
         for block in model.stack.blocks:
             marked = x2 + block.attention.position.axes[0](positions)
-            given = block.attention_residual.enter(marked)
+            given = block.attention_residual.pre(marked)
             q, k, v = (
                 getattr(block.attention, name)(given).unflatten(-1, (2, 6)).transpose(1, 2)
                 for name in ("query", "key", "value")
             )
             scores = (q @ k.mT * 6**-0.5).masked_fill(~torch.ones(9, 9).tril().bool(), -torch.inf)
             y = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
-            x1 = x1 + block.attention_residual.delta(block.attention.output(y))
-            inner = block.feedforward_residual.enter(x1)
-            x2 = x2 + block.feedforward_residual.delta(block.feedforward(inner))
+            x1 = x1 + block.attention_residual.post(block.attention.output(y))
+            inner = block.feedforward_residual.pre(x1)
+            x2 = x2 + block.feedforward_residual.post(block.feedforward(inner))
         expected = model.stack.final(0.5 * x1 + 0.5 * x2)
         x, _ = model(text, begin(model))
     assert torch.allclose(x, expected, rtol=0, atol=1e-12)
@@ -293,7 +298,7 @@ def test_peak_memory_is_flat_in_depth(kind, mem_len):
         text = tokens(2, 257)
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
-        state = model.start(
+        state = model.init_state(
             2, mem_len=mem_len, segment_len=256, span="growing" if mem_len else "uniform", memory="hidden"
         )
         if mem_len:

@@ -6,7 +6,7 @@ from oracles import transformer_xl
 
 from xlcli import config
 from xlcli.model.build import build_model
-from xlcli.ops.span import Frame, Span
+from xlcli.ops.span import AttentionContext, Span
 from xlcli.state import Hidden, KeyValue
 
 
@@ -43,7 +43,7 @@ def paper_names(attention):
 def test_attention_equals_the_paper(position, t, m, kind):
     attention = branch(position)
     x, older = torch.randn(1, t, 12, dtype=torch.float64), torch.randn(1, m, 12, dtype=torch.float64)
-    span = Span.of(kind, mem_len=9, segment_len=4)
+    span = Span.make(kind, mem_len=9, segment_len=4)
     expected = transformer_xl.attention(
         x[0],
         older[0],
@@ -53,11 +53,11 @@ def test_attention_equals_the_paper(position, t, m, kind):
         window=9 if kind == "uniform" else None,
         clamp_len=position.get("clamp_len"),
     )
-    frame = Frame(span, n_memory=m, n_new=t, keep=min(2, m + t), device=x.device)
+    context = AttentionContext(span, n_memory=m, n_new=t, keep=min(2, m + t), device=x.device)
     with torch.inference_mode():
-        k, v = attention.project(older, frame)
+        k, v = attention.project(older, context)
         for memory in (Hidden(older), KeyValue(k, v, 0, m)):
-            out, after = attention(x, memory, frame)
+            out, after = attention(x, memory, context)
             assert torch.allclose(out[0], expected, rtol=0, atol=1e-12)
             assert after.length == min(2, m + t)
 
@@ -73,7 +73,7 @@ def test_memory_of_a_layer_is_the_input_of_that_layer():
     with torch.inference_mode():
 
         def last(t):
-            return model(t, model.start(1, mem_len=5, segment_len=8))[0][:, -1]
+            return model(t, model.init_state(1, mem_len=5, segment_len=8))[0][:, -1]
 
         for distance, reached in ((15, True), (16, False)):
             changed = text.clone()

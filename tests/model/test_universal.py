@@ -69,7 +69,7 @@ def text(rows, length, seed=1):
 
 def read(model, tokens, cuts, *, mem_len=9, memory="keyvalue", segment_len=13, n_steps=None):
     """Hidden states, what they cost and the steps taken, if known, in calls of the lengths in `cuts` (cycled)."""
-    state = model.start(len(tokens), mem_len=mem_len, segment_len=segment_len, memory=memory, n_steps=n_steps)
+    state = model.init_state(len(tokens), mem_len=mem_len, segment_len=segment_len, memory=memory, n_steps=n_steps)
     x, ponders, at, sizes = [], [], 0, itertools.cycle(cuts)
     while at < tokens.shape[1]:
         piece = tokens[:, at : at + next(sizes)]
@@ -115,13 +115,13 @@ def test_steps_equal_layers_that_share_weights(n_layers, position):
             apart, _, its = read(deep, tokens, cuts)
             assert torch.equal(shared, apart)
             assert all(torch.equal(t, its.tensors()[name]) for name, t in state.tensors().items())
-    assert model.parameter_count < deep.parameter_count
+    assert model.n_parameters < deep.n_parameters
 
 
 @pytest.mark.parametrize("act", [False, True])
 def test_parameters_do_not_grow_with_steps(act):
-    one, many = (build(n, act=act, n_layers=2).parameter_count for n in (1, 60))
-    assert one == many == build(0, n_layers=2).parameter_count + 13 * act
+    one, many = (build(n, act=act, n_layers=2).n_parameters for n in (1, 60))
+    assert one == many == build(0, n_layers=2).n_parameters + 13 * act
 
 
 @BOTH
@@ -129,7 +129,7 @@ def test_parameters_do_not_grow_with_steps(act):
 @pytest.mark.parametrize("marked", [(True, True), (True, False), (False, True), (False, False)])
 def test_equals_the_paper(n_layers, n_steps, marked):
     steps, positions = marked
-    position = {"kind": "sinusoidal", "where": "layers", "amplitude": 1.0} if positions else {"kind": "none"}
+    position = {"kind": "sinusoidal", "placement": "layers", "amplitude": 1.0} if positions else {"kind": "none"}
     model = build(n_steps, n_layers=n_layers, time_signal=steps, position=position, **PAPER)
     tokens = text(1, 11)
     expected = universal.read(
@@ -177,9 +177,9 @@ def test_depth_may_be_chosen_at_evaluation(n_layers, act):
     assert all(map(torch.equal, costs, its))
     assert not close(x, shallow, 1e-3)
     assert len(state.layers) == 5 * n_layers
-    assert trained.fits(state)
-    assert trained.reach(9) == 2 * n_layers * 9
-    assert trained.reach(9, n_steps=5) == deeper.reach(9) == 5 * n_layers * 9
+    assert trained.is_compatible(state)
+    assert trained.receptive_field(9) == 2 * n_layers * 9
+    assert trained.receptive_field(9, n_steps=5) == deeper.receptive_field(9) == 5 * n_layers * 9
 
 
 # Adaptive computation time.
@@ -189,7 +189,7 @@ def test_depth_may_be_chosen_at_evaluation(n_layers, act):
 @pytest.mark.parametrize(("epsilon", "mean"), [(0.01, -1.0), (0.01, 0.0), (0.3, -1.0)])
 @pytest.mark.parametrize("marked", [True, False])
 def test_halting_equals_the_papers(n_layers, epsilon, mean, marked):
-    position = {"kind": "sinusoidal", "where": "layers", "amplitude": 1.0} if marked else {"kind": "none"}
+    position = {"kind": "sinusoidal", "placement": "layers", "amplitude": 1.0} if marked else {"kind": "none"}
     model = halting(6, n_layers=n_layers, time_signal=marked, position=position, epsilon=epsilon, mean=mean, **PAPER)
     tokens = text(1, 14)
     halt = model.stack.halt.weight[0].detach(), model.stack.halt.bias[0].detach()
@@ -347,7 +347,7 @@ def test_gradients_reach_every_parameter(dropout):
     model = halting(4, n_layers=2, dropout=rates).train()
     tokens = text(2, 40)
     torch.manual_seed(0)
-    state = model.start(2, mem_len=12, segment_len=13, span="growing", memory="hidden")
+    state = model.init_state(2, mem_len=12, segment_len=13, span="growing", memory="hidden")
     state = model.score(tokens[:, :13], tokens[:, 1:14], state).state
     scored = model.score(tokens[:, 13:26], tokens[:, 14:27], state)
     (scored.nll + 0.1 * scored.ponder.cost).mean().backward()
@@ -368,7 +368,7 @@ def test_a_price_on_steps_is_saved():
         model = build_model(config.make({"model": tree}).model, torch.Generator().manual_seed(0))
         optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
         for _ in range(40):
-            scored = model.score(tokens[:, :-1], tokens[:, 1:], model.start(2, mem_len=32, segment_len=32))
+            scored = model.score(tokens[:, :-1], tokens[:, 1:], model.init_state(2, mem_len=32, segment_len=32))
             loss = scored.nll.mean() + price * scored.ponder.cost.mean()
             optimizer.zero_grad()
             loss.backward()

@@ -76,7 +76,7 @@ def test_rows_are_orthogonal_within_blocks(n_features, head_dim):
 
 
 def test_each_row_is_a_gaussian_vector():
-    """Squared norms have mean e and variance 2e; entries are centred, uncorrelated and of kurtosis 3."""
+    """Squared norms have mean e and variance 2e; entries are centerd, uncorrelated and of kurtosis 3."""
     e, draws = 6, 4000
     w = torch.stack([draw_features(e, e, drawn(i)) for i in range(draws)]).double()
     squares = w.square().sum(-1)

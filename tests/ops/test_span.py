@@ -3,12 +3,12 @@ import math
 import pytest
 import torch
 
-from xlcli.ops.span import Frame, Span
+from xlcli.ops.span import AttentionContext, Span
 
 
 def visible(span, m, t):
-    frame = Frame(span, n_memory=m, n_new=t, keep=0, device=torch.device("cpu"))
-    return torch.ones(t, m + t, dtype=torch.bool) if frame.visible is None else frame.visible
+    context = AttentionContext(span, n_memory=m, n_new=t, keep=0, device=torch.device("cpu"))
+    return torch.ones(t, m + t, dtype=torch.bool) if context.visible is None else context.visible
 
 
 @pytest.mark.parametrize("mem_len", [1, 3, 50])
@@ -16,51 +16,51 @@ def visible(span, m, t):
 @pytest.mark.parametrize("t", [1, 2, 9])
 def test_uniform_sees_itself_and_mem_len_before(mem_len, m, t):
     m = min(m, mem_len)
-    mask = visible(Span.of("uniform", mem_len=mem_len, segment_len=4), m, t)
+    mask = visible(Span.make("uniform", mem_len=mem_len, segment_len=4), m, t)
     for i in range(t):
         for j in range(m + t):
             assert mask[i, j] == (0 <= i + m - j <= mem_len)
 
 
 def test_growing_sees_all_that_is_before():
-    mask = visible(Span.of("growing", mem_len=3, segment_len=4), 3, 4)
+    mask = visible(Span.make("growing", mem_len=3, segment_len=4), 3, 4)
     assert mask.tolist() == [[j <= i + 3 for j in range(7)] for i in range(4)]
 
 
 def test_no_memory_means_segments():
-    span = Span.of("uniform", mem_len=0, segment_len=5)
+    span = Span.make("uniform", mem_len=0, segment_len=5)
     assert span.kind == "segment"
-    assert [span.keep(seen) for seen in (1, 4, 5, 6, 10)] == [1, 4, 0, 1, 0]
-    assert [span.room(seen) for seen in (0, 3, 5)] == [5, 2, 5]
+    assert [span.n_kept(seen) for seen in (1, 4, 5, 6, 10)] == [1, 4, 0, 1, 0]
+    assert [span.n_until_reset(seen) for seen in (0, 3, 5)] == [5, 2, 5]
 
 
 def test_memory_keeps_what_there_is_up_to_its_length():
-    span = Span.of("uniform", mem_len=7, segment_len=5)
-    assert [span.keep(seen) for seen in (1, 7, 8)] == [1, 7, 7]
-    assert span.room(3) is None
+    span = Span.make("uniform", mem_len=7, segment_len=5)
+    assert [span.n_kept(seen) for seen in (1, 7, 8)] == [1, 7, 7]
+    assert span.n_until_reset(3) is None
 
 
-def frame(span, m, t, **rest):
-    return Frame(span, n_memory=m, n_new=t, keep=min(m + t, 7), device=torch.device("cpu"), **rest)
+def context(span, m, t, **rest):
+    return AttentionContext(span, n_memory=m, n_new=t, keep=min(m + t, 7), device=torch.device("cpu"), **rest)
 
 
-UNIFORM = Span.of("uniform", mem_len=7, segment_len=5)
-GROWING = Span.of("growing", mem_len=7, segment_len=5)
-SEGMENT = Span.of("uniform", mem_len=0, segment_len=5)
+UNIFORM = Span.make("uniform", mem_len=7, segment_len=5)
+GROWING = Span.make("growing", mem_len=7, segment_len=5)
+SEGMENT = Span.make("uniform", mem_len=0, segment_len=5)
 
 
 @pytest.mark.parametrize("span", [UNIFORM, GROWING])
 @pytest.mark.parametrize(("m", "t"), [(0, 1), (0, 9), (4, 1), (7, 3)])
 def test_distances_count_from_query_to_key(span, m, t):
     """The oldest remembered token is `m` before the first new one."""
-    assert frame(span, m, t).distance.tolist() == [[i - j for j in range(-m, t)] for i in range(t)]
+    assert context(span, m, t).distance.tolist() == [[i - j for j in range(-m, t)] for i in range(t)]
 
 
 @pytest.mark.parametrize("window", [1, 3, 6, 50])
 @pytest.mark.parametrize("span", [UNIFORM, GROWING, SEGMENT])
 @pytest.mark.parametrize(("m", "t"), [(0, 1), (0, 9), (4, 1), (7, 1), (7, 8)])
 def test_a_narrow_frame_sees_and_remembers_a_window(span, m, t, window):
-    wide = frame(span, m, t, start=11, offsets=torch.tensor([3]))
+    wide = context(span, m, t, start=11, offsets=torch.tensor([3]))
     narrow = wide.narrow(window)
     assert (narrow.n_memory, narrow.n_new, narrow.keep) == (min(m, window), t, min(wide.keep, window))
     assert (narrow.start, narrow.offsets.tolist()) == (11, [3])
@@ -72,46 +72,46 @@ def test_a_narrow_frame_sees_and_remembers_a_window(span, m, t, window):
 
 
 def test_a_single_token_that_sees_everything_needs_no_mask():
-    assert frame(UNIFORM, 7, 1).visible is None
-    assert frame(GROWING, 7, 1).visible is None
-    assert frame(UNIFORM, 7, 1).narrow(7).visible is None
-    assert frame(UNIFORM, 7, 1, window=6).visible is not None
-    assert frame(GROWING, 7, 2).visible is not None
+    assert context(UNIFORM, 7, 1).visible is None
+    assert context(GROWING, 7, 1).visible is None
+    assert context(UNIFORM, 7, 1).narrow(7).visible is None
+    assert context(UNIFORM, 7, 1, window=6).visible is not None
+    assert context(GROWING, 7, 2).visible is not None
 
 
 def test_positions_count_from_the_beginning_of_each_rows_text():
-    assert frame(UNIFORM, 4, 3).positions.tolist() == [[0, 1, 2]]
-    assert frame(UNIFORM, 4, 3, start=4).positions.tolist() == [[4, 5, 6]]
+    assert context(UNIFORM, 4, 3).positions.tolist() == [[0, 1, 2]]
+    assert context(UNIFORM, 4, 3, start=4).positions.tolist() == [[4, 5, 6]]
     offsets = torch.tensor([0, 2**40, 9])
-    assert frame(GROWING, 4, 2, start=4, offsets=offsets).positions.tolist() == [
+    assert context(GROWING, 4, 2, start=4, offsets=offsets).positions.tolist() == [
         [4, 5], [2**40 + 4, 2**40 + 5], [13, 14]
     ]  # fmt: skip
-    assert frame(GROWING, 4, 2, start=4, offsets=offsets).narrow(3).positions[2].tolist() == [13, 14]
+    assert context(GROWING, 4, 2, start=4, offsets=offsets).narrow(3).positions[2].tolist() == [13, 14]
 
 
 @pytest.mark.parametrize("offsets", [None, torch.tensor([0, 3])])
 def test_positions_count_from_the_beginning_of_an_independent_segment(offsets):
-    assert frame(SEGMENT, 0, 3, start=10, offsets=offsets).positions.tolist() == [[0, 1, 2]]
-    assert frame(SEGMENT, 2, 3, start=12, offsets=offsets).positions.tolist() == [[2, 3, 4]]
+    assert context(SEGMENT, 0, 3, start=10, offsets=offsets).positions.tolist() == [[0, 1, 2]]
+    assert context(SEGMENT, 2, 3, start=12, offsets=offsets).positions.tolist() == [[2, 3, 4]]
 
 
 def test_what_layers_share_is_made_once():
     made = []
-    shared = frame(UNIFORM, 4, 3)
+    shared = context(UNIFORM, 4, 3)
     for _ in range(2):
-        assert shared.once("a", lambda: made.append("a") or len(made)) == 1
-        assert shared.once(("a", 1), lambda: made.append("b") or len(made)) == 2
-        assert shared.once("nothing", lambda: made.append("c")) is None
+        assert shared.cached("a", lambda: made.append("a") or len(made)) == 1
+        assert shared.cached(("a", 1), lambda: made.append("b") or len(made)) == 2
+        assert shared.cached("nothing", lambda: made.append("c")) is None
     assert made == ["a", "b", "c"]
     assert shared.narrow(3) is shared.narrow(3)
     assert shared.narrow(3) is not shared.narrow(2)
-    assert frame(UNIFORM, 4, 3).once("a", lambda: "another") == "another"
+    assert context(UNIFORM, 4, 3).cached("a", lambda: "another") == "another"
 
 
 @pytest.mark.parametrize(("m", "t"), [(0, 4), (3, 4)])
 def test_angles_count_from_the_first_new_token(m, t):
     """However long the stream: distances are what matters, and small numbers are exact."""
-    sin, cos = frame(UNIFORM, m, t, start=2**40).angles(6, torch.float64)
+    sin, cos = context(UNIFORM, m, t, start=2**40).angles(6, torch.float64)
     for row, position in enumerate(range(-m, t)):
         for f in range(3):
             angle = position * 10000 ** (-2 * f / 6)

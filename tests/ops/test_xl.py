@@ -2,7 +2,7 @@ import pytest
 import torch
 from oracles.transformer_xl import sinusoid
 
-from xlcli.ops.span import Frame, Span
+from xlcli.ops.span import AttentionContext, Span
 from xlcli.ops.xl import position_keys, rotate_query, shifted_scores
 
 CASES = [(1, 0), (1, 9), (5, 0), (5, 3), (4, 9)]
@@ -23,10 +23,12 @@ def by_the_double_loop(q, weight, t, m, n_features):
 def test_rotation_equals_the_double_loop(t, m):
     n_features = 6
     q, weight = torch.randn(2, 3, t, 4, dtype=torch.float64), torch.randn(3, 4, n_features, dtype=torch.float64)
-    frame = Frame(Span.of("uniform", mem_len=99, segment_len=8), n_memory=m, n_new=t, keep=0, device=q.device)
-    sin, cos = frame.angles(n_features, q.dtype)
+    context = AttentionContext(
+        Span.make("uniform", mem_len=99, segment_len=8), n_memory=m, n_new=t, keep=0, device=q.device
+    )
+    sin, cos = context.angles(n_features, q.dtype)
     scores = rotate_query(q @ weight, sin[m:], cos[m:]) @ position_keys(sin, cos).mT
-    causal = frame.distance >= 0
+    causal = context.distance >= 0
     expected = by_the_double_loop(q, weight, t, m, n_features)
     assert torch.allclose(scores * causal, expected, rtol=0, atol=1e-12)
 
@@ -45,10 +47,12 @@ def test_the_identity_holds_in_float32_at_long_range():
     n_features, t, m = 32, 8, 20_000
     generator = torch.Generator().manual_seed(0)
     c = torch.randn(1, 2, t, n_features, generator=generator)
-    frame = Frame(Span.of("uniform", mem_len=m, segment_len=8), n_memory=m, n_new=t, keep=0, device=c.device)
+    context = AttentionContext(
+        Span.make("uniform", mem_len=m, segment_len=8), n_memory=m, n_new=t, keep=0, device=c.device
+    )
 
     def scores(dtype):
-        sin, cos = frame.angles(n_features, dtype)
+        sin, cos = context.angles(n_features, dtype)
         return rotate_query(c.to(dtype), sin[m:], cos[m:]) @ position_keys(sin, cos).mT
 
     assert (scores(torch.float32) - scores(torch.float64)).abs().max() < 2e-5

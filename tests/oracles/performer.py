@@ -1,4 +1,4 @@
-"""The Performer from its paper (Choromanski et al. 2021), one feature, query and key at a time, nothing stabilised."""
+"""The Performer from its paper (Choromanski et al. 2021), one feature, query and key at a time, nothing stabilized."""
 
 import torch
 

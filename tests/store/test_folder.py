@@ -13,7 +13,7 @@ from xlcli.files import write_tensors
 from xlcli.model.build import build_model
 from xlcli.store import folder as store
 from xlcli.store.layout import CONFIG, WEIGHTS, config_fingerprint, held_out, read_config, write_config
-from xlcli.text.rawbytes import BytesTokenizer
+from xlcli.text.tokenizers.bytes import BytesTokenizer
 
 MODEL = {"dim": 16, "n_layers": 2, "attention": {"n_heads": 2}, "feedforward": {"ffn_dim": 24}}
 
@@ -56,14 +56,14 @@ def test_round_trip(tmp_path, variant):
     assert (loaded.name, loaded.config, loaded.record, loaded.warnings) == ("m", config, {"corpus": "x"}, ())
     assert loaded.fingerprints.keys() == {"config", "weights", "tokenizer"}
     assert not loaded.network.training
-    assert loaded.network.parameter_count == network.parameter_count
+    assert loaded.network.n_parameters == network.n_parameters
     assert loaded.network.state_dict().keys() == network.state_dict().keys()
     for (name, was), (found, now) in zip(network.named_parameters(), loaded.network.named_parameters(), strict=True):
         assert name == found
         assert torch.equal(was, now)
         assert now.requires_grad
     tokens = torch.tensor([[1, 2, 3, 4, 5]])
-    state = [part.start(1, mem_len=4, segment_len=4) for part in (network.eval(), loaded.network)]
+    state = [part.init_state(1, mem_len=4, segment_len=4) for part in (network.eval(), loaded.network)]
     with torch.inference_mode():
         assert torch.equal(network.logits(tokens, state[0])[0], loaded.network.logits(tokens, state[1])[0])
 
@@ -177,7 +177,7 @@ def test_another_tokenizer(model, monkeypatch):
     class Other(BytesTokenizer):
         fingerprint = "0" * 64
 
-    monkeypatch.setattr("xlcli.text.tokenizer.load_tokenizer", lambda folder: Other())
+    monkeypatch.setattr("xlcli.text.tokenizers.registry.load_tokenizer", lambda folder: Other())
     with pytest.raises(CheckpointError, match="another tokenizer"):
         store.load(model)
 

@@ -24,9 +24,9 @@ from xlcli.events import Progress
 from xlcli.text.cache import cache_folder
 from xlcli.text.corpus import Corpus, open_corpus
 from xlcli.text.heldout import LARGEST_DEFAULT, Part, split
-from xlcli.text.tokenizer import train_tokenizer
+from xlcli.text.tokenizers.registry import train_tokenizer
+from xlcli.text.tokenizers.words import WordsTokenizer
 from xlcli.text.tokens import HEADER, TokenFile, token_file
-from xlcli.text.words import WordsTokenizer
 
 T = TypeVar("T")
 

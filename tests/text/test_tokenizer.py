@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 import xlcli
 from xlcli.errors import CheckpointError, ConfigError, DataError
 from xlcli.text.corpus import Facts
-from xlcli.text.pieces import Cutter
-from xlcli.text.sentencepieces import SentencePieceTokenizer
-from xlcli.text.tokenizer import Tokenizer, choose_tokenizer, load_tokenizer, train_tokenizer
-from xlcli.text.words import WordsTokenizer
+from xlcli.text.pretokenize import PreTokenizer
+from xlcli.text.tokenizers.registry import Tokenizer, choose_tokenizer, load_tokenizer, train_tokenizer
+from xlcli.text.tokenizers.sentencepiece import SentencePieceTokenizer
+from xlcli.text.tokenizers.words import WordsTokenizer
 
 CODE = b"".join(path.read_bytes() for path in sorted(Path(xlcli.__file__).parent.glob("*.py")))
 MIXED = CODE + "Ünïcode, 漢字と仮名。\r\n\tTab\n".encode() * 50
@@ -72,7 +72,7 @@ def test_sizes_add_up_and_ids_are_in_range(tokenizers: dict[str, Tokenizer], dat
 @given(data=texts, cuts=st.lists(st.integers(1, 50), min_size=1, max_size=100))
 def test_any_portions_give_the_same_ids(tokenizers: dict[str, Tokenizer], data: bytes, cuts: list[int]) -> None:
     for tokenizer in tokenizers.values():
-        cutter = Cutter(safe_cut=tokenizer.safe_cut)
+        cutter = PreTokenizer(stable_prefix_len=tokenizer.stable_prefix_len)
         found = []
         rest = data
         for cut in cuts:
@@ -97,7 +97,7 @@ def test_a_line_end_is_a_token_of_its_own(tokenizers: dict[str, Tokenizer]) -> N
 def test_forgetting_remembered_words_changes_nothing(
     tokenizers: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("xlcli.text.sentencepieces._REMEMBERED_WORDS", 3)
+    monkeypatch.setattr("xlcli.text.tokenizers.sentencepiece._REMEMBERED_WORDS", 3)
     fresh = train_tokenizer("sentencepiece", [MIXED], 700)
     assert fresh.encode(MIXED).tolist() == tokenizers["sentencepiece"].encode(MIXED).tolist()
 
@@ -121,7 +121,7 @@ def random_text(kind: str) -> bytes:
 
 @pytest.mark.parametrize("kind", ["log", "xml", "cjk", "one line", "noise"])
 @pytest.mark.parametrize("vocab_size", [300, 1000])
-def test_any_kind_of_text_can_be_learnt(kind: str, vocab_size: int) -> None:
+def test_any_kind_of_text_can_be_learned(kind: str, vocab_size: int) -> None:
     data = random_text(kind)
     tokenizer = train_tokenizer("sentencepiece", [data], vocab_size)
     assert tokenizer.vocab_size <= vocab_size
@@ -129,7 +129,7 @@ def test_any_kind_of_text_can_be_learnt(kind: str, vocab_size: int) -> None:
 
 
 @pytest.mark.parametrize("data", [b"a", b"\n", b" ", b"\xff", b"\0", b"\n" * 1000, b"\t", "\u2581".encode()])
-def test_the_smallest_texts_can_be_learnt(data: bytes) -> None:
+def test_the_smallest_texts_can_be_learned(data: bytes) -> None:
     tokenizer = train_tokenizer("sentencepiece", [data], 1000)
     assert tokenizer.decode(tokenizer.encode(data)) == data
 

@@ -20,10 +20,10 @@ from xlcli.errors import ConfigError
 def run(values: Values) -> int:
     """Renders the events of the workflow `evaluate`."""
     from xlcli.cli import plot, report
+    from xlcli.cli.model_options import dry_run, explain_memory, locate, open_model
     from xlcli.cli.render import Screen
-    from xlcli.cli.session import dry_run, explain_memory, locate, open_model
     from xlcli.cli.settings import print_config, resolve
-    from xlcli.config import LinearAttention
+    from xlcli.config import LinearAttentionConfig
     from xlcli.events import Notice, Progress, Score, TokenScore
     from xlcli.store.layout import read_config
 
@@ -39,7 +39,7 @@ def run(values: Values) -> int:
     folder = locate(values, options)
     if values.on("dry-run"):
         what = f"scores {', '.join(values.words) or 'its own held-out text (' + options.split + ')'}"
-        endless = any(isinstance(layer, LinearAttention) for layer in read_config(folder).model.attentions)
+        endless = any(isinstance(layer, LinearAttentionConfig) for layer in read_config(folder).model.attentions)
         batch = 1 if endless else options.batch_size or 8
         screen.print(dry_run(folder, options, batch_size=batch, what=what, values=values))
         return 0
@@ -49,7 +49,7 @@ def run(values: Values) -> int:
     scores: list[Score] = []
     with Stop(screen.say) as stop, screen, standard_input(stop), token_file(tokens_name, stop) as tokens:
         screen.wait("loading the model")
-        from xlcli.evaluate import evaluate
+        from xlcli.evaluation import evaluate
 
         model, runtime = open_model(folder, config.runtime, screen)
         shape = model.config.model

@@ -23,8 +23,8 @@ MAX_PROMPT = 64 * 2**20
 
 def run(values: Values) -> int:
     """Renders the events of the workflow `generate`."""
+    from xlcli.cli.model_options import check_state_files, dry_run, explain_memory, locate, open_model, state_files
     from xlcli.cli.render import Screen
-    from xlcli.cli.session import check_state_files, dry_run, explain_memory, locate, open_model, state_files
     from xlcli.cli.settings import above_preset, is_set, print_config, resolve
 
     config = resolve(values)
@@ -48,7 +48,7 @@ def run(values: Values) -> int:
     with Stop(screen.say) as stop, screen:
         prompt = read_prompt(values.words, stop)
         screen.wait("loading the model")
-        from xlcli.generate import generate
+        from xlcli.generation import generate
 
         model, runtime = open_model(folder, config.runtime, screen)
         explain_memory(model.config.model, [options.mem_len], screen)

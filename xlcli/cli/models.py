@@ -100,9 +100,9 @@ def _show(name: str, screen: Screen) -> None:
     from xlcli.cli import report
     from xlcli.cli.settings import to_toml
     from xlcli.presets import list_presets, read_preset
-    from xlcli.store.discover import find, summarise
-    from xlcli.store.journal import read_record
+    from xlcli.store.discover import find, summarize
     from xlcli.store.layout import read_config
+    from xlcli.store.records import read_record
 
     preset = next((preset for preset in list_presets() if preset.name == name), None)
     try:
@@ -114,7 +114,7 @@ def _show(name: str, screen: Screen) -> None:
             raise CheckpointError(error.message, f"Did you mean the preset {near}?" if near else error.remedy) from None
         _show_preset(preset, read_preset(name), screen)
         return
-    summary, record = summarise(folder), read_record(folder)
+    summary, record = summarize(folder), read_record(folder)
     config = read_config(folder)
     if screen.json:
         config_tree = config.model_dump(mode="json")

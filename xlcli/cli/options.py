@@ -188,7 +188,7 @@ TALK = (
     Flag("-q/--quiet", "", "print results, warnings and errors only"),
     Flag("-v/--verbose", "", "explain more on stderr"),
     Flag("--no-progress", "", "show no progress"),
-    Flag("--color", "auto|always|never", "use colour (auto: on a terminal, unless NO_COLOR is set)"),
+    Flag("--color", "auto|always|never", "use color (auto: on a terminal, unless NO_COLOR is set)"),
     Flag("--debug", "", "show a traceback when something fails"),
 )
 SETTINGS = (

@@ -28,7 +28,7 @@ REFRESH_SECONDS = 0.1
 PLAIN_SECONDS = 10.0
 """Time between two plain lines; the first comes after a tenth of it."""
 _RAMP = (245, 252, 229, 222, 215, 208, 202, 196)
-"""Colours (of 256) from expected to surprising, one for each bit per byte."""
+"""Colors (of 256) from expected to surprising, one for each bit per byte."""
 
 
 class Screen:
@@ -144,7 +144,7 @@ class Screen:
         self.write(text.encode())
 
     def scored_text(self, spans: Sequence[tuple[bytes, float]]) -> None:
-        """Pieces of text with their bits; coloured by surprise where colour is wanted."""
+        """Pieces of text with their bits; colored by surprise where color is wanted."""
         if not self.colored:
             self.model_text(b"".join(piece for piece, _ in spans))
             return

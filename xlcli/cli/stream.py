@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 def run(values: Values) -> int:
     """Renders the events of the workflow `stream`."""
+    from xlcli.cli.model_options import check_state_files, dry_run, explain_memory, locate, open_model, state_files
     from xlcli.cli.render import Screen
-    from xlcli.cli.session import check_state_files, dry_run, explain_memory, locate, open_model, state_files
     from xlcli.cli.settings import above_preset, is_set, print_config, resolve
 
     config = resolve(values)
@@ -46,7 +46,7 @@ def run(values: Values) -> int:
         screen.say("reading from the keyboard; end with Ctrl-D")
     with Stop(screen.say) as stop, screen:
         screen.wait("loading the model")
-        from xlcli.stream import stream
+        from xlcli.streaming import stream
 
         model, runtime = open_model(folder, config.runtime, screen)
         explain_memory(model.config.model, [options.mem_len], screen)

@@ -42,7 +42,7 @@ def run(values: Values) -> int:
     with Stop(screen.say) as stop, screen, standard_input(stop):
         screen.wait("starting")
         from xlcli.events import Plan
-        from xlcli.train import train
+        from xlcli.training import train
 
         begun = False
         for event in train(
@@ -58,7 +58,7 @@ def run(values: Values) -> int:
         ):
             begun = begun or isinstance(event, Plan)
             if stop() and not begun:
-                break  # nothing has been learnt that could be saved
+                break  # nothing has been learned that could be saved
             try:
                 show(event, screen, dry_run=values.on("dry-run"))
             except BrokenPipeError:
@@ -212,7 +212,9 @@ COMMAND = Command(
                 ("train.eval_every",),
             ),
             Flag("--save-every", "N|TIME", "steps or time between checkpoints", units.cadence, ("train.save_every",)),
-            Flag("--keep", "N", "checkpoints to keep", units.count, ("train.keep",), example="2"),
+            Flag(
+                "--keep-checkpoints", "N", "checkpoints to keep", units.count, ("train.keep_checkpoints",), example="2"
+            ),
             SEED,
         ),
         "Machine": (

@@ -7,14 +7,14 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, field_serializer, field_validator, model_validator
 
-from xlcli.config.section import Count, Section
+from xlcli.config.base import BaseConfig, Count
 
 MAX_BUCKETS = 2**16
 MAX_HASHES = 8
 """Rounds that directions are drawn for, so that a trained model may be run with more of them."""
 
 
-class Attention(Section):
+class AttentionConfig(BaseConfig):
     """A kind of attention. `head_dim` defaults to `dim / n_heads`."""
 
     n_heads: Count = 4
@@ -26,7 +26,7 @@ class Attention(Section):
         return frozenset()
 
 
-class _Softmax(Attention):
+class SoftmaxAttentionConfig(AttentionConfig):
     """`scaled` divides scores by sqrt(head_dim); the code of T5 does not (Raffel et al. 2020)."""
 
     scaled: bool = True
@@ -37,20 +37,20 @@ class _Softmax(Attention):
         return frozenset({"rotate", "term", "bias", "values"})
 
 
-class FullAttention(_Softmax):
+class FullAttentionConfig(SoftmaxAttentionConfig):
     """Softmax attention over the whole span."""
 
     kind: Literal["full"] = "full"
 
 
-class LocalAttention(_Softmax):
+class LocalAttentionConfig(SoftmaxAttentionConfig):
     """Softmax attention over the last `window` tokens before a token and itself, in blocks: cost linear in length."""
 
     kind: Literal["local"] = "local"
     window: Count = 128
 
 
-class LinearAttention(Attention):
+class LinearAttentionConfig(AttentionConfig):
     """Performer (Choromanski et al. 2021): the softmax kernel by `n_features` random features, sums as the memory.
 
     It has no span: everything read since the start counts, in a memory of constant size. `redraw_every` draws fresh
@@ -68,7 +68,7 @@ class LinearAttention(Attention):
         return frozenset({"rotate"})
 
 
-class LSHAttention(Attention):
+class LSHAttentionConfig(AttentionConfig):
     """Hashed attention of shared queries and keys (Kitaev et al. 2020, Reformer), at a cost linear in length.
 
     In each of `n_hashes` rounds a token sees the last `bucket_size` earlier tokens of its bucket, within the memory
@@ -110,11 +110,13 @@ class LSHAttention(Attention):
         return n_buckets
 
 
-LayerAttention = Annotated[FullAttention | LocalAttention | LinearAttention | LSHAttention, Field(discriminator="kind")]
+LayerAttentionConfig = Annotated[
+    FullAttentionConfig | LocalAttentionConfig | LinearAttentionConfig | LSHAttentionConfig, Field(discriminator="kind")
+]
 """The attention of one layer."""
 
 
-class MixedAttention(Attention):
+class MixedAttentionConfig(AttentionConfig):
     """Layers of several kinds: `layers` names them from the first on, and is repeated over the depth.
 
     Each is a table of its kind, or the kind alone for its defaults; heads are those of the whole. A position encoding
@@ -122,9 +124,9 @@ class MixedAttention(Attention):
     """
 
     kind: Literal["mixed"] = "mixed"
-    layers: Annotated[tuple[LayerAttention, ...], Field(min_length=1, max_length=1024)] = (
-        LocalAttention(),
-        LSHAttention(),
+    layers: Annotated[tuple[LayerAttentionConfig, ...], Field(min_length=1, max_length=1024)] = (
+        LocalAttentionConfig(),
+        LSHAttentionConfig(),
     )
 
     @property
@@ -135,7 +137,7 @@ class MixedAttention(Attention):
     @property
     def scaled(self) -> bool:
         """Whether layers of softmax attention divide scores by sqrt(head_dim)."""
-        return all(layer.scaled for layer in self.layers if isinstance(layer, _Softmax))
+        return all(layer.scaled for layer in self.layers if isinstance(layer, SoftmaxAttentionConfig))
 
     @model_validator(mode="before")
     @classmethod
@@ -153,18 +155,18 @@ class MixedAttention(Attention):
         }
 
     @model_validator(mode="after")
-    def _alike(self) -> MixedAttention:
+    def _alike(self) -> MixedAttentionConfig:
         if any(getattr(layer, name) != getattr(self, name) for layer in self.layers for name in HEADS):
             raise ValueError(
                 "the layers of model.attention.layers have other heads than model.attention; "
                 "set n_heads and head_dim in model.attention only"
             )
-        if len({layer.scaled for layer in self.layers if isinstance(layer, _Softmax)}) > 1:
+        if len({layer.scaled for layer in self.layers if isinstance(layer, SoftmaxAttentionConfig)}) > 1:
             raise ValueError("model.attention.layers differ in scaled; set it alike in all of them")
         return self
 
     @field_serializer("layers")
-    def _without_heads(self, layers: tuple[Attention, ...]) -> list[dict[str, Any]]:
+    def _without_heads(self, layers: tuple[AttentionConfig, ...]) -> list[dict[str, Any]]:
         return [layer.model_dump(mode="json", exclude=set(HEADS)) for layer in layers]
 
 
@@ -176,10 +178,11 @@ def _strict(table: dict[str, Any]) -> dict[str, Any]:
 HEADS = ("n_heads", "head_dim")
 """Keys that mean the same whatever the kind."""
 
-AttentionConfig = Annotated[
-    FullAttention | LocalAttention | LinearAttention | LSHAttention | MixedAttention, Field(discriminator="kind")
+AnyAttentionConfig = Annotated[
+    FullAttentionConfig | LocalAttentionConfig | LinearAttentionConfig | LSHAttentionConfig | MixedAttentionConfig,
+    Field(discriminator="kind"),
 ]
-ATTENTIONS: dict[str, type[Attention]] = {
-    c.model_fields["kind"].default: c for c in get_args(get_args(AttentionConfig)[0])
+ATTENTIONS: dict[str, type[AttentionConfig]] = {
+    c.model_fields["kind"].default: c for c in get_args(get_args(AnyAttentionConfig)[0])
 }
 """Kind to table."""

@@ -9,36 +9,36 @@ from pydantic import Field, model_validator
 
 from xlcli.config.attention import (
     ATTENTIONS,
-    Attention,
+    AnyAttentionConfig,
     AttentionConfig,
-    FullAttention,
-    LinearAttention,
-    LocalAttention,
-    LSHAttention,
-    MixedAttention,
+    FullAttentionConfig,
+    LinearAttentionConfig,
+    LocalAttentionConfig,
+    LSHAttentionConfig,
+    MixedAttentionConfig,
 )
+from xlcli.config.base import BaseConfig, Count, Positive, Rate
 from xlcli.config.position import (
     POSITIONS,
-    AxialPosition,
-    PositionConfig,
-    RopePosition,
-    SinusoidalPosition,
-    XLPosition,
+    AnyPositionConfig,
+    AxialPositionConfig,
+    RopePositionConfig,
+    SinusoidalPositionConfig,
+    XLPositionConfig,
 )
-from xlcli.config.section import Count, Positive, Rate, Section
 
 
-class StandardStack(Section):
+class StandardStackConfig(BaseConfig):
     """`n_layers` blocks, one after the other."""
 
     kind: Literal["standard"] = "standard"
 
 
-class UniversalStack(Section):
+class UniversalStackConfig(BaseConfig):
     """Universal Transformer (Dehghani et al. 2019): the `n_layers` blocks are applied `n_steps` times.
 
     `time_signal` adds a sinusoid of the step, as large as the stream is at first, to every step's input. With `act`
-    each position halts when its halting probabilities reach 1 - `epsilon`, or at the last step; `ponder` weighs the
+    each position halts when its halting probabilities reach 1 - `epsilon`, or at the last step; `ponder_weight` weighs the
     cost of a step in the loss, and `halt_bias` is where the halting logit starts: well below zero lets training begin
     deep.
     """
@@ -48,23 +48,25 @@ class UniversalStack(Section):
     time_signal: bool = True
     act: bool = False
     epsilon: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.01
-    ponder: Annotated[float, Field(ge=0.0, le=1e3)] = 0.01
+    ponder_weight: Annotated[float, Field(ge=0.0, le=1e3)] = 0.01
     halt_bias: Annotated[float, Field(ge=-20.0, le=20.0)] = -3.0
 
 
-class ReversibleStack(Section):
+class ReversibleStackConfig(BaseConfig):
     """Two streams side by side, from which the backward pass rebuilds activations (Kitaev et al. 2020, section 3)."""
 
     kind: Literal["reversible"] = "reversible"
 
 
-StackConfig = Annotated[StandardStack | UniversalStack | ReversibleStack, Field(discriminator="kind")]
-STACKS = {table.model_fields["kind"].default: table for table in get_args(get_args(StackConfig)[0])}
+AnyStackConfig = Annotated[
+    StandardStackConfig | UniversalStackConfig | ReversibleStackConfig, Field(discriminator="kind")
+]
+STACKS = {table.model_fields["kind"].default: table for table in get_args(get_args(AnyStackConfig)[0])}
 """Kind to table."""
 
 
-class FeedForwardConfig(Section):
-    """Position-wise feed-forward branch; the gated kinds have three matrices, the others two.
+class FeedForwardConfig(BaseConfig):
+    """PositionConfig-wise feed-forward branch; the gated kinds have three matrices, the others two.
 
     `chunk_len` computes that many tokens at a time and recomputes them in the backward pass: less memory, same numbers.
     """
@@ -74,10 +76,10 @@ class FeedForwardConfig(Section):
     chunk_len: Count | None = None
 
 
-class NormConfig(Section):
-    """Where and how activations are normalised. `post` is the published Transformer-XL.
+class NormConfig(BaseConfig):
+    """Where and how activations are normalized. `post` is the published Transformer-XL.
 
-    `sandwich` normalises before and after a branch; `rezero` does not at all: each branch is multiplied by a number
+    `sandwich` normalizes before and after a branch; `rezero` does not at all: each branch is multiplied by a number
     that starts at zero (Bachlechner et al. 2021).
     """
 
@@ -85,10 +87,10 @@ class NormConfig(Section):
     placement: Literal["pre", "post", "sandwich", "rezero"] = "pre"
 
 
-class EmbeddingConfig(Section):
+class EmbeddingConfig(BaseConfig):
     """Token embedding and output head. `tied` shares their matrices; `scaled` multiplies by sqrt(dim) as in the paper.
 
-    `inner_dim` factorises the matrix (Lan et al. 2020). `cutoffs` divide the vocabulary, which is sorted by frequency,
+    `inner_dim` factorizes the matrix (Lan et al. 2020). `cutoffs` divide the vocabulary, which is sorted by frequency,
     into clusters, the later ones `div_val` times narrower than the one before (Baevski and Auli 2019); those beyond
     the vocabulary are left out.
     """
@@ -115,7 +117,7 @@ class EmbeddingConfig(Section):
         return self
 
 
-class DropoutConfig(Section):
+class DropoutConfig(BaseConfig):
     """Dropout rates in training."""
 
     embedding: Rate = 0.0
@@ -124,7 +126,7 @@ class DropoutConfig(Section):
     feedforward: Rate = 0.0
 
 
-class ModelConfig(Section):
+class ModelConfig(BaseConfig):
     """Shape of the network. `vocab_size` is filled in from the tokenizer.
 
     `loss_chunk` computes the loss so many tokens at a time and recomputes logits in the backward pass; None does so
@@ -134,9 +136,9 @@ class ModelConfig(Section):
     vocab_size: Annotated[int, Field(ge=2, le=2**24)] = 256
     dim: Count = 128
     n_layers: Annotated[int, Field(ge=1, le=1024)] = 4
-    attention: AttentionConfig = FullAttention()
-    position: PositionConfig = XLPosition()
-    stack: StackConfig = StandardStack()
+    attention: AnyAttentionConfig = FullAttentionConfig()
+    position: AnyPositionConfig = XLPositionConfig()
+    stack: AnyStackConfig = StandardStackConfig()
     feedforward: FeedForwardConfig = FeedForwardConfig()
     norm: NormConfig = NormConfig()
     embedding: EmbeddingConfig = EmbeddingConfig()
@@ -167,7 +169,7 @@ class ModelConfig(Section):
     @property
     def axial_dims(self) -> tuple[int, ...]:
         """Width of each axis of an axial position encoding: as set, else equal parts of `dim`, the first ones wider."""
-        assert isinstance(self.position, AxialPosition)
+        assert isinstance(self.position, AxialPositionConfig)
         axes = len(self.position.shape)
         return self.position.dims or tuple(self.dim // axes + (i < self.dim % axes) for i in range(axes))
 
@@ -184,23 +186,23 @@ class ModelConfig(Section):
     @property
     def depth(self) -> int:
         """Blocks that a token passes, as trained."""
-        return self.n_layers * (self.stack.n_steps if isinstance(self.stack, UniversalStack) else 1)
+        return self.n_layers * (self.stack.n_steps if isinstance(self.stack, UniversalStackConfig) else 1)
 
     @property
-    def attentions(self) -> tuple[Attention, ...]:
+    def attentions(self) -> tuple[AttentionConfig, ...]:
         """The attention of each of `n_layers` layers."""
-        kinds = self.attention.layers if isinstance(self.attention, MixedAttention) else (self.attention,)
+        kinds = self.attention.layers if isinstance(self.attention, MixedAttentionConfig) else (self.attention,)
         return tuple(kinds[i % len(kinds)] for i in range(self.n_layers))
 
-    def of_layer(self, attention: Attention) -> ModelConfig:
+    def of_layer(self, attention: AttentionConfig) -> ModelConfig:
         """As if all layers had this attention."""
         return self.model_copy(update={"attention": attention})
 
     def remembered(self, length: int) -> int:
         """Tokens that the layer with the longest memory remembers when it is given `length` tokens of memory."""
-        return max(min(length, a.window) if isinstance(a, LocalAttention) else length for a in self.attentions)
+        return max(min(length, a.window) if isinstance(a, LocalAttentionConfig) else length for a in self.attentions)
 
-    def memory_numbers(self, length: int, n_steps: int | None = None, n_hashes: int | None = None) -> int:
+    def memory_floats(self, length: int, n_steps: int | None = None, n_hashes: int | None = None) -> int:
         """What one row remembers when every layer has `length` tokens of memory, for inference, in float32 numbers.
 
         `n_steps` is how often a universal stack is applied, `n_hashes` the rounds of hashing; None is as trained.
@@ -208,16 +210,16 @@ class ModelConfig(Section):
         times = self.depth // self.n_layers if n_steps is None else n_steps
         return times * sum(self._layer_numbers(attention, length, n_hashes) for attention in self.attentions)
 
-    def _layer_numbers(self, attention: Attention, length: int, n_hashes: int | None) -> int:
+    def _layer_numbers(self, attention: AttentionConfig, length: int, n_hashes: int | None) -> int:
         heads, width = attention.n_heads, self.head_dim
         match attention:
-            case LinearAttention(n_features=n_features):
+            case LinearAttentionConfig(n_features=n_features):
                 return 2 * heads * n_features * (width + 1)
-            case LSHAttention():
+            case LSHAttentionConfig():
                 n_buckets, rounds = math.prod(attention.factors), n_hashes or attention.n_hashes
                 of_token = 2 * width + 2 * (1 + rounds)
                 return heads * rounds * n_buckets * (attention.bucket_size * of_token + 2)
-            case LocalAttention(window=window):
+            case LocalAttentionConfig(window=window):
                 length = min(length, window)
         return 2 * heads * width * length
 
@@ -235,12 +237,12 @@ class ModelConfig(Section):
                 f"model.embedding.div_val {self.embedding.div_val} leaves nothing of model.dim {self.dim} for the last "
                 f"of {len(self.cutoffs) + 1} clusters; make it smaller, model.dim larger or the cutoffs fewer"
             )
-        if isinstance(self.stack, ReversibleStack) and self.norm.placement == "post":
+        if isinstance(self.stack, ReversibleStackConfig) and self.norm.placement == "post":
             raise ValueError(
                 "stack 'reversible' finds what its streams were by subtraction, which norm 'post' does not allow; "
                 "set model.norm.placement to pre, sandwich or rezero, or model.stack.kind to standard or universal"
             )
-        if self.dropout.attention and any(isinstance(layer, LinearAttention) for layer in self.attentions):
+        if self.dropout.attention and any(isinstance(layer, LinearAttentionConfig) for layer in self.attentions):
             raise ValueError(
                 f"attention 'linear' has no weights to drop, but model.dropout.attention is {self.dropout.attention}; "
                 "set model.dropout.residual and model.dropout.feedforward instead, or another model.attention.kind"
@@ -259,19 +261,19 @@ class ModelConfig(Section):
                 f"attention '{attention.kind}' does not have; "
                 f"set model.position.kind to {_any(positions)}, or model.attention.kind to {_any(attentions)}"
             )
-        if isinstance(position, RopePosition):
-            in_layers = position.where == "layers"
+        if isinstance(position, RopePositionConfig):
+            in_layers = position.placement == "layers"
             key, width = ("model.attention.head_dim", self.head_dim) if in_layers else ("model.dim", self.dim)
             if width % 2:
                 raise ValueError(f"position 'rope' turns pairs of features, but {key} {width} is odd; make it even")
-        if isinstance(position, SinusoidalPosition) and self.dim % 2:
+        if isinstance(position, SinusoidalPositionConfig) and self.dim % 2:
             raise ValueError(f"position 'sinusoidal' is made of pairs, but model.dim {self.dim} is odd; make it even")
-        if isinstance(self.stack, UniversalStack) and self.stack.time_signal and self.dim % 2:
+        if isinstance(self.stack, UniversalStackConfig) and self.stack.time_signal and self.dim % 2:
             raise ValueError(
                 f"the time signal is made of pairs, but model.dim {self.dim} is odd; make it even or set "
                 "model.stack.time_signal to false"
             )
-        if isinstance(position, AxialPosition) and (sum(self.axial_dims) != self.dim or not all(self.axial_dims)):
+        if isinstance(position, AxialPositionConfig) and (sum(self.axial_dims) != self.dim or not all(self.axial_dims)):
             raise ValueError(
                 f"the widths {list(self.axial_dims)} of model.position.dims do not add up to model.dim {self.dim}; "
                 "change them, or leave them out for equal parts"

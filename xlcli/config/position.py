@@ -7,12 +7,12 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from xlcli.config.section import Count, Positive, Section
+from xlcli.config.base import BaseConfig, Count, Positive
 
-Where = Literal["embedding", "layers"]
+Placement = Literal["embedding", "layers"]
 
 
-class Position(Section):
+class PositionConfig(BaseConfig):
     """A kind of position encoding."""
 
     @property
@@ -21,36 +21,36 @@ class Position(Section):
         return frozenset()
 
 
-class NoPosition(Position):
+class NoPositionConfig(PositionConfig):
     """No position information beyond what causality gives."""
 
     kind: Literal["none"] = "none"
 
 
-class SinusoidalPosition(Position):
+class SinusoidalPositionConfig(PositionConfig):
     """Sinusoids of the absolute position (Vaswani et al. 2017), added to the embedding or to every layer's input.
 
     `amplitude` is 1 in the paper, whose embeddings are initially as large; None keeps that ratio whatever their size.
     """
 
     kind: Literal["sinusoidal"] = "sinusoidal"
-    where: Where = "embedding"
+    placement: Placement = "embedding"
     amplitude: Positive | None = None
 
 
-class LearnedPosition(Position):
+class LearnedPositionConfig(PositionConfig):
     """A learned vector for each of `max_len` absolute positions; `layers` gives each layer its own.
 
     The latter is Al-Rfou et al. 2019. Beyond the last one positions begin again (`wrap`), or reading stops (`error`).
     """
 
     kind: Literal["learned"] = "learned"
-    where: Where = "embedding"
+    placement: Placement = "embedding"
     max_len: Count = 4096
-    beyond: Literal["wrap", "error"] = "wrap"
+    overflow: Literal["wrap", "error"] = "wrap"
 
 
-class AxialPosition(Position):
+class AxialPositionConfig(PositionConfig):
     """A position is a tuple of digits, the last one running fastest; each has learned vectors, which are joined.
 
     `shape` are the numbers of digits, `dims` the widths of their vectors (default: equal parts of `dim`). Kitaev et
@@ -58,10 +58,10 @@ class AxialPosition(Position):
     """
 
     kind: Literal["axial"] = "axial"
-    where: Where = "embedding"
+    placement: Placement = "embedding"
     shape: Annotated[tuple[Count, ...], Field(min_length=1, max_length=8)] = (64, 64)
     dims: tuple[Count, ...] | None = None
-    beyond: Literal["wrap", "error"] = "wrap"
+    overflow: Literal["wrap", "error"] = "wrap"
 
     @property
     def max_len(self) -> int:
@@ -69,7 +69,7 @@ class AxialPosition(Position):
         return math.prod(self.shape)
 
     @model_validator(mode="after")
-    def _axes(self) -> AxialPosition:
+    def _axes(self) -> AxialPositionConfig:
         if self.dims is not None and len(self.dims) != len(self.shape):
             raise ValueError(
                 f"model.position.dims {list(self.dims)} is not as long as model.position.shape {list(self.shape)}; "
@@ -78,7 +78,7 @@ class AxialPosition(Position):
         return self
 
 
-class RopePosition(Position):
+class RopePositionConfig(PositionConfig):
     """Queries and keys rotated by their positions (Su et al. 2021).
 
     `half` pairs feature f with f + e/2 (the layout of GPT-NeoX and LLaMA code), `interleaved` 2f with 2f + 1 (the
@@ -86,17 +86,17 @@ class RopePosition(Position):
     """
 
     kind: Literal["rope"] = "rope"
-    where: Where = "layers"
+    placement: Placement = "layers"
     layout: Literal["half", "interleaved"] = "half"
     base: Positive = 10000.0
 
     @property
     def needs(self) -> frozenset[str]:
         """The rotation of queries and keys."""
-        return frozenset({"rotate"}) if self.where == "layers" else frozenset()
+        return frozenset({"rotate"}) if self.placement == "layers" else frozenset()
 
 
-class AlibiPosition(Position):
+class AlibiPositionConfig(PositionConfig):
     """A penalty on the score, linear in the distance, with a fixed slope a head (Press et al. 2022)."""
 
     kind: Literal["alibi"] = "alibi"
@@ -107,7 +107,7 @@ class AlibiPosition(Position):
         return frozenset({"bias"})
 
 
-class _Bucketed(Position):
+class RelativeBucketConfig(PositionConfig):
     """Distances fall into buckets, by the causal form of Raffel et al. 2020.
 
     The first half is exact, the others are log-spaced up to `max_distance`, and the last takes all farther ones.
@@ -122,7 +122,7 @@ class _Bucketed(Position):
         return frozenset({"bias"})
 
     @model_validator(mode="after")
-    def _reachable(self) -> _Bucketed:
+    def _reachable(self) -> RelativeBucketConfig:
         if self.max_distance < 2 * self.n_buckets:
             raise ValueError(
                 f"model.position.max_distance {self.max_distance} is less than twice model.position.n_buckets "
@@ -131,14 +131,14 @@ class _Bucketed(Position):
         return self
 
 
-class T5Position(_Bucketed):
+class T5PositionConfig(RelativeBucketConfig):
     """A learned bias for each bucket of distances and head; `shared` by all layers, as published, or one table each."""
 
     kind: Literal["t5"] = "t5"
     shared: bool = True
 
 
-class ShawPosition(Position):
+class ShawPositionConfig(PositionConfig):
     """Learned vectors for distances up to `max_distance`, and one for all farther ones, on keys and values.
 
     Shaw et al. 2018, whose code uses a `max_distance` of 16 to 20.
@@ -153,7 +153,7 @@ class ShawPosition(Position):
         return frozenset({"bias", "values"})
 
 
-class XLPosition(Position):
+class XLPositionConfig(PositionConfig):
     """Transformer-XL's relative encoding (Dai et al. 2019, section 3.3): content bias u, position bias v, sinusoids.
 
     `n_features` is the number of sinusoid features (the paper uses `dim`); `tied` shares u and v over the layers;
@@ -171,13 +171,13 @@ class XLPosition(Position):
         return frozenset({"term"}) if self.clamp_len is None else frozenset({"term", "bias"})
 
 
-class Contextual1Position(_Bucketed):
+class Contextual1PositionConfig(RelativeBucketConfig):
     """The query times a projected vector for each bucket of distances, one set of vectors a layer."""
 
     kind: Literal["contextual-1"] = "contextual-1"
 
 
-class Contextual2Position(_Bucketed):
+class Contextual2PositionConfig(RelativeBucketConfig):
     """Disentangled: query times position key and key times position query, by the layer's own projections.
 
     He et al. 2021 (DeBERTa), with causal buckets.
@@ -186,21 +186,21 @@ class Contextual2Position(_Bucketed):
     kind: Literal["contextual-2"] = "contextual-2"
 
 
-PositionConfig = Annotated[
-    NoPosition
-    | SinusoidalPosition
-    | LearnedPosition
-    | AxialPosition
-    | RopePosition
-    | AlibiPosition
-    | T5Position
-    | ShawPosition
-    | XLPosition
-    | Contextual1Position
-    | Contextual2Position,
+AnyPositionConfig = Annotated[
+    NoPositionConfig
+    | SinusoidalPositionConfig
+    | LearnedPositionConfig
+    | AxialPositionConfig
+    | RopePositionConfig
+    | AlibiPositionConfig
+    | T5PositionConfig
+    | ShawPositionConfig
+    | XLPositionConfig
+    | Contextual1PositionConfig
+    | Contextual2PositionConfig,
     Field(discriminator="kind"),
 ]
-POSITIONS: dict[str, type[Position]] = {
-    c.model_fields["kind"].default: c for c in get_args(get_args(PositionConfig)[0])
+POSITIONS: dict[str, type[PositionConfig]] = {
+    c.model_fields["kind"].default: c for c in get_args(get_args(AnyPositionConfig)[0])
 }
 """Kind to table."""

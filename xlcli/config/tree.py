@@ -13,19 +13,19 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from xlcli.config.attention import ATTENTIONS, HEADS
+from xlcli.config.base import BaseConfig
 from xlcli.config.model import STACKS
 from xlcli.config.position import POSITIONS
-from xlcli.config.runs import Config
-from xlcli.config.section import Section
+from xlcli.config.workflows import Config
 from xlcli.errors import ConfigError
 
-S = TypeVar("S", bound=Section)
+S = TypeVar("S", bound=BaseConfig)
 
 Tree = dict[str, Any]
 """A nested table as TOML gives it."""
 
 
-UNIONS: Mapping[str, Mapping[str, type[Section]]] = {
+UNIONS: Mapping[str, Mapping[str, type[BaseConfig]]] = {
     "attention": ATTENTIONS,
     "position": POSITIONS,
     "stack": STACKS,
@@ -102,25 +102,25 @@ def validate(kind: type[S], tree: Mapping[str, Any]) -> S:
         ) from None
 
 
-def to_json(section: Section) -> str:
+def to_json(section: BaseConfig) -> str:
     """Canonical JSON of a section: sorted keys, one line end at the end."""
     return json.dumps(section.model_dump(mode="json"), indent=2, sort_keys=True) + "\n"
 
 
-def meaning(section: Section) -> Tree:
+def meaning(section: BaseConfig) -> Tree:
     """The values that differ from their defaults, and every `kind`: the same for files older than a key."""
     found: Tree = {}
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
-        if isinstance(value, Section):
+        if isinstance(value, BaseConfig):
             found[name] = meaning(value)
         elif name == "kind" or value != field.default:
-            tables = isinstance(value, tuple) and any(isinstance(item, Section) for item in value)
+            tables = isinstance(value, tuple) and any(isinstance(item, BaseConfig) for item in value)
             found[name] = [meaning(item) for item in value] if tables else value
     return found
 
 
-def _explain(kind: type[Section], error: ValidationError) -> ConfigError:
+def _explain(kind: type[BaseConfig], error: ValidationError) -> ConfigError:
     first = error.errors(include_url=False)[0]
     where = _path(first["loc"])
     name, value = ".".join(where), first["input"]
@@ -154,7 +154,7 @@ def _no_choice(name: str, value: object, choices: list[str]) -> ConfigError:
     )
 
 
-def _unknown_key(kind: type[Section], name: str, loc: tuple[int | str, ...]) -> ConfigError:
+def _unknown_key(kind: type[BaseConfig], name: str, loc: tuple[int | str, ...]) -> ConfigError:
     """Of a key that does not exist, or does in another kind of its table only."""
     table, _, last = name.rpartition(".")
     kinds = UNIONS.get(_LAYER.sub("", table).rpartition(".")[2], {})

@@ -30,7 +30,7 @@ from xlcli.model.universal import AdaptiveStack, UniversalStack
 
 
 def build_model(config: ModelConfig, generator: torch.Generator | None = None) -> LanguageModel:
-    """A freshly initialised model on the current default device."""
+    """A freshly initialized model on the current default device."""
     absolute, positions = POSITIONS[config.position.kind](config)
     layers = [config.of_layer(attention) for attention in config.attentions]
     embedding = _embedding(config)
@@ -86,9 +86,9 @@ def _stack(config: ModelConfig, blocks: list[Block]) -> Stack:
     else:
         final = nn.Identity() if config.norm.placement == "rezero" else _norm(config)
     kind = config.stack
-    if isinstance(kind, settings.ReversibleStack):
+    if isinstance(kind, settings.ReversibleStackConfig):
         return ReversibleStack(blocks, final)
-    if not isinstance(kind, settings.UniversalStack):
+    if not isinstance(kind, settings.UniversalStackConfig):
         return Stack(blocks, final)
     signal = config.stream_rms if kind.time_signal else 0.0
     if not kind.act:
@@ -134,7 +134,7 @@ def _residual(config: ModelConfig) -> Residual:
 
 def _softmax_attention(config: ModelConfig, position: Position) -> Attention:
     made: Callable[..., FullAttention] = FullAttention
-    if isinstance(config.attention, settings.LocalAttention):
+    if isinstance(config.attention, settings.LocalAttentionConfig):
         made = partial(LocalAttention, window=config.attention.window)
     return made(
         dim=config.dim,
@@ -147,7 +147,7 @@ def _softmax_attention(config: ModelConfig, position: Position) -> Attention:
 
 
 def _linear(config: ModelConfig, position: Position) -> Attention:
-    assert isinstance(config.attention, settings.LinearAttention)
+    assert isinstance(config.attention, settings.LinearAttentionConfig)
     return LinearAttention(
         dim=config.dim,
         n_heads=config.attention.n_heads,
@@ -159,7 +159,7 @@ def _linear(config: ModelConfig, position: Position) -> Attention:
 
 
 def _lsh(config: ModelConfig, position: Position) -> Attention:
-    assert isinstance(config.attention, settings.LSHAttention)
+    assert isinstance(config.attention, settings.LSHAttentionConfig)
     return LSHAttention(
         dim=config.dim,
         n_heads=config.attention.n_heads,

@@ -31,7 +31,7 @@ def score_scale(config: ModelConfig, n_terms: int) -> float:
 def _placed(config: ModelConfig, make: Callable[[], Position]) -> Positions:
     """An absolute encoding at the embedding, or one in each layer."""
     plain = [Position() for _ in range(config.n_layers)]
-    if getattr(config.position, "where", None) == "embedding":
+    if getattr(config.position, "placement", None) == "embedding":
         return make(), plain
     return Position(), [make() for _ in plain]
 
@@ -46,27 +46,27 @@ def _none(config: ModelConfig) -> Positions:
 
 def _sinusoidal(config: ModelConfig) -> Positions:
     kind = config.position
-    assert isinstance(kind, kinds.SinusoidalPosition)
-    size = config.embedding_rms if kind.where == "embedding" else config.stream_rms
+    assert isinstance(kind, kinds.SinusoidalPositionConfig)
+    size = config.embedding_rms if kind.placement == "embedding" else config.stream_rms
     return _placed(config, lambda: SinusoidalPosition(amplitude=kind.amplitude or size))
 
 
 def _learned(config: ModelConfig) -> Positions:
     kind = config.position
-    assert isinstance(kind, kinds.LearnedPosition)
-    return _placed(config, lambda: AxialPosition(shape=(kind.max_len,), dims=(config.dim,), beyond=kind.beyond))
+    assert isinstance(kind, kinds.LearnedPositionConfig)
+    return _placed(config, lambda: AxialPosition(shape=(kind.max_len,), dims=(config.dim,), overflow=kind.overflow))
 
 
 def _axial(config: ModelConfig) -> Positions:
     kind = config.position
-    assert isinstance(kind, kinds.AxialPosition)
-    return _placed(config, lambda: AxialPosition(shape=kind.shape, dims=config.axial_dims, beyond=kind.beyond))
+    assert isinstance(kind, kinds.AxialPositionConfig)
+    return _placed(config, lambda: AxialPosition(shape=kind.shape, dims=config.axial_dims, overflow=kind.overflow))
 
 
 def _rope(config: ModelConfig) -> Positions:
     kind = config.position
-    assert isinstance(kind, kinds.RopePosition)
-    made = RopeEmbedding if kind.where == "embedding" else RopePosition
+    assert isinstance(kind, kinds.RopePositionConfig)
+    made = RopeEmbedding if kind.placement == "embedding" else RopePosition
     return _placed(config, lambda: made(layout=kind.layout, base=kind.base))
 
 
@@ -76,7 +76,7 @@ def _alibi(config: ModelConfig) -> Positions:
 
 def _t5(config: ModelConfig) -> Positions:
     kind = config.position
-    assert isinstance(kind, kinds.T5Position)
+    assert isinstance(kind, kinds.T5PositionConfig)
     tables = [nn.Embedding(kind.n_buckets, config.attention.n_heads) for _ in range(config.n_layers)]
     chosen = tables[:1] * config.n_layers if kind.shared else tables
     return Position(), [T5Position(table=table, max_distance=kind.max_distance) for table in chosen]
@@ -84,7 +84,7 @@ def _t5(config: ModelConfig) -> Positions:
 
 def _shaw(config: ModelConfig) -> Positions:
     kind = config.position
-    assert isinstance(kind, kinds.ShawPosition)
+    assert isinstance(kind, kinds.ShawPositionConfig)
     scale = score_scale(config, ShawPosition.n_terms)
     return _in_layers(
         config, lambda: ShawPosition(head_dim=config.head_dim, max_distance=kind.max_distance, scale=scale)
@@ -93,7 +93,7 @@ def _shaw(config: ModelConfig) -> Positions:
 
 def _xl(config: ModelConfig) -> Positions:
     kind = config.position
-    assert isinstance(kind, kinds.XLPosition)
+    assert isinstance(kind, kinds.XLPositionConfig)
     heads, width = config.attention.n_heads, config.head_dim
     shared = XLBiases(heads, width) if kind.tied else None
     return _in_layers(
@@ -111,7 +111,7 @@ def _xl(config: ModelConfig) -> Positions:
 
 def _contextual_1(config: ModelConfig) -> Positions:
     kind = config.position
-    assert isinstance(kind, kinds.Contextual1Position)
+    assert isinstance(kind, kinds.Contextual1PositionConfig)
     return _in_layers(
         config,
         lambda: Contextual1Position(
@@ -127,7 +127,7 @@ def _contextual_1(config: ModelConfig) -> Positions:
 
 def _contextual_2(config: ModelConfig) -> Positions:
     kind = config.position
-    assert isinstance(kind, kinds.Contextual2Position)
+    assert isinstance(kind, kinds.Contextual2PositionConfig)
     return _in_layers(
         config,
         lambda: Contextual2Position(

@@ -1,4 +1,4 @@
-"""From tokens to vectors: one table, one factorised into two matrices, or one whose rare words are narrower."""
+"""From tokens to vectors: one table, one factorized into two matrices, or one whose rare words are narrower."""
 
 from __future__ import annotations
 

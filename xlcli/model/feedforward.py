@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from xlcli.ops.chunks import in_chunks
+from xlcli.ops.chunks import map_chunks
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "swiglu": F.silu, "geglu": F.gelu}
 """The nonlinearity of each kind."""
@@ -38,7 +38,7 @@ class FeedForward(nn.Module):
         """(b t d) to (b t d)."""
         if self.chunk_len is None:
             return self._branch(x)
-        return in_chunks(self._branch, ((part,) for part in torch.split(x, self.chunk_len, dim=1)), x.device)
+        return map_chunks(self._branch, ((part,) for part in torch.split(x, self.chunk_len, dim=1)), x.device)
 
     def _branch(self, x: Tensor) -> Tensor:
         up = self.up(x)

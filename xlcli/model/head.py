@@ -1,7 +1,7 @@
 """From the last hidden states to predictions: per-token surprisal in token order, or logits.
 
-softmax      one table; factorised when a matrix narrows the hidden states first
-adaptive     the vocabulary in clusters, rare ones normalised by themselves (Grave et al. 2017)
+softmax      one table; factorized when a matrix narrows the hidden states first
+adaptive     the vocabulary in clusters, rare ones normalized by themselves (Grave et al. 2017)
 
 A head's matrices are given to it and may be the embedding's.
 """
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from xlcli.model.embedding import cluster_of
-from xlcli.ops.chunks import in_chunks
+from xlcli.ops.chunks import map_chunks
 
 MOST_LOGITS = 2**23
 """Beyond how many numbers the loss is computed in chunks of its own accord, each about as large.
@@ -53,7 +53,7 @@ class Head(nn.Module):
         # Slices made when they are needed, not `split`: their gradients are added up one by one. Those of a split all
         # stay until the last is there, and the gaps between them do not take another gradient of the table.
         parts = ((x[:, i : i + chunk], targets[:, i : i + chunk]) for i in range(0, n_new, chunk))
-        return in_chunks(self.losses, parts, x.device)
+        return map_chunks(self.losses, parts, x.device)
 
 
 class SoftmaxHead(Head):

@@ -17,7 +17,7 @@ from collections.abc import Collection
 
 import torch
 
-from xlcli.config import ModelConfig, UniversalStack
+from xlcli.config import ModelConfig, UniversalStackConfig
 from xlcli.model.attention.linear import LinearAttention
 from xlcli.model.attention.lsh import LSHAttention
 from xlcli.model.lm import LanguageModel
@@ -41,7 +41,7 @@ def init_weights(model: LanguageModel, config: ModelConfig, generator: torch.Gen
             if "norm" in owner or owner == "stack.final":
                 parameter.fill_(1.0 if kind == "weight" else 0.0)
             elif owner == "stack.halt" and kind == "bias":
-                assert isinstance(config.stack, UniversalStack)
+                assert isinstance(config.stack, UniversalStackConfig)
                 parameter.fill_(config.stack.halt_bias)
             elif kind in ("bias", "alpha") or (config.position.kind == "t5" and owner.endswith("position.table")):
                 parameter.zero_()

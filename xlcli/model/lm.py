@@ -20,11 +20,11 @@ from xlcli.model.attention import Attention
 from xlcli.model.head import Head
 from xlcli.model.position import Position
 from xlcli.model.stack import Ponder, Stack
-from xlcli.ops.span import Frame, Span
+from xlcli.ops.span import AttentionContext, Span
 from xlcli.state import Buckets, Hidden, KeyValue, Memory, State
 
 
-class Scored(NamedTuple):
+class ScoreOutput(NamedTuple):
     """Nats (b t) of each target in token order, the state after them, and what adaptive computation cost."""
 
     nll: Tensor
@@ -46,17 +46,17 @@ class LanguageModel(nn.Module):
         self.head = head
 
     @property
-    def parameter_count(self) -> int:
+    def n_parameters(self) -> int:
         """Numbers to learn, shared ones counted once."""
         return sum(p.numel() for p in self.parameters())
 
-    def reach(self, mem_len: int, n_steps: int | None = None) -> int | None:
+    def receptive_field(self, mem_len: int, n_steps: int | None = None) -> int | None:
         """How many tokens before it a prediction may depend on, itself excluded; None when there is no limit."""
-        steps = [block.attention.reach(mem_len) for block in self.stack.applied(n_steps)]
+        steps = [block.attention.receptive_field(mem_len) for block in self.stack.unrolled(n_steps)]
         known = [step for step in steps if step is not None]
         return sum(known) if len(known) == len(steps) else None
 
-    def start(
+    def init_state(
         self,
         batch: int,
         *,
@@ -80,37 +80,37 @@ class LanguageModel(nn.Module):
             n_hashes: Rounds of hashed attention; None is as trained.
             offsets: Where in its text each row begins, for absolute positions; None is at the beginning.
         """
-        layers = tuple(block.attention.start(batch, memory, n_hashes) for block in self.stack.applied(n_steps))
+        layers = tuple(block.attention.init_memory(batch, memory, n_hashes) for block in self.stack.unrolled(n_steps))
         places = torch.as_tensor([0] * batch if offsets is None else offsets, dtype=torch.int64)
         device = next(self.parameters()).device
-        return State(layers, 0, Span.of(span, mem_len=mem_len, segment_len=segment_len), places.to(device))
+        return State(layers, 0, Span.make(span, mem_len=mem_len, segment_len=segment_len), places.to(device))
 
-    def restart(self, state: State) -> State:
+    def reset(self, state: State) -> State:
         """The state of the same rows, by the same rule, that have read nothing; offsets are at the beginning again."""
-        empty = self.forget(state, range(self.config.n_layers))
+        empty = self.reset_layers(state, range(self.config.n_layers))
         return replace(empty, seen=0, offsets=torch.zeros_like(state.offsets))
 
-    def forget(self, state: State, layers: Collection[int]) -> State:
+    def reset_layers(self, state: State, layers: Collection[int]) -> State:
         """The state whose `layers`, named by number, have an empty memory.
 
         Only linear and hashed attention can have one when tokens have been read.
         """
-        blocks = self.stack.applied(self._n_steps(state))
+        blocks = self.stack.unrolled(self._n_steps(state))
         memories = tuple(
-            block.attention.start(state.n_rows, "keyvalue", _rounds(memory))
+            block.attention.init_memory(state.batch_size, "keyvalue", _rounds(memory))
             if i % self.config.n_layers in layers
             else memory
             for i, (block, memory) in enumerate(zip(blocks, state.layers, strict=True))
         )
         return replace(state, layers=memories)
 
-    def fits(self, state: State) -> bool:
+    def is_compatible(self, state: State) -> bool:
         """Whether a state from elsewhere has the layers, shapes and lengths of this model's."""
         try:
-            blocks = list(self.stack.applied(self._n_steps(state)))
+            blocks = list(self.stack.unrolled(self._n_steps(state)))
         except ConfigError:
             return False
-        keep = state.span.keep(state.seen)
+        keep = state.span.n_kept(state.seen)
         return len(blocks) == len(state.layers) and all(
             _fits(block.attention, memory, keep) for block, memory in zip(blocks, state.layers, strict=True)
         )
@@ -124,10 +124,10 @@ class LanguageModel(nn.Module):
         x, state, _ = self._read(tokens, state)
         return x, state
 
-    def score(self, tokens: Tensor, targets: Tensor, state: State) -> Scored:
+    def score(self, tokens: Tensor, targets: Tensor, state: State) -> ScoreOutput:
         """Nats (b t) of each target after its token, in token order, and the state after `tokens`."""
         x, state, ponder = self._read(tokens, state)
-        return Scored(self.head.nll(x, targets), state, ponder)
+        return ScoreOutput(self.head.nll(x, targets), state, ponder)
 
     def nll(self, tokens: Tensor, targets: Tensor, state: State) -> tuple[Tensor, State]:
         """`score` without the cost of adaptive computation."""
@@ -143,16 +143,16 @@ class LanguageModel(nn.Module):
         for piece in self._pieces(tokens, state):
             n_new = piece.shape[1]
             seen = state.seen + n_new
-            frame = Frame(
+            context = AttentionContext(
                 state.span,
-                n_memory=state.span.keep(state.seen),
+                n_memory=state.span.n_kept(state.seen),
                 n_new=n_new,
-                keep=state.span.keep(seen),
+                keep=state.span.n_kept(seen),
                 device=tokens.device,
                 start=state.seen,
                 offsets=state.offsets,
             )
-            x, layers, ponder = self.stack(self.position.embed(self.embedding(piece), frame), state.layers, frame)
+            x, layers, ponder = self.stack(self.position.embed(self.embedding(piece), context), state.layers, context)
             state = State(layers, seen, state.span, state.offsets)
             hidden.append(x)
             ponders.append(ponder)
@@ -163,7 +163,7 @@ class LanguageModel(nn.Module):
     @staticmethod
     def _pieces(tokens: Tensor, state: State) -> list[Tensor]:
         """The call cut where memory must be dropped, which happens only when segments are independent."""
-        room = state.span.room(state.seen)
+        room = state.span.n_until_reset(state.seen)
         if room is None or tokens.shape[1] <= room:
             return [tokens]
         return [tokens[:, :room], *torch.split(tokens[:, room:], state.span.segment_len, dim=1)]
@@ -174,12 +174,12 @@ def _fits(attention: Attention, memory: Memory, keep: int) -> bool:
     rounds = _rounds(memory)
     if rounds is not None and not 1 <= rounds <= MAX_HASHES:
         return False
-    own = (attention.start(0, kind, rounds) for kind in ("keyvalue", "hidden"))
+    own = (attention.init_memory(0, kind, rounds) for kind in ("keyvalue", "hidden"))
     if (memory.kind, memory.shape) not in {(like.kind, like.shape) for like in own}:
         return False
     if isinstance(memory, Buckets):
         return memory.table.n_slots in (0, getattr(attention, "bucket_size", 0))
-    return not isinstance(memory, Hidden | KeyValue) or memory.length == attention.reach(keep)
+    return not isinstance(memory, Hidden | KeyValue) or memory.length == attention.receptive_field(keep)
 
 
 def _rounds(memory: Memory) -> int | None:

@@ -1,4 +1,4 @@
-"""Normalisation layers by name."""
+"""Normalization layers by name."""
 
 from __future__ import annotations
 

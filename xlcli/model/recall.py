@@ -11,9 +11,9 @@ from torch import Tensor
 
 from xlcli.model.attention.lsh import LSHAttention
 from xlcli.model.lm import LanguageModel
-from xlcli.ops.hashing import line_up
-from xlcli.ops.lsh import meet, recall
-from xlcli.ops.span import Frame
+from xlcli.ops.lsh_attention import meet, recall
+from xlcli.ops.lsh_table import rank_in_buckets
+from xlcli.ops.span import AttentionContext
 from xlcli.state import Buckets, State
 
 QUERIES = 256
@@ -23,21 +23,21 @@ AT_ONCE = 2**24
 
 
 class _Heard(NamedTuple):
-    """What one application of a hashed layer made of a call: q, k (b h t e) and tickets (b h r t)."""
+    """What one application of a hashed layer made of a call: q, k (b h t e) and global_ranks (b h r t)."""
 
     layer: LSHAttention
     q: Tensor
     k: Tensor
-    tickets: Tensor
+    global_ranks: Tensor
 
     @staticmethod
     def joined(calls: Sequence[_Heard]) -> _Heard:
         """Of the same layer in successive calls."""
-        layers, q, k, tickets = zip(*calls, strict=True)
-        return _Heard(layers[0], torch.cat(q, 2), torch.cat(k, 2), torch.cat(tickets, 3))
+        layers, q, k, global_ranks = zip(*calls, strict=True)
+        return _Heard(layers[0], torch.cat(q, 2), torch.cat(k, 2), torch.cat(global_ranks, 3))
 
 
-def hashed_recall(model: LanguageModel, tokens: Tensor, state: State, call: int) -> list[float]:
+def lsh_recall(model: LanguageModel, tokens: Tensor, state: State, call: int) -> list[float]:
     """Mean share of the softmax weight of full attention that each hashed layer finds, in order of use, 0 to 1.
 
     Queries and keys are those of the model as it is, which hashes; full attention is over all of its memory length. The
@@ -66,11 +66,11 @@ def _listening(model: LanguageModel) -> Iterator[list[_Heard]]:
     """Notes what hashed layers are given, and takes nothing away."""
     heard: list[_Heard] = []
 
-    def note(layer: LSHAttention, given: tuple[Tensor, Buckets, Frame]) -> None:
-        x, memory, frame = given
+    def note(layer: LSHAttention, given: tuple[Tensor, Buckets, AttentionContext]) -> None:
+        x, memory, context = given
         with torch.autocast(x.device.type, enabled=False):
-            q, k, _, buckets = layer.project(x, memory, frame)
-        heard.append(_Heard(layer, q, k, line_up(buckets, memory.table.counts).tickets))
+            q, k, _, buckets = layer.project(x, memory, context)
+        heard.append(_Heard(layer, q, k, rank_in_buckets(buckets, memory.table.counts).global_ranks))
 
     layers = [module for module in model.modules() if isinstance(module, LSHAttention)]
     hooks = [layer.register_forward_pre_hook(note) for layer in layers]
@@ -83,12 +83,12 @@ def _listening(model: LanguageModel) -> Iterator[list[_Heard]]:
 
 def _share(heard: _Heard, places: Tensor, limit: int) -> float:
     """Mean over heads and the queries at these places (s)."""
-    layer, q, k, tickets = heard
+    layer, q, k, global_ranks = heard
     keys = torch.arange(k.shape[2], device=k.device)
     total = 0.0
     for some in torch.split(places, max(1, AT_ONCE // (layer.n_heads * len(keys)))):
         distance = some[:, None] - keys
         there = (distance >= 1) & (distance <= limit)
-        seen = meet(tickets[..., some], tickets, layer.bucket_size)
+        seen = meet(global_ranks[..., some], global_ranks, layer.bucket_size)
         total += recall(q[:, :, some], k, seen, there, scale=layer.scale).double().sum().item()
     return total / (layer.n_heads * len(places))

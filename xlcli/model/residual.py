@@ -19,17 +19,17 @@ class Residual(nn.Module):
         super().__init__()
         self.dropout = nn.Dropout(dropout)
 
-    def enter(self, x: Tensor) -> Tensor:
+    def pre(self, x: Tensor) -> Tensor:
         """What the branch is given (b t d)."""
         return x
 
-    def delta(self, y: Tensor) -> Tensor:
+    def post(self, y: Tensor) -> Tensor:
         """What is added to the stream (b t d), given the branch's output."""
         return self.dropout(y)  # type: ignore[no-any-return]
 
-    def join(self, x: Tensor, y: Tensor) -> Tensor:
+    def merge(self, x: Tensor, y: Tensor) -> Tensor:
         """The stream (b t d) after the branch."""
-        return x + self.delta(y)
+        return x + self.post(y)
 
 
 class PreNorm(Residual):
@@ -39,7 +39,7 @@ class PreNorm(Residual):
         super().__init__(dropout)
         self.norm = norm
 
-    def enter(self, x: Tensor) -> Tensor:
+    def pre(self, x: Tensor) -> Tensor:
         """norm(x)."""
         return self.norm(x)  # type: ignore[no-any-return]
 
@@ -51,9 +51,9 @@ class PostNorm(Residual):
         super().__init__(dropout)
         self.norm = norm
 
-    def join(self, x: Tensor, y: Tensor) -> Tensor:
-        """The normalised sum."""
-        return self.norm(x + self.delta(y))  # type: ignore[no-any-return]
+    def merge(self, x: Tensor, y: Tensor) -> Tensor:
+        """The normalized sum."""
+        return self.norm(x + self.post(y))  # type: ignore[no-any-return]
 
 
 class Sandwich(PreNorm):
@@ -63,9 +63,9 @@ class Sandwich(PreNorm):
         super().__init__(norm, dropout)
         self.last_norm = last_norm
 
-    def delta(self, y: Tensor) -> Tensor:
+    def post(self, y: Tensor) -> Tensor:
         """norm(y)."""
-        return super().delta(self.last_norm(y))
+        return super().post(self.last_norm(y))
 
 
 class ReZero(Residual):
@@ -75,6 +75,6 @@ class ReZero(Residual):
         super().__init__(dropout)
         self.alpha = nn.Parameter(torch.empty(()))
 
-    def delta(self, y: Tensor) -> Tensor:
+    def post(self, y: Tensor) -> Tensor:
         """alpha y."""
-        return super().delta(self.alpha * y)
+        return super().post(self.alpha * y)

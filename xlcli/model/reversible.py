@@ -14,9 +14,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from xlcli.model.stack import Block, Passed, Stack
-from xlcli.ops.reversible import Layer, couple, couple_plain
-from xlcli.ops.span import Frame
+from xlcli.model.stack import Block, Stack, StackOutput
+from xlcli.ops.reversible import Layer, reversible_forward, reversible_forward_plain
+from xlcli.ops.span import AttentionContext
 from xlcli.state import Memory
 
 
@@ -30,27 +30,27 @@ class ReversibleStack(Stack):
         super().__init__(blocks, final)
         self.rebuild = rebuild
 
-    def forward(self, x: Tensor, memories: tuple[Memory, ...], frame: Frame) -> Passed:
+    def forward(self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> StackOutput:
         """(b t d) through all blocks, and every memory after it, which holds what the attention branch is given."""
         pairs = zip(self._blocks(), memories, strict=True)
-        layers = [_layer(block, memory, frame) for block, memory in pairs]
-        through = couple if self.rebuild and torch.is_grad_enabled() else couple_plain
+        layers = [_layer(block, memory, context) for block, memory in pairs]
+        through = reversible_forward if self.rebuild and torch.is_grad_enabled() else reversible_forward_plain
         y1, y2, after = through(x, x, layers)
-        return Passed(self.final((y1 + y2) / 2), tuple(after))
+        return StackOutput(self.final((y1 + y2) / 2), tuple(after))
 
 
-def _layer(block: Block, memory: Memory, frame: Frame) -> Layer[Memory]:
+def _layer(block: Block, memory: Memory, context: AttentionContext) -> Layer[Memory]:
     def attend(x: Tensor) -> tuple[Tensor, Memory]:
-        x = block.attention.position.embed(x, frame)
-        y, after = block.attention(block.attention_residual.enter(x), memory, frame)
+        x = block.attention.position.embed(x, context)
+        y, after = block.attention(block.attention_residual.pre(x), memory, context)
         # What is made of parameters, such as a shared table of biases, has a gradient in its own computation only.
-        frame.forget_learned()
+        context.clear_learned()
         if torch.is_grad_enabled():
             after = after.map(Tensor.detach)
-        return block.attention_residual.delta(y), after
+        return block.attention_residual.post(y), after
 
     def feed(x: Tensor) -> Tensor:
-        return block.feedforward_residual.delta(block.feedforward(block.feedforward_residual.enter(x)))
+        return block.feedforward_residual.post(block.feedforward(block.feedforward_residual.pre(x)))
 
     return Layer(
         attend,

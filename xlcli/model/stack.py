@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from xlcli.errors import ConfigError
 from xlcli.model.attention import Attention
 from xlcli.model.residual import Residual
-from xlcli.ops.span import Frame
+from xlcli.ops.span import AttentionContext
 from xlcli.state import Memory
 
 
@@ -21,7 +21,7 @@ class Ponder(NamedTuple):
     steps: Tensor
 
 
-class Passed(NamedTuple):
+class StackOutput(NamedTuple):
     """What comes out of a stack: x (b t d), every memory, and what adaptive computation cost, if there is any."""
 
     x: Tensor
@@ -46,18 +46,18 @@ class Block(nn.Module):
         self.attention_residual = attention_residual
         self.feedforward_residual = feedforward_residual
 
-    def forward(self, x: Tensor, memory: Memory, frame: Frame) -> tuple[Tensor, Memory]:
+    def forward(self, x: Tensor, memory: Memory, context: AttentionContext) -> tuple[Tensor, Memory]:
         """(b t d) through both branches, and the memory after it, which holds what the attention branch is given."""
-        x = self.attention.position.embed(x, frame)
-        y, memory = self.attention(self.attention_residual.enter(x), memory, frame)
-        x = self.attention_residual.join(x, y)
-        y = self.feedforward(self.feedforward_residual.enter(x))
-        return self.feedforward_residual.join(x, y), memory
+        x = self.attention.position.embed(x, context)
+        y, memory = self.attention(self.attention_residual.pre(x), memory, context)
+        x = self.attention_residual.merge(x, y)
+        y = self.feedforward(self.feedforward_residual.pre(x))
+        return self.feedforward_residual.merge(x, y), memory
 
-    def remember(self, x: Tensor, memory: Memory, frame: Frame) -> Memory:
+    def update_memory(self, x: Tensor, memory: Memory, context: AttentionContext) -> Memory:
         """The memory after x (b t d), when nobody asks for the output."""
-        x = self.attention.position.embed(x, frame)
-        return self.attention.remember(self.attention_residual.enter(x), memory, frame)
+        x = self.attention.position.embed(x, context)
+        return self.attention.update_memory(self.attention_residual.pre(x), memory, context)
 
 
 class Stack(nn.Module):
@@ -68,7 +68,7 @@ class Stack(nn.Module):
         self.blocks = nn.ModuleList(blocks)
         self.final = final
 
-    def applied(self, n_steps: int | None) -> Iterator[Block]:
+    def unrolled(self, n_steps: int | None) -> Iterator[Block]:
         """The blocks in order of use.
 
         `n_steps` is for stacks that apply them several times, and a `ConfigError` for others; None is as trained.
@@ -79,15 +79,17 @@ class Stack(nn.Module):
             )
         yield from self._blocks()
 
-    def forward(self, x: Tensor, memories: tuple[Memory, ...], frame: Frame) -> Passed:
+    def forward(self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> StackOutput:
         """(b t d) through all blocks, and every memory after it."""
-        x, memories = self._pass(x, memories, frame)
-        return Passed(self.final(x), memories)
+        x, memories = self._pass(x, memories, context)
+        return StackOutput(self.final(x), memories)
 
-    def _pass(self, x: Tensor, memories: tuple[Memory, ...], frame: Frame) -> tuple[Tensor, tuple[Memory, ...]]:
+    def _pass(
+        self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext
+    ) -> tuple[Tensor, tuple[Memory, ...]]:
         after = []
         for block, before in zip(self._blocks(), memories, strict=True):
-            x, memory = block(x, before, frame)
+            x, memory = block(x, before, context)
             after.append(memory)
         return x, tuple(after)
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from xlcli.model.position.sinusoidal import sinusoids
-from xlcli.model.stack import Block, Passed, Ponder, Stack
-from xlcli.ops.span import Frame
+from xlcli.model.stack import Block, Ponder, Stack, StackOutput
+from xlcli.ops.span import AttentionContext
 from xlcli.state import Memory
 
 
@@ -30,18 +30,18 @@ class UniversalStack(Stack):
         self.n_steps = n_steps
         self.time_signal = time_signal
 
-    def applied(self, n_steps: int | None) -> Iterator[Block]:
+    def unrolled(self, n_steps: int | None) -> Iterator[Block]:
         """The blocks in order of use."""
         for _ in range(n_steps or self.n_steps):
             yield from self._blocks()
 
-    def forward(self, x: Tensor, memories: tuple[Memory, ...], frame: Frame) -> Passed:
+    def forward(self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> StackOutput:
         """(b t d) through all steps, and every memory after it."""
         after: tuple[Memory, ...] = ()
         for step, before in enumerate(self._by_step(memories), start=1):
-            x, new = self._pass(self._signal(x, step), before, frame)
+            x, new = self._pass(self._signal(x, step), before, context)
             after += new
-        return Passed(self.final(x), after)
+        return StackOutput(self.final(x), after)
 
     def _by_step(self, memories: tuple[Memory, ...]) -> list[tuple[Memory, ...]]:
         n = len(self.blocks)
@@ -58,7 +58,7 @@ class UniversalStack(Stack):
 class AdaptiveStack(UniversalStack):
     """Each position halts by itself, at the last step at the latest.
 
-    Halting reads the state as the head would, which means normalised unless blocks already do that at their end: the
+    Halting reads the state as the head would, which means normalized unless blocks already do that at their end: the
     stream of a pre-norm network grows from step to step, and the probabilities would saturate.
     """
 
@@ -69,7 +69,7 @@ class AdaptiveStack(UniversalStack):
         self.epsilon = epsilon
         self.halt = nn.Linear(dim, 1)
 
-    def forward(self, x: Tensor, memories: tuple[Memory, ...], frame: Frame) -> Passed:
+    def forward(self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> StackOutput:
         """(b t d) through as many steps as each position asks for, every memory after it, and what that cost."""
         steps = self._by_step(memories)
         running = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
@@ -81,9 +81,9 @@ class AdaptiveStack(UniversalStack):
             signalled = self._signal(x, step)
             if not (torch.is_grad_enabled() or running.any()):
                 # Nobody's state changes any more, but later tokens will look for it here.
-                after += self._remember(signalled, before, frame)
+                after += self._remember(signalled, before, context)
                 continue
-            new, memory = self._pass(signalled, before, frame)
+            new, memory = self._pass(signalled, before, context)
             after += memory
             p = self.halt(self.final(new)).squeeze(-1).to(total.dtype).sigmoid()
             halts = running & ((total + p > 1 - self.epsilon) | (step == len(steps)))
@@ -95,13 +95,13 @@ class AdaptiveStack(UniversalStack):
             x = torch.where(running[..., None], new.to(x.dtype), x)
             running = running & ~halts
             total = total + p
-        return Passed(self.final(out), after, Ponder(taken + remainder, taken))
+        return StackOutput(self.final(out), after, Ponder(taken + remainder, taken))
 
-    def _remember(self, x: Tensor, memories: tuple[Memory, ...], frame: Frame) -> tuple[Memory, ...]:
+    def _remember(self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> tuple[Memory, ...]:
         """Every memory after a step whose output nobody asks for: all of the last block but its memory is left out."""
         *first, last = self._blocks()
         after = []
         for block, before in zip(first, memories[:-1], strict=True):
-            x, memory = block(x, before, frame)
+            x, memory = block(x, before, context)
             after.append(memory)
-        return *after, last.remember(x, memories[-1], frame)
+        return *after, last.update_memory(x, memories[-1], context)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 
-def in_chunks(function: Callable[..., Tensor], parts: Iterable[tuple[Tensor, ...]], device: torch.device) -> Tensor:
+def map_chunks(function: Callable[..., Tensor], parts: Iterable[tuple[Tensor, ...]], device: torch.device) -> Tensor:
     """`function` of each part in turn, its results (b c ...) joined to (b t ...).
 
     For the backward pass nothing but the parts is kept: each is computed once more, with the same dropout.

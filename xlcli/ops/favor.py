@@ -4,7 +4,7 @@ With rows w of a Gaussian matrix, exp(q·k) = E[exp(w·q - |q|²/2) exp(w·k - |
 make attention a ratio of running sums over keys. Orthogonal rows lower the variance (section 2.4). Queries and keys are
 each scaled by head_dim^-1/4, so that the kernel is exp(q·k / √head_dim).
 
-No feature depends on another token: a maximum over keys, the usual stabiliser, would tell a query of later ones.
+No feature depends on another token: a maximum over keys, the usual stabilizer, would tell a query of later ones.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Layer(NamedTuple, Generic[T]):
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def couple(x1: Tensor, x2: Tensor, layers: Sequence[Layer[T]]) -> tuple[Tensor, Tensor, list[T]]:
+def reversible_forward(x1: Tensor, x2: Tensor, layers: Sequence[Layer[T]]) -> tuple[Tensor, Tensor, list[T]]:
     """Both streams (b t d) after all layers, and what each F told; what branches were given is rebuilt.
 
     Gradients go to the streams and to the parameters, to nothing else that branches look at.
@@ -49,7 +49,7 @@ def couple(x1: Tensor, x2: Tensor, layers: Sequence[Layer[T]]) -> tuple[Tensor, 
     return y1.to(x1.dtype), y2.to(x2.dtype), told
 
 
-def couple_plain(x1: Tensor, x2: Tensor, layers: Sequence[Layer[T]]) -> tuple[Tensor, Tensor, list[T]]:
+def reversible_forward_plain(x1: Tensor, x2: Tensor, layers: Sequence[Layer[T]]) -> tuple[Tensor, Tensor, list[T]]:
     """The same by its definition; autograd keeps every activation.
 
     Without gradients nothing will be rebuilt, and streams stay in their own type.

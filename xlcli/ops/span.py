@@ -25,15 +25,15 @@ class Span:
     segment_len: int
 
     @staticmethod
-    def of(kind: Literal["uniform", "growing"], *, mem_len: int, segment_len: int) -> Span:
+    def make(kind: Literal["uniform", "growing"], *, mem_len: int, segment_len: int) -> Span:
         """The rule for a memory of `mem_len` tokens; with none it is `segment`, whatever was asked."""
         return Span(kind if mem_len else "segment", mem_len, segment_len)
 
-    def keep(self, seen: int) -> int:
+    def n_kept(self, seen: int) -> int:
         """Tokens to remember once `seen` tokens have been read."""
         return seen % self.segment_len if self.kind == "segment" else min(seen, self.mem_len)
 
-    def room(self, seen: int) -> int | None:
+    def n_until_reset(self, seen: int) -> int | None:
         """Tokens that one call may read before its memory must be dropped; None when any number."""
         return self.segment_len - seen % self.segment_len if self.kind == "segment" else None
 
@@ -41,7 +41,7 @@ class Span:
 T = TypeVar("T")
 
 
-class Frame:
+class AttentionContext:
     """The rule applied to one call: `n_memory` remembered tokens followed by `n_new` new ones: s keys.
 
     Made once a call and shared by all layers, so that masks and tables are computed once. Distances, and angles, count
@@ -72,26 +72,26 @@ class Frame:
         self.window = window
         self._kept: dict[Hashable, Any] = {}
 
-    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+    def cached(self, key: Hashable, make: Callable[[], T]) -> T:
         """What `make` gives, made at the first call with this key, a tuple with a module if its parameters are used."""
         if key not in self._kept:
             self._kept[key] = make()
         value: T = self._kept[key]
         return value
 
-    def forget_learned(self) -> None:
+    def clear_learned(self) -> None:
         """Drops what was made of parameters, and with it the graph of how."""
         for key, value in list(self._kept.items()):
-            if isinstance(value, Frame):
-                value.forget_learned()
+            if isinstance(value, AttentionContext):
+                value.clear_learned()
             elif isinstance(key, tuple) and any(isinstance(part, nn.Module) for part in key):
                 del self._kept[key]
 
-    def narrow(self, window: int) -> Frame:
-        """The frame of a layer that sees, and remembers, at most `window` tokens back."""
-        return self.once(
+    def narrow(self, window: int) -> AttentionContext:
+        """The context of a layer that sees, and remembers, at most `window` tokens back."""
+        return self.cached(
             ("narrow", window),
-            lambda: Frame(
+            lambda: AttentionContext(
                 self.span,
                 n_memory=min(self.n_memory, window),
                 n_new=self.n_new,
@@ -153,7 +153,7 @@ class Frame:
             angle = position[:, None] * frequencies(n_features, self.device)
             return angle.sin().to(dtype), angle.cos().to(dtype)
 
-        return self.once(("angles", n_features, dtype), make)
+        return self.cached(("angles", n_features, dtype), make)
 
 
 def frequencies(n_features: int, device: torch.device, base: float = 10000.0) -> Tensor:

@@ -12,8 +12,8 @@ from pathlib import Path
 from xlcli.errors import CheckpointError
 from xlcli.files import read_header
 from xlcli.presets import models_folder
-from xlcli.store.journal import read_record
 from xlcli.store.layout import CHECKPOINTS, CONFIG, WEIGHTS, is_model
+from xlcli.store.records import read_record
 
 LOCAL = "models"
 """Folder of the user's own models, in the working folder."""
@@ -63,15 +63,15 @@ def find(name: str | None, *, env: Mapping[str, str] | None = None, cwd: Path | 
 def local_models(cwd: Path | None = None) -> tuple[ModelSummary, ...]:
     """The models in `./models`, newest first."""
     found = _models((Path.cwd() if cwd is None else cwd) / LOCAL)
-    return tuple(summarise(folder) for folder in sorted(found, key=_modified, reverse=True))
+    return tuple(summarize(folder) for folder in sorted(found, key=_modified, reverse=True))
 
 
 def bundled_models() -> tuple[ModelSummary, ...]:
     """The models that came with xlcli, by name."""
-    return tuple(summarise(folder, bundled=True) for folder in _models(models_folder()))
+    return tuple(summarize(folder, bundled=True) for folder in _models(models_folder()))
 
 
-def summarise(folder: Path, *, bundled: bool = False) -> ModelSummary:
+def summarize(folder: Path, *, bundled: bool = False) -> ModelSummary:
     """A summary of one model, from headers alone."""
     parameters: int | None = None
     corpus: str | None = None

@@ -23,31 +23,31 @@ from xlcli.store.discover import ModelSummary as ModelSummary
 from xlcli.store.discover import bundled_models as bundled_models
 from xlcli.store.discover import find as find
 from xlcli.store.discover import local_models as local_models
-from xlcli.store.discover import summarise as summarise
-from xlcli.store.journal import METRICS, RECORD
-from xlcli.store.journal import append_metrics as append_metrics
-from xlcli.store.journal import read_metrics as read_metrics
-from xlcli.store.journal import read_record as read_record
-from xlcli.store.journal import trim_metrics as trim_metrics
-from xlcli.store.journal import write_record as write_record
+from xlcli.store.discover import summarize as summarize
 from xlcli.store.layout import CHECKPOINTS, CONFIG, HELD_OUT, WEIGHTS, config_fingerprint, write_config
 from xlcli.store.layout import held_out as held_out
 from xlcli.store.layout import is_model as is_model
 from xlcli.store.layout import read_config as read_config
 from xlcli.store.lock import lock as lock
+from xlcli.store.records import METRICS, RECORD
+from xlcli.store.records import append_metrics as append_metrics
+from xlcli.store.records import read_metrics as read_metrics
+from xlcli.store.records import read_record as read_record
+from xlcli.store.records import trim_metrics as trim_metrics
+from xlcli.store.records import write_record as write_record
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
     from xlcli.model.lm import LanguageModel
-    from xlcli.text.tokenizer import Tokenizer
+    from xlcli.text.tokenizers.registry import Tokenizer
 
 _FLOATS = ("F32", "BF16", "F16", "F64")
 
 
 @dataclass(frozen=True, eq=False)
-class Loaded:
+class LoadedModel:
     """A model ready for use. `warnings` are to be shown; `fingerprints` tie a saved state to this very model."""
 
     folder: Path
@@ -97,7 +97,7 @@ def save_model(
 
 def load(
     folder: Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None, tensors: str = WEIGHTS
-) -> Loaded:
+) -> LoadedModel:
     """The model in `folder`, verified: limits first, then shapes against the configuration, then checksums.
 
     Args:
@@ -111,7 +111,7 @@ def load(
     """
     import torch
 
-    from xlcli.text.tokenizer import load_tokenizer
+    from xlcli.text.tokenizers.registry import load_tokenizer
 
     path = folder / tensors
     config = read_config(folder)
@@ -131,7 +131,9 @@ def load(
     _fill(network, found, torch.device(device), dtype or torch.float32)
     network.eval()
     name = folder.resolve().name
-    return Loaded(folder, name, config, tokenizer, network, read_record(folder), fingerprints, _suspicions(name, found))
+    return LoadedModel(
+        folder, name, config, tokenizer, network, read_record(folder), fingerprints, _suspicions(name, found)
+    )
 
 
 def clear(folder: Path) -> None:

@@ -2,7 +2,7 @@
 
     config.json         the whole configuration, with its format number
     model.safetensors   the weights kept; metadata ties them to the configuration and the tokenizer by fingerprint
-    tokenizer.*         written and read by `xlcli.text.tokenizer`
+    tokenizer.*         written and read by `xlcli.text.tokenizers.registry`
     record.json         corpus, recipe, scores               metrics.jsonl   the curve
     valid.txt test.txt  held-out text                        checkpoints/    to resume from, see `xlcli.store.commit`
 

@@ -96,7 +96,7 @@ class Corpus:
         """
         if self._facts is not None:
             return
-        clock = Clock("reading", sum(source.stored_bytes for source in self.sources))
+        clock = ProgressMeter("reading", sum(source.stored_bytes for source in self.sources))
         digest, utf8, nul, stored = sha256(), _Utf8(), False, 0
         sizes: list[int] = []
         checksums: list[list[int]] = []
@@ -202,7 +202,7 @@ def open_corpus(paths: Sequence[str | Path], *, stdin: BinaryIO | None = None) -
     return Corpus(sources, skipped)
 
 
-class Clock:
+class ProgressMeter:
     """Turns amounts of work done into `Progress`, a few times a second.
 
     Args:

@@ -1,4 +1,4 @@
-"""Cutting a corpus into training, validation and test parts, before anything is learnt from it."""
+"""Cutting a corpus into training, validation and test parts, before anything is learned from it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from xlcli.text.corpus import Corpus, open_corpus
-from xlcli.text.pieces import safe_cut, whole_characters
+from xlcli.text.pretokenize import stable_prefix_len, whole_characters
 
 DEFAULT_FRACTION = 0.05
 LARGEST_DEFAULT = 2**20
@@ -50,7 +50,7 @@ class Part:
             if first < 0:
                 first = max(block.find(b" ", 0, _SAMPLE_BLOCK // 2), 0) - 1
             block = block[first + 1 :]
-            yield block[: safe_cut(block)] or block
+            yield block[: stable_prefix_len(block)] or block
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,10 @@ import numpy as np
 from xlcli.errors import ResourceError
 from xlcli.events import Progress
 from xlcli.text.cache import cache_folder
-from xlcli.text.corpus import Clock
+from xlcli.text.corpus import ProgressMeter
 from xlcli.text.heldout import Part
-from xlcli.text.pieces import rejoin
-from xlcli.text.vocabulary import Tokenizer
+from xlcli.text.pretokenize import whole_words
+from xlcli.text.tokenizers.base import Tokenizer
 
 HEADER = 64
 _MAGIC = b"xltoken1"
@@ -88,11 +88,11 @@ def token_file(part: Part, tokenizer: Tokenizer, *, folder: Path | None = None) 
 
 def _build(part: Part, tokenizer: Tokenizer, path: Path) -> Generator[Progress, None, None]:
     dtype = np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<u4")
-    clock = Clock("tokenizing", part.n_bytes)
+    clock = ProgressMeter("tokenizing", part.n_bytes)
     n_bytes = n_tokens = crc = 0
     with path.open("wb") as file:
         file.write(bytes(HEADER))
-        for text in rejoin(part.read()):
+        for text in whole_words(part.read()):
             data = tokenizer.encode(text).astype(dtype).tobytes()
             file.write(data)
             crc = zlib.crc32(data, crc)

@@ -8,7 +8,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from xlcli.model.position import Position
-from xlcli.ops.span import Frame
+from xlcli.ops.span import AttentionContext
 from xlcli.state import Memory
 
 
@@ -19,22 +19,22 @@ class Attention(nn.Module):
         super().__init__()
         self.position = position
 
-    def start(self, batch: int, kind: Literal["keyvalue", "hidden"], n_hashes: int | None = None) -> Memory:
+    def init_memory(self, batch: int, kind: Literal["keyvalue", "hidden"], n_hashes: int | None = None) -> Memory:
         """The memory of `batch` rows that have read nothing.
 
         `kind` is what softmax attention keeps, `n_hashes` the rounds of hashed attention; None is as trained.
         """
         raise NotImplementedError
 
-    def reach(self, mem_len: int) -> int | None:
+    def receptive_field(self, mem_len: int) -> int | None:
         """How many tokens back a token sees; None when that has no limit."""
         raise NotImplementedError
 
-    def forward(self, x: Tensor, memory: Memory, frame: Frame) -> tuple[Tensor, Memory]:
+    def forward(self, x: Tensor, memory: Memory, context: AttentionContext) -> tuple[Tensor, Memory]:
         """Branch output (b t d) for input x (b t d), and the memory after it."""
         raise NotImplementedError
 
-    def remember(self, x: Tensor, memory: Memory, frame: Frame) -> Memory:
+    def update_memory(self, x: Tensor, memory: Memory, context: AttentionContext) -> Memory:
         """The memory after x (b t d), when nobody asks for the output."""
         raise NotImplementedError
 
@@ -50,9 +50,9 @@ class Projected(Attention):
         self.value = nn.Linear(dim, n_heads * head_dim, bias=False)
         self.output = nn.Linear(n_heads * head_dim, dim, bias=False)
 
-    def project(self, x: Tensor, frame: Frame) -> tuple[Tensor, Tensor]:
+    def project(self, x: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
         """Keys and values (b h n e) of the inputs x (b n d) of the n latest tokens."""
-        return self.position.rotate(self._heads(self.key(x)), frame), self._heads(self.value(x))
+        return self.position.rotate(self._heads(self.key(x)), context), self._heads(self.value(x))
 
     def _heads(self, x: Tensor) -> Tensor:
         return rearrange(x, "b t (h e) -> b h t e", h=self.n_heads)

@@ -12,7 +12,7 @@ from torch import Tensor
 from xlcli.model.attention import Projected
 from xlcli.model.position import Position
 from xlcli.ops.attend import attend, attend_one, attention_weights
-from xlcli.ops.span import Frame
+from xlcli.ops.span import AttentionContext
 from xlcli.state import Hidden, KeyValue, Memory
 
 
@@ -26,7 +26,7 @@ class FullAttention(Projected):
         self.scale = scale
         self.dropout = dropout
 
-    def start(self, batch: int, kind: Literal["keyvalue", "hidden"], n_hashes: int | None = None) -> Memory:
+    def init_memory(self, batch: int, kind: Literal["keyvalue", "hidden"], n_hashes: int | None = None) -> Memory:
         """The memory of `batch` rows that have read nothing."""
         like = self.key.weight
         if kind == "hidden":
@@ -34,29 +34,29 @@ class FullAttention(Projected):
         empty = like.new_empty(batch, self.n_heads, 0, like.shape[0] // self.n_heads)
         return KeyValue(empty, empty, 0, 0)
 
-    def reach(self, mem_len: int) -> int | None:
+    def receptive_field(self, mem_len: int) -> int | None:
         """How many tokens back a token sees; None when that has no limit."""
         return mem_len
 
-    def forward(self, x: Tensor, memory: Memory, frame: Frame) -> tuple[Tensor, Memory]:
+    def forward(self, x: Tensor, memory: Memory, context: AttentionContext) -> tuple[Tensor, Memory]:
         """Branch output (b t d) for input x (b t d), and the memory after it."""
-        q = self.position.rotate(self._heads(self.query(x)), frame)
-        k, v, memory = self._extend(x, memory, frame)
-        y = self.mix_call(q, k, v, frame)
+        q = self.position.rotate(self._heads(self.query(x)), context)
+        k, v, memory = self._extend(x, memory, context)
+        y = self.mix_call(q, k, v, context)
         return self.output(rearrange(y, "b h t e -> b t (h e)")), memory
 
-    def remember(self, x: Tensor, memory: Memory, frame: Frame) -> Memory:
+    def update_memory(self, x: Tensor, memory: Memory, context: AttentionContext) -> Memory:
         """The memory after x (b t d), when nobody asks for the output."""
-        return self._extend(x, memory, frame)[2]
+        return self._extend(x, memory, context)[2]
 
-    def mix_call(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame) -> Tensor:
+    def mix_call(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> Tensor:
         """Values (b h t e) for all queries of a call."""
-        return self.mix(q, k, v, frame, frame.visible)
+        return self.mix(q, k, v, context, context.visible)
 
-    def mix(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame, visible: Tensor | None) -> Tensor:
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, visible: Tensor | None) -> Tensor:
         """Values (b h t e) for queries (b h t e) over keys and values (b h s e), positions taken into account."""
-        bias = self.position.bias(q, k, frame, self._project_vectors)
-        q, term = self.position.term(q, frame)
+        bias = self.position.bias(q, k, context, self._project_vectors)
+        q, term = self.position.term(q, context)
         dropout = self.dropout if self.training else 0.0
         if term is not None and bias is None and q.shape[-2] == 1 and visible is None and not dropout:
             return attend_one(q, k, v, term=term, scale=self.scale)
@@ -68,13 +68,13 @@ class FullAttention(Projected):
             return attend(q, k, v, visible=visible, scale=self.scale, bias=bias, dropout=dropout)
         weights, blind = attention_weights(q, k, visible=visible, scale=self.scale, bias=bias, dropout=dropout)
         y = weights.to(v.dtype) @ v
-        extra = self.position.values(weights, frame)
+        extra = self.position.values(weights, context)
         y = y if extra is None else y + extra.to(y.dtype)
         return y if blind is None else y.masked_fill(blind, 0.0)
 
-    def _extend(self, x: Tensor, memory: Memory, frame: Frame) -> tuple[Tensor, Tensor, Memory]:
+    def _extend(self, x: Tensor, memory: Memory, context: AttentionContext) -> tuple[Tensor, Tensor, Memory]:
         assert isinstance(memory, Hidden | KeyValue)
-        return memory.extend(x, partial(self.project, frame=frame), frame.keep)
+        return memory.extend(x, partial(self.project, context=context), context.keep)
 
     def _project_vectors(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys (h n e) of vectors x (n d)."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from xlcli.model.attention import Projected
 from xlcli.model.position import Position
 from xlcli.ops.favor import attend_linear, draw_features, key_features, query_features
-from xlcli.ops.span import Frame
+from xlcli.ops.span import AttentionContext
 from xlcli.state import Memory, Sums
 
 
@@ -38,36 +38,36 @@ class LinearAttention(Projected):
         with torch.no_grad():
             self.features.copy_(draw_features(f, e, generator, orthogonal=self.orthogonal))
 
-    def start(self, batch: int, kind: Literal["keyvalue", "hidden"], n_hashes: int | None = None) -> Memory:
+    def init_memory(self, batch: int, kind: Literal["keyvalue", "hidden"], n_hashes: int | None = None) -> Memory:
         """Sums of nothing for `batch` rows, whatever the kind; float64, for a stream may add tokens for ever."""
         f, e = self.features.shape
         s = self.features.new_zeros((batch, self.n_heads, f, e), dtype=torch.float64)
         return Sums(s, s.new_zeros(s.shape[:3]))
 
-    def reach(self, mem_len: int) -> int | None:
+    def receptive_field(self, mem_len: int) -> int | None:
         """No limit."""
         return None
 
-    def forward(self, x: Tensor, memory: Memory, frame: Frame) -> tuple[Tensor, Memory]:
+    def forward(self, x: Tensor, memory: Memory, context: AttentionContext) -> tuple[Tensor, Memory]:
         """Branch output (b t d) for input x (b t d), and the memory after it."""
         assert isinstance(memory, Sums)
-        q = self.position.rotate(self._heads(self.query(x)), frame)
-        k, v = self.project(x, frame)
+        q = self.position.rotate(self._heads(self.query(x)), context)
+        k, v = self.project(x, context)
         with torch.autocast(x.device.type, enabled=False):
             k = key_features(k, self.features)
             y, s, z = attend_linear(query_features(q, self.features), k, v.to(k.dtype), memory.s, memory.z)
-        return self.output(rearrange(y.to(v.dtype), "b h t e -> b t (h e)")), _after(s, z, frame)
+        return self.output(rearrange(y.to(v.dtype), "b h t e -> b t (h e)")), _after(s, z, context)
 
-    def remember(self, x: Tensor, memory: Memory, frame: Frame) -> Memory:
+    def update_memory(self, x: Tensor, memory: Memory, context: AttentionContext) -> Memory:
         """The memory after x (b t d), when nobody asks for the output."""
         assert isinstance(memory, Sums)
-        k, v = self.project(x, frame)
+        k, v = self.project(x, context)
         with torch.autocast(x.device.type, enabled=False):
             k = key_features(k, self.features)
-            return _after(memory.s + k.mT @ v.to(k.dtype), memory.z + k.sum(2), frame)
+            return _after(memory.s + k.mT @ v.to(k.dtype), memory.z + k.sum(2), context)
 
 
-def _after(s: Tensor, z: Tensor, frame: Frame) -> Memory:
+def _after(s: Tensor, z: Tensor, context: AttentionContext) -> Memory:
     """What is remembered: the sums, gradient stopped; nothing at the end of an independent segment."""
     s, z = s.detach(), z.detach()
-    return Sums(s, z) if frame.keep else Sums(torch.zeros_like(s), torch.zeros_like(z))
+    return Sums(s, z) if context.keep else Sums(torch.zeros_like(s), torch.zeros_like(z))

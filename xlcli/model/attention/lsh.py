@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from xlcli.config.attention import MAX_HASHES
 from xlcli.model.attention import Attention
 from xlcli.model.position import Position
-from xlcli.ops.hashing import Table, draw_rotations, hash_buckets, insert, line_up
-from xlcli.ops.lsh import Reach, attend_hashed, attend_hashed_one
-from xlcli.ops.span import Frame
+from xlcli.ops.lsh_attention import KeyWindow, attend_hashed, attend_hashed_one
+from xlcli.ops.lsh_table import Table, draw_rotations, hash_buckets, insert, rank_in_buckets
+from xlcli.ops.span import AttentionContext
 from xlcli.state import Buckets, Memory
 
 FEW = 32
@@ -64,73 +64,73 @@ class LSHAttention(Attention):
         with torch.no_grad():
             self.rotations.copy_(draw_rotations(r, self.factors, e, generator))
 
-    def start(self, batch: int, kind: Literal["keyvalue", "hidden"], n_hashes: int | None = None) -> Memory:
+    def init_memory(self, batch: int, kind: Literal["keyvalue", "hidden"], n_hashes: int | None = None) -> Memory:
         """Empty buckets for `batch` rows, whatever the kind; as many rounds as they have are made use of."""
         like = self.rotations.to(torch.promote_types(self.rotations.dtype, torch.float32))
         n_buckets = math.prod(self.factors)
         rounds = self.n_hashes if n_hashes is None else n_hashes
         return Buckets(Table.empty(like, batch, self.n_heads, rounds, n_buckets))
 
-    def reach(self, mem_len: int) -> int | None:
+    def receptive_field(self, mem_len: int) -> int | None:
         """How many tokens back a token sees at most."""
         return mem_len
 
-    def forward(self, x: Tensor, memory: Memory, frame: Frame) -> tuple[Tensor, Memory]:
+    def forward(self, x: Tensor, memory: Memory, context: AttentionContext) -> tuple[Tensor, Memory]:
         """Branch output (b t d) for input x (b t d), and the memory after it."""
         assert isinstance(memory, Buckets)
         with torch.autocast(x.device.type, enabled=False):
-            q, k, v, buckets = self.project(x, memory, frame)
-            one_by_one = frame.n_new <= FEW and torch.is_inference_mode_enabled()
+            q, k, v, buckets = self.project(x, memory, context)
+            one_by_one = context.n_new <= FEW and torch.is_inference_mode_enabled()
             mix = self._mix_one_by_one if one_by_one else self._mix
-            y, memory = mix(q, k, v, buckets, memory, frame)
+            y, memory = mix(q, k, v, buckets, memory, context)
         return self.output(rearrange(y.to(self.output.weight.dtype), "b h t e -> b t (h e)")), memory
 
-    def remember(self, x: Tensor, memory: Memory, frame: Frame) -> Memory:
+    def update_memory(self, x: Tensor, memory: Memory, context: AttentionContext) -> Memory:
         """The memory after x (b t d), when nobody asks for the output."""
         assert isinstance(memory, Buckets)
-        if not frame.keep:
+        if not context.keep:
             return memory.empty()
         with torch.autocast(x.device.type, enabled=False):
-            _, k, v, buckets = self.project(x, memory, frame)
+            _, k, v, buckets = self.project(x, memory, context)
             memory = memory.writable(self.bucket_size)
-            insert(memory.table, line_up(buckets, memory.table.counts), k, v, frame.start)
+            insert(memory.table, rank_in_buckets(buckets, memory.table.counts), k, v, context.start)
         return memory
 
     def _mix(
-        self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, memory: Buckets, frame: Frame
+        self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, memory: Buckets, context: AttentionContext
     ) -> tuple[Tensor, Memory]:
         """Values (b h t e) for all queries at once, and the memory after them."""
-        line = line_up(buckets, memory.table.counts)
+        line = rank_in_buckets(buckets, memory.table.counts)
         y = attend_hashed(
             q,
             k,
             v,
             line,
-            memory.table if frame.n_memory and memory.table.n_slots else None,
-            _reach(frame, 0),
+            memory.table if context.n_memory and memory.table.n_slots else None,
+            _key_window(context, 0),
             bucket_size=self.bucket_size,
             scale=self.scale,
             dropout=self.dropout if self.training else 0.0,
         )
-        if not frame.keep:
+        if not context.keep:
             return y, memory.empty()
         memory = memory.writable(self.bucket_size)
-        insert(memory.table, line, k, v, frame.start)
+        insert(memory.table, line, k, v, context.start)
         return y, memory
 
     def _mix_one_by_one(
-        self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, memory: Buckets, frame: Frame
+        self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, memory: Buckets, context: AttentionContext
     ) -> tuple[Tensor, Memory]:
         """The same for few tokens: each looks up its buckets and nothing else."""
         memory = memory.writable(self.bucket_size)
         y = []
-        for i in range(frame.n_new):
+        for i in range(context.n_new):
             q_i, k_i, v_i = (part[:, :, i : i + 1] for part in (q, k, v))
-            buckets_i, reach = buckets[..., i : i + 1], _reach(frame, i)
-            y.append(attend_hashed_one(q_i, k_i, v_i, buckets_i, memory.table, reach, scale=self.scale))
-        return torch.cat(y, dim=2), memory if frame.keep else memory.empty()
+            buckets_i, key_window = buckets[..., i : i + 1], _key_window(context, i)
+            y.append(attend_hashed_one(q_i, k_i, v_i, buckets_i, memory.table, key_window, scale=self.scale))
+        return torch.cat(y, dim=2), memory if context.keep else memory.empty()
 
-    def project(self, x: Tensor, memory: Buckets, frame: Frame) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor, memory: Buckets, context: AttentionContext) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Queries, keys and values (b h t e) of x (b t d), and their buckets (b h r t) in each round of the memory.
 
         What is hashed has not been turned: which keys a query sees depends on no position.
@@ -141,10 +141,10 @@ class LSHAttention(Attention):
             rearrange(part(x).to(wide), "b t (h e) -> b h t e", h=self.n_heads) for part in (self.query, self.value)
         )
         buckets = hash_buckets(q, self.rotations[: memory.n_rounds].to(wide), self.factors)
-        q = self.position.rotate(q, frame)
+        q = self.position.rotate(q, context)
         return q, F.normalize(q, dim=-1), v, buckets
 
 
-def _reach(frame: Frame, i: int) -> Reach:
+def _key_window(context: AttentionContext, i: int) -> KeyWindow:
     """What the i-th new token may see, or all from the first one on."""
-    return Reach(frame.start + i, frame.start - frame.n_memory, frame.limit)
+    return KeyWindow(context.start + i, context.start - context.n_memory, context.limit)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from xlcli.ops.span import Frame
+from xlcli.ops.span import AttentionContext
 
 Term = tuple[Tensor, Tensor]
 """A second score term: queries (b h t f), and keys (s f) shared by all heads."""
@@ -27,22 +27,22 @@ class Position(nn.Module):
     adds_values = False
     """Whether `values` adds anything, for which attention weights must be at hand."""
 
-    def embed(self, x: Tensor, frame: Frame) -> Tensor:
+    def embed(self, x: Tensor, context: AttentionContext) -> Tensor:
         """Inputs (b t d) with their absolute positions marked."""
         return x
 
-    def rotate(self, x: Tensor, frame: Frame) -> Tensor:
+    def rotate(self, x: Tensor, context: AttentionContext) -> Tensor:
         """Queries or keys (b h n e) of the n latest tokens as the inner product should see them; keys are kept so."""
         return x
 
-    def term(self, q: Tensor, frame: Frame) -> tuple[Tensor, Term | None]:
+    def term(self, q: Tensor, context: AttentionContext) -> tuple[Tensor, Term | None]:
         """Queries (b h t e) for the keys, and an additional score term."""
         return q, None
 
-    def bias(self, q: Tensor, k: Tensor, frame: Frame, heads: Heads) -> Tensor | None:
+    def bias(self, q: Tensor, k: Tensor, context: AttentionContext, heads: Heads) -> Tensor | None:
         """What is added to the scaled scores of queries (b h t e) and keys (b h s e): (b h t s), (h t s) or None."""
         return None
 
-    def values(self, weights: Tensor, frame: Frame) -> Tensor | None:
+    def values(self, weights: Tensor, context: AttentionContext) -> Tensor | None:
         """What is added to the output (b h t e), given the attention weights (b h t s)."""
         return None

@@ -8,21 +8,21 @@ import torch
 from torch import Tensor
 
 from xlcli.model.position import Heads, Position
-from xlcli.ops.span import Frame
+from xlcli.ops.span import AttentionContext
 
 
 class AlibiPosition(Position):
     """Nothing to learn; the same in every layer."""
 
-    def bias(self, q: Tensor, k: Tensor, frame: Frame, heads: Heads) -> Tensor:
+    def bias(self, q: Tensor, k: Tensor, context: AttentionContext, heads: Heads) -> Tensor:
         """-slope * distance (h t s)."""
         n_heads = q.shape[1]
 
         def make() -> Tensor:
             slope = torch.tensor(slopes(n_heads), device=q.device, dtype=torch.float64)
-            return (-slope[:, None, None] * frame.distance).to(q.dtype)
+            return (-slope[:, None, None] * context.distance).to(q.dtype)
 
-        return frame.once(("alibi", n_heads, q.dtype), make)
+        return context.cached(("alibi", n_heads, q.dtype), make)
 
 
 def slopes(n_heads: int) -> list[float]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from xlcli.model.position import Heads, Position
 from xlcli.model.position.t5 import buckets
-from xlcli.ops.span import Frame
+from xlcli.ops.span import AttentionContext
 
 
 class Contextual1Position(Position):
@@ -29,9 +29,9 @@ class Contextual1Position(Position):
         self.table = nn.Embedding(n_buckets, dim)
         self.relative = nn.Linear(dim, n_heads * head_dim, bias=False)
 
-    def bias(self, q: Tensor, k: Tensor, frame: Frame, heads: Heads) -> Tensor:
+    def bias(self, q: Tensor, k: Tensor, context: AttentionContext, heads: Heads) -> Tensor:
         """The bias (b h t s)."""
-        place = buckets(frame, self.table.num_embeddings, self.max_distance)
+        place = buckets(context, self.table.num_embeddings, self.max_distance)
         keys = rearrange(self.relative(self.table.weight), "n (h e) -> h e n", h=self.n_heads)
         asked: Tensor = (q * self.scale) @ keys.to(q.dtype)
         return asked.gather(-1, place.expand(*q.shape[:-1], -1))
@@ -48,9 +48,9 @@ class Contextual2Position(Position):
         self.scale = scale
         self.table = nn.Embedding(n_buckets, dim)
 
-    def bias(self, q: Tensor, k: Tensor, frame: Frame, heads: Heads) -> Tensor:
+    def bias(self, q: Tensor, k: Tensor, context: AttentionContext, heads: Heads) -> Tensor:
         """The bias (b h t s)."""
-        place = buckets(frame, self.table.num_embeddings, self.max_distance)
+        place = buckets(context, self.table.num_embeddings, self.max_distance)
         queries, keys = (part.to(q.dtype) * self.scale for part in heads(self.table.weight))
         asked = (q @ keys.mT).gather(-1, place.expand(*q.shape[:-1], -1))
         if len(place) == 1:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from xlcli.errors import DataError
 from xlcli.model.position import Position
-from xlcli.ops.span import Frame
+from xlcli.ops.span import AttentionContext
 
 
 class AxialPosition(Position):
@@ -24,24 +24,24 @@ class AxialPosition(Position):
     Kitaev et al. 2020. With a single axis this is a plain table of learned positions (Gehring et al. 2017).
     """
 
-    def __init__(self, *, shape: Sequence[int], dims: Sequence[int], beyond: Literal["wrap", "error"]) -> None:
+    def __init__(self, *, shape: Sequence[int], dims: Sequence[int], overflow: Literal["wrap", "error"]) -> None:
         super().__init__()
         self.shape = tuple(shape)
-        self.beyond = beyond
+        self.overflow = overflow
         self.axes = nn.ModuleList(nn.Embedding(n, width) for n, width in zip(shape, dims, strict=True))
 
-    def embed(self, x: Tensor, frame: Frame) -> Tensor:
+    def embed(self, x: Tensor, context: AttentionContext) -> Tensor:
         """(b t d) with the vectors added."""
-        digits = frame.once(("digits", self.shape, self.beyond), lambda: self._digits(frame.positions))
+        digits = context.cached(("digits", self.shape, self.overflow), lambda: self._digits(context.positions))
         vectors = [axis(digit) for axis, digit in zip(self.axes, digits, strict=True)]
         return x + torch.cat(vectors, dim=-1).to(x.dtype)
 
     def _digits(self, positions: Tensor) -> list[Tensor]:
         total = math.prod(self.shape)
-        if self.beyond == "error" and (last := int(positions.max())) >= total:
+        if self.overflow == "error" and (last := int(positions.max())) >= total:
             raise DataError(
                 f"position {last:,} is beyond the {total:,} that this model has learned.",
-                "Read a shorter text, use --mem-len 0, or train with model.position.beyond=wrap.",
+                "Read a shorter text, use --mem-len 0, or train with model.position.overflow=wrap.",
             )
         rest = positions % total
         digits = []

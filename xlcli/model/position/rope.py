@@ -13,7 +13,7 @@ from einops import rearrange
 from torch import Tensor
 
 from xlcli.model.position import Position
-from xlcli.ops.span import Frame, frequencies
+from xlcli.ops.span import AttentionContext, frequencies
 
 Layout = Literal["half", "interleaved"]
 """Which features make a pair: f and f + e/2, or 2f and 2f + 1."""
@@ -27,32 +27,32 @@ class RopePosition(Position):
         self.layout = layout
         self.base = base
 
-    def rotate(self, x: Tensor, frame: Frame) -> Tensor:
+    def rotate(self, x: Tensor, context: AttentionContext) -> Tensor:
         """(b h n e) turned; the n tokens are the latest of memory and call."""
         n, width = x.shape[-2:]
 
         def make() -> tuple[Tensor, Tensor]:
-            stop = frame.first + frame.n_new
-            return turns(torch.arange(stop - n, stop, device=x.device), width, self.base)
+            stop = context.first + context.n_new
+            return rope_angles(torch.arange(stop - n, stop, device=x.device), width, self.base)
 
-        return turn(x, *frame.once(("turns", n, width, self.base), make), self.layout)
+        return apply_rope(x, *context.cached(("rope_angles", n, width, self.base), make), self.layout)
 
 
 class RopeEmbedding(RopePosition):
     """At the embedding: not relative, because the projections that follow do not commute with it. An ablation."""
 
-    def embed(self, x: Tensor, frame: Frame) -> Tensor:
+    def embed(self, x: Tensor, context: AttentionContext) -> Tensor:
         """(b t d) turned by the absolute positions."""
-        return turn(x, *turns(frame.positions, x.shape[-1], self.base), self.layout)
+        return apply_rope(x, *rope_angles(context.positions, x.shape[-1], self.base), self.layout)
 
 
-def turns(positions: Tensor, width: int, base: float) -> tuple[Tensor, Tensor]:
+def rope_angles(positions: Tensor, width: int, base: float) -> tuple[Tensor, Tensor]:
     """Sine and cosine (... width/2) of positions (...) times the frequencies base^(-2f/width), in float64."""
     angle = positions[..., None].double() * frequencies(width, positions.device, base)
     return angle.sin(), angle.cos()
 
 
-def turn(x: Tensor, sin: Tensor, cos: Tensor, layout: Layout) -> Tensor:
+def apply_rope(x: Tensor, sin: Tensor, cos: Tensor, layout: Layout) -> Tensor:
     """x (... n e) with its pairs turned by the angles (... n e/2); in float32 at least, then of x's type again."""
     exact = torch.promote_types(x.dtype, torch.float32)
     sin, cos = sin.to(exact), cos.to(exact)

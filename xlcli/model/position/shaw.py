@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from xlcli.model.position import Heads, Position
-from xlcli.ops.span import Frame
+from xlcli.ops.span import AttentionContext
 
 
 class ShawPosition(Position):
@@ -20,16 +20,16 @@ class ShawPosition(Position):
         self.keys = nn.Embedding(max_distance + 1, head_dim)
         self.value_vectors = nn.Embedding(max_distance + 1, head_dim)
 
-    def bias(self, q: Tensor, k: Tensor, frame: Frame, heads: Heads) -> Tensor:
+    def bias(self, q: Tensor, k: Tensor, context: AttentionContext, heads: Heads) -> Tensor:
         """q · a^K of the distance (b h t s); equation 4."""
-        place = self._clipped(frame).expand(*q.shape[:-1], -1)
+        place = self._clipped(context).expand(*q.shape[:-1], -1)
         return ((q * self.scale) @ self.keys.weight.T.to(q.dtype)).gather(-1, place)
 
-    def values(self, weights: Tensor, frame: Frame) -> Tensor:
+    def values(self, weights: Tensor, context: AttentionContext) -> Tensor:
         """Sum of weight times a^V of the distance (b h t e); equation 3. Equal distances are summed first."""
-        place = self._clipped(frame).expand_as(weights)
+        place = self._clipped(context).expand_as(weights)
         by_distance = weights.new_zeros(*weights.shape[:-1], self.max_distance + 1).scatter_add(-1, place, weights)
         return by_distance @ self.value_vectors.weight.to(weights.dtype)
 
-    def _clipped(self, frame: Frame) -> Tensor:
-        return frame.once(("clipped", self.max_distance), lambda: frame.distance.clamp(0, self.max_distance))
+    def _clipped(self, context: AttentionContext) -> Tensor:
+        return context.cached(("clipped", self.max_distance), lambda: context.distance.clamp(0, self.max_distance))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from xlcli.model.position import Position
-from xlcli.ops.span import Frame, frequencies
+from xlcli.ops.span import AttentionContext, frequencies
 
 
 class SinusoidalPosition(Position):
@@ -16,10 +16,10 @@ class SinusoidalPosition(Position):
         super().__init__()
         self.amplitude = amplitude
 
-    def embed(self, x: Tensor, frame: Frame) -> Tensor:
+    def embed(self, x: Tensor, context: AttentionContext) -> Tensor:
         """(b t d) with the signal added."""
         width = x.shape[-1]
-        signal = frame.once(("sinusoids", width), lambda: sinusoids(frame.positions, width))
+        signal = context.cached(("sinusoids", width), lambda: sinusoids(context.positions, width))
         return x + (self.amplitude * signal).to(x.dtype)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from xlcli.model.position import Heads, Position
-from xlcli.ops.buckets import bucket
-from xlcli.ops.span import Frame
+from xlcli.ops.relative_buckets import bucket
+from xlcli.ops.span import AttentionContext
 
 
 class T5Position(Position):
@@ -17,15 +17,15 @@ class T5Position(Position):
         self.table = table
         self.max_distance = max_distance
 
-    def bias(self, q: Tensor, k: Tensor, frame: Frame, heads: Heads) -> Tensor:
+    def bias(self, q: Tensor, k: Tensor, context: AttentionContext, heads: Heads) -> Tensor:
         """The entry of the distance's bucket (h t s)."""
-        place = buckets(frame, self.table.num_embeddings, self.max_distance)
-        return frame.once((self.table, q.dtype), lambda: self.table.weight.T.to(q.dtype)[:, place])
+        place = buckets(context, self.table.num_embeddings, self.max_distance)
+        return context.cached((self.table, q.dtype), lambda: self.table.weight.T.to(q.dtype)[:, place])
 
 
-def buckets(frame: Frame, n_buckets: int, max_distance: int) -> Tensor:
+def buckets(context: AttentionContext, n_buckets: int, max_distance: int) -> Tensor:
     """The bucket of each distance (t s)."""
-    return frame.once(
+    return context.cached(
         ("buckets", n_buckets, max_distance),
-        lambda: bucket(frame.distance, n_buckets=n_buckets, max_distance=max_distance),
+        lambda: bucket(context.distance, n_buckets=n_buckets, max_distance=max_distance),
     )

@@ -10,7 +10,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from xlcli.model.position import Heads, Position, Term
-from xlcli.ops.span import Frame, frequencies
+from xlcli.ops.span import AttentionContext, frequencies
 from xlcli.ops.xl import position_keys, rotate_query, shifted_scores
 
 
@@ -44,18 +44,18 @@ class XLPosition(Position):
         self.relative = nn.Linear(n_features, n_heads * head_dim, bias=False)
         self.biases = biases
 
-    def term(self, q: Tensor, frame: Frame) -> tuple[Tensor, Term | None]:
+    def term(self, q: Tensor, context: AttentionContext) -> tuple[Tensor, Term | None]:
         """q + u, and the position term q̃, p."""
         content = q + rearrange(self.biases.content, "h e -> h 1 e").to(q.dtype)
         if self.clamp_len is not None:
             return content, None
-        sin, cos = frame.angles(self.n_features, q.dtype)
+        sin, cos = context.angles(self.n_features, q.dtype)
         weight = rearrange(self.relative.weight, "(h e) f -> h e f", h=self.n_heads)
         c = self._biased(q) @ weight.to(q.dtype)
-        query = rotate_query(c, sin[frame.n_memory :], cos[frame.n_memory :])
+        query = rotate_query(c, sin[context.n_memory :], cos[context.n_memory :])
         return content, (query, position_keys(sin, cos))
 
-    def bias(self, q: Tensor, k: Tensor, frame: Frame, heads: Heads) -> Tensor | None:
+    def bias(self, q: Tensor, k: Tensor, context: AttentionContext, heads: Heads) -> Tensor | None:
         """The position term with clamped distances (b h t s)."""
         if self.clamp_len is None:
             return None

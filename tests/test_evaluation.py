@@ -1,0 +1,243 @@
+import itertools
+import math
+
+import pytest
+import torch
+from toys import PROSE, RUNTIME, VARIANTS, prose_bits, slow_bits, toy
+
+from xlcli.config import EvalConfig
+from xlcli.errors import CheckpointError, DataError
+from xlcli.evaluation import evaluate
+from xlcli.events import Notice, Score, TokenScore
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XLCLI_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def prose(tmp_path):
+    path = tmp_path / "prose.txt"
+    path.write_bytes(PROSE.encode())
+    return path
+
+
+def scores(model, path, *, per_token=False, **options):
+    return [
+        event
+        for event in evaluate(model, path and [path], EvalConfig(**options), RUNTIME, per_token=per_token)
+        if isinstance(event, Score | TokenScore)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["bytes", "sentencepiece", "words"])
+@pytest.mark.parametrize("mem_len", [0, 9])
+def test_every_token_once_as_the_slow_way(kind, mem_len, prose):
+    model = toy(kind)
+    slow = prose_bits(kind, mem_len)
+    *tokens, score = scores(model, prose, mem_len=mem_len, per_token=True)
+    assert score.tokens == len(slow) == len(tokens)
+    assert [t.bits for t in tokens] == pytest.approx(slow, abs=1e-5)
+    assert b"".join(t.text for t in tokens) == PROSE.encode()
+    assert [t.byte for t in tokens] == [0, *itertools.accumulate(len(t.text) for t in tokens)][:-1]
+    assert score.nats == pytest.approx(sum(slow) * math.log(2), abs=1e-6)
+    assert score.bits_per_byte == pytest.approx(sum(slow) / len(PROSE.encode()))
+    assert score.bits_per_char == pytest.approx(sum(slow) / len(PROSE))
+    assert score.perplexity == pytest.approx(2 ** (sum(slow) / len(slow)))
+    n_words = len(PROSE.encode().split()) + PROSE.count("\n")
+    assert (score.bytes, score.chars, score.words) == (len(PROSE.encode()), len(PROSE), n_words)
+    assert score.word_perplexity == pytest.approx(math.exp(score.nats / n_words))
+    if kind == "words":
+        assert score.word_perplexity == score.perplexity
+
+
+@pytest.mark.parametrize("mem_len", [1, 9, 40])
+def test_segments_and_batches_change_the_speed_only(mem_len, prose):
+    model = toy()
+    found = set()
+    reference, *_ = scores(model, prose, mem_len=mem_len, segment_len=700, batch_size=1)
+    for segment_len, batch_size in itertools.product((1, 7, 32, 10**9), (1, 2, 3, 8)):
+        *tokens, score = scores(
+            model, prose, mem_len=mem_len, segment_len=segment_len, batch_size=batch_size, per_token=True
+        )
+        assert score.nats == pytest.approx(reference.nats, abs=1e-8)
+        assert sum(t.bits for t in tokens) == pytest.approx(score.nats / math.log(2), abs=1e-3)
+        found.add(score.batch_size)
+    assert {1, 2, 3} <= found
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_lanes_of_independent_segments_know_their_place_whatever_the_model(variant, tmp_path):
+    model, text = toy(variant=variant), PROSE.encode()[:90]
+    (tmp_path / "short.txt").write_bytes(text)
+    slow = slow_bits(model, text, mem_len=0)
+    for batch_size in (1, 2, 4):
+        *tokens, score = scores(model, tmp_path / "short.txt", mem_len=0, batch_size=batch_size, per_token=True)
+        assert [t.bits for t in tokens] == pytest.approx(slow, abs=1e-5)
+        assert (score.batch_size, score.segment_len) == (batch_size, 8)
+
+
+@pytest.mark.parametrize("variant", ["universal", "adaptive"])
+@pytest.mark.parametrize("n_steps", [1, 2, 5])
+def test_depth_is_chosen_when_scoring(variant, n_steps, tmp_path):
+    model, text = toy(variant=variant), PROSE.encode()[:60]
+    (tmp_path / "short.txt").write_bytes(text)
+    slow = slow_bits(model, text, n_steps=n_steps)
+    (score,) = scores(model, tmp_path / "short.txt", n_steps=n_steps, batch_size=2, segment_len=8)
+    assert score.nats == pytest.approx(sum(slow) * math.log(2), abs=1e-6)
+    assert (score.mean_steps is None) == (variant == "universal")
+    assert score.mean_steps is None or 1 <= score.mean_steps <= n_steps
+
+
+def test_steps_are_counted_once_a_token(prose):
+    """Not those of tokens that only warm a lane."""
+    model = toy(variant="adaptive")
+    alone, lanes = (scores(model, prose, batch_size=n, segment_len=32)[0].mean_steps for n in (1, 4))
+    assert 1 < alone < 3
+    assert lanes == pytest.approx(alone, abs=1e-12)
+
+
+def test_without_memory_only_the_segment_length_matters(prose):
+    model = toy()
+    for segment_len in (1, 5, 64):
+        nats = [
+            scores(model, prose, mem_len=0, segment_len=segment_len, batch_size=batch_size)[0].nats
+            for batch_size in (1, 2, 5, 16)
+        ]
+        assert nats == pytest.approx([nats[0]] * 4, abs=1e-9)
+    assert scores(model, prose, mem_len=0, segment_len=5)[0].nats != pytest.approx(nats[0], abs=1e-3)
+
+
+def test_the_growing_span_does_not_depend_on_the_batch_either(prose):
+    model = toy()
+    nats = [
+        scores(model, prose, mem_len=6, segment_len=8, span="growing", batch_size=batch_size)[0].nats
+        for batch_size in (1, 2, 4)
+    ]
+    assert nats == pytest.approx([nats[0]] * 3, abs=1e-9)
+    ids = torch.tensor([[10, *PROSE.encode()]])
+    state, total = model.network.init_state(1, mem_len=6, segment_len=8, span="growing"), 0.0
+    with torch.inference_mode():
+        for x, y in zip(ids[:, :-1].split(8, 1), ids[:, 1:].split(8, 1), strict=True):
+            cost, state = model.network.nll(x, y, state)
+            total += cost.sum().item()
+    assert nats[0] == pytest.approx(total, abs=1e-9)
+
+
+def test_sizes_chosen_for_speed_give_the_same(prose):
+    model = toy()
+    chosen, *_ = scores(model, prose)
+    assert chosen.mem_len == 9
+    assert chosen.nats == pytest.approx(scores(model, prose, segment_len=1, batch_size=1)[0].nats, abs=1e-8)
+    assert scores(model, prose, mem_len=0)[0].segment_len == 8
+
+
+def test_a_sweep_gives_one_score_for_each_length(prose):
+    model = toy()
+    swept = scores(model, prose, sweep_mem_len=(0, 3, 9))
+    assert [s.mem_len for s in swept] == [0, 3, 9]
+    for score in swept:
+        assert score.nats == pytest.approx(scores(model, prose, mem_len=score.mem_len)[0].nats, abs=1e-8)
+
+
+def test_loss_by_context_without_memory_is_that_of_the_pass(prose):
+    model = toy()
+    *tokens, score = scores(model, prose, mem_len=0, segment_len=8, batch_size=3, per_token=True)
+    assert [(b.start, b.stop) for b in score.by_context] == [(1, 2), (2, 4), (4, 9)]
+    assert sum(b.tokens for b in score.by_context) == score.tokens
+    for bucket in score.by_context:
+        part = [t for i, t in enumerate(tokens) if bucket.start <= i % 8 + 1 < bucket.stop]
+        assert bucket.tokens == len(part)
+        assert bucket.bits_per_byte == pytest.approx(
+            sum(t.bits for t in part) / sum(len(t.text) for t in part), abs=1e-4
+        )
+
+
+def test_loss_by_context_with_memory_comes_from_cold_windows(prose):
+    model = toy("sentencepiece")
+    score, *_ = scores(model, prose, mem_len=9, segment_len=4, batch_size=2)
+    assert [(b.start, b.stop) for b in score.by_context] == [(1, 2), (2, 4), (4, 8), (8, 16), (16, 19)]
+    n_windows = score.by_context[0].tokens
+    assert 1 < n_windows * 18 <= score.tokens / 4
+    ids = model.tokenizer.encode(PROSE.encode())
+    sizes = model.tokenizer.sizes(ids, PROSE.encode())
+    nats, n_bytes = 0.0, 0
+    for at in range(n_windows):
+        start = int(at * (len(ids) - 18) / max(n_windows - 1, 1))
+        text = [model.tokenizer.start_id if start == 0 else int(ids[start - 1]), *ids[start : start + 18].tolist()]
+        with torch.inference_mode():
+            cost, _ = model.network.nll(
+                torch.tensor([text[:-1]]),
+                torch.tensor([text[1:]]),
+                model.network.init_state(1, mem_len=9, segment_len=8),
+            )
+        nats += cost[0, 7:15].sum().item()
+        n_bytes += int(sizes[start + 7 : start + 15].sum())
+    assert score.by_context[3].bits_per_byte == pytest.approx(nats / math.log(2) / n_bytes, abs=1e-9)
+
+
+def test_short_contexts_are_probed_more_often_than_long_ones(tmp_path):
+    (tmp_path / "t").write_text(PROSE * 8)
+    score, *_ = scores(toy(), tmp_path / "t", mem_len=100, segment_len=50)
+    short, long = score.by_context[0].tokens, score.by_context[-1].tokens // (201 - 128)
+    assert (short, long) == (len(PROSE.encode()) // 64 + 2, 2)
+    assert sum(b.tokens for b in score.by_context) <= score.tokens / 4
+    assert [b.start for b in score.by_context] == [1, 2, 4, 8, 16, 32, 64, 128]
+
+
+@pytest.mark.parametrize("text", [b"x", b"\n", b"\xff\xfe\x00", "\u4e16".encode(), b"a" * 5000, b"one\r\ntwo\r\n"])
+def test_odd_texts(text, tmp_path):
+    (tmp_path / "odd").write_bytes(text)
+    for kind in ("bytes", "sentencepiece"):
+        model = toy(kind)
+        *tokens, score = scores(model, tmp_path / "odd", mem_len=3, per_token=True)
+        assert b"".join(t.text for t in tokens) == text
+        assert score.bytes == len(text)
+        assert math.isfinite(score.bits_per_byte)
+        assert (score.chars is None) == (text == b"\xff\xfe\x00") == (score.word_perplexity is None)
+
+
+def test_limit_counts_bytes_and_keeps_characters_whole(tmp_path):
+    text = "ab\u4e16\u754c".encode()
+    (tmp_path / "t").write_bytes(text)
+    sizes = {limit: scores(toy(), tmp_path / "t", limit=limit)[0].bytes for limit in (1, 2, 3, 4, 5, 7, 8, 99)}
+    assert sizes == {1: 1, 2: 2, 3: 2, 4: 2, 5: 5, 7: 5, 8: 8, 99: 8}
+    model = toy()
+    assert scores(model, tmp_path / "t", limit=5)[0].nats == pytest.approx(
+        sum(slow_bits(model, text[:5])) * math.log(2), abs=1e-6
+    )
+
+
+def test_the_models_own_held_out_text(tmp_path):
+    (tmp_path / "valid.txt").write_text("held out\n")
+    model = toy(folder=tmp_path)
+    assert scores(model, None)[0].bytes == 9
+    with pytest.raises(DataError, match="no test text"):
+        scores(model, None, split="test")
+
+
+def test_unknown_words_are_told(tmp_path):
+    (tmp_path / "t").write_text("the zebra is lazy\n")
+    notices = [e for e in evaluate(toy("words"), [tmp_path / "t"], EvalConfig(), RUNTIME) if isinstance(e, Notice)]
+    assert any("unknown" in n.text and n.level == "warning" for n in notices)
+
+
+def test_stopped_gives_no_score(prose):
+    asked = itertools.count()
+    events = list(evaluate(toy(), [prose], EvalConfig(segment_len=4), RUNTIME, stop=lambda: next(asked) > 5))
+    assert not any(isinstance(e, Score) for e in events)
+    assert any(isinstance(e, Notice) and "stopped" in e.text for e in events)
+
+
+def test_damaged_weights_are_not_a_score(prose):
+    model = toy()
+    with torch.no_grad():
+        next(model.network.parameters())[0] = math.nan
+    with pytest.raises(CheckpointError, match="finite"):
+        scores(model, prose)
+
+
+def test_nothing_is_left_behind(prose, tmp_path):
+    scores(toy(), prose, per_token=True)
+    assert list((tmp_path / "cache").iterdir()) == []

@@ -1,0 +1,83 @@
+"""Batch size and segment length change the speed of an evaluation only, whatever the model is made of."""
+
+import dataclasses
+
+import pytest
+import torch
+from toys import PROSE, RUNTIME, slow_bits, toy
+
+from xlcli import config
+from xlcli.config import EvalConfig
+from xlcli.errors import ConfigError
+from xlcli.evaluation import evaluate
+from xlcli.events import Score
+from xlcli.model.build import build_model
+
+ACT = {"kind": "universal", "n_steps": 3, "act": True, "halt_bias": 0.0, "epsilon": 0.2}
+SHAPES = {
+    "sinusoidal": {"position": {"kind": "sinusoidal"}},
+    "learned": {"position": {"kind": "learned", "max_len": 57}},
+    "learned in layers": {"position": {"kind": "learned", "max_len": 57, "placement": "layers"}},
+    "axial": {"position": {"kind": "axial", "shape": [5, 13]}},
+    "rope": {"position": {"kind": "rope"}},
+    "rope at the embedding": {"position": {"kind": "rope", "placement": "embedding"}},
+    "t5": {"position": {"kind": "t5", "n_buckets": 6, "max_distance": 20}},
+    "local": {"attention": {"kind": "local", "window": 5}},
+    "linear": {"attention": {"kind": "linear", "n_features": 16}, "position": {"kind": "sinusoidal"}},
+    "universal": {"stack": {"kind": "universal", "n_steps": 3}},
+    "act": {"stack": ACT},
+}
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XLCLI_CACHE", str(tmp_path / "cache"))
+
+
+def variant(name):
+    plain = toy()
+    base = {"vocab_size": plain.config.model.vocab_size, "dim": 16, "n_layers": 1}
+    tree = config.merge(base | {"attention": {"kind": "full", "n_heads": 2}}, SHAPES[name])
+    settings = config.make({"model": tree, "train": {"mem_len": 7, "segment_len": 8}})
+    network = build_model(settings.model, torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.4)
+    return dataclasses.replace(plain, config=settings, network=network.double().eval())
+
+
+def score(model, path, **options):
+    return next(e for e in evaluate(model, [path], EvalConfig(**options), RUNTIME) if isinstance(e, Score))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_segments_and_batches_change_the_speed_only(name, tmp_path):
+    """Absolute positions are those of the text in every lane, and without a limit to its reach there is one lane."""
+    path = tmp_path / "prose.txt"
+    path.write_bytes(PROSE.encode())
+    model = variant(name)
+    slow = sum(slow_bits(model, PROSE.encode()))
+    for segment_len, batch_size in ((1, 4), (64, 1), (64, 8), (8, 3)):
+        found = score(model, path, segment_len=segment_len, batch_size=batch_size)
+        assert found.bits_per_byte * found.bytes == pytest.approx(slow, rel=1e-9), (segment_len, batch_size)
+        assert (found.batch_size > 1) == (batch_size > 1 and name != "linear"), (segment_len, batch_size)
+        assert (found.mean_steps is not None) == (name == "act")
+
+
+def test_mean_steps_lie_between_one_and_the_most_allowed(tmp_path):
+    path = tmp_path / "prose.txt"
+    path.write_bytes(PROSE.encode())
+    model = variant("act")
+    three, one, six = (score(model, path, n_steps=n) for n in (None, 1, 6))
+    assert one.mean_steps == 1.0
+    assert 1.0 < three.mean_steps <= 3.0
+    assert three.mean_steps <= six.mean_steps <= 6.0
+    assert one.nats != three.nats
+
+
+def test_a_number_of_steps_is_refused_by_other_stacks(tmp_path):
+    path = tmp_path / "prose.txt"
+    path.write_bytes(PROSE.encode())
+    with pytest.raises(ConfigError, match="steps"):
+        score(variant("rope"), path, n_steps=2)

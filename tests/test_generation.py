@@ -1,0 +1,223 @@
+import itertools
+
+import pytest
+import torch
+from toys import PROSE, RUNTIME, VARIANTS, slow_bits, toy
+
+from xlcli.config import GenerateConfig, StreamConfig
+from xlcli.errors import ConfigError, StateError
+from xlcli.events import Generated, GeneratedText
+from xlcli.generation import generate
+from xlcli.sampling import SampleRNG, sample_tokens
+from xlcli.streaming import stream
+
+
+def run(model, prompt=b"The ", *, seed=1, resume=None, save=None, halt=lambda: False, **options):
+    """Texts by sample, and results."""
+    options.setdefault("max_new_tokens", 30)
+    texts, results = {}, []
+    for event in generate(
+        model, prompt, GenerateConfig(**options), RUNTIME, seed=seed, resume=resume, save=save, stop=halt
+    ):
+        if isinstance(event, GeneratedText):
+            assert event.sample == len(results)
+            texts[event.sample] = texts.get(event.sample, b"") + event.text
+        else:
+            results.append(event)
+    return texts, results
+
+
+def slow_sample(model, prompt, options, seed, n, mem_len=9, n_steps=None):
+    """One token at a time, everything before it read afresh for each."""
+    ids = [model.tokenizer.start_id, *model.tokenizer.encode(prompt).tolist()]
+    dice = SampleRNG.of(seed)
+    dice.recent.extend(ids[1:])
+    start = len(ids)
+    with torch.inference_mode():
+        for _ in range(n):
+            state = model.network.init_state(
+                1, mem_len=mem_len, segment_len=model.config.train.segment_len, n_steps=n_steps
+            )
+            ids += sample_tokens(model.network.logits(torch.tensor([ids]), state)[0], [dice], options)
+    return ids[start:]
+
+
+@pytest.mark.parametrize("kind", ["bytes", "sentencepiece", "words"])
+@pytest.mark.parametrize(
+    ("prompt", "mem_len"), [(b"", 9), (b"The ", 9), (b"The quick", 0), (PROSE.encode() * 2, 9), (PROSE.encode(), 0)]
+)
+def test_equals_the_slow_way(kind, prompt, mem_len):
+    model = toy(kind)
+    options = GenerateConfig(temperature=1.0, repetition_penalty=1.2, top_p=0.9, max_new_tokens=25)
+    ids = slow_sample(model, prompt, options, 5, 25, mem_len)
+    _, [result] = run(model, prompt, seed=5, mem_len=mem_len, **options.model_dump(exclude={"mem_len"}))
+    assert result.text == model.tokenizer.decode(ids).decode("utf-8", "replace")
+    assert (result.tokens, result.seed, result.stop_reason) == (25, 5, "length")
+    assert result.prompt == prompt.decode()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("mem_len", [0, 9])
+def test_every_model_writes_as_the_slow_way_several_texts_at_a_time(variant, mem_len):
+    model = toy(variant=variant)
+    options = GenerateConfig(temperature=1.0, max_new_tokens=20, num_samples=3)
+    _, results = run(model, b"The fox", seed=5, mem_len=mem_len, **options.model_dump(exclude={"mem_len"}))
+    for result in results:
+        ids = slow_sample(model, b"The fox", options, result.seed, 20, mem_len)
+        assert result.text == model.tokenizer.decode(ids).decode("utf-8", "replace")
+
+
+@pytest.mark.parametrize("variant", ["universal", "adaptive"])
+def test_depth_is_chosen_when_writing(variant):
+    model = toy(variant=variant)
+    options = GenerateConfig(temperature=1.0, max_new_tokens=15, n_steps=5)
+    _, [result] = run(model, b"The fox", seed=5, **options.model_dump())
+    ids = slow_sample(model, b"The fox", options, 5, 15, n_steps=5)
+    assert result.text == model.tokenizer.decode(ids).decode("utf-8", "replace")
+
+
+def test_seeds_are_recoverable_and_each_samples_own():
+    model = toy()
+    options = {"temperature": 1.2, "max_new_tokens": 20}
+    _, three = run(model, seed=40, num_samples=3, **options)
+    assert [r.seed for r in three] == [40, 41, 42]
+    assert len({r.text for r in three}) == 3
+    for result in three:
+        assert run(model, seed=result.seed, **options)[1][0].text == result.text
+    _, [unknown] = run(model, seed=None, **options)
+    assert run(model, seed=unknown.seed, **options)[1][0].text == unknown.text
+    assert run(model, seed=None, **options)[1][0].seed != unknown.seed
+
+
+def test_more_samples_than_go_side_by_side_come_in_order():
+    texts, results = run(toy(), num_samples=19, max_new_tokens=3, temperature=1.0)
+    assert [r.sample for r in results] == list(range(19))
+    assert all(texts.get(r.sample, b"").decode(errors="replace") == r.text for r in results)
+
+
+class Scripted:
+    """Stands for a network: after a prompt of one byte it gives the bytes of a text, whatever was read."""
+
+    def __init__(self, network, text):
+        self.inner, self.text, self.start = network, text, network.start
+
+    def logits(self, tokens, state):
+        _, state = self.inner.logits(tokens, state)
+        best = torch.tensor([self.text[min(max(state.seen - 2, 0), len(self.text) - 1)]] * len(tokens))
+        return torch.nn.functional.one_hot(best, 256).double() * 100, state
+
+
+def scripted(text):
+    model = toy()
+    object.__setattr__(model, "network", Scripted(model.network, text.encode()))
+    return model
+
+
+def test_stop_texts_span_tokens_and_never_show():
+    model = scripted("abcEN END more")
+    events = list(generate(model, b"x", GenerateConfig(temperature=0.0, stop=("END",)), RUNTIME, seed=1))
+    assert events[-1].stop_reason == "stop"
+    assert events[-1].text == "abcEN "
+    assert events[-1].tokens == 9
+    assert b"".join(e.text for e in events[:-1]) == b"abcEN "
+
+
+def test_characters_are_shown_whole():
+    model = scripted("caf\u00e9 \u4e16\U0001f98a")
+    pieces = [
+        e.text.decode()
+        for e in generate(model, b"x", GenerateConfig(temperature=0.0, max_new_tokens=13), RUNTIME, seed=1)
+        if isinstance(e, GeneratedText)
+    ]
+    assert pieces == list("caf\u00e9 \u4e16\U0001f98a")
+    cut = list(generate(scripted("\u4e16"), b"x", GenerateConfig(temperature=0.0, max_new_tokens=2), RUNTIME, seed=1))
+    assert cut[0].text == "\u4e16".encode()[:2]
+    assert cut[1].text == "\ufffd"
+
+
+def test_samples_may_end_at_different_times():
+    model = toy()
+    for seed in range(3):
+        _, together = run(model, seed=seed, num_samples=4, temperature=1.0, max_new_tokens=40)
+        stops = (next(c for c in together[1].text[5:] if c.isascii()),)
+        events = list(
+            generate(
+                model, b"The ", GenerateConfig(num_samples=4, temperature=1.0, max_new_tokens=40, stop=stops), RUNTIME,
+                seed=seed,
+            )
+        )  # fmt: skip
+        ended = [e for e in events if isinstance(e, Generated)]
+        for before, after in zip(together, ended, strict=True):
+            assert after.text == before.text.split(stops[0])[0]
+            assert after.stop_reason == ("stop" if stops[0] in before.text else "length")
+
+
+def test_continuing_from_a_state_is_never_having_stopped():
+    model, saved = toy("sentencepiece"), []
+    options = {"temperature": 1.0, "repetition_penalty": 1.3}
+    whole, _ = run(model, seed=3, max_new_tokens=24, **options)
+    first, _ = run(model, seed=3, max_new_tokens=11, save=lambda s, c: saved.append((s, c)), **options)
+    [kept] = saved
+    assert kept[0].seen == len(model.tokenizer.encode(b"The ")) + 11
+    second, [result] = run(model, b"", seed=None, max_new_tokens=13, resume=kept, **options)
+    assert first[0] + second[0] == whole[0]
+    assert result.seed == 3
+
+
+def test_a_prompt_may_be_given_in_two_parts():
+    model, saved = toy(), []
+    whole, _ = run(model, b"The fox and", seed=3, temperature=0.0)
+    run(model, b"The fox", max_new_tokens=0, save=lambda s, c: saved.append((s, c)))
+    assert run(model, b" and", seed=3, temperature=0.0, resume=saved[0])[0] == whole
+
+
+def test_an_interrupted_prompt_is_read_to_its_end_later():
+    model, saved, asked = toy("sentencepiece"), [], itertools.count()
+    prompt = PROSE.encode() * 30
+    whole, _ = run(model, prompt, seed=3, temperature=0.0)
+    first, _ = run(model, prompt, halt=lambda: next(asked) > 1, save=lambda s, c: saved.append((s, c)))
+    assert first == {}
+    assert saved[0][0].seen == 1024
+    assert run(model, b"", seed=3, temperature=0.0, resume=saved[0])[0] == whole
+
+
+def test_a_streams_state_is_continued_and_the_other_way_round():
+    model, saved = toy("sentencepiece"), []
+    keep = lambda s, c: saved.append((s.fork(), c))  # noqa: E731
+    whole, _ = run(model, b"The fox and the dog", temperature=0.0)
+    list(stream(model, [b"The fo", b"x and the"], StreamConfig(), RUNTIME, save=keep))
+    assert run(model, b" dog", temperature=0.0, resume=saved[0])[0] == whole
+
+    run(model, b"The fox", temperature=0.0, max_new_tokens=0, save=keep)
+    *_, line, stats = stream(model, [b" and\n"], StreamConfig(), RUNTIME, resume=saved[1])
+    assert (line.byte, line.text, stats.bytes) == (0, b" and\n", 5)
+    assert line.bits == pytest.approx(sum(slow_bits(model, b"The fox and\n")[-line.tokens :]))
+
+
+def test_no_tokens_and_no_prompt():
+    texts, [result] = run(toy(), b"", max_new_tokens=0)
+    assert (texts, result.text, result.tokens, result.stop_reason) == ({}, "", 0, "length")
+
+
+def test_interrupted():
+    asked = itertools.count()
+    _, [result] = run(toy(), max_new_tokens=1000, halt=lambda: next(asked) > 10)
+    assert result.stop_reason == "interrupted"
+    assert 0 < result.tokens < 20
+    _, [result] = run(toy(), PROSE.encode() * 20, halt=lambda: True)
+    assert (result.stop_reason, result.tokens) == ("interrupted", 0)
+
+
+def test_misuse():
+    model, saved = toy(), []
+    with pytest.raises(ConfigError, match="several samples"):
+        run(model, num_samples=2, save=lambda s, c: None)
+    run(model, save=lambda s, c: saved.append((s, c)))
+    state, carry = saved[0]
+    with pytest.raises(StateError, match="memory of 9 tokens"):
+        run(model, mem_len=4, resume=(state, carry))
+    with pytest.raises(StateError, match="2 texts"):
+        run(model, resume=(state.select([0, 0]), carry))
+    for bad in ({}, {"last": "x"}, {"last": "256"}, {"last": "1", "text": "\u00e9"}, {"last": "1", "covered": "3"}):
+        with pytest.raises(StateError, match="damaged"):
+            run(model, resume=(state.fork(), bad))

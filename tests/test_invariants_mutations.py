@@ -1,0 +1,248 @@
+"""The laws are worth something: what is broken on purpose is caught by the law that names it."""
+
+import copy
+import inspect
+from pathlib import Path
+
+import pytest
+import test_laws as laws
+import torch
+from variants import COMBINATIONS, IN_TURN
+
+from xlcli.model.attention import linear
+from xlcli.model.attention.local import LocalAttention
+from xlcli.model.position import xl
+from xlcli.model.position.alibi import AlibiPosition
+from xlcli.model.position.contextual import Contextual1Position, Contextual2Position
+from xlcli.model.position.learned import AxialPosition
+from xlcli.model.position.rope import RopeEmbedding, RopePosition
+from xlcli.model.position.shaw import ShawPosition
+from xlcli.model.position.sinusoidal import SinusoidalPosition
+from xlcli.model.position.t5 import T5Position
+from xlcli.model.residual import ReZero
+from xlcli.ops.span import AttentionContext, Span
+from xlcli.state import Hidden, State, Sums
+
+EXACT = ("full", "local", "linear")
+ABSOLUTE = ("sinusoidal", "learned", "axial")
+TABLES = ("t5", "shaw", "contextual-1", "contextual-2")
+BIASES = ("alibi", "t5", "contextual-1", "contextual-2")
+
+
+def names(attention=("full", "local"), *, position=None, around="", **settings):
+    """Combinations of these kinds, each with what stands around it in turn; `settings` are the position's."""
+    return [
+        name
+        for name in IN_TURN
+        if around in name
+        and COMBINATIONS[name]["attention"]["kind"] in attention
+        and (position is None or COMBINATIONS[name]["position"]["kind"] in position)
+        and all(COMBINATIONS[name]["position"].get(key) == value for key, value in settings.items())
+    ]
+
+
+def recorded(found):
+    """Those whose blocks autograd records: a reversible stack leaves no memory a gradient, whatever it holds."""
+    return [name for name in found if COMBINATIONS[name].get("stack", {}).get("kind") != "reversible"]
+
+
+WITH_BIAS = (AlibiPosition, T5Position, ShawPosition, Contextual1Position, Contextual2Position)
+WITH_EMBEDDING = (SinusoidalPosition, AxialPosition, RopeEmbedding)
+
+
+def told(context, **facts):
+    """The context, but for what it says."""
+    other = copy.copy(context)
+    for made in ("distance", "positions"):
+        other.__dict__.pop(made, None)
+    other.__dict__.update(facts, _kept={})
+    return other
+
+
+def mistell(monkeypatch, encodings, hook, facts):
+    """These encodings' hook is given frames that say `facts(context)`; masks stay right."""
+    for encoding in encodings:
+        right = getattr(encoding, hook)
+
+        def wrong(self, *args, right=right):
+            return right(self, *(told(a, **facts(a)) if isinstance(a, AttentionContext) else a for a in args))
+
+        monkeypatch.setattr(encoding, hook, wrong)
+
+
+def distances_off_by_one(monkeypatch, by=1):
+    right = AttentionContext.distance.func
+    monkeypatch.setattr(AttentionContext, "distance", property(lambda self: right(self) + by))
+
+
+def distances_too_short(monkeypatch):
+    distances_off_by_one(monkeypatch, by=-1)
+
+
+def distances_without_memory(monkeypatch):
+    mistell(
+        monkeypatch, WITH_BIAS, "bias", lambda context: {"distance": (context.distance - context.n_memory).clamp(min=0)}
+    )
+
+
+def distances_of_values_without_memory(monkeypatch):
+    mistell(monkeypatch, [ShawPosition], "values", lambda context: {"distance": context.distance - context.n_memory})
+
+
+def distances_all_alike(monkeypatch):
+    mistell(monkeypatch, WITH_BIAS, "bias", lambda context: {"distance": torch.zeros_like(context.distance)})
+
+
+def angles_without_memory(monkeypatch):
+    right = AttentionContext.angles
+
+    def wrong(self, n_features, dtype):
+        """Positions of the new tokens count from the call, those of all keys from the oldest one."""
+        keys = right(told(self, n_memory=0, n_new=self.n_memory + self.n_new), n_features, dtype)
+        queries = right(told(self, n_memory=0), n_features, dtype)
+        return tuple(torch.cat((k[: self.n_memory], q)) for k, q in zip(keys, queries, strict=True))
+
+    monkeypatch.setattr(AttentionContext, "angles", wrong)
+
+
+def clamped_distances_not_shifted(monkeypatch):
+    monkeypatch.setattr(xl, "shifted_scores", lambda q, r: torch.einsum("bhte,hse->bhts", q, r))
+
+
+def embeddings_begin_again_at_every_call(monkeypatch):
+    mistell(monkeypatch, WITH_EMBEDDING, "embed", lambda context: {"start": 0})
+
+
+def embeddings_begin_where_the_text_does(monkeypatch):
+    mistell(monkeypatch, WITH_EMBEDDING, "embed", lambda context: {"offsets": None})
+
+
+def keys_turned_without_start(monkeypatch):
+    mistell(monkeypatch, [RopePosition], "rotate", lambda context: {"start": 0})
+
+
+def segments_go_on_counting(monkeypatch):
+    monkeypatch.setattr(AttentionContext, "first", property(lambda self: self.start))
+
+
+def rows_all_begin_where_the_first_does(monkeypatch):
+    mistell(monkeypatch, WITH_EMBEDDING, "embed", lambda context: {"offsets": context.offsets[:1]})
+
+
+def a_future_token_is_visible(monkeypatch):
+    right = AttentionContext.visible.func
+    monkeypatch.setattr(
+        AttentionContext, "visible", property(lambda self: right(told(self, distance=self.distance + 1)))
+    )
+
+
+def a_future_token_is_summed(monkeypatch):
+    right = linear.attend_linear
+
+    def wrong(q, k, v, s, z):
+        return right(q, k.roll(-1, 2), v.roll(-1, 2), s, z)
+
+    monkeypatch.setattr(linear, "attend_linear", wrong)
+
+
+def band_too_wide(monkeypatch):
+    right = LocalAttention._block
+    monkeypatch.setattr(
+        LocalAttention, "_block", lambda self, context: told(right(self, context), window=self.window + 1)
+    )
+
+
+def band_too_narrow(monkeypatch):
+    right = LocalAttention._block
+    monkeypatch.setattr(
+        LocalAttention, "_block", lambda self, context: told(right(self, context), window=self.window - 1)
+    )
+
+
+def padding_before_memory_is_visible(monkeypatch):
+    right = LocalAttention._visible
+    monkeypatch.setattr(
+        LocalAttention,
+        "_visible",
+        lambda self, context, *rest: right(self, told(context, n_memory=self.window), *rest),
+    )
+
+
+def sums_not_carried(monkeypatch):
+    monkeypatch.setattr(linear, "_after", lambda s, z, context: Sums(torch.zeros_like(s), torch.zeros_like(z)))
+
+
+def sums_not_forgotten(monkeypatch):
+    monkeypatch.setattr(linear, "_after", lambda s, z, context: Sums(s.detach(), z.detach()))
+
+
+def sums_with_gradient(monkeypatch):
+    monkeypatch.setattr(linear, "_after", lambda s, z, context: Sums(s, z))
+
+
+def memory_with_gradient(monkeypatch):
+    def extend(self, x, project, keep):
+        both = torch.cat((self.h, x), dim=1)
+        return *project(both), Hidden(both[:, both.shape[1] - keep :])
+
+    monkeypatch.setattr(Hidden, "extend", extend)
+
+
+def memory_too_short(monkeypatch):
+    right = Span.keep
+    monkeypatch.setattr(Span, "keep", lambda self, seen: min(right(self, seen), max(self.mem_len - 1, 0)))
+
+
+def a_fork_shares(monkeypatch):
+    monkeypatch.setattr(State, "fork", lambda self: self)
+
+
+def offsets_not_saved(monkeypatch):
+    right = State.tensors
+    monkeypatch.setattr(State, "tensors", lambda self: right(self) | {"offsets": torch.zeros_like(self.offsets)})
+
+
+def a_parameter_forgotten(monkeypatch):
+    monkeypatch.setattr(ReZero, "delta", lambda self, y: y)
+
+
+BROKEN = [
+    (distances_off_by_one, laws.test_prefix, names()[::3]),
+    (distances_too_short, laws.test_span, names(["full"])),
+    (distances_without_memory, laws.test_cutting, names(position=TABLES)),
+    (distances_of_values_without_memory, laws.test_cutting, names(position=["shaw"])),
+    (distances_all_alike, laws.test_positions_matter, names(position=BIASES)),
+    (angles_without_memory, laws.test_cutting, names(position=["xl"], clamp_len=None)),
+    (clamped_distances_not_shifted, laws.test_cutting, names(position=["xl"], clamp_len=9)),
+    (embeddings_begin_again_at_every_call, laws.test_cutting, names(position=ABSOLUTE)),
+    (embeddings_begin_where_the_text_does, laws.test_reach, names(position=ABSOLUTE)),
+    (rows_all_begin_where_the_first_does, laws.test_rows, names(position=ABSOLUTE)),
+    (segments_go_on_counting, laws.test_segments_are_independent, names(EXACT, position=ABSOLUTE)),
+    (segments_go_on_counting, laws.test_segments_are_independent, names(["linear"], position=["rope"])),
+    (offsets_not_saved, laws.test_continue, names(position=ABSOLUTE)),
+    (keys_turned_without_start, laws.test_cutting, names(EXACT, position=["rope"], where=None)),
+    (a_future_token_is_visible, laws.test_prefix, names()[::3]),
+    (a_future_token_is_summed, laws.test_prefix, names(["linear"])),
+    (band_too_wide, laws.test_span, names(["local"])),
+    (band_too_narrow, laws.test_span, names(["local"])),
+    (padding_before_memory_is_visible, laws.test_cutting, names(["local"])),
+    (sums_not_carried, laws.test_cutting, names(["linear"])),
+    (sums_not_forgotten, laws.test_span, names(["linear"])),
+    (sums_with_gradient, laws.test_training_memory_has_no_gradient, recorded(names(["linear"]))),
+    (memory_with_gradient, laws.test_training_memory_has_no_gradient, recorded(names()[::3])),
+    (memory_too_short, laws.test_cutting, names(["full"])),
+    (a_fork_shares, laws.test_a_fork_is_not_touched, names()[::3]),
+    (a_parameter_forgotten, laws.test_gradients_reach_every_parameter, names(around="rezero")),
+]  # fmt: skip
+"""What is broken, the law it breaks, and for which combinations."""
+
+
+@pytest.mark.parametrize(("breaking", "law", "affected"), BROKEN, ids=[breaking.__name__ for breaking, *_ in BROKEN])
+def test_broken_on_purpose(breaking, law, affected, monkeypatch, tmp_path):
+    assert affected
+    breaking(monkeypatch)
+    wanted = {"tmp_path": tmp_path} if "tmp_path" in inspect.signature(law).parameters else {}
+    for name in affected:
+        with pytest.raises(AssertionError) as caught:
+            law(name, **wanted)
+        assert Path(caught.traceback[-1].path).name == "test_laws.py", name

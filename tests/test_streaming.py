@@ -1,0 +1,341 @@
+import itertools
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from toys import PROSE, RUNTIME, VARIANTS, prose_bits, slow_bits, toy
+
+from xlcli import stream as streaming
+from xlcli.config import EvalConfig, StreamConfig
+from xlcli.errors import StateError
+from xlcli.evaluation import evaluate
+from xlcli.events import GeneratedText, LineScore, Score, StreamStats, TokenScore
+from xlcli.files import read_tensors, write_tensors
+from xlcli.state import State
+from xlcli.store.state_files import load_state, save_state
+from xlcli.streaming import stream
+
+TEXT = PROSE.encode()
+
+
+def run(model, portions, *, resume=None, save=None, stop=lambda: False, seed=1, **options):
+    return list(
+        stream(model, portions, StreamConfig(**options), RUNTIME, resume=resume, save=save, stop=stop, seed=seed)
+    )
+
+
+def only(events, kind):
+    return [event for event in events if isinstance(event, kind)]
+
+
+def cut(data, sizes):
+    """Data in portions of the sizes given, over and over."""
+    portions = []
+    for size in itertools.cycle(sizes):
+        portions.append(data[:size])
+        data = data[size:]
+        if not data:
+            break
+    return portions
+
+
+def through_disk(folder, kept):
+    """A saved state written to a file and read again."""
+    state, carry = kept
+    path = folder / "state.safetensors"
+    write_tensors(path, state.tensors(), {**state.describe(), **{f"carry.{k}": v for k, v in carry.items()}})
+    tensors, metadata = read_tensors(path, expected=None)
+    found = {k.removeprefix("carry."): v for k, v in metadata.items() if k.startswith("carry.")}
+    return State.restore(tensors, metadata), found
+
+
+sizes = st.lists(st.integers(1, 90), min_size=1, max_size=6)
+
+
+@settings(max_examples=12, deadline=None)
+@given(sizes, st.tuples(st.sampled_from(["bytes", "sentencepiece"]), st.sampled_from([0, 9])))
+def test_tokens_as_the_slow_way_whatever_the_portions(sizes, case):
+    kind, mem_len = case
+    *tokens, stats = run(toy(kind), cut(TEXT, sizes), emit="tokens", mem_len=mem_len)
+    assert [t.bits for t in tokens] == pytest.approx(prose_bits(*case), abs=1e-9)
+    assert b"".join(t.text for t in tokens) == TEXT
+    assert [t.byte for t in tokens] == [0, *itertools.accumulate(len(t.text) for t in tokens)][:-1]
+    assert stats.final
+    assert (stats.bytes, stats.tokens, stats.lines) == (len(TEXT), len(tokens), TEXT.count(b"\n"))
+    assert stats.bits == pytest.approx(sum(prose_bits(*case)))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("mem_len", [0, 9])
+def test_every_model_is_streamed_as_the_slow_way_with_a_state_in_between(variant, mem_len, tmp_path):
+    model, text, path = toy(variant=variant), TEXT[:100], tmp_path / "s"
+    save = lambda state, carry: save_state(path, state, carry, model=model)  # noqa: E731
+    first = run(model, cut(text[:61], [7, 1, 30]), emit="tokens", mem_len=mem_len, save=save)
+    state, carry = load_state(path, model=model, device="cpu")
+    second = run(model, cut(text[61:], [1, 2, 20]), emit="tokens", resume=(state, carry))
+    known = [event for event in only(first, TokenScore) if event.byte < int(carry["bytes"])]
+    bits = [event.bits for event in known + only(second, TokenScore)]
+    assert bits == pytest.approx(slow_bits(model, text, mem_len=mem_len), abs=1e-9)
+
+
+@pytest.mark.parametrize("variant", ["universal", "adaptive"])
+@pytest.mark.parametrize("n_steps", [1, 2, 5])
+def test_depth_chosen_for_a_stream_lasts_over_a_fresh_start_and_a_saved_state(variant, n_steps):
+    model, kept = toy(variant=variant), []
+    save = lambda state, carry: kept.append((state, carry))  # noqa: E731
+    first = run(model, [b"ab\ncd\n"], emit="tokens", n_steps=n_steps, reset_on="cd", save=save)
+    second = run(model, [b"ef"], emit="tokens", resume=kept[-1])
+    bits = [event.bits for event in only(first + second, TokenScore)]
+    slow = slow_bits(model, b"ab\n", n_steps=n_steps) + slow_bits(model, b"cd\nef", n_steps=n_steps)
+    assert bits == pytest.approx(slow, abs=1e-9)
+    with pytest.raises(StateError, match="Leave out --n-steps"):
+        run(model, [b"ef"], n_steps=n_steps + 1, resume=kept[-1])
+
+
+@settings(max_examples=12, deadline=None)
+@given(sizes, st.booleans())
+def test_lines(sizes, ended):
+    model = toy("sentencepiece")
+    text = TEXT if ended else TEXT[:-1]
+    *lines, stats = run(model, cut(text, sizes))
+    assert [line.text for line in lines] == text.splitlines(keepends=True)
+    assert [line.line for line in lines] == list(range(1, len(lines) + 1))
+    assert stats.lines == len(lines)
+    costs, byte = iter(prose_bits("sentencepiece", 9) if ended else slow_bits(model, text)), 0
+    for line in lines:
+        assert (line.byte, line.bytes) == (byte, len(line.text))
+        assert b"".join(piece for piece, _ in line.spans) == line.text
+        expected = [next(costs) for _ in line.spans]
+        assert [bits for _, bits in line.spans] == pytest.approx(expected, abs=1e-9)
+        assert line.bits == pytest.approx(sum(expected))
+        assert line.bits_per_byte == pytest.approx(line.bits / line.bytes)
+        assert line.tokens == len(expected)
+        byte += line.bytes
+
+
+@pytest.mark.parametrize("emit", ["none", "stats", "lines", "tokens"])
+@pytest.mark.parametrize("portion", [1, 10**6])
+def test_totals_equal_evaluation(emit, portion, tmp_path, monkeypatch):
+    monkeypatch.setenv("XLCLI_CACHE", str(tmp_path))
+    model = toy("sentencepiece")
+    text = TEXT + b"\xff\xfe\x00 not UTF-8, and no line end"
+    (tmp_path / "t").write_bytes(text)
+    [score] = only(evaluate(model, [tmp_path / "t"], EvalConfig(batch_size=3, segment_len=7), RUNTIME), Score)
+    stats = run(model, cut(text, [portion]), emit=emit)[-1]
+    assert (stats.bytes, stats.tokens) == (score.bytes, score.tokens)
+    assert stats.bits_per_byte == pytest.approx(score.bits_per_byte, abs=1e-9)
+    assert stats.mem_len == 9
+    assert stats.state_bytes == 2 * 2 * 9 * 16 * 8
+
+
+def test_a_line_is_answered_the_moment_it_ends():
+    model, heard = toy("sentencepiece"), []
+
+    def pipe():
+        for line in (b"The fox", b" and the dog\nThe", b" dog\n", b"\n", b"end"):
+            yield line
+            heard.append(f"after {line}")
+
+    heard.extend(e.text for e in stream(model, pipe(), StreamConfig(), RUNTIME) if isinstance(e, LineScore))
+    assert heard == [
+        "after b'The fox'", b"The fox and the dog\n", "after b' and the dog\\nThe'", b"The dog\n", "after b' dog\\n'",
+        b"\n", "after b'\\n'", "after b'end'", b"end",
+    ]  # fmt: skip
+
+
+def test_lines_that_arrive_together_are_read_together(monkeypatch):
+    model, calls = toy(), []
+    nll = model.network.nll
+    monkeypatch.setattr(
+        model.network, "nll", lambda x, y, s: (calls.append(x.shape[1]), nll(x, y, s))[1], raising=False
+    )
+    run(model, [b"ab\n" * 500], emit="lines")
+    assert calls == [512, 512, 476]
+
+
+def test_words_are_given_when_whole_if_tokens_are_asked_for():
+    model = toy("sentencepiece")
+    seen = []
+
+    def pipe():
+        for portion in (b"The do", b"g and", b" the"):
+            yield portion
+            seen.append(b"|")
+
+    events = stream(model, pipe(), StreamConfig(emit="tokens"), RUNTIME)
+    seen.extend(e.text for e in events if isinstance(e, TokenScore))
+    assert b"".join(seen) == b"The|" + b" dog|" + b" and|" + b" the"
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sizes, st.integers(0, len(TEXT)), st.sampled_from(["lines", "tokens", "none"]),
+    st.sampled_from(["bytes", "sentencepiece"]), st.sampled_from([0, 9]),
+)  # fmt: skip
+def test_two_streams_with_a_state_between_them_are_one(tmp_path, sizes, at, emit, kind, mem_len):
+    model, saved = toy(kind), []
+    options = {"emit": emit, "mem_len": mem_len}
+    whole = run(model, [TEXT], **options)
+    first = run(model, cut(TEXT[:at], sizes), save=lambda s, c: saved.append((s.fork(), c)), **options)
+    second = run(model, cut(TEXT[at:], sizes), resume=through_disk(tmp_path, saved[-1]), **options)
+    known = int(saved[-1][1]["bytes"])
+    kept = [e for e in first if isinstance(e, LineScore | TokenScore) and e.byte + len(e.text) <= known]
+    if emit == "lines":
+        kept = [line for line in kept if line.text.endswith(b"\n")]
+    both = kept + only(second, LineScore | TokenScore)
+    assert [e.text for e in both] == [e.text for e in whole[:-1]]
+    assert [e.byte for e in both] == [e.byte for e in whole[:-1]]
+    assert [e.bits for e in both] == pytest.approx([e.bits for e in whole[:-1]], abs=1e-9)
+    for name in ("lines", "bytes", "tokens"):
+        assert getattr(second[-1], name) == getattr(whole[-1], name)
+    assert second[-1].bits == pytest.approx(whole[-1].bits)
+
+
+@pytest.mark.parametrize("after", [0, 1, 3, 9])
+@pytest.mark.parametrize("reset_on", [None, "^The"])
+def test_stopped_in_the_middle_nothing_is_lost(after, reset_on):
+    model, saved, asked = toy(), [], itertools.count()
+    text = TEXT * 12
+    first = run(
+        model, [text], save=lambda s, c: saved.append((s, c)), stop=lambda: next(asked) > after, reset_on=reset_on
+    )
+    assert len(saved) == 1
+    assert first[-1].bytes < len(text)
+    second = run(model, [], resume=saved[0], reset_on=reset_on)
+    assert [e.text for e in only(first + second, LineScore)] == text.splitlines(keepends=True)
+    whole = run(model, [text], reset_on=reset_on)
+    assert [e.bits for e in only(first + second, LineScore)] == pytest.approx([e.bits for e in only(whole, LineScore)])
+
+
+def test_a_stopped_stream_scores_what_is_too_much_to_keep(monkeypatch):
+    monkeypatch.setattr(streaming, "BACKLOG", 1000)
+    model, saved = toy(), []
+    text = b"0123456789abcde\n" * 3000
+    [*_, stats] = run(model, [text], save=lambda s, c: saved.append((s, c)), stop=lambda: True, emit="none")
+    assert 30000 < stats.bytes < len(text)
+    assert run(model, [], resume=saved[0], emit="none")[-1].bytes == len(text)
+
+
+def test_reset_on_starts_afresh_before_the_line():
+    model = toy("sentencepiece")
+    *lines, _ = run(model, cut(TEXT, [13]), reset_on="^She|lazy dog")
+    parts, part = [], b""
+    for line in TEXT.splitlines(keepends=True):
+        if line.startswith(b"She") or b"lazy dog" in line:
+            parts.append(part)
+            part = b""
+        part += line
+    assert len(parts) == 4
+    expected = [bits for text in [*parts, part] for bits in slow_bits(model, text)]
+    assert [bits for line in lines for _, bits in line.spans] == pytest.approx(expected, abs=1e-9)
+    for emit in ("tokens", "none"):
+        assert run(model, [TEXT], reset_on="^She|lazy dog", emit=emit)[-1].bits == pytest.approx(sum(expected))
+
+
+def test_long_lines_come_in_parts_and_are_judged_by_their_beginning(monkeypatch):
+    monkeypatch.setattr(streaming, "LINE_LIMIT", 2048)
+    LINE_LIMIT = streaming.LINE_LIMIT
+    model = toy(mem_len=3)
+    text = b"x" * (2 * LINE_LIMIT + 100) + b" MARK\n" + b"MARK" + b"y" * LINE_LIMIT + b"\nend\n"
+    for portions in ([text], cut(text, [999])):
+        *lines, stats = only(run(model, portions), LineScore | StreamStats)
+        lines = only(lines, LineScore)
+        assert [(line.line, line.bytes) for line in lines] == [
+            (1, LINE_LIMIT), (1, LINE_LIMIT), (1, 106), (2, LINE_LIMIT), (2, 5), (3, 4),
+        ]  # fmt: skip
+        assert b"".join(line.text for line in lines) == text
+        assert [line.byte for line in lines] == [0, *itertools.accumulate(line.bytes for line in lines)][:-1]
+        assert stats.lines == 3
+    fresh = run(model, cut(text, [5000]), reset_on="MARK", emit="none")[-1].bits
+    border = text.index(b"\n") + 1
+    apart = sum(run(model, [part], emit="none")[-1].bits for part in (text[:border], text[border:]))
+    assert fresh == pytest.approx(apart, abs=1e-6)
+
+
+def test_what_is_held_is_bounded(monkeypatch):
+    held = []
+    queue = streaming._Pipe._queue
+
+    def spy(self, words):
+        queue(self, words)
+        held.append((len(self.text), len(self.arrived), len(self.cutter.pending), len(self.spans)))
+
+    monkeypatch.setattr(streaming._Pipe, "_queue", spy)
+    model = toy(mem_len=2, n_layers=1)
+    for text in (b"a" * 70_000, b"a b\n" * 17_000, b"\n" * 70_000):
+        run(model, cut(text, [65536]))
+    most = [max(column) for column in zip(*held, strict=True)]
+    assert most[0] <= 2**15
+    assert most[1] <= 65536
+    assert most[2] <= 2**10
+    assert most[3] <= 2**15
+
+
+def test_silence_flushes_an_unfinished_line_but_no_broken_character():
+    model, seen = toy("sentencepiece"), []
+
+    def pipe():
+        yield b"login: caf\xc3"
+        time.sleep(0.06)
+        yield None
+        seen.append("|")
+        yield None
+        yield b"\xa9\nnext\n"
+
+    events = stream(model, pipe(), StreamConfig(flush_ms=50), RUNTIME)
+    seen.extend((e.line, e.byte, e.text) for e in events if isinstance(e, LineScore))
+    assert seen == [(1, 0, b"login: caf"), "|", (1, 10, "\u00e9\n".encode()), (2, 13, b"next\n")]
+
+
+def test_without_flush_ms_silence_is_only_silence():
+    *lines, _ = run(toy(), [b"ab", None, b"c\n", None])
+    assert [line.text for line in lines] == [b"abc\n"]
+    *lines, _ = run(toy(), [b"ab", None, b"c\n"], flush_ms=60_000)
+    assert [line.text for line in lines] == [b"abc\n"]
+
+
+def test_continuing_the_text_at_its_end():
+    model = toy()
+    events = run(model, [b"The fox"], continue_tokens=20, seed=4)
+    text = b"".join(e.text for e in only(events, GeneratedText))
+    assert len(text) == 20
+    assert isinstance(events[-1], StreamStats)
+    assert events[-1].bytes == 7
+    again = run(model, cut(b"The fox", [1]), continue_tokens=20, seed=4)
+    assert b"".join(e.text for e in only(again, GeneratedText)) == text
+
+
+def test_the_state_is_saved_every_so_often_when_something_is_new():
+    model, saved = toy(), []
+
+    def pipe():
+        for portion in (b"a\n", b"b\n", None, None, b"c\n"):
+            time.sleep(0.02)
+            yield portion
+
+    run(model, pipe(), save=lambda s, c: saved.append(c["bytes"]), save_every=0.01)
+    assert saved == ["2", "4", "6", "6"]
+
+
+def test_totals_are_given_while_working(monkeypatch):
+    monkeypatch.setattr(streaming, "STATS_EVERY", 0.0)
+    events = run(toy(), [b"a\n", b"b\n"], emit="stats")
+    assert [(e.lines, e.final) for e in events] == [(1, False), (2, False), (2, True)]
+    assert events[-1].tokens_per_second > 0
+
+
+def test_nothing_at_all():
+    [stats] = run(toy(), [])
+    assert (stats.bytes, stats.lines, stats.tokens, stats.bits_per_byte) == (0, 0, 0, 0.0)
+
+
+def test_a_state_that_does_not_fit_is_refused():
+    model, saved = toy(), []
+    run(model, [b"x\ny"], save=lambda s, c: saved.append((s, c)))
+    state, carry = saved[0]
+    with pytest.raises(StateError, match="memory of 9"):
+        run(model, [], resume=(state, carry), mem_len=10)
+    for key, value in (("bits", "x"), ("spans", "{}"), ("spans", "["), ("ids", "AAA"), ("text", "?"), ("lines", "1.5")):
+        with pytest.raises(StateError, match="damaged"):
+            run(model, [], resume=(state.fork(), {**carry, key: value}))

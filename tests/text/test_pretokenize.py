@@ -1,0 +1,147 @@
+"""The cutting rule: content decides, never portions."""
+
+from __future__ import annotations
+
+import itertools
+import tracemalloc
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from xlcli.text.pretokenize import LONGEST, PreTokenizer, stable_prefix_len, whole_characters, whole_words, words
+
+ALPHABET = [
+    b" ",
+    b"\n",
+    b"\r\n",
+    b"a",
+    b"the",
+    b"\t",
+    "é".encode(),
+    "漢".encode(),
+    b"\xff",
+    b"\x80",
+    b"\xe2\x96",
+    b"\0",
+]
+texts = st.one_of(
+    st.binary(max_size=200),
+    st.lists(st.sampled_from(ALPHABET), max_size=60).map(b"".join),
+    st.tuples(st.sampled_from([b"x", b" ", "漢".encode(), b"\x80", b"a "]), st.integers(0, 3 * LONGEST)).map(
+        lambda pair: pair[0] * pair[1]
+    ),
+)
+
+
+def portions_of(data: bytes, cuts: list[int]) -> list[bytes]:
+    places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
+    return [data[a:b] for a, b in itertools.pairwise(places)]
+
+
+def cut_up(portions: list[bytes], cutter: PreTokenizer) -> list[bytes]:
+    return [given for portion in portions if (given := cutter.feed(portion))]
+
+
+@given(texts)
+@example(b"")
+@example(b"\n\n")
+@example(b"  a  b \n c")
+def test_words_join_to_the_text_and_are_bounded(data: bytes) -> None:
+    found = words(data)
+    assert b"".join(found) == data
+    assert all(0 < len(word) <= LONGEST for word in found)
+
+
+def test_words_begin_with_their_blanks_and_end_with_their_line() -> None:
+    assert words(b"a  bc\n\n  d\te ") == [b"a", b"  bc\n", b"\n", b"  d\te", b" "]
+
+
+@given(texts, st.lists(st.integers(0, 4000), max_size=20))
+def test_any_portions_give_the_same_words(data: bytes, cuts: list[int]) -> None:
+    cutter = PreTokenizer()
+    given_back = cut_up(portions_of(data, cuts), cutter)
+    given_back.append(cutter.finish())
+    assert [word for part in given_back for word in words(part)] == words(data)
+    assert cutter.position == len(data)
+    assert cutter.pending == b""
+
+
+@given(texts, st.lists(st.integers(0, 4000), max_size=10))
+def test_a_cutter_restored_in_the_middle_goes_on_exactly(data: bytes, cuts: list[int]) -> None:
+    cutter = PreTokenizer()
+    given_back = []
+    for portion in portions_of(data, cuts):
+        cutter = PreTokenizer(cutter.pending, cutter.position)
+        given_back.append(cutter.feed(portion))
+    assert b"".join(given_back) + cutter.pending == data
+    assert cutter.position + len(cutter.pending) == len(data)
+
+
+@given(texts, texts)
+def test_a_safe_prefix_has_the_same_words_whatever_follows(data: bytes, more: bytes) -> None:
+    cut = stable_prefix_len(data)
+    whole = words(data + more)
+    prefix = words(data[:cut])
+    assert whole[: len(prefix)] == prefix
+
+
+@given(texts)
+def test_nothing_safe_is_held_back_longer_than_a_word(data: bytes) -> None:
+    held = data[stable_prefix_len(data) :]
+    assert len(held) <= LONGEST
+    assert b"\n" not in held
+    assert len(words(held)) <= 1
+
+
+def test_a_finished_line_is_given_back_at_once() -> None:
+    assert PreTokenizer().feed(b"one two\n") == b"one two\n"
+
+
+def test_long_words_are_cut_between_characters() -> None:
+    found = words("漢".encode() * 1000)
+    assert all(part.decode() for part in found)
+    assert {len(part) for part in found[:-1]} == {LONGEST - LONGEST % 3}
+
+
+def test_bytes_that_are_no_characters_are_cut_too() -> None:
+    assert [len(word) for word in words(b"\x80" * (LONGEST + 5))] == [LONGEST, 5]
+
+
+@given(st.text(max_size=20), st.integers(0, 3))
+def test_whole_characters(text: str, missing: int) -> None:
+    data = text.encode()
+    cut = data[: len(data) - missing] if missing else data
+    end = whole_characters(cut)
+    assert cut[:end].decode() == text[: len(cut[:end].decode())]
+    assert len(cut) - end <= 3
+
+
+def test_flush_keeps_an_unfinished_character() -> None:
+    cutter = PreTokenizer()
+    assert cutter.feed(b"caf\xc3") == b""
+    assert cutter.flush() == b"caf"
+    assert cutter.pending == b"\xc3"
+    assert cutter.feed(b"\xa9\n") == "é\n".encode()
+    assert cutter.position == 6
+
+
+def test_a_vocabulary_with_its_own_rule_holds_nothing() -> None:
+    assert PreTokenizer(stable_prefix_len=len).feed(b"no blank") == b"no blank"
+
+
+@given(texts, st.lists(st.integers(0, 4000), max_size=20), st.integers(1, 3000))
+def test_rejoin_gives_whole_words(data: bytes, cuts: list[int], at_least: int) -> None:
+    portions = list(whole_words(portions_of(data, cuts), at_least))
+    assert [word for part in portions for word in words(part)] == words(data)
+
+
+def test_an_endless_line_takes_bounded_memory() -> None:
+    cutter = PreTokenizer()
+    tracemalloc.start()
+    try:
+        for _ in range(1000):
+            cutter.feed(b"x" * 65536)
+        assert len(cutter.pending) <= LONGEST
+        assert tracemalloc.get_traced_memory()[1] < 2**21
+    finally:
+        tracemalloc.stop()

@@ -1,0 +1,17 @@
+"""Runs end with a short sample and use one thread."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from xlcli.training import ending
+
+
+@pytest.fixture(autouse=True)
+def _small_endings(monkeypatch):
+    monkeypatch.setattr(ending, "SAMPLE_TOKENS", 3)
+    torch.set_num_threads(1)

@@ -1,0 +1,285 @@
+"""A run that was stopped or killed anywhere and resumed is, to the bit, the run that never stopped."""
+
+import itertools
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from runs import After, corpus, curve, go, of_kind, remains, small
+
+from xlcli.errors import CheckpointError, ConfigError
+from xlcli.events import Notice, Saved, Step, Trained, Validation
+from xlcli.store.commit import latest
+from xlcli.training import train
+
+STEPS = 6
+WAYS = list(itertools.product(("float32", "bfloat16"), ("muon", "adamw"), (1, 2), (0, 16)))
+
+
+def _way(dtype, optimizer, grad_accum, mem_len, **budget):
+    return small(
+        runtime={"dtype": dtype},
+        train={"optimizer": optimizer, "grad_accum": grad_accum, "mem_len": mem_len, **budget},
+    )
+
+
+@pytest.mark.parametrize(("dtype", "optimizer", "grad_accum", "mem_len"), WAYS)
+def test_a_stop_after_any_step_changes_nothing(dtype, optimizer, grad_accum, mem_len):
+    text, tree = corpus(), _way(dtype, optimizer, grad_accum, mem_len)
+    events = go(tree, text, "whole")
+    assert [step.step for step in of_kind(events, Step)] == list(range(1, STEPS + 1))
+    expected = remains("whole")
+    for split in range(STEPS):
+        folder = Path(f"split{split}")
+        stopped = After(split).run(tree, text, folder)[-1]
+        assert (stopped.step, stopped.stopped) == (split, True)
+        assert (folder / "model.safetensors").exists() == (split > 0)
+        go({}, text, folder, resume=True)
+        assert remains(folder) == expected, split
+
+
+@pytest.mark.parametrize("budget", [{"max_tokens": STEPS * 64 - 5, "max_steps": None}, {"eval_every": None}])
+def test_a_kill_after_any_event_changes_nothing(budget):
+    text, tree = corpus(), _way("float32", "muon", 2, 16, **budget)
+    events = go(tree, text, "whole")
+    expected = remains("whole")
+    for end in range(1, len(events)):
+        folder = Path(f"killed{end}")
+        run = train(tree, [text], folder, preset="tiny")
+        for _ in range(end):
+            next(run)
+        run.close()
+        begun = (folder / "config.json").exists()
+        resumed = go(tree, text, folder, resume=begun)
+        assert remains(folder) == expected, end
+        steps = [step.step for step in of_kind(resumed, Step)]
+        assert steps == list(range(STEPS + 1 - len(steps), STEPS + 1))
+
+
+def test_a_run_stopped_again_and_again_is_the_same_too():
+    text, tree = corpus(), _way("float32", "muon", 1, 16)
+    go(tree, text, "whole")
+    After(1).run(tree, text, "often")
+    for split in range(2, STEPS):
+        After(split).run({}, text, "often", resume=True)
+    go({}, text, "often", resume=True)
+    assert remains("often") == remains("whole")
+
+
+def test_an_interrupted_validation_is_made_up_for():
+    text, tree = corpus(), small()
+    go(tree, text, "whole")
+    asked = []
+
+    def stop():
+        asked.append(None)
+        return validating[0] and len(asked) > 0
+
+    validating = [False]
+    for event in train(tree, [text], Path("cut"), preset="tiny", stop=stop):
+        validating[0] = isinstance(event, Step) and event.step == 3
+    assert not [row for row in curve("cut") if "validation_bits_per_byte" in row]
+    facts = json.loads((Path("cut/checkpoints/step-00000003/state.json")).read_bytes())
+    assert facts["validation_due"]
+    go({}, text, "cut", resume=True)
+    assert remains("cut") == remains("whole")
+
+
+def test_the_curve_has_every_step_once():
+    text, tree = corpus(), small(train={"max_steps": 9, "eval_every": 2})
+    After(5).run(tree, text, "m")
+    events = go({}, text, "m", resume=True)
+    rows = curve("m")
+    steps = [row["step"] for row in rows if "nats" in row]
+    scored = [row["step"] for row in rows if "validation_bits_per_byte" in row]
+    assert steps == list(range(1, 10))
+    assert scored == [2, 4, 6, 8, 9]
+    assert [v.step for v in of_kind(events, Validation)] == [6, 8, 9]
+
+
+def test_resuming_a_finished_run_repeats_nothing():
+    text, tree = corpus(), small()
+    done = go(tree, text, "m")[-1]
+    before = remains("m")
+    events = go({}, text, "m", resume=True)
+    assert not of_kind(events, Step | Validation | Saved)
+    again = of_kind(events, Trained)[0]
+    assert (again.bits_per_byte, again.sample, again.stopped) == (done.bits_per_byte, done.sample, False)
+    assert remains("m") == before
+
+
+def test_a_larger_budget_goes_on():
+    text = corpus()
+    go(small(), text, "m")
+    events = go({"train": {"max_steps": 8}}, text, "m", resume=True)
+    assert [step.step for step in of_kind(events, Step)] == [7, 8]
+    assert json.loads(Path("m/config.json").read_bytes())["train"]["max_steps"] == 8
+
+
+def test_a_budget_given_anew_replaces_the_old_one():
+    text = corpus()
+    go(small(), text, "m")
+    events = go({"train": {"max_tokens": 7 * 64}}, text, "m", resume=True)
+    assert [step.step for step in of_kind(events, Step)] == [7]
+    assert json.loads(Path("m/config.json").read_bytes())["train"]["max_steps"] is None
+
+
+def test_the_best_weights_go_back_with_the_run():
+    """A kill may come after a validation whose step is undone: the weights it kept are undone with it."""
+    text, tree = corpus(), small(train={"eval_every": 3, "save_every": 5, "max_steps": 8})
+    run = train(tree, [text], Path("m"), preset="tiny")
+    for event in run:
+        if isinstance(event, Validation) and event.step == 6:
+            break
+    run.close()
+    later = Path("m/model.safetensors").read_bytes()
+    After(0).run({}, text, "m", resume=True)
+    assert Path("m/model.safetensors").read_bytes() != later
+    kept = latest(Path("m/checkpoints")).path
+    assert kept.name == "step-00000005"
+    assert Path("m/model.safetensors").read_bytes() == (kept / "best.safetensors").read_bytes()
+    Path("m/model.safetensors").unlink()
+    go({}, text, "m", resume=True)
+    assert Path("m/model.safetensors").exists()
+
+
+def test_a_checkpoint_without_the_newer_entries_is_read():
+    text, tree = corpus(), small(train={"eval_every": 3})
+    go(tree, text, "whole")
+    After(4).run(tree, text, "m")
+    point = latest(Path("m/checkpoints")).path
+    facts = json.loads((point / "state.json").read_bytes())
+    for name in ("validated_step", "validation_due", "processor"):
+        del facts[name]
+    del facts["corpus"]["valid"]
+    (point / "state.json").write_text(json.dumps(facts))
+    (point / "best.safetensors").unlink()
+    _seal_again(point)
+    go({}, text, "m", resume=True)
+    assert remains("m")["model"] == remains("whole")["model"]
+    assert remains("m")["curve"] == remains("whole")["curve"]
+
+
+def test_a_damaged_checkpoint_is_passed_over_aloud():
+    text, tree = corpus(), small(train={"keep_checkpoints": 3})
+    go(tree, text, "whole")
+    After(5).run(tree, text, "m")
+    weights = Path("m/checkpoints/step-00000005/weights.safetensors")
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    events = go({}, text, "m", resume=True)
+    assert any("damaged and was passed over" in notice.text for notice in of_kind(events, Notice))
+    assert of_kind(events, Step)[0].step == 5
+    assert remains("m") == remains("whole")
+
+
+def test_when_all_are_damaged_it_says_so():
+    text = corpus()
+    After(3).run(small(), text, "m")
+    for path in Path("m/checkpoints").glob("step-*/manifest.json"):
+        path.unlink()
+    with pytest.raises(CheckpointError, match=r"every checkpoint in m is damaged\. Train anew with --overwrite"):
+        go({}, text, "m", resume=True)
+
+
+@pytest.mark.parametrize("change", [
+    {"facts": {"schema": 2}}, {"facts": {"states": []}}, {"facts": {"random": {"cpu": "AAAA"}}}, {"missing": "step"},
+    {"facts": {"states": [{"memory": "hidden"}]}}, {"facts": {"random": {"cpu": "!"}}},
+])  # fmt: skip
+def test_a_checkpoint_that_makes_no_sense_is_refused(change):
+    text = corpus()
+    After(3).run(small(), text, "m")
+    point = latest(Path("m/checkpoints")).path
+    facts = json.loads((point / "state.json").read_bytes()) | change.get("facts", {})
+    facts.pop(change.get("missing"), None)
+    (point / "state.json").write_text(json.dumps(facts))
+    _seal_again(point)
+    with pytest.raises(CheckpointError) as caught:
+        go({}, text, "m", resume=True)
+    assert caught.value.remedy
+
+
+def test_changed_text_is_noticed_unless_allowed():
+    text = corpus()
+    After(3).run(small(), text, "m")
+    changed = corpus(text="Q" + Path(text).read_text()[1:])
+    with pytest.raises(CheckpointError, match=r"the text has changed.*--allow-data-change"):
+        go({}, changed, "m", resume=True)
+    events = go({}, changed, "m", resume=True, allow_data_change=True)
+    assert any("not the one this run began with" in notice.text for notice in of_kind(events, Notice))
+    assert of_kind(events, Step)[0].step == 4
+
+
+def test_changed_held_out_text_is_noticed_unless_allowed():
+    text, held = corpus(), corpus(name="held.txt", text=b"some other text to be held out\n" * 9)
+    After(4).run(small(text={"valid": held}), text, "m")
+    assert Path("m/valid.txt").read_bytes() == Path(held).read_bytes()
+    Path(held).write_bytes(b"quite another text to be held out\n" * 9)
+    with pytest.raises(CheckpointError, match="the held-out text has changed"):
+        go({}, text, "m", resume=True)
+    go({}, text, "m", resume=True, allow_data_change=True)
+    assert Path("m/valid.txt").read_bytes() == Path(held).read_bytes()
+
+
+def test_held_out_text_may_move():
+    text, held = corpus(), corpus(name="held.txt", text=b"some other text to be held out\n" * 9)
+    tree = small(text={"valid": held})
+    go(tree, text, "whole")
+    After(4).run(tree, text, "m")
+    moved = str(shutil.move(held, "moved.txt"))
+    go({"text": {"valid": moved}}, text, "m", resume=True)
+    assert remains("m") == remains("whole")
+
+
+def test_another_tokenizer_in_the_folder_is_refused_even_then():
+    text = corpus()
+    After(3).run(small(), text, "m")
+    go(small(text={"tokenizer": "words"}), text, "other")
+    for path in Path("other").glob("tokenizer.*"):
+        shutil.copy(path, "m")
+    with pytest.raises(CheckpointError):
+        go({}, text, "m", resume=True, allow_data_change=True)
+
+
+def test_another_number_of_threads_is_told():
+    text = corpus()
+    After(3).run(small(), text, "m")
+    before = torch.get_num_threads()
+    try:
+        events = go({"runtime": {"threads": 2}}, text, "m", resume=True)
+    finally:
+        torch.set_num_threads(before)
+    assert any("threads was 1 and is 2" in notice.text for notice in of_kind(events, Notice))
+
+
+@pytest.mark.parametrize("change", [
+    {"model": {"dim": 32}}, {"train": {"optimizer": "adamw"}}, {"train": {"grad_accum": 2}},
+    {"train": {"segment_len": 8}}, {"runtime": {"seed": 1}}, {"text": {"tokenizer": "words"}},
+])  # fmt: skip
+def test_what_cannot_change_is_refused_by_name(change):
+    text = corpus()
+    After(1).run(small(), text, "m")
+    section, inside = next(iter(change.items()))
+    with pytest.raises(ConfigError, match=f"{section}.{next(iter(inside))} cannot change"):
+        go(change, text, "m", resume=True)
+
+
+def test_the_same_command_resumes():
+    text, tree = corpus(), small(text={"tokenizer": "auto"})
+    After(3).run(tree, text, "m")
+    assert json.loads(Path("m/config.json").read_bytes())["text"]["tokenizer"] == "bytes"
+    go(tree, text, "m", resume=True)
+    record = json.loads(Path("m/record.json").read_bytes())
+    assert (record["preset"], record["finished"], record["steps"]) == ("tiny", True, STEPS)
+    with pytest.raises(ConfigError, match="begun with the preset tiny"):
+        list(train({}, [text], Path("m"), preset="small", resume=True))
+
+
+def _seal_again(point):
+    from xlcli.store import commit
+
+    (point / "manifest.json").unlink()
+    commit._seal(point)

@@ -1,0 +1,200 @@
+"""One run in memory: its steps, its schedule, what it refuses."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from runs import PROSE, small
+
+from xlcli import config
+from xlcli.errors import ConfigError, DivergedError
+from xlcli.runtime import Runtime, make_runtime
+from xlcli.text.tokens import TokenFile
+from xlcli.training.defaults import warmup_steps
+from xlcli.training.run import make_training_run
+
+PROSE_BYTES = PROSE.encode()
+CPU = Runtime(torch.device("cpu"), torch.float32, 1)
+
+
+def _text(text=PROSE_BYTES):
+    return TokenFile(np.frombuffer(text, np.uint8), len(text), None)
+
+
+def _run(tree, runtime=CPU):
+    settings = config.make({"train": {"lr": 6e-3}}, tree)
+    return make_training_run(settings, runtime, _text(), 10)
+
+
+def _in_float64(run):
+    run.model.double()
+    run.states = [state.map(torch.Tensor.double) for state in run.states]
+    return run
+
+
+def _weights(run):
+    return {name: p.detach().clone() for name, p in run.model.named_parameters()}
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+@pytest.mark.parametrize("parts", [2, 3, 4])
+def test_grad_accum_gives_the_same_update(optimizer, parts, monkeypatch):
+    monkeypatch.setattr("xlcli.training.run.has_bfloat16_units", lambda device: False)
+    still = dict.fromkeys(("embedding", "attention", "residual", "feedforward"), 0.0)
+    whole, cut = (
+        _in_float64(_run(small(train={"grad_accum": n, "optimizer": optimizer}, model={"dropout": still})))
+        for n in (1, parts)
+    )
+    for _ in range(3):
+        one, other = whole.train_step(0.2), cut.train_step(0.2)
+        assert other[:3] == pytest.approx(one[:3], rel=1e-6)  # summed in float32
+        assert one.mean_steps is other.mean_steps is None
+    for name, weight in _weights(whole).items():
+        assert torch.allclose(weight, _weights(cut)[name], rtol=0, atol=1e-12), name
+
+
+def test_memory_carries_over_from_step_to_step():
+    run = _run(small())
+    run.train_step(0.0)
+    assert [(s.seen, *(layer.length for layer in s.layers)) for s in run.states] == [(16, 16, 16)]
+    run.train_step(0.0)
+    assert [(s.seen, *(layer.length for layer in s.layers)) for s in run.states] == [(32, 16, 16)]
+    assert run.lanes.position == 2
+    assert (run.step, run.tokens) == (2, 128)
+
+
+@pytest.mark.parametrize(
+    ("budget", "steps", "fractions"),
+    [
+        ({"max_steps": 4}, 4, [0.25, 0.5, 0.75, 1.0]),
+        ({"max_steps": None, "max_tokens": 200}, 4, [0.32, 0.64, 0.96, 1.0]),
+        ({"max_steps": 100, "max_tokens": 128}, 2, [0.5, 1.0]),
+    ],
+)
+def test_the_schedule_lands_on_a_budget(budget, steps, fractions):
+    run = _run(small(train={**budget, "warmup_steps": 0}))
+    found, factors = [], []
+    while (fraction := run.fraction(0.0)) < 1.0:
+        factors.append(run.train_step(fraction)[2])
+        found.append(run.fraction(0.0))
+    assert run.step == steps
+    assert found == pytest.approx(fractions)
+    assert factors == pytest.approx([1 - fraction for fraction in [0.0, *fractions[:-1]]])
+
+
+def test_the_schedule_lands_on_a_time():
+    run = _run(small(train={"max_steps": None, "max_time": 8.0}))
+    assert [run.fraction(seconds) for seconds in (0.0, 2.0, 8.0, 9.0)] == [0.0, 0.25, 1.0, 1.0]
+    run.config = config.make(run.config.model_dump(mode="json"), {"train": {"warmup_steps": 0}})
+    assert run.train_step(0.25)[2] == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize(
+    ("train", "steps"),
+    [
+        ({}, 40),
+        ({"max_time": 5.0}, 40),
+        ({"max_steps": 10_000}, 40),
+        ({"max_steps": 100}, 10),
+        ({"max_steps": 9}, 0),
+        ({"max_tokens": 16 * 128 * 50}, 5),
+        ({"max_steps": 100, "warmup_steps": 77}, 77),
+    ],
+)
+def test_warm_up_is_forty_steps_or_a_tenth(train, steps):
+    assert warmup_steps(config.make({"train": train}).train) == steps
+
+
+def _poison(run, where):
+    if where == "weights":
+        next(iter(run.model.parameters())).data.view(-1)[0] = math.nan
+    elif where == "optimizer":
+        run.optimizers.optimizers[0][0].state[run.model.stack.blocks[0].attention.query.weight]["momentum_buffer"].view(
+            -1
+        )[0] = math.inf
+    else:
+        run.states[0].layers[0].h.view(-1)[0] = math.nan
+
+
+@pytest.mark.parametrize("placement", ["weights", "memory"])
+def test_a_loss_that_is_no_number_changes_nothing(where):
+    run = _run(small())
+    run.train_step(0.0)
+    _poison(run, where)
+    weights, remembered = _weights(run), {k: v.clone() for k, v in run.optimizers.tensors().items()}
+    with pytest.raises(DivergedError, match="no longer a finite number at step 2"):
+        run.train_step(0.0)
+    assert (run.step, run.tokens) == (1, 64)
+    assert all(torch.equal(p, weights[name]) or where == "weights" for name, p in run.model.named_parameters())
+    assert all(torch.equal(value, remembered[name]) for name, value in run.optimizers.tensors().items())
+
+
+@pytest.mark.parametrize("placement", ["weights", "optimizer", "memory"])
+def test_what_is_poisoned_is_not_fit_to_be_saved(where):
+    run = _run(small())
+    run.train_step(0.0)
+    run.check_finite()
+    _poison(run, where)
+    with pytest.raises(DivergedError, match=f"the {where}.* is no longer finite after step 1"):
+        run.check_finite()
+
+
+def test_weights_beyond_all_bounds_are_not_fit_either():
+    run = _run(small())
+    run.train_step(0.0)
+    with torch.no_grad():
+        for parameter in run.model.parameters():
+            parameter.mul_(1e9)
+    with pytest.raises(DivergedError, match=r"the loss has risen to \S+ nats"):
+        run.check_finite()
+
+
+def test_a_look_ahead_leaves_the_run_as_it_was():
+    looked, other = _run(small()), _run(small())
+    torch.manual_seed(5)
+    expected = [other.train_step(0.0) for _ in range(3)]
+    torch.manual_seed(5)
+    found = []
+    for _ in range(3):
+        found.append(looked.train_step(0.0))
+        looked.check_finite()
+        looked.validation_bits(_text(PROSE[:300].encode()), lambda: False)
+    assert found == expected
+
+
+def test_held_out_text_without_a_finite_score_stops():
+    run = _run(small())
+    _poison(run, "weights")
+    with pytest.raises(DivergedError, match="held-out text has no finite score"):
+        run.validation_bits(_text(), lambda: False)
+
+
+def test_validation_gives_up_when_asked():
+    run = _run(small())
+    assert run.validation_bits(_text(), lambda: True) is None
+    assert run.validation_bits(_text(), lambda: False) == pytest.approx(8.0, abs=0.2)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the compiler warns of itself
+def test_a_compiled_run_has_the_same_losses():
+    try:
+        make_runtime(config.make({"runtime": {"compile": True, "device": "cpu"}}).runtime, training=True)
+    except ConfigError as error:
+        pytest.skip(error.message)
+    still = {"dropout": dict.fromkeys(("embedding", "attention", "residual", "feedforward"), 0.0), "n_layers": 1}
+    plain, compiled = (_run(small(model=still, runtime={"compile": on})) for on in (False, True))
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    for _ in range(4):
+        one, other = plain.train_step(0.0), compiled.train_step(0.0)
+        assert other[:2] == pytest.approx(one[:2], rel=1e-5)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+    for name, weight in _weights(plain).items():
+        assert torch.allclose(weight, _weights(compiled)[name], atol=1e-4), name
+    assert compiled.validation_bits(_text(), lambda: False) == pytest.approx(
+        plain.validation_bits(_text(), lambda: False), rel=1e-4
+    )
+    assert counters["stats"]["unique_graphs"] == 1

@@ -1,0 +1,450 @@
+"""The whole of `train`: what it makes of a text, when it stops, what it refuses, what it leaves."""
+
+import errno
+import json
+import math
+import os
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from runs import PROSE, After, corpus, curve, go, of_kind, small
+
+from xlcli import config
+from xlcli.config import EvalConfig, RuntimeConfig
+from xlcli.errors import BusyError, ConfigError, DataError, DivergedError, ResourceError, XLError
+from xlcli.evaluation import evaluate
+from xlcli.events import Notice, Plan, Progress, Saved, Score, Step, Trained, Validation
+from xlcli.files import read_header, read_tensors
+from xlcli.runtime import make_runtime
+from xlcli.store.commit import latest
+from xlcli.store.folder import is_model, load, lock, read_record
+from xlcli.text import corpus as looking
+from xlcli.training import train
+
+
+def _finite(folder):
+    point = latest(Path(folder) / "checkpoints").path
+    files = [*point.glob("*.safetensors"), *Path(folder).glob("model.safetensors")]
+    return all(bool(t.isfinite().all()) for file in files for t in read_tensors(file, expected=None)[0].values())
+
+
+def _files(folder):
+    return {path: path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+def test_a_run_leaves_a_model_that_scores_as_it_says():
+    events = go(small(), corpus(), "m")
+    assert [type(event) for event in events if not isinstance(event, Progress)] == [
+        Plan, Step, Step, Saved, Step, Validation, Step, Saved, Step, Step, Validation, Saved, Trained,
+    ]  # fmt: skip
+    end = events[-1]
+    runtime = make_runtime(RuntimeConfig(device="cpu", threads=1))
+    score = of_kind(evaluate(load(Path("m")), None, EvalConfig(), runtime), Score)[0]
+    assert end.bits_per_byte == score.bits_per_byte < 8.5
+    assert (end.step, end.tokens, end.stopped) == (6, 6 * 64, False)
+    record = read_record(Path("m"))
+    assert record["bits_per_byte"] == end.bits_per_byte
+    assert record["finished"]
+    assert (record["corpus"], record["preset"], record["steps"]) == (corpus(), "tiny", 6)
+    plan = events[0] if isinstance(events[0], Plan) else of_kind(events, Plan)[0]
+    assert plan.train_bytes + plan.valid_bytes + plan.test_bytes == len(PROSE)
+    assert (Path("m/valid.txt").stat().st_size, Path("m/test.txt").stat().st_size) == (
+        plan.valid_bytes, plan.test_bytes,
+    )  # fmt: skip
+
+
+def test_nothing_said_is_all_decided():
+    events = list(train({}, [corpus()], Path("m"), dry_run=True))
+    plan = of_kind(events, Plan)[0]
+    assert (plan.preset, plan.tokenizer, plan.vocab_size) == ("tiny", "bytes", 256)
+    assert plan.budget in ("10 minutes", "30 minutes")
+    assert not Path("m").exists()
+
+
+def test_the_best_weights_are_in_front():
+    """With a rate that ruins what was learned, the weights kept are the earlier ones."""
+    train_ = {"eval_every": 1, "lr": 0.3, "adam_lr": 0.3, "max_steps": 12, "warmup_steps": 0}
+    events = go(small(train=train_), corpus(), "m")
+    scores = {v.step: v.bits_per_byte for v in of_kind(events, Validation)}
+    best = min(scores, key=lambda step: scores[step])
+    assert [v.step for v in of_kind(events, Validation) if v.best][-1] == best
+    assert events[-1].best_step == best
+    assert read_header(Path("m/model.safetensors"))[1]["step"] == str(best)
+
+
+def test_training_learns():
+    text = corpus(text="abcdefgh" * 400)
+    tree = small(train={"max_steps": 40, "lr": 0.03, "adam_lr": 0.02, "eval_every": None, "save_every": None})
+    assert go(tree, text, "m")[-1].bits_per_byte < 2.0
+
+
+@pytest.mark.parametrize(
+    ("text", "paths"),
+    [
+        (b"x", None), (b"ab\n", None), (b"short of a segment", None), (b"one line " * 60, None), (b"\n" * 500, None),
+        (b"\n", None), (b"\0\xff\xfe" * 9, None),
+    ],
+)  # fmt: skip
+def test_any_text_at_all_will_do(text, paths):
+    end = go(small(train={"max_steps": 2}), corpus(text=text), "m")[-1]
+    assert end.step == 2
+    assert (end.bits_per_byte is None) == (not Path("m/valid.txt").exists())
+    assert is_model(Path("m"))
+    go({"train": {"max_steps": 3}}, corpus(text=text), "m", resume=True)
+
+
+def test_no_text_is_refused_and_leaves_no_model():
+    with pytest.raises(DataError, match="is empty"):
+        go(small(), corpus(text=b""), "m")
+    assert not Path("m/config.json").exists()
+
+
+def test_without_held_out_text_the_latest_weights_are_kept():
+    tree = small(text={"valid": 0.0, "test": 0.0}, train={"eval_every": 2, "max_steps": 5})
+    events = go(tree, corpus(), "m")
+    assert not of_kind(events, Validation)
+    assert events[-1].bits_per_byte is None
+    assert events[-1].best_step == 5
+    assert read_header(Path("m/model.safetensors"))[1]["step"] == "5"
+    assert not Path("m/valid.txt").exists()
+
+
+def test_held_out_text_may_be_a_folder():
+    Path("held").mkdir()
+    for name in ("a.txt", "b.txt"):
+        corpus("held", name=name, text=f"{name}: the fox saw the lazy dog.\n" * 5)
+    events = go(small(text={"valid": "held"}), corpus(), "m")
+    both = Path("held/a.txt").read_bytes() + Path("held/b.txt").read_bytes()
+    assert Path("m/valid.txt").read_bytes() == both
+    assert of_kind(events, Plan)[0].valid_bytes == len(both)
+    assert events[-1].bits_per_byte is not None
+    assert not Path("m/test.txt").exists()
+
+
+@pytest.mark.parametrize("kind", ["sentencepiece", "words"])
+def test_other_vocabularies_train_and_resume(kind):
+    text, tree = corpus(text=PROSE * 3), small(text={"tokenizer": kind})
+    go(tree, text, "whole")
+    After(3).run(tree, text, "m")
+    go(tree, text, "m", resume=True)
+    assert Path("m/model.safetensors").read_bytes() == Path("whole/model.safetensors").read_bytes()
+
+
+def test_deterministic_kernels_are_enough_for_training():
+    try:
+        go(small(runtime={"deterministic": True}), corpus(), "exact")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    go(small(), corpus(), "m")
+    assert Path("exact/model.safetensors").read_bytes() == Path("m/model.safetensors").read_bytes()
+
+
+# Stopping
+
+
+def _stop_at(kind, monkeypatch, tree=None, **options):
+    """The events of a run that is asked to stop as soon as an event of this kind has come."""
+    monkeypatch.setattr(looking, "_TURN", 0.0)
+    seen, events = [], []
+    for event in train(tree or small(), [corpus()], Path("m"), preset="tiny", stop=lambda: bool(seen), **options):
+        events.append(event)
+        if isinstance(event, Progress) and event.stage == kind:
+            seen.append(event)
+    return events
+
+
+@pytest.mark.parametrize("stage", ["reading", "tokenizing"])
+def test_a_stop_while_the_text_is_read_changes_nothing(stage, monkeypatch):
+    events = _stop_at(stage, monkeypatch)
+    assert isinstance(events[-1], Notice)
+    assert "nothing was changed" in events[-1].text
+    assert not of_kind(events, Plan | Trained)
+    assert [path.name for path in Path("m").iterdir() if not path.name.startswith(".lock")] == []
+    assert not list(Path(os.environ["XLCLI_CACHE"]).glob(".tmp-*"))
+    assert go(small(), corpus(), "m")[-1].step == 6
+
+
+@pytest.mark.parametrize("stage", ["reading", "tokenizing"])
+def test_a_stop_while_the_text_is_read_again_changes_nothing(stage, monkeypatch):
+    After(3).run(small(), corpus(), "m")
+    shutil.rmtree(os.environ["XLCLI_CACHE"])
+    before = _files("m")
+    _stop_at(stage, monkeypatch, resume=True)
+    assert _files("m") == before
+
+
+def test_a_stop_before_the_first_step_can_be_resumed():
+    events = After(0).run(small(), corpus(), "m")
+    assert (events[-1].step, events[-1].stopped) == (0, True)
+    assert not is_model(Path("m"))
+    assert go({}, corpus(), "m", resume=True)[-1].step == 6
+
+
+def test_a_stop_before_any_validation_leaves_a_model():
+    events = After(2).run(small(), corpus(), "m")
+    assert events[-1].stopped
+    assert not of_kind(events, Validation)
+    assert read_header(Path("m/model.safetensors"))[1]["step"] == "2"
+    assert of_kind(evaluate(load(Path("m")), None, EvalConfig(), make_runtime(RuntimeConfig(device="cpu"))), Score)
+    assert not read_record(Path("m"))["finished"]
+
+
+@pytest.mark.parametrize("moment", ["last validation", "last score"])
+def test_a_stop_at_the_end_can_be_resumed(moment):
+    go(small(), corpus(), "whole")
+    seen = []
+    for event in train(small(), [corpus()], Path("m"), preset="tiny", stop=lambda: bool(seen)):
+        if (isinstance(event, Step) and moment == "last validation" and event.step == 6) or (
+            isinstance(event, Saved) and moment == "last score" and event.step == 6
+        ):
+            seen.append(event)
+    assert event.stopped
+    assert event.bits_per_byte is None
+    end = go({}, corpus(), "m", resume=True)[-1]
+    assert not end.stopped
+    assert end.bits_per_byte == read_record(Path("whole"))["bits_per_byte"]
+    assert curve("m") == curve("whole")
+
+
+# Diverging
+
+
+def _paste(remedy):
+    """The arguments of the command in a remedy, as `train` takes them."""
+    words = shlex.split(remedy.partition("xlcli train ")[2])
+    assert words[1:4] == ["-o", "m", "--resume"]
+    rates = {"lr": float(words[words.index("--lr") + 1])}
+    if "--set" in words:
+        key, _, value = words[words.index("--set") + 1].partition("=")
+        rates[key.removeprefix("train.")] = float(value)
+    return words[0], {"train": rates}
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+@pytest.mark.parametrize("save_every", [1, 1000])
+@pytest.mark.parametrize("held_out", [0.05, 0.0])
+def test_a_run_that_diverges_poisons_nothing_and_its_remedy_works(optimizer, save_every, held_out):
+    rates = {"lr": 1e20, "adam_lr": 1e20, "optimizer": optimizer, "save_every": save_every, "eval_every": 1}
+    tree = small(train={**rates, "max_steps": 9}, text={"valid": held_out})
+    with pytest.raises(DivergedError) as caught:
+        go(tree, corpus(), "m")
+    assert _finite("m")
+    text, rates = _paste(caught.value.remedy)
+    end = go(rates, text, "m", resume=True)[-1]
+    assert end.step == 9
+    assert _finite("m")
+    rows = [row["step"] for row in curve("m") if "nats" in row]
+    assert rows == list(range(1, 10))
+
+
+@pytest.mark.parametrize("step", [2, 3, 6])
+def test_a_gradient_that_is_no_number_stops_the_run(step, monkeypatch):
+    from xlcli.training import run
+
+    clip, calls = torch.nn.utils.clip_grad_norm_, []
+
+    def poisoned(*arguments):
+        calls.append(None)
+        return clip(*arguments) * (math.nan if len(calls) == step else 1.0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run.torch.nn.utils, "clip_grad_norm_", poisoned)
+        with pytest.raises(DivergedError, match=f"at step {step}") as caught:
+            go(small(), corpus(), "m")
+    assert _finite("m")
+    assert [row["step"] for row in curve("m") if "nats" in row] == list(range(1, step))
+    text, rates = _paste(caught.value.remedy)
+    assert go(rates, text, "m", resume=True)[-1].step == 6
+
+
+def test_held_out_text_without_a_score_stops_the_run(monkeypatch):
+    from xlcli.training.run import TrainingRun
+
+    def poisoned(self, held_out, stop):
+        with torch.no_grad():
+            next(iter(self.model.parameters())).fill_(math.nan)
+        return validation_bits(self, held_out, stop)
+
+    validation_bits = TrainingRun.validation_bits
+    monkeypatch.setattr(TrainingRun, "validation_bits", poisoned)
+    with pytest.raises(DivergedError, match="held-out text has no finite score after step 3"):
+        go(small(), corpus(), "m")
+    assert not is_model(Path("m"))
+    assert _finite("m")
+
+
+# Folders and disks
+
+
+def test_one_writer_a_folder():
+    run = train(small(), [corpus()], Path("m"), preset="tiny")
+    while not isinstance(next(run), Step):
+        pass
+    for resume in (True, False):
+        with pytest.raises(BusyError, match=str(os.getpid())):
+            go(small(), corpus(), "m", resume=resume, overwrite=not resume)
+    run.close()
+    go({}, corpus(), "m", resume=True)
+
+
+def test_a_model_is_not_lost_unasked():
+    go(small(), corpus(), "m")
+    with pytest.raises(ConfigError, match=r"already holds a model\. Add --resume .* --overwrite"):
+        go(small(), corpus(), "m")
+    with pytest.raises(ConfigError, match="both resumed and overwritten"):
+        go(small(), corpus(), "m", resume=True, overwrite=True)
+    with pytest.raises(XLError, match="no run to resume in elsewhere"):
+        go({}, corpus(), "elsewhere", resume=True)
+    assert not Path("elsewhere").exists()
+
+
+def test_a_model_is_overwritten_only_when_the_new_one_can_begin():
+    go(small(), corpus(), "m")
+    before = Path("m/model.safetensors").read_bytes()
+    with pytest.raises(DataError):
+        go(small(), corpus(name="empty.txt", text=b""), "m", overwrite=True)
+    with pytest.raises(ConfigError):
+        go(small(text={"vocab_size": 77}), corpus(), "m", overwrite=True)
+    assert Path("m/model.safetensors").read_bytes() == before
+    After(1).run(small(train={"max_steps": 3}), corpus(text=PROSE[:900]), "m", overwrite=True)
+    assert [row["step"] for row in curve("m")] == [1]
+    assert Path("m/model.safetensors").read_bytes() != before
+    assert go({}, corpus(text=PROSE[:900]), "m", resume=True)[-1].step == 3
+
+
+def test_files_of_the_user_are_not_lost():
+    text = corpus()
+    Path("here").mkdir()
+    Path("here/valid.txt").write_text("mine")
+    with pytest.raises(ConfigError, match=r"holds a file valid\.txt, which would be lost"):
+        go(small(), text, "here", overwrite=True)
+    assert Path("here/valid.txt").read_text() == "mine"
+
+
+def test_a_folder_left_by_a_kill_at_its_very_beginning_can_be_used(monkeypatch):
+    from xlcli.training import workflow
+
+    def killed(folder, settings):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(workflow, "write_config", killed)
+        with pytest.raises(KeyboardInterrupt):
+            go(small(), corpus(), "m")
+    assert Path("m/valid.txt").exists()
+    assert go(small(), corpus(), "m")[-1].step == 6
+
+
+def test_a_folder_left_before_its_first_checkpoint_can_be_resumed(monkeypatch):
+    from xlcli.training import checkpoint
+
+    def killed(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "commit", killed)
+        with pytest.raises(KeyboardInterrupt):
+            go(small(), corpus(), "m")
+    events = go({}, corpus(), "m", resume=True)
+    assert any("begins anew" in notice.text for notice in of_kind(events, Notice))
+    assert events[-1].step == 6
+
+
+def test_a_model_without_checkpoints_is_not_begun_anew():
+    go(small(), corpus(), "m")
+    before = Path("m/model.safetensors").read_bytes()
+    shutil.rmtree("m/checkpoints")
+    with pytest.raises(XLError, match="holds a model but no checkpoint to go on from"):
+        go({"train": {"max_steps": 9}}, corpus(), "m", resume=True)
+    assert Path("m/model.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize("call", range(0, 12, 3))
+def test_a_full_disk_at_a_checkpoint_loses_nothing(call, monkeypatch):
+    text, tree = corpus(), small(train={"save_every": 1, "eval_every": 100})
+    write, left = os.write, [call]
+
+    def full(descriptor, data):
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data)
+
+    run = train(tree, [text], Path("m"), preset="tiny")
+    while not (isinstance(event := next(run), Saved) and event.step == 3):
+        pass
+    before = _files("m/checkpoints")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(ResourceError, match="no space left") as caught:
+            list(run)
+    assert "Free some space" in caught.value.remedy
+    after = _files("m/checkpoints")
+    assert all(after[path] == data for path, data in before.items())
+    assert not list(Path("m").rglob(".tmp-*"))
+    assert go({}, text, "m", resume=True)[-1].step == 6
+
+
+def test_a_full_disk_at_the_lock_is_told():
+    Path("m").write_text("a file")
+    with pytest.raises(XLError):
+        go(small(), corpus(), "m")
+
+
+# Budgets in time
+
+
+def test_a_time_budget_is_spent_and_no_more(monkeypatch):
+    """A clock that ticks a hundredth of a second at every look."""
+    from xlcli.training import course, workflow
+
+    now = [0.0]
+
+    class ProgressMeter:
+        @staticmethod
+        def monotonic():
+            now[0] += 0.01
+            return now[0]
+
+    monkeypatch.setattr(course, "time", ProgressMeter)
+    monkeypatch.setattr(workflow, "time", ProgressMeter)
+    budget = {"max_steps": None, "max_time": 2.0, "eval_every": None, "save_every": 0.5, "warmup_steps": 0}
+    events = go(small(train=budget), corpus(), "m")
+    steps = of_kind(events, Step)
+    assert 20 < len(steps) < 60
+    assert steps[-2].fraction < 1.0 <= steps[-1].seconds / 2.0 + 0.05
+    assert steps[0].lr > 0.9 * 6e-3
+    assert steps[-1].lr < 0.1 * 6e-3
+    assert len(of_kind(events, Saved)) in (4, 5)
+    assert 5 <= len(of_kind(events, Validation)) <= 10
+
+
+def test_reading_the_text_leaves_time_for_training():
+    from xlcli.training.workflow import _start_of_budget
+
+    settings = config.make({"train": {"max_time": 100.0}})
+    import time
+
+    now = time.monotonic()
+    assert now - _start_of_budget(now - 5, settings) == pytest.approx(5, abs=0.1)
+    assert now - _start_of_budget(now - 5000, settings) == pytest.approx(10, abs=0.1)
+
+
+def test_validation_does_not_eat_a_time_budget():
+    from xlcli.training.loop import _too_costly
+
+    train_ = config.make({"train": {"max_time": 100.0}}).train
+    assert not _too_costly(train_, 1.0, 20.0)
+    assert _too_costly(train_, 5.0, 20.0)
+    for said in ({"eval_every": 5.0}, {"max_steps": 9}, {"max_tokens": 9}):
+        assert not _too_costly(config.make({"train": {"max_time": 100.0, **said}}).train, 5.0, 20.0)
+
+
+def test_a_lock_is_given_back():
+    go(small(), corpus(), "m")
+    with lock(Path("m")) as warning:
+        assert warning == ""
+    assert json.loads(Path("m/config.json").read_bytes())["train"]["max_steps"] == 6

@@ -1,0 +1,134 @@
+"""Where and in which number type to compute: decided once, outside the model."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import resource
+import shutil
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from xlcli.config import RuntimeConfig
+from xlcli.errors import ConfigError
+
+if TYPE_CHECKING:
+    from xlcli.model.stack import Stack, StackOutput
+    from xlcli.ops.span import AttentionContext
+    from xlcli.state import Memory
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""Number types by name."""
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """A device, the type matrices are multiplied in (weights stay float32), and the number of CPU threads."""
+
+    device: torch.device
+    dtype: torch.dtype
+    threads: int
+
+    @property
+    def dtype_name(self) -> str:
+        """`float32`, `bfloat16` or `float16`."""
+        return str(self.dtype).removeprefix("torch.")
+
+    def autocast(self) -> contextlib.AbstractContextManager[None]:
+        """Matrix products in `dtype`; nothing at all for float32."""
+        if self.dtype == torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, self.dtype)
+
+
+def make_runtime(config: RuntimeConfig, *, training: bool = False) -> Runtime:
+    """Chooses device and number type and sets threads.
+
+    `auto` is float32 for evaluation and generation, whose numbers must not depend on how the text is cut; training
+    takes bfloat16 where the hardware multiplies it natively.
+
+    Raises:
+        ConfigError: The device is not there, or cannot do what is asked.
+    """
+    if training and config.dtype == "float16":
+        raise ConfigError(
+            "training in float16 is not supported: gradients below 6e-8 would become zero.",
+            "Use --dtype bfloat16 or float32.",
+        )
+    device = _device(config.device)
+    if training and config.compile:
+        _require_compiler(device)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    if config.deterministic:
+        # cuBLAS reads this when it is first used, and without it deterministic products are refused
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    if config.dtype != "auto":
+        dtype = DTYPES[config.dtype]
+    else:
+        dtype = torch.bfloat16 if training and has_bfloat16_units(device) else torch.float32
+    return Runtime(device, dtype, torch.get_num_threads())
+
+
+def compile_stack(stack: Stack) -> None:
+    """Has the stack compiled for training, at its first call with a full memory; all other calls stay as they are.
+
+    One shape is compiled, so that no result depends on what was compiled before: a resumed run goes on to the bit.
+    """
+    plain = stack.forward
+    compiled = torch.compile(plain, dynamic=False)
+
+    def forward(x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> StackOutput:
+        if not stack.training or context.n_memory < context.span.mem_len:
+            return plain(x, memories, context)
+        _ = context.visible  # made outside: the lock of a cached property cannot be traced on Python 3.11
+        whole = tuple(memory.map(Tensor.contiguous) for memory in memories)  # one layout, lest another is compiled
+        return compiled(x, whole, context)
+
+    stack.forward = forward  # type: ignore[method-assign]
+
+
+def has_bfloat16_units(device: torch.device) -> bool:
+    """Whether matrix products in bfloat16 are native, and so faster than float32."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def peak_rss_bytes() -> int:
+    """Most memory this process has held."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _require_compiler(device: torch.device) -> None:
+    if device.type == "cuda":
+        if importlib.util.find_spec("triton") is None:
+            raise ConfigError("--compile needs the package triton, which is not installed.", "Drop --compile.")
+        return
+    names = (os.environ["CXX"],) if os.environ.get("CXX") else ("g++", "clang++", "c++", "cl")
+    if not any(shutil.which(name) for name in names):
+        raise ConfigError(
+            f"--compile needs a C++ compiler, and there is none ({', '.join(names)}).",
+            "Drop --compile, or install g++.",
+        )
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ConfigError("no CUDA device is available.", "Use --device cpu.")
+        if (device.index or 0) >= torch.cuda.device_count():
+            raise ConfigError(
+                f"there is no device {name}: this machine has {torch.cuda.device_count()}.", "Use --device cuda."
+            )
+    return device

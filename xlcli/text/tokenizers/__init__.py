@@ -1,0 +1,1 @@
+"""Tokenizers: bytes, sentencepiece pieces and words; `registry` chooses, trains and loads them."""

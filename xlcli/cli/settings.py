@@ -154,4 +154,4 @@ def _renamed(error: ConfigError, values: Values) -> ConfigError:
                 return ConfigError(f"{given.source} {one_line(given.raw)}: {reason}", flag.remedy(given.source))
             if key in error.message:
                 return ConfigError(error.message.replace(key, given.source), error.remedy or flag.remedy(given.source))
-    return error
+    return ConfigError(error.message, error.remedy or "Change that value.")

@@ -1,6 +1,5 @@
 """The configuration tree: what is legal, what is said when it is not, and how layers of it are laid."""
 
-import json
 import subprocess
 import sys
 import tomllib

@@ -33,7 +33,7 @@ REFUSED = [
         "model.dropout.attention is 0.1, but attention 'linear' has no weights to drop.",
         "Set model.dropout.residual and model.dropout.feedforward instead",
     ),
-    (["position.kind=rope", "attention.head_dim=5"], "model.attention.head_dim 5 is odd, but position 'rope' rotates pairs", "even"),
+    (["position.kind=rope", "attention.head_dim=5"], "model.attention.head_dim 5 is odd, but position 'rope'", "even"),
     (
         ["position.kind=rope", "position.placement=embedding", "dim=9", "attention.n_heads=1"],
         "model.dim 9 is odd, but position 'rope' rotates pairs of features.",

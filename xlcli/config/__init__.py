@@ -19,6 +19,7 @@ from xlcli.config.model import StandardStackConfig as StandardStackConfig
 from xlcli.config.model import UniversalStackConfig as UniversalStackConfig
 from xlcli.config.position import POSITIONS as POSITIONS
 from xlcli.config.tree import Tree as Tree
+from xlcli.config.tree import change as change
 from xlcli.config.tree import make as make
 from xlcli.config.tree import meaning as meaning
 from xlcli.config.tree import merge as merge

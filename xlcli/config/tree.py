@@ -93,6 +93,15 @@ def make(*layers: Mapping[str, Any]) -> Config:
     return validate(Config, tree)
 
 
+def change(config: Config, changes: Mapping[str, Any]) -> Config:
+    """A configuration with tables merged over it.
+
+    Raises:
+        ConfigError: As in `make`.
+    """
+    return validate(Config, merge(config.model_dump(mode="json"), changes))
+
+
 def validate(kind: type[S], tree: Mapping[str, Any]) -> S:
     """`tree` as a section of this class; `ConfigError` names the first value at fault."""
     try:

@@ -1,16 +1,17 @@
-"""What eval, generate and stream share: find the model, say what it will cost, load it."""
+"""Steps that commands share before their work: configuration, screen, model, dry run, loading."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xlcli.cli import report
-from xlcli.cli.options import Values
-from xlcli.cli.render import Screen
+import typer
+
+from xlcli.cli.settings import print_config, resolve
+from xlcli.cli.usage import source, spelling
 from xlcli.config import (
     AttentionConfig,
     Config,
@@ -24,10 +25,9 @@ from xlcli.config import (
     UniversalStackConfig,
 )
 from xlcli.errors import ConfigError, StateError
-from xlcli.store.discover import find, summarize
-from xlcli.store.layout import read_config
 
 if TYPE_CHECKING:
+    from xlcli.cli.render import Screen
     from xlcli.inference import Carry, Save
     from xlcli.runtime import Runtime
     from xlcli.state import State
@@ -37,35 +37,57 @@ _PROGRAM_BYTES = 300 * 2**20
 """Memory of the interpreter with torch loaded and nothing computed."""
 
 
-def locate(values: Values, options: InferenceConfig) -> Path:
-    """Folder of the model that is meant.
+def begin(context: typer.Context, sections: Sequence[str]) -> tuple[Config, Screen]:
+    """The configuration of eval, generate or stream, and the screen. `--print-config` ends here."""
+    config = resolve(context, sections)
+    screen = open_screen(context)
+    if context.params["print_config"]:
+        screen.print(print_config(config, sections, as_json=screen.json))
+        raise typer.Exit
+    return config, screen
+
+
+def open_screen(context: typer.Context) -> Screen:
+    """The screen that the output options of a command describe."""
+    from xlcli.cli.render import Screen
+
+    names = ("json", "quiet", "verbose", "no_progress", "color")
+    return Screen(**{name: context.params[name] for name in names})
+
+
+def find_model(context: typer.Context, options: InferenceConfig) -> Path:
+    """Folder of the model that `--model` names.
 
     Raises:
-        ConfigError: It was asked to be read in a way that the model cannot be.
+        ConfigError: An option does not apply to this model.
     """
-    folder = find(values.get("model"))
+    from xlcli.store.discover import find
+    from xlcli.store.layout import read_config
+
+    folder = find(context.params["model"])
     model = read_config(folder).model
     universal = isinstance(model.stack, UniversalStackConfig)
     hashed = any(isinstance(layer, LSHAttentionConfig) for layer in model.attentions)
     wanted = {
-        "n-steps": (options.n_steps, universal, "is not universal and applies its blocks once"),
-        "n-hashes": (options.n_hashes, hashed, "has no hashed attention"),
+        "n_steps": (options.n_steps, universal, "is not universal and applies its blocks once"),
+        "n_hashes": (options.n_hashes, hashed, "has no hashed attention"),
     }
     if isinstance(options, EvalConfig) and options.recall:
         halts = isinstance(model.stack, UniversalStackConfig) and model.stack.act
         why = "lets tokens halt" if hashed else "has no hashed attention"
         wanted["recall"] = (True, hashed and not halts, why)
-    for option, (value, possible, why) in wanted.items():
+    for name, (value, possible, why) in wanted.items():
         if value is not None and not possible:
-            given = values.given(option)
-            name = given.source if given else f"{values.command.name}.{option.replace('-', '_')}"
-            said = name if value is True else f"{name} {value}"
-            raise ConfigError(f"model {folder.name} {why}: {said} means nothing to it.", f"Leave out {name}.")
+            param = next(param for param in context.command.params if param.name == name)
+            given = source(context, name) != "DEFAULT"
+            option = spelling(context, param) if given else f"{context.info_name}.{name}"
+            said = option if value is True else f"{option} {value}"
+            raise ConfigError(f"model {folder.name} {why}: {said} means nothing to it.", f"Leave out {option}.")
     return folder
 
 
 def explain_memory(model: ModelConfig, mem_lens: Iterable[int | None], screen: Screen) -> None:
-    """Says so when a memory length that was asked for makes no difference to this model."""
+    """Warns about a memory length that makes no difference to this model."""
     longest = max((length for length in mem_lens if length is not None), default=0)
     kinds = set(model.attentions)
     if longest and all(isinstance(layer, LinearAttentionConfig) for layer in kinds):
@@ -76,8 +98,12 @@ def explain_memory(model: ModelConfig, mem_lens: Iterable[int | None], screen: S
         screen.say(f"local attention sees {sees} tokens back: a longer memory changes nothing", "warning")
 
 
-def dry_run(folder: Path, options: InferenceConfig, *, batch_size: int, what: str, values: Values) -> str:
-    """The plan of a command that uses a model: its size and the memory it needs, without loading it."""
+def print_plan(folder: Path, options: InferenceConfig, screen: Screen, *, batch_size: int, what: str) -> None:
+    """Prints the plan of a command that uses a model: model size and memory needed. Nothing is loaded."""
+    from xlcli.cli import report
+    from xlcli.store.discover import summarize
+    from xlcli.store.layout import read_config
+
     config = read_config(folder)
     summary = summarize(folder)
     length = config.train.mem_len if options.mem_len is None else options.mem_len
@@ -95,15 +121,16 @@ def dry_run(folder: Path, options: InferenceConfig, *, batch_size: int, what: st
         "state_bytes": state,
         "memory_bytes": _PROGRAM_BYTES + weights + 2 * state,
     }
-    if values.on("json"):
-        return report.to_json(plan) + "\n"
+    if screen.json:
+        screen.object(plan)
+        return
     rows = [
         ("model", f"{folder} ({report.amount(parameters)} parameters, {report.size(weights)})"),
         ("does", what),
         ("memory", f"{_remembered(config, length, options)}, {_at_a_time(batch_size)}: {report.size(state)}"),
         ("needs", f"about {report.size(plan['memory_bytes'])} of main memory"),
     ]
-    return "".join(f"{name:8} {text}\n" for name, text in rows)
+    screen.print("".join(f"{name:8} {text}\n" for name, text in rows))
 
 
 def _remembered(config: Config, length: int, options: InferenceConfig) -> str:
@@ -140,7 +167,7 @@ def _at_a_time(batch_size: int) -> str:
     return f"{batch_size} texts at a time" if batch_size > 1 else "one text at a time"
 
 
-def open_model(folder: Path, config: RuntimeConfig, screen: Screen) -> tuple[LoadedModel, Runtime]:
+def load_model(folder: Path, config: RuntimeConfig, screen: Screen) -> tuple[LoadedModel, Runtime]:
     """Chooses device and number type and loads the model there; imports torch."""
     from xlcli.runtime import make_runtime
     from xlcli.store.folder import load
@@ -165,7 +192,7 @@ def check_state_files(state_in: str | None, state_out: str | None) -> None:
         raise ConfigError(f"the folder of --state-out {state_out} does not exist.", "Choose one that does.")
 
 
-def state_files(
+def open_state_files(
     state_in: str | None, state_out: str | None, model: LoadedModel, runtime: Runtime
 ) -> tuple[tuple[State, Carry] | None, Save | None]:
     """What `--state-in` holds, and a function that writes `--state-out`."""

@@ -128,7 +128,7 @@ def test_a_position_is_legal_where_its_hooks_are_offered(attention, position):
 def test_hooks_are_needed_for_what_is_set():
     """Rotating the embedding asks nothing of attention; a clamped distance asks for a bias."""
     assert make({"model": {"attention": {"kind": "linear"}, "position": {"kind": "rope"}}})
-    assert POSITIONS["rope"](where="embedding").needs == frozenset()
+    assert POSITIONS["rope"](placement="embedding").needs == frozenset()
     assert POSITIONS["xl"]().needs == {"term"}
     assert POSITIONS["xl"](clamp_len=3).needs == {"term", "bias"}
 

@@ -78,7 +78,7 @@ def test_every_preset_is_legal_and_has_a_row(preset):
 
 
 def test_table_of_presets_counts_parameters_as_the_model_does():
-    from xlcli.training.plan import n_parameters
+    from xlcli.training.memory import n_parameters
 
     heading = next(row for row in table_rows(CARD) if row[0] == "preset")
     size, vocabulary = heading.index("parameters"), heading.index("vocabulary")

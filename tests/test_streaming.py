@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from toys import PROSE, RUNTIME, VARIANTS, prose_bits, slow_bits, toy
 
-from xlcli import stream as streaming
+from xlcli import streaming
 from xlcli.config import EvalConfig, StreamConfig
 from xlcli.errors import StateError
 from xlcli.evaluation import evaluate

@@ -146,11 +146,22 @@ class KeyValue:
             self.keys[:, :, :length] = self._live(self.keys)
             self.values[:, :, :length] = self._live(self.values)
             return self.keys, self.values, 0, length
-        keys = k.new_empty((*k.shape[:2], needed, k.shape[3]))
-        values = v.new_empty((*v.shape[:2], needed, v.shape[3]))
+        keys, values = _aligned_buffer(k, needed), _aligned_buffer(v, needed)
         keys[:, :, :length] = self._live(self.keys)
         values[:, :, :length] = self._live(self.values)
         return keys, values, 0, length
+
+
+def _aligned_buffer(like: Tensor, capacity: int) -> Tensor:
+    """Buffer (b h capacity e) whose rows all begin at multiples of `ALIGNMENT` bytes.
+
+    Matrix products sum in an order that depends on the alignment of their operands (Intel MKL, cuBLAS). With rows packed
+    at a width such as 41 the result would depend on the row where the window begins, which differs between a state and
+    its copy.
+    """
+    width = like.shape[3]
+    step = ALIGNMENT // like.element_size()
+    return like.new_empty((*like.shape[:2], capacity, -(-width // step) * step))[..., :width]
 
 
 @dataclass(frozen=True)
@@ -218,6 +229,9 @@ class Buckets:
 
 MAX_SLACK = 1024
 """Most entries a buffer holds beyond what is remembered: bounds waste, keeps shifting rare."""
+
+ALIGNMENT = 64
+"""Bytes; the alignment of PyTorch's CPU allocator and of a vector register of 512 bits."""
 
 MEMORIES: dict[str, Callable[..., Memory]] = {
     "hidden": lambda tensors: Hidden(tensors["h"]),

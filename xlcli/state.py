@@ -21,6 +21,8 @@ from xlcli.ops.span import Span
 Project = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Inputs (b n d) of the n latest tokens to their keys and values (b h n e)."""
 
+NO_SETTINGS: Mapping[str, int] = {}
+
 
 class Memory(Protocol):
     """One layer's memory."""
@@ -30,6 +32,15 @@ class Memory(Protocol):
     @property
     def shape(self) -> tuple[int, ...]:
         """What must agree between memories of the same layer: every axis but rows and tokens."""
+        ...
+
+    @property
+    def settings(self) -> Mapping[str, int]:
+        """Inference settings that this memory fixes."""
+        ...
+
+    def empty(self) -> Memory:
+        """Memory of the same kind, shape and batch that holds nothing."""
         ...
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Memory:
@@ -60,6 +71,7 @@ class Hidden:
 
     h: Tensor
     kind = "hidden"
+    settings = NO_SETTINGS
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -77,6 +89,10 @@ class Hidden:
         k, v = project(both)
         # A copy, because a view would keep the new inputs of the whole call alive as well.
         return k, v, Hidden(both[:, both.shape[1] - keep :].detach().clone())
+
+    def empty(self) -> Memory:
+        """No inputs."""
+        return Hidden(self.h.new_empty(len(self.h), 0, *self.shape))
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Memory:
         """The memory with its tensor changed."""
@@ -99,6 +115,7 @@ class KeyValue:
     start: int
     stop: int
     kind = "keyvalue"
+    settings = NO_SETTINGS
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -122,6 +139,11 @@ class KeyValue:
         values[:, :, stop : stop + new] = v
         stop += new
         return keys[:, :, start:stop], values[:, :, start:stop], KeyValue(keys, values, stop - keep, stop)
+
+    def empty(self) -> Memory:
+        """No keys and values."""
+        (b, h, _, e), w = self.keys.shape, self.values.shape[3]
+        return KeyValue(self.keys.new_empty(b, h, 0, e), self.values.new_empty(b, h, 0, w), 0, 0)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Memory:
         """The memory with its tensors changed, slack dropped."""
@@ -171,11 +193,16 @@ class Sums:
     s: Tensor
     z: Tensor
     kind = "sums"
+    settings = NO_SETTINGS
 
     @property
     def shape(self) -> tuple[int, ...]:
         """(h, f, e)."""
         return tuple(self.s.shape[1:])
+
+    def empty(self) -> Memory:
+        """Sums of no tokens."""
+        return self.map(torch.zeros_like)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Memory:
         """The memory with its tensors changed."""
@@ -207,6 +234,11 @@ class Buckets:
     def n_rounds(self) -> int:
         """Rounds of hashing."""
         return self.table.counts.shape[2]
+
+    @property
+    def settings(self) -> Mapping[str, int]:
+        """The number of hash rounds."""
+        return {"n_hashes": self.n_rounds}
 
     def writable(self, bucket_size: int) -> Buckets:
         """The memory in a table that may be changed in place: its own where that is allowed, else a copy."""

@@ -23,7 +23,6 @@ def run(values: Values) -> int:
     from xlcli.cli.model_options import dry_run, explain_memory, locate, open_model
     from xlcli.cli.render import Screen
     from xlcli.cli.settings import print_config, resolve
-    from xlcli.config import LinearAttentionConfig
     from xlcli.events import Notice, Progress, Score, TokenScore
     from xlcli.store.layout import read_config
 
@@ -39,8 +38,8 @@ def run(values: Values) -> int:
     folder = locate(values, options)
     if values.on("dry-run"):
         what = f"scores {', '.join(values.words) or 'its own held-out text (' + options.split + ')'}"
-        endless = any(isinstance(layer, LinearAttentionConfig) for layer in read_config(folder).model.attentions)
-        batch = 1 if endless else options.batch_size or 8
+        model_config = read_config(folder).model
+        batch = 1 if model_config.effective_mem_len(1) is None else options.batch_size or 8
         screen.print(dry_run(folder, options, batch_size=batch, what=what, values=values))
         return 0
     tokens_name = values.get("per-token")
@@ -51,7 +50,7 @@ def run(values: Values) -> int:
         screen.wait("loading the model")
         from xlcli.evaluation import evaluate
 
-        model, runtime = open_model(folder, config.runtime, screen)
+        model, runtime = open_model(folder, config.runtime, options, screen)
         shape = model.config.model
         explain_memory(shape, options.sweep_mem_len or (options.mem_len,), screen)
         for event in evaluate(

@@ -50,7 +50,7 @@ def run(values: Values) -> int:
         screen.wait("loading the model")
         from xlcli.generation import generate
 
-        model, runtime = open_model(folder, config.runtime, screen)
+        model, runtime = open_model(folder, config.runtime, options, screen)
         explain_memory(model.config.model, [options.mem_len], screen)
         resume, save = state_files(state_in, state_out, model, runtime)
         events = generate(model, prompt, options, runtime, seed=seed, resume=resume, save=save, stop=stop)

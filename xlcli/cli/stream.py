@@ -48,7 +48,7 @@ def run(values: Values) -> int:
         screen.wait("loading the model")
         from xlcli.streaming import stream
 
-        model, runtime = open_model(folder, config.runtime, screen)
+        model, runtime = open_model(folder, config.runtime, options, screen)
         explain_memory(model.config.model, [options.mem_len], screen)
         resume, save = state_files(state_in, state_out, model, runtime)
         for event in stream(

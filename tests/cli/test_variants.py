@@ -153,15 +153,15 @@ def test_rounds_of_hashing_are_a_choice_of_whoever_reads(name, train, run):
     assert rest["bits"] * math.log(2) == pytest.approx(scores[-1]["nats"], rel=1e-6)
     refused = streamed(READ[300:], "--state-in", "state", "--n-hashes", "2")
     assert refused.code == 3
-    assert "the state has buckets of 8 rounds, but --n-hashes is 2" in refused.err
+    assert "the state was saved with --n-hashes 8, but --n-hashes is 2" in refused.err
 
 
 @pytest.mark.parametrize(
     ("name", "command", "flags", "said"),
     [
-        ("attention full", "eval", ["--recall"], "has no hashed attention: --recall means nothing to it"),
-        ("attention local", "generate", ["--n-hashes", "2"], "has no hashed attention: --n-hashes 2 means nothing"),
-        ("act, hashed", "eval", ["--recall"], "lets tokens halt: --recall means nothing to it"),
+        ("attention full", "eval", ["--recall"], "--recall does not apply to model it; it needs LSH attention."),
+        ("attention local", "generate", ["--n-hashes", "2"], "--n-hashes does not apply to model it; it needs LSH attention, but"),
+        ("act, hashed", "eval", ["--recall"], "it cannot be measured with adaptive computation time."),
     ],
 )
 def test_what_means_nothing_to_a_model_is_refused(name, command, flags, said, train, run):

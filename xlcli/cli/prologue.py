@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from xlcli.cli.settings import print_config, resolve
-from xlcli.cli.usage import source, spelling
-from xlcli.config import (
-    AttentionConfig,
-    Config,
-    EvalConfig,
-    InferenceConfig,
-    LinearAttentionConfig,
-    LocalAttentionConfig,
-    LSHAttentionConfig,
-    ModelConfig,
-    RuntimeConfig,
-    UniversalStackConfig,
-)
+from xlcli.cli.settings import option_names, print_config, resolve
+from xlcli.config import Config, EvalConfig, InferenceConfig, ModelConfig, RuntimeConfig
 from xlcli.errors import ConfigError, StateError
 
 if TYPE_CHECKING:
@@ -55,67 +41,54 @@ def open_screen(context: typer.Context) -> Screen:
     return Screen(**{name: context.params[name] for name in names})
 
 
-def find_model(context: typer.Context, options: InferenceConfig) -> Path:
+def find_model(context: typer.Context, settings: InferenceConfig) -> Path:
     """Folder of the model that `--model` names.
 
     Raises:
-        ConfigError: An option does not apply to this model.
+        ConfigError: A setting does not apply to this model.
     """
     from xlcli.store.discover import find
     from xlcli.store.layout import read_config
 
     folder = find(context.params["model"])
-    model = read_config(folder).model
-    universal = isinstance(model.stack, UniversalStackConfig)
-    hashed = any(isinstance(layer, LSHAttentionConfig) for layer in model.attentions)
-    wanted = {
-        "n_steps": (options.n_steps, universal, "is not universal and applies its blocks once"),
-        "n_hashes": (options.n_hashes, hashed, "has no hashed attention"),
-    }
-    if isinstance(options, EvalConfig) and options.recall:
-        halts = isinstance(model.stack, UniversalStackConfig) and model.stack.act
-        why = "lets tokens halt" if hashed else "has no hashed attention"
-        wanted["recall"] = (True, hashed and not halts, why)
-    for name, (value, possible, why) in wanted.items():
-        if value is not None and not possible:
-            param = next(param for param in context.command.params if param.name == name)
-            given = source(context, name) != "DEFAULT"
-            option = spelling(context, param) if given else f"{context.info_name}.{name}"
-            said = option if value is True else f"{option} {value}"
-            raise ConfigError(f"model {folder.name} {why}: {said} means nothing to it.", f"Leave out {option}.")
+    section = str(context.info_name)
+    with option_names(context, (section,)):
+        try:
+            model = read_config(folder).model.for_inference(settings.n_steps, settings.n_hashes)
+            if isinstance(settings, EvalConfig) and settings.recall and not model.supports_recall:
+                hashed = any(layer.supports_recall for layer in model.attentions)
+                reason = "cannot be measured with adaptive computation time" if hashed else "needs LSH attention"
+                raise ConfigError(f"recall {reason}.", "Leave it out.", key="recall", reason=reason)
+        except ConfigError as error:
+            key, reason = f"{section}.{error.key}", f"does not apply to model {folder.name}; it {error.reason}"
+            raise ConfigError(f"{key} {reason}.", error.remedy, key=key, reason=reason) from None
     return folder
 
 
 def explain_memory(model: ModelConfig, mem_lens: Iterable[int | None], screen: Screen) -> None:
     """Warns about a memory length that makes no difference to this model."""
-    longest = max((length for length in mem_lens if length is not None), default=0)
-    kinds = set(model.attentions)
-    if longest and all(isinstance(layer, LinearAttentionConfig) for layer in kinds):
-        screen.say("linear attention remembers everything it has read, whatever the memory length, unless 0", "warning")
-    elif longest > (sees := model.remembered(longest)) and all(
-        isinstance(layer, LocalAttentionConfig) for layer in kinds
-    ):
-        screen.say(f"local attention sees {sees} tokens back: a longer memory changes nothing", "warning")
+    if warning := model.mem_len_warning(max((length for length in mem_lens if length is not None), default=0)):
+        screen.say(warning, "warning")
 
 
-def print_plan(folder: Path, options: InferenceConfig, screen: Screen, *, batch_size: int, what: str) -> None:
+def print_plan(folder: Path, settings: InferenceConfig, screen: Screen, *, batch_size: int, what: str) -> None:
     """Prints the plan of a command that uses a model: model size and memory needed. Nothing is loaded."""
     from xlcli.cli import report
     from xlcli.store.discover import summarize
     from xlcli.store.layout import read_config
 
     config = read_config(folder)
-    summary = summarize(folder)
-    length = config.train.mem_len if options.mem_len is None else options.mem_len
-    parameters = summary.parameters or 0
-    remembered = length or config.train.segment_len
-    state = 4 * batch_size * config.model.memory_floats(remembered, options.n_steps, options.n_hashes)
+    model = config.model.for_inference(settings.n_steps, settings.n_hashes)
+    mem_len = config.train.mem_len if settings.mem_len is None else settings.mem_len
+    segment_len = config.train.segment_len
+    parameters = summarize(folder).parameters or 0
     weights = 4 * parameters
+    state = 4 * batch_size * model.memory_floats(mem_len or segment_len)
     plan: dict[str, Any] = {
         "model": str(folder),
         "does": what,
         "parameters": parameters,
-        "mem_len": length,
+        "mem_len": mem_len,
         "batch_size": batch_size,
         "weights_bytes": weights,
         "state_bytes": state,
@@ -124,56 +97,25 @@ def print_plan(folder: Path, options: InferenceConfig, screen: Screen, *, batch_
     if screen.json:
         screen.object(plan)
         return
+    texts = f"{batch_size} texts at a time" if batch_size > 1 else "one text at a time"
     rows = [
         ("model", f"{folder} ({report.amount(parameters)} parameters, {report.size(weights)})"),
         ("does", what),
-        ("memory", f"{_remembered(config, length, options)}, {_at_a_time(batch_size)}: {report.size(state)}"),
+        ("memory", f"{model.describe_memory(mem_len, segment_len)}, {texts}: {report.size(state)}"),
         ("needs", f"about {report.size(plan['memory_bytes'])} of main memory"),
     ]
     screen.print("".join(f"{name:8} {text}\n" for name, text in rows))
 
 
-def _remembered(config: Config, length: int, options: InferenceConfig) -> str:
-    """What each layer remembers, and how many do."""
-    model = config.model
-    steps = (
-        f" at each of {options.n_steps or model.stack.n_steps} steps"
-        if isinstance(model.stack, UniversalStackConfig)
-        else ""
-    )
-    parts = []
-    for kind, n in Counter(model.attentions).items():
-        what = _remembered_by(kind, length, config.train.segment_len, options.n_hashes)
-        if n == model.n_layers:
-            return f"{what} in {f'each of {n} layers' if n > 1 else 'one layer'}{steps}"
-        parts.append(f"{what} in {n} layer{'s' if n > 1 else ''}")
-    return f"{', '.join(parts)}{steps}"
-
-
-def _remembered_by(attention: AttentionConfig, length: int, segment_len: int, n_hashes: int | None) -> str:
-    segment = f"a segment of {segment_len} tokens"
-    match attention:
-        case LinearAttentionConfig():
-            return f"sums over {'everything read' if length else segment}"
-        case LSHAttentionConfig() as hashed:
-            n_buckets = math.prod(hashed.factors)
-            return f"the last {hashed.bucket_size} tokens of {n_hashes or hashed.n_hashes} x {n_buckets} buckets"
-        case LocalAttentionConfig(window=window):
-            length = min(length, window)
-    return f"{length} tokens" if length else segment
-
-
-def _at_a_time(batch_size: int) -> str:
-    return f"{batch_size} texts at a time" if batch_size > 1 else "one text at a time"
-
-
-def load_model(folder: Path, config: RuntimeConfig, screen: Screen) -> tuple[LoadedModel, Runtime]:
-    """Chooses device and number type and loads the model there; imports torch."""
+def load_model(
+    folder: Path, settings: InferenceConfig, config: RuntimeConfig, screen: Screen
+) -> tuple[LoadedModel, Runtime]:
+    """Chooses device and number type and loads the model there. Imports torch."""
     from xlcli.runtime import make_runtime
     from xlcli.store.folder import load
 
     runtime = make_runtime(config)
-    model = load(folder, device=runtime.device)
+    model = load(folder, device=runtime.device, n_steps=settings.n_steps, n_hashes=settings.n_hashes)
     screen.clear()
     for warning in model.warnings:
         screen.say(warning, "warning")
@@ -185,9 +127,9 @@ def load_model(folder: Path, config: RuntimeConfig, screen: Screen) -> tuple[Loa
 
 
 def check_state_files(state_in: str | None, state_out: str | None) -> None:
-    """Refuses, before anything is loaded, a state that cannot be read or written."""
+    """Refuses state files that cannot be read or written, before a model is loaded."""
     if state_in is not None and not Path(state_in).is_file():
-        raise StateError(f"there is no saved memory {state_in}.", "Make one with --state-out FILE, or drop --state-in.")
+        raise StateError(f"there is no saved state {state_in}.", "Make one with --state-out FILE, or drop --state-in.")
     if state_out is not None and not Path(state_out).absolute().parent.is_dir():
         raise ConfigError(f"the folder of --state-out {state_out} does not exist.", "Choose one that does.")
 
@@ -195,7 +137,7 @@ def check_state_files(state_in: str | None, state_out: str | None) -> None:
 def open_state_files(
     state_in: str | None, state_out: str | None, model: LoadedModel, runtime: Runtime
 ) -> tuple[tuple[State, Carry] | None, Save | None]:
-    """What `--state-in` holds, and a function that writes `--state-out`."""
+    """The state in `--state-in`, and a function that writes `--state-out`."""
     from xlcli.store.state_files import load_state, save_state
 
     resume = load_state(Path(state_in), model=model, device=str(runtime.device)) if state_in is not None else None

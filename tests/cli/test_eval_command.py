@@ -111,7 +111,7 @@ HASHED = {
 UNIVERSAL = {"stack": {"kind": "universal", "n_steps": 3, "act": True}}
 PLANS = {
     "local": ({"attention": {"kind": "local", "window": 6}}, 2 * 2 * 6 * 16, "6 tokens in each of 2 layers, 8 texts"),
-    "linear": (LINEAR, 2 * 2 * 2 * 8 * (8 + 1) / 8, "running sums over all tokens read in each of 2 layers, one text at"),
+    "linear": (LINEAR, 2 * 2 * 2 * 8 * (8 + 1) / 8, "running sums over all tokens read in each of 2 layers, one"),
     "hashed": (HASHED, 2 * 2 * 3 * 4 * (5 * (2 * 8 + 2 * 4) + 2), "the last 5 tokens of 3 x 4 buckets in each of 2 la"),
     "universal": (UNIVERSAL, 3 * 2 * 2 * 16 * 16, "16 tokens in each of 2 layers at each of 3 steps, 8 texts"),
     "one layer": ({"n_layers": 1}, 2 * 16 * 16, "16 tokens in one layer, 8 texts"),
@@ -178,7 +178,7 @@ def test_a_memory_length_that_means_nothing_is_spoken_of(run, untrained):
     untrained("linear", **LINEAR)
     assert "remembers all tokens" in run("generate", "a", "-n", "1", "--mem-len", "8", "-m", "linear").err
     assert run("eval", "--mem-len", "0", "-m", "linear", "-q").err == run("eval", "-m", "linear", "-q").err == ""
-    assert "memory of everything read, batch 1" in run("eval", "-m", "linear").out.decode()
+    assert "memory of all tokens read, batch 1" in run("eval", "-m", "linear").out.decode()
 
 
 def test_no_model_at_all(run, monkeypatch):

@@ -160,7 +160,7 @@ def test_rounds_of_hashing_are_a_choice_of_whoever_reads(name, train, run):
     ("name", "command", "flags", "said"),
     [
         ("attention full", "eval", ["--recall"], "--recall does not apply to model it; it needs LSH attention."),
-        ("attention local", "generate", ["--n-hashes", "2"], "--n-hashes does not apply to model it; it needs LSH attention, but"),
+        ("attention local", "generate", ["--n-hashes", "2"], "--n-hashes does not apply to model it; it needs LSH"),
         ("act, hashed", "eval", ["--recall"], "it cannot be measured with adaptive computation time."),
     ],
 )

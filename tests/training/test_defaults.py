@@ -66,6 +66,7 @@ def test_the_user_stands_above_the_preset_and_the_machine():
     ("train", "words"),
     [
         ({"max_time": 600.0}, "10 minutes"), ({"max_time": 90.0}, "90 seconds"), ({"max_steps": 2000}, "2,000 steps"),
+        ({"max_steps": 1}, "1 step"),
         ({"max_tokens": 10**7, "max_time": 120.0}, "10,000,000 tokens or 2 minutes"),
     ],
 )  # fmt: skip

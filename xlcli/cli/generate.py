@@ -195,7 +195,8 @@ def show(events: Iterable[GeneratedText | Generated], screen: Screen, *, prompt:
         if isinstance(event, Generated):
             done.append({name: value for name, value in report.fields(event).items() if name != "sample"})
             rate = report.amount(event.tokens_per_second)
-            screen.say(f"sample {event.sample}: seed {event.seed}, {event.tokens} tokens, {rate} tokens/s", "detail")
+            tokens = report.counted(event.tokens, "token")
+            screen.say(f"sample {event.sample}: seed {event.seed}, {tokens}, {rate} tokens/s", "detail")
         elif not screen.json:
             screen.model_text(event.text)
     if screen.json:

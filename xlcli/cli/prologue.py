@@ -111,6 +111,7 @@ def load_model(
     folder: Path, settings: InferenceConfig, config: RuntimeConfig, screen: Screen
 ) -> tuple[LoadedModel, Runtime]:
     """Chooses device and number type and loads the model there. Imports torch."""
+    from xlcli.cli import report
     from xlcli.runtime import make_runtime
     from xlcli.store.folder import load
 
@@ -122,7 +123,7 @@ def load_model(
     score = model.record.get("bits_per_byte")
     about = f", {score:.3f} bits per byte when trained" if isinstance(score, float) else ""
     screen.say(f"model {model.name}: {folder}{about}", "detail")
-    screen.say(f"{runtime.device} {runtime.dtype_name}, {runtime.threads} threads", "detail")
+    screen.say(f"{runtime.device} {runtime.dtype_name}, {report.counted(runtime.threads, 'thread')}", "detail")
     return model, runtime
 
 

@@ -142,7 +142,7 @@ def evaluate(
         screen.wait("loading the model")
         from xlcli import evaluation
 
-        loaded, runtime = load_model(folder, config.runtime, screen)
+        loaded, runtime = load_model(folder, config.runtime, settings, screen)
         shape = loaded.config.model
         explain_memory(shape, settings.sweep_mem_len or (settings.mem_len,), screen)
         events = evaluation.evaluate(
@@ -160,11 +160,10 @@ def evaluate(
 def print_eval_plan(folder: Path, files: list[str] | None, settings: EvalConfig, screen: Screen) -> None:
     """The plan of an evaluation."""
     from xlcli.cli.prologue import print_plan
-    from xlcli.config import LinearAttentionConfig
     from xlcli.store.layout import read_config
 
     text = ", ".join(files or ()) or f"its own held-out text ({settings.split})"
-    unbounded = any(isinstance(layer, LinearAttentionConfig) for layer in read_config(folder).model.attentions)
+    unbounded = read_config(folder).model.effective_mem_len(1) is None
     batch_size = 1 if unbounded else settings.batch_size or 8
     print_plan(folder, settings, screen, batch_size=batch_size, what=f"scores {text}")
 

@@ -170,7 +170,7 @@ def generate(
         screen.wait("loading the model")
         from xlcli import generation
 
-        loaded, runtime = load_model(folder, config.runtime, screen)
+        loaded, runtime = load_model(folder, config.runtime, settings, screen)
         explain_memory(loaded.config.model, [settings.mem_len], screen)
         resume, save = open_state_files(state_in, state_out, loaded, runtime)
         seed = config.runtime.seed

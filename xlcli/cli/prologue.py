@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,13 +11,9 @@ import typer
 from xlcli.cli.settings import print_config, resolve
 from xlcli.cli.usage import source, spelling
 from xlcli.config import (
-    AttentionConfig,
     Config,
     EvalConfig,
     InferenceConfig,
-    LinearAttentionConfig,
-    LocalAttentionConfig,
-    LSHAttentionConfig,
     ModelConfig,
     RuntimeConfig,
     UniversalStackConfig,
@@ -67,15 +61,14 @@ def find_model(context: typer.Context, options: InferenceConfig) -> Path:
     folder = find(context.params["model"])
     model = read_config(folder).model
     universal = isinstance(model.stack, UniversalStackConfig)
-    hashed = any(isinstance(layer, LSHAttentionConfig) for layer in model.attentions)
+    hashed = any(layer.supports_recall for layer in model.attentions)
     wanted = {
         "n_steps": (options.n_steps, universal, "is not universal and applies its blocks once"),
         "n_hashes": (options.n_hashes, hashed, "has no hashed attention"),
     }
     if isinstance(options, EvalConfig) and options.recall:
-        halts = isinstance(model.stack, UniversalStackConfig) and model.stack.act
         why = "lets tokens halt" if hashed else "has no hashed attention"
-        wanted["recall"] = (True, hashed and not halts, why)
+        wanted["recall"] = (True, model.supports_recall, why)
     for name, (value, possible, why) in wanted.items():
         if value is not None and not possible:
             param = next(param for param in context.command.params if param.name == name)
@@ -88,14 +81,8 @@ def find_model(context: typer.Context, options: InferenceConfig) -> Path:
 
 def explain_memory(model: ModelConfig, mem_lens: Iterable[int | None], screen: Screen) -> None:
     """Warns about a memory length that makes no difference to this model."""
-    longest = max((length for length in mem_lens if length is not None), default=0)
-    kinds = set(model.attentions)
-    if longest and all(isinstance(layer, LinearAttentionConfig) for layer in kinds):
-        screen.say("linear attention remembers everything it has read, whatever the memory length, unless 0", "warning")
-    elif longest > (sees := model.remembered(longest)) and all(
-        isinstance(layer, LocalAttentionConfig) for layer in kinds
-    ):
-        screen.say(f"local attention sees {sees} tokens back: a longer memory changes nothing", "warning")
+    if warning := model.mem_len_warning(max((length for length in mem_lens if length is not None), default=0)):
+        screen.say(warning, "warning")
 
 
 def print_plan(folder: Path, options: InferenceConfig, screen: Screen, *, batch_size: int, what: str) -> None:
@@ -109,7 +96,9 @@ def print_plan(folder: Path, options: InferenceConfig, screen: Screen, *, batch_
     length = config.train.mem_len if options.mem_len is None else options.mem_len
     parameters = summary.parameters or 0
     remembered = length or config.train.segment_len
-    state = 4 * batch_size * config.model.memory_floats(remembered, options.n_steps, options.n_hashes)
+    model = config.model.for_inference(options.n_steps, options.n_hashes)
+    memory = model.describe_memory(length, config.train.segment_len)
+    state = 4 * batch_size * model.memory_floats(remembered)
     weights = 4 * parameters
     plan: dict[str, Any] = {
         "model": str(folder),
@@ -127,53 +116,25 @@ def print_plan(folder: Path, options: InferenceConfig, screen: Screen, *, batch_
     rows = [
         ("model", f"{folder} ({report.amount(parameters)} parameters, {report.size(weights)})"),
         ("does", what),
-        ("memory", f"{_remembered(config, length, options)}, {_at_a_time(batch_size)}: {report.size(state)}"),
+        ("memory", f"{memory}, {_at_a_time(batch_size)}: {report.size(state)}"),
         ("needs", f"about {report.size(plan['memory_bytes'])} of main memory"),
     ]
     screen.print("".join(f"{name:8} {text}\n" for name, text in rows))
-
-
-def _remembered(config: Config, length: int, options: InferenceConfig) -> str:
-    """What each layer remembers, and how many do."""
-    model = config.model
-    steps = (
-        f" at each of {options.n_steps or model.stack.n_steps} steps"
-        if isinstance(model.stack, UniversalStackConfig)
-        else ""
-    )
-    parts = []
-    for kind, n in Counter(model.attentions).items():
-        what = _remembered_by(kind, length, config.train.segment_len, options.n_hashes)
-        if n == model.n_layers:
-            return f"{what} in {f'each of {n} layers' if n > 1 else 'one layer'}{steps}"
-        parts.append(f"{what} in {n} layer{'s' if n > 1 else ''}")
-    return f"{', '.join(parts)}{steps}"
-
-
-def _remembered_by(attention: AttentionConfig, length: int, segment_len: int, n_hashes: int | None) -> str:
-    segment = f"a segment of {segment_len} tokens"
-    match attention:
-        case LinearAttentionConfig():
-            return f"sums over {'everything read' if length else segment}"
-        case LSHAttentionConfig() as hashed:
-            n_buckets = math.prod(hashed.factors)
-            return f"the last {hashed.bucket_size} tokens of {n_hashes or hashed.n_hashes} x {n_buckets} buckets"
-        case LocalAttentionConfig(window=window):
-            length = min(length, window)
-    return f"{length} tokens" if length else segment
 
 
 def _at_a_time(batch_size: int) -> str:
     return f"{batch_size} texts at a time" if batch_size > 1 else "one text at a time"
 
 
-def load_model(folder: Path, config: RuntimeConfig, screen: Screen) -> tuple[LoadedModel, Runtime]:
+def load_model(
+    folder: Path, config: RuntimeConfig, options: InferenceConfig, screen: Screen
+) -> tuple[LoadedModel, Runtime]:
     """Chooses device and number type and loads the model there; imports torch."""
     from xlcli.runtime import make_runtime
     from xlcli.store.folder import load
 
     runtime = make_runtime(config)
-    model = load(folder, device=runtime.device)
+    model = load(folder, device=runtime.device, n_steps=options.n_steps, n_hashes=options.n_hashes)
     screen.clear()
     for warning in model.warnings:
         screen.say(warning, "warning")

@@ -111,7 +111,11 @@ HASHED = {
 UNIVERSAL = {"stack": {"kind": "universal", "n_steps": 3, "act": True}}
 PLANS = {
     "local": ({"attention": {"kind": "local", "window": 6}}, 2 * 2 * 6 * 16, "6 tokens in each of 2 layers, 8 texts"),
-    "linear": (LINEAR, 2 * 2 * 2 * 8 * (8 + 1) / 8, "running sums over all tokens read in each of 2 layers, one"),
+    "linear": (
+        LINEAR,
+        2 * 2 * 2 * 8 * (8 + 1) / 8,
+        "running sums over all tokens read in each of 2 layers, one text at",
+    ),
     "hashed": (HASHED, 2 * 2 * 3 * 4 * (5 * (2 * 8 + 2 * 4) + 2), "the last 5 tokens of 3 x 4 buckets in each of 2 la"),
     "universal": (UNIVERSAL, 3 * 2 * 2 * 16 * 16, "16 tokens in each of 2 layers at each of 3 steps, 8 texts"),
     "one layer": ({"n_layers": 1}, 2 * 16 * 16, "16 tokens in one layer, 8 texts"),

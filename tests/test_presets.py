@@ -1,4 +1,4 @@
-"""Every preset is legal, says what it is for, and is what it says."""
+"""Every preset is legal, and its description is true."""
 
 import re
 
@@ -12,9 +12,9 @@ from xlcli.training.memory import n_parameters
 PRESETS = {preset.name: preset for preset in presets.list_presets()}
 TREES = {name: presets.read_preset(name) for name in PRESETS}
 PUBLISHED = [name for name, tree in TREES.items() if "max_steps" in tree["train"]]
-"""They bring the length of their run; the others leave it to the machine."""
+"""Presets with a budget of their own; for others it depends on the device."""
 WORDS = {"tiny": 256, "small": 2048, "medium": 4096, "base": 4096}
-"""Vocabularies, as a text of the intended size gets them, of presets that leave them open."""
+"""Vocabulary sizes that a text of the intended size gets, for presets without one."""
 
 
 def test_the_promised_ones_are_there():
@@ -43,7 +43,7 @@ def test_a_preset_is_legal_and_as_large_as_it_says(name):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_one_leaves_nothing_of_its_recipe_open(name):
-    """Their source is named, and so is what is not as published."""
+    """Their source and all deviations from it are named."""
     settings = config.make(TREES[name])
     assert settings.text.tokenizer != "auto"
     assert (settings.text.tokenizer == "bytes") == (settings.text.vocab_size is None)

@@ -1,4 +1,4 @@
-"""Where a setting may come from, and which one wins."""
+"""Sources of settings and their precedence."""
 
 import json
 import tomllib

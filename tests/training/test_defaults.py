@@ -1,18 +1,11 @@
 """What is decided for the user."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import training_memory
 
 from xlcli import config, presets
 from xlcli.errors import ConfigError
 from xlcli.model.build import build_model
-from xlcli.runtime import make_runtime
 from xlcli.training import defaults, memory
 from xlcli.training.loop import IntervalTrigger
 
@@ -127,43 +120,3 @@ def test_long_work_makes_nothing_due_twice():
     rhythm = IntervalTrigger(1.0)
     assert rhythm.due(1, 5.0, 0.0)
     assert not rhythm.due(2, 5.9, 0.0)
-
-
-def _needs(model, train=None):
-    settings = _decide({"model": model, "train": train or {}, "runtime": {"dtype": "float32"}}, preset="small")
-    runtime = make_runtime(settings.runtime, training=True)
-    return memory.memory_bytes(settings, memory.n_parameters(settings.model), runtime)
-
-
-@pytest.mark.parametrize(
-    ("less", "more"),
-    [
-        ({"feedforward": {"chunk_len": 16}}, {}), ({"loss_chunk": 16}, {}), ({"stack": {"kind": "reversible"}}, {}),
-        ({"attention": {"kind": "local", "n_heads": 3, "window": 16}, "position": {"kind": "t5"}},
-         {"position": {"kind": "t5"}}),
-        ({"position": {"kind": "alibi"}}, {"position": {"kind": "t5"}}),
-        ({}, {"position": {"kind": "contextual-1"}}), ({}, {"n_layers": 5}),
-        ({"n_layers": 1, "stack": {"kind": "universal", "n_steps": 3}}, {}),
-        ({"stack": {"kind": "universal"}}, {"stack": {"kind": "universal", "act": True}}),
-        ({"stack": {"kind": "universal"}}, {"stack": {"kind": "universal", "n_steps": 5}}),
-        ({"attention": {"kind": "linear", "n_heads": 3, "n_features": 32}, "position": {"kind": "rope"}},
-         {"attention": {"kind": "linear", "n_heads": 3, "n_features": 64}, "position": {"kind": "rope"}}),
-    ],
-)  # fmt: skip
-def test_what_saves_memory_is_predicted_to(less, more):
-    assert _needs(less) < 0.98 * _needs(more)
-
-
-def test_a_memory_of_sums_does_not_grow_with_the_memory_length():
-    linear = {"attention": {"kind": "linear", "n_heads": 3}, "position": {"kind": "none"}}
-    assert _needs(linear, {"mem_len": 10_000}) == _needs(linear, {"mem_len": 10})
-    assert _needs({"attention": {"kind": "local", "n_heads": 3}}, {"mem_len": 10_000}) == _needs(
-        {"attention": {"kind": "local", "n_heads": 3}}, {"mem_len": 128}
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory cannot be measured here")
-@pytest.mark.parametrize("shape", ["four parts", "published", "t5", "linear", "vocab 16384"])
-def test_the_memory_predicted_is_the_memory_taken(shape):
-    assert training_memory.measure_apart(shape)["ratio"] == pytest.approx(1.0, abs=0.25)

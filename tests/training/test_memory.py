@@ -64,7 +64,7 @@ KINDS = {
     "t5": {"position": {"kind": "t5"}},
     "contextual": {"position": {"kind": "contextual-2"}},
     "clamped": {"position": {"kind": "xl", "clamp_len": 9}},
-    "learned": {"position": {"kind": "learned", "max_len": 10_000, "beyond": "error"}},
+    "learned": {"position": {"kind": "learned", "max_len": 10_000, "overflow": "error"}},
     "chunked": {"feedforward": {"chunk_len": 8}, "loss_chunk": 8},
     "dropout": {"dropout": dict.fromkeys(("embedding", "attention", "residual", "feedforward"), 0.1)},
     "mixed": {
@@ -82,4 +82,4 @@ def test_the_live_bytes_are_those_of_real_training(kind, dtype, monkeypatch):
     with memory.PeakMemory() as meter:
         run = training_memory.train(tree)
     monkeypatch.setattr(memory, "FRAGMENTATION", 1.0)
-    print(kind, dtype, memory.memory_bytes(run.config, run.runtime)/ meter.peak)
+    assert memory.memory_bytes(run.config, run.runtime) == pytest.approx(meter.peak, rel=0.05)

@@ -1,4 +1,4 @@
-"""What is decided for the user."""
+"""Defaults that follow from text and device."""
 
 import pytest
 import torch
@@ -23,8 +23,9 @@ def test_the_preset_follows_text_and_device(size, device, preset):
     assert defaults.choose_preset(size, device) == preset
 
 
-def _decide(tree, preset="tiny", device=CPU):
-    return defaults.decide(tree, preset, tokenizer="bytes", vocab_size=256, device=device)
+def fill_in(tree, preset="tiny", device=CPU):
+    settings = presets.configurations(tree, preset)[preset]
+    return defaults.fill_in(settings, tokenizer="bytes", vocab_size=256, device=device)
 
 
 @pytest.mark.parametrize(
@@ -36,19 +37,19 @@ def _decide(tree, preset="tiny", device=CPU):
     ],
 )  # fmt: skip
 def test_there_is_always_a_budget(tree, device, budget):
-    train = _decide({"train": tree}, device=device).train
+    train = fill_in({"train": tree}, device=device).train
     assert (train.max_steps, train.max_tokens, train.max_time) == budget
 
 
 def test_rates_are_decided_and_kept():
-    assert _decide({}).train.lr == 6e-3
-    assert _decide({"train": {"optimizer": "adamw"}}).train.lr == 2e-3
-    assert _decide({"train": {"lr": 0.5}}).train.lr == 0.5
-    assert _decide({}, preset="txl-enwik8-12l").train.lr == 2.5e-4
+    assert fill_in({}).train.lr == 6e-3
+    assert fill_in({"train": {"optimizer": "adamw"}}).train.lr == 2e-3
+    assert fill_in({"train": {"lr": 0.5}}).train.lr == 0.5
+    assert fill_in({}, preset="txl-enwik8-12l").train.lr == 2.5e-4
 
 
 def test_the_user_stands_above_the_preset_and_the_machine():
-    settings = _decide({"model": {"dim": 32, "vocab_size": 99}, "train": {"batch_size": 3}})
+    settings = fill_in({"model": {"dim": 32, "vocab_size": 99}, "train": {"batch_size": 3}})
     assert (settings.model.dim, settings.train.batch_size, settings.model.n_layers) == (32, 3, 2)
     assert settings.model.vocab_size == 256
     assert settings.text.tokenizer == "bytes"
@@ -84,7 +85,7 @@ def test_differences_are_named(old, new, keys):
 
 
 def test_what_a_resumed_run_cannot_change_is_named_by_its_kind():
-    saved = _decide({"model": {"position": {"kind": "learned"}}})
+    saved = fill_in({"model": {"position": {"kind": "learned"}}})
     assert defaults.resumed(saved, {"train": {"max_steps": 5}}).train.max_steps == 5
     with pytest.raises(ConfigError, match=r"^model\.dim cannot change"):
         defaults.resumed(saved, {"model": {"dim": 32}})
@@ -97,26 +98,26 @@ def test_what_is_free_exists():
     assert known >= defaults.FREE
 
 
-def test_no_more_parts_than_lanes():
+def test_no_more_microbatches_than_sequences():
     with pytest.raises(ConfigError, match=r"train\.grad_accum 9 is more than train\.batch_size 8"):
-        _decide({"train": {"grad_accum": 9}})
+        fill_in({"train": {"grad_accum": 9}})
 
 
 @pytest.mark.parametrize(
     ("every", "parts", "due"),
     [(3, 1, [3, 6, 9, 12]), (2.5, 1, [3, 5, 8, 10]), (None, 4, [3, 6, 9, 12]), (None, 5, [3, 5, 8, 10, 12])],
 )
-def test_a_rhythm_depends_only_on_where_the_run_is(every, parts, due):
-    rhythm = IntervalTrigger(every, parts=parts)
-    assert [step for step in range(1, 13) if rhythm.due(step, float(step), step / 12)] == due
+def test_a_trigger_depends_only_on_where_the_run_is(every, parts, due):
+    trigger = IntervalTrigger(every, parts=parts)
+    assert [step for step in range(1, 13) if trigger.due(step, float(step), step / 12)] == due
     for begin in range(12):
-        rhythm = IntervalTrigger(every, parts=parts)
-        rhythm.start(begin, float(begin), begin / 12)
-        later = [step for step in range(begin + 1, 13) if rhythm.due(step, float(step), step / 12)]
+        trigger = IntervalTrigger(every, parts=parts)
+        trigger.start(begin, float(begin), begin / 12)
+        later = [step for step in range(begin + 1, 13) if trigger.due(step, float(step), step / 12)]
         assert later == [step for step in due if step > begin]
 
 
-def test_long_work_makes_nothing_due_twice():
-    rhythm = IntervalTrigger(1.0)
-    assert rhythm.due(1, 5.0, 0.0)
-    assert not rhythm.due(2, 5.9, 0.0)
+def test_long_work_triggers_once():
+    trigger = IntervalTrigger(1.0)
+    assert trigger.due(1, 5.0, 0.0)
+    assert not trigger.due(2, 5.9, 0.0)

@@ -1,14 +1,14 @@
 """Estimated peak memory of a training run, before anything is allocated.
 
 One step of a shallow copy of the model runs on fake tensors, which have a shape, a type and a device but no data, and
-the bytes of all live tensors are counted. The peak is linear in the number of layers, so one and two layers of each kind
-give it for any depth.
+the bytes of all live tensors are counted. The peak is linear in the number of layers, so one and two layers of each
+kind give it for any depth.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -87,14 +87,16 @@ def _one_step(config: Config, runtime: Runtime) -> Usage:
     with FakeTensorMode(), torch.device(runtime.device), PeakMemory() as meter:
         model = build_model(config.model).train()
         for parameter in model.parameters():
-            parameter.register_post_accumulate_grad_hook(_drop_gradient)
+            parameter.register_post_accumulate_grad_hook(_drop_gradient)  # type: ignore[no-untyped-call]
         state = model.init_state(
             rows, mem_len=train.mem_len, segment_len=train.segment_len, span=train.span, memory="hidden"
         )
         with runtime.autocast():
             if train.mem_len:
+                # Memory of unbounded reach has a constant size.
+                length = max(attention.effective_mem_len(train.mem_len) or 1 for attention in config.model.attentions)
                 with torch.no_grad():
-                    _, state = model(torch.zeros(rows, train.mem_len, dtype=torch.int64), state)
+                    _, state = model(torch.zeros(rows, length, dtype=torch.int64), state)
             tokens = torch.zeros(rows, train.segment_len, dtype=torch.int64)
             meter.reset()
             nll, _, ponder = model.score(tokens, tokens, state)
@@ -108,7 +110,7 @@ def _drop_gradient(parameter: Tensor) -> None:
     parameter.grad = None
 
 
-WITHOUT_VALUES = {
+WITHOUT_VALUES: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.nonzero.default: lambda x: x.new_zeros(x.numel(), x.ndim, dtype=torch.int64),
     torch.ops.aten.bincount.default: lambda x, weights=None, minlength=0: x.new_zeros(minlength),
     torch.ops.aten._local_scalar_dense.default: lambda x: 0,
@@ -116,11 +118,11 @@ WITHOUT_VALUES = {
 """Operators whose result depends on data, which fake tensors lack: every element is nonzero, a number read is 0."""
 
 
-class PeakMemory(TorchDispatchMode):
+class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of all live tensors that were made under it."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.live: dict[int, int] = {}
         self.total = self.peak = 0
 

@@ -1,4 +1,4 @@
-"""What is written is so: help, README, changelog, public names, the table of presets."""
+"""Pages agree with the code: help, README, changelog, public names, table of presets, paths and links."""
 
 import json
 import re
@@ -20,12 +20,12 @@ CARD = (SOURCE / "models" / "README.md").read_text()
 
 
 def pages() -> list[Path]:
-    """Every page somebody reads."""
+    """All pages."""
     return [*SOURCE.glob("*.md"), *(SOURCE / "docs").glob("*.md"), SOURCE / "models" / "README.md"]
 
 
 def table_rows(text: str) -> list[list[str]]:
-    """Cells of the rows of all Markdown tables, headings included."""
+    """Cells of all rows of all Markdown tables, headings included."""
     lines = [line for line in text.splitlines() if line.startswith("|") and not re.fullmatch(r"[|\s:-]+", line)]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 

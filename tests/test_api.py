@@ -35,7 +35,7 @@ def test_import_is_lazy_and_workflows_stay_functions():
 import sys, xlcli
 assert not {"torch", "numpy", "pydantic", "sentencepiece", "safetensors"} & sys.modules.keys()
 import xlcli.training, xlcli.evaluation, xlcli.generation, xlcli.streaming
-for name in ("train", "evaluate", "generate", "stream", "load"):
+for name in ("train", "resume", "evaluate", "generate", "stream", "load"):
     assert callable(getattr(xlcli, name)), name
 """
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=120)
@@ -44,14 +44,14 @@ for name in ("train", "evaluate", "generate", "stream", "load"):
 @pytest.mark.parametrize(
     ("options", "section"),
     [
-        (api.InferenceOptions, config.InferenceConfig),
         (api.EvalOptions, config.EvalConfig),
         (api.GenerateOptions, config.GenerateConfig),
         (api.StreamOptions, config.StreamConfig),
     ],
 )
 def test_typed_options_are_the_keys_of_the_configuration(options, section):
-    assert set(typing.get_type_hints(options)) == set(section.model_fields)
+    """The number of steps and of hash rounds are options of `load`."""
+    assert set(typing.get_type_hints(options)) == set(section.model_fields) - {"n_steps", "n_hashes"}
 
 
 def test_score_equals_evaluation(books, tmp_path):
@@ -192,27 +192,32 @@ def test_train_evaluate_and_load_by_name(tmp_path, monkeypatch):
     assert both.bytes == 300
     with pytest.raises(xlcli.ConfigError, match="already holds a model"):
         list(xlcli.train(["corpus.txt"], tmp_path / "models" / "mine"))
+    events = list(xlcli.resume("corpus.txt", "models/mine", settings={"train": {"max_steps": 5}}))
+    assert [event.step for event in events if isinstance(event, Step)] == [4, 5]
     with pytest.raises(xlcli.StateError, match="another model"):
         mine.score("x", state=xlcli.load("books").read("x"))
 
 
-@pytest.mark.parametrize(
-    "options", [{"mem_len": -1}, {"mem_ln": 1}, {"n_steps": 2}, {"mem_len": 1.5}, {"mem_len": "x"}]
-)
-def test_illegal_options_are_errors_of_the_project(books, options):
+@pytest.mark.parametrize("mem_len", [-1, 1.5, "x"])
+def test_illegal_options_are_errors_of_the_project(books, mem_len):
     for call in (books.score, books.read, books.generate):
+        with pytest.raises(xlcli.ConfigError, match="mem_len"):
+            call(TEXT, mem_len=mem_len)
+    for options in ({"mem_len": mem_len}, {"mem_ln": 1}, {"n_steps": 2}):
         with pytest.raises(xlcli.ConfigError):
-            call(TEXT, **options)
-    for workflow in (lambda **o: xlcli.evaluate(books, **o), lambda **o: xlcli.stream(books, TEXT, **o)):
+            list(xlcli.evaluate(books, **options))
         with pytest.raises(xlcli.ConfigError):
-            list(workflow(**options))
+            list(xlcli.stream(books, TEXT, **options))
+        with pytest.raises(xlcli.ConfigError):
+            books.generate(TEXT, **options)
 
 
 def test_other_mistakes_are_errors_of_the_project(books, tmp_path):
     with pytest.raises(xlcli.CheckpointError, match="books"):
         xlcli.load("boks")
-    with pytest.raises(xlcli.ConfigError):
-        xlcli.load("books", device="tpu")
+    for options in ({"device": "tpu"}, {"dtype": "int8"}, {"threads": 0}, {"n_steps": 2}, {"n_hashes": 2}):
+        with pytest.raises(xlcli.ConfigError):
+            xlcli.load("books", **options)
     with pytest.raises(xlcli.StateError, match="memory of 256"):
         books.score("x", state=books.read("x"), mem_len=3)
     with pytest.raises(xlcli.StateError):

@@ -27,7 +27,7 @@ def run(model, prompt=b"The ", *, seed=1, resume=None, save=None, halt=lambda: F
     return texts, results
 
 
-def slow_sample(model, prompt, options, seed, n, mem_len=9, n_steps=None):
+def slow_sample(model, prompt, options, seed, n, mem_len=9):
     """One token at a time, everything before it read afresh for each."""
     ids = [model.tokenizer.start_id, *model.tokenizer.encode(prompt).tolist()]
     dice = SampleRNG.of(seed)
@@ -35,9 +35,7 @@ def slow_sample(model, prompt, options, seed, n, mem_len=9, n_steps=None):
     start = len(ids)
     with torch.inference_mode():
         for _ in range(n):
-            state = model.network.init_state(
-                1, mem_len=mem_len, segment_len=model.config.train.segment_len, n_steps=n_steps
-            )
+            state = model.network.init_state(1, mem_len=mem_len, segment_len=model.config.train.segment_len)
             ids += sample_tokens(model.network.logits(torch.tensor([ids]), state)[0], [dice], options)
     return ids[start:]
 
@@ -69,10 +67,10 @@ def test_every_model_writes_as_the_slow_way_several_texts_at_a_time(variant, mem
 
 @pytest.mark.parametrize("variant", ["universal", "adaptive"])
 def test_depth_is_chosen_when_writing(variant):
-    model = toy(variant=variant)
+    model = toy(variant=variant, n_steps=5)
     options = GenerateConfig(temperature=1.0, max_new_tokens=15, n_steps=5)
     _, [result] = run(model, b"The fox", seed=5, **options.model_dump())
-    ids = slow_sample(model, b"The fox", options, 5, 15, n_steps=5)
+    ids = slow_sample(model, b"The fox", options, 5, 15)
     assert result.text == model.tokenizer.decode(ids).decode("utf-8", "replace")
 
 

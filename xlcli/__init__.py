@@ -32,12 +32,13 @@ __all__ = [
     "list_presets",
     "load",
     "read_toml",
+    "resume",
     "stream",
     "train",
 ]
 
 _MODULES = {
-    "xlcli.api": ("Model", "TextScore", "TextState", "evaluate", "generate", "load", "stream", "train"),
+    "xlcli.api": ("Model", "TextScore", "TextState", "evaluate", "generate", "load", "resume", "stream", "train"),
     "xlcli.config": ("read_toml",),
     "xlcli.errors": (
         "BusyError",
@@ -54,7 +55,7 @@ _MODULES = {
 """Module of each public name."""
 
 if TYPE_CHECKING:
-    from xlcli.api import Model, TextScore, TextState, evaluate, generate, load, stream, train
+    from xlcli.api import Model, TextScore, TextState, evaluate, generate, load, resume, stream, train
     from xlcli.config import read_toml
     from xlcli.errors import (
         BusyError,

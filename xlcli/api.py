@@ -14,36 +14,29 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, AnyStr, Literal, TypedDict, Unpack
 
-from xlcli import evaluation, generation, streaming
+from xlcli import evaluation, generation, streaming, training
 from xlcli.config import EvalConfig, GenerateConfig, RuntimeConfig, SpanKind, StreamConfig, validate
 from xlcli.errors import StateError
 from xlcli.events import Event, Generated, GeneratedText, TokenScore
 from xlcli.inference import Carry, PendingText, Save
 from xlcli.metrics import LN2, bits_per, perplexity
+from xlcli.presets import configurations
 from xlcli.runtime import Runtime, make_runtime
 from xlcli.state import State
 from xlcli.store.discover import find
 from xlcli.store.folder import LoadedModel
 from xlcli.store.folder import load as load_folder
 from xlcli.store.state_files import load_state, save_state
-from xlcli.training import workflow
 
 Text = str | bytes
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """Path of a file or folder, or several paths, read as one text."""
 
 
-class InferenceOptions(TypedDict, total=False):
-    """Keys of `InferenceConfig`."""
-
-    mem_len: int | None
-    n_steps: int | None
-    n_hashes: int | None
-
-
-class EvalOptions(InferenceOptions, total=False):
+class EvalOptions(TypedDict, total=False):
     """Keys of `EvalConfig`."""
 
+    mem_len: int | None
     segment_len: int | None
     batch_size: int | None
     span: SpanKind
@@ -53,9 +46,10 @@ class EvalOptions(InferenceOptions, total=False):
     recall: bool
 
 
-class SamplingOptions(InferenceOptions, total=False):
+class SamplingOptions(TypedDict, total=False):
     """Keys of `GenerateConfig` for one sample."""
 
+    mem_len: int | None
     max_new_tokens: int
     temperature: float
     top_k: int
@@ -71,9 +65,10 @@ class GenerateOptions(SamplingOptions, total=False):
     num_samples: int
 
 
-class StreamOptions(InferenceOptions, total=False):
+class StreamOptions(TypedDict, total=False):
     """Keys of `StreamConfig`."""
 
+    mem_len: int | None
     emit: Literal["lines", "tokens", "stats", "none"]
     continue_tokens: int
     save_every: float | None
@@ -140,11 +135,8 @@ class TextState:
 class Model:
     """A model ready for use; made by `load`.
 
-    Keyword options of the methods are the keys of `InferenceConfig`, `GenerateConfig` and `StreamConfig`.
-
-    Raises (all methods):
-        ConfigError: An option does not exist or its value is not legal.
-        StateError: The state belongs to another model, or was made with another memory length.
+    `mem_len` is the memory length in tokens; None is that of the state, else as in training. All methods raise
+    `ConfigError` for an illegal option, and `StateError` for a state of another model or memory length.
     """
 
     loaded: LoadedModel
@@ -152,20 +144,20 @@ class Model:
     runtime: Runtime
     """Device, number type and threads."""
 
-    def score(self, text: Text, *, state: TextState | None = None, **options: Unpack[InferenceOptions]) -> TextScore:
+    def score(self, text: Text, *, state: TextState | None = None, mem_len: int | None = None) -> TextScore:
         """Surprisal of every token of `text`, given everything read before in `state` (default: nothing).
 
         A token that begins in the unread end of the state and ends in `text` is scored with `text`; its `byte` is
         negative.
         """
         start = 0 if state is None else state.n_bytes
-        events = self._stream([_bytes(text)], state, validate(StreamConfig, {"emit": "tokens", **options}))
+        events = self._stream([_bytes(text)], state, validate(StreamConfig, {"emit": "tokens", "mem_len": mem_len}))
         scored = (event for event in events if isinstance(event, TokenScore))
         return TextScore(
             tuple(replace(token, byte=token.byte - start) for token in scored if token.byte + len(token.text) > start)
         )
 
-    def read(self, text: Text, *, state: TextState | None = None, **options: Unpack[InferenceOptions]) -> TextState:
+    def read(self, text: Text, *, state: TextState | None = None, mem_len: int | None = None) -> TextState:
         """State after `state` (default: nothing) and `text`."""
         found: list[TextState] = []
         ended = False
@@ -175,7 +167,7 @@ class Model:
             yield _bytes(text)
             ended = True
 
-        chosen = validate(StreamConfig, {"emit": "tokens", **options})
+        chosen = validate(StreamConfig, {"emit": "tokens", "mem_len": mem_len})
         for _ in self._stream(portions(), state, chosen, save=found.append, stop=lambda: ended):
             pass
         return found[-1]
@@ -254,6 +246,8 @@ def load(
     device: str = "auto",
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     threads: int | None = None,
+    n_steps: int | None = None,
+    n_hashes: int | None = None,
 ) -> Model:
     """Loads a model.
 
@@ -262,13 +256,16 @@ def load(
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         dtype: Number type of matrix products; `auto` is float32.
         threads: Number of CPU threads of the process; None leaves it as it is.
+        n_steps: Number of times a universal stack applies its blocks; None uses the trained value.
+        n_hashes: Number of hash rounds of LSH attention; None uses the trained value.
 
     Raises:
         CheckpointError: There is no such model, or it is damaged.
-        ConfigError: The device does not exist.
+        ConfigError: The device does not exist, or the model has no such setting.
     """
     runtime = make_runtime(validate(RuntimeConfig, {"device": device, "dtype": dtype, "threads": threads}))
-    loaded = load_folder(find(None if model is None else os.fspath(model)), device=runtime.device)
+    folder = find(None if model is None else os.fspath(model))
+    loaded = load_folder(folder, device=runtime.device, n_steps=n_steps, n_hashes=n_hashes)
     for warning in loaded.warnings:
         warnings.warn(warning, stacklevel=2)
     return Model(loaded, runtime)
@@ -280,10 +277,8 @@ def train(
     *,
     settings: Mapping[str, Any] | None = None,
     preset: str | None = None,
-    resume: bool = False,
     overwrite: bool = False,
     dry_run: bool = False,
-    allow_data_change: bool = False,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Event]:
     """Trains a model on `text` and saves it in `folder`; see `xlcli.training.train`.
@@ -293,23 +288,33 @@ def train(
         folder: Model folder.
         settings: Tables of a configuration file, as `{"train": {"max_steps": 100}}`; they override the preset.
         preset: Preset by name; None chooses one by text size and device.
-        resume: Continue from the newest checkpoint in `folder`.
         overwrite: Replace the model in `folder`.
         dry_run: End with the `Plan`.
-        allow_data_change: Resume although the text has changed.
-        stop: Called between steps; training saves and ends once it returns True.
+        stop: Called between steps; once it returns True, the run is saved and ends.
     """
-    return workflow.train(
-        dict(settings or {}),
-        _paths(text),
-        Path(folder),
-        preset=preset,
-        resume=resume,
-        overwrite=overwrite,
-        dry_run=dry_run,
-        allow_data_change=allow_data_change,
-        stop=stop,
-    )
+    configs = configurations(settings or {}, preset)
+    return training.train(_paths(text), Path(folder), configs, overwrite=overwrite, dry_run=dry_run, stop=stop)
+
+
+def resume(
+    text: Source,
+    folder: str | os.PathLike[str],
+    *,
+    settings: Mapping[str, Any] | None = None,
+    allow_data_change: bool = False,
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator[Event]:
+    """Continues the run in `folder` from its newest checkpoint; see `xlcli.training.resume`.
+
+    Args:
+        text: Training text of the run.
+        folder: Model folder.
+        settings: Settings that replace saved ones, such as a new budget.
+        allow_data_change: Continue although the text has changed.
+        stop: As in `train`.
+    """
+    changes = dict(settings or {})
+    return training.resume(_paths(text), Path(folder), changes, allow_data_change=allow_data_change, stop=stop)
 
 
 def evaluate(

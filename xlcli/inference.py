@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 
 from xlcli.errors import StateError
-from xlcli.state import Buckets
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,16 +51,16 @@ class InferenceSession:
         """A reader of nothing yet, or of what `resume` holds; None is as saved, or else as trained.
 
         Raises:
+            ConfigError: The model was loaded with other values of `n_steps` or `n_hashes` than the options name.
             StateError: The state remembers by another rule than the one asked for, or holds several texts.
         """
+        model.check_settings(options.n_steps, options.n_hashes)
         if resume is None:
             train, mem_len = model.config.train, options.mem_len
             state = model.network.init_state(
                 1,
                 mem_len=train.mem_len if mem_len is None else mem_len,
                 segment_len=train.segment_len,
-                n_steps=options.n_steps,
-                n_hashes=options.n_hashes,
             )
             return InferenceSession(model, runtime, state, [model.tokenizer.start_id])
         state, carry = resume
@@ -70,19 +69,13 @@ class InferenceSession:
                 f"the state has a memory of {state.span.mem_len} tokens, but --mem-len is {options.mem_len}.",
                 f"Leave out --mem-len, or give {state.span.mem_len}.",
             )
-        depth = len(list(model.network.stack.unrolled(options.n_steps)))
-        if options.n_steps is not None and depth != len(state.layers):
-            raise StateError(
-                f"the state has {len(state.layers)} layers of memory, but {options.n_steps} steps need {depth}.",
-                "Leave out --n-steps.",
-            )
-        rounds = {layer.n_rounds for layer in state.layers if isinstance(layer, Buckets)}
-        if options.n_hashes is not None and rounds != {options.n_hashes}:
-            raise StateError(
-                f"the state has buckets of {' and '.join(map(str, sorted(rounds)))} rounds, "
-                f"but --n-hashes is {options.n_hashes}.",
-                "Leave out --n-hashes.",
-            )
+        settings = model.network.inference_settings(state)
+        for name, value in (("n_steps", options.n_steps), ("n_hashes", options.n_hashes)):
+            if value is not None and value != settings[name]:
+                flag = f"--{name.replace('_', '-')}"
+                raise StateError(
+                    f"the state was saved with {flag} {settings[name]}, but {flag} is {value}.", f"Leave out {flag}."
+                )
         if state.batch_size != 1:
             raise StateError(
                 f"the state holds {state.batch_size} texts side by side, not one.", "Start without --state-in."

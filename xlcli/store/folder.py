@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xlcli.config import Config, ModelConfig
-from xlcli.errors import CheckpointError
+from xlcli.errors import CheckpointError, ConfigError
 from xlcli.files import cannot_write, make_folder, read_header, read_tensors, write_tensors
 from xlcli.files.plain import TEMPORARY
 from xlcli.files.tensors import TensorFacts
@@ -48,7 +48,11 @@ _FLOATS = ("F32", "BF16", "F16", "F64")
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A model ready for use. `warnings` are to be shown; `fingerprints` tie a saved state to this very model."""
+    """A model ready for use.
+
+    `config` has the inference settings that the model was loaded with; `fingerprints` are those of the stored files and
+    tie a saved state to this model; `warnings` are messages to show.
+    """
 
     folder: Path
     name: str
@@ -58,6 +62,11 @@ class LoadedModel:
     record: dict[str, Any]
     fingerprints: dict[str, str]
     warnings: tuple[str, ...] = ()
+
+    def check_settings(self, n_steps: int | None, n_hashes: int | None) -> None:
+        """`ConfigError` unless the model was loaded with these inference settings; None accepts any value."""
+        if self.config.model.for_inference(n_steps, n_hashes) != self.config.model:
+            raise ConfigError("n_steps and n_hashes are fixed when a model is loaded.", "Give them to load().")
 
 
 def weights(network: torch.nn.Module) -> dict[str, Tensor]:
@@ -96,7 +105,13 @@ def save_model(
 
 
 def load(
-    folder: Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None, tensors: str = WEIGHTS
+    folder: Path,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
+    tensors: str = WEIGHTS,
+    n_steps: int | None = None,
+    n_hashes: int | None = None,
 ) -> LoadedModel:
     """The model in `folder`, verified: limits first, then shapes against the configuration, then checksums.
 
@@ -105,8 +120,11 @@ def load(
         device: Where the network goes.
         dtype: Number type of the network; float32 when None.
         tensors: Which file of the folder holds the weights.
+        n_steps: Number of times a universal stack applies its blocks; None uses the trained value.
+        n_hashes: Number of hash rounds of LSH attention; None uses the trained value.
 
     Raises:
+        ConfigError: The model has no such setting.
         CheckpointError: Something is missing, damaged, of another model or of a newer format.
     """
     import torch
@@ -116,7 +134,8 @@ def load(
     path = folder / tensors
     config = read_config(folder)
     facts, _ = read_header(path)
-    network = _empty_network(config.model, facts, folder)
+    shape = config.model.for_inference(n_steps, n_hashes)
+    network = _empty_network(shape, facts, folder)
     expected = {
         name: (_stored_type(facts.get(name), tensor), tuple(tensor.shape)) for name, tensor in weights(network).items()
     }
@@ -131,6 +150,7 @@ def load(
     _fill(network, found, torch.device(device), dtype or torch.float32)
     network.eval()
     name = folder.resolve().name
+    config = config.model_copy(update={"model": shape})
     return LoadedModel(
         folder, name, config, tokenizer, network, read_record(folder), fingerprints, _suspicions(name, found)
     )

@@ -31,7 +31,8 @@ def test_the_preset_follows_text_and_device(size, device, preset):
 
 
 def _decide(tree, preset="tiny", device=CPU):
-    return defaults.decide(tree, preset, tokenizer="bytes", vocab_size=256, device=device)
+    given = presets.configurations(tree, preset)[preset]
+    return defaults.fill_in(given, tokenizer="bytes", vocab_size=256, device=device)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +66,7 @@ def test_the_user_stands_above_the_preset_and_the_machine():
     ("train", "words"),
     [
         ({"max_time": 600.0}, "10 minutes"), ({"max_time": 90.0}, "90 seconds"), ({"max_steps": 2000}, "2,000 steps"),
+        ({"max_steps": 1}, "1 step"),
         ({"max_tokens": 10**7, "max_time": 120.0}, "10,000,000 tokens or 2 minutes"),
     ],
 )  # fmt: skip
@@ -167,3 +169,9 @@ def test_a_memory_of_sums_does_not_grow_with_the_memory_length():
 @pytest.mark.parametrize("shape", ["four parts", "published", "t5", "linear", "vocab 16384"])
 def test_the_memory_predicted_is_the_memory_taken(shape):
     assert training_memory.measure_apart(shape)["ratio"] == pytest.approx(1.0, abs=0.25)
+
+
+def test_a_seed_is_filled_in_and_kept():
+    assert config.make().runtime.seed is None
+    assert _decide({}).runtime.seed == 0
+    assert _decide({"runtime": {"seed": 5}}).runtime.seed == 5

@@ -109,7 +109,7 @@ class TextScore:
         return perplexity(self.nats, len(self.tokens))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TextState:
     """State after a text: memory of every layer, last token, and the end of the text, which is not read yet.
 
@@ -119,6 +119,9 @@ class TextState:
     memory: State
     carry: Carry
     fingerprints: Mapping[str, str]
+
+    def __repr__(self) -> str:
+        return f"TextState({self.n_bytes} bytes, mem_len={self.mem_len})"
 
     @property
     def mem_len(self) -> int:
@@ -131,7 +134,7 @@ class TextState:
         return int(self.carry.get("bytes", "0")) + len(PendingText.restore(self.carry, 2**31).data)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Model:
     """A model ready for use; made by `load`.
 
@@ -143,6 +146,9 @@ class Model:
     """Configuration, tokenizer, network (`torch.nn.Module`) and training record."""
     runtime: Runtime
     """Device, number type and threads."""
+
+    def __repr__(self) -> str:
+        return f"Model({self.loaded.name!r}, {self.runtime.device}, {self.runtime.dtype_name})"
 
     def score(self, text: Text, *, state: TextState | None = None, mem_len: int | None = None) -> TextScore:
         """Surprisal of every token of `text`, given everything read before in `state` (default: nothing).

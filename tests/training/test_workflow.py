@@ -400,14 +400,14 @@ def test_a_time_budget_is_spent_and_no_more(monkeypatch):
 
     now = [0.0]
 
-    class ProgressMeter:
+    class Clock:
         @staticmethod
         def monotonic():
             now[0] += 0.01
             return now[0]
 
-    monkeypatch.setattr(loop, "time", ProgressMeter)
-    monkeypatch.setattr(workflow, "time", ProgressMeter)
+    monkeypatch.setattr(loop, "time", Clock)
+    monkeypatch.setattr(workflow, "time", Clock)
     budget = {"max_steps": None, "max_time": 2.0, "eval_every": None, "save_every": 0.5, "warmup_steps": 0}
     events = go(small(train=budget), corpus(), "m")
     steps = of_kind(events, Step)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from xlcli import config, presets
+from xlcli import config, presets, training
 from xlcli.__main__ import main
 from xlcli.errors import ConfigError
 from xlcli.training.memory import n_parameters
@@ -91,3 +91,23 @@ def test_the_list_keeps_what_is_to_be_used_apart_from_what_was_published(capsysb
     assert listed[1] == [name for name in PRESETS if name.startswith("small-")]
     assert listed[2] == [name for name in PRESETS if name in PUBLISHED]
     assert sum(map(len, listed)) == len(PRESETS)
+
+
+def test_settings_are_combined_with_the_named_or_every_automatic_preset():
+    assert list(presets.configurations({}, "medium")) == ["medium"]
+    assert set(presets.configurations({})) == set(presets.AUTOMATIC)
+    assert list(presets.configurations({"model": {"attention": {"n_heads": 3}}})) == ["small"]
+    assert all(made.train.batch_size == 3 for made in presets.configurations({"train": {"batch_size": 3}}).values())
+    with pytest.raises(ConfigError, match="not divisible"):
+        presets.configurations({"model": {"attention": {"n_heads": 7}}})
+    with pytest.raises(ConfigError, match="no preset 'smal'"):
+        presets.configurations({}, "smal")
+
+
+def test_a_choice_without_the_preset_that_fits_the_text_is_refused(tmp_path):
+    (tmp_path / "text").write_text("a line\n" * 99)
+    configs = presets.configurations({})
+    del configs["tiny"]
+    with pytest.raises(ConfigError, match=r"illegal with preset 'tiny'.*--preset small or base") as caught:
+        list(training.train([str(tmp_path / "text")], tmp_path / "m", configs, dry_run=True))
+    assert caught.value.exit_code == 2

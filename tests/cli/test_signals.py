@@ -1,4 +1,4 @@
-"""The first signal requests a stop, a second SIGINT exits; ignored signals stay ignored; a silent pipe causes no delay."""
+"""The first signal requests a stop, a second SIGINT exits; ignored signals stay ignored; a silent pipe is no delay."""
 
 import contextlib
 import os

@@ -1,18 +1,23 @@
-"""Presets: short TOML files of differences from the defaults, found beside the bundled models. Never imports torch."""
+"""Presets: TOML files of differences from the defaults, beside the bundled models. Never imports torch."""
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from xlcli import config
 from xlcli.errors import ConfigError
 
+AUTOMATIC = ("small", "base", "tiny")
+"""Presets that training chooses from, by text size and device, when none is named."""
+
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A named configuration. `about` is one sentence on what it is for and what it costs."""
+    """A named configuration. `about` is one sentence on its size, purpose and cost."""
 
     name: str
     about: str
@@ -20,20 +25,20 @@ class Preset:
 
 
 def models_folder() -> Path:
-    """Where presets and bundled models lie: inside the installed package, or at the top of a checkout."""
+    """Folder of presets and bundled models: inside the installed package, or at the top of a checkout."""
     package = Path(__file__).resolve().parent
     installed = package / "_models"
     return installed if installed.is_dir() else package.parent / "models"
 
 
 def list_presets() -> tuple[Preset, ...]:
-    """Every preset, by name."""
+    """All presets, sorted by name."""
     found = sorted(models_folder().glob("*.toml"), key=lambda path: path.stem)
     return tuple(Preset(path.stem, str(config.read_toml(path).get("about", "")), path) for path in found)
 
 
 def read_preset(name: str) -> config.Tree:
-    """Tables of the preset; `ConfigError` with the nearest names when there is none."""
+    """Tables of the preset; `ConfigError` with similar names if there is none."""
     for path in models_folder().glob("*.toml"):
         if path.stem == name:
             tree = config.read_toml(path)
@@ -42,3 +47,21 @@ def read_preset(name: str) -> config.Tree:
     names = [preset.name for preset in list_presets()]
     near = difflib.get_close_matches(name, names, n=3) or ["tiny", "small", "medium"]
     raise ConfigError(f"there is no preset '{name}'.", f"Try {' or '.join(near)}; 'xlcli models' lists all.")
+
+
+def configurations(settings: Mapping[str, Any], preset: str | None = None) -> dict[str, config.Config]:
+    """The configuration of `settings` above the named preset, or above each automatic preset where that is legal.
+
+    Raises:
+        ConfigError: There is no such preset, or the settings are illegal with it, or with every automatic one.
+    """
+    found, refusals = {}, []
+    for name in AUTOMATIC if preset is None else (preset,):
+        tree = read_preset(name)
+        try:
+            found[name] = config.make(tree, settings)
+        except ConfigError as error:
+            refusals.append(error)
+    if not found:
+        raise refusals[0]
+    return found

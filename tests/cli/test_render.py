@@ -7,8 +7,6 @@ import pytest
 
 from xlcli import config
 from xlcli.cli import render, report
-from xlcli.cli.app import COMMANDS
-from xlcli.cli.options import collect
 from xlcli.cli.render import Screen
 from xlcli.events import ContextBin, Notice, Plan, Progress, Score, Step, StreamStats, Trained
 
@@ -24,13 +22,11 @@ SCORE = Score(
 )  # fmt: skip
 
 
-def screen(**typed):
-    return Screen(collect(COMMANDS[0], (), typed, {}))
-
-
 def test_amounts_sizes_and_times():
     assert [report.amount(v) for v in (0.5, 7, 999, 1234, 123456, 5e6)] == ["0.5", "7", "999", "1.23k", "123k", "5M"]
-    assert [report.size(v) for v in (10, 2048, 3.5 * 2**20)] == ["10 bytes", "2.0 KiB", "3.5 MiB"]
+    assert report.amount(6.61e9) == "6.61B"
+    assert [report.size(v) for v in (1, 10, 2048, 3.5 * 2**20)] == ["1 byte", "10 bytes", "2.0 KiB", "3.5 MiB"]
+    assert [report.counted(n, "token") for n in (0, 1, 2, 1500)] == ["0 tokens", "1 token", "2 tokens", "1.5k tokens"]
     assert [report.time(v) for v in (4.21, 42, 201, 3723, float("inf"), -1)] == [
         "4.2 s", "42 s", "3:21", "1:02:03", "-", "-",
     ]  # fmt: skip
@@ -60,7 +56,7 @@ def test_a_plan_and_an_end_are_told_in_words():
     text = report.plan_text(plan)
     assert "5M parameters" in text
     assert "256.0 MiB of memory" in text
-    assert "10 minutes, going on from step 40" in text
+    assert "10 minutes, resuming at step 40" in text
     end = Trained(
         folder=Path("models/a b"), step=9, tokens=900, seconds=61.0, bits_per_byte=1.9, best_step=8, stopped=False,
         sample="one\ntwo\n",
@@ -76,10 +72,14 @@ def test_a_plan_and_an_end_are_told_in_words():
     ("model", "score", "said"),
     [
         ({}, {}, "memory of 4 tokens, span uniform, batch 1"),
-        ({}, {"mem_len": 0}, "no memory: segments of 8 tokens stand alone"),
+        ({}, {"mem_len": 0}, "no memory: independent segments of 8 tokens"),
         ({"attention": {"kind": "local", "window": 3}}, {}, "memory of 3 tokens, span uniform, batch 1"),
-        ({"attention": {"kind": "linear"}, "position": {"kind": "none"}}, {}, "memory of everything read, batch 1"),
-        ({"attention": {"kind": "linear"}, "position": {"kind": "none"}}, {"mem_len": 0}, "no memory: segments of 8"),
+        ({"attention": {"kind": "linear"}, "position": {"kind": "none"}}, {}, "memory of all tokens read, batch 1"),
+        (
+            {"attention": {"kind": "linear"}, "position": {"kind": "none"}},
+            {"mem_len": 0},
+            "no memory: independent segments of 8",
+        ),
     ],
 )
 def test_a_score_says_what_was_remembered(model, score, said):
@@ -98,7 +98,7 @@ def test_steps_are_told_where_tokens_decide_on_them():
 
 
 def test_talk_goes_to_stderr_by_level(capsys):
-    for made in (screen(), screen(quiet=True), screen(verbose=True)):
+    for made in (Screen(), Screen(quiet=True), Screen(verbose=True)):
         for level in ("detail", "info", "warning"):
             made.notice(Notice(f"[{level}]", level))
     captured = capsys.readouterr()
@@ -111,7 +111,7 @@ def test_talk_goes_to_stderr_by_level(capsys):
 def test_plain_progress_comes_now_and_then(capsys, monkeypatch):
     now = 100.0
     monkeypatch.setattr(render.time, "monotonic", lambda: now)
-    made = screen()
+    made = Screen()
     for _ in range(300):
         made.step(STEP)
         now += 0.1
@@ -120,8 +120,8 @@ def test_plain_progress_comes_now_and_then(capsys, monkeypatch):
     assert lines[0] == "step 7  2.164 bits/byte  loss 1.500  12.3k tokens/s  25 %  3:21 left"
     now += 100
     made.progress(Progress("reading", 5, 10, "B", 2.0))
-    assert capsys.readouterr().err == "reading  50 %  5 of 10 B  2 B/s  2.5 s left\n"
-    silent = screen(**{"no-progress": True})
+    assert capsys.readouterr().err == "reading  50 %  5 bytes of 10 bytes  2 bytes/s  2.5 s left\n"
+    silent = Screen(no_progress=True)
     now += 100
     silent.step(STEP)
     assert capsys.readouterr().err == ""
@@ -138,7 +138,7 @@ def test_plain_progress_comes_now_and_then(capsys, monkeypatch):
 )
 def test_color(typed, variable, colored, monkeypatch, capsysbinary):
     monkeypatch.setenv("NO_COLOR", variable)
-    made = screen(**typed)
+    made = Screen(**typed)
     made.scored_text([(b"ab\x1b", 9.0), (b"\n", 0.1)])
     out = capsysbinary.readouterr().out
     assert out == (b"\x1b[38;5;222mab\\x1b\x1b[39m\n" if colored else b"ab\x1b\n")

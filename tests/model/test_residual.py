@@ -140,7 +140,7 @@ def test_dropout_is_on_the_branch_alone(placement):
     dropped = residual.merge(x, y) == 0
     assert 0.4 < dropped.float().mean() < 0.6
     assert torch.equal(residual.merge(y, x), residual.eval().merge(y, x))
-    assert torch.equal(residual.pre(y), residual.train().enter(y))
+    assert torch.equal(residual.pre(y), residual.train().pre(y))
 
 
 @every

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import After, corpus, curve, go, of_kind, remains, small
+from runs import After, corpus, curve, go, of_kind, remains, small, train
 
 from xlcli.errors import CheckpointError, ConfigError
 from xlcli.events import Notice, Saved, Step, Trained, Validation
 from xlcli.store.commit import latest
-from xlcli.training import train
 
 STEPS = 6
 WAYS = list(itertools.product(("float32", "bfloat16"), ("muon", "adamw"), (1, 2), (0, 16)))
@@ -171,7 +170,7 @@ def test_a_damaged_checkpoint_is_passed_over_aloud():
     data[-1] ^= 1
     weights.write_bytes(data)
     events = go({}, text, "m", resume=True)
-    assert any("damaged and was passed over" in notice.text for notice in of_kind(events, Notice))
+    assert any("damaged and was skipped" in notice.text for notice in of_kind(events, Notice))
     assert of_kind(events, Step)[0].step == 5
     assert remains("m") == remains("whole")
 
@@ -274,7 +273,7 @@ def test_the_same_command_resumes():
     go(tree, text, "m", resume=True)
     record = json.loads(Path("m/record.json").read_bytes())
     assert (record["preset"], record["finished"], record["steps"]) == ("tiny", True, STEPS)
-    with pytest.raises(ConfigError, match="begun with the preset tiny"):
+    with pytest.raises(ConfigError, match="uses the preset tiny"):
         list(train({}, [text], Path("m"), preset="small", resume=True))
 
 

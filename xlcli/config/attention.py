@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, field_serializer, field_validator, model_validator
 
-from xlcli.config.base import BaseConfig, Count
+from xlcli.config.base import BaseConfig, Count, InvalidSettingError
 
 MAX_BUCKETS = 2**16
 """Largest number of hash buckets."""
@@ -179,12 +179,15 @@ class LSHAttentionConfig(AttentionConfig):
     def _even(cls, n_buckets: int | tuple[int, ...]) -> int | tuple[int, ...]:
         factors = (n_buckets,) if isinstance(n_buckets, int) else n_buckets
         if n_buckets != 1 and (not factors or any(n < 2 or n % 2 for n in factors)):
-            raise ValueError(
-                f"buckets are pairs of opposite directions, but model.attention.n_buckets is {n_buckets}; "
-                "make it even, a list of even numbers, or 1"
+            raise InvalidSettingError(
+                "model.attention.n_buckets",
+                f"is {n_buckets}, but buckets are pairs of opposite directions",
+                "Make it even, a list of even numbers, or 1.",
             )
         if math.prod(factors) > MAX_BUCKETS:
-            raise ValueError(f"model.attention.n_buckets {n_buckets} is more than {MAX_BUCKETS}; use fewer")
+            raise InvalidSettingError(
+                "model.attention.n_buckets", f"{n_buckets} is more than {MAX_BUCKETS}", "Use fewer buckets."
+            )
         return n_buckets
 
 
@@ -243,12 +246,13 @@ class MixedAttentionConfig(AttentionConfig):
     @model_validator(mode="after")
     def _alike(self) -> MixedAttentionConfig:
         if any(getattr(layer, name) != getattr(self, name) for layer in self.layers for name in HEADS):
-            raise ValueError(
-                "model.attention.layers and model.attention have different heads; "
-                "set n_heads and head_dim in model.attention only"
+            raise InvalidSettingError(
+                "model.attention.layers",
+                "and model.attention have different heads",
+                "Set n_heads and head_dim in model.attention only.",
             )
         if len({layer.scaled for layer in self.layers if isinstance(layer, SoftmaxAttentionConfig)}) > 1:
-            raise ValueError("model.attention.layers differ in scaled; use one value in all layers")
+            raise InvalidSettingError("model.attention.layers", "differ in scaled", "Use one value in all layers.")
         return self
 
     @field_serializer("layers")

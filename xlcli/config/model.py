@@ -13,7 +13,7 @@ from xlcli.config.attention import (
     AttentionConfig,
     FullAttentionConfig,
 )
-from xlcli.config.base import BaseConfig, Count, Positive, Rate
+from xlcli.config.base import BaseConfig, Count, InvalidSettingError, Positive, Rate
 from xlcli.config.position import (
     POSITIONS,
     AnyPositionConfig,
@@ -103,15 +103,18 @@ class EmbeddingConfig(BaseConfig):
     @model_validator(mode="after")
     def _one_way(self) -> EmbeddingConfig:
         if self.cutoffs and self.inner_dim is not None:
-            raise ValueError(
-                "model.embedding.cutoffs and model.embedding.inner_dim exclude each other; leave one of them out"
+            raise InvalidSettingError(
+                "model.embedding.cutoffs", "and model.embedding.inner_dim exclude each other", "Leave one of them out."
             )
         if list(self.cutoffs) != sorted(set(self.cutoffs)):
-            raise ValueError(f"model.embedding.cutoffs {list(self.cutoffs)} do not increase; give them in order")
+            raise InvalidSettingError(
+                "model.embedding.cutoffs", f"{list(self.cutoffs)} do not increase", "Give them in order."
+            )
         if self.div_val > 1 and not self.cutoffs:
-            raise ValueError(
-                "model.embedding.div_val makes later clusters of the vocabulary narrower, but there are none; "
-                "set model.embedding.cutoffs as well"
+            raise InvalidSettingError(
+                "model.embedding.div_val",
+                f"{self.div_val} makes later clusters of the vocabulary narrower, but there are none",
+                "Set model.embedding.cutoffs as well.",
             )
         return self
 
@@ -221,11 +224,11 @@ class ModelConfig(BaseConfig):
         try:
             if n_steps is not None:
                 if not isinstance(stack, UniversalStackConfig):
-                    raise ConfigError("n_steps needs a universal stack; this model applies its blocks once.", _OMIT)
+                    raise _not_applicable("n_steps", "needs a universal stack, but this model applies its blocks once")
                 stack = UniversalStackConfig(**(dict(stack) | {"n_steps": n_steps}))
             if n_hashes is not None:
                 if not any("n_hashes" in layer.inference_settings for layer in self.attentions):
-                    raise ConfigError("n_hashes needs LSH attention; this model has none.", _OMIT)
+                    raise _not_applicable("n_hashes", "needs LSH attention, but this model has none")
                 attention = attention.with_settings({"n_hashes": n_hashes})
         except ValidationError as error:
             [first, *_] = error.errors()
@@ -264,28 +267,32 @@ class ModelConfig(BaseConfig):
     @model_validator(mode="after")
     def _legal(self) -> ModelConfig:
         if self.attention.head_dim is None and self.dim % self.attention.n_heads:
-            raise ValueError(
-                f"model.dim {self.dim} is not divisible by model.attention.n_heads {self.attention.n_heads}; "
-                "change one of them or set model.attention.head_dim"
+            raise InvalidSettingError(
+                "model.dim",
+                f"{self.dim} is not divisible by model.attention.n_heads {self.attention.n_heads}",
+                "Change one of them or set model.attention.head_dim.",
             )
         self._check_position()
         narrowest = self.dim // self.embedding.div_val ** len(self.cutoffs)
         if narrowest < 1:
-            raise ValueError(
-                f"model.embedding.div_val {self.embedding.div_val} leaves nothing of model.dim {self.dim} for the last "
-                f"of {len(self.cutoffs) + 1} clusters; make it smaller, model.dim larger or the cutoffs fewer"
+            raise InvalidSettingError(
+                "model.embedding.div_val",
+                f"{self.embedding.div_val} leaves nothing of model.dim {self.dim} for the last of "
+                f"{len(self.cutoffs) + 1} clusters",
+                "Lower it, raise model.dim, or use fewer cutoffs.",
             )
         if isinstance(self.stack, ReversibleStackConfig) and self.norm.placement == "post":
-            raise ValueError(
-                "stack 'reversible' finds what its streams were by subtraction, which norm 'post' does not allow; "
-                "set model.norm.placement to pre, sandwich or rezero, or model.stack.kind to standard or universal"
+            raise InvalidSettingError(
+                "model.norm.placement",
+                "'post' does not allow stack 'reversible' to reconstruct its inputs by subtraction",
+                "Set model.norm.placement to pre, sandwich or rezero, or model.stack.kind to standard or universal.",
             )
         if self.dropout.attention and not all(layer.supports_dropout for layer in self.attentions):
             without = [kind for kind, table in ATTENTIONS.items() if not table.supports_dropout]
-            raise ValueError(
-                f"attention '{_any(without)}' has no weights to drop, "
-                f"but model.dropout.attention is {self.dropout.attention}; "
-                "set model.dropout.residual and model.dropout.feedforward instead, or another model.attention.kind"
+            raise InvalidSettingError(
+                "model.dropout.attention",
+                f"is {self.dropout.attention}, but attention '{_any(without)}' has no weights to drop",
+                "Set model.dropout.residual and model.dropout.feedforward instead, or another model.attention.kind.",
             )
         return self
 
@@ -296,28 +303,39 @@ class ModelConfig(BaseConfig):
         if missing:
             positions = [kind for kind, table in POSITIONS.items() if table().needs <= attention.offers]
             attentions = [kind for kind, table in ATTENTIONS.items() if position.needs <= table().offers]
-            raise ValueError(
-                f"position '{position.kind}' needs {' and '.join(HOOKS[hook] for hook in sorted(missing))}, which "
-                f"attention '{attention.kind}' does not have; "
-                f"set model.position.kind to {_any(positions)}, or model.attention.kind to {_any(attentions)}"
+            raise InvalidSettingError(
+                "model.position.kind",
+                f"'{position.kind}' needs {' and '.join(HOOKS[hook] for hook in sorted(missing))}, which "
+                f"attention '{attention.kind}' does not have",
+                f"Set model.position.kind to {_any(positions)}, or model.attention.kind to {_any(attentions)}.",
             )
         if isinstance(position, RopePositionConfig):
             in_layers = position.placement == "layers"
             key, width = ("model.attention.head_dim", self.head_dim) if in_layers else ("model.dim", self.dim)
             if width % 2:
-                raise ValueError(f"position 'rope' turns pairs of features, but {key} {width} is odd; make it even")
+                raise InvalidSettingError(
+                    key, f"{width} is odd, but position 'rope' rotates pairs of features", "Make it even."
+                )
         if isinstance(position, SinusoidalPositionConfig) and self.dim % 2:
-            raise ValueError(f"position 'sinusoidal' is made of pairs, but model.dim {self.dim} is odd; make it even")
+            raise InvalidSettingError(
+                "model.dim", f"{self.dim} is odd, but position 'sinusoidal' consists of pairs", "Make it even."
+            )
         if isinstance(self.stack, UniversalStackConfig) and self.stack.time_signal and self.dim % 2:
-            raise ValueError(
-                f"the time signal is made of pairs, but model.dim {self.dim} is odd; make it even or set "
-                "model.stack.time_signal to false"
+            raise InvalidSettingError(
+                "model.dim",
+                f"{self.dim} is odd, but the time signal consists of pairs",
+                "Make it even or set model.stack.time_signal to false.",
             )
         if isinstance(position, AxialPositionConfig) and (sum(self.axial_dims) != self.dim or not all(self.axial_dims)):
-            raise ValueError(
-                f"the widths {list(self.axial_dims)} of model.position.dims do not add up to model.dim {self.dim}; "
-                "change them, or leave them out for equal parts"
+            raise InvalidSettingError(
+                "model.position.dims",
+                f"{list(self.axial_dims)} do not add up to model.dim {self.dim}",
+                "Change them, or leave them out for equal parts.",
             )
+
+
+def _not_applicable(key: str, reason: str) -> ConfigError:
+    return ConfigError(f"{key} {reason}.", _OMIT, key=key, reason=reason)
 
 
 def _any(kinds: list[str]) -> str:

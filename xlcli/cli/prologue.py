@@ -1,0 +1,152 @@
+"""Steps that commands share before their work: configuration, screen, model, dry run, loading."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from xlcli.cli.settings import option_names, print_config, resolve
+from xlcli.config import Config, EvalConfig, InferenceConfig, ModelConfig, RuntimeConfig
+from xlcli.errors import ConfigError, StateError
+
+if TYPE_CHECKING:
+    from xlcli.cli.render import Screen
+    from xlcli.inference import Carry, Save
+    from xlcli.runtime import Runtime
+    from xlcli.state import State
+    from xlcli.store.folder import LoadedModel
+
+_PROGRAM_BYTES = 300 * 2**20
+"""Memory of the interpreter with torch loaded and nothing computed."""
+
+
+def begin(context: typer.Context, sections: Sequence[str]) -> tuple[Config, Screen]:
+    """The configuration of eval, generate or stream, and the screen. `--print-config` ends here."""
+    config = resolve(context, sections)
+    screen = open_screen(context)
+    if context.params["print_config"]:
+        screen.print(print_config(config, sections, as_json=screen.json))
+        raise typer.Exit
+    return config, screen
+
+
+def open_screen(context: typer.Context) -> Screen:
+    """The screen that the output options of a command describe."""
+    from xlcli.cli.render import Screen
+
+    names = ("json", "quiet", "verbose", "no_progress", "color")
+    return Screen(**{name: context.params[name] for name in names})
+
+
+def find_model(context: typer.Context, settings: InferenceConfig) -> Path:
+    """Folder of the model that `--model` names.
+
+    Raises:
+        ConfigError: A setting does not apply to this model.
+    """
+    from xlcli.store.discover import find
+    from xlcli.store.layout import read_config
+
+    folder = find(context.params["model"])
+    section = str(context.info_name)
+    with option_names(context, (section,)):
+        try:
+            model = read_config(folder).model.for_inference(settings.n_steps, settings.n_hashes)
+            if isinstance(settings, EvalConfig) and settings.recall and not model.supports_recall:
+                hashed = any(layer.supports_recall for layer in model.attentions)
+                reason = "cannot be measured with adaptive computation time" if hashed else "needs LSH attention"
+                raise ConfigError(f"recall {reason}.", "Leave it out.", key="recall", reason=reason)
+        except ConfigError as error:
+            key, reason = f"{section}.{error.key}", f"does not apply to model {folder.name}; it {error.reason}"
+            raise ConfigError(f"{key} {reason}.", error.remedy, key=key, reason=reason) from None
+    return folder
+
+
+def explain_memory(model: ModelConfig, mem_lens: Iterable[int | None], screen: Screen) -> None:
+    """Warns about a memory length that makes no difference to this model."""
+    if warning := model.mem_len_warning(max((length for length in mem_lens if length is not None), default=0)):
+        screen.say(warning, "warning")
+
+
+def print_plan(folder: Path, settings: InferenceConfig, screen: Screen, *, batch_size: int, what: str) -> None:
+    """Prints the plan of a command that uses a model: model size and memory needed. Nothing is loaded."""
+    from xlcli.cli import report
+    from xlcli.store.discover import summarize
+    from xlcli.store.layout import read_config
+
+    config = read_config(folder)
+    model = config.model.for_inference(settings.n_steps, settings.n_hashes)
+    mem_len = config.train.mem_len if settings.mem_len is None else settings.mem_len
+    segment_len = config.train.segment_len
+    parameters = summarize(folder).parameters or 0
+    weights = 4 * parameters
+    state = 4 * batch_size * model.memory_floats(mem_len or segment_len)
+    plan: dict[str, Any] = {
+        "model": str(folder),
+        "does": what,
+        "parameters": parameters,
+        "mem_len": mem_len,
+        "batch_size": batch_size,
+        "weights_bytes": weights,
+        "state_bytes": state,
+        "memory_bytes": _PROGRAM_BYTES + weights + 2 * state,
+    }
+    if screen.json:
+        screen.object(plan)
+        return
+    texts = f"{batch_size} texts at a time" if batch_size > 1 else "one text at a time"
+    rows = [
+        ("model", f"{folder} ({report.amount(parameters)} parameters, {report.size(weights)})"),
+        ("does", what),
+        ("memory", f"{model.describe_memory(mem_len, segment_len)}, {texts}: {report.size(state)}"),
+        ("needs", f"about {report.size(plan['memory_bytes'])} of main memory"),
+    ]
+    screen.print("".join(f"{name:8} {text}\n" for name, text in rows))
+
+
+def load_model(
+    folder: Path, settings: InferenceConfig, config: RuntimeConfig, screen: Screen
+) -> tuple[LoadedModel, Runtime]:
+    """Chooses device and number type and loads the model there. Imports torch."""
+    from xlcli.cli import report
+    from xlcli.runtime import make_runtime
+    from xlcli.store.folder import load
+
+    runtime = make_runtime(config)
+    model = load(folder, device=runtime.device, n_steps=settings.n_steps, n_hashes=settings.n_hashes)
+    screen.clear()
+    for warning in model.warnings:
+        screen.say(warning, "warning")
+    score = model.record.get("bits_per_byte")
+    about = f", {score:.3f} bits per byte when trained" if isinstance(score, float) else ""
+    screen.say(f"model {model.name}: {folder}{about}", "detail")
+    screen.say(f"{runtime.device} {runtime.dtype_name}, {report.counted(runtime.threads, 'thread')}", "detail")
+    return model, runtime
+
+
+def check_state_files(state_in: str | None, state_out: str | None) -> None:
+    """Refuses state files that cannot be read or written, before a model is loaded."""
+    if state_in is not None and not Path(state_in).is_file():
+        raise StateError(f"there is no saved state {state_in}.", "Make one with --state-out FILE, or drop --state-in.")
+    if state_out is not None and not Path(state_out).absolute().parent.is_dir():
+        raise ConfigError(f"the folder of --state-out {state_out} does not exist.", "Choose one that does.")
+
+
+def open_state_files(
+    state_in: str | None, state_out: str | None, model: LoadedModel, runtime: Runtime
+) -> tuple[tuple[State, Carry] | None, Save | None]:
+    """The state in `--state-in`, and a function that writes `--state-out`."""
+    from xlcli.store.state_files import load_state, save_state
+
+    resume = load_state(Path(state_in), model=model, device=str(runtime.device)) if state_in is not None else None
+    if state_out is None:
+        return resume, None
+    path = Path(state_out)
+
+    def save(state: State, carry: Carry) -> None:
+        save_state(path, state, carry, model=model)
+
+    return resume, save

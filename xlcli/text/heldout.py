@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from hashlib import sha256
 
 from xlcli.text.corpus import Corpus, open_corpus
 from xlcli.text.pretokenize import stable_prefix_len, whole_characters
@@ -30,9 +29,9 @@ class Part:
         return self.stop - self.start
 
     @property
-    def key(self) -> str:
-        """What identifies its content: a hash over the corpus and the range."""
-        return sha256(f"{self.corpus.sha256}:{self.start}:{self.stop}".encode()).hexdigest()
+    def sha256(self) -> str:
+        """Hash of its bytes."""
+        return self.corpus.range_sha256(self.start, self.stop)
 
     def read(self) -> Iterator[bytes]:
         """Its bytes in order, in portions."""

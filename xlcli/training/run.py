@@ -48,7 +48,7 @@ class TrainingRun:
     runtime: Runtime
     model: LanguageModel
     optimizers: Optimizers
-    lanes: TrainLoader
+    loader: TrainLoader
     states: list[State]
     bytes_per_token: float
     step: int = 0
@@ -120,15 +120,15 @@ class TrainingRun:
 
     def _next_groups(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Inputs and targets (b t) of the next step, in the parts that are computed one after the other."""
-        tokens, targets = (torch.from_numpy(array).to(self.runtime.device) for array in self.lanes.next())
+        tokens, targets = (torch.from_numpy(array).to(self.runtime.device) for array in self.loader.next())
         parts = self.config.train.grad_accum
         return list(zip(tokens.tensor_split(parts), targets.tensor_split(parts), strict=True))
 
     def _next_nats(self) -> float:
         """Mean nats a token that the next step would find without dropout; the run stays where it is."""
-        position = self.lanes.position
+        position = self.loader.position
         groups = self._next_groups()
-        self.lanes.position = position
+        self.loader.position = position
         self.model.eval()
         with torch.inference_mode(), self.runtime.autocast():
             # Forks, because reading under inference mode may write into the memory it is given.
@@ -147,7 +147,7 @@ class TrainingRun:
         """
         train = self.config.train
         ids = held_out.ids[:VALIDATION_TOKENS]
-        scan = EvalLoader(ids, batch_size=8, segment_len=train.segment_len, warm=0, start_id=self.lanes.start_id)
+        scan = EvalLoader(ids, batch_size=8, segment_len=train.segment_len, warm=0, start_id=self.loader.start_id)
         total = 0.0
         self.model.eval()
         with torch.inference_mode(), self.runtime.autocast():
@@ -197,14 +197,14 @@ def make_training_run(config: Config, runtime: Runtime, train_ids: TokenFile, st
     optimizers = Optimizers(model, train, lr=train.lr, native_bfloat16=native)
     if config.runtime.compile:
         compile_stack(model.stack)
-    lanes = TrainLoader(train_ids.ids, batch_size=train.batch_size, segment_len=train.segment_len, start_id=start_id)
+    loader = TrainLoader(train_ids.ids, batch_size=train.batch_size, segment_len=train.segment_len, start_id=start_id)
     return TrainingRun(
         config=config,
         runtime=runtime,
         model=model,
         optimizers=optimizers,
-        lanes=lanes,
-        states=init_states(model, config, lanes.starts.tolist()),
+        loader=loader,
+        states=init_states(model, config, loader.starts.tolist()),
         bytes_per_token=train_ids.n_bytes / len(train_ids),
     )
 

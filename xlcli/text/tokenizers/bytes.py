@@ -19,6 +19,7 @@ class BytesTokenizer(Tokenizer):
     vocab_size = 256
     start_id = 10
     fingerprint = sha256(b"bytes").hexdigest()
+    id_sizes = np.ones(256, np.int32)
 
     def encode(self, data: bytes) -> NDArray[np.int32]:
         """Ids of `data`, one a byte."""

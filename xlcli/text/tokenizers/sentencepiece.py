@@ -97,7 +97,7 @@ class SentencePieceTokenizer(Tokenizer):
                 f"{name} has no byte pieces, so it cannot spell every text.", "Train it with byte fallback."
             )
         self._byte_ids = [byte_ids[value] for value in range(256)]
-        self._sizes = np.array([len(text) for text in self._text], np.int32)
+        self.id_sizes = np.array([len(text) for text in self._text], np.int32)
         self._remembered = _Words(self)
         self.start_id = int(self.encode(b"\n")[0])
 
@@ -107,7 +107,7 @@ class SentencePieceTokenizer(Tokenizer):
 
     def sizes(self, ids: NDArray[np.int32] | Sequence[int], data: bytes) -> NDArray[np.int32]:
         """Bytes of text each of `ids`, the tokens of `data`, stands for; their sum is `len(data)`."""
-        return self._sizes[np.asarray(ids, np.intp)]
+        return self.id_sizes[np.asarray(ids, np.intp)]
 
     def decode(self, ids: NDArray[np.int32] | Sequence[int]) -> bytes:
         """The bytes that `ids` stand for; of each token alone, whatever its neighbors."""

@@ -38,6 +38,7 @@ class WordsTokenizer(Tokenizer):
 
     kind = "words"
     start_id = 1
+    id_sizes = None
 
     def __init__(self, vocabulary: Sequence[bytes]) -> None:
         self._vocabulary = list(vocabulary)

@@ -51,8 +51,8 @@ STATE_LIMIT = 2**28
 WINDOW_SHARE = 4
 """Tokens of text per token of the windows for the loss by context length."""
 WINDOW_LIMIT = 2**20
-"""Maximum number of tokens in these windows. Half of them are in windows of `SHORT_WINDOW` tokens, because a long window
-has few tokens with a short context."""
+"""Maximum number of tokens in these windows. Half are in windows of `SHORT_WINDOW` tokens, since a long window has few
+tokens with a short context."""
 SHORT_WINDOW = 64
 RECALL_TOKENS = 2**17
 """Maximum number of tokens on which recall is measured; their keys are kept."""

@@ -72,7 +72,7 @@ def column(length: int, files: ExitStack) -> NDArray[Any]:
         ResourceError: The cache folder is full.
     """
     try:
-        file = files.enter_context(tempfile.TemporaryFile(dir=cache_folder()))
+        file = files.enter_context(tempfile.TemporaryFile(dir=cache_folder()))  # noqa: SIM115
         if hasattr(os, "posix_fallocate"):
             # Writing to a hole in a mapped file on a full disk would kill the process by SIGBUS.
             os.posix_fallocate(file.fileno(), 0, 4 * length)

@@ -161,7 +161,7 @@ class Corpus:
         if self.facts.bad_byte is not None:
             name, offset = self.facts.bad_byte
             raise DataError(
-                f"{name} is not UTF-8: invalid byte at offset {offset}.",
+                f"{name} is not UTF-8: the byte at offset {offset} is invalid.",
                 "Add --tokenizer bytes, which accepts any data, or convert the file with iconv.",
             )
 

@@ -60,9 +60,9 @@ class TokenFile:
     def sizes(self, index: Any) -> NDArray[Any]:
         """Bytes of text of the tokens at `index`, any index of a one-dimensional array."""
         if self.text_sizes is not None:
-            return self.text_sizes[index]
+            return np.asarray(self.text_sizes[index])
         assert self.id_sizes is not None
-        return self.id_sizes[self.ids[index]]
+        return np.asarray(self.id_sizes[self.ids[index]])
 
 
 def token_file(part: Part, tokenizer: Tokenizer, *, folder: Path | None = None) -> Generator[Progress, None, TokenFile]:

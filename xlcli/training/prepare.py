@@ -40,7 +40,11 @@ class Prepared:
     @property
     def identity(self) -> dict[str, str]:
         """Hashes of texts and tokenizer, which must be equal when the run is resumed."""
-        return {"sha256": self.parts.train.sha256, "valid": self.parts.valid.sha256, "tokenizer": self.tokenizer.fingerprint}
+        return {
+            "sha256": self.parts.train.sha256,
+            "valid": self.parts.valid.sha256,
+            "tokenizer": self.tokenizer.fingerprint,
+        }
 
 
 def prepare_new(

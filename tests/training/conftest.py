@@ -8,10 +8,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from xlcli.training import ending
+from xlcli.training import final
 
 
 @pytest.fixture(autouse=True)
 def _small_endings(monkeypatch):
-    monkeypatch.setattr(ending, "SAMPLE_TOKENS", 3)
+    monkeypatch.setattr(final, "SAMPLE_TOKENS", 3)
     torch.set_num_threads(1)

@@ -13,7 +13,6 @@ from xlcli.cli.options import Values
 from xlcli.cli.render import Screen
 from xlcli.config import (
     AttentionConfig,
-    Config,
     EvalConfig,
     InferenceConfig,
     LinearAttentionConfig,
@@ -28,10 +27,11 @@ from xlcli.store.discover import find, summarize
 from xlcli.store.layout import read_config
 
 if TYPE_CHECKING:
-    from xlcli.inference import Carry, Save
+    from xlcli.inference import SaveState
     from xlcli.runtime import Runtime
-    from xlcli.state import State
     from xlcli.store.folder import LoadedModel
+    from xlcli.store.layout import SavedConfig
+    from xlcli.store.state_files import SessionState
 
 _PROGRAM_BYTES = 300 * 2**20
 """Memory of the interpreter with torch loaded and nothing computed."""
@@ -106,7 +106,7 @@ def dry_run(folder: Path, options: InferenceConfig, *, batch_size: int, what: st
     return "".join(f"{name:8} {text}\n" for name, text in rows)
 
 
-def _remembered(config: Config, length: int, options: InferenceConfig) -> str:
+def _remembered(config: SavedConfig, length: int, options: InferenceConfig) -> str:
     """What each layer remembers, and how many do."""
     model = config.model
     steps = (
@@ -167,7 +167,7 @@ def check_state_files(state_in: str | None, state_out: str | None) -> None:
 
 def state_files(
     state_in: str | None, state_out: str | None, model: LoadedModel, runtime: Runtime
-) -> tuple[tuple[State, Carry] | None, Save | None]:
+) -> tuple[SessionState | None, SaveState | None]:
     """What `--state-in` holds, and a function that writes `--state-out`."""
     from xlcli.store.state_files import load_state, save_state
 
@@ -176,7 +176,7 @@ def state_files(
         return resume, None
     path = Path(state_out)
 
-    def save(state: State, carry: Carry) -> None:
-        save_state(path, state, carry, model=model)
+    def save(session: SessionState) -> None:
+        save_state(path, session, model=model)
 
     return resume, save

@@ -13,12 +13,12 @@ from xlcli.sampling import SampleRNG, sample_tokens
 from xlcli.streaming import stream
 
 
-def run(model, prompt=b"The ", *, seed=1, resume=None, save=None, stop=lambda: False, **options):
+def run(model, prompt=b"The ", *, seed=1, resume=None, save=None, interrupted=lambda: False, **options):
     """Texts by sample, and results."""
     options.setdefault("max_new_tokens", 30)
     texts, results = {}, []
     for event in generate(
-        model, prompt, GenerateConfig(**options), RUNTIME, seed=seed, resume=resume, save=save, stop=stop
+        model, prompt, GenerateConfig(**options), RUNTIME, seed=seed, resume=resume, save=save, stop=interrupted
     ):
         if isinstance(event, GeneratedText):
             assert event.sample == len(results)
@@ -175,7 +175,7 @@ def test_an_interrupted_prompt_is_read_to_its_end_later():
     model, saved, asked = toy("sentencepiece"), [], itertools.count()
     prompt = PROSE.encode() * 30
     whole, _ = run(model, prompt, seed=3, temperature=0.0)
-    first, _ = run(model, prompt, stop=lambda: next(asked) > 1, save=saved.append)
+    first, _ = run(model, prompt, interrupted=lambda: next(asked) > 1, save=saved.append)
     assert first == {}
     assert saved[0].model_state.seen == 1024
     assert run(model, b"", seed=3, temperature=0.0, resume=saved[0])[0] == whole
@@ -201,10 +201,10 @@ def test_no_tokens_and_no_prompt():
 
 def test_interrupted():
     asked = itertools.count()
-    _, [result] = run(toy(), max_new_tokens=1000, stop=lambda: next(asked) > 10)
+    _, [result] = run(toy(), max_new_tokens=1000, interrupted=lambda: next(asked) > 10)
     assert result.stop_reason == "interrupted"
     assert 0 < result.tokens < 20
-    _, [result] = run(toy(), PROSE.encode() * 20, stop=lambda: True)
+    _, [result] = run(toy(), PROSE.encode() * 20, interrupted=lambda: True)
     assert (result.stop_reason, result.tokens) == ("interrupted", 0)
 
 

@@ -81,9 +81,9 @@ def test_lanes_of_independent_segments_know_their_place_whatever_the_model(varia
 @pytest.mark.parametrize("variant", ["universal", "adaptive"])
 @pytest.mark.parametrize("n_steps", [1, 2, 5])
 def test_depth_is_chosen_when_scoring(variant, n_steps, tmp_path):
-    model, text = toy(variant=variant), PROSE.encode()[:60]
+    model, text = toy(variant=variant, n_steps=n_steps), PROSE.encode()[:60]
     (tmp_path / "short.txt").write_bytes(text)
-    slow = slow_bits(model, text, n_steps=n_steps)
+    slow = slow_bits(model, text)
     (score,) = scores(model, tmp_path / "short.txt", n_steps=n_steps, batch_size=2, segment_len=8)
     assert score.nats == pytest.approx(sum(slow) * math.log(2), abs=1e-6)
     assert (score.mean_steps is None) == (variant == "universal")

@@ -34,11 +34,12 @@ def _cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XLCLI_CACHE", str(tmp_path / "cache"))
 
 
-def variant(name):
+def variant(name, n_steps=None):
     plain = toy()
     base = {"vocab_size": plain.config.model.vocab_size, "dim": 16, "n_layers": 1}
     tree = config.merge(base | {"attention": {"kind": "full", "n_heads": 2}}, SHAPES[name])
     settings = config.make({"model": tree, "train": {"mem_len": 7, "segment_len": 8}})
+    settings = settings.model_copy(update={"model": settings.model.for_inference(n_steps)})
     network = build_model(settings.model, torch.Generator().manual_seed(0))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -68,8 +69,7 @@ def test_segments_and_batches_change_the_speed_only(name, tmp_path):
 def test_mean_steps_lie_between_one_and_the_most_allowed(tmp_path):
     path = tmp_path / "prose.txt"
     path.write_bytes(PROSE.encode())
-    model = variant("act")
-    three, one, six = (score(model, path, n_steps=n) for n in (None, 1, 6))
+    three, one, six = (score(variant("act", n), path, n_steps=n) for n in (None, 1, 6))
     assert one.mean_steps == 1.0
     assert 1.0 < three.mean_steps <= 3.0
     assert three.mean_steps <= six.mean_steps <= 6.0

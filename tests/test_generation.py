@@ -28,16 +28,14 @@ def run(model, prompt=b"The ", *, seed=1, resume=None, save=None, interrupted=la
     return texts, results
 
 
-def slow_sample(model, prompt, options, seed, n, mem_len=9, n_steps=None):
+def slow_sample(model, prompt, options, seed, n, mem_len=9):
     """One token at a time, everything before it read afresh for each."""
     ids = [model.tokenizer.start_id, *model.tokenizer.encode(prompt).tolist()]
     rng = SampleRNG.seeded(seed, ids[1:])
     start = len(ids)
     with torch.inference_mode():
         for _ in range(n):
-            state = model.network.init_state(
-                1, mem_len=mem_len, segment_len=model.config.train.segment_len, n_steps=n_steps
-            )
+            state = model.network.init_state(1, mem_len=mem_len, segment_len=model.config.train.segment_len)
             ids += sample_tokens(model.network.logits(torch.tensor([ids]), state)[0], [rng], options)
     return ids[start:]
 
@@ -69,10 +67,10 @@ def test_every_model_writes_as_the_slow_way_several_texts_at_a_time(variant, mem
 
 @pytest.mark.parametrize("variant", ["universal", "adaptive"])
 def test_depth_is_chosen_when_writing(variant):
-    model = toy(variant=variant)
+    model = toy(variant=variant, n_steps=5)
     options = GenerateConfig(temperature=1.0, max_new_tokens=15, n_steps=5)
     _, [result] = run(model, b"The fox", seed=5, **options.model_dump())
-    ids = slow_sample(model, b"The fox", options, 5, 15, n_steps=5)
+    ids = slow_sample(model, b"The fox", options, 5, 15)
     assert result.text == model.tokenizer.decode(ids).decode("utf-8", "replace")
 
 
@@ -99,7 +97,7 @@ class Scripted:
     """Stands for a network: after a prompt of one byte it gives the bytes of a text, whatever was read."""
 
     def __init__(self, network, text):
-        self.inner, self.text, self.start = network, text, network.start
+        self.inner, self.text, self.init_state = network, text, network.init_state
 
     def logits(self, tokens, state):
         _, state = self.inner.logits(tokens, state)
@@ -222,12 +220,12 @@ def test_misuse():
 
 def test_hash_rounds_are_those_of_the_state():
     model, saved = toy(variant="lsh"), []
-    whole, _ = run(model, b"The fox", temperature=0.0, n_hashes=3)
-    run(model, b"The fox", max_new_tokens=0, n_hashes=3, save=lambda session: saved.append(session.fork()))
-    for n_hashes in (None, 3):
+    whole, _ = run(model, b"The fox", temperature=0.0, n_hashes=2)
+    run(model, b"The fox", max_new_tokens=0, save=lambda session: saved.append(session.fork()))
+    for n_hashes in (None, 2):
         assert run(model, b"", temperature=0.0, n_hashes=n_hashes, resume=saved[0].fork())[0] == whole
-    with pytest.raises(StateError, match="3 hash rounds, but --n-hashes is 2"):
-        run(model, n_hashes=2, resume=saved[0])
+    with pytest.raises(ConfigError, match="fixed when a model is loaded"):
+        run(model, n_hashes=3, resume=saved[0])
 
 
 def test_a_state_is_sampled_anew_with_another_seed():

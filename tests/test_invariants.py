@@ -181,6 +181,29 @@ def test_continue(name, tmp_path):
             assert torch.equal(on, again)
 
 
+WIDTHS = (5, 41, 42, 63)
+"""Head widths whose rows, packed in memory, begin at addresses that are not multiples of a vector register."""
+SOFTMAX = [name for name in IN_TURN if name.startswith(("full-none", "full-alibi", "full-shaw", "full-xl", "local-xl"))]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", SOFTMAX)
+def test_continue_with_any_head_width(name, width, tmp_path):
+    """A fork, a selection and a saved copy of key/value memory continue as the original does, to the bit."""
+    model = make(name, dtype=torch.float32, head_dim=width)
+    text = tokens(3, 90)
+    with torch.inference_mode():
+        for batch, cuts in ((1, [1]), (3, [1, 5, 13])):
+            state = model.init_state(batch, mem_len=23, segment_len=13, offsets=PLACES[:batch])
+            _, state = read(model, text[:batch, :51], [1, 9], state=state)
+            write_tensors(tmp_path / "s.safetensors", state.tensors(), state.describe())
+            loaded = State.restore(*read_tensors(tmp_path / "s.safetensors", expected=None))
+            copies = [state.fork(), state.select(range(batch)), loaded]
+            expected, _ = read(model, text[:batch, 50:], cuts, state=state)
+            for copy in copies:
+                assert torch.equal(read(model, text[:batch, 50:], cuts, state=copy)[0], expected)
+
+
 @every
 def test_rows(name):
     """A row of a batch equals the row alone, wherever it began; rows may be picked, repeated and forked."""

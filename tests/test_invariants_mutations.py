@@ -1,11 +1,11 @@
-"""The laws are worth something: what is broken on purpose is caught by the law that names it."""
+"""The invariants are worth something: what is broken on purpose is caught by the law that names it."""
 
 import copy
 import inspect
 from pathlib import Path
 
 import pytest
-import test_laws as laws
+import test_invariants as invariants
 import torch
 from variants import COMBINATIONS, IN_TURN
 
@@ -189,8 +189,8 @@ def memory_with_gradient(monkeypatch):
 
 
 def memory_too_short(monkeypatch):
-    right = Span.keep
-    monkeypatch.setattr(Span, "keep", lambda self, seen: min(right(self, seen), max(self.mem_len - 1, 0)))
+    right = Span.n_kept
+    monkeypatch.setattr(Span, "n_kept", lambda self, seen: min(right(self, seen), max(self.mem_len - 1, 0)))
 
 
 def a_fork_shares(monkeypatch):
@@ -203,46 +203,48 @@ def offsets_not_saved(monkeypatch):
 
 
 def a_parameter_forgotten(monkeypatch):
-    monkeypatch.setattr(ReZero, "delta", lambda self, y: y)
+    monkeypatch.setattr(ReZero, "post", lambda self, y: y)
 
 
 BROKEN = [
-    (distances_off_by_one, laws.test_prefix, names()[::3]),
-    (distances_too_short, laws.test_span, names(["full"])),
-    (distances_without_memory, laws.test_cutting, names(position=TABLES)),
-    (distances_of_values_without_memory, laws.test_cutting, names(position=["shaw"])),
-    (distances_all_alike, laws.test_positions_matter, names(position=BIASES)),
-    (angles_without_memory, laws.test_cutting, names(position=["xl"], clamp_len=None)),
-    (clamped_distances_not_shifted, laws.test_cutting, names(position=["xl"], clamp_len=9)),
-    (embeddings_begin_again_at_every_call, laws.test_cutting, names(position=ABSOLUTE)),
-    (embeddings_begin_where_the_text_does, laws.test_reach, names(position=ABSOLUTE)),
-    (rows_all_begin_where_the_first_does, laws.test_rows, names(position=ABSOLUTE)),
-    (segments_go_on_counting, laws.test_segments_are_independent, names(EXACT, position=ABSOLUTE)),
-    (segments_go_on_counting, laws.test_segments_are_independent, names(["linear"], position=["rope"])),
-    (offsets_not_saved, laws.test_continue, names(position=ABSOLUTE)),
-    (keys_turned_without_start, laws.test_cutting, names(EXACT, position=["rope"], where=None)),
-    (a_future_token_is_visible, laws.test_prefix, names()[::3]),
-    (a_future_token_is_summed, laws.test_prefix, names(["linear"])),
-    (band_too_wide, laws.test_span, names(["local"])),
-    (band_too_narrow, laws.test_span, names(["local"])),
-    (padding_before_memory_is_visible, laws.test_cutting, names(["local"])),
-    (sums_not_carried, laws.test_cutting, names(["linear"])),
-    (sums_not_forgotten, laws.test_span, names(["linear"])),
-    (sums_with_gradient, laws.test_training_memory_has_no_gradient, recorded(names(["linear"]))),
-    (memory_with_gradient, laws.test_training_memory_has_no_gradient, recorded(names()[::3])),
-    (memory_too_short, laws.test_cutting, names(["full"])),
-    (a_fork_shares, laws.test_a_fork_is_not_touched, names()[::3]),
-    (a_parameter_forgotten, laws.test_gradients_reach_every_parameter, names(around="rezero")),
+    (distances_off_by_one, invariants.test_prefix, names()[::3]),
+    (distances_too_short, invariants.test_span, names(["full"])),
+    (distances_without_memory, invariants.test_cutting, names(position=TABLES)),
+    (distances_of_values_without_memory, invariants.test_cutting, names(position=["shaw"])),
+    (distances_all_alike, invariants.test_positions_matter, names(position=BIASES)),
+    (angles_without_memory, invariants.test_cutting, names(position=["xl"], clamp_len=None)),
+    (clamped_distances_not_shifted, invariants.test_cutting, names(position=["xl"], clamp_len=9)),
+    (embeddings_begin_again_at_every_call, invariants.test_cutting, names(position=ABSOLUTE)),
+    (embeddings_begin_where_the_text_does, invariants.test_reach, names(position=ABSOLUTE)),
+    (rows_all_begin_where_the_first_does, invariants.test_rows, names(position=ABSOLUTE)),
+    (segments_go_on_counting, invariants.test_segments_are_independent, names(EXACT, position=ABSOLUTE)),
+    (segments_go_on_counting, invariants.test_segments_are_independent, names(["linear"], position=["rope"])),
+    (offsets_not_saved, invariants.test_continue, names(position=ABSOLUTE)),
+    (keys_turned_without_start, invariants.test_cutting, names(EXACT, position=["rope"], placement=None)),
+    (a_future_token_is_visible, invariants.test_prefix, names()[::3]),
+    (a_future_token_is_summed, invariants.test_prefix, names(["linear"])),
+    (band_too_wide, invariants.test_span, names(["local"])),
+    (band_too_narrow, invariants.test_span, names(["local"])),
+    (padding_before_memory_is_visible, invariants.test_cutting, names(["local"])),
+    (sums_not_carried, invariants.test_cutting, names(["linear"])),
+    (sums_not_forgotten, invariants.test_span, names(["linear"])),
+    (sums_with_gradient, invariants.test_training_memory_has_no_gradient, recorded(names(["linear"]))),
+    (memory_with_gradient, invariants.test_training_memory_has_no_gradient, recorded(names()[::3])),
+    (memory_too_short, invariants.test_cutting, names(["full"])),
+    (a_fork_shares, invariants.test_a_fork_is_not_touched, names()[::3]),
+    (a_parameter_forgotten, invariants.test_gradients_reach_every_parameter, names(around="rezero")),
 ]  # fmt: skip
-"""What is broken, the law it breaks, and for which combinations."""
+"""What is broken, the invariant it violates, and for which combinations."""
 
 
-@pytest.mark.parametrize(("breaking", "law", "affected"), BROKEN, ids=[breaking.__name__ for breaking, *_ in BROKEN])
-def test_broken_on_purpose(breaking, law, affected, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("breaking", "invariant", "affected"), BROKEN, ids=[breaking.__name__ for breaking, *_ in BROKEN]
+)
+def test_broken_on_purpose(breaking, invariant, affected, monkeypatch, tmp_path):
     assert affected
     breaking(monkeypatch)
-    wanted = {"tmp_path": tmp_path} if "tmp_path" in inspect.signature(law).parameters else {}
+    wanted = {"tmp_path": tmp_path} if "tmp_path" in inspect.signature(invariant).parameters else {}
     for name in affected:
         with pytest.raises(AssertionError) as caught:
-            law(name, **wanted)
-        assert Path(caught.traceback[-1].path).name == "test_laws.py", name
+            invariant(name, **wanted)
+        assert Path(caught.traceback[-1].path).name == "test_invariants.py", name

@@ -155,8 +155,8 @@ def test_half_of_what_adamw_remembers_is_refused():
         (-1.0, 99, "linear", 0.0, 1.0),
     ],
 )  # fmt: skip
-def test_the_schedule(fraction, step, decay, final, factor):
-    assert math.isclose(lr_factor(fraction, step, warmup_steps=4, lr_schedule=decay, min_lr_ratio=final), factor)
+def test_the_schedule(fraction, step, lr_schedule, final, factor):
+    assert math.isclose(lr_factor(fraction, step, warmup_steps=4, lr_schedule=lr_schedule, min_lr_ratio=final), factor)
 
 
 def test_without_warm_up_the_first_step_is_the_highest():

@@ -7,7 +7,7 @@ import pytest
 from xlcli import config, presets
 from xlcli.__main__ import main
 from xlcli.errors import ConfigError
-from xlcli.training.plan import n_parameters
+from xlcli.training.memory import n_parameters
 
 PRESETS = {preset.name: preset for preset in presets.list_presets()}
 TREES = {name: presets.read_preset(name) for name in PRESETS}

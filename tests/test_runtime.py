@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from xlcli import parallel
+from xlcli import runtime
 from xlcli.config import RuntimeConfig
 from xlcli.errors import ConfigError
 from xlcli.runtime import Runtime, make_runtime, peak_rss_bytes
@@ -19,7 +19,7 @@ def _settings_of_torch_are_put_back():
 
 def test_evaluation_is_in_float32_and_training_in_what_is_fast(monkeypatch):
     for native, dtype in ((True, torch.bfloat16), (False, torch.float32)):
-        monkeypatch.setattr(parallel, "has_bfloat16_units", lambda device, native=native: native)
+        monkeypatch.setattr(runtime, "has_bfloat16_units", lambda device, native=native: native)
         assert make_runtime(RuntimeConfig(device="cpu")).dtype == torch.float32
         assert make_runtime(RuntimeConfig(device="cpu"), training=True).dtype == dtype
         assert make_runtime(RuntimeConfig(device="cpu", dtype="bfloat16")).dtype == torch.bfloat16

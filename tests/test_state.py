@@ -252,10 +252,12 @@ def test_it_does_not_fit_when_more_or_less_is_remembered_than_it_says(model, mem
 def test_a_universal_stack_takes_any_number_of_steps(n_steps):
     """As many as there are memories; `restart` keeps that number."""
     model = _other(stack=UNIVERSAL | {"n_steps": 3})
-    state = model.init_state(2, mem_len=7, segment_len=13, span="growing", n_steps=n_steps)
+    chosen = _other(stack=UNIVERSAL | {"n_steps": n_steps})
+    state = chosen.init_state(2, mem_len=7, segment_len=13, span="growing")
     _, state = model.nll(*[variants.tokens(2, 9)] * 2, state)
     assert len(state.layers) == 2 * n_steps
     assert model.is_compatible(state)
+    assert model.inference_settings(state) == {"n_steps": n_steps}
     again = model.reset(state)
     assert (len(again.layers), again.seen, again.span, again.batch_size) == (2 * n_steps, 0, state.span, 2)
     assert not model.is_compatible(replace(state, layers=state.layers[1:]))
@@ -275,9 +277,8 @@ def test_restarted_it_has_read_nothing(model, mem_len):
 
 @pytest.mark.parametrize("name", [n for n in variants.COMBINATIONS if "-none-" in n])
 def test_the_configuration_knows_how_much_is_remembered(name):
-    model = variants.make(name, dtype=torch.float32)
-    universal = model.config.stack.kind == "universal"
-    for mem_len, n_steps in ((3, None), (20, None), (20, 5 if universal else None)):
-        state = model.init_state(2, mem_len=mem_len, segment_len=13, n_steps=n_steps)
+    for mem_len, n_steps in ((3, None), (20, None), (20, 5)):
+        model = variants.make(name, dtype=torch.float32, n_steps=n_steps)
+        state = model.init_state(2, mem_len=mem_len, segment_len=13)
         _, state = variants.read(model, variants.tokens(2, 40), [9], state=state)
-        assert state.bytes == 2 * 4 * model.config.memory_floats(mem_len, n_steps)
+        assert state.bytes == 2 * 4 * model.config.memory_floats(mem_len)

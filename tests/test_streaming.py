@@ -76,14 +76,14 @@ def test_every_model_is_streamed_as_the_slow_way_with_a_state_in_between(variant
 @pytest.mark.parametrize("variant", ["universal", "adaptive"])
 @pytest.mark.parametrize("n_steps", [1, 2, 5])
 def test_depth_chosen_for_a_stream_lasts_over_a_fresh_start_and_a_saved_state(variant, n_steps):
-    model, kept = toy(variant=variant), []
+    model, kept = toy(variant=variant, n_steps=n_steps), []
     first = run(model, [b"ab\ncd\n"], emit="tokens", n_steps=n_steps, reset_on="cd", save=kept.append)
-    second = run(model, [b"ef"], emit="tokens", resume=kept[-1])
+    second = run(toy(variant=variant), [b"ef"], emit="tokens", resume=kept[-1])
     bits = [event.bits for event in only(first + second, TokenScore)]
-    slow = slow_bits(model, b"ab\n", n_steps=n_steps) + slow_bits(model, b"cd\nef", n_steps=n_steps)
+    slow = slow_bits(model, b"ab\n") + slow_bits(model, b"cd\nef")
     assert bits == pytest.approx(slow, abs=1e-9)
     with pytest.raises(StateError, match="Leave out --n-steps"):
-        run(model, [b"ef"], n_steps=n_steps + 1, resume=kept[-1])
+        run(toy(variant=variant, n_steps=n_steps + 1), [b"ef"], n_steps=n_steps + 1, resume=kept[-1])
 
 
 @settings(max_examples=12, deadline=None)

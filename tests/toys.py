@@ -42,7 +42,16 @@ VARIANTS = {
 
 
 def toy(
-    kind="bytes", *, mem_len=9, segment_len=8, n_layers=2, dtype=torch.float64, folder=Path("toy"), seed=0, variant=None
+    kind="bytes",
+    *,
+    mem_len=9,
+    segment_len=8,
+    n_layers=2,
+    dtype=torch.float64,
+    folder=Path("toy"),
+    seed=0,
+    variant=None,
+    n_steps=None,
 ):
     """A random model over the vocabulary `kind` whose weights are large enough that mistakes show."""
     tokenizer = _tokenizer(kind)
@@ -54,6 +63,7 @@ def toy(
         "train": {"mem_len": mem_len, "segment_len": segment_len},
     }  # fmt: skip
     settings = config.make(tree, {"model": VARIANTS[variant]} if variant else {})
+    settings = settings.model_copy(update={"model": settings.model.for_inference(n_steps)})
     generator = torch.Generator().manual_seed(seed)
     network = build_model(settings.model, torch.Generator().manual_seed(seed))
     with torch.no_grad():
@@ -64,7 +74,7 @@ def toy(
     return LoadedModel(folder, "toy", settings, tokenizer, network, {}, prints)
 
 
-def slow_bits(model, text, *, mem_len=None, segment_len=None, n_steps=None):
+def slow_bits(model, text, *, mem_len=None, segment_len=None):
     """Bits of every token of `text`, one at a time, everything before it read afresh for each."""
     train = model.config.train
     mem_len = train.mem_len if mem_len is None else mem_len
@@ -74,7 +84,7 @@ def slow_bits(model, text, *, mem_len=None, segment_len=None, n_steps=None):
     out = []
     with torch.inference_mode():
         for i, target in enumerate(ids):
-            state = model.network.init_state(1, mem_len=mem_len, segment_len=segment_len, n_steps=n_steps)
+            state = model.network.init_state(1, mem_len=mem_len, segment_len=segment_len)
             logits, _ = model.network.logits(torch.tensor([before[: i + 1]]), state)
             out.append(-logits[0].log_softmax(-1)[target].item() / math.log(2))
     return out

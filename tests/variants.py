@@ -127,13 +127,15 @@ def order_matters(name):
     return COMBINATIONS[name]["position"]["kind"] != "none"
 
 
-def make(name, *, dtype=torch.float64, seed=0, dropout=0.0, n_layers=None, n_steps=None):
+def make(name, *, dtype=torch.float64, seed=0, dropout=0.0, n_layers=None, n_steps=None, head_dim=None):
     """A toy model of this combination whose weights are large enough that mistakes show."""
     tree = {"n_layers": 2} | COMBINATIONS[name]
     if n_layers is not None:
         tree["n_layers"] = n_layers
     if n_steps is not None and tree.get("stack", {}).get("kind") == "universal":
         tree["stack"] = tree["stack"] | {"n_steps": n_steps}
+    if head_dim is not None:
+        tree["attention"] = tree["attention"] | {"head_dim": head_dim}
     rates = dict.fromkeys(("embedding", "attention", "residual", "feedforward"), dropout)
     if unbounded(name):
         rates["attention"] = 0.0

@@ -1,11 +1,13 @@
-"""The tree of errors a user can cause or meet. The command line turns each into one sentence and an exit code.
-
-An error says what happened (`message`) and what to type instead (`remedy`).
-"""
+"""Errors that users can cause or meet. The command line prints each as one sentence and returns its exit code."""
 
 
 class XLError(Exception):
-    """Base of every error xlcli raises on purpose."""
+    """Base of every error that xlcli raises on purpose.
+
+    Args:
+        message: Sentence that says what happened and where.
+        remedy: Sentence that says what to do instead.
+    """
 
     exit_code = 1
 
@@ -19,19 +21,31 @@ class XLError(Exception):
 
 
 class ConfigError(XLError):
-    """A usage or configuration mistake: unknown key, illegal combination, value out of range."""
+    """A usage or configuration mistake: unknown key, illegal combination, value out of range.
+
+    Args:
+        message: As in `XLError`.
+        remedy: As in `XLError`.
+        key: Dotted configuration key at fault, if there is one.
+        reason: Rest of the sentence that begins with the key, without its period.
+    """
 
     exit_code = 2
 
+    def __init__(self, message: str, remedy: str = "", *, key: str = "", reason: str = "") -> None:
+        super().__init__(message, remedy)
+        self.key = key
+        self.reason = reason
+
 
 class DataError(XLError):
-    """The text given cannot be used: empty, unreadable, not UTF-8 where UTF-8 is needed, changed since last time."""
+    """The text cannot be used: empty, unreadable, invalid UTF-8 where UTF-8 is required, or changed."""
 
     exit_code = 3
 
 
 class StateError(XLError):
-    """A saved memory does not belong to this model, or is damaged."""
+    """A saved state belongs to another model or is damaged."""
 
     exit_code = 3
 
@@ -43,7 +57,7 @@ class CheckpointError(XLError):
 
 
 class ResourceError(XLError):
-    """Out of disk or memory."""
+    """Out of disk space or memory."""
 
     exit_code = 4
 

@@ -68,8 +68,6 @@ class _Plan:
     batch_size: int
     span: SpanKind
     warm: int
-    n_steps: int | None
-    n_hashes: int | None
 
 
 @dataclass
@@ -104,10 +102,12 @@ def evaluate(
         Progress, and a `Score` for each memory length.
 
     Raises:
+        ConfigError: The model was loaded with other values of `n_steps` or `n_hashes` than the options name.
         DataError: The text cannot be read, or the model has no held-out text.
         CheckpointError: The model gives numbers that are not finite.
         ResourceError: There is no room for the tokens on disk.
     """
+    model.check_settings(options.n_steps, options.n_hashes)
     corpus = _open(model, source, options)
     with ExitStack() as files:
         text = yield from tokenize(corpus, model.tokenizer, options.limit, files)
@@ -153,16 +153,14 @@ def _plan(model: LoadedModel, runtime: Runtime, options: EvalConfig, mem_len: in
         segment_len = min(LONGEST_CALL, max(64, 2 ** (mem_len - 1).bit_length()))
     else:
         segment_len = train.segment_len
-    reach = (
-        model.network.receptive_field(mem_len if exact else mem_len + segment_len, options.n_steps) if mem_len else 0
-    )
+    reach = model.network.receptive_field(mem_len if exact else mem_len + segment_len) if mem_len else 0
     warm = n_tokens if reach is None else reach
-    row = 4 * shape.memory_floats(2 * mem_len + segment_len, options.n_steps, options.n_hashes)
+    row = 4 * shape.memory_floats(2 * mem_len + segment_len)
     fitting = TOKENS_A_CALL.get(runtime.device.type, TOKENS_A_CALL["cuda"]) // segment_len
     worth_warming = 1 + n_tokens // (10 * warm) if warm else n_tokens
     chosen = max(1, min(fitting, STATE_LIMIT // row, worth_warming))
     batch_size = 1 if reach is None else options.batch_size or chosen
-    return _Plan(mem_len, segment_len, batch_size, options.span, warm, options.n_steps, options.n_hashes)
+    return _Plan(mem_len, segment_len, batch_size, options.span, warm)
 
 
 def _start(model: LoadedModel, plan: _Plan, places: NDArray[np.int64]) -> State:
@@ -172,8 +170,6 @@ def _start(model: LoadedModel, plan: _Plan, places: NDArray[np.int64]) -> State:
         mem_len=plan.mem_len,
         segment_len=plan.segment_len,
         span=plan.span,
-        n_steps=plan.n_steps,
-        n_hashes=plan.n_hashes,
         offsets=places.tolist(),
     )
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from xlcli.errors import StateError
-from xlcli.state import Buckets
 from xlcli.store.state_files import PendingText, SamplerState, SessionState, StreamPosition
 
 if TYPE_CHECKING:
@@ -62,19 +61,16 @@ class InferenceSession:
             resume: A saved session, or None.
 
         Raises:
-            StateError: `resume` has another memory length, depth or number of rounds than `options`, or several rows.
+            ConfigError: The model was loaded with another number of steps or hash rounds than `options` gives.
+            StateError: `resume` was saved with other values than `options` gives, or holds several rows.
         """
+        model.check_settings(options.n_steps, options.n_hashes)
         if resume is not None:
             _check_options(model, options, resume.model_state)
             return cls(model, runtime, resume.model_state, [resume.last_token])
         train = model.config.train
-        state = model.network.init_state(
-            1,
-            mem_len=train.mem_len if options.mem_len is None else options.mem_len,
-            segment_len=train.segment_len,
-            n_steps=options.n_steps,
-            n_hashes=options.n_hashes,
-        )
+        mem_len = train.mem_len if options.mem_len is None else options.mem_len
+        state = model.network.init_state(1, mem_len=mem_len, segment_len=train.segment_len)
         return cls(model, runtime, state, [model.tokenizer.start_id])
 
     def score(self, ids: NDArray[np.integer]) -> NDArray[np.float64]:
@@ -132,15 +128,10 @@ def _check_options(model: LoadedModel, options: InferenceConfig, state: State) -
             f"the state has a memory of {state.span.mem_len} tokens, but --mem-len is {options.mem_len}.",
             f"Leave out --mem-len, or give {state.span.mem_len}.",
         )
-    depth = len(list(model.network.stack.unrolled(options.n_steps)))
-    if options.n_steps is not None and depth != len(state.layers):
-        raise StateError(
-            f"the state has {len(state.layers)} layers of memory, but {options.n_steps} steps need {depth}.",
-            "Leave out --n-steps.",
-        )
-    rounds = {layer.n_rounds for layer in state.layers if isinstance(layer, Buckets)}
-    if options.n_hashes is not None and rounds != {options.n_hashes}:
-        found = " and ".join(map(str, sorted(rounds)))
-        raise StateError(
-            f"the state has {found} hash rounds, but --n-hashes is {options.n_hashes}.", "Leave out --n-hashes."
-        )
+    saved = model.network.inference_settings(state)
+    for name, value in (("n_steps", options.n_steps), ("n_hashes", options.n_hashes)):
+        if value is not None and value != saved[name]:
+            flag = f"--{name.replace('_', '-')}"
+            raise StateError(
+                f"the state was saved with {flag} {saved[name]}, but {flag} is {value}.", f"Leave out {flag}."
+            )

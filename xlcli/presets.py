@@ -1,13 +1,18 @@
-"""Presets: short TOML files of differences from the defaults, found beside the bundled models. Never imports torch."""
+"""Presets: TOML files of differences from the defaults, beside the bundled models. Never imports torch."""
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from xlcli import config
 from xlcli.errors import ConfigError
+
+AUTOMATIC = ("small", "base", "tiny")
+"""Presets that training chooses from, by text size and device, when none is named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +47,21 @@ def read_preset(name: str) -> config.Tree:
     names = [preset.name for preset in list_presets()]
     near = difflib.get_close_matches(name, names, n=3) or ["tiny", "small", "medium"]
     raise ConfigError(f"there is no preset '{name}'.", f"Try {' or '.join(near)}; 'xlcli models' lists all.")
+
+
+def configurations(settings: Mapping[str, Any], preset: str | None = None) -> dict[str, config.Config]:
+    """The configuration of `settings` above the named preset, or above each automatic preset where that is legal.
+
+    Raises:
+        ConfigError: There is no such preset, or the settings are illegal with it, or with every automatic one.
+    """
+    found, refusals = {}, []
+    for name in AUTOMATIC if preset is None else (preset,):
+        tree = read_preset(name)
+        try:
+            found[name] = config.make(tree, settings)
+        except ConfigError as error:
+            refusals.append(error)
+    if not found:
+        raise refusals[0]
+    return found

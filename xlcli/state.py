@@ -21,6 +21,8 @@ from xlcli.ops.span import Span
 Project = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Inputs (b n d) of the n latest tokens to their keys and values (b h n e)."""
 
+NO_SETTINGS: Mapping[str, int] = {}
+
 
 class Memory(Protocol):
     """One layer's memory."""
@@ -30,6 +32,15 @@ class Memory(Protocol):
     @property
     def shape(self) -> tuple[int, ...]:
         """What must agree between memories of the same layer: every axis but rows and tokens."""
+        ...
+
+    @property
+    def settings(self) -> Mapping[str, int]:
+        """Inference settings that this memory fixes."""
+        ...
+
+    def empty(self) -> Memory:
+        """Memory of the same kind, shape and batch that holds nothing."""
         ...
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Memory:
@@ -60,6 +71,7 @@ class Hidden:
 
     h: Tensor
     kind = "hidden"
+    settings = NO_SETTINGS
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -77,6 +89,10 @@ class Hidden:
         k, v = project(both)
         # A copy, because a view would keep the new inputs of the whole call alive as well.
         return k, v, Hidden(both[:, both.shape[1] - keep :].detach().clone())
+
+    def empty(self) -> Memory:
+        """No inputs."""
+        return Hidden(self.h.new_empty(len(self.h), 0, *self.shape))
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Memory:
         """The memory with its tensor changed."""
@@ -99,6 +115,7 @@ class KeyValue:
     start: int
     stop: int
     kind = "keyvalue"
+    settings = NO_SETTINGS
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -123,6 +140,11 @@ class KeyValue:
         stop += new
         return keys[:, :, start:stop], values[:, :, start:stop], KeyValue(keys, values, stop - keep, stop)
 
+    def empty(self) -> Memory:
+        """No keys and values."""
+        (b, h, _, e), w = self.keys.shape, self.values.shape[3]
+        return KeyValue(self.keys.new_empty(b, h, 0, e), self.values.new_empty(b, h, 0, w), 0, 0)
+
     def map(self, change: Callable[[Tensor], Tensor]) -> Memory:
         """The memory with its tensors changed, slack dropped."""
         return KeyValue(change(self._live(self.keys)), change(self._live(self.values)), 0, self.length)
@@ -146,11 +168,22 @@ class KeyValue:
             self.keys[:, :, :length] = self._live(self.keys)
             self.values[:, :, :length] = self._live(self.values)
             return self.keys, self.values, 0, length
-        keys = k.new_empty((*k.shape[:2], needed, k.shape[3]))
-        values = v.new_empty((*v.shape[:2], needed, v.shape[3]))
+        keys, values = _aligned_buffer(k, needed), _aligned_buffer(v, needed)
         keys[:, :, :length] = self._live(self.keys)
         values[:, :, :length] = self._live(self.values)
         return keys, values, 0, length
+
+
+def _aligned_buffer(like: Tensor, capacity: int) -> Tensor:
+    """Buffer (b h capacity e) whose rows all begin at multiples of `ALIGNMENT` bytes.
+
+    Matrix products sum in an order that depends on the alignment of their operands (Intel MKL, cuBLAS). With rows packed
+    at a width such as 41 the result would depend on the row where the window begins, which differs between a state and
+    its copy.
+    """
+    width = like.shape[3]
+    step = ALIGNMENT // like.element_size()
+    return like.new_empty((*like.shape[:2], capacity, -(-width // step) * step))[..., :width]
 
 
 @dataclass(frozen=True)
@@ -160,11 +193,16 @@ class Sums:
     s: Tensor
     z: Tensor
     kind = "sums"
+    settings = NO_SETTINGS
 
     @property
     def shape(self) -> tuple[int, ...]:
         """(h, f, e)."""
         return tuple(self.s.shape[1:])
+
+    def empty(self) -> Memory:
+        """Sums of no tokens."""
+        return self.map(torch.zeros_like)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Memory:
         """The memory with its tensors changed."""
@@ -197,6 +235,11 @@ class Buckets:
         """Rounds of hashing."""
         return self.table.counts.shape[2]
 
+    @property
+    def settings(self) -> Mapping[str, int]:
+        """The number of hash rounds."""
+        return {"n_hashes": self.n_rounds}
+
     def writable(self, bucket_size: int) -> Buckets:
         """The memory in a table that may be changed in place: its own where that is allowed, else a copy."""
         if self.made and torch.is_inference_mode_enabled():
@@ -218,6 +261,9 @@ class Buckets:
 
 MAX_SLACK = 1024
 """Most entries a buffer holds beyond what is remembered: bounds waste, keeps shifting rare."""
+
+ALIGNMENT = 64
+"""Bytes; the alignment of PyTorch's CPU allocator and of a vector register of 512 bits."""
 
 MEMORIES: dict[str, Callable[..., Memory]] = {
     "hidden": lambda tensors: Hidden(tensors["h"]),

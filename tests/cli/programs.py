@@ -1,4 +1,4 @@
-"""The program as a process, and on a pretended terminal."""
+"""The program as a process and on a pretended terminal; its commands and their options."""
 
 from __future__ import annotations
 
@@ -15,10 +15,29 @@ import time
 from pathlib import Path
 
 import pyte
+from typer.main import get_command
 
 import xlcli
+from xlcli.cli.app import app
 
 SOURCE = Path(xlcli.__file__).parents[1]
+COMMANDS = get_command(app).commands
+"""Name to command of Typer."""
+
+
+def options(command):
+    """The options of a command."""
+    return [param for param in command.params if param.param_type_name == "option"]
+
+
+def long(option):
+    """The name of an option with two dashes."""
+    return max(option.opts, key=len)
+
+
+def variable(option):
+    """The environment variable of an option."""
+    return option.envvar or f"XLCLI_{option.name.upper()}"
 
 
 def environment(**changes: str) -> dict[str, str]:

@@ -111,7 +111,11 @@ HASHED = {
 UNIVERSAL = {"stack": {"kind": "universal", "n_steps": 3, "act": True}}
 PLANS = {
     "local": ({"attention": {"kind": "local", "window": 6}}, 2 * 2 * 6 * 16, "6 tokens in each of 2 layers, 8 texts"),
-    "linear": (LINEAR, 2 * 2 * 2 * 8 * (8 + 1) / 8, "sums over everything read in each of 2 layers, one text at"),
+    "linear": (
+        LINEAR,
+        2 * 2 * 2 * 8 * (8 + 1) / 8,
+        "running sums over all tokens read in each of 2 layers, one text at",
+    ),
     "hashed": (HASHED, 2 * 2 * 3 * 4 * (5 * (2 * 8 + 2 * 4) + 2), "the last 5 tokens of 3 x 4 buckets in each of 2 la"),
     "universal": (UNIVERSAL, 3 * 2 * 2 * 16 * 16, "16 tokens in each of 2 layers at each of 3 steps, 8 texts"),
     "one layer": ({"n_layers": 1}, 2 * 16 * 16, "16 tokens in one layer, 8 texts"),
@@ -172,11 +176,11 @@ def test_steps_are_null_for_a_model_without_a_choice(run, model):
 
 def test_a_memory_length_that_means_nothing_is_spoken_of(run, untrained):
     untrained("local", attention={"kind": "local", "window": 6})
-    assert "6 tokens back" in run("eval", "--mem-len", "8").err
-    assert "6 tokens back" in run("eval", "--sweep-mem-len", "0,8").err
+    assert "at most 6 earlier tokens" in run("eval", "--mem-len", "8").err
+    assert "at most 6 earlier tokens" in run("eval", "--sweep-mem-len", "0,8").err
     assert run("eval", "--mem-len", "6", "-q").err == run("eval", "-q").err == ""
     untrained("linear", **LINEAR)
-    assert "remembers everything" in run("generate", "a", "-n", "1", "--mem-len", "8", "-m", "linear").err
+    assert "remembers all tokens" in run("generate", "a", "-n", "1", "--mem-len", "8", "-m", "linear").err
     assert run("eval", "--mem-len", "0", "-m", "linear", "-q").err == run("eval", "-m", "linear", "-q").err == ""
     assert "memory of everything read, batch 1" in run("eval", "-m", "linear").out.decode()
 

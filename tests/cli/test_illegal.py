@@ -23,19 +23,23 @@ REFUSED = [
             "contextual-2": "scores to add a bias to",
         }.items()
     ),
-    ([LINEAR], "position 'xl' needs a second score term, which attention 'linear' does not have.", FOR_LINEAR),
+    (
+        [LINEAR],
+        "model.position.kind 'xl' needs a second score term, which attention 'linear' does not have.",
+        FOR_LINEAR,
+    ),
     (
         [LINEAR, "position.kind=rope", "dropout.attention=0.1"],
-        "attention 'linear' has no weights to drop, but model.dropout.attention is 0.1.",
+        "model.dropout.attention is 0.1, but attention 'linear' has no weights to drop.",
         "Set model.dropout.residual and model.dropout.feedforward instead",
     ),
-    (["position.kind=rope", "attention.head_dim=5"], "pairs of features, but model.attention.head_dim 5 is", "even"),
+    (["position.kind=rope", "attention.head_dim=5"], "model.attention.head_dim 5 is odd, but position 'rope'", "even"),
     (
         ["position.kind=rope", "position.placement=embedding", "dim=9", "attention.n_heads=1"],
-        "'rope' turns pairs of features, but model.dim 9 is odd.",
+        "model.dim 9 is odd, but position 'rope' rotates pairs of features.",
         "Make it even.",
     ),
-    (["position.kind=sinusoidal", "dim=9", "attention.n_heads=1"], "model.dim 9 is odd.", "Make it even."),
+    (["position.kind=sinusoidal", "dim=9", "attention.n_heads=1"], "model.dim 9 is odd, but", "Make it even."),
     *(
         (
             [f"position.kind={kind}", "position.max_distance=63"],
@@ -44,7 +48,7 @@ REFUSED = [
         )
         for kind in ("t5", "contextual-1", "contextual-2")
     ),
-    (["position.kind=axial", "position.dims=[3, 4]"], "[3, 4] of model.position.dims do not add up", "equal parts"),
+    (["position.kind=axial", "position.dims=[3, 4]"], "model.position.dims [3, 4] do not add up", "equal parts"),
     (["position.kind=axial", "position.dims=[64]"], "dims [64] is not as long as model.position.shape [64, 64]", "one"),
     (["embedding.div_val=4"], "but there are none.", "Set model.embedding.cutoffs as well."),
     (["embedding.cutoffs=[20, 10]"], "model.embedding.cutoffs [20, 10] do not increase.", "Give them in order."),
@@ -54,7 +58,7 @@ REFUSED = [
     (["attention.kind=locl"], "'model.attention.kind' is 'locl': it should be 'full', 'local'", "you mean 'local'?"),
     (["stack.kind=univ"], "'model.stack.kind' is 'univ': it should be 'standard'", "Did you mean 'universal'?"),
     (["norm.placement=sandwhich"], "it should be 'pre', 'post', 'sandwich' or 'rezero'.", "Did you mean 'sandwich'?"),
-    (["position.kind=???"], "'model.position.kind' is '???': it should be", "Take one of these."),
+    (["position.kind=???"], "'model.position.kind' is '???': it should be", "Use one of these."),
     (["position=rope"], "'model.position' is 'rope', but should be", "example --set model.position.kind=rope."),
     (["position.kind=t5", "position.n_bucket=8"], "key 'model.position.n_bucket'", "'model.position.n_buckets'?"),
     (["attention.windw=8"], "unknown key 'model.attention.windw'.", "Did you mean 'model.attention.window'?"),
@@ -97,7 +101,10 @@ def test_dropout_of_linear_attention_can_be_put_right(run):
     chosen = typed([LINEAR, "position.kind=rope"])
     refused = run(*chosen, "--print-config", "--dropout", "0.1")
     assert refused.code == 2
-    assert "has no weights to drop, but --dropout is 0.1.\n       Set model.dropout.residual and" in refused.err
+    assert (
+        "--dropout is 0.1, but attention 'linear' has no weights to drop.\n       Set model.dropout.residual and"
+        in refused.err
+    )
     rates = [f"--set=model.dropout.{name}=0.1" for name in ("residual", "feedforward")]
     assert run(*chosen, "--print-config", *rates).code == 0
 

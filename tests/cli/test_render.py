@@ -7,8 +7,6 @@ import pytest
 
 from xlcli import config
 from xlcli.cli import render, report
-from xlcli.cli.app import COMMANDS
-from xlcli.cli.options import collect
 from xlcli.cli.render import Screen
 from xlcli.events import ContextBin, Notice, Plan, Progress, Score, Step, StreamStats, Trained
 
@@ -22,10 +20,6 @@ SCORE = Score(
     tokens_per_second=99.5, peak_rss_bytes=2**28, seconds=0.1, device="cpu", dtype="float32",
     by_context=(ContextBin(0, 4, 4, 2.5), ContextBin(4, 8, 6, float("nan"))),
 )  # fmt: skip
-
-
-def screen(**typed):
-    return Screen(collect(COMMANDS[0], (), typed, {}))
 
 
 def test_amounts_sizes_and_times():
@@ -98,7 +92,7 @@ def test_steps_are_told_where_tokens_decide_on_them():
 
 
 def test_talk_goes_to_stderr_by_level(capsys):
-    for made in (screen(), screen(quiet=True), screen(verbose=True)):
+    for made in (Screen(), Screen(quiet=True), Screen(verbose=True)):
         for level in ("detail", "info", "warning"):
             made.notice(Notice(f"[{level}]", level))
     captured = capsys.readouterr()
@@ -111,7 +105,7 @@ def test_talk_goes_to_stderr_by_level(capsys):
 def test_plain_progress_comes_now_and_then(capsys, monkeypatch):
     now = 100.0
     monkeypatch.setattr(render.time, "monotonic", lambda: now)
-    made = screen()
+    made = Screen()
     for _ in range(300):
         made.step(STEP)
         now += 0.1
@@ -121,7 +115,7 @@ def test_plain_progress_comes_now_and_then(capsys, monkeypatch):
     now += 100
     made.progress(Progress("reading", 5, 10, "B", 2.0))
     assert capsys.readouterr().err == "reading  50 %  5 of 10 B  2 B/s  2.5 s left\n"
-    silent = screen(**{"no-progress": True})
+    silent = Screen(no_progress=True)
     now += 100
     silent.step(STEP)
     assert capsys.readouterr().err == ""
@@ -138,7 +132,7 @@ def test_plain_progress_comes_now_and_then(capsys, monkeypatch):
 )
 def test_color(typed, variable, colored, monkeypatch, capsysbinary):
     monkeypatch.setenv("NO_COLOR", variable)
-    made = screen(**typed)
+    made = Screen(**typed)
     made.scored_text([(b"ab\x1b", 9.0), (b"\n", 0.1)])
     out = capsysbinary.readouterr().out
     assert out == (b"\x1b[38;5;222mab\\x1b\x1b[39m\n" if colored else b"ab\x1b\n")

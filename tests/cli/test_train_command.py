@@ -13,7 +13,6 @@ from conftest import TEXT
 from programs import Terminal, command, environment
 
 from xlcli import presets
-from xlcli.cli.train import AUTOMATIC
 
 SMALL = (
     "--set", "model.dim=16", "--set", "model.n_layers=1", "--set", "model.attention.n_heads=2", "--segment-len", "16",
@@ -181,16 +180,16 @@ def test_training_goes_on_without_a_reader(text):
 
 @pytest.mark.usefixtures("without_torch")
 def test_what_is_legal_with_some_automatic_preset_is_not_refused(run):
-    heads = [presets.read_preset(name)["model"]["dim"] for name in AUTOMATIC]
+    heads = [presets.read_preset(name)["model"]["dim"] for name in presets.AUTOMATIC]
     for dim in heads:
         assert run("train", "--print-config", "--set", f"model.attention.n_heads={dim}").code == 0
     assert run("train", "--print-config", "--set", "model.attention.n_heads=7").code == 2
 
 
 def test_every_preset_the_plan_may_choose_is_known_here():
-    from xlcli.training.plan import choose_preset
+    from xlcli.training.defaults import choose_preset
 
     chosen = {
         choose_preset(size, types.SimpleNamespace(type=kind)) for size in (10, 10**6, 10**9) for kind in ("cpu", "cuda")
     }
-    assert chosen == set(AUTOMATIC)
+    assert chosen == set(presets.AUTOMATIC)

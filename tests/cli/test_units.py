@@ -36,13 +36,13 @@ def test_what_is_no_duration(text):
         units.duration(text)
 
 
-def test_a_cadence_is_steps_or_time():
-    assert units.cadence("100") == 100
-    assert isinstance(units.cadence("100"), int)
-    assert units.cadence("1k") == 1000
-    assert units.cadence("5m") == 300.0
-    assert isinstance(units.cadence("5m"), float)
-    assert units.cadence("30s") == 30.0
+def test_an_interval_is_steps_or_time():
+    assert units.interval("100") == 100
+    assert isinstance(units.interval("100"), int)
+    assert units.interval("1k") == 1000
+    assert units.interval("5m") == 300.0
+    assert isinstance(units.interval("5m"), float)
+    assert units.interval("30s") == 30.0
 
 
 def test_shares_lengths_and_switches():

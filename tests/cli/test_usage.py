@@ -1,11 +1,13 @@
 """Mistakes in typing: exit code 2, one sentence with a remedy that works, before torch is loaded."""
 
 import re
+from typing import get_args, get_type_hints
 
 import pytest
+from programs import COMMANDS, long, options, variable
 
 from xlcli.cli import units
-from xlcli.cli.app import COMMANDS
+from xlcli.cli.options import Unit
 
 pytestmark = pytest.mark.usefixtures("without_torch")
 
@@ -17,11 +19,11 @@ MISTAKES = [
     (["train", "--lr"], "--lr needs a value", "Try --lr 0.01."),
     (["train", "--resume=yes"], "--resume takes no value", "See xlcli train --help."),
     (["train", "--optimizer", "adam"], "--optimizer 'adam' is not one of", "Did you mean --optimizer adamw?"),
-    (["train", "--mem-len", "-5"], "--mem-len -5: ", "Try --mem-len 512."),
-    (["train", "--mem-len", "1e12"], "--mem-len 1e12: ", "Try --mem-len 512."),
+    (["train", "--mem-len", "-5"], "--mem-len is -5: ", "Try --mem-len 512."),
+    (["train", "--mem-len", "1e12"], "--mem-len is 1000000000000: ", "Try --mem-len 512."),
     (["train", "--lr", "inf"], "'inf' is not a finite number", "Try --lr 0.01."),
     (["train", "--valid", "0.7"], "--valid 0.7", "0.05"),
-    (["train", "--dropout", "1.5"], "--dropout 1.5", "Try --dropout 0.1."),
+    (["train", "--dropout", "1.5"], "--dropout is 1.5", "Try --dropout 0.1."),
     (["train", "--device", "gpu"], "'gpu' is not a device", "Try --device cpu."),
     (["train", "--max-time", "soon"], "'soon' is not a duration", "Try --max-time 10m."),
     (["train", "--set", "model.dmi=3"], "unknown key 'model.dmi'", "Did you mean 'model.dim'?"),
@@ -63,43 +65,67 @@ def test_a_mistake_is_explained(arguments, message, remedy, run):
     assert "Traceback" not in done.err
 
 
+def unit(command, option):
+    """How an option reads its text, from the annotation of its parameter; None for the types of Typer."""
+    declared = get_args(get_type_hints(command.callback, include_extras=True)[option.name])
+    parser = declared[1].parser if len(declared) > 1 else None
+    return parser.read if isinstance(parser, Unit) else None
+
+
+NUMBERS = (units.count, units.number, units.duration, units.interval, units.lengths)
 NUMERIC = [
-    (command.name, flag)
-    for command in COMMANDS
-    for flag in command.flags
-    if flag.read in (units.count, units.number, units.duration, units.cadence, units.lengths)
+    (name, option)
+    for name, command in COMMANDS.items()
+    for option in options(command)
+    if unit(command, option) in NUMBERS
 ]
 
 
-@pytest.mark.parametrize(("command", "flag"), NUMERIC, ids=lambda value: getattr(value, "long", value))
-def test_absurd_numbers_are_refused_and_the_remedy_works(command, flag, run):
+def test_every_number_has_a_unit():
+    """Numbers of the configuration are read with units, whose errors give an example."""
+    assert len(NUMERIC) > 35
+    for command in COMMANDS.values():
+        for option in options(command):
+            assert option.type_descriptor.annotation not in (int, float) or unit(command, option), option.opts
+
+
+@pytest.mark.parametrize(("command", "option"), NUMERIC, ids=lambda value: getattr(value, "name", value))
+def test_absurd_numbers_are_refused_and_the_remedy_works(command, option, run):
+    name = long(option)
+    counts = unit(COMMANDS[command], option) is units.count
     absurd = [
         "-1",
         "nan",
         "-inf",
         "many",
         "1e999",
-        *(["1e12"] if flag.read is units.count and flag.name != "seed" else []),
+        *(["1e12"] if counts and option.name != "seed" else []),
     ]
     for value in absurd:
-        done = run(command, "--print-config", flag.long, value)
+        done = run(command, "--print-config", name, value)
         assert (done.code, done.out) == (2, b""), value
-        assert flag.long in done.err.split("\n")[0]
-        assert re.search(rf"Try {flag.long} \S+\.", done.err), done.err
-    example = flag.example or done.err.rpartition(f"{flag.long} ")[2].strip().rstrip(".")
-    extra = ["--state-out", "s"] if (command, flag.name) == ("stream", "save-every") else []
-    assert run(command, "--print-config", flag.long, example, *extra).code == 0
+        assert name in done.err.split("\n")[0]
+        assert re.search(rf"Try {name} \S+\.", done.err), done.err
+    example = done.err.rpartition(f"{name} ")[2].strip().rstrip(".")
+    assert run(command, "--print-config", name, example).code == 0
 
 
 @pytest.mark.parametrize(
-    ("command", "flag"), [pair for pair in NUMERIC if pair[1].name in ("mem-len", "lr", "max-time")]
+    ("command", "option"), [pair for pair in NUMERIC if pair[1].name in ("mem_len", "lr", "max_time")]
 )
-def test_the_environment_is_judged_as_strictly(command, flag, run, monkeypatch):
-    monkeypatch.setenv(flag.variable, "-3")
+def test_the_environment_is_judged_as_strictly(command, option, run, monkeypatch):
+    monkeypatch.setenv(variable(option), "-3")
     done = run(command, "--print-config")
     assert done.code == 2
-    assert f"{flag.variable} -3: " in done.err
-    assert f"Try {flag.variable}=" in done.err
+    assert re.search(rf"{variable(option)} is -3(\.0)?: |{variable(option)} '-3' is not a duration", done.err)
+    assert f"Try {variable(option)}=" in done.err
+
+
+def test_an_override_wins_over_the_environment_and_is_named(run, monkeypatch):
+    monkeypatch.setenv("XLCLI_MEM_LEN", "5")
+    done = run("train", "--print-config", "--set", "train.mem_len=-1")
+    assert "'train.mem_len' is -1: " in done.err
+    assert "XLCLI_MEM_LEN" not in done.err
 
 
 def test_a_switch_in_the_environment(run, monkeypatch):

@@ -153,7 +153,7 @@ def test_rounds_of_hashing_are_a_choice_of_whoever_reads(name, train, run):
     assert rest["bits"] * math.log(2) == pytest.approx(scores[-1]["nats"], rel=1e-6)
     refused = streamed(READ[300:], "--state-in", "state", "--n-hashes", "2")
     assert refused.code == 3
-    assert "the state has buckets of 8 rounds, but --n-hashes is 2" in refused.err
+    assert "the state was saved with --n-hashes 8, but --n-hashes is 2" in refused.err
 
 
 @pytest.mark.parametrize(

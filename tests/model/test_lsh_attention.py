@@ -160,7 +160,7 @@ def test_a_trained_layer_takes_other_rounds_at_evaluation(rounds, cuts):
     """The memory says how many; weights and the rounds in common are the same."""
     trained, x = branch(2), text(40)
     with torch.inference_mode():
-        out, memory = read(trained, x, cuts, memory=trained.init_memory(2, "keyvalue", rounds))
+        out, memory = read(trained, x, cuts, memory=branch(rounds).init_memory(2, "keyvalue"))
         assert torch.allclose(out, expected(branch(rounds), x), rtol=0, atol=1e-10)
     assert memory.n_rounds == rounds
 

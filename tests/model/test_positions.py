@@ -235,7 +235,7 @@ def test_axial_costs_what_its_axes_cost():
     assert with_axes - without == 64 * 4 + 32 * 8
 
 
-@pytest.mark.parametrize("placement", ["embedding", "layers"])
+@pytest.mark.parametrize("where", ["embedding", "layers"])
 @pytest.mark.parametrize("table", [{"kind": "learned", "max_len": 12}, {"kind": "axial", "shape": [3, 4]}])
 def test_beyond_the_table_is_an_error_in_one_sentence(table, where):
     model = make({**table, "placement": where, "overflow": "error"})

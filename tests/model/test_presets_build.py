@@ -7,7 +7,8 @@ from xlcli import config
 from xlcli.model.build import build_model
 from xlcli.optim import Optimizers
 from xlcli.presets import list_presets, read_preset
-from xlcli.training.plan import RATES, n_parameters
+from xlcli.training.defaults import RATES
+from xlcli.training.memory import n_parameters
 
 NAMES = [preset.name for preset in list_presets()]
 VOCAB = 19

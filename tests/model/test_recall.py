@@ -15,16 +15,17 @@ HASHED = {"kind": "lsh", "n_buckets": 4, "bucket_size": 3, "n_hashes": 2}
 ONE = {"kind": "lsh", "n_buckets": 1, "bucket_size": 64, "n_hashes": 1}
 
 
-def build(*layers, **more):
+def build(*layers, n_hashes=None, **more):
     tree = {"vocab_size": VOCAB, "dim": 12, "n_layers": len(layers), "position": {"kind": "rope"}}
     tree |= {"attention": {"kind": "mixed", "n_heads": 2, "layers": list(layers)}, "init_std": 0.4}
-    model = build_model(config.make({"model": tree | more}).model, torch.Generator().manual_seed(0))
+    settings = config.make({"model": tree | more}).model.for_inference(n_hashes=n_hashes)
+    model = build_model(settings, torch.Generator().manual_seed(0))
     return model.double().eval()
 
 
-def ask(model, text, mem_len, call, n_hashes=None):
+def ask(model, text, mem_len, call):
     with torch.inference_mode():
-        state = model.init_state(1, mem_len=mem_len, segment_len=text.shape[1], n_hashes=n_hashes)
+        state = model.init_state(1, mem_len=mem_len, segment_len=text.shape[1])
         return lsh_recall(model, text, state, call)
 
 
@@ -62,8 +63,7 @@ def test_recall_is_the_share_of_what_full_attention_would_weigh(stack, call):
 def test_one_bucket_finds_everything_and_more_rounds_find_more():
     text = tokens(1, 60)
     assert ask(build(ONE), text, 20, 60) == pytest.approx([1.0], abs=1e-9)
-    model = build(HASHED)
-    found = [ask(model, text, 20, 60, rounds)[0] for rounds in (1, 2, 4, 8)]
+    found = [ask(build(HASHED, n_hashes=rounds), text, 20, 60)[0] for rounds in (1, 2, 4, 8)]
     assert found == sorted(found)
     assert found[0] + 0.1 < found[-1]
 

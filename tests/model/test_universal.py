@@ -67,9 +67,9 @@ def text(rows, length, seed=1):
     return torch.randint(0, VOCAB, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
-def read(model, tokens, cuts, *, mem_len=9, memory="keyvalue", segment_len=13, n_steps=None):
+def read(model, tokens, cuts, *, mem_len=9, memory="keyvalue", segment_len=13):
     """Hidden states, what they cost and the steps taken, if known, in calls of the lengths in `cuts` (cycled)."""
-    state = model.init_state(len(tokens), mem_len=mem_len, segment_len=segment_len, memory=memory, n_steps=n_steps)
+    state = model.init_state(len(tokens), mem_len=mem_len, segment_len=segment_len, memory=memory)
     x, ponders, at, sizes = [], [], 0, itertools.cycle(cuts)
     while at < tokens.shape[1]:
         piece = tokens[:, at : at + next(sizes)]
@@ -167,10 +167,13 @@ def test_cutting(n_steps, mem_len, act):
 def test_depth_may_be_chosen_at_evaluation(n_layers, act):
     deeper = halting(5, n_layers=n_layers) if act else build(5, n_layers=n_layers)
     trained = build(2, n_layers=n_layers, act=act)
-    trained.load_state_dict(deeper.state_dict())
+    chosen = build_model(trained.config.for_inference(n_steps=5)).double().eval()
+    chosen.stack.time_signal = trained.stack.time_signal
+    for model in (trained, chosen):
+        model.load_state_dict(deeper.state_dict())
     tokens = text(2, 20)
     with torch.inference_mode():
-        x, costs, state = read(trained, tokens, [8], n_steps=5)
+        x, costs, state = read(chosen, tokens, [8])
         expected, its, _ = read(deeper, tokens, [8])
         shallow, _, _ = read(trained, tokens, [8])
     assert torch.equal(x, expected)
@@ -179,7 +182,8 @@ def test_depth_may_be_chosen_at_evaluation(n_layers, act):
     assert len(state.layers) == 5 * n_layers
     assert trained.is_compatible(state)
     assert trained.receptive_field(9) == 2 * n_layers * 9
-    assert trained.receptive_field(9, n_steps=5) == deeper.receptive_field(9) == 5 * n_layers * 9
+    assert trained.inference_settings(state) == {"n_steps": 5}
+    assert chosen.receptive_field(9) == deeper.receptive_field(9) == 5 * n_layers * 9
 
 
 # Adaptive computation time.

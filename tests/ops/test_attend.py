@@ -129,7 +129,7 @@ def test_a_query_that_sees_nothing_gets_zeros_under_dropout(kernel, dropout):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("size", [1e4, 6e4])
-@pytest.mark.parametrize("placement", ["scores", "bias"])
+@pytest.mark.parametrize("where", ["scores", "bias"])
 def test_scores_that_are_large_choose_the_best_key(kernel, dtype, size, where):
     """Scores from -`size` to `size`: one weight is 1, and neither it nor a gradient overflows."""
     t, m, w = 4, 2, 6

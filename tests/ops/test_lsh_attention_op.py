@@ -7,7 +7,7 @@ import torch
 from oracles import reformer
 from torch.nn import functional as F
 
-from xlcli.ops import lsh
+from xlcli.ops import lsh_attention as lsh
 from xlcli.ops.attend import attend_plain
 from xlcli.ops.lsh_attention import (
     KeyWindow,

@@ -3,12 +3,11 @@
 import json
 from pathlib import Path
 
-from xlcli import config
+from xlcli import config, presets, training
 from xlcli.events import Plan, Step
 from xlcli.files import digest, read_tensors
 from xlcli.store.commit import latest
 from xlcli.store.folder import read_metrics
-from xlcli.training import train
 
 PROSE = "".join(f"The {i}th of {i * i} foxes, {'lazy' if i % 3 else 'quick'}, saw dog {i % 7}.\n" for i in range(90))
 CLOCKS = ("seconds", "tokens_per_second")
@@ -40,9 +39,16 @@ def corpus(folder=None, text=PROSE, name="corpus.txt"):
     return str(path)
 
 
+def train(tree, paths, folder, *, preset="tiny", resume=False, **options):
+    """The events of a new or resumed run with these settings."""
+    if resume:
+        return training.resume(paths, folder, tree, preset=preset, **options)
+    return training.train(paths, folder, presets.configurations(tree, preset), **options)
+
+
 def go(tree, paths, folder, **options):
     """All events of a run."""
-    return list(train(tree, [paths] if isinstance(paths, str) else paths, Path(folder), preset="tiny", **options))
+    return list(train(tree, [paths] if isinstance(paths, str) else paths, Path(folder), **options))
 
 
 class After:
@@ -56,7 +62,7 @@ class After:
 
     def run(self, tree, paths, folder, **options):
         events = []
-        for event in train(tree, [paths], Path(folder), preset="tiny", stop=self, **options):
+        for event in train(tree, [paths], Path(folder), stop=self, **options):
             events.append(event)
             if isinstance(event, Step | Plan):
                 self.seen = event.step if isinstance(event, Step) else event.resumed_at

@@ -117,7 +117,7 @@ def _poison(run, where):
         run.states[0].layers[0].h.view(-1)[0] = math.nan
 
 
-@pytest.mark.parametrize("placement", ["weights", "memory"])
+@pytest.mark.parametrize("where", ["weights", "memory"])
 def test_a_loss_that_is_no_number_changes_nothing(where):
     run = _run(small())
     run.train_step(0.0)
@@ -130,7 +130,7 @@ def test_a_loss_that_is_no_number_changes_nothing(where):
     assert all(torch.equal(value, remembered[name]) for name, value in run.optimizers.tensors().items())
 
 
-@pytest.mark.parametrize("placement", ["weights", "optimizer", "memory"])
+@pytest.mark.parametrize("where", ["weights", "optimizer", "memory"])
 def test_what_is_poisoned_is_not_fit_to_be_saved(where):
     run = _run(small())
     run.train_step(0.0)

@@ -399,7 +399,7 @@ def test_a_full_disk_at_the_lock_is_told():
 
 def test_a_time_budget_is_spent_and_no_more(monkeypatch):
     """A clock that ticks a hundredth of a second at every look."""
-    from xlcli.training import course, workflow
+    from xlcli.training import loop, workflow
 
     now = [0.0]
 
@@ -409,7 +409,7 @@ def test_a_time_budget_is_spent_and_no_more(monkeypatch):
             now[0] += 0.01
             return now[0]
 
-    monkeypatch.setattr(course, "time", ProgressMeter)
+    monkeypatch.setattr(loop, "time", ProgressMeter)
     monkeypatch.setattr(workflow, "time", ProgressMeter)
     budget = {"max_steps": None, "max_time": 2.0, "eval_every": None, "save_every": 0.5, "warmup_steps": 0}
     events = go(small(train=budget), corpus(), "m")

@@ -5,87 +5,209 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 
-from xlcli.cli import units
-from xlcli.cli.options import DEVICE, MODEL, SETTINGS, TALK, Command, Flag, Values, reading
+import typer
+
+from xlcli.cli import options, units
+from xlcli.cli.help import CONTEXT, Command
+from xlcli.cli.options import Unit
 from xlcli.cli.pipe import standard_input
 from xlcli.cli.signals import Stop
 from xlcli.errors import ConfigError
 
-
-def run(values: Values) -> int:
-    """Renders the events of the workflow `evaluate`."""
-    from xlcli.cli import plot, report
-    from xlcli.cli.model_options import dry_run, explain_memory, locate, open_model
+if TYPE_CHECKING:
     from xlcli.cli.render import Screen
-    from xlcli.cli.settings import print_config, resolve
-    from xlcli.config import LinearAttentionConfig
-    from xlcli.events import Notice, Progress, Score, TokenScore
-    from xlcli.store.layout import read_config
+    from xlcli.config import EvalConfig, ModelConfig
+    from xlcli.evaluation import Event
+    from xlcli.events import Score
 
-    config = resolve(values)
-    screen = Screen(values)
-    if values.on("print-config"):
-        screen.print(print_config(config, values))
+SECTIONS = ("eval", "runtime")
+"""Sections of the configuration that the command uses."""
+app = typer.Typer()
+
+
+@app.command(
+    "eval",
+    cls=Command,
+    context_settings=CONTEXT,
+    epilog="xlcli eval --mem-len 512\nxlcli eval book.txt --sweep-mem-len 0,128,512 --json",
+)
+def evaluate(
+    context: typer.Context,
+    files: Annotated[list[str] | None, typer.Argument(metavar="[FILE...]")] = None,
+    model: options.Model = None,
+    n_steps: options.NSteps = None,
+    n_hashes: options.NHashes = None,
+    split: Annotated[
+        Literal["valid", "test"] | None,
+        typer.Option("--split", help="Held-out text of the model to score without FILE.", rich_help_panel="Text"),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "--limit",
+            metavar="SIZE",
+            parser=Unit(units.count, "64KiB"),
+            help="Number of bytes to score, from the beginning of the text.",
+            rich_help_panel="Text",
+        ),
+    ] = None,
+    mem_len: options.MemLen = None,
+    sweep_mem_len: Annotated[
+        Sequence[int] | None,
+        typer.Option(
+            "--sweep-mem-len",
+            metavar="M,M,...",
+            parser=Unit(units.lengths, "0,128,512"),
+            help="One evaluation per memory length.",
+            rich_help_panel="Memory",
+        ),
+    ] = None,
+    span: options.Span = None,
+    segment_len: Annotated[
+        int | None,
+        typer.Option(
+            "--segment-len",
+            metavar="TOKENS",
+            parser=Unit(units.count, "128"),
+            help="Tokens per call of the model.",
+            rich_help_panel="Memory",
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            "--batch-size",
+            metavar="N",
+            parser=Unit(units.count, "8"),
+            help="Parts of the text per batch; changes speed, not results.",
+            rich_help_panel="Memory",
+        ),
+    ] = None,
+    recall: Annotated[
+        bool,
+        typer.Option(
+            "--recall",
+            help="Measure the recall of LSH attention: its share of full-attention weight.",
+            rich_help_panel="Results",
+        ),
+    ] = False,
+    per_token: Annotated[
+        str | None,
+        typer.Option(
+            "--per-token", metavar="FILE.jsonl", help="Write each token with its bits.", rich_help_panel="Results"
+        ),
+    ] = None,
+    plot: Annotated[
+        str | None,
+        typer.Option(
+            "--plot",
+            metavar="FILE.png",
+            help="Plot loss by context length (needs the extra xlcli[plot]).",
+            rich_help_panel="Results",
+        ),
+    ] = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    threads: options.Threads = None,
+    config_file: options.ConfigFile = None,
+    overrides: options.Overrides = None,
+    print_config: options.PrintConfig = False,
+    dry_run: options.DryRun = False,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    no_progress: options.NoProgress = False,
+    color: options.Color = None,
+    debug: options.Debug = False,
+) -> int:
+    """Score a text: bits per byte and more, every token once and in order."""
+    from xlcli.cli.plot import check_plot, draw
+    from xlcli.cli.prologue import begin, explain_memory, find_model, load_model
+
+    config, screen = begin(context, SECTIONS)
+    settings = config.eval
+    if plot is not None:
+        check_plot(plot)
+    if per_token is not None and settings.sweep_mem_len:
+        raise ConfigError("--per-token needs one memory length, not a sweep.", "Use --mem-len M.")
+    folder = find_model(context, settings)
+    if dry_run:
+        print_eval_plan(folder, files, settings, screen)
         return 0
-    picture = values.get("plot")
-    if picture is not None:
-        plot.check(picture)
-    options = config.eval
-    folder = locate(values, options)
-    if values.on("dry-run"):
-        what = f"scores {', '.join(values.words) or 'its own held-out text (' + options.split + ')'}"
-        endless = any(isinstance(layer, LinearAttentionConfig) for layer in read_config(folder).model.attentions)
-        batch = 1 if endless else options.batch_size or 8
-        screen.print(dry_run(folder, options, batch_size=batch, what=what, values=values))
-        return 0
-    tokens_name = values.get("per-token")
-    if tokens_name is not None and options.sweep_mem_len:
-        raise ConfigError("--per-token goes with one memory length, not with a sweep.", "Use --mem-len M.")
-    scores: list[Score] = []
-    with Stop(screen.say) as stop, screen, standard_input(stop), token_file(tokens_name, stop) as tokens:
+    with Stop(screen.say) as stop, screen, standard_input(stop), token_file(per_token, stop) as tokens:
         screen.wait("loading the model")
-        from xlcli.evaluation import evaluate
+        from xlcli import evaluation
 
-        model, runtime = open_model(folder, config.runtime, screen)
-        shape = model.config.model
-        explain_memory(shape, options.sweep_mem_len or (options.mem_len,), screen)
-        for event in evaluate(
-            model, values.words or None, options, runtime, per_token=tokens_name is not None, stop=stop
-        ):
-            if stop():
-                break
-            match event:
-                case Notice():
-                    screen.notice(event)
-                case Progress():
-                    screen.progress(event)
-                case TokenScore() if tokens is not None:
-                    tokens.write(report.to_json(report.token_object(event)).encode() + b"\n")
-                case Score():
-                    scores.append(event)
+        loaded, runtime = load_model(folder, config.runtime, settings, screen)
+        shape = loaded.config.model
+        explain_memory(shape, settings.sweep_mem_len or (settings.mem_len,), screen)
+        events = evaluation.evaluate(
+            loaded, files or None, settings, runtime, per_token=per_token is not None, stop=stop
+        )
+        scores = read_scores(events, screen, tokens, stop)
         if stop():
             return stop.exit_code
-        if picture is not None:
-            plot.draw(picture, scores)
-        if tokens_name == "-":
-            for score in scores:
-                screen.say(report.score_text(score, shape))
-        elif screen.json:
-            objects = [report.score_object(score) for score in scores]
-            screen.object({"sweep": objects} if options.sweep_mem_len else objects[0])
-        else:
-            screen.print(report.sweep_text(scores) if options.sweep_mem_len else report.score_text(scores[0], shape))
-        return 0
+        if plot is not None:
+            draw(plot, scores)
+        show_scores(scores, screen, shape, sweep=bool(settings.sweep_mem_len), aside=per_token == "-")  # noqa: S105
+    return 0
+
+
+def print_eval_plan(folder: Path, files: list[str] | None, settings: EvalConfig, screen: Screen) -> None:
+    """The plan of an evaluation."""
+    from xlcli.cli.prologue import print_plan
+    from xlcli.store.layout import read_config
+
+    text = ", ".join(files or ()) or f"its own held-out text ({settings.split})"
+    unbounded = read_config(folder).model.effective_mem_len(1) is None
+    batch_size = 1 if unbounded else settings.batch_size or 8
+    print_plan(folder, settings, screen, batch_size=batch_size, what=f"scores {text}")
+
+
+def read_scores(
+    events: Iterator[Event], screen: Screen, tokens: BinaryIO | None, stop: Callable[[], bool]
+) -> list[Score]:
+    """The scores among the events of an evaluation; progress is shown, scores of tokens are written to `tokens`."""
+    from xlcli.cli import report
+    from xlcli.events import Notice, Progress, Score, TokenScore
+
+    scores: list[Score] = []
+    for event in events:
+        if stop():
+            break
+        match event:
+            case Notice():
+                screen.notice(event)
+            case Progress():
+                screen.progress(event)
+            case TokenScore() if tokens is not None:
+                tokens.write(report.to_json(report.token_object(event)).encode() + b"\n")
+            case Score():
+                scores.append(event)
+    return scores
+
+
+def show_scores(scores: list[Score], screen: Screen, model: ModelConfig, *, sweep: bool, aside: bool) -> None:
+    """Scores as text or JSON; on stderr if `aside`, because stdout holds the tokens."""
+    from xlcli.cli import report
+
+    if aside:
+        for score in scores:
+            screen.say(report.score_text(score, model))
+    elif screen.json:
+        objects = [report.score_object(score) for score in scores]
+        screen.object({"sweep": objects} if sweep else objects[0])
+    else:
+        screen.print(report.sweep_text(scores) if sweep else report.score_text(scores[0], model))
 
 
 @contextlib.contextmanager
 def token_file(name: str | None, stop: Callable[[], bool]) -> Iterator[BinaryIO | None]:
-    """Where `--per-token` goes: a file that appears once it is whole, never when stopped; standard output for `-`."""
+    """The file of `--per-token`, which appears once complete and never when stopped; standard output for `-`."""
     if name is None:
         yield None
         return
@@ -93,6 +215,8 @@ def token_file(name: str | None, stop: Callable[[], bool]) -> Iterator[BinaryIO 
         sys.stdout.flush()
         yield sys.stdout.buffer
         return
+    import tempfile
+
     path = Path(name)
     try:
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -110,56 +234,3 @@ def token_file(name: str | None, stop: Callable[[], bool]) -> Iterator[BinaryIO 
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)  # noqa: PTH108
-
-
-COMMAND = Command(
-    name="eval",
-    about="Score a text: bits per byte and more, every token once and in order.",
-    examples=("xlcli eval --mem-len 512", "xlcli eval book.txt --sweep-mem-len 0,128,512 --json"),
-    words="[FILE...]",
-    groups={
-        "Evaluate": (
-            MODEL,
-            *reading("eval"),
-            Flag("--segment-len", "TOKENS", "tokens read at once", units.count, ("eval.segment_len",), example="128"),
-            Flag(
-                "--batch-size",
-                "N",
-                "parts of the text read side by side",
-                units.count,
-                ("eval.batch_size",),
-                example="8",
-            ),
-            Flag(
-                "--split", "valid|test", "which held-out text of the model, when no file is given", keys=("eval.split",)
-            ),
-            Flag(
-                "--sweep-mem-len",
-                "M,M,...",
-                "one evaluation for each memory length",
-                units.lengths,
-                ("eval.sweep_mem_len",),
-            ),
-            Flag(
-                "--span",
-                "uniform|growing",
-                "what a token sees: exactly the memory, or its segment too",
-                keys=("eval.span",),
-            ),
-            Flag(
-                "--recall",
-                "",
-                "measure how much of full attention hashed layers find",
-                keys=("eval.recall",),
-            ),
-            Flag("--per-token", "FILE.jsonl", "write each token with its bits"),
-            Flag("--plot", "FILE.png", "draw loss by context (needs the extra xlcli[plot])"),
-            Flag("--limit", "SIZE", "score the first so many bytes", units.count, ("eval.limit",), example="64KiB"),
-        ),
-        "Machine": DEVICE,
-        "Settings": SETTINGS,
-        "Talk": TALK,
-    },
-    sections=("eval", "runtime"),
-    run=run,
-)

@@ -3,63 +3,186 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated
 
-from xlcli.cli import units
-from xlcli.cli.options import DEVICE, MODEL, SEED, SETTINGS, TALK, Command, Flag, Values, reading
+import typer
+
+from xlcli.cli import options, units
+from xlcli.cli.help import CONTEXT, Command
+from xlcli.cli.options import Unit
 from xlcli.cli.pipe import portions
 from xlcli.cli.signals import Stop, Stopped
-from xlcli.cli.stream import STATE
 from xlcli.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from xlcli.cli.render import Screen
     from xlcli.events import Generated, GeneratedText
 
+SECTIONS = ("generate", "runtime")
+"""Sections of the configuration that the command uses."""
 MAX_PROMPT = 64 * 2**20
-"""Bytes of the longest prompt."""
+"""Maximum length of a prompt in bytes."""
+app = typer.Typer()
 
 
-def run(values: Values) -> int:
-    """Renders the events of the workflow `generate`."""
-    from xlcli.cli.model_options import check_state_files, dry_run, explain_memory, locate, open_model, state_files
-    from xlcli.cli.render import Screen
-    from xlcli.cli.settings import above_preset, is_set, print_config, resolve
+@app.command(
+    cls=Command,
+    context_settings=CONTEXT,
+    epilog='xlcli generate "Once upon a"\nxlcli generate "ROMEO:" -n 500 -t 0.7 --top-p 0.95 --seed 1',
+)
+def generate(
+    context: typer.Context,
+    words: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT|-]")] = None,
+    model: options.Model = None,
+    n_steps: options.NSteps = None,
+    n_hashes: options.NHashes = None,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "-n",
+            "--max-new-tokens",
+            metavar="N",
+            parser=Unit(units.count, "256"),
+            help="Maximum number of new tokens. Default: 256.",
+            rich_help_panel="Sampling",
+        ),
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            "-t",
+            "--temperature",
+            metavar="T",
+            parser=Unit(units.number, "0.8"),
+            help="0 is greedy decoding, 1 samples the model's own distribution. Default: 0.8.",
+            rich_help_panel="Sampling",
+        ),
+    ] = None,
+    top_k: Annotated[
+        int | None,
+        typer.Option(
+            "-k",
+            "--top-k",
+            metavar="K",
+            parser=Unit(units.count, "40"),
+            help="Sample from the K most probable tokens.",
+            rich_help_panel="Sampling",
+        ),
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(
+            "--top-p",
+            metavar="P",
+            parser=Unit(units.number, "0.95"),
+            help="Nucleus sampling: the fewest most probable tokens whose probabilities sum to P.",
+            rich_help_panel="Sampling",
+        ),
+    ] = None,
+    min_p: Annotated[
+        float | None,
+        typer.Option(
+            "--min-p",
+            metavar="P",
+            parser=Unit(units.number, "0.05"),
+            help="Drop tokens with less than P times the highest probability.",
+            rich_help_panel="Sampling",
+        ),
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None,
+        typer.Option(
+            "--repetition-penalty",
+            metavar="X",
+            parser=Unit(units.number, "1.1"),
+            help="Above 1: make recent tokens less probable.",
+            rich_help_panel="Sampling",
+        ),
+    ] = None,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--stop",
+            metavar="TEXT",
+            help="Stop before this text. May be repeated.",
+            rich_help_panel="Sampling",
+        ),
+    ] = None,
+    num_samples: Annotated[
+        int | None,
+        typer.Option(
+            "--num-samples",
+            metavar="N",
+            parser=Unit(units.count, "3"),
+            help="Number of continuations.",
+            rich_help_panel="Sampling",
+        ),
+    ] = None,
+    mem_len: options.MemLen = None,
+    state_in: options.StateIn = None,
+    state_out: options.StateOut = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    threads: options.Threads = None,
+    seed: options.Seed = None,
+    config_file: options.ConfigFile = None,
+    overrides: options.Overrides = None,
+    print_config: options.PrintConfig = False,
+    dry_run: options.DryRun = False,
+    no_prompt: Annotated[
+        bool,
+        typer.Option("--no-prompt", help="Print the continuation without the prompt.", rich_help_panel="Output"),
+    ] = False,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    no_progress: options.NoProgress = False,
+    color: options.Color = None,
+    debug: options.Debug = False,
+) -> int:
+    """Continue a text; print the prompt and its continuation as it is generated."""
+    from xlcli.cli.prologue import (
+        begin,
+        check_state_files,
+        explain_memory,
+        find_model,
+        load_model,
+        open_state_files,
+        print_plan,
+    )
 
-    config = resolve(values)
-    screen = Screen(values)
-    if values.on("print-config"):
-        screen.print(print_config(config, values))
-        return 0
-    if len(values.words) > 1:
+    config, screen = begin(context, SECTIONS)
+    settings = config.generate
+    n_samples = settings.num_samples
+    if words and len(words) > 1:
         raise ConfigError("the prompt is one argument.", 'Put it in quotes: xlcli generate "Once upon a".')
-    options = config.generate
-    state_in, state_out = values.get("state-in"), values.get("state-out")
-    if state_out and options.num_samples > 1:
-        raise ConfigError("--state-out saves one memory, but --num-samples asks for several.", "Drop one of the two.")
-    folder = locate(values, options)
-    if values.on("dry-run"):
-        does = f"writes {options.num_samples} x {options.max_new_tokens} tokens"
-        screen.print(dry_run(folder, options, batch_size=options.num_samples, what=does, values=values))
+    if state_out and n_samples > 1:
+        raise ConfigError("--state-out saves one state, but --num-samples asks for several.", "Drop one of the two.")
+    folder = find_model(context, settings)
+    if dry_run:
+        what = f"generates {n_samples} x {settings.max_new_tokens} tokens"
+        print_plan(folder, settings, screen, batch_size=n_samples, what=what)
         return 0
     check_state_files(state_in, state_out)
-    seed = config.runtime.seed if is_set(above_preset(values), "runtime.seed") else None
-    with Stop(screen.say) as stop, screen:
-        prompt = read_prompt(values.words, stop)
+    with Stop(screen.say) as stopping, screen:
+        prompt = read_prompt(words, stopping)
         screen.wait("loading the model")
-        from xlcli.generation import generate
+        from xlcli import generation
 
-        model, runtime = open_model(folder, config.runtime, screen)
-        explain_memory(model.config.model, [options.mem_len], screen)
-        resume, save = state_files(state_in, state_out, model, runtime)
-        events = generate(model, prompt, options, runtime, seed=seed, resume=resume, save=save, stop=stop)
-        show(events, screen, prompt=b"" if values.on("no-prompt") else prompt, several=options.num_samples > 1)
-        return stop.exit_code
+        loaded, runtime = load_model(folder, config.runtime, settings, screen)
+        explain_memory(loaded.config.model, [settings.mem_len], screen)
+        resume, save = open_state_files(state_in, state_out, loaded, runtime)
+        seed = config.runtime.seed
+        events = generation.generate(
+            loaded, prompt, settings, runtime, seed=seed, resume=resume, save=save, stop=stopping
+        )
+        show(events, screen, prompt=b"" if no_prompt else prompt, several=n_samples > 1)
+        return stopping.exit_code
 
 
 def show(events: Iterable[GeneratedText | Generated], screen: Screen, *, prompt: bytes, several: bool) -> None:
-    """Text as it is made, a line `---` between samples; or one JSON object at the end."""
+    """Shows text as it is generated, with a line `---` between samples; or one JSON object at the end."""
     from xlcli.cli import report
     from xlcli.events import Generated
 
@@ -81,8 +204,8 @@ def show(events: Iterable[GeneratedText | Generated], screen: Screen, *, prompt:
         screen.model_text(b"", final=True)
 
 
-def read_prompt(words: tuple[str, ...], stop: Stop) -> bytes:
-    """The prompt as bytes: the argument, or standard input for `-`, or nothing."""
+def read_prompt(words: Sequence[str] | None, stop: Stop) -> bytes:
+    """The prompt as bytes: the argument, standard input for `-`, or no bytes."""
     if not words:
         return b""
     if words[0] != "-":
@@ -95,53 +218,3 @@ def read_prompt(words: tuple[str, ...], stop: Stop) -> bytes:
     if stop():
         raise Stopped(stop.exit_code)
     return bytes(data)
-
-
-COMMAND = Command(
-    name="generate",
-    about="Continue a text; prints the prompt and its continuation as they are made.",
-    examples=('xlcli generate "Once upon a"', 'xlcli generate "ROMEO:" -n 500 -t 0.7 --top-p 0.95 --seed 1'),
-    words="[PROMPT|-]",
-    groups={
-        "Generate": (
-            MODEL,
-            Flag("-n/--max-new-tokens", "N", "most tokens to write (256)", units.count, ("generate.max_new_tokens",)),
-            Flag(
-                "-t/--temperature", "T", "0 is greedy, 1 is as learned (0.8)", units.number, ("generate.temperature",)
-            ),
-            Flag(
-                "-k/--top-k", "K", "choose among the K likeliest tokens", units.count, ("generate.top_k",), example="40"
-            ),
-            Flag(
-                "--top-p",
-                "P",
-                "choose among the likeliest that make up P",
-                units.number,
-                ("generate.top_p",),
-                example="0.95",
-            ),
-            Flag(
-                "--min-p", "P", "drop tokens less than P times as likely as the best", units.number, ("generate.min_p",)
-            ),
-            Flag(
-                "--repetition-penalty",
-                "X",
-                "make repeated tokens less likely (above 1)",
-                units.number,
-                ("generate.repetition_penalty",),
-                example="1.1",
-            ),
-            Flag("--stop", "TEXT", "stop before this text; may be repeated", keys=("generate.stop",), many=True),
-            SEED,
-            Flag("--num-samples", "N", "how many continuations", units.count, ("generate.num_samples",), example="3"),
-            *reading("generate"),
-            Flag("--no-prompt", "", "print the continuation only"),
-            *STATE,
-        ),
-        "Machine": DEVICE,
-        "Settings": SETTINGS,
-        "Talk": TALK,
-    },
-    sections=("generate", "runtime"),
-    run=run,
-)

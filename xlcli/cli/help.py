@@ -1,71 +1,68 @@
-"""Help, laid out from the tables of the commands."""
+"""Help pages: options under the headings of their panels, then examples."""
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Sequence
+from typing import Any
 
-from xlcli.cli.options import Command
+from typer.core import TyperCommand, TyperGroup
 
-ABOUT = "Train, evaluate, generate and stream with a Transformer-XL, from one text file."
-EXAMPLES = ("xlcli train corpus.txt", 'xlcli generate "Once upon a"')
-
-
-def program_help(commands: Sequence[Command], width: int) -> str:
-    """The text of `xlcli --help`."""
-    rows = [(command.name, command.about) for command in commands]
-    options = [
-        ("-h, --help", "show this help, or that of a command"),
-        ("--version", "show the version"),
-        ("--install-completion", "complete commands and options in this shell"),
-        ("--show-completion", "show what that would install"),
-    ]
-    return "\n".join(
-        [
-            *_paragraph(ABOUT, width),
-            "",
-            "Usage: xlcli COMMAND [OPTIONS] ...",
-            "",
-            "Commands:",
-            *_table(rows, width),
-            "",
-            "Options:",
-            *_table(options, width),
-            "",
-            *_paragraph("Options of a command can also come from the environment: --mem-len is XLCLI_MEM_LEN.", width),
-            *_examples(EXAMPLES),
-        ]
-    )
+CONTEXT: dict[str, Any] = {
+    "auto_envvar_prefix": "XLCLI",
+    "help_option_names": ["-h", "--help"],
+    "max_content_width": 100,
+}
+"""Context settings of every command. The option `--mem-len` is also the environment variable `XLCLI_MEM_LEN`."""
 
 
-def command_help(command: Command, width: int) -> str:
-    """The text of `xlcli COMMAND --help`."""
-    lines = [*_paragraph(command.about, width), "", f"Usage: xlcli {command.name} {command.words} [OPTIONS]"]
-    for heading, flags in command.groups.items():
-        rows = [(f"{flag.names.replace('/', ', ')} {flag.value}".rstrip(), flag.about) for flag in flags]
-        if heading == "Talk":
-            rows.append(("-h, --help", "show this help"))
-        lines += ["", f"{heading}:", *_table(rows, width)]
-    return "\n".join([*lines, *_examples(command.examples)])
+class Command(TyperCommand):
+    """A command whose help shows panels as headings; its `epilog` holds examples, one per line."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The arguments as their metavars show them, then `[OPTIONS]`."""
+        arguments = (str(param.metavar) for param in self.params if param.param_type_name == "argument")
+        return [*arguments, "[OPTIONS]"]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """One section per panel."""
+        _write_panels(self.get_params(ctx), ctx, formatter, default="Output")
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """The examples."""
+        _write_examples(self.epilog, formatter)
 
 
-def _paragraph(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width)
+class Program(TyperGroup):
+    """The program: its help lists the commands first."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Any command."""
+        return ["COMMAND", "[OPTIONS]"]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Commands, then options."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.help or "") for name, command in self.commands.items()])
+        _write_panels(self.get_params(ctx), ctx, formatter, default="Options")
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """The examples."""
+        _write_examples(self.epilog, formatter)
 
 
-def _examples(examples: Sequence[str]) -> list[str]:
-    return ["", "Examples:", *(f"  {example}" for example in examples), ""]
+def _write_panels(params: list[Any], ctx: Any, formatter: Any, *, default: str) -> None:
+    panels: dict[str, list[tuple[str, str]]] = {}
+    for param in params:
+        if param.param_type_name == "argument" or param.hidden:
+            continue
+        names = ", ".join(sorted(param.opts, key=len))
+        value = "" if param.is_flag else param.metavar or param.display_type(ctx).strip("<>")
+        row = (f"{names} {value}".rstrip(), param.help or "")
+        panels.setdefault(param.rich_help_panel or default, []).append(row)
+    for heading, rows in panels.items():
+        with formatter.section(heading):
+            formatter.write_dl(rows)
 
 
-def _table(rows: Sequence[tuple[str, str]], width: int) -> list[str]:
-    """Two columns; a first one that is too wide stands on a line of its own."""
-    left = min(max(len(name) for name, _ in rows), max(16, width // 3))
-    lines = []
-    for name, about in rows:
-        first, *rest = textwrap.wrap(about, max(20, width - left - 4))
-        if len(name) > left:
-            lines += [f"  {name}", f"  {'':{left}}  {first}"]
-        else:
-            lines.append(f"  {name:{left}}  {first}")
-        lines += [f"  {'':{left}}  {line}" for line in rest]
-    return lines
+def _write_examples(epilog: str | None, formatter: Any) -> None:
+    with formatter.section("Examples"):
+        formatter.write("".join(f"  {line}\n" for line in (epilog or "").splitlines()))

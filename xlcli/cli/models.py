@@ -1,13 +1,17 @@
-"""`xlcli models`: what there is to use and to start from."""
+"""`xlcli models`: lists, shows and copies presets and models."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from xlcli.cli.options import TALK, Command, Values, nearest
+import typer
+
+from xlcli.cli import options
+from xlcli.cli.help import CONTEXT, Command
+from xlcli.cli.usage import nearest
 from xlcli.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -15,30 +19,43 @@ if TYPE_CHECKING:
     from xlcli.presets import Preset
     from xlcli.store.discover import ModelSummary
 
-_ACTIONS = {"show": 1, "copy": 2}
-"""Words of each action after its own name."""
+app = typer.Typer()
 
 
-def run(values: Values) -> int:
-    """Lists, shows or copies."""
-    from xlcli.cli.render import Screen
+@app.command(
+    cls=Command,
+    context_settings=CONTEXT,
+    epilog="xlcli models show small\nxlcli models copy small my.toml",
+)
+def models(
+    context: typer.Context,
+    words: Annotated[list[str] | None, typer.Argument(metavar="[show NAME | copy PRESET FILE.toml]")] = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    no_progress: options.NoProgress = False,
+    color: options.Color = None,
+    debug: options.Debug = False,
+) -> int:
+    """List presets and models; show one; copy a preset to edit."""
+    from xlcli.cli.prologue import open_screen
 
-    screen = Screen(values)
-    action, *words = values.words or ("list",)
-    if action == "list" and not words:
-        _list(screen)
-    elif action in _ACTIONS and len(words) == _ACTIONS[action]:
-        if action == "show":
-            _show(words[0], screen)
-        else:
-            _copy(words[0], words[1], screen)
-    elif action in _ACTIONS:
-        wanted = "show NAME" if action == "show" else "copy PRESET FILE.toml"
-        raise ConfigError(f"'xlcli models {action}' takes {_ACTIONS[action]} words.", f"Type xlcli models {wanted}.")
-    else:
-        near = nearest(action, _ACTIONS)
-        remedy = f"Did you mean xlcli models {near}?" if near else f"Type xlcli models show {action}."
-        raise ConfigError(f"there is no 'xlcli models {action}'.", remedy)
+    screen = open_screen(context)
+    match words or ["list"]:
+        case ["list"]:
+            _list(screen)
+        case ["show", name]:
+            _show(name, screen)
+        case ["copy", name, target]:
+            _copy(name, target, screen)
+        case ["show", *_]:
+            raise ConfigError("'xlcli models show' takes 1 word.", "Type xlcli models show NAME.")
+        case ["copy", *_]:
+            raise ConfigError("'xlcli models copy' takes 2 words.", "Type xlcli models copy PRESET FILE.toml.")
+        case [action, *_]:
+            near = nearest(action, ("show", "copy"))
+            remedy = f"Did you mean xlcli models {near}?" if near else f"Type xlcli models show {action}."
+            raise ConfigError(f"there is no 'xlcli models {action}'.", remedy)
     return 0
 
 
@@ -156,14 +173,3 @@ def _copy(name: str, target: str, screen: Screen) -> None:
         raise ConfigError(f"{target} exists.", "Choose another name, or remove it first.")
     write_atomic(Path(target), text)
     screen.say(f"{target} written; train with it: xlcli train FILE --config {target}")
-
-
-COMMAND = Command(
-    name="models",
-    about="List presets and models; show one; copy a preset to edit.",
-    examples=("xlcli models show small", "xlcli models copy small my.toml"),
-    words="[show NAME | copy PRESET FILE.toml]",
-    groups={"Talk": TALK},
-    sections=(),
-    run=run,
-)

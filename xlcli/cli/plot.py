@@ -12,7 +12,7 @@ from xlcli.events import Score
 _KINDS = (".png", ".svg", ".pdf")
 
 
-def check(name: str) -> None:
+def check_plot(name: str) -> None:
     """`ConfigError` when the picture could not be drawn or written at the end."""
     path = Path(name)
     if path.suffix.lower() not in _KINDS:

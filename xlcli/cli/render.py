@@ -19,7 +19,6 @@ from rich.live import Live
 from rich.text import Text
 
 from xlcli.cli import report
-from xlcli.cli.options import Values
 from xlcli.cli.terminal import Visible, visible
 from xlcli.events import Notice, Progress, Step
 
@@ -34,15 +33,22 @@ _RAMP = (245, 252, 229, 222, 215, 208, 202, 196)
 class Screen:
     """The two outputs of a command; a context manager that leaves the terminal as it was."""
 
-    def __init__(self, values: Values) -> None:
-        color = values.get("color") or "auto"
-        plain = color == "never" or (color == "auto" and bool(os.environ.get("NO_COLOR")))
-        self.json = values.on("json")
-        self.verbose = values.on("verbose")
-        self.quiet = values.on("quiet")
+    def __init__(
+        self,
+        *,
+        json: bool = False,
+        quiet: bool = False,
+        verbose: bool = False,
+        no_progress: bool = False,
+        color: str | None = None,
+    ) -> None:
+        plain = color == "never" or (color != "always" and bool(os.environ.get("NO_COLOR")))
+        self.json = json
+        self.verbose = verbose
+        self.quiet = quiet
         self.on_terminal = sys.stdout.isatty() or color == "always"
         self.colored = self.on_terminal and not plain
-        self._shows_progress = not (values.on("no-progress") or self.quiet)
+        self._shows_progress = not (no_progress or quiet)
         self._console = Console(stderr=True, markup=False, highlight=False, emoji=False, no_color=plain)
         self._is_live = self._console.is_terminal and not self._console.is_dumb_terminal
         self._live: Live | None = None

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xlcli.config import LinearAttentionConfig, ModelConfig
+from xlcli.config import ModelConfig
 from xlcli.events import Event, Plan, Progress, Saved, Score, Step, StreamStats, TokenScore, Trained, Validation
 
 if TYPE_CHECKING:
@@ -205,10 +205,9 @@ def score_text(score: Score, model: ModelConfig) -> str:
     if not score.mem_len:
         alone = f"segments of {score.segment_len} tokens stand alone"
         recurrence = f"no memory: {alone}, and the result depends on that length"
-    elif all(isinstance(layer, LinearAttentionConfig) for layer in model.attentions):
+    elif (tokens := model.effective_mem_len(score.mem_len)) is None:
         recurrence = f"memory of everything read, batch {score.batch_size}"
     else:
-        tokens = model.remembered(score.mem_len)
         recurrence = f"memory of {tokens} tokens, span {score.span}, batch {score.batch_size}"
     lines = [
         f"{score.model} on {score.file}",

@@ -1,94 +1,78 @@
-"""From what was typed to a configuration: flag > `--set` > environment > file > preset > default. No torch here."""
+"""From options to a configuration: options > `--set` > environment > file > preset > default. Never imports torch.
+
+An option sets the key with the name of its parameter, in the first of the command's sections that has such a key:
+`mem_len` of `xlcli eval` sets `eval.mem_len`.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from xlcli import config
 from xlcli.cli import units
-from xlcli.cli.options import Given, Values
 from xlcli.cli.terminal import one_line
+from xlcli.cli.usage import source, spelling, suggestion
 from xlcli.config import Config, Tree
 from xlcli.errors import ConfigError
 
 _READERS: dict[str, Callable[[str], Any]] = {
     "max_time": units.duration,
-    "eval_every": units.cadence,
-    "save_every": units.cadence,
+    "eval_every": units.interval,
+    "save_every": units.interval,
     "valid": units.share,
     "test": units.share,
     **dict.fromkeys(("max_steps", "max_tokens", "limit", "mem_len", "segment_len", "max_new_tokens"), units.count),
 }
-"""Keys whose value may also be written with a unit, as a text, in a file or after `--set`."""
+"""Keys that accept a text with a unit, in a file or after `--set`."""
 
 
-def typed_layer(given: Mapping[str, Given], values: Values) -> Tree:
-    """The tables that flags (or variables) set."""
-    tree: Tree = {}
-    for flag in values.command.flags:
-        if flag.name in given:
-            for key in flag.keys:
-                value: Any = given[flag.name].value
-                for part in reversed(key.split(".")):
-                    value = {part: value}
-                tree = config.merge(tree, value)
-    return tree
+def resolve(context: typer.Context, sections: Sequence[str]) -> Config:
+    """The configuration of a command that uses these sections."""
+    with option_names(context, sections):
+        return config.make(user_settings(context, sections))
 
 
-def file_layer(values: Values) -> Tree:
-    """The tables of `--config FILE`; may hold sections that belong to other commands."""
-    name = values.get("config")
-    if name is None:
-        return {}
-    tree = config.read_toml(Path(name))
-    tree.pop("about", None)
-    return _with_units(tree, name)
-
-
-def set_layer(values: Values) -> Tree:
-    """The tables of all `--set a.b=c`; a section that the command ignores is refused."""
-    tree: Tree = {}
-    for text in values.get("set") or ():
-        override = config.parse_override(text)
-        section = next(iter(override))
-        legal = values.command.sections
-        if section in Config.model_fields and section not in legal:
-            raise ConfigError(
-                f"'xlcli {values.command.name}' does not use {section}.*.",
-                f"It takes {', '.join(f'{name}.*' for name in legal)}.",
-            )
-        tree = config.merge(tree, _with_units(override, "--set"))
-    return tree
-
-
-def above_preset(values: Values) -> Tree:
-    """Everything said by the user, merged."""
+def user_settings(context: typer.Context, sections: Sequence[str]) -> Tree:
+    """Everything the user set: file, environment, `--set` and options, merged."""
+    for param in context.command.params:
+        if context.params.get(param.name) == "":
+            raise ConfigError(f"{spelling(context, param)} was given an empty value.", suggestion(context, param))
     tree: Tree = {}
     for layer in (
-        file_layer(values),
-        typed_layer(values.environment, values),
-        set_layer(values),
-        typed_layer(values.flags, values),
+        _read_file(context.params["config_file"]),
+        _read_options(context, sections, "ENVIRONMENT"),
+        _read_overrides(context, sections),
+        _read_options(context, sections, "COMMANDLINE"),
     ):
         tree = config.merge(tree, layer)
     return tree
 
 
-def resolve(values: Values, *below: Tree) -> Config:
-    """The configuration; errors name the option as it was given. `below` are presets."""
+@contextlib.contextmanager
+def option_names(context: typer.Context, sections: Sequence[str]) -> Iterator[None]:
+    """Lets a `ConfigError` name the option that set the key at fault, instead of the key."""
     try:
-        return config.make(*below, above_preset(values))
+        yield
     except ConfigError as error:
-        raise _renamed(error, values) from None
+        param = _option_of(error.key, context, sections) if error.key else None
+        if param is not None:
+            message = f"{spelling(context, param)} {error.reason}."
+            raise ConfigError(message, error.remedy or suggestion(context, param)) from None
+        if error.key and not error.remedy:
+            raise ConfigError(error.message, "Change that value.") from None
+        raise
 
 
-def is_set(tree: Mapping[str, Any], key: str) -> bool:
-    """Whether the dotted key is in the tables."""
-    section, _, name = key.partition(".")
-    return name in tree.get(section, {})
+def print_config(resolved: Config, sections: Sequence[str], *, as_json: bool) -> str:
+    """The text of `--print-config`: the sections that a command uses, as TOML or JSON."""
+    tree = resolved.model_dump(mode="json", include=set(sections))
+    return json.dumps(tree, indent=2) + "\n" if as_json else to_toml(tree).lstrip("\n")
 
 
 def to_toml(tree: Mapping[str, Any], prefix: str = "") -> str:
@@ -108,15 +92,6 @@ def to_toml(tree: Mapping[str, Any], prefix: str = "") -> str:
     return "".join(lines) + "".join(tables)
 
 
-def print_config(resolved: Config, values: Values) -> str:
-    """The text of `--print-config`: the sections this command obeys."""
-    tree = resolved.model_dump(mode="json")
-    shown = {name: tree[name] for name in values.command.sections}
-    if values.on("json"):
-        return json.dumps(shown, indent=2) + "\n"
-    return to_toml(shown).lstrip("\n")
-
-
 def _toml_value(value: Any) -> str:
     if isinstance(value, Mapping):
         there = (f"{key} = {_toml_value(item)}" for key, item in value.items() if item is not None)
@@ -128,30 +103,67 @@ def _toml_value(value: Any) -> str:
     return json.dumps(value)
 
 
-def _with_units(tree: Mapping[str, Any], source: str) -> Tree:
+def _read_file(name: str | None) -> Tree:
+    """Tables of `--config FILE`, which may hold sections of other commands."""
+    if name is None:
+        return {}
+    tree = config.read_toml(Path(name))
+    tree.pop("about", None)
+    return _with_units(tree, name)
+
+
+def _read_overrides(context: typer.Context, sections: Sequence[str]) -> Tree:
+    """Tables of all `--set a.b=c`; a section that the command does not use is refused."""
+    tree: Tree = {}
+    for text in context.params["overrides"] or ():
+        override = config.parse_override(text)
+        section = next(iter(override))
+        if section in Config.model_fields and section not in sections:
+            raise ConfigError(
+                f"'xlcli {context.info_name}' does not use {section}.*.",
+                f"It uses {', '.join(f'{name}.*' for name in sections)}.",
+            )
+        tree = config.merge(tree, _with_units(override, "--set"))
+    return tree
+
+
+def _read_options(context: typer.Context, sections: Sequence[str], origin: str) -> Tree:
+    """Tables of all options whose values come from `origin`."""
+    tree: Tree = {}
+    for name, value in context.params.items():
+        section = _section(name, sections)
+        if section is not None and source(context, name) == origin:
+            tree = config.merge(tree, {section: {name: value}})
+    return tree
+
+
+def _section(name: str, sections: Sequence[str]) -> str | None:
+    """The first section with a key of this name."""
+    fields = {section: Config.model_fields[section].annotation for section in sections}
+    return next((section for section, kind in fields.items() if name in getattr(kind, "model_fields", ())), None)
+
+
+def _option_of(key: str, context: typer.Context, sections: Sequence[str]) -> Any:
+    """The parameter whose option or variable set a key of the configuration, if one did."""
+    overrides = _read_overrides(context, sections)
+    for param in context.command.params:
+        section, origin = _section(param.name, sections), source(context, param.name)
+        overridden = origin == "ENVIRONMENT" and param.name in overrides.get(section or "", {})
+        if origin != "DEFAULT" and not overridden and f"{key}.".startswith(f"{section}.{param.name}."):
+            return param
+    return None
+
+
+def _with_units(tree: Mapping[str, Any], origin: str) -> Tree:
     result: Tree = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            result[key] = _with_units(value, source)
+            result[key] = _with_units(value, origin)
         elif isinstance(value, str) and key in _READERS:
             try:
                 result[key] = _READERS[key](value)
             except ValueError as error:
-                raise ConfigError(f"{source}: {key} '{one_line(value)}' is {error}.", "Mend that value.") from None
+                raise ConfigError(f"{origin}: {key} '{one_line(value)}' is {error}.", "Correct that value.") from None
         else:
             result[key] = value
     return result
-
-
-def _renamed(error: ConfigError, values: Values) -> ConfigError:
-    """The error in the user's words: the key as the flag or variable that set it."""
-    for flag in values.command.flags:
-        given = values.given(flag.name)
-        for key in flag.keys if given else ():
-            assert given is not None
-            if error.message.startswith(f"'{key}"):
-                reason = error.message.partition(": ")[2] or error.message
-                return ConfigError(f"{given.source} {one_line(given.raw)}: {reason}", flag.remedy(given.source))
-            if key in error.message:
-                return ConfigError(error.message.replace(key, given.source), error.remedy or flag.remedy(given.source))
-    return error

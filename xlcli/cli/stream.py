@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from xlcli.cli import units
-from xlcli.cli.options import DEVICE, MODEL, SEED, SETTINGS, TALK, Command, Flag, Values, reading
+import typer
+
+from xlcli.cli import options, units
+from xlcli.cli.help import CONTEXT, Command
+from xlcli.cli.options import Unit
 from xlcli.cli.pipe import open_source, portions
 from xlcli.cli.signals import Stop
 from xlcli.errors import ConfigError
@@ -15,60 +18,135 @@ if TYPE_CHECKING:
     from xlcli.cli.render import Screen
     from xlcli.events import Event
 
+SECTIONS = ("stream", "generate", "runtime")
+"""Sections of the configuration that the command uses."""
+app = typer.Typer()
 
-def run(values: Values) -> int:
-    """Renders the events of the workflow `stream`."""
-    from xlcli.cli.model_options import check_state_files, dry_run, explain_memory, locate, open_model, state_files
-    from xlcli.cli.render import Screen
-    from xlcli.cli.settings import above_preset, is_set, print_config, resolve
 
-    config = resolve(values)
-    screen = Screen(values)
-    if values.on("print-config"):
-        screen.print(print_config(config, values))
-        return 0
-    if len(values.words) > 1:
-        raise ConfigError(
-            "stream reads one file, or what is piped in.", "Join files first: cat FILE... | xlcli stream."
-        )
-    options = config.stream
-    name = values.words[0] if values.words else "-"
-    state_in, state_out = values.get("state-in"), values.get("state-out")
-    if options.save_every is not None and not state_out:
+@app.command(
+    cls=Command,
+    context_settings=CONTEXT,
+    epilog="cat book.txt | xlcli stream\ntail -f app.log | xlcli stream --json --state-out log.state --save-every 10m",
+)
+def stream(
+    context: typer.Context,
+    files: Annotated[list[str] | None, typer.Argument(metavar="[FILE]")] = None,
+    model: options.Model = None,
+    n_steps: options.NSteps = None,
+    n_hashes: options.NHashes = None,
+    emit: Annotated[
+        Literal["lines", "tokens", "stats", "none"] | None,
+        typer.Option("--emit", help="Scores to print. Default: lines.", rich_help_panel="Text"),
+    ] = None,
+    flush_ms: Annotated[
+        int | None,
+        typer.Option(
+            "--flush-ms",
+            metavar="N",
+            parser=Unit(units.count, "200"),
+            help="Score an unfinished line after N milliseconds without input.",
+            rich_help_panel="Text",
+        ),
+    ] = None,
+    continue_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--continue",
+            metavar="N",
+            parser=Unit(units.count, "50"),
+            envvar="XLCLI_CONTINUE",
+            help="Generate N tokens after the end of the input.",
+            rich_help_panel="Text",
+        ),
+    ] = None,
+    mem_len: options.MemLen = None,
+    reset_on: Annotated[
+        str | None,
+        typer.Option(
+            "--reset-on",
+            metavar="REGEX",
+            help="Clear the memory before each line that matches.",
+            rich_help_panel="Memory",
+        ),
+    ] = None,
+    state_in: options.StateIn = None,
+    state_out: options.StateOut = None,
+    save_every: Annotated[
+        float | None,
+        typer.Option(
+            "--save-every",
+            metavar="TIME",
+            parser=Unit(units.duration, "10m"),
+            help="Time between saves of the state. Default: at the end only.",
+            rich_help_panel="Memory",
+        ),
+    ] = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    threads: options.Threads = None,
+    seed: options.Seed = None,
+    config_file: options.ConfigFile = None,
+    overrides: options.Overrides = None,
+    print_config: options.PrintConfig = False,
+    dry_run: options.DryRun = False,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    no_progress: options.NoProgress = False,
+    color: options.Color = None,
+    debug: options.Debug = False,
+) -> int:
+    """Score text as it arrives, line by line, for ever, in constant memory."""
+    from xlcli.cli.prologue import (
+        begin,
+        check_state_files,
+        explain_memory,
+        find_model,
+        load_model,
+        open_state_files,
+        print_plan,
+    )
+
+    config, screen = begin(context, SECTIONS)
+    settings = config.stream
+    name = files[0] if files else "-"
+    if files and len(files) > 1:
+        raise ConfigError("stream reads one file, or standard input.", "Join files first: cat FILE... | xlcli stream.")
+    if settings.save_every is not None and not state_out:
         raise ConfigError("--save-every needs a file to save in.", "Add --state-out memory.state.")
-    folder = locate(values, options)
+    folder = find_model(context, settings)
     check_state_files(state_in, state_out)
-    if values.on("dry-run"):
-        screen.print(dry_run(folder, options, batch_size=1, what=f"scores {name}", values=values))
+    if dry_run:
+        print_plan(folder, settings, screen, batch_size=1, what=f"scores {name}")
         return 0
     source = open_source(name)
     if name == "-" and sys.stdin is not None and sys.stdin.isatty():
         screen.say("reading from the keyboard; end with Ctrl-D")
     with Stop(screen.say) as stop, screen:
         screen.wait("loading the model")
-        from xlcli.streaming import stream
+        from xlcli import streaming
 
-        model, runtime = open_model(folder, config.runtime, screen)
-        explain_memory(model.config.model, [options.mem_len], screen)
-        resume, save = state_files(state_in, state_out, model, runtime)
-        for event in stream(
-            model,
-            portions(source, stop, options.flush_ms),
-            options,
+        loaded, runtime = load_model(folder, config.runtime, settings, screen)
+        explain_memory(loaded.config.model, [settings.mem_len], screen)
+        resume, save = open_state_files(state_in, state_out, loaded, runtime)
+        for event in streaming.stream(
+            loaded,
+            portions(source, stop, settings.flush_ms),
+            settings,
             runtime,
             resume=resume,
             save=save,
             stop=stop,
             sampling=config.generate,
-            seed=config.runtime.seed if is_set(above_preset(values), "runtime.seed") else None,
+            seed=config.runtime.seed,
         ):
-            show(event, screen, emit=options.emit)
+            show(event, screen, emit=settings.emit)
         screen.model_text(b"", final=True)
         return stop.exit_code
 
 
 def show(event: Event, screen: Screen, *, emit: str) -> None:
-    """One event of the workflow to the screen."""
+    """Shows one event of the workflow."""
     from xlcli.cli import report
     from xlcli.events import GeneratedText, LineScore, Notice, Progress, StreamStats, TokenScore
 
@@ -103,45 +181,3 @@ def show(event: Event, screen: Screen, *, emit: str) -> None:
             screen.notice(event)
         case Progress():
             screen.progress(event)
-
-
-STATE = (
-    Flag("--state-in", "FILE", "go on from a saved memory"),
-    Flag("--state-out", "FILE", "save the memory at the end, or when stopped"),
-)
-
-COMMAND = Command(
-    name="stream",
-    about="Score text as it arrives, line by line, for ever, in constant memory.",
-    examples=(
-        "cat book.txt | xlcli stream",
-        "tail -f app.log | xlcli stream --json --state-out log.state --save-every 10m",
-    ),
-    words="[FILE]",
-    groups={
-        "Stream": (
-            MODEL,
-            *reading("stream"),
-            Flag("--emit", "lines|tokens|stats|none", "what to print", keys=("stream.emit",)),
-            Flag(
-                "--continue",
-                "N",
-                "when the input ends, continue it by N tokens",
-                units.count,
-                ("stream.continue_tokens",),
-            ),
-            Flag(
-                "--flush-ms", "N", "score an unfinished line after so long a silence", units.count, ("stream.flush_ms",)
-            ),
-            Flag("--reset-on", "REGEX", "forget everything before a line that matches", keys=("stream.reset_on",)),
-            *STATE,
-            Flag("--save-every", "TIME", "save the memory every so often", units.duration, ("stream.save_every",)),
-            SEED,
-        ),
-        "Machine": DEVICE,
-        "Settings": SETTINGS,
-        "Talk": TALK,
-    },
-    sections=("stream", "generate", "runtime"),
-    run=run,
-)

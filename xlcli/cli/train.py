@@ -1,16 +1,21 @@
-"""`xlcli train`: makes a model of a text."""
+"""`xlcli train`: trains a model on a text."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from xlcli.cli import units
-from xlcli.cli.options import DEVICE, SEED, SETTINGS, TALK, Command, Flag, Values, mem_len, nearest
+import typer
+
+from xlcli.cli import options, units
+from xlcli.cli.help import CONTEXT, Command
+from xlcli.cli.options import Unit
 from xlcli.cli.pipe import standard_input
 from xlcli.cli.signals import Stop
+from xlcli.cli.usage import nearest
 from xlcli.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -18,77 +23,301 @@ if TYPE_CHECKING:
     from xlcli.config import Config
     from xlcli.events import Event
 
-AUTOMATIC = ("small", "base", "tiny")
-"""Presets that may be chosen when none is named; which one is only known once text and device are."""
+SECTIONS = ("text", "train", "runtime", "model")
+"""Sections of the configuration that the command uses."""
+app = typer.Typer()
 
 
-def run(values: Values) -> int:
-    """Renders the events of the workflow `train`."""
-    from xlcli.cli.render import Screen
-    from xlcli.cli.settings import above_preset, print_config
+@app.command(
+    cls=Command,
+    context_settings=CONTEXT,
+    epilog="xlcli train corpus.txt\nxlcli train books/ notes.txt.gz --preset small --max-time 30m --out models/mine",
+)
+def train(
+    context: typer.Context,
+    paths: Annotated[list[str] | None, typer.Argument(metavar="FILE|FOLDER|-...")] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="FOLDER",
+            help="Model folder. Default: models/<corpus>.",
+            rich_help_panel="Run",
+        ),
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue the run in that folder from its newest checkpoint.",
+            rich_help_panel="Run",
+        ),
+    ] = False,
+    overwrite: Annotated[
+        bool,
+        typer.Option(
+            "--overwrite",
+            help="Replace the model in that folder.",
+            rich_help_panel="Run",
+        ),
+    ] = False,
+    allow_data_change: Annotated[
+        bool,
+        typer.Option(
+            "--allow-data-change",
+            help="Resume although the text has changed.",
+            rich_help_panel="Run",
+        ),
+    ] = False,
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            "--preset",
+            metavar="NAME",
+            help="Preset to start from; xlcli models lists them. Default: by text size and device.",
+            rich_help_panel="Run",
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        Literal["auto", "bytes", "sentencepiece", "words"] | None,
+        typer.Option("--tokenizer", help="Tokenizer. auto: by size and content of the text.", rich_help_panel="Text"),
+    ] = None,
+    vocab_size: Annotated[
+        int | None,
+        typer.Option(
+            "--vocab-size",
+            metavar="N",
+            parser=Unit(units.count, "4096"),
+            help="Vocabulary size.",
+            rich_help_panel="Text",
+        ),
+    ] = None,
+    valid: Annotated[
+        Any,
+        typer.Option(
+            "--valid",
+            metavar="FILE|FRACTION",
+            parser=Unit(units.share, "0.05"),
+            help="Validation text: a file, or a fraction off the end of the text. Default: 5%.",
+            rich_help_panel="Text",
+        ),
+    ] = None,
+    test: Annotated[
+        Any,
+        typer.Option(
+            "--test",
+            metavar="FILE|FRACTION",
+            parser=Unit(units.share, "0.05"),
+            help="Test text: a file, or a fraction off the end of the text. Default: 5%.",
+            rich_help_panel="Text",
+        ),
+    ] = None,
+    segment_len: Annotated[
+        int | None,
+        typer.Option(
+            "--segment-len",
+            metavar="TOKENS",
+            parser=Unit(units.count, "128"),
+            help="Tokens per training segment.",
+            rich_help_panel="Memory",
+        ),
+    ] = None,
+    mem_len: options.MemLen = None,
+    span: options.Span = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            "--batch-size",
+            metavar="N",
+            parser=Unit(units.count, "16"),
+            help="Sequences per batch.",
+            rich_help_panel="Training",
+        ),
+    ] = None,
+    grad_accum: Annotated[
+        int | None,
+        typer.Option(
+            "--grad-accum",
+            metavar="N",
+            parser=Unit(units.count, "2"),
+            help="Microbatches per step; more take less memory.",
+            rich_help_panel="Training",
+        ),
+    ] = None,
+    lr: Annotated[
+        float | None,
+        typer.Option(
+            "--lr",
+            metavar="RATE",
+            parser=Unit(units.number, "0.01"),
+            help="Peak learning rate.",
+            rich_help_panel="Training",
+        ),
+    ] = None,
+    optimizer: Annotated[
+        Literal["muon", "adamw"] | None,
+        typer.Option("--optimizer", help="Optimizer.", rich_help_panel="Training"),
+    ] = None,
+    warmup_steps: Annotated[
+        int | None,
+        typer.Option(
+            "--warmup-steps",
+            metavar="N",
+            parser=Unit(units.count, "100"),
+            help="Steps of learning-rate warmup.",
+            rich_help_panel="Training",
+        ),
+    ] = None,
+    dropout: Annotated[
+        Any,
+        typer.Option(
+            "--dropout",
+            metavar="RATE",
+            parser=Unit(dropout_rates, "0.1"),
+            help="Dropout rate of embeddings, attention, residual and feed-forward branches.",
+            rich_help_panel="Training",
+        ),
+    ] = None,
+    max_steps: Annotated[
+        int | None,
+        typer.Option(
+            "--max-steps",
+            metavar="N",
+            parser=Unit(units.count, "1000"),
+            help="Budget in steps.",
+            rich_help_panel="Training",
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--max-tokens",
+            metavar="N",
+            parser=Unit(units.count, "10M"),
+            help="Budget in tokens.",
+            rich_help_panel="Training",
+        ),
+    ] = None,
+    max_time: Annotated[
+        float | None,
+        typer.Option(
+            "--max-time",
+            metavar="TIME",
+            parser=Unit(units.duration, "10m"),
+            help="Budget in time. Default without any budget: 10m on CPU, 30m on CUDA.",
+            rich_help_panel="Training",
+        ),
+    ] = None,
+    eval_every: Annotated[
+        float | None,
+        typer.Option(
+            "--eval-every",
+            metavar="N|TIME",
+            parser=Unit(units.interval, "5m"),
+            help="Steps (such as 100) or time (such as 60s) between validations. Default: 10 in a run.",
+            rich_help_panel="Training",
+        ),
+    ] = None,
+    save_every: Annotated[
+        float | None,
+        typer.Option(
+            "--save-every",
+            metavar="N|TIME",
+            parser=Unit(units.interval, "5m"),
+            help="Steps (such as 100) or time (such as 60s) between checkpoints. Default: 60s.",
+            rich_help_panel="Training",
+        ),
+    ] = None,
+    keep_checkpoints: Annotated[
+        int | None,
+        typer.Option(
+            "--keep-checkpoints",
+            metavar="N",
+            parser=Unit(units.count, "2"),
+            help="Number of checkpoints to keep. Default: 2.",
+            rich_help_panel="Training",
+        ),
+    ] = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    threads: options.Threads = None,
+    seed: options.Seed = None,
+    compile: Annotated[  # noqa: A002
+        bool,
+        typer.Option(
+            "--compile", help="Compile the model before training; worth it in long runs.", rich_help_panel="Machine"
+        ),
+    ] = False,
+    config_file: options.ConfigFile = None,
+    overrides: options.Overrides = None,
+    print_config: options.PrintConfig = False,
+    dry_run: options.DryRun = False,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    no_progress: options.NoProgress = False,
+    color: options.Color = None,
+    debug: options.Debug = False,
+) -> int:
+    """Train a model on a text and save it in models/. Everything has a default."""
+    from xlcli.cli.prologue import open_screen
+    from xlcli.cli.settings import option_names, user_settings
+    from xlcli.presets import configurations
 
-    preset = values.get("preset")
-    config = legal_config(values, preset)
-    screen = Screen(values)
-    if values.on("print-config"):
-        if preset is None and not screen.json:
-            screen.print(f"# No --preset: one is chosen by text and device. This is with {AUTOMATIC[0]}.\n\n")
-        screen.print(print_config(config, values))
-        return 0
-    check_paths(values, (config.text.valid, config.text.test))
-    if values.on("resume") and values.on("overwrite"):
-        raise ConfigError("--resume and --overwrite exclude each other.", "Give one of them.")
-    folder = Path(values.get("out") or Path("models") / model_name(values.words))
-    with Stop(screen.say) as stop, screen, standard_input(stop):
-        screen.wait("starting")
-        from xlcli.events import Plan
-        from xlcli.training import train
+    settings = user_settings(context, SECTIONS)
+    with option_names(context, SECTIONS):
+        configs = {} if resume and not print_config else configurations(settings, preset)
+        screen = open_screen(context)
+        if print_config:
+            print_first(configs, screen, chosen=preset is not None)
+            return 0
+        check_paths(paths or (), settings.get("text", {}))
+        if resume and overwrite:
+            raise ConfigError("--resume and --overwrite exclude each other.", "Give one of them.")
+        folder = Path(out or Path("models") / model_name(paths or ()))
+        with Stop(screen.say) as stop, screen, standard_input(stop):
+            screen.wait("starting")
+            from xlcli import training
 
-        begun = False
-        for event in train(
-            above_preset(values),
-            values.words,
-            folder,
-            preset=preset,
-            resume=values.on("resume"),
-            overwrite=values.on("overwrite"),
-            dry_run=values.on("dry-run"),
-            allow_data_change=values.on("allow-data-change"),
-            stop=stop,
-        ):
-            begun = begun or isinstance(event, Plan)
-            if stop() and not begun:
-                break  # nothing has been learned that could be saved
-            try:
-                show(event, screen, dry_run=values.on("dry-run"))
-            except BrokenPipeError:
-                screen.abandon_stdout()
-        return stop.exit_code
+            if resume:
+                events = training.resume(
+                    paths or (),
+                    folder,
+                    settings,
+                    preset=preset,
+                    dry_run=dry_run,
+                    allow_data_change=allow_data_change,
+                    stop=stop,
+                )
+            else:
+                events = training.train(paths or (), folder, configs, overwrite=overwrite, dry_run=dry_run, stop=stop)
+            show_all(events, screen, stop, dry_run=dry_run)
+            return stop.exit_code
 
 
-def legal_config(values: Values, preset: str | None) -> Config:
-    """The configuration with this preset, or else with the first automatic one that what was set is legal with."""
-    from xlcli.cli.settings import resolve
-    from xlcli.presets import read_preset
-
-    if preset is not None:
-        return resolve(values, read_preset(preset))
-    refusals = []
-    for name in AUTOMATIC:
-        try:
-            return resolve(values, read_preset(name))
-        except ConfigError as error:
-            refusals.append(error)
-    raise refusals[0]
+def dropout_rates(text: str) -> dict[str, float]:
+    """The same rate for every dropout of a model."""
+    return dict.fromkeys(("embedding", "attention", "residual", "feedforward"), units.number(text))
 
 
-def check_paths(values: Values, held_out: tuple[str | float | None, ...]) -> None:
-    """Refuses what is plainly missing before torch is loaded; the corpus reader judges the rest."""
-    if not values.words:
+def print_first(configs: Mapping[str, Config], screen: Screen, *, chosen: bool) -> None:
+    """Prints the configuration of the first of several presets."""
+    from xlcli.cli.settings import print_config
+
+    name, config = next(iter(configs.items()))
+    if not chosen and not screen.json:
+        screen.print(f"# No --preset: text size and device decide. This is preset {name}.\n\n")
+    screen.print(print_config(config, SECTIONS, as_json=screen.json))
+
+
+def check_paths(paths: Sequence[str], held_out: Mapping[str, object]) -> None:
+    """Refuses a missing file before torch is loaded; the corpus reader makes all other checks."""
+    if not paths:
         raise ConfigError(
             "train needs a text: a file, a folder, or - for standard input.", "Type xlcli train corpus.txt."
         )
-    for name in (*values.words, *(part for part in held_out if isinstance(part, str))):
+    for name in (*paths, *(part for part in map(held_out.get, ("valid", "test")) if isinstance(part, str))):
         if name == "-" or os.path.lexists(name):
             continue
         path = Path(name)
@@ -99,16 +328,31 @@ def check_paths(values: Values, held_out: tuple[str | float | None, ...]) -> Non
         )
 
 
-def model_name(words: tuple[str, ...]) -> str:
-    """Name of the model of a corpus: the first file's name without its endings."""
-    if words[0] == "-":
+def model_name(paths: Sequence[str]) -> str:
+    """Default name of a model: the name of its first file without suffixes."""
+    if paths[0] == "-":
         return "stdin"
-    name = Path(words[0]).absolute().name.removesuffix(".gz").removesuffix(".txt")
+    name = Path(paths[0]).absolute().name.removesuffix(".gz").removesuffix(".txt")
     return re.sub(r"[^\w.-]+", "-", name).strip(".-") or "corpus"
 
 
+def show_all(events: Iterator[Event], screen: Screen, stop: Stop, *, dry_run: bool) -> None:
+    """Shows the events of a run until it ends, or is stopped before it has a plan."""
+    from xlcli.events import Plan
+
+    begun = False
+    for event in events:
+        begun = begun or isinstance(event, Plan)
+        if stop() and not begun:
+            break  # no step was taken, so there is nothing to save
+        try:
+            show(event, screen, dry_run=dry_run)
+        except BrokenPipeError:
+            screen.abandon_stdout()
+
+
 def show(event: Event, screen: Screen, *, dry_run: bool) -> None:
-    """One event of the workflow to the screen."""
+    """Shows one event of the workflow."""
     from xlcli.cli import report
     from xlcli.events import Notice, Plan, Progress, Saved, Step, Trained, Validation
 
@@ -131,99 +375,3 @@ def show(event: Event, screen: Screen, *, dry_run: bool) -> None:
             screen.say(report.saved_line(event), "detail")
         case Trained() if not screen.json:
             screen.print(report.trained_text(event))
-
-
-COMMAND = Command(
-    name="train",
-    about="Train a model on a text and save it in models/. Everything has a default.",
-    examples=(
-        "xlcli train corpus.txt",
-        "xlcli train books/ notes.txt.gz --preset small --max-time 30m --out models/mine",
-    ),
-    words="FILE|FOLDER|-...",
-    groups={
-        "Text": (
-            Flag("--tokenizer", "auto|bytes|sentencepiece|words", "how text becomes tokens", keys=("text.tokenizer",)),
-            Flag("--vocab-size", "N", "size of the vocabulary", units.count, ("text.vocab_size",), example="4096"),
-            Flag(
-                "--valid", "FILE|FRACTION", "held-out text to choose by (5 % off the end)", units.share, ("text.valid",)
-            ),
-            Flag("--test", "FILE|FRACTION", "held-out text to judge by (5 % off the end)", units.share, ("text.test",)),
-        ),
-        "Model": (
-            Flag("-o/--out", "FOLDER", "where the model goes (models/<corpus>)"),
-            Flag("--resume", "", "go on with the run in that folder"),
-            Flag("--overwrite", "", "begin anew in that folder"),
-            Flag("--allow-data-change", "", "resume although the text has changed"),
-            Flag("--preset", "NAME", "start from these settings; see xlcli models"),
-            Flag(
-                "--dropout",
-                "RATE",
-                "all four dropout rates",
-                units.number,
-                tuple(f"model.dropout.{name}" for name in ("embedding", "attention", "residual", "feedforward")),
-            ),
-        ),
-        "Training": (
-            Flag(
-                "--segment-len",
-                "TOKENS",
-                "tokens read at once by each lane",
-                units.count,
-                ("train.segment_len",),
-                example="128",
-            ),
-            mem_len("train"),
-            Flag(
-                "--span",
-                "uniform|growing",
-                "what a token sees: exactly the memory, or its segment too",
-                keys=("train.span",),
-            ),
-            Flag(
-                "--batch-size", "N", "lanes of text read side by side", units.count, ("train.batch_size",), example="16"
-            ),
-            Flag(
-                "--grad-accum",
-                "N",
-                "take each step in N parts, to save memory",
-                units.count,
-                ("train.grad_accum",),
-                example="2",
-            ),
-            Flag("--lr", "RATE", "highest learning rate", units.number, ("train.lr",), example="0.01"),
-            Flag("--optimizer", "muon|adamw", "how to learn", keys=("train.optimizer",)),
-            Flag(
-                "--warmup-steps",
-                "N",
-                "steps until the highest learning rate",
-                units.count,
-                ("train.warmup_steps",),
-                example="100",
-            ),
-            Flag("--max-steps", "N", "budget in steps", units.count, ("train.max_steps",), example="1000"),
-            Flag("--max-tokens", "N", "budget in tokens", units.count, ("train.max_tokens",), example="10M"),
-            Flag("--max-time", "TIME", "budget in time (10m on CPU, 30m on CUDA)", units.duration, ("train.max_time",)),
-            Flag(
-                "--eval-every",
-                "N|TIME",
-                "steps (100) or time (60s) between held-out scores",
-                units.cadence,
-                ("train.eval_every",),
-            ),
-            Flag("--save-every", "N|TIME", "steps or time between checkpoints", units.cadence, ("train.save_every",)),
-            Flag(
-                "--keep-checkpoints", "N", "checkpoints to keep", units.count, ("train.keep_checkpoints",), example="2"
-            ),
-            SEED,
-        ),
-        "Machine": (
-            *DEVICE,
-            Flag("--compile", "", "compile the model first; pays in long runs", keys=("runtime.compile",)),
-        ),
-        "Settings": SETTINGS,
-        "Talk": TALK,
-    },
-    sections=("model", "text", "train", "runtime"),
-    run=run,
-)

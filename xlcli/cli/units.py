@@ -56,7 +56,7 @@ def duration(value: str) -> float:
         raise ValueError("not a duration such as 90s, 30m or 1h30m") from None
 
 
-def cadence(value: str) -> int | float:
+def interval(value: str) -> int | float:
     """Steps (a whole number: `100`, `1k`) or seconds (with a unit: `30s`, `5m`)."""
     try:
         return count(value) if not value.strip().lower().endswith("m") else duration(value)

@@ -1,7 +1,7 @@
-"""The configuration tree: frozen, strict, typed. TOML and dotted overrides in, JSON out. Never imports torch.
+"""Typed, immutable configuration, read from TOML tables and dotted overrides. Never imports torch.
 
-`None` means "decide for me"; `train` resolves such fields and saves what it decided in the model's `config.json`.
-An illegal combination is refused here, in milliseconds, with the legal choices.
+A value of None is filled in when a run starts; `config.json` of a model stores the result. Illegal values and
+combinations raise `ConfigError` with the legal choices.
 """
 
 from xlcli.config.attention import ATTENTIONS as ATTENTIONS
@@ -12,17 +12,18 @@ from xlcli.config.attention import LocalAttentionConfig as LocalAttentionConfig
 from xlcli.config.attention import LSHAttentionConfig as LSHAttentionConfig
 from xlcli.config.attention import MixedAttentionConfig as MixedAttentionConfig
 from xlcli.config.base import BaseConfig as BaseConfig
+from xlcli.config.base import InvalidSettingError as InvalidSettingError
 from xlcli.config.model import ModelConfig as ModelConfig
 from xlcli.config.model import ReversibleStackConfig as ReversibleStackConfig
 from xlcli.config.model import StandardStackConfig as StandardStackConfig
 from xlcli.config.model import UniversalStackConfig as UniversalStackConfig
 from xlcli.config.position import POSITIONS as POSITIONS
 from xlcli.config.tree import Tree as Tree
+from xlcli.config.tree import change as change
 from xlcli.config.tree import make as make
 from xlcli.config.tree import merge as merge
 from xlcli.config.tree import parse_override as parse_override
 from xlcli.config.tree import read_toml as read_toml
-from xlcli.config.tree import to_json as to_json
 from xlcli.config.tree import validate as validate
 from xlcli.config.workflows import Config as Config
 from xlcli.config.workflows import EvalConfig as EvalConfig

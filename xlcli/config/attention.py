@@ -1,21 +1,31 @@
-"""Kinds of attention and what each offers to a position encoding."""
+"""Attention kinds. A configuration class holds the settings of its kind and the facts that follow from them."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from typing import Annotated, Any, Literal, get_args
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, field_serializer, field_validator, model_validator
 
-from xlcli.config.base import BaseConfig, Count
+from xlcli.config.base import BaseConfig, Count, InvalidSettingError
 
 MAX_BUCKETS = 2**16
+"""Largest number of hash buckets."""
 MAX_HASHES = 8
-"""Rounds that directions are drawn for, so that a trained model may be run with more of them."""
+"""Largest number of hash rounds. Directions for all of them are stored, so inference may use more than training did."""
 
 
 class AttentionConfig(BaseConfig):
-    """A kind of attention. `head_dim` defaults to `dim / n_heads`."""
+    """Base of every attention kind. `head_dim` defaults to `dim / n_heads`."""
+
+    inference_settings: ClassVar[frozenset[str]] = frozenset()
+    """Settings that may be changed at inference."""
+    supports_dropout: ClassVar[bool] = True
+    """Whether there are attention weights to drop."""
+    supports_recall: ClassVar[bool] = False
+    """Whether the share of full attention that is found can be measured (`model/recall.py`)."""
 
     n_heads: Count = 4
     head_dim: Count | None = None
@@ -25,16 +35,45 @@ class AttentionConfig(BaseConfig):
         """Hooks of a position encoding that this attention calls."""
         return frozenset()
 
+    def layer_configs(self, n_layers: int) -> tuple[AttentionConfig, ...]:
+        """Attention of each of `n_layers` layers."""
+        return (self,) * n_layers
+
+    def with_settings(self, settings: Mapping[str, int]) -> Self:
+        """Validated copy with these values of `inference_settings`; other keys are ignored."""
+        own = {name: value for name, value in settings.items() if name in self.inference_settings}
+        return type(self)(**(dict(self) | own)) if own else self
+
+    def effective_mem_len(self, mem_len: int) -> int | None:
+        """Number of memory tokens that a layer uses; None if its memory is unbounded."""
+        return mem_len
+
+    def memory_floats(self, mem_len: int, head_dim: int) -> int:
+        """Memory of one sequence in one layer at inference, in float32 numbers."""
+        raise NotImplementedError
+
+    def describe_memory(self, mem_len: int, segment_len: int) -> str:
+        """Contents of the memory of one layer, as a noun phrase."""
+        raise NotImplementedError
+
 
 class SoftmaxAttentionConfig(AttentionConfig):
-    """`scaled` divides scores by sqrt(head_dim); the code of T5 does not (Raffel et al. 2020)."""
+    """Base of softmax attention. `scaled` divides scores by sqrt(head_dim); T5 does not (Raffel et al. 2020)."""
 
     scaled: bool = True
 
     @property
     def offers(self) -> frozenset[str]:
-        """All of them."""
+        """All hooks."""
         return frozenset({"rotate", "term", "bias", "values"})
+
+    def memory_floats(self, mem_len: int, head_dim: int) -> int:
+        """One key and one value for each token and head."""
+        return 2 * self.n_heads * head_dim * (self.effective_mem_len(mem_len) or 0)
+
+    def describe_memory(self, mem_len: int, segment_len: int) -> str:
+        """Number of tokens."""
+        return _tokens(self.effective_mem_len(mem_len) or 0, segment_len)
 
 
 class FullAttentionConfig(SoftmaxAttentionConfig):
@@ -44,18 +83,24 @@ class FullAttentionConfig(SoftmaxAttentionConfig):
 
 
 class LocalAttentionConfig(SoftmaxAttentionConfig):
-    """Softmax attention over the last `window` tokens before a token and itself, in blocks: cost linear in length."""
+    """Softmax attention over a token and the `window` tokens before it, in blocks; cost is linear in the length."""
 
     kind: Literal["local"] = "local"
     window: Count = 128
 
+    def effective_mem_len(self, mem_len: int) -> int | None:
+        """At most `window` tokens."""
+        return min(mem_len, self.window)
+
 
 class LinearAttentionConfig(AttentionConfig):
-    """Performer (Choromanski et al. 2021): the softmax kernel by `n_features` random features, sums as the memory.
+    """Performer (Choromanski et al. 2021): softmax kernel estimated with `n_features` random features.
 
-    It has no span: everything read since the start counts, in a memory of constant size. `redraw_every` draws fresh
-    features every so many steps of training, which forgets the memory.
+    Memory is a running sum over all tokens read: constant size, no span. `redraw_every` is the number of training steps
+    between new random features; drawing them clears the memory.
     """
+
+    supports_dropout: ClassVar[bool] = False
 
     kind: Literal["linear"] = "linear"
     n_features: Annotated[int, Field(ge=1, le=2**16)] = 128
@@ -64,19 +109,34 @@ class LinearAttentionConfig(AttentionConfig):
 
     @property
     def offers(self) -> frozenset[str]:
-        """Queries and keys may be turned before their features are made."""
+        """Rotation of queries and keys before their features are computed."""
         return frozenset({"rotate"})
+
+    def effective_mem_len(self, mem_len: int) -> int | None:
+        """None: unbounded, unless `mem_len` is 0."""
+        return None if mem_len else 0
+
+    def memory_floats(self, mem_len: int, head_dim: int) -> int:
+        """Two sums in float64 for each feature."""
+        return 2 * self.n_heads * self.n_features * (head_dim + 1)
+
+    def describe_memory(self, mem_len: int, segment_len: int) -> str:
+        """Running sums."""
+        return f"running sums over {'all tokens read' if mem_len else _tokens(0, segment_len)}"
 
 
 class LSHAttentionConfig(AttentionConfig):
-    """Hashed attention of shared queries and keys (Kitaev et al. 2020, Reformer), at a cost linear in length.
+    """LSH attention with shared queries and keys (Kitaev et al. 2020, Reformer); cost is linear in the length.
 
-    In each of `n_hashes` rounds a token sees the last `bucket_size` earlier tokens of its bucket, within the memory
-    length; itself only if there are none. `n_buckets` is even, or a list of even numbers whose product is meant: many
-    buckets at the price of few. Buckets are the memory: constant in size, and a look-up costs the same whatever its
-    length. A trained model may be run with more rounds than it was trained with. `redraw_every` draws fresh directions
-    every so many steps of training, which forgets the memory of the layer.
+    In each of `n_hashes` rounds a token attends to the last `bucket_size` earlier tokens of its hash bucket, within the
+    memory length; to itself only if there are none. `n_buckets` is an even number, or a list of even numbers whose
+    product is the number of buckets. The memory is the table of buckets: its size and the cost of a look-up do not
+    depend on the memory length. `redraw_every` is the number of training steps between new hash directions; drawing
+    them clears the memory of the layer.
     """
+
+    inference_settings: ClassVar[frozenset[str]] = frozenset({"n_hashes"})
+    supports_recall: ClassVar[bool] = True
 
     kind: Literal["lsh"] = "lsh"
     n_buckets: int | tuple[int, ...] = 64
@@ -86,41 +146,54 @@ class LSHAttentionConfig(AttentionConfig):
 
     @property
     def offers(self) -> frozenset[str]:
-        """Queries and keys may be turned once they have been hashed."""
+        """Rotation of queries and keys after they are hashed."""
         return frozenset({"rotate"})
 
     @property
     def factors(self) -> tuple[int, ...]:
-        """The even numbers whose product is the number of buckets; none for a single bucket."""
+        """Even factors of the number of buckets; empty for a single bucket."""
         if self.n_buckets == 1:
             return ()
         return (self.n_buckets,) if isinstance(self.n_buckets, int) else self.n_buckets
+
+    def memory_floats(self, mem_len: int, head_dim: int) -> int:
+        """A key, a value, and int64 position and ranks for each slot; an int64 count for each bucket."""
+        slot = 2 * head_dim + 2 * (1 + self.n_hashes)
+        return self.n_heads * self.n_hashes * math.prod(self.factors) * (self.bucket_size * slot + 2)
+
+    def describe_memory(self, mem_len: int, segment_len: int) -> str:
+        """Tokens in the table of buckets."""
+        n_buckets = math.prod(self.factors)
+        return f"the last {_count(self.bucket_size)} of {self.n_hashes} x {n_buckets} buckets"
 
     @field_validator("n_buckets")
     @classmethod
     def _even(cls, n_buckets: int | tuple[int, ...]) -> int | tuple[int, ...]:
         factors = (n_buckets,) if isinstance(n_buckets, int) else n_buckets
         if n_buckets != 1 and (not factors or any(n < 2 or n % 2 for n in factors)):
-            raise ValueError(
-                f"buckets come in pairs of opposite directions, but model.attention.n_buckets is {n_buckets}; "
-                "make it even, a list of even numbers, or 1"
+            raise InvalidSettingError(
+                "model.attention.n_buckets",
+                f"is {n_buckets}, but buckets come in pairs of opposite directions",
+                "Make it even, a list of even numbers, or 1.",
             )
         if math.prod(factors) > MAX_BUCKETS:
-            raise ValueError(f"model.attention.n_buckets {n_buckets} are more than {MAX_BUCKETS}; make them fewer")
+            raise InvalidSettingError(
+                "model.attention.n_buckets", f"{n_buckets} are more than {MAX_BUCKETS}", "Use fewer buckets."
+            )
         return n_buckets
 
 
 LayerAttentionConfig = Annotated[
     FullAttentionConfig | LocalAttentionConfig | LinearAttentionConfig | LSHAttentionConfig, Field(discriminator="kind")
 ]
-"""The attention of one layer."""
+"""Attention of one layer."""
 
 
 class MixedAttentionConfig(AttentionConfig):
-    """Layers of several kinds: `layers` names them from the first on, and is repeated over the depth.
+    """Different attention kinds in one model: `layers` lists them from the first layer on, repeated over the depth.
 
-    Each is a table of its kind, or the kind alone for its defaults; heads are those of the whole. A position encoding
-    is given to the layers that can take it, of which there must be one.
+    An entry is a table, or the name of a kind for its defaults; all layers share `n_heads` and `head_dim`. A position
+    encoding applies to the layers that offer its hooks; at least one must.
     """
 
     kind: Literal["mixed"] = "mixed"
@@ -131,18 +204,26 @@ class MixedAttentionConfig(AttentionConfig):
 
     @property
     def offers(self) -> frozenset[str]:
-        """What any of the layers does."""
+        """Union of the hooks of all layers."""
         return frozenset().union(*(layer.offers for layer in self.layers))
 
     @property
     def scaled(self) -> bool:
-        """Whether layers of softmax attention divide scores by sqrt(head_dim)."""
+        """Whether softmax layers divide scores by sqrt(head_dim)."""
         return all(layer.scaled for layer in self.layers if isinstance(layer, SoftmaxAttentionConfig))
+
+    def layer_configs(self, n_layers: int) -> tuple[AttentionConfig, ...]:
+        """`layers`, repeated."""
+        return tuple(itertools.islice(itertools.cycle(self.layers), n_layers))
+
+    def with_settings(self, settings: Mapping[str, int]) -> Self:
+        """Copy in which each layer has these settings."""
+        return self.model_copy(update={"layers": tuple(layer.with_settings(settings) for layer in self.layers)})
 
     @model_validator(mode="before")
     @classmethod
     def _tables(cls, data: Any) -> Any:
-        """Kinds alone become tables, and all of them get the heads of the whole."""
+        """Names of kinds become tables, and every table gets the shared heads."""
         if not isinstance(data, dict):
             return data
         data = {"layers": ("local", "lsh")} | data
@@ -157,12 +238,15 @@ class MixedAttentionConfig(AttentionConfig):
     @model_validator(mode="after")
     def _alike(self) -> MixedAttentionConfig:
         if any(getattr(layer, name) != getattr(self, name) for layer in self.layers for name in HEADS):
-            raise ValueError(
-                "the layers of model.attention.layers have other heads than model.attention; "
-                "set n_heads and head_dim in model.attention only"
+            raise InvalidSettingError(
+                "model.attention.layers",
+                "have other heads than model.attention",
+                "Set n_heads and head_dim in model.attention only.",
             )
         if len({layer.scaled for layer in self.layers if isinstance(layer, SoftmaxAttentionConfig)}) > 1:
-            raise ValueError("model.attention.layers differ in scaled; set it alike in all of them")
+            raise InvalidSettingError(
+                "model.attention.layers", "differ in scaled", "Set scaled to the same value in all of them."
+            )
         return self
 
     @field_serializer("layers")
@@ -171,12 +255,12 @@ class MixedAttentionConfig(AttentionConfig):
 
 
 def _strict(table: dict[str, Any]) -> dict[str, Any]:
-    """The table with its lists as tuples: what is read from JSON before a validator is no longer JSON behind it."""
+    """Table with tuples for lists: strict validation takes a list from JSON for a tuple, but not from a validator."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
 
 
 HEADS = ("n_heads", "head_dim")
-"""Keys that mean the same whatever the kind."""
+"""Keys that all attention kinds share."""
 
 AnyAttentionConfig = Annotated[
     FullAttentionConfig | LocalAttentionConfig | LinearAttentionConfig | LSHAttentionConfig | MixedAttentionConfig,
@@ -185,4 +269,12 @@ AnyAttentionConfig = Annotated[
 ATTENTIONS: dict[str, type[AttentionConfig]] = {
     c.model_fields["kind"].default: c for c in get_args(get_args(AnyAttentionConfig)[0])
 }
-"""Kind to table."""
+"""Attention kind to configuration class."""
+
+
+def _tokens(mem_len: int, segment_len: int) -> str:
+    return _count(mem_len) if mem_len else f"one segment of {_count(segment_len)}"
+
+
+def _count(n: int) -> str:
+    return f"{n} token{'' if n == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""What every table of the configuration is made of."""
+"""Base class and value types of every section of the configuration."""
 
 from __future__ import annotations
 
@@ -7,15 +7,32 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 Count = Annotated[int, Field(ge=1, le=2**31)]
-"""How many of something there must be at least one of."""
+"""Positive integer."""
 Length = Annotated[int, Field(ge=0, le=2**31)]
-"""A length in tokens; zero is meaningful."""
+"""Length in tokens; may be 0."""
 Rate = Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)]
-"""A probability of dropping."""
+"""Probability below 1, such as a dropout rate."""
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+"""Positive finite number."""
 
 
 class BaseConfig(BaseModel):
-    """A table of the configuration."""
+    """A section of the configuration: immutable, without unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True)
+
+
+class InvalidSettingError(ValueError):
+    """Raised by a validator; pydantic collects it and `tree.validate` turns it into a `ConfigError`.
+
+    Args:
+        key: Dotted key of the value at fault.
+        reason: Rest of the sentence that begins with the key, without its period.
+        remedy: Sentence on how to correct it.
+    """
+
+    def __init__(self, key: str, reason: str, remedy: str) -> None:
+        super().__init__(f"{key} {reason}")
+        self.key = key
+        self.reason = reason
+        self.remedy = remedy

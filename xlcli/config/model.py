@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from typing import Annotated, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from xlcli.config.attention import (
     ATTENTIONS,
     AnyAttentionConfig,
     AttentionConfig,
     FullAttentionConfig,
-    LinearAttentionConfig,
-    LocalAttentionConfig,
-    LSHAttentionConfig,
-    MixedAttentionConfig,
 )
-from xlcli.config.base import BaseConfig, Count, Positive, Rate
+from xlcli.config.base import BaseConfig, Count, InvalidSettingError, Positive, Rate
 from xlcli.config.position import (
     POSITIONS,
     AnyPositionConfig,
@@ -26,6 +22,9 @@ from xlcli.config.position import (
     SinusoidalPositionConfig,
     XLPositionConfig,
 )
+from xlcli.errors import ConfigError
+
+_OMIT = "Omit it to use the trained value."
 
 
 class StandardStackConfig(BaseConfig):
@@ -104,15 +103,18 @@ class EmbeddingConfig(BaseConfig):
     @model_validator(mode="after")
     def _one_way(self) -> EmbeddingConfig:
         if self.cutoffs and self.inner_dim is not None:
-            raise ValueError(
-                "model.embedding.cutoffs and model.embedding.inner_dim exclude each other; leave one of them out"
+            raise InvalidSettingError(
+                "model.embedding.cutoffs", "and model.embedding.inner_dim exclude each other", "Leave one of them out."
             )
         if list(self.cutoffs) != sorted(set(self.cutoffs)):
-            raise ValueError(f"model.embedding.cutoffs {list(self.cutoffs)} do not increase; give them in order")
+            raise InvalidSettingError(
+                "model.embedding.cutoffs", f"{list(self.cutoffs)} do not increase", "Give them in order."
+            )
         if self.div_val > 1 and not self.cutoffs:
-            raise ValueError(
-                "model.embedding.div_val makes later clusters of the vocabulary narrower, but there are none; "
-                "set model.embedding.cutoffs as well"
+            raise InvalidSettingError(
+                "model.embedding.div_val",
+                f"{self.div_val} makes later clusters of the vocabulary narrower, but there are none",
+                "Set model.embedding.cutoffs as well.",
             )
         return self
 
@@ -184,68 +186,113 @@ class ModelConfig(BaseConfig):
         return 1.0 if self.norm.placement == "post" else self.embedding_rms
 
     @property
+    def n_repeats(self) -> int:
+        """Number of times the blocks are applied."""
+        return self.stack.n_steps if isinstance(self.stack, UniversalStackConfig) else 1
+
+    @property
     def depth(self) -> int:
-        """Blocks that a token passes, as trained."""
-        return self.n_layers * (self.stack.n_steps if isinstance(self.stack, UniversalStackConfig) else 1)
+        """Number of blocks that a token passes."""
+        return self.n_layers * self.n_repeats
 
     @property
     def attentions(self) -> tuple[AttentionConfig, ...]:
-        """The attention of each of `n_layers` layers."""
-        kinds = self.attention.layers if isinstance(self.attention, MixedAttentionConfig) else (self.attention,)
-        return tuple(kinds[i % len(kinds)] for i in range(self.n_layers))
+        """Attention of each of the `n_layers` layers."""
+        return self.attention.layer_configs(self.n_layers)
+
+    @property
+    def supports_recall(self) -> bool:
+        """Whether the recall of hashed attention can be measured: some layer hashes, and tokens do not halt early."""
+        halts = isinstance(self.stack, UniversalStackConfig) and self.stack.act
+        return not halts and any(attention.supports_recall for attention in self.attentions)
 
     def of_layer(self, attention: AttentionConfig) -> ModelConfig:
-        """As if all layers had this attention."""
+        """Copy in which all layers have this attention."""
         return self.model_copy(update={"attention": attention})
 
-    def remembered(self, length: int) -> int:
-        """Tokens that the layer with the longest memory remembers when it is given `length` tokens of memory."""
-        return max(min(length, a.window) if isinstance(a, LocalAttentionConfig) else length for a in self.attentions)
+    def for_inference(self, n_steps: int | None = None, n_hashes: int | None = None) -> ModelConfig:
+        """Copy with other inference settings.
 
-    def memory_floats(self, length: int, n_steps: int | None = None, n_hashes: int | None = None) -> int:
-        """What one row remembers when every layer has `length` tokens of memory, for inference, in float32 numbers.
+        Args:
+            n_steps: Number of times a universal stack applies its blocks; None keeps the trained value.
+            n_hashes: Number of hash rounds of LSH attention; None keeps the trained value.
 
-        `n_steps` is how often a universal stack is applied, `n_hashes` the rounds of hashing; None is as trained.
+        Raises:
+            ConfigError: The model has no such setting, or the value is out of range.
         """
-        times = self.depth // self.n_layers if n_steps is None else n_steps
-        return times * sum(self._layer_numbers(attention, length, n_hashes) for attention in self.attentions)
+        stack, attention = self.stack, self.attention
+        try:
+            if n_steps is not None:
+                if not isinstance(stack, UniversalStackConfig):
+                    raise ConfigError("n_steps needs a universal stack; this model applies its blocks once.", _OMIT)
+                stack = UniversalStackConfig(**(dict(stack) | {"n_steps": n_steps}))
+            if n_hashes is not None:
+                if not any("n_hashes" in layer.inference_settings for layer in self.attentions):
+                    raise ConfigError("n_hashes needs LSH attention; this model has none.", _OMIT)
+                attention = attention.with_settings({"n_hashes": n_hashes})
+        except ValidationError as error:
+            [first, *_] = error.errors()
+            raise ConfigError(f"{first['loc'][-1]} is {first['input']}. {first['msg']}.", _OMIT) from None
+        return self.model_copy(update={"stack": stack, "attention": attention})
 
-    def _layer_numbers(self, attention: AttentionConfig, length: int, n_hashes: int | None) -> int:
-        heads, width = attention.n_heads, self.head_dim
-        match attention:
-            case LinearAttentionConfig(n_features=n_features):
-                return 2 * heads * n_features * (width + 1)
-            case LSHAttentionConfig():
-                n_buckets, rounds = math.prod(attention.factors), n_hashes or attention.n_hashes
-                of_token = 2 * width + 2 * (1 + rounds)
-                return heads * rounds * n_buckets * (attention.bucket_size * of_token + 2)
-            case LocalAttentionConfig(window=window):
-                length = min(length, window)
-        return 2 * heads * width * length
+    def effective_mem_len(self, mem_len: int) -> int | None:
+        """Longest memory in tokens that any layer uses; None if some layer has unbounded memory."""
+        lengths = [attention.effective_mem_len(mem_len) for attention in self.attentions]
+        bounded = [length for length in lengths if length is not None]
+        return max(bounded) if len(bounded) == len(lengths) else None
+
+    def memory_floats(self, mem_len: int) -> int:
+        """Memory of one sequence at inference, in float32 numbers."""
+        return self.n_repeats * sum(layer.memory_floats(mem_len, self.head_dim) for layer in self.attentions)
+
+    def describe_memory(self, mem_len: int, segment_len: int) -> str:
+        """Contents of the memory, for example "512 tokens in each of 6 layers"."""
+        steps = f" at each of {self.n_repeats} steps" if isinstance(self.stack, UniversalStackConfig) else ""
+        contents = Counter(layer.describe_memory(mem_len, segment_len) for layer in self.attentions)
+        if len(contents) == 1:
+            [text] = contents
+            return f"{text} in {'one layer' if self.n_layers == 1 else f'each of {self.n_layers} layers'}{steps}"
+        return ", ".join(f"{text} in {n} layer{'s' if n > 1 else ''}" for text, n in contents.items()) + steps
+
+    def mem_len_warning(self, mem_len: int) -> str | None:
+        """Warning if a memory of `mem_len` tokens has no effect, or no more effect than a shorter one."""
+        lengths = [layer.effective_mem_len(mem_len) for layer in self.attentions]
+        bounded = [length for length in lengths if length is not None]
+        if mem_len and not bounded:
+            return "this model remembers all tokens it has read; a memory length other than 0 has no effect"
+        if bounded and max(bounded) < mem_len:
+            return f"this model attends to at most {max(bounded)} earlier tokens; a longer memory has no effect"
+        return None
 
     @model_validator(mode="after")
     def _legal(self) -> ModelConfig:
         if self.attention.head_dim is None and self.dim % self.attention.n_heads:
-            raise ValueError(
-                f"model.dim {self.dim} is not divisible by model.attention.n_heads {self.attention.n_heads}; "
-                "change one of them or set model.attention.head_dim"
+            raise InvalidSettingError(
+                "model.dim",
+                f"{self.dim} is not divisible by model.attention.n_heads {self.attention.n_heads}",
+                "Change one of them or set model.attention.head_dim.",
             )
         self._check_position()
         narrowest = self.dim // self.embedding.div_val ** len(self.cutoffs)
         if narrowest < 1:
-            raise ValueError(
-                f"model.embedding.div_val {self.embedding.div_val} leaves nothing of model.dim {self.dim} for the last "
-                f"of {len(self.cutoffs) + 1} clusters; make it smaller, model.dim larger or the cutoffs fewer"
+            raise InvalidSettingError(
+                "model.embedding.div_val",
+                f"{self.embedding.div_val} leaves nothing of model.dim {self.dim} for the last of "
+                f"{len(self.cutoffs) + 1} clusters",
+                "Lower it, raise model.dim, or use fewer cutoffs.",
             )
         if isinstance(self.stack, ReversibleStackConfig) and self.norm.placement == "post":
-            raise ValueError(
-                "stack 'reversible' finds what its streams were by subtraction, which norm 'post' does not allow; "
-                "set model.norm.placement to pre, sandwich or rezero, or model.stack.kind to standard or universal"
+            raise InvalidSettingError(
+                "model.norm.placement",
+                "'post' does not allow stack 'reversible' to reconstruct its inputs by subtraction",
+                "Set model.norm.placement to pre, sandwich or rezero, or model.stack.kind to standard or universal.",
             )
-        if self.dropout.attention and any(isinstance(layer, LinearAttentionConfig) for layer in self.attentions):
-            raise ValueError(
-                f"attention 'linear' has no weights to drop, but model.dropout.attention is {self.dropout.attention}; "
-                "set model.dropout.residual and model.dropout.feedforward instead, or another model.attention.kind"
+        if self.dropout.attention and not all(layer.supports_dropout for layer in self.attentions):
+            without = [kind for kind, table in ATTENTIONS.items() if not table.supports_dropout]
+            raise InvalidSettingError(
+                "model.dropout.attention",
+                f"is {self.dropout.attention}, but attention '{_any(without)}' has no weights to drop",
+                "Set model.dropout.residual and model.dropout.feedforward instead, or another model.attention.kind.",
             )
         return self
 
@@ -256,27 +303,34 @@ class ModelConfig(BaseConfig):
         if missing:
             positions = [kind for kind, table in POSITIONS.items() if table().needs <= attention.offers]
             attentions = [kind for kind, table in ATTENTIONS.items() if position.needs <= table().offers]
-            raise ValueError(
-                f"position '{position.kind}' needs {' and '.join(HOOKS[hook] for hook in sorted(missing))}, which "
-                f"attention '{attention.kind}' does not have; "
-                f"set model.position.kind to {_any(positions)}, or model.attention.kind to {_any(attentions)}"
+            raise InvalidSettingError(
+                "model.position.kind",
+                f"'{position.kind}' needs {' and '.join(HOOKS[hook] for hook in sorted(missing))}, which "
+                f"attention '{attention.kind}' does not have",
+                f"Set model.position.kind to {_any(positions)}, or model.attention.kind to {_any(attentions)}.",
             )
         if isinstance(position, RopePositionConfig):
             in_layers = position.placement == "layers"
             key, width = ("model.attention.head_dim", self.head_dim) if in_layers else ("model.dim", self.dim)
             if width % 2:
-                raise ValueError(f"position 'rope' turns pairs of features, but {key} {width} is odd; make it even")
+                raise InvalidSettingError(
+                    key, f"{width} is odd, but position 'rope' rotates pairs of features", "Make it even."
+                )
         if isinstance(position, SinusoidalPositionConfig) and self.dim % 2:
-            raise ValueError(f"position 'sinusoidal' is made of pairs, but model.dim {self.dim} is odd; make it even")
+            raise InvalidSettingError(
+                "model.dim", f"{self.dim} is odd, but position 'sinusoidal' consists of pairs", "Make it even."
+            )
         if isinstance(self.stack, UniversalStackConfig) and self.stack.time_signal and self.dim % 2:
-            raise ValueError(
-                f"the time signal is made of pairs, but model.dim {self.dim} is odd; make it even or set "
-                "model.stack.time_signal to false"
+            raise InvalidSettingError(
+                "model.dim",
+                f"{self.dim} is odd, but the time signal consists of pairs",
+                "Make it even or set model.stack.time_signal to false.",
             )
         if isinstance(position, AxialPositionConfig) and (sum(self.axial_dims) != self.dim or not all(self.axial_dims)):
-            raise ValueError(
-                f"the widths {list(self.axial_dims)} of model.position.dims do not add up to model.dim {self.dim}; "
-                "change them, or leave them out for equal parts"
+            raise InvalidSettingError(
+                "model.position.dims",
+                f"{list(self.axial_dims)} do not add up to model.dim {self.dim}",
+                "Change them, or leave them out for equal parts.",
             )
 
 

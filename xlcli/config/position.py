@@ -7,7 +7,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from xlcli.config.base import BaseConfig, Count, Positive
+from xlcli.config.base import BaseConfig, Count, InvalidSettingError, Positive
 
 Placement = Literal["embedding", "layers"]
 
@@ -71,9 +71,10 @@ class AxialPositionConfig(PositionConfig):
     @model_validator(mode="after")
     def _axes(self) -> AxialPositionConfig:
         if self.dims is not None and len(self.dims) != len(self.shape):
-            raise ValueError(
-                f"model.position.dims {list(self.dims)} is not as long as model.position.shape {list(self.shape)}; "
-                "give one width for each axis"
+            raise InvalidSettingError(
+                "model.position.dims",
+                f"{list(self.dims)} is not as long as model.position.shape {list(self.shape)}",
+                "Give one width for each axis.",
             )
         return self
 
@@ -124,9 +125,11 @@ class RelativeBucketConfig(PositionConfig):
     @model_validator(mode="after")
     def _reachable(self) -> RelativeBucketConfig:
         if self.max_distance < 2 * self.n_buckets:
-            raise ValueError(
-                f"model.position.max_distance {self.max_distance} is less than twice model.position.n_buckets "
-                f"{self.n_buckets}, so that some buckets could never be reached; raise it or use fewer buckets"
+            raise InvalidSettingError(
+                "model.position.max_distance",
+                f"{self.max_distance} is less than twice model.position.n_buckets {self.n_buckets}, so that some "
+                "buckets could never be reached",
+                "Raise it or use fewer buckets.",
             )
         return self
 

@@ -1,4 +1,4 @@
-"""Tables in and out: TOML and dotted overrides are merged, validated and printed as JSON."""
+"""Tables of settings: read from TOML and dotted overrides, merged, and validated into a `Config`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from xlcli.config.attention import ATTENTIONS, HEADS
-from xlcli.config.base import BaseConfig
+from xlcli.config.base import BaseConfig, InvalidSettingError
 from xlcli.config.model import STACKS
 from xlcli.config.position import POSITIONS
 from xlcli.config.workflows import Config
@@ -22,8 +22,7 @@ from xlcli.errors import ConfigError
 S = TypeVar("S", bound=BaseConfig)
 
 Tree = dict[str, Any]
-"""A nested table as TOML gives it."""
-
+"""A nested table, as read from TOML."""
 
 UNIONS: Mapping[str, Mapping[str, type[BaseConfig]]] = {
     "attention": ATTENTIONS,
@@ -34,7 +33,7 @@ UNIONS: Mapping[str, Mapping[str, type[BaseConfig]]] = {
 
 
 def read_toml(path: Path) -> Tree:
-    """Tables of a TOML file; `ConfigError` with the line when it cannot be read."""
+    """Tables of a TOML file; `ConfigError` names the line that is not TOML."""
     try:
         if path.stat().st_size > 2**20:
             raise ConfigError(f"{path} is larger than 1 MiB.", "A configuration file is short; check the path.")
@@ -42,11 +41,11 @@ def read_toml(path: Path) -> Tree:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}.", "Check the path.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}.", "Mend that line.") from None
+        raise ConfigError(f"{path} is not TOML: {error}.", "Correct that line.") from None
 
 
 def parse_override(text: str) -> Tree:
-    """`a.b=c` as a nested table. The value is TOML (`3`, `0.1`, `true`, `[1, 2]`) or else a plain string."""
+    """`a.b=c` as a nested table. The value is read as TOML (`3`, `0.1`, `true`, `[1, 2]`), else as a plain string."""
     key, equals, value = text.partition("=")
     if not equals or not all(part.isidentifier() for part in key.strip().split(".")):
         raise ConfigError(f"'{text}' is not of the form a.b=c.", "Type for example --set model.dim=256.")
@@ -56,7 +55,7 @@ def parse_override(text: str) -> Tree:
         parsed = value.strip()
         if parsed[:1] in ("[", "{"):
             raise ConfigError(
-                f"'{parsed}' is no list or table of TOML: {error}.",
+                f"'{parsed}' is not a TOML list or table: {error}.",
                 'Quote it for the shell: --set \'model.attention.layers=["local", {kind = "lsh"}]\'.',
             ) from None
     for part in reversed(key.strip().split(".")):
@@ -65,9 +64,9 @@ def parse_override(text: str) -> Tree:
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Tree:
-    """Tables of both, `above` winning.
+    """Tables of both; `above` wins.
 
-    When the `kind` of one of `UNIONS` changes, it is replaced but for `HEADS`: its other keys meant other things.
+    A table of `UNIONS` whose `kind` changes keeps only the keys in `HEADS`, because other keys belong to the old kind.
     """
     result = dict(below)
     for key, value in above.items():
@@ -83,66 +82,82 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Tree:
 
 
 def make(*layers: Mapping[str, Any]) -> Config:
-    """Validated configuration from tables, later ones winning; `ConfigError` names the key and the legal values."""
+    """The configuration of these tables above the defaults; later tables win.
+
+    Raises:
+        ConfigError: With the key at fault and the legal values.
+    """
     tree: Tree = Config().model_dump(mode="json")
     for layer in layers:
         tree = merge(tree, layer)
     return validate(Config, tree)
 
 
+def change(config: Config, changes: Mapping[str, Any]) -> Config:
+    """A configuration with tables merged over it.
+
+    Raises:
+        ConfigError: As in `make`.
+    """
+    return validate(Config, merge(config.model_dump(mode="json"), changes))
+
+
 def validate(kind: type[S], tree: Mapping[str, Any]) -> S:
-    """`tree` as a section of this kind, or `ConfigError` in one sentence."""
+    """`tree` as a section of this class; `ConfigError` names the first value at fault."""
     try:
         return TypeAdapter(kind).validate_json(json.dumps(tree))
     except (TypeError, ValueError) as error:
         if isinstance(error, ValidationError):
             raise _explain(kind, error) from None
         raise ConfigError(
-            f"the configuration holds a value of no legal type: {error}.", "Use numbers, texts, true or false."
+            f"the configuration holds a value of an unsupported type: {error}.", "Use numbers, strings, true or false."
         ) from None
 
 
-def to_json(section: BaseConfig) -> str:
-    """Canonical JSON of a section: sorted keys, one line end at the end."""
-    return json.dumps(section.model_dump(mode="json"), indent=2, sort_keys=True) + "\n"
 
 
 def _explain(kind: type[BaseConfig], error: ValidationError) -> ConfigError:
+    """The first fault of a validation as one sentence."""
     first = error.errors(include_url=False)[0]
-    where = _path(first["loc"])
-    name, value = ".".join(where), first["input"]
-    message = first["msg"].removeprefix("Value error, ").replace(" after validation", "").rstrip(".")
+    path = _path(first["loc"])
+    name, value, details = ".".join(path), first["input"], first.get("ctx", {})
+    fault = details.get("error")
+    if isinstance(fault, InvalidSettingError):
+        return ConfigError(f"{fault.key} {fault.reason}.", fault.remedy, key=fault.key, reason=fault.reason)
     match first["type"]:
-        case "value_error":
-            fact, _, advice = message.partition("; ")
-            return ConfigError(f"{fact}.", f"{advice[0].upper()}{advice[1:]}." if advice else "")
         case "extra_forbidden":
             return _unknown_key(kind, name, first["loc"])
         case "union_tag_invalid":
-            tags = first["ctx"]["expected_tags"]
-            return _no_choice(f"{name}.kind", value["kind"], re.findall(r"'(.*?)'", tags))
+            return _no_choice(f"{name}.kind", value["kind"], details["expected_tags"])
         case "literal_error":
-            return _no_choice(name, value, re.findall(r"'(.*?)'", first["ctx"]["expected"]))
+            return _no_choice(name, value, details["expected"])
         case "dict_type" | "model_type":
-            remedy = f"Type for example --set {name}.kind={value}." if where[-1] in UNIONS else "Set one of its keys."
-            return ConfigError(f"'{name}' is {value!r}, but should be a table.", remedy)
+            remedy = f"Type for example --set {name}.kind={value}." if path[-1] in UNIONS else "Set one of its keys."
+            return _fault(name, f"is {value!r}, but should be a table", remedy)
         case "tuple_type":
-            return ConfigError(f"'{name}' is {value!r}, not a list.", f"Type for example --set {name}=[{value}].")
-    return ConfigError(f"'{name}' is {value!r}: {message[:1].lower() + message[1:]}.", "Change that value.")
+            return _fault(name, f"is {value!r}, not a list", f"Type for example --set {name}=[{value}].")
+    reason = first["msg"].replace(" after validation", "")
+    return _fault(name, f"is {value!r}: {reason[:1].lower() + reason[1:]}")
 
 
-def _no_choice(name: str, value: object, choices: list[str]) -> ConfigError:
-    """Of a value that is none of the legal ones."""
+def _fault(key: str, reason: str, remedy: str = "") -> ConfigError:
+    return ConfigError(f"'{key}' {reason}.", remedy, key=key, reason=reason)
+
+
+def _no_choice(key: str, value: object, expected: str) -> ConfigError:
+    """The error of a value that is not among the `expected` ones: `'a', 'b' or 'c'`."""
+    choices = [choice.strip("'") for choice in expected.replace(" or ", ", ").split(", ")]
     near = difflib.get_close_matches(str(value).lower(), choices, n=1)
     quoted = [f"'{choice}'" for choice in choices]
-    return ConfigError(
-        f"'{name}' is {value!r}: it should be {', '.join(quoted[:-1])} or {quoted[-1]}.",
-        f"Did you mean '{near[0]}'?" if near else "Take one of these.",
+    return _fault(
+        key,
+        f"is {value!r}: it should be {', '.join(quoted[:-1])} or {quoted[-1]}",
+        f"Did you mean '{near[0]}'?" if near else "Use one of these.",
     )
 
 
 def _unknown_key(kind: type[BaseConfig], name: str, loc: tuple[int | str, ...]) -> ConfigError:
-    """Of a key that does not exist, or does in another kind of its table only."""
+    """The error of a key that does not exist, or only in another kind of its table."""
     table, _, last = name.rpartition(".")
     kinds = UNIONS.get(_LAYER.sub("", table).rpartition(".")[2], {})
     if others := [other for other, section in kinds.items() if last in section.model_fields]:
@@ -156,12 +171,12 @@ def _unknown_key(kind: type[BaseConfig], name: str, loc: tuple[int | str, ...]) 
     )
     near = [next(key for key in known if key == near[0] or key.endswith("." + near[0]))] if near else []
     return ConfigError(
-        f"unknown key '{name}'.", f"Did you mean '{near[0]}'?" if near else "See xlcli --print-config for the keys."
+        f"unknown key '{name}'.", f"Did you mean '{near[0]}'?" if near else "xlcli train --print-config lists the keys."
     )
 
 
 def _path(loc: tuple[int | str, ...]) -> list[str]:
-    """The names typed: without validators and types, and without the kind that follows a table with kinds."""
+    """The keys of a pydantic location, without its entries for validators, types and kinds."""
     names: list[str] = []
     for part in map(str, loc):
         follows_table = names[-1:] and (names[-1] in UNIONS or names[-1].isdigit())

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from xlcli.config.attention import MAX_HASHES
-from xlcli.config.base import BaseConfig, Count, Length, Positive, Rate
+from xlcli.config.base import BaseConfig, Count, InvalidSettingError, Length, Positive, Rate
 from xlcli.config.model import ModelConfig
 
 Interval = Count | Positive
@@ -29,7 +29,9 @@ class TextConfig(BaseConfig):
     def _fractions(self) -> TextConfig:
         for name, value in (("valid", self.valid), ("test", self.test)):
             if isinstance(value, float) and not 0.0 <= value < 0.5:
-                raise ValueError(f"text.{name} {value} is not a fraction from 0 up to 0.5; give 0.05, or a file")
+                raise InvalidSettingError(
+                    f"text.{name}", f"{value} is not a fraction from 0 up to 0.5", "Give 0.05, or a file."
+                )
         return self
 
 
@@ -65,9 +67,10 @@ class TrainConfig(BaseConfig):
     @model_validator(mode="after")
     def _groups(self) -> TrainConfig:
         if self.grad_accum > self.batch_size:
-            raise ValueError(
-                f"train.grad_accum {self.grad_accum} is more than train.batch_size {self.batch_size}; "
-                "lower it or raise the other: a step cannot be taken in more parts than it has lanes"
+            raise InvalidSettingError(
+                "train.grad_accum",
+                f"{self.grad_accum} is more than train.batch_size {self.batch_size}",
+                "Lower it or raise the batch size: each microbatch needs at least one sequence.",
             )
         return self
 
@@ -123,7 +126,9 @@ class StreamConfig(InferenceConfig):
             try:
                 re.compile(self.reset_on.encode())
             except re.error as error:
-                raise ValueError(f"stream.reset_on is not a regular expression: {error}") from None
+                raise InvalidSettingError(
+                    "stream.reset_on", f"is not a regular expression: {error}", "Check the pattern."
+                ) from None
         return self
 
 
@@ -133,7 +138,7 @@ class RuntimeConfig(BaseConfig):
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     compile: bool = False
     deterministic: bool = False
 

@@ -6,6 +6,7 @@ tokens b t ─▶ embedding ─▶ stack ─▶ x b t d ─▶ head ─▶ nll b
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
@@ -14,14 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from xlcli.config import ModelConfig
-from xlcli.config.attention import MAX_HASHES
-from xlcli.errors import ConfigError
-from xlcli.model.attention import Attention
 from xlcli.model.head import Head
 from xlcli.model.position import Position
 from xlcli.model.stack import Ponder, Stack
 from xlcli.ops.span import AttentionContext, Span
-from xlcli.state import Buckets, Hidden, KeyValue, Memory, State
+from xlcli.state import State
 
 
 class ScoreOutput(NamedTuple):
@@ -50,9 +48,9 @@ class LanguageModel(nn.Module):
         """Numbers to learn, shared ones counted once."""
         return sum(p.numel() for p in self.parameters())
 
-    def receptive_field(self, mem_len: int, n_steps: int | None = None) -> int | None:
-        """How many tokens before it a prediction may depend on, itself excluded; None when there is no limit."""
-        steps = [block.attention.receptive_field(mem_len) for block in self.stack.unrolled(n_steps)]
+    def receptive_field(self, mem_len: int) -> int | None:
+        """Number of earlier tokens that a prediction may depend on, the current token excluded; None if unbounded."""
+        steps = [block.attention.receptive_field(mem_len) for block in self.stack.unrolled()]
         known = [step for step in steps if step is not None]
         return sum(known) if len(known) == len(steps) else None
 
@@ -64,8 +62,6 @@ class LanguageModel(nn.Module):
         segment_len: int,
         span: Literal["uniform", "growing"] = "uniform",
         memory: Literal["keyvalue", "hidden"] = "keyvalue",
-        n_steps: int | None = None,
-        n_hashes: int | None = None,
         offsets: Sequence[int] | None = None,
     ) -> State:
         """The state of `batch` rows that have read nothing.
@@ -76,11 +72,9 @@ class LanguageModel(nn.Module):
             segment_len: Their length.
             span: What a token sees.
             memory: What softmax attention keeps: projected keys and values, or inputs, for training.
-            n_steps: How often a universal stack is applied; None is as trained.
-            n_hashes: Rounds of hashed attention; None is as trained.
             offsets: Where in its text each row begins, for absolute positions; None is at the beginning.
         """
-        layers = tuple(block.attention.init_memory(batch, memory, n_hashes) for block in self.stack.unrolled(n_steps))
+        layers = tuple(block.attention.init_memory(batch, memory) for block in self.stack.unrolled())
         places = torch.as_tensor([0] * batch if offsets is None else offsets, dtype=torch.int64)
         device = next(self.parameters()).device
         return State(layers, 0, Span.make(span, mem_len=mem_len, segment_len=segment_len), places.to(device))
@@ -95,29 +89,25 @@ class LanguageModel(nn.Module):
 
         Only linear and hashed attention can have one when tokens have been read.
         """
-        blocks = self.stack.unrolled(self._n_steps(state))
         memories = tuple(
-            block.attention.init_memory(state.batch_size, "keyvalue", _rounds(memory))
-            if i % self.config.n_layers in layers
-            else memory
-            for i, (block, memory) in enumerate(zip(blocks, state.layers, strict=True))
+            memory.empty() if i % self.config.n_layers in layers else memory for i, memory in enumerate(state.layers)
         )
         return replace(state, layers=memories)
 
     def is_compatible(self, state: State) -> bool:
         """Whether a state from elsewhere has the layers, shapes and lengths of this model's."""
-        try:
-            blocks = list(self.stack.unrolled(self._n_steps(state)))
-        except ConfigError:
-            return False
-        keep = state.span.n_kept(state.seen)
-        return len(blocks) == len(state.layers) and all(
-            _fits(block.attention, memory, keep) for block, memory in zip(blocks, state.layers, strict=True)
+        n_kept = state.span.n_kept(state.seen)
+        return self.stack.accepts_depth(len(state.layers)) and all(
+            block.attention.accepts(memory, n_kept)
+            for block, memory in zip(itertools.cycle(self.stack.layers()), state.layers, strict=False)
         )
 
-    def _n_steps(self, state: State) -> int | None:
-        """How often so many memories let the blocks be applied; None is as trained."""
-        return None if len(state.layers) == self.config.depth else len(state.layers) // self.config.n_layers
+    def inference_settings(self, state: State) -> dict[str, int]:
+        """Settings fixed by the state, which may differ from the model's: `n_steps`, `n_hashes`."""
+        settings = {"n_steps": len(state.layers) // self.config.n_layers}
+        for memory in state.layers:
+            settings |= memory.settings
+        return settings
 
     def forward(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Last hidden states (b t d) of tokens (b t), and the state after them."""
@@ -167,24 +157,6 @@ class LanguageModel(nn.Module):
         if room is None or tokens.shape[1] <= room:
             return [tokens]
         return [tokens[:, :room], *torch.split(tokens[:, room:], state.span.segment_len, dim=1)]
-
-
-def _fits(attention: Attention, memory: Memory, keep: int) -> bool:
-    """Whether this could be the layer's memory when `keep` tokens are to be remembered."""
-    rounds = _rounds(memory)
-    if rounds is not None and not 1 <= rounds <= MAX_HASHES:
-        return False
-    own = (attention.init_memory(0, kind, rounds) for kind in ("keyvalue", "hidden"))
-    if (memory.kind, memory.shape) not in {(like.kind, like.shape) for like in own}:
-        return False
-    if isinstance(memory, Buckets):
-        return memory.table.n_slots in (0, getattr(attention, "bucket_size", 0))
-    return not isinstance(memory, Hidden | KeyValue) or memory.length == attention.receptive_field(keep)
-
-
-def _rounds(memory: Memory) -> int | None:
-    """Rounds of hashing that it was made for."""
-    return memory.n_rounds if isinstance(memory, Buckets) else None
 
 
 def _joined(ponders: Sequence[Ponder | None]) -> Ponder | None:

@@ -32,7 +32,7 @@ class ReversibleStack(Stack):
 
     def forward(self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> StackOutput:
         """(b t d) through all blocks, and every memory after it, which holds what the attention branch is given."""
-        pairs = zip(self._blocks(), memories, strict=True)
+        pairs = zip(self.layers(), memories, strict=True)
         layers = [_layer(block, memory, context) for block, memory in pairs]
         through = reversible_forward if self.rebuild and torch.is_grad_enabled() else reversible_forward_plain
         y1, y2, after = through(x, x, layers)

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from xlcli.errors import ConfigError
 from xlcli.model.attention import Attention
 from xlcli.model.residual import Residual
 from xlcli.ops.span import AttentionContext
@@ -68,16 +67,13 @@ class Stack(nn.Module):
         self.blocks = nn.ModuleList(blocks)
         self.final = final
 
-    def unrolled(self, n_steps: int | None) -> Iterator[Block]:
-        """The blocks in order of use.
+    def unrolled(self) -> Iterator[Block]:
+        """Blocks in the order of use, repeated where the stack applies them several times."""
+        yield from self.layers()
 
-        `n_steps` is for stacks that apply them several times, and a `ConfigError` for others; None is as trained.
-        """
-        if n_steps is not None:
-            raise ConfigError(
-                "this model applies its blocks once; a number of steps is for universal stacks.", "Leave it out."
-            )
-        yield from self._blocks()
+    def accepts_depth(self, depth: int) -> bool:
+        """Whether the stack can run with a state of `depth` memories."""
+        return depth == len(self.blocks)
 
     def forward(self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> StackOutput:
         """(b t d) through all blocks, and every memory after it."""
@@ -88,12 +84,13 @@ class Stack(nn.Module):
         self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext
     ) -> tuple[Tensor, tuple[Memory, ...]]:
         after = []
-        for block, before in zip(self._blocks(), memories, strict=True):
+        for block, before in zip(self.layers(), memories, strict=True):
             x, memory = block(x, before, context)
             after.append(memory)
         return x, tuple(after)
 
-    def _blocks(self) -> Iterator[Block]:
+    def layers(self) -> Iterator[Block]:
+        """The `n_layers` blocks."""
         for block in self.blocks:
             assert isinstance(block, Block)
             yield block

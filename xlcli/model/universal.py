@@ -30,10 +30,14 @@ class UniversalStack(Stack):
         self.n_steps = n_steps
         self.time_signal = time_signal
 
-    def unrolled(self, n_steps: int | None) -> Iterator[Block]:
-        """The blocks in order of use."""
-        for _ in range(n_steps or self.n_steps):
-            yield from self._blocks()
+    def unrolled(self) -> Iterator[Block]:
+        """Blocks in the order of use, `n_steps` times."""
+        for _ in range(self.n_steps):
+            yield from self.layers()
+
+    def accepts_depth(self, depth: int) -> bool:
+        """Any positive number of steps."""
+        return depth > 0 and depth % len(self.blocks) == 0
 
     def forward(self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> StackOutput:
         """(b t d) through all steps, and every memory after it."""
@@ -99,7 +103,7 @@ class AdaptiveStack(UniversalStack):
 
     def _remember(self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> tuple[Memory, ...]:
         """Every memory after a step whose output nobody asks for: all of the last block but its memory is left out."""
-        *first, last = self._blocks()
+        *first, last = self.layers()
         after = []
         for block, before in zip(first, memories[:-1], strict=True):
             x, memory = block(x, before, context)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from xlcli.config import Config, ModelConfig
-from xlcli.errors import CheckpointError
+from xlcli.errors import CheckpointError, ConfigError
 from xlcli.files import cannot_write, make_folder, read_header, read_tensors, write_tensors
 from xlcli.files.plain import TEMPORARY
 from xlcli.files.tensors import TensorInfo
@@ -59,11 +59,11 @@ class LoadedModel:
     Attributes:
         folder: The model folder.
         name: Name of the folder.
-        config: Sections model, text and train of the configuration.
+        config: Sections model, text and train of the configuration, with the inference settings given to `load`.
         tokenizer: The model's tokenizer.
         network: Weights in float32, in evaluation mode.
         record: Content of `record.json`.
-        fingerprints: SHA-256 of config, weights and tokenizer, which tie a state file to this model.
+        fingerprints: SHA-256 of config, weights and tokenizer as stored, which tie a state file to this model.
         warnings: Messages to show.
         files: SHA-256 of tokenizer files and held-out texts by file name.
     """
@@ -86,6 +86,11 @@ class LoadedModel:
         if path.name in self.files:
             verify_file(self.folder, path.name, self.files)
         return path
+
+    def check_settings(self, n_steps: int | None, n_hashes: int | None) -> None:
+        """`ConfigError` unless the model was loaded with these inference settings; None accepts any value."""
+        if self.config.model.for_inference(n_steps, n_hashes) != self.config.model:
+            raise ConfigError("n_steps and n_hashes are fixed when a model is loaded.", "Give them to load().")
 
 
 def weights(network: torch.nn.Module) -> dict[str, Tensor]:
@@ -134,10 +139,19 @@ def save_model(
     write_tensors(folder / WEIGHTS, tensors, {**metadata, **ties})
 
 
-def load(folder: Path, *, device: str | torch.device = "cpu") -> LoadedModel:
-    """The model in `folder`, verified, with float32 weights on `device`.
+def load(
+    folder: Path, *, device: str | torch.device = "cpu", n_steps: int | None = None, n_hashes: int | None = None
+) -> LoadedModel:
+    """The model in `folder`, verified, with float32 weights.
+
+    Args:
+        folder: The model folder.
+        device: Device of the network.
+        n_steps: Number of times a universal stack applies its blocks; None uses the trained value.
+        n_hashes: Number of hash rounds of LSH attention; None uses the trained value.
 
     Raises:
+        ConfigError: The model has no such setting.
         CheckpointError: A file is missing, damaged, of another model or of another format.
     """
     import torch
@@ -149,7 +163,8 @@ def load(folder: Path, *, device: str | torch.device = "cpu") -> LoadedModel:
     for name in TOKENIZER:
         if name in header.files:
             verify_file(folder, name, header.files)
-    network = _empty_network(header.config.model, folder)
+    shape = header.config.model.for_inference(n_steps, n_hashes)
+    network = _empty_network(shape, folder)
     stored = ENCODINGS[header.encoding]
     expected = {name: TensorInfo(_dtype(t, stored), tuple(t.shape)) for name, t in weights(network).items()}
     tensors, metadata = read_tensors(path, expected=expected)
@@ -170,7 +185,7 @@ def load(folder: Path, *, device: str | torch.device = "cpu") -> LoadedModel:
     return LoadedModel(
         folder=folder,
         name=name,
-        config=header.config,
+        config=header.config.model_copy(update={"model": shape}),
         tokenizer=tokenizer,
         network=network,
         record=read_record(folder),

@@ -1,10 +1,10 @@
-"""Training: from text to a model folder, resumable at every step.
+"""Training: from text to a model folder; a run can be resumed at every step.
 
-`plan` decides what was left open, `prepare` turns text into tokens, `run` holds one run's state and takes steps,
-`checkpoint` puts it on disk and back, `course` is the loop, `ending` the final score, and `workflow` the generator that
-a command renders.
+`workflow` has the generators `train` and `resume`, `prepare` turns text into tokens, `defaults` fills in what the
+configuration leaves open, `run` is a run in memory and takes steps, `loop` decides between steps what is due,
+`checkpoint` saves and restores a run, `memory` estimates memory, `final` evaluates the result.
 """
 
-from xlcli.training.workflow import train
+from xlcli.training.workflow import resume, train
 
-__all__ = ["train"]
+__all__ = ["resume", "train"]

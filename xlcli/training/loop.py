@@ -81,7 +81,7 @@ class Trainer:
             self._keep_weights(None)
         verdict = None
         if spent and run.validated_step == run.step:
-            verdict = yield from final_evaluation(self.folder, run.runtime, run.config.runtime.seed, stop)
+            verdict = yield from final_evaluation(self.folder, run.runtime, run.config.runtime.seed or 0, stop)
         bits, sample = verdict or (None, "")
         self.about |= {"steps": run.step, "tokens": run.tokens, "seconds": round(self.seconds, 1)}
         self.about |= {"bits_per_byte": bits, "best_step": run.best_step, "finished": verdict is not None}

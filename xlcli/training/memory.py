@@ -141,7 +141,7 @@ def _remembered_bytes(config: Config) -> int:
     model, train = config.model, config.train
     if isinstance(model.attention, LinearAttentionConfig | LSHAttentionConfig):
         return 2 * 4 * model.memory_floats(train.mem_len)
-    return 4 * model.depth * (model.remembered(train.mem_len) + train.segment_len) * model.dim
+    return 4 * model.depth * ((model.effective_mem_len(train.mem_len) or 0) + train.segment_len) * model.dim
 
 
 def _logits_bytes(model: ModelConfig, train: TrainConfig, rows: int) -> int:

@@ -1,14 +1,13 @@
-"""Before the first step: the text is looked through, cut, given a vocabulary and turned into tokens."""
+"""Preparation of a run: reading and splitting the text, training the tokenizer, tokenizing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from xlcli import config as settings
-from xlcli import presets
 from xlcli.config import Config, TextConfig, Tree
 from xlcli.errors import ConfigError, DataError
 from xlcli.events import Progress
@@ -25,12 +24,12 @@ T = TypeVar("T")
 
 
 class PreparationStoppedError(Exception):
-    """Somebody asked to stop before there was anything to save."""
+    """`stop` became true before there was anything to save."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Everything a run is made from. `preset` is the name of the one used."""
+    """Inputs of a training run. `preset` is the name of its preset."""
 
     config: Config
     runtime: Runtime
@@ -42,47 +41,52 @@ class Prepared:
 
     @property
     def identity(self) -> dict[str, str]:
-        """What must be the same when the run is resumed."""
+        """Hashes of texts and tokenizer, which must be equal when the run is resumed."""
         return {"sha256": self.parts.train.key, "valid": self.parts.valid.key, "tokenizer": self.tokenizer.fingerprint}
 
 
 def prepare_new(
-    tree: Tree, paths: Sequence[str], preset: str | None, stop: Callable[[], bool]
+    paths: Sequence[str], configs: Mapping[str, Config], stop: Callable[[], bool]
 ) -> Generator[Progress, None, Prepared]:
-    """What a new run is made from; see `train` for the arguments.
+    """Inputs of a new run; see `workflow.train` for the arguments.
 
     Raises:
-        PreparationStoppedError: `stop` became true; nothing was written but token files.
+        PreparationStoppedError: `stop` became true; only token files were written.
+        ConfigError: `configs` lacks the preset that fits text and device.
     """
-    given = settings.make(presets.read_preset(preset) if preset else {}, tree)
-    runtime = make_runtime(given.runtime, training=True)
-    parts = yield from _read(paths, given.text, stop)
-    preset = preset or defaults.choose_preset(parts.train.n_bytes, runtime.device)
-    text = settings.make(presets.read_preset(preset), tree).text
-    tokenizer = _learn_vocabulary(text, parts)
-    config = defaults.decide(
-        tree, preset, tokenizer=tokenizer.kind, vocab_size=tokenizer.vocab_size, device=runtime.device
-    )
+    preset, config = next(iter(configs.items()))  # presets to choose from differ in model and training only
+    runtime = make_runtime(config.runtime, training=True)
+    parts = yield from _read(paths, config.text, stop)
+    if len(configs) > 1:
+        preset = defaults.choose_preset(parts.train.n_bytes, runtime.device)
+        if preset not in configs:
+            raise ConfigError(
+                f"the settings are illegal with preset '{preset}', which fits text size and device.",
+                f"Choose another: --preset {' or '.join(configs)}.",
+            )
+        config = configs[preset]
+    tokenizer = _train_tokenizer(config.text, parts)
+    config = defaults.fill_in(config, tokenizer=tokenizer.kind, vocab_size=tokenizer.vocab_size, device=runtime.device)
     return (yield from _tokenize(config, runtime, preset, parts, tokenizer, stop))
 
 
 def prepare_resumed(
-    tree: Tree, paths: Sequence[str], preset: str | None, folder: Path, stop: Callable[[], bool]
+    paths: Sequence[str], folder: Path, changes: Tree, preset: str | None, stop: Callable[[], bool]
 ) -> Generator[Progress, None, Prepared]:
-    """What the run in `folder` goes on from.
+    """Inputs of the run in `folder` when it is resumed; see `workflow.resume` for the arguments.
 
     Raises:
-        PreparationStoppedError: `stop` became true; nothing was written but token files.
-        ConfigError: Something was asked for that only a new run can have.
+        PreparationStoppedError: `stop` became true; only token files were written.
+        ConfigError: A change that a resumed run cannot have.
     """
     record = store.read_record(folder)
     saved = read_config_file(folder, strict=True).config
     begun = settings.make(saved.model_dump(mode="json"), {"runtime": record.get("runtime", {})})
-    config = defaults.resumed(begun, tree)
+    config = defaults.resumed(begun, changes)
     begun_with = str(record.get("preset") or preset or "")
     if preset not in (None, begun_with):
         raise ConfigError(
-            f"this run was begun with the preset {begun_with}, which cannot change when it is resumed.",
+            f"this run uses the preset {begun_with}, which cannot change when it is resumed.",
             "Leave --preset out, or train a new model with -o NAME.",
         )
     runtime = make_runtime(config.runtime, training=True)
@@ -103,7 +107,7 @@ def _whole(corpus: Corpus) -> Generator[Progress, None, None]:
     yield from corpus.scan()
 
 
-def _learn_vocabulary(text: TextConfig, parts: Split) -> Tokenizer:
+def _train_tokenizer(text: TextConfig, parts: Split) -> Tokenizer:
     kind, size = choose_tokenizer(text.tokenizer, text.vocab_size, parts.train.corpus.facts, parts.train.n_bytes)
     if kind != "bytes":
         _require_utf8(parts)
@@ -132,7 +136,7 @@ def _require_utf8(parts: Split) -> None:
 
 
 def _until(stop: Callable[[], bool], work: Generator[Progress, None, T]) -> Generator[Progress, None, T]:
-    """The events and the result of `work`, given up as soon as `stop` says so."""
+    """Events and result of `work`, which is closed as soon as `stop` is true."""
     while not stop():
         try:
             event = next(work)

@@ -110,7 +110,7 @@ class TrainingRun:
         every = {i: getattr(a, "redraw_every", None) for i, a in enumerate(self.config.model.attentions)}
         due = {i for i, steps in every.items() if steps and self.step and self.step % steps == 0}
         if due:
-            redraw(self.model.stack, due, torch.Generator().manual_seed(self.config.runtime.seed + self.step))
+            redraw(self.model.stack, due, torch.Generator().manual_seed((self.config.runtime.seed or 0) + self.step))
             self.states = [self.model.reset_layers(state, due) for state in self.states]
 
     @property
@@ -189,7 +189,7 @@ class TrainingRun:
 
 def make_training_run(config: Config, runtime: Runtime, train_ids: TokenFile, start_id: int) -> TrainingRun:
     """A run that has taken no step: freshly initialized, at the beginning of the text, with empty memory."""
-    torch.manual_seed(config.runtime.seed)
+    torch.manual_seed(config.runtime.seed or 0)
     model = build_model(config.model).to(runtime.device)
     train = config.train
     assert train.lr is not None

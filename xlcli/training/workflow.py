@@ -1,10 +1,10 @@
-"""`train`: text in, a model folder out, events on the way. Stops when asked, after saving; resumes to the bit."""
+"""The training workflow: from text to a model folder. A stopped run is saved; a resumed one continues to the bit."""
 
 from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -23,86 +23,137 @@ from xlcli.training.prepare import PreparationStoppedError, Prepared, prepare_ne
 from xlcli.training.run import TrainingRun, make_training_run
 
 PREPARATION_SHARE = 0.1
-"""Reading the text counts towards a time budget, but takes no more of it than this."""
+"""Maximum share of a time budget that preparation counts for."""
 LOWER = 3.0
-"""A run that diverged is to be tried again at its learning rate divided by this."""
+"""Divisor of the learning rate in the remedy for a run that diverged."""
 
 
 def train(
-    tree: Tree,
     paths: Sequence[str],
     folder: Path,
+    configs: Mapping[str, Config],
+    *,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator[Event]:
+    """Trains a model: the best weights end up in `folder`, checkpoints beside them.
+
+    Args:
+        paths: Files, folders or `-`.
+        folder: Model folder; refused when it holds a model, unless `overwrite` is set.
+        configs: Configuration of each preset that may be used; text size and device choose among several, which may
+            differ in model and training only. `presets.configurations` makes them.
+        overwrite: Remove the model in `folder` as soon as the new run is ready for its first step.
+        dry_run: End with the plan; only token files are written.
+        stop: Called between steps; when true, the run is saved and ends.
+
+    Raises:
+        ConfigError, DataError, ResourceError, BusyError, DivergedError: See `xlcli.errors`.
+    """
+    began = time.monotonic()
+    with ExitStack() as held:
+        if not dry_run:
+            _check_new(folder, overwrite=overwrite)
+            yield from _lock(folder, held)
+            _check_new(folder, overwrite=overwrite)  # another run may have ended in the meantime
+        try:
+            ready = yield from prepare_new(paths, configs, stop)
+        except PreparationStoppedError:
+            yield _STOPPED_EARLY
+            return
+        yield _plan(folder, ready, 0)
+        if dry_run:
+            return
+        run = make_training_run(ready.config, ready.runtime, ready.train_ids, ready.tokenizer.start_id)
+        record = describe_run(ready, run)
+        if overwrite:
+            store.clear(folder)
+        _write_new(folder, ready, run, record)
+        yield from _take_steps(run, ready, folder, record, paths, began=began, stop=stop)
+
+
+def resume(
+    paths: Sequence[str],
+    folder: Path,
+    changes: Tree | None = None,
     *,
     preset: str | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
     dry_run: bool = False,
     allow_data_change: bool = False,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Event]:
-    """Trains a model and leaves it in `folder`, the best weights in front, checkpoints beside them.
+    """Continues the run in `folder` from its newest undamaged checkpoint.
 
     Args:
-        tree: What the user set, above any preset.
-        paths: Files, folders or `-`.
-        folder: The model folder; refused when it holds a model, unless resumed or overwritten.
-        preset: A preset by name; None chooses by text and device.
-        resume: Continue from the newest good checkpoint. Shape and text must be the same; budgets may differ.
-        overwrite: Remove the model in `folder`, once all is ready for the first step of the new one.
-        dry_run: End with the plan; nothing is written but the token cache.
-        allow_data_change: Resume on another text.
-        stop: Asked between pieces of work; true saves and ends.
+        paths: The text of the run.
+        folder: Model folder.
+        changes: Settings that replace saved ones; only those in `defaults.FREE` may differ.
+        preset: Refused unless the run uses it.
+        dry_run: As in `train`.
+        allow_data_change: Continue although the text has changed.
+        stop: As in `train`.
 
     Raises:
-        ConfigError, DataError, CheckpointError, ResourceError, BusyError, DivergedError: See `xlcli.errors`.
+        CheckpointError: There is no run, or every checkpoint is damaged.
+        ConfigError, DataError, ResourceError, BusyError, DivergedError: See `xlcli.errors`.
     """
     began = time.monotonic()
     with ExitStack() as held:
-        if resume or not dry_run:
-            _check_folder(folder, resume=resume, overwrite=overwrite)
+        _check_begun(folder)
         if not dry_run:
-            if warning := held.enter_context(store.lock(folder)):
-                yield Notice(warning, "warning")
-            _check_folder(folder, resume=resume, overwrite=overwrite)  # another run may have just ended
+            yield from _lock(folder, held)
         try:
-            if resume:
-                ready = yield from prepare_resumed(tree, paths, preset, folder, stop)
-            else:
-                ready = yield from prepare_new(tree, paths, preset, stop)
+            ready = yield from prepare_resumed(paths, folder, changes or {}, preset, stop)
         except PreparationStoppedError:
-            yield Notice("stopped before the first step; nothing was changed.", "warning")
+            yield _STOPPED_EARLY
             return
-        point = None
-        if resume:
-            point, notices = _newest_checkpoint(folder)
-            yield from notices
+        point, notices = _newest_checkpoint(folder)
+        yield from notices
         yield _plan(folder, ready, step_of(point) if point else 0)
         if dry_run:
             return
         run = make_training_run(ready.config, ready.runtime, ready.train_ids, ready.tokenizer.start_id)
-        about = describe_run(ready, run)
+        record = describe_run(ready, run)
         if point is None:
-            if overwrite:
-                store.clear(folder)
-            _write_beginnings(folder, ready, run, about)
+            _write_new(folder, ready, run, record)
         else:
-            yield from _return_to(point, run, ready, folder, allow_data_change=allow_data_change)
-        course = Trainer(run, ready, folder, about=about, began=_start_of_budget(began, ready.config))
-        try:
-            yield from course.train(stop)
-            yield from course.finish(stop)
-        except DivergedError as error:
-            raise DivergedError(error.message, _lower_rate(ready.config, paths, folder)) from None
+            yield from _restore(point, run, ready, folder, allow_data_change=allow_data_change)
+        yield from _take_steps(run, ready, folder, record, paths, began=began, stop=stop)
 
 
-def _check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:
-    """Refuses what would lose a model or somebody's files."""
-    if resume and overwrite:
-        raise ConfigError("a run cannot be both resumed and overwritten.", "Give --resume or --overwrite.")
+_STOPPED_EARLY = Notice("stopped before the first step; nothing was changed.", "warning")
+
+
+def _lock(folder: Path, held: ExitStack) -> Iterator[Notice]:
+    """Locks the folder until `held` closes."""
+    if warning := held.enter_context(store.lock(folder)):
+        yield Notice(warning, "warning")
+
+
+def _take_steps(
+    run: TrainingRun,
+    ready: Prepared,
+    folder: Path,
+    record: dict[str, Any],
+    paths: Sequence[str],
+    *,
+    began: float,
+    stop: Callable[[], bool],
+) -> Iterator[Event]:
+    """Trains until the budget is spent or `stop` is true, then evaluates."""
+    trainer = Trainer(run, ready, folder, about=record, began=_start_of_budget(began, ready.config))
+    try:
+        yield from trainer.train(stop)
+        yield from trainer.finish(stop)
+    except DivergedError as error:
+        raise DivergedError(error.message, _lower_rate(ready.config, paths, folder)) from None
+
+
+def _check_new(folder: Path, *, overwrite: bool) -> None:
+    """Refuses a folder in which a new run would replace a model or a file of the user."""
     begun = any((folder / name).exists() for name in (CONFIG, WEIGHTS, CHECKPOINTS))
-    if resume and not (folder / CONFIG).exists():
-        raise CheckpointError(f"there is no run to resume in {folder}.", "Drop --resume, or give its folder with -o.")
-    if begun and not resume and not overwrite:
+    if begun and not overwrite:
         raise ConfigError(
             f"{folder} already holds a model.", "Add --resume to continue it, --overwrite to replace it, or -o NAME."
         )
@@ -114,35 +165,41 @@ def _check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:
         )
 
 
+def _check_begun(folder: Path) -> None:
+    """Refuses a folder without a run."""
+    if not (folder / CONFIG).exists():
+        raise CheckpointError(f"there is no run to resume in {folder}.", "Drop --resume, or give its folder with -o.")
+
+
 def _newest_checkpoint(folder: Path) -> tuple[Path | None, list[Notice]]:
     found = latest(folder / CHECKPOINTS)
-    notices = [Notice(f"{bad.path} is damaged and was passed over: {bad.reason}", "warning") for bad in found.rejected]
+    notices = [Notice(f"{bad.path} is damaged and was skipped: {bad.reason}", "warning") for bad in found.rejected]
     if found.path is None:
         if found.rejected:
             raise CheckpointError(f"every checkpoint in {folder} is damaged.", "Train anew with --overwrite.")
         if (folder / WEIGHTS).exists():
             raise CheckpointError(
-                f"{folder} holds a model but no checkpoint to go on from.",
+                f"{folder} holds a model but no checkpoint to resume from.",
                 "Train anew with --overwrite, or into another folder with -o NAME.",
             )
-        notices.append(Notice("the run had taken no step yet; it begins anew"))
+        notices.append(Notice("the run had taken no step yet and starts again"))
     return found.path, notices
 
 
-def _write_beginnings(folder: Path, ready: Prepared, run: TrainingRun, about: dict[str, Any]) -> None:
-    """Makes the folder one that can be resumed, which it is as soon as it holds `config.json`."""
+def _write_new(folder: Path, ready: Prepared, run: TrainingRun, record: dict[str, Any]) -> None:
+    """Writes a run that has taken no step; it can be resumed as soon as `config.json` exists."""
     ready.tokenizer.save(folder)
     _write_held_out(folder, ready)
     store.trim_metrics(folder, -1)
-    store.write_record(folder, about | {"finished": False})
+    store.write_record(folder, record | {"finished": False})
     write_config(folder, ready.config)
     checkpoint.save(run, folder, seconds=0.0, corpus=ready.identity)
 
 
-def _return_to(
+def _restore(
     point: Path, run: TrainingRun, ready: Prepared, folder: Path, *, allow_data_change: bool
 ) -> Iterator[Notice]:
-    """Puts run and folder where they were at a checkpoint."""
+    """Restores run and folder from a checkpoint."""
     warnings = checkpoint.load(run, point, folder, corpus=ready.identity, allow_data_change=allow_data_change)
     yield from (Notice(warning, "warning") for warning in warnings)
     if allow_data_change:
@@ -160,21 +217,21 @@ def _write_held_out(folder: Path, ready: Prepared) -> None:
 
 
 def _start_of_budget(began: float, config: Config) -> float:
-    """When the budget began to be spent: with the program, unless that would leave too little for training."""
+    """Start of the time budget: the start of the workflow, or later if preparation took too large a share."""
     if config.train.max_time is None:
         return began
     return max(began, time.monotonic() - PREPARATION_SHARE * config.train.max_time)
 
 
 def _lower_rate(config: Config, paths: Sequence[str], folder: Path) -> str:
-    """The command that goes on more carefully after a run has diverged."""
+    """The remedy for a run that diverged: the command that resumes it at a lower learning rate."""
     train = config.train
     assert train.lr is not None
     rates = ["--lr", f"{min(train.lr / LOWER, defaults.RATES[train.optimizer]):.2g}"]
     if train.optimizer == "muon":
         rates += ["--set", f"train.adam_lr={min(train.adam_lr / LOWER, TrainConfig().adam_lr):.2g}"]
     command = shlex.join(["xlcli", "train", *paths, "-o", str(folder), "--resume", *rates])
-    return f"Go on from the last checkpoint, more slowly: {command}"
+    return f"Continue from the last checkpoint at a lower learning rate: {command}"
 
 
 def _plan(folder: Path, ready: Prepared, resumed_at: int) -> Plan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from einops import rearrange
 from torch import Tensor, nn
 
@@ -19,12 +20,17 @@ class Attention(nn.Module):
         super().__init__()
         self.position = position
 
-    def init_memory(self, batch: int, kind: Literal["keyvalue", "hidden"], n_hashes: int | None = None) -> Memory:
-        """The memory of `batch` rows that have read nothing.
-
-        `kind` is what softmax attention keeps, `n_hashes` the rounds of hashed attention; None is as trained.
-        """
+    def init_memory(self, batch: int, kind: Literal["keyvalue", "hidden"]) -> Memory:
+        """Empty memory of `batch` sequences; `kind` is the memory of softmax attention, other kinds ignore it."""
         raise NotImplementedError
+
+    def accepts(self, memory: Memory, n_kept: int) -> bool:
+        """Whether `memory` can be the memory of this layer when `n_kept` tokens should be remembered."""
+        own = self.init_memory(0, "keyvalue")
+        return (memory.kind, memory.shape) == (own.kind, own.shape)
+
+    def redraw(self, generator: torch.Generator | None = None) -> None:
+        """Draws new random features, if there are any. Memory made with the previous ones becomes invalid."""
 
     def receptive_field(self, mem_len: int) -> int | None:
         """How many tokens back a token sees; None when that has no limit."""

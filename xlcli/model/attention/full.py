@@ -26,13 +26,20 @@ class FullAttention(Projected):
         self.scale = scale
         self.dropout = dropout
 
-    def init_memory(self, batch: int, kind: Literal["keyvalue", "hidden"], n_hashes: int | None = None) -> Memory:
-        """The memory of `batch` rows that have read nothing."""
+    def init_memory(self, batch: int, kind: Literal["keyvalue", "hidden"]) -> Memory:
+        """Empty memory of `batch` sequences: projected keys and values, or layer inputs for training."""
         like = self.key.weight
         if kind == "hidden":
             return Hidden(like.new_empty(batch, 0, like.shape[1]))
         empty = like.new_empty(batch, self.n_heads, 0, like.shape[0] // self.n_heads)
         return KeyValue(empty, empty, 0, 0)
+
+    def accepts(self, memory: Memory, n_kept: int) -> bool:
+        """Whether kind, shape and length agree."""
+        if not isinstance(memory, Hidden | KeyValue):
+            return False
+        own = self.init_memory(0, "hidden" if isinstance(memory, Hidden) else "keyvalue")
+        return memory.shape == own.shape and memory.length == self.receptive_field(n_kept)
 
     def receptive_field(self, mem_len: int) -> int | None:
         """How many tokens back a token sees; None when that has no limit."""

@@ -38,7 +38,7 @@ class LinearAttention(Projected):
         with torch.no_grad():
             self.features.copy_(draw_features(f, e, generator, orthogonal=self.orthogonal))
 
-    def init_memory(self, batch: int, kind: Literal["keyvalue", "hidden"], n_hashes: int | None = None) -> Memory:
+    def init_memory(self, batch: int, kind: Literal["keyvalue", "hidden"]) -> Memory:
         """Sums of nothing for `batch` rows, whatever the kind; float64, for a stream may add tokens for ever."""
         f, e = self.features.shape
         s = self.features.new_zeros((batch, self.n_heads, f, e), dtype=torch.float64)

@@ -64,12 +64,23 @@ class LSHAttention(Attention):
         with torch.no_grad():
             self.rotations.copy_(draw_rotations(r, self.factors, e, generator))
 
-    def init_memory(self, batch: int, kind: Literal["keyvalue", "hidden"], n_hashes: int | None = None) -> Memory:
+    def init_memory(self, batch: int, kind: Literal["keyvalue", "hidden"]) -> Memory:
         """Empty buckets for `batch` rows, whatever the kind; as many rounds as they have are made use of."""
         like = self.rotations.to(torch.promote_types(self.rotations.dtype, torch.float32))
         n_buckets = math.prod(self.factors)
-        rounds = self.n_hashes if n_hashes is None else n_hashes
-        return Buckets(Table.empty(like, batch, self.n_heads, rounds, n_buckets))
+        return Buckets(Table.empty(like, batch, self.n_heads, self.n_hashes, n_buckets))
+
+    def accepts(self, memory: Memory, n_kept: int) -> bool:
+        """Whether kind and shape agree; the number of rounds may be any that there are directions for."""
+        if not isinstance(memory, Buckets):
+            return False
+        n_heads, rounds, *rest = memory.shape
+        own_heads, _, *own_rest = self.init_memory(0, "keyvalue").shape
+        return (
+            (n_heads, rest) == (own_heads, own_rest)
+            and 1 <= rounds <= len(self.rotations)
+            and memory.table.n_slots in (0, self.bucket_size)
+        )
 
     def receptive_field(self, mem_len: int) -> int | None:
         """How many tokens back a token sees at most."""

@@ -1,5 +1,5 @@
-# `make demo` shows everything, `make test` checks everything; both need Python 3.11 or newer and nothing else.
-# The first of them makes the environment in .venv. Another interpreter: make test PYTHON=python3.12
+# `make demo` runs all commands, `make test` all checks; both need only Python 3.11 or newer and create .venv.
+# Another interpreter: make test PYTHON=python3.12
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,8 +10,8 @@ DEMO := demo/run
 .PHONY: demo test check format readme wheel clean
 
 $(READY): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("xlcli needs Python 3.11 or newer, and $(PYTHON) is %d.%d; give another one: make PYTHON=python3.12" % sys.version_info[:2])'
-	@echo "making the environment in $(VENV); with PyTorch to download this takes a few minutes"
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("xlcli needs Python 3.11 or newer, and $(PYTHON) is %d.%d; use another one: make PYTHON=python3.12" % sys.version_info[:2])'
+	@echo "creating the environment in $(VENV); downloading PyTorch takes a few minutes"
 	$(PYTHON) -m venv $(VENV)
 	PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[dev]'
 	@touch $@
@@ -25,7 +25,7 @@ check: $(READY)
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
-# One thread a worker: the workers are as many as there are cores.
+# One thread per worker and one worker per core.
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
 
@@ -33,7 +33,7 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Runs the README's commands and puts what they print under them.
+# Runs the commands of the README and puts their output below them.
 readme: $(READY)
 	PATH="$$PWD/$(BIN):$$PATH" $(BIN)/python demo/capture.py README.md
 

@@ -116,7 +116,7 @@ def measure(tree):
     run = train(tree)
     status = Path("/proc/self/status").read_text().splitlines()
     peak = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
-    return {"peak": peak - resident, "predicted": memory_bytes(run.config, run.model.n_parameters, run.runtime)}
+    return {"peak": peak - resident, "predicted": memory_bytes(run.config, run.runtime)}
 
 
 def measure_apart(name):

@@ -1,10 +1,10 @@
-"""Runs the commands of a page and puts what they print under them, so that the page shows what happens.
+"""Runs the commands of a page and replaces the outputs below them.
 
-    make readme            # on a quiet machine; takes about four minutes
+    make readme            # on an idle machine; takes about four minutes
 
-In a fenced `console` block a line that begins with `$ ` is a command; what follows, up to the next one, is its output.
-Only standard output is captured; progress and talk, on standard error, are left out. The commands of a page run in
-order, in one temporary folder, which at first holds nothing but `shakespeare.txt`.
+In a fenced `console` block a line that begins with `$ ` is a command; the lines up to the next command are its output.
+Only standard output is captured, not progress and notices on standard error. The commands of a page run in order in
+one temporary folder, which initially contains only `shakespeare.txt`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ TEXT = Path(__file__).with_name("shakespeare.txt")
 
 
 def blocks(page: str, language: str) -> list[str]:
-    """The insides of the page's fenced blocks of one language."""
+    """Contents of the fenced blocks of one language."""
     return re.findall(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
 
 
 def commands(page: str) -> list[str]:
-    """Every command of the page, in order."""
+    """All commands of the page, in order."""
     return [line[2:] for block in blocks(page, "console") for line in block.splitlines() if line.startswith("$ ")]
 
 
 def captured(page: str, run: Callable[[str], str]) -> str:
-    """The page with every output replaced by what `run` says of its command."""
+    """The page with every output replaced by `run(command)`."""
 
     def refill(match: re.Match[str]) -> str:
         parts = [f"$ {command}\n{run(command)}" for command in commands(match[0])]
@@ -42,7 +42,7 @@ def captured(page: str, run: Callable[[str], str]) -> str:
 
 
 def main() -> int:
-    """Rewrites the pages named."""
+    """Rewrites the pages given as arguments."""
     for name in sys.argv[1:]:
         path = Path(name)
         with tempfile.TemporaryDirectory() as home:
@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def _shell(home: Path) -> Callable[[str], str]:
-    """Runs commands in a folder below `home`; their output without the places of this machine."""
+    """A function that runs commands in a folder below `home` and returns their output without paths of this machine."""
     folder = home / "work"
     folder.mkdir()
     shutil.copy(TEXT, folder)

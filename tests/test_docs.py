@@ -1,4 +1,4 @@
-"""What is written is so: help, README, changelog, public names, the table of presets."""
+"""Pages agree with the code: help, README, changelog, public names, table of presets, paths and links."""
 
 import json
 import re
@@ -21,12 +21,12 @@ COMMANDS = get_command(app).commands
 
 
 def pages() -> list[Path]:
-    """Every page somebody reads."""
-    return [*SOURCE.glob("*.md"), *(SOURCE / "docs").glob("*.md"), SOURCE / "models" / "README.md"]
+    """All pages."""
+    return [*SOURCE.glob("*.md"), *(SOURCE / "docs").glob("*.md"), *(SOURCE / "models").rglob("README.md")]
 
 
 def table_rows(text: str) -> list[list[str]]:
-    """Cells of the rows of all Markdown tables, headings included."""
+    """Cells of all rows of all Markdown tables, headings included."""
     lines = [line for line in text.splitlines() if line.startswith("|") and not re.fullmatch(r"[|\s:-]+", line)]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
@@ -62,7 +62,7 @@ def test_version_is_the_same_everywhere():
 def test_public_names_resolve_and_nothing_else_does():
     for name in xlcli.__all__:
         assert getattr(xlcli, name) is not None
-    assert set(xlcli._HOMES) <= set(xlcli.__all__) <= set(dir(xlcli))
+    assert set(xlcli.__all__) <= set(dir(xlcli))
     assert xlcli.__all__ == sorted(xlcli.__all__)
     with pytest.raises(AttributeError):
         _ = xlcli.no_such_name
@@ -78,7 +78,9 @@ def test_every_preset_is_legal_and_has_a_row(preset):
 
 
 def test_table_of_presets_counts_parameters_as_the_model_does():
-    from xlcli.training.memory import n_parameters
+    import torch
+
+    from xlcli.model.build import build_model
 
     heading = next(row for row in table_rows(CARD) if row[0] == "preset")
     size, vocabulary = heading.index("parameters"), heading.index("vocabulary")
@@ -87,11 +89,13 @@ def test_table_of_presets_counts_parameters_as_the_model_does():
         row = rows[preset.name]
         n_tokens = int(row[vocabulary].replace(",", ""))
         made = config.make(presets.read_preset(preset.name), {"model": {"vocab_size": n_tokens}})
-        assert row[size] == f"{n_parameters(made.model) / 1e6:.2f} M", preset.name
+        with torch.device("meta"):
+            n_parameters = build_model(made.model).n_parameters
+        assert row[size] == f"{n_parameters / 1e6:.2f} M", preset.name
 
 
 def test_every_file_of_the_file_map_exists():
-    section = README.partition("## Where things are")[2].partition("\n## ")[0]
+    section = README.partition("## Files")[2].partition("\n## ")[0]
     named = re.findall(r"^(\S+)  +\S", section.partition("```text\n")[2].partition("```")[0], re.MULTILINE)
     assert len(named) > 10
     assert [name for name in named if not (SOURCE / name).exists()] == []
@@ -104,13 +108,23 @@ def test_links_between_pages_lead_somewhere():
                 assert (path.parent / target).exists(), f"{path.name}: {target}"
 
 
-def test_rooms_of_the_architecture_are_those_of_the_package():
+def test_modules_of_the_architecture_are_those_of_the_package():
     page = (SOURCE / "docs" / "architecture.md").read_text()
-    cells = [row[1] for row in table_rows(page.partition("## Rooms")[2].partition("\n## ")[0])]
-    rooms = {name for cell in cells for name in re.findall(r"`([a-z_]+)/?`", cell)}
+    cells = [row[1] for row in table_rows(page.partition("## Packages")[2].partition("\n## ")[0])[1:]]
+    modules = {name for cell in cells for name in re.findall(r"`([a-z_]+)/?`", cell)}
     package = (SOURCE / "xlcli").iterdir()
     here = {path.stem for path in package if path.suffix == ".py" or (path / "__init__.py").exists()}
-    assert rooms == here - {"__init__", "__main__"}
+    assert modules == here - {"__init__", "__main__"}
+
+
+@pytest.mark.parametrize("path", pages(), ids=lambda path: path.name)
+def test_every_path_that_a_page_names_exists(path):
+    """Paths from the top of the checkout; NAME and the first file of a new package are for the reader to make."""
+    named = re.findall(r"`((?:xlcli|tests|benchmarks|demo|docs|models)/[\w./-]*)`", path.read_text())
+    made_later = {"xlcli/_models", "xlcli/cli/import_model.py"}
+    assert [
+        name for name in named if "NAME" not in name and name not in made_later and not (SOURCE / name).exists()
+    ] == []
 
 
 def test_exit_codes_in_the_readme_are_those_of_the_errors():

@@ -9,6 +9,7 @@ import test_invariants as invariants
 import torch
 from variants import COMBINATIONS, IN_TURN
 
+from xlcli.memory import Hidden, Sums
 from xlcli.model.attention import linear
 from xlcli.model.attention.local import LocalAttention
 from xlcli.model.position import xl
@@ -21,7 +22,7 @@ from xlcli.model.position.sinusoidal import SinusoidalPosition
 from xlcli.model.position.t5 import T5Position
 from xlcli.model.residual import ReZero
 from xlcli.ops.span import AttentionContext, Span
-from xlcli.state import Hidden, State, Sums
+from xlcli.state import State
 
 EXACT = ("full", "local", "linear")
 ABSOLUTE = ("sinusoidal", "learned", "axial")

@@ -1,4 +1,4 @@
-"""What is built is what is here: a wheel carries presets and models, an editable install reads the checkout's."""
+"""Builds: a wheel contains presets and models, an editable install reads those of the checkout."""
 
 import os
 import re
@@ -21,7 +21,7 @@ pytest.importorskip("hatchling")
 
 
 def build(kind: str, into: Path, source: Path = SOURCE) -> Path:
-    """A distribution of the tree in `source`, as pip builds it without isolation."""
+    """A distribution of the tree in `source`, built as by pip without isolation."""
     done = subprocess.run(
         [sys.executable, "-c", BUILD, kind, into], cwd=source, capture_output=True, text=True, timeout=60
     )
@@ -51,7 +51,7 @@ def test_wheel_holds_the_package_the_presets_and_nothing_else(built):
 
 
 def bundled() -> set[str]:
-    """Files of the models that travel with the package; what a run leaves beside a model does not."""
+    """Files of the bundled models; checkpoints and locks are not packaged."""
     return {
         f"xlcli/{'_models' / path.relative_to(SOURCE / 'models')}"
         for path in (SOURCE / "models" / "books").rglob("*")
@@ -69,7 +69,7 @@ def test_wheel_of_the_source_distribution_is_the_same(built, tmp_path):
     with tarfile.open(built["sdist"]) as archive:
         archive.extractall(tmp_path, filter="data")
     (source,) = tmp_path.iterdir()
-    for name in ("tests/test_laws.py", "Makefile", "constraints.txt", "CHANGELOG.md", "LICENSE", "demo/demo.sh"):
+    for name in ("tests/test_invariants.py", "Makefile", "constraints.txt", "CHANGELOG.md", "LICENSE", "demo/demo.sh"):
         assert (source / name).is_file(), name
     assert names(build("wheel", tmp_path, source)) == names(built["wheel"])
 

@@ -8,9 +8,11 @@ import variants
 
 from xlcli import config
 from xlcli.errors import StateError
+from xlcli.memory import Hidden, KeyValue, Sums
+from xlcli.memory.key_value import MAX_SLACK
 from xlcli.model.build import build_model
 from xlcli.ops.span import Span
-from xlcli.state import MAX_SLACK, Hidden, KeyValue, State, Sums
+from xlcli.state import State
 
 NAME = "full-xl-0-pre-0"
 KINDS = ["hidden", "keyvalue"]
@@ -146,7 +148,7 @@ def test_tensors_that_do_not_fit_together_are_refused(model, name, change):
         del tensors[name]
     else:
         tensors[name] = change(tensors.get(name, tensors["1.k"]))
-    with pytest.raises(StateError, match="does not fit together"):
+    with pytest.raises(StateError, match="the state is damaged"):
         State.restore(tensors, state.describe())
 
 

@@ -1,7 +1,10 @@
-"""Long-context language modeling on the command line and from Python.
+"""Long-context language modeling on the command line and from Python (docs/python.md).
 
-The workflows are generators of events: `xlcli.training.train`, `xlcli.evaluation.evaluate`, `xlcli.generation.generate` and
-`xlcli.streaming.stream`. The names below are loaded on first use, so `import xlcli` costs nothing and never imports torch.
+    import xlcli
+    model = xlcli.load("books")
+    model.score("It was a dark night.").bits_per_byte
+
+All names below are imported on first use, so that `import xlcli` does not import torch.
 """
 
 from __future__ import annotations
@@ -14,41 +17,46 @@ __version__ = "0.1.0"
 __all__ = [
     "BusyError",
     "CheckpointError",
-    "Config",
     "ConfigError",
     "DataError",
     "DivergedError",
+    "Model",
     "ResourceError",
-    "State",
     "StateError",
+    "TextScore",
+    "TextState",
     "XLError",
     "__version__",
-    "find_model",
+    "evaluate",
+    "generate",
     "list_presets",
-    "load_model",
-    "load_state",
-    "make_config",
-    "make_runtime",
-    "read_preset",
-    "save_state",
+    "load",
+    "read_toml",
+    "resume",
+    "stream",
+    "train",
 ]
 
-_HOMES = {
-    "Config": "xlcli.config:Config",
-    "State": "xlcli.state:State",
-    "find_model": "xlcli.store.discover:find",
-    "list_presets": "xlcli.presets:list_presets",
-    "load_model": "xlcli.store.folder:load",
-    "load_state": "xlcli.store.state_files:load_state",
-    "make_config": "xlcli.config:make",
-    "read_preset": "xlcli.presets:read_preset",
-    "save_state": "xlcli.store.state_files:save_state",
-    "make_runtime": "xlcli.runtime:make_runtime",
+_MODULES = {
+    "xlcli.api": ("Model", "TextScore", "TextState", "evaluate", "generate", "load", "resume", "stream", "train"),
+    "xlcli.config": ("read_toml",),
+    "xlcli.errors": (
+        "BusyError",
+        "CheckpointError",
+        "ConfigError",
+        "DataError",
+        "DivergedError",
+        "ResourceError",
+        "StateError",
+        "XLError",
+    ),
+    "xlcli.presets": ("list_presets",),
 }
+"""Module of each public name."""
 
 if TYPE_CHECKING:
-    from xlcli.config import Config
-    from xlcli.config import make as make_config
+    from xlcli.api import Model, TextScore, TextState, evaluate, generate, load, resume, stream, train
+    from xlcli.config import read_toml
     from xlcli.errors import (
         BusyError,
         CheckpointError,
@@ -59,20 +67,14 @@ if TYPE_CHECKING:
         StateError,
         XLError,
     )
-    from xlcli.presets import list_presets, read_preset
-    from xlcli.runtime import make_runtime
-    from xlcli.state import State
-    from xlcli.store.discover import find as find_model
-    from xlcli.store.folder import load as load_model
-    from xlcli.store.state_files import load_state, save_state
+    from xlcli.presets import list_presets
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name, f"xlcli.errors:{name}" if name in __all__ else "")
-    if not home:
+    module = next((module for module, names in _MODULES.items() if name in names), None)
+    if module is None:
         raise AttributeError(f"module 'xlcli' has no attribute '{name}'")
-    module, _, attribute = home.partition(":")
-    value = getattr(importlib.import_module(module), attribute)
+    value = getattr(importlib.import_module(module), name)
     globals()[name] = value
     return value
 

@@ -18,9 +18,9 @@ from xlcli.config import RuntimeConfig
 from xlcli.errors import ConfigError
 
 if TYPE_CHECKING:
+    from xlcli.memory import Memory
     from xlcli.model.stack import Stack, StackOutput
     from xlcli.ops.span import AttentionContext
-    from xlcli.state import Memory
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Number types by name."""

@@ -151,12 +151,12 @@ def test_a_number_of_steps_is_for_universal_models(run, model, monkeypatch, comm
     done = run(command, "--n-steps", "2", *dry, *(["absent.txt"] if command == "eval" else []))
     assert (done.code, done.out) == (2, b"")
     assert done.err.endswith(
-        "tiny is not universal and applies its blocks once: --n-steps 2 means nothing to it.\n"
-        "       Leave out --n-steps.\n"
+        "--n-steps does not apply to model tiny; it needs a universal stack, but this model applies its blocks once.\n"
+        "       Omit it to use the trained value.\n"
     )
-    assert f"Leave out {command}.n_steps." in run(command, "--set", f"{command}.n_steps=2", *dry).err
+    assert f"{command}.n_steps does not apply to model tiny" in run(command, "--set", f"{command}.n_steps=2", *dry).err
     monkeypatch.setenv("XLCLI_N_STEPS", "2")
-    assert "Leave out XLCLI_N_STEPS." in run(command, *dry).err
+    assert "XLCLI_N_STEPS does not apply to model tiny" in run(command, *dry).err
 
 
 def test_a_universal_model_is_applied_as_often_as_asked(run, untrained):
@@ -182,7 +182,7 @@ def test_a_memory_length_that_means_nothing_is_spoken_of(run, untrained):
     untrained("linear", **LINEAR)
     assert "remembers all tokens" in run("generate", "a", "-n", "1", "--mem-len", "8", "-m", "linear").err
     assert run("eval", "--mem-len", "0", "-m", "linear", "-q").err == run("eval", "-m", "linear", "-q").err == ""
-    assert "memory of everything read, batch 1" in run("eval", "-m", "linear").out.decode()
+    assert "memory of all tokens read, batch 1" in run("eval", "-m", "linear").out.decode()
 
 
 def test_no_model_at_all(run, monkeypatch):

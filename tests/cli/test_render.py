@@ -24,7 +24,9 @@ SCORE = Score(
 
 def test_amounts_sizes_and_times():
     assert [report.amount(v) for v in (0.5, 7, 999, 1234, 123456, 5e6)] == ["0.5", "7", "999", "1.23k", "123k", "5M"]
-    assert [report.size(v) for v in (10, 2048, 3.5 * 2**20)] == ["10 bytes", "2.0 KiB", "3.5 MiB"]
+    assert report.amount(6.61e9) == "6.61B"
+    assert [report.size(v) for v in (1, 10, 2048, 3.5 * 2**20)] == ["1 byte", "10 bytes", "2.0 KiB", "3.5 MiB"]
+    assert [report.counted(n, "token") for n in (0, 1, 2, 1500)] == ["0 tokens", "1 token", "2 tokens", "1.5k tokens"]
     assert [report.time(v) for v in (4.21, 42, 201, 3723, float("inf"), -1)] == [
         "4.2 s", "42 s", "3:21", "1:02:03", "-", "-",
     ]  # fmt: skip
@@ -54,7 +56,7 @@ def test_a_plan_and_an_end_are_told_in_words():
     text = report.plan_text(plan)
     assert "5M parameters" in text
     assert "256.0 MiB of memory" in text
-    assert "10 minutes, going on from step 40" in text
+    assert "10 minutes, resuming at step 40" in text
     end = Trained(
         folder=Path("models/a b"), step=9, tokens=900, seconds=61.0, bits_per_byte=1.9, best_step=8, stopped=False,
         sample="one\ntwo\n",
@@ -70,10 +72,14 @@ def test_a_plan_and_an_end_are_told_in_words():
     ("model", "score", "said"),
     [
         ({}, {}, "memory of 4 tokens, span uniform, batch 1"),
-        ({}, {"mem_len": 0}, "no memory: segments of 8 tokens stand alone"),
+        ({}, {"mem_len": 0}, "no memory: independent segments of 8 tokens"),
         ({"attention": {"kind": "local", "window": 3}}, {}, "memory of 3 tokens, span uniform, batch 1"),
-        ({"attention": {"kind": "linear"}, "position": {"kind": "none"}}, {}, "memory of everything read, batch 1"),
-        ({"attention": {"kind": "linear"}, "position": {"kind": "none"}}, {"mem_len": 0}, "no memory: segments of 8"),
+        ({"attention": {"kind": "linear"}, "position": {"kind": "none"}}, {}, "memory of all tokens read, batch 1"),
+        (
+            {"attention": {"kind": "linear"}, "position": {"kind": "none"}},
+            {"mem_len": 0},
+            "no memory: independent segments of 8",
+        ),
     ],
 )
 def test_a_score_says_what_was_remembered(model, score, said):
@@ -114,7 +120,7 @@ def test_plain_progress_comes_now_and_then(capsys, monkeypatch):
     assert lines[0] == "step 7  2.164 bits/byte  loss 1.500  12.3k tokens/s  25 %  3:21 left"
     now += 100
     made.progress(Progress("reading", 5, 10, "B", 2.0))
-    assert capsys.readouterr().err == "reading  50 %  5 of 10 B  2 B/s  2.5 s left\n"
+    assert capsys.readouterr().err == "reading  50 %  5 bytes of 10 bytes  2 bytes/s  2.5 s left\n"
     silent = Screen(no_progress=True)
     now += 100
     silent.step(STEP)

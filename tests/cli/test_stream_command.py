@@ -73,7 +73,7 @@ def test_a_state_of_another_model_is_refused(piped, model, tmp_path):
     damaged = bytearray((tmp_path / "s").read_bytes())
     damaged[-1] ^= 1
     (tmp_path / "bad").write_bytes(damaged)
-    for name, said in (("bad", "damaged"), ("absent", "no saved memory")):
+    for name, said in (("bad", "damaged"), ("absent", "no saved state")):
         done = piped(TEXT, "--state-in", tmp_path / name)
         assert done.code == 3, done.err
         assert said in done.err

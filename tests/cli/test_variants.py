@@ -159,9 +159,9 @@ def test_rounds_of_hashing_are_a_choice_of_whoever_reads(name, train, run):
 @pytest.mark.parametrize(
     ("name", "command", "flags", "said"),
     [
-        ("attention full", "eval", ["--recall"], "has no hashed attention: --recall means nothing to it"),
-        ("attention local", "generate", ["--n-hashes", "2"], "has no hashed attention: --n-hashes 2 means nothing"),
-        ("act, hashed", "eval", ["--recall"], "lets tokens halt: --recall means nothing to it"),
+        ("attention full", "eval", ["--recall"], "--recall does not apply to model it; it needs LSH attention."),
+        ("attention local", "generate", ["--n-hashes", "2"], "--n-hashes does not apply to model it; it needs LSH"),
+        ("act, hashed", "eval", ["--recall"], "it cannot be measured with adaptive computation time."),
     ],
 )
 def test_what_means_nothing_to_a_model_is_refused(name, command, flags, said, train, run):

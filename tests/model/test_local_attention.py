@@ -5,11 +5,11 @@ import torch
 import variants
 
 from xlcli import config
+from xlcli.memory import Hidden
 from xlcli.model.attention import local
 from xlcli.model.attention.local import LocalAttention
 from xlcli.model.build import build_model
 from xlcli.ops.span import AttentionContext, Span
-from xlcli.state import Hidden
 
 WINDOWS = (1, 3, 5, 8)
 LOCAL = [name for name in variants.COMBINATIONS if name.startswith("local-")]

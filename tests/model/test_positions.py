@@ -10,10 +10,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from xlcli import config
 from xlcli.errors import DataError
+from xlcli.memory import Hidden, KeyValue
 from xlcli.model.build import build_model
 from xlcli.model.position.alibi import slopes
 from xlcli.ops.span import AttentionContext, Span
-from xlcli.state import Hidden, KeyValue
 
 DIM = 12
 BUCKETS = {"n_buckets": 5, "max_distance": 12}

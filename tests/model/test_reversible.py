@@ -11,8 +11,8 @@ from variants import COMBINATIONS, tokens
 
 from xlcli import config
 from xlcli.errors import ConfigError
+from xlcli.memory import KeyValue
 from xlcli.model.build import build_model
-from xlcli.state import KeyValue
 
 VOCAB = 31
 ATTENTIONS = {

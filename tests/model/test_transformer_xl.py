@@ -5,9 +5,9 @@ import torch
 from oracles import transformer_xl
 
 from xlcli import config
+from xlcli.memory import Hidden, KeyValue
 from xlcli.model.build import build_model
 from xlcli.ops.span import AttentionContext, Span
-from xlcli.state import Hidden, KeyValue
 
 
 def branch(position):

@@ -39,11 +39,12 @@ def corpus(folder=None, text=PROSE, name="corpus.txt"):
     return str(path)
 
 
-def train(tree, paths, folder, *, preset="tiny", resume=False, **options):
+def train(tree, paths, folder, *, preset="tiny", resume=False, overwrite=False, **options):
     """The events of a new or resumed run with these settings."""
     if resume:
+        assert not overwrite
         return training.resume(paths, folder, tree, preset=preset, **options)
-    return training.train(paths, folder, presets.configurations(tree, preset), **options)
+    return training.train(paths, folder, presets.configurations(tree, preset), overwrite=overwrite, **options)
 
 
 def go(tree, paths, folder, **options):

@@ -1,18 +1,11 @@
-"""What is decided for the user."""
-
-import sys
-from pathlib import Path
+"""Defaults that follow from text and device."""
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import training_memory
-
 from xlcli import config, presets
 from xlcli.errors import ConfigError
 from xlcli.model.build import build_model
-from xlcli.runtime import make_runtime
 from xlcli.training import defaults, memory
 from xlcli.training.loop import IntervalTrigger
 
@@ -30,8 +23,9 @@ def test_the_preset_follows_text_and_device(size, device, preset):
     assert defaults.choose_preset(size, device) == preset
 
 
-def _decide(tree, preset="tiny", device=CPU):
-    return defaults.decide(tree, preset, tokenizer="bytes", vocab_size=256, device=device)
+def fill_in(tree, preset="tiny", device=CPU):
+    settings = presets.configurations(tree, preset)[preset]
+    return defaults.fill_in(settings, tokenizer="bytes", vocab_size=256, device=device)
 
 
 @pytest.mark.parametrize(
@@ -43,19 +37,19 @@ def _decide(tree, preset="tiny", device=CPU):
     ],
 )  # fmt: skip
 def test_there_is_always_a_budget(tree, device, budget):
-    train = _decide({"train": tree}, device=device).train
+    train = fill_in({"train": tree}, device=device).train
     assert (train.max_steps, train.max_tokens, train.max_time) == budget
 
 
 def test_rates_are_decided_and_kept():
-    assert _decide({}).train.lr == 6e-3
-    assert _decide({"train": {"optimizer": "adamw"}}).train.lr == 2e-3
-    assert _decide({"train": {"lr": 0.5}}).train.lr == 0.5
-    assert _decide({}, preset="txl-enwik8-12l").train.lr == 2.5e-4
+    assert fill_in({}).train.lr == 6e-3
+    assert fill_in({"train": {"optimizer": "adamw"}}).train.lr == 2e-3
+    assert fill_in({"train": {"lr": 0.5}}).train.lr == 0.5
+    assert fill_in({}, preset="txl-enwik8-12l").train.lr == 2.5e-4
 
 
 def test_the_user_stands_above_the_preset_and_the_machine():
-    settings = _decide({"model": {"dim": 32, "vocab_size": 99}, "train": {"batch_size": 3}})
+    settings = fill_in({"model": {"dim": 32, "vocab_size": 99}, "train": {"batch_size": 3}})
     assert (settings.model.dim, settings.train.batch_size, settings.model.n_layers) == (32, 3, 2)
     assert settings.model.vocab_size == 256
     assert settings.text.tokenizer == "bytes"
@@ -65,6 +59,7 @@ def test_the_user_stands_above_the_preset_and_the_machine():
     ("train", "words"),
     [
         ({"max_time": 600.0}, "10 minutes"), ({"max_time": 90.0}, "90 seconds"), ({"max_steps": 2000}, "2,000 steps"),
+        ({"max_steps": 1}, "1 step"),
         ({"max_tokens": 10**7, "max_time": 120.0}, "10,000,000 tokens or 2 minutes"),
     ],
 )  # fmt: skip
@@ -91,7 +86,7 @@ def test_differences_are_named(old, new, keys):
 
 
 def test_what_a_resumed_run_cannot_change_is_named_by_its_kind():
-    saved = _decide({"model": {"position": {"kind": "learned"}}})
+    saved = fill_in({"model": {"position": {"kind": "learned"}}})
     assert defaults.resumed(saved, {"train": {"max_steps": 5}}).train.max_steps == 5
     with pytest.raises(ConfigError, match=r"^model\.dim cannot change"):
         defaults.resumed(saved, {"model": {"dim": 32}})
@@ -104,66 +99,32 @@ def test_what_is_free_exists():
     assert known >= defaults.FREE
 
 
-def test_no_more_parts_than_lanes():
+def test_no_more_microbatches_than_sequences():
     with pytest.raises(ConfigError, match=r"train\.grad_accum 9 is more than train\.batch_size 8"):
-        _decide({"train": {"grad_accum": 9}})
+        fill_in({"train": {"grad_accum": 9}})
 
 
 @pytest.mark.parametrize(
     ("every", "parts", "due"),
     [(3, 1, [3, 6, 9, 12]), (2.5, 1, [3, 5, 8, 10]), (None, 4, [3, 6, 9, 12]), (None, 5, [3, 5, 8, 10, 12])],
 )
-def test_a_rhythm_depends_only_on_where_the_run_is(every, parts, due):
-    rhythm = IntervalTrigger(every, parts=parts)
-    assert [step for step in range(1, 13) if rhythm.due(step, float(step), step / 12)] == due
+def test_a_trigger_depends_only_on_where_the_run_is(every, parts, due):
+    trigger = IntervalTrigger(every, parts=parts)
+    assert [step for step in range(1, 13) if trigger.due(step, float(step), step / 12)] == due
     for begin in range(12):
-        rhythm = IntervalTrigger(every, parts=parts)
-        rhythm.start(begin, float(begin), begin / 12)
-        later = [step for step in range(begin + 1, 13) if rhythm.due(step, float(step), step / 12)]
+        trigger = IntervalTrigger(every, parts=parts)
+        trigger.start(begin, float(begin), begin / 12)
+        later = [step for step in range(begin + 1, 13) if trigger.due(step, float(step), step / 12)]
         assert later == [step for step in due if step > begin]
 
 
-def test_long_work_makes_nothing_due_twice():
-    rhythm = IntervalTrigger(1.0)
-    assert rhythm.due(1, 5.0, 0.0)
-    assert not rhythm.due(2, 5.9, 0.0)
+def test_long_work_triggers_once():
+    trigger = IntervalTrigger(1.0)
+    assert trigger.due(1, 5.0, 0.0)
+    assert not trigger.due(2, 5.9, 0.0)
 
 
-def _needs(model, train=None):
-    settings = _decide({"model": model, "train": train or {}, "runtime": {"dtype": "float32"}}, preset="small")
-    runtime = make_runtime(settings.runtime, training=True)
-    return memory.memory_bytes(settings, memory.n_parameters(settings.model), runtime)
-
-
-@pytest.mark.parametrize(
-    ("less", "more"),
-    [
-        ({"feedforward": {"chunk_len": 16}}, {}), ({"loss_chunk": 16}, {}), ({"stack": {"kind": "reversible"}}, {}),
-        ({"attention": {"kind": "local", "n_heads": 3, "window": 16}, "position": {"kind": "t5"}},
-         {"position": {"kind": "t5"}}),
-        ({"position": {"kind": "alibi"}}, {"position": {"kind": "t5"}}),
-        ({}, {"position": {"kind": "contextual-1"}}), ({}, {"n_layers": 5}),
-        ({"n_layers": 1, "stack": {"kind": "universal", "n_steps": 3}}, {}),
-        ({"stack": {"kind": "universal"}}, {"stack": {"kind": "universal", "act": True}}),
-        ({"stack": {"kind": "universal"}}, {"stack": {"kind": "universal", "n_steps": 5}}),
-        ({"attention": {"kind": "linear", "n_heads": 3, "n_features": 32}, "position": {"kind": "rope"}},
-         {"attention": {"kind": "linear", "n_heads": 3, "n_features": 64}, "position": {"kind": "rope"}}),
-    ],
-)  # fmt: skip
-def test_what_saves_memory_is_predicted_to(less, more):
-    assert _needs(less) < 0.98 * _needs(more)
-
-
-def test_a_memory_of_sums_does_not_grow_with_the_memory_length():
-    linear = {"attention": {"kind": "linear", "n_heads": 3}, "position": {"kind": "none"}}
-    assert _needs(linear, {"mem_len": 10_000}) == _needs(linear, {"mem_len": 10})
-    assert _needs({"attention": {"kind": "local", "n_heads": 3}}, {"mem_len": 10_000}) == _needs(
-        {"attention": {"kind": "local", "n_heads": 3}}, {"mem_len": 128}
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory cannot be measured here")
-@pytest.mark.parametrize("shape", ["four parts", "published", "t5", "linear", "vocab 16384"])
-def test_the_memory_predicted_is_the_memory_taken(shape):
-    assert training_memory.measure_apart(shape)["ratio"] == pytest.approx(1.0, abs=0.25)
+def test_a_seed_is_filled_in_and_kept():
+    assert config.make().runtime.seed is None
+    assert fill_in({}).runtime.seed == 0
+    assert fill_in({"runtime": {"seed": 5}}).runtime.seed == 5

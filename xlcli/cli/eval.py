@@ -142,7 +142,7 @@ def evaluate(
         screen.wait("loading the model")
         from xlcli import evaluation
 
-        loaded, runtime = load_model(folder, config.runtime, settings, screen)
+        loaded, runtime = load_model(folder, settings, config.runtime, screen)
         shape = loaded.config.model
         explain_memory(shape, settings.sweep_mem_len or (settings.mem_len,), screen)
         events = evaluation.evaluate(

@@ -170,7 +170,7 @@ def generate(
         screen.wait("loading the model")
         from xlcli import generation
 
-        loaded, runtime = load_model(folder, config.runtime, settings, screen)
+        loaded, runtime = load_model(folder, settings, config.runtime, screen)
         explain_memory(loaded.config.model, [settings.mem_len], screen)
         resume, save = open_state_files(state_in, state_out, loaded, runtime)
         seed = config.runtime.seed
@@ -195,7 +195,8 @@ def show(events: Iterable[GeneratedText | Generated], screen: Screen, *, prompt:
         if isinstance(event, Generated):
             done.append({name: value for name, value in report.fields(event).items() if name != "sample"})
             rate = report.amount(event.tokens_per_second)
-            screen.say(f"sample {event.sample}: seed {event.seed}, {event.tokens} tokens, {rate} tokens/s", "detail")
+            tokens = report.counted(event.tokens, "token")
+            screen.say(f"sample {event.sample}: seed {event.seed}, {tokens}, {rate} tokens/s", "detail")
         elif not screen.json:
             screen.model_text(event.text)
     if screen.json:

@@ -1,4 +1,4 @@
-"""Events as sentences, tables and JSON: pure functions. Whoever prints them makes model text in them safe."""
+"""Events as text, tables and JSON: pure functions. Model text in their results is not yet safe for a terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def to_json(value: Any) -> str:
-    """One line of JSON; what is not a number becomes null."""
+    """One line of JSON; NaN and infinity become null."""
     return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False)
 
 
@@ -39,22 +39,22 @@ def _plain(value: Any) -> Any:
 
 
 def fields(event: DataclassInstance) -> dict[str, Any]:
-    """The attributes of an event or another dataclass, not copied deeper."""
+    """Name and value of each attribute of a dataclass."""
     return {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
 
 
 def event_object(event: Event) -> dict[str, Any]:
-    """An event of training as a JSON object; `event` names its kind."""
+    """An event of training as a JSON object; its key `event` names the class."""
     return {"event": type(event).__name__.lower(), **fields(event)}
 
 
 def score_object(score: Score) -> dict[str, Any]:
     """The JSON object of an evaluation."""
-    buckets = [
-        {"from": bucket.start, "to": bucket.stop, "tokens": bucket.tokens, "bits_per_byte": bucket.bits_per_byte}
-        for bucket in score.by_context
+    bins = [
+        {"from": each.start, "to": each.stop, "tokens": each.tokens, "bits_per_byte": each.bits_per_byte}
+        for each in score.by_context
     ]
-    return {**fields(score), "by_context": buckets}
+    return {**fields(score), "by_context": bins}
 
 
 def token_object(token: TokenScore) -> dict[str, Any]:
@@ -63,24 +63,29 @@ def token_object(token: TokenScore) -> dict[str, Any]:
 
 
 def amount(value: float) -> str:
-    """`1.2k`, `34M`: three figures."""
-    for scale, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+    """A number with three significant digits: `1.2k`, `34M`, `6.61B`."""
+    for scale, suffix in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= scale:
             figure = value / scale
             return f"{figure:.0f}{suffix}" if figure >= 100 else f"{figure:.3g}{suffix}"
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things: `1 line`, `1.2k tokens`."""
+    return f"{amount(number)} {noun}{'' if number == 1 else 's'}"
+
+
 def size(n_bytes: float) -> str:
-    """`3.4 MiB`."""
+    """A number of bytes: `3.4 MiB`."""
     for scale, suffix in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if n_bytes >= scale:
             return f"{n_bytes / scale:.1f} {suffix}"
-    return f"{n_bytes:.0f} bytes"
+    return f"{n_bytes:.0f} byte{'' if round(n_bytes) == 1 else 's'}"
 
 
 def time(seconds: float) -> str:
-    """`4.2 s`, `3:21`, `1:02:03`."""
+    """A duration: `4.2 s`, `3:21`, `1:02:03`."""
     if not math.isfinite(seconds) or seconds < 0:
         return "-"
     if seconds < 60:
@@ -91,7 +96,7 @@ def time(seconds: float) -> str:
 
 
 def sparkline(values: Sequence[float], width: int = 24) -> str:
-    """The course of the values, averaged down to `width` bars."""
+    """The values as a row of at most `width` bars, each the mean of some of them."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return ""
@@ -106,7 +111,7 @@ def sparkline(values: Sequence[float], width: int = 24) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
-    """Rows (the first is the heading) in columns; the first `left` columns flush left, the others right."""
+    """Rows, the heading first, as aligned columns: the first `left` flush left, the others flush right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:
@@ -119,20 +124,24 @@ def table(rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
 
 
 def progress_line(progress: Progress) -> str:
-    """How far, how fast, how long still."""
+    """Fraction done, rate and time left."""
+
+    def quantity(number: float) -> str:
+        return size(number) if progress.unit == "B" else f"{amount(number)} {progress.unit}"
+
     parts = [progress.stage]
     if progress.total:
         parts.append(f"{100 * progress.done / progress.total:.0f} %")
-    parts.append(f"{amount(progress.done)}{f' of {amount(progress.total)}' if progress.total else ''} {progress.unit}")
+    parts.append(quantity(progress.done) + (f" of {quantity(progress.total)}" if progress.total else ""))
     if progress.rate:
-        parts.append(f"{amount(progress.rate)} {progress.unit}/s")
+        parts.append(f"{quantity(progress.rate)}/s")
         if progress.total and progress.total > progress.done:
             parts.append(f"{time((progress.total - progress.done) / progress.rate)} left")
     return "  ".join(parts)
 
 
 def step_line(step: Step, history: Sequence[float] = ()) -> str:
-    """One line about training."""
+    """A training step in one line."""
     parts = [
         f"step {step.step}",
         f"{step.bits_per_byte:.3f} bits/byte",
@@ -148,18 +157,18 @@ def step_line(step: Step, history: Sequence[float] = ()) -> str:
 
 
 def validation_line(event: Validation) -> str:
-    """One line about held-out text."""
+    """A validation in one line."""
     best = "  best so far" if event.best else ""
-    return f"step {event.step}  held-out {event.bits_per_byte:.4f} bits/byte{best}"
+    return f"step {event.step}  validation {event.bits_per_byte:.4f} bits/byte{best}"
 
 
 def saved_line(event: Saved) -> str:
-    """One line about a checkpoint."""
+    """A checkpoint in one line."""
     return f"step {event.step}  saved in {event.folder}"
 
 
 def plan_text(plan: Plan) -> str:
-    """What a run is about to do."""
+    """The plan of a training run."""
     tokens = f" = {amount(plan.train_tokens)} tokens" if plan.train_tokens else ""
     rows = [
         ("model", f"{plan.folder} (preset {plan.preset}, {amount(plan.parameters)} parameters)"),
@@ -169,29 +178,32 @@ def plan_text(plan: Plan) -> str:
             f"train {size(plan.train_bytes)}{tokens}, valid {size(plan.valid_bytes)}, test {size(plan.test_bytes)}",
         ),
         ("tokens", f"{plan.tokenizer}, vocabulary of {plan.vocab_size}"),
-        ("machine", f"{plan.device} {plan.dtype}, {plan.threads} threads, about {size(plan.memory_bytes)} of memory"),
-        ("budget", plan.budget + (f", going on from step {plan.resumed_at}" if plan.resumed_at else "")),
+        (
+            "machine",
+            f"{plan.device} {plan.dtype}, {counted(plan.threads, 'thread')}, about {size(plan.memory_bytes)} of memory",
+        ),
+        ("budget", plan.budget + (f", resuming at step {plan.resumed_at}" if plan.resumed_at else "")),
     ]
     return "".join(f"{name:8} {text}\n" for name, text in rows)
 
 
 def trained_text(event: Trained) -> str:
-    """The end of a run: score, sample, and the two commands to type next."""
+    """The end of a run: score, sample, and the two commands to run next."""
     lines = [f"model     {event.folder}"]
     if event.bits_per_byte is not None:
         best = f" (step {event.best_step})" if event.best_step is not None else ""
         lines.append(f"held-out  {event.bits_per_byte:.4f} bits per byte{best}")
-    lines.append(f"training  {event.step} steps, {amount(event.tokens)} tokens, {time(event.seconds)}")
+    lines.append(f"training  {counted(event.step, 'step')}, {counted(event.tokens, 'token')}, {time(event.seconds)}")
     if event.sample.strip():
         lines += ["sample", *(f"  {line}" for line in event.sample.strip("\n").split("\n"))]
     if event.stopped:
-        return "\n".join(lines) + "\n\nStopped and saved. Go on with the same command and --resume.\n"
+        return "\n".join(lines) + "\n\nStopped and saved. To continue, run the same command with --resume.\n"
     folder = shlex.quote(str(event.folder))
     return "\n".join(lines) + f'\n\nNext:\n  xlcli eval -m {folder}\n  xlcli generate -m {folder} "Once upon a"\n'
 
 
 def score_text(score: Score, model: ModelConfig) -> str:
-    """An evaluation for people: the headline, the rest, loss by context."""
+    """An evaluation as text: metrics, set-up, loss by context."""
     rows = [("bits per byte", f"{score.bits_per_byte:.4f}")]
     if score.bits_per_char is not None:
         rows.append(("bits per character", f"{score.bits_per_char:.4f}"))
@@ -203,15 +215,15 @@ def score_text(score: Score, model: ModelConfig) -> str:
     if score.recall is not None:
         rows.append(("recall of hashing", f"{100 * score.recall:.1f} %"))
     if not score.mem_len:
-        alone = f"segments of {score.segment_len} tokens stand alone"
-        recurrence = f"no memory: {alone}, and the result depends on that length"
-    elif (tokens := model.effective_mem_len(score.mem_len)) is None:
-        recurrence = f"memory of everything read, batch {score.batch_size}"
+        segments = f"independent segments of {counted(score.segment_len, 'token')}"
+        recurrence = f"no memory: {segments}, and the result depends on that length"
+    elif (mem_len := model.effective_mem_len(score.mem_len)) is None:
+        recurrence = f"memory of all tokens read, batch {score.batch_size}"
     else:
-        recurrence = f"memory of {tokens} tokens, span {score.span}, batch {score.batch_size}"
+        recurrence = f"memory of {counted(mem_len, 'token')}, span {score.span}, batch {score.batch_size}"
     lines = [
         f"{score.model} on {score.file}",
-        f"{amount(score.bytes)} bytes, {amount(score.tokens)} tokens; {recurrence}",
+        f"{counted(score.bytes, 'byte')}, {counted(score.tokens, 'token')}; {recurrence}",
         "",
         *(f"  {name:22}{value:>10}" for name, value in rows),
         "",
@@ -248,15 +260,15 @@ def sweep_text(scores: Sequence[Score]) -> str:
 
 
 def stats_line(stats: StreamStats) -> str:
-    """Totals of a pipe."""
+    """Totals of a stream in one line."""
     return (
-        f"{stats.lines} lines, {size(stats.bytes)}, {amount(stats.tokens)} tokens, "
+        f"{counted(stats.lines, 'line')}, {size(stats.bytes)}, {counted(stats.tokens, 'token')}, "
         f"{stats.bits_per_byte:.4f} bits per byte, {amount(stats.tokens_per_second)} tokens/s, {time(stats.seconds)}"
     )
 
 
 def age(seconds: float) -> str:
-    """`3 minutes`, `2 days`: the largest unit only."""
+    """An age in its largest unit: `3 minutes`, `2 days`."""
     for length, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
         if seconds >= length:
             number = int(seconds // length)

@@ -126,7 +126,7 @@ def stream(
         screen.wait("loading the model")
         from xlcli import streaming
 
-        loaded, runtime = load_model(folder, config.runtime, settings, screen)
+        loaded, runtime = load_model(folder, settings, config.runtime, screen)
         explain_memory(loaded.config.model, [settings.mem_len], screen)
         resume, save = open_state_files(state_in, state_out, loaded, runtime)
         for event in streaming.stream(

@@ -173,12 +173,12 @@ class LSHAttentionConfig(AttentionConfig):
         if n_buckets != 1 and (not factors or any(n < 2 or n % 2 for n in factors)):
             raise InvalidSettingError(
                 "model.attention.n_buckets",
-                f"is {n_buckets}, but buckets come in pairs of opposite directions",
+                f"is {n_buckets}, but buckets are pairs of opposite directions",
                 "Make it even, a list of even numbers, or 1.",
             )
         if math.prod(factors) > MAX_BUCKETS:
             raise InvalidSettingError(
-                "model.attention.n_buckets", f"{n_buckets} are more than {MAX_BUCKETS}", "Use fewer buckets."
+                "model.attention.n_buckets", f"{n_buckets} is more than {MAX_BUCKETS}", "Use fewer buckets."
             )
         return n_buckets
 
@@ -240,13 +240,11 @@ class MixedAttentionConfig(AttentionConfig):
         if any(getattr(layer, name) != getattr(self, name) for layer in self.layers for name in HEADS):
             raise InvalidSettingError(
                 "model.attention.layers",
-                "have other heads than model.attention",
+                "and model.attention have different heads",
                 "Set n_heads and head_dim in model.attention only.",
             )
         if len({layer.scaled for layer in self.layers if isinstance(layer, SoftmaxAttentionConfig)}) > 1:
-            raise InvalidSettingError(
-                "model.attention.layers", "differ in scaled", "Set scaled to the same value in all of them."
-            )
+            raise InvalidSettingError("model.attention.layers", "differ in scaled", "Use one value in all layers.")
         return self
 
     @field_serializer("layers")

@@ -224,11 +224,11 @@ class ModelConfig(BaseConfig):
         try:
             if n_steps is not None:
                 if not isinstance(stack, UniversalStackConfig):
-                    raise ConfigError("n_steps needs a universal stack; this model applies its blocks once.", _OMIT)
+                    raise _not_applicable("n_steps", "needs a universal stack, but this model applies its blocks once")
                 stack = UniversalStackConfig(**(dict(stack) | {"n_steps": n_steps}))
             if n_hashes is not None:
                 if not any("n_hashes" in layer.inference_settings for layer in self.attentions):
-                    raise ConfigError("n_hashes needs LSH attention; this model has none.", _OMIT)
+                    raise _not_applicable("n_hashes", "needs LSH attention, but this model has none")
                 attention = attention.with_settings({"n_hashes": n_hashes})
         except ValidationError as error:
             [first, *_] = error.errors()
@@ -332,6 +332,10 @@ class ModelConfig(BaseConfig):
                 f"{list(self.axial_dims)} do not add up to model.dim {self.dim}",
                 "Change them, or leave them out for equal parts.",
             )
+
+
+def _not_applicable(key: str, reason: str) -> ConfigError:
+    return ConfigError(f"{key} {reason}.", _OMIT, key=key, reason=reason)
 
 
 def _any(kinds: list[str]) -> str:

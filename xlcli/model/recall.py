@@ -9,12 +9,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from xlcli.memory import Buckets
 from xlcli.model.attention.lsh import LSHAttention
 from xlcli.model.lm import LanguageModel
 from xlcli.ops.lsh_attention import meet, recall
 from xlcli.ops.lsh_table import rank_in_buckets
 from xlcli.ops.span import AttentionContext
-from xlcli.state import Buckets, State
+from xlcli.state import State
 
 QUERIES = 256
 """Tokens that are asked, spread over those whose memory is full, or over the second half of a shorter text."""

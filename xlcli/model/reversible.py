@@ -14,10 +14,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from xlcli.memory import Memory
 from xlcli.model.stack import Block, Stack, StackOutput
 from xlcli.ops.reversible import Layer, reversible_forward, reversible_forward_plain
 from xlcli.ops.span import AttentionContext
-from xlcli.state import Memory
 
 
 class ReversibleStack(Stack):

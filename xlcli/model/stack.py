@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from xlcli.memory import Memory
 from xlcli.model.attention import Attention
 from xlcli.model.residual import Residual
 from xlcli.ops.span import AttentionContext
-from xlcli.state import Memory
 
 
 class Ponder(NamedTuple):

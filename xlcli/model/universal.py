@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from xlcli.memory import Memory
 from xlcli.model.position.sinusoidal import sinusoids
 from xlcli.model.stack import Block, Ponder, Stack, StackOutput
 from xlcli.ops.span import AttentionContext
-from xlcli.state import Memory
 
 
 class UniversalStack(Stack):

@@ -13,11 +13,13 @@ Further axes: r hash round, n bucket, c slot of a bucket (or place in a chunk of
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
 from einops import rearrange, repeat
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -83,7 +85,7 @@ def attend_hashed(
     x = torch.cat((q * scale, k, v), dim=-1).flatten(0, 2)
     call = _Call(x, q.shape[-1], ranks, _codes(ranks, bucket_size), table, key_window, bucket_size, dropout)
     rounds: list[tuple[Tensor, Tensor]] = []
-    for r, n_chunks in enumerate((-(-ranks.sizes // bucket_size)).sum((0, 1, 3)).tolist()):
+    for r, n_chunks in enumerate(_n_chunks(ranks, bucket_size)):
         if torch.is_grad_enabled() and n_chunks * bucket_size**2 >= LARGE:
             rounds.append(checkpoint(_attend_round, call, r, n_chunks, use_reentrant=False))
         else:
@@ -95,6 +97,16 @@ def attend_hashed(
     for (of_round, _), weight in zip(rounds[1:], weights[1:], strict=True):
         y = torch.addcmul(y, of_round, weight)
     return y.where(~alone, v.flatten(0, 2)).view_as(v)
+
+
+def _n_chunks(ranks: BucketRanks, size: int) -> list[int]:
+    """Chunks of `size` tokens in each round. Fake tensors, which have no values, count as hashed evenly."""
+    b, h, n_rounds, n = ranks.sizes.shape
+    if isinstance(ranks.sizes, FakeTensor):
+        tokens = ranks.buckets.shape[-1] / n  # of a bucket; its last chunk is half full on average
+        return [round(b * h * n * max(tokens / size + 0.5, 1 - math.exp(-tokens)))] * n_rounds
+    counts: list[int] = (-(-ranks.sizes // size)).sum((0, 1, 3)).tolist()
+    return counts
 
 
 def _of_heads(
@@ -196,7 +208,8 @@ def _attend_round(call: _Call, r: int, n_chunks: int) -> tuple[Tensor, Tensor]:
         before = before.index_copy(0, first, entries.to(x.dtype))
         before_marks = before_marks.index_copy(0, first, theirs)
         there[first] = known
-    group = max(1, GROUP // size**2)
+    # Fake tensors hold no data: in one group there are fewer operators to trace.
+    group = n_chunks if isinstance(x, FakeTensor) else max(1, GROUP // size**2)
     parts = zip(*(torch.split(part, group) for part in (own, before, own_marks, before_marks, there)), strict=True)
     mixed = zip(*(_mix(*part, limit=limit, dropout=dropout) for part in parts), strict=True)
     y, weight = (torch.cat(part).flatten(0, 1).index_select(0, place - size) for part in mixed)

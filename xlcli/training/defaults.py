@@ -104,12 +104,13 @@ def budget_in_words(config: Config) -> str:
     train = config.train
     words = []
     if train.max_steps is not None:
-        words.append(f"{train.max_steps:,} steps")
+        words.append(f"{train.max_steps:,} step{'' if train.max_steps == 1 else 's'}")
     if train.max_tokens is not None:
-        words.append(f"{train.max_tokens:,} tokens")
+        words.append(f"{train.max_tokens:,} token{'' if train.max_tokens == 1 else 's'}")
     if train.max_time is not None:
         minutes = train.max_time / 60
-        words.append(f"{minutes:g} minutes" if minutes >= 2 else f"{train.max_time:g} seconds")
+        seconds = f"{train.max_time:g} second{'' if train.max_time == 1 else 's'}"
+        words.append(f"{minutes:g} minutes" if minutes >= 2 else seconds)
     return " or ".join(words)
 
 

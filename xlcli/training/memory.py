@@ -1,154 +1,154 @@
-"""Estimated memory of a training run, before anything is allocated."""
+"""Estimated peak memory of a training run, before anything is allocated.
+
+One step of a shallow copy of the model runs on fake tensors, which have a shape, a type and a device but no data, and
+the bytes of all live tensors are counted. The peak is linear in the number of layers, so one and two layers of each
+kind give it for any depth.
+"""
 
 from __future__ import annotations
 
-import itertools
-import math
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from xlcli.config import (
-    Config,
-    LinearAttentionConfig,
-    LocalAttentionConfig,
-    LSHAttentionConfig,
-    ModelConfig,
-    ReversibleStackConfig,
-    TrainConfig,
-    UniversalStackConfig,
-)
-from xlcli.config.position import (
-    Contextual1PositionConfig,
-    Contextual2PositionConfig,
-    ShawPositionConfig,
-    T5PositionConfig,
-    XLPositionConfig,
-)
+from xlcli.config import Config, ModelConfig, UniversalStackConfig
 from xlcli.model.build import build_model
-from xlcli.model.feedforward import GATED
-from xlcli.model.head import MOST_LOGITS
-from xlcli.ops.favor import CHUNK
-from xlcli.ops.lsh_attention import LARGE
-from xlcli.optim import hidden_matrices
+from xlcli.optim import n_state_floats
 from xlcli.runtime import Runtime
 
-LEARNED_BIASES = T5PositionConfig | ShawPositionConfig | Contextual1PositionConfig | Contextual2PositionConfig
-"""Encodings that add to the scores what has a gradient, which the fused kernel on a CPU cannot take."""
-SMALL_CHANGE = 2**23
-"""What the allocator holds besides."""
+FRAGMENTATION = 1.3
+"""Bytes the allocator holds per byte of live activations: 1.2 to 1.5 with glibc (`benchmarks/training_memory.py`)."""
 
 
 def n_parameters(model: ModelConfig) -> int:
-    """Numbers to learn, counted without allocating any."""
+    """Number of parameters, counted on the meta device."""
     with torch.device("meta"):
         return build_model(model).n_parameters
 
 
-def memory_bytes(config: Config, parameters: int, runtime: Runtime) -> int:
-    """Estimated peak of training beyond the libraries: weights, gradients, optimizer, activations, logits, memory.
+def memory_bytes(config: Config, runtime: Runtime) -> int:
+    """Estimated peak in bytes, without the libraries: weights, gradients, optimizer, memory of all rows, activations.
 
-    What a layer keeps for its backward pass was counted in the code; the numbers that could not be are fitted to peaks
-    measured on a CPU (`benchmarks/training_memory.py`), which the estimate meets within 20 %.
+    Assumes that LSH attention fills its buckets evenly and that every target is in each cluster of an adaptive softmax.
     """
-    model, train, itemsize = config.model, config.train, runtime.dtype.itemsize
-    rows = -(-train.batch_size // train.grad_accum)
-    adamw = parameters if train.optimizer == "adamw" else parameters - _muon_count(model)
-    kept = 4 * (3 * parameters + adamw) + (parameters * itemsize if itemsize < 4 else 0)
-    alike = [config.model_copy(update={"model": model.of_layer(attention)}) for attention in model.attentions]
-    tokens = train.segment_len * _token_bytes(model, itemsize)
-    blocks = [_attention_bytes(layer, runtime, rows) + tokens for layer in alike] * (model.depth // model.n_layers)
-    # Of a reversible stack one block is alive, and its gradients.
-    alive = sum(sorted(blocks)[-2:] if isinstance(model.stack, ReversibleStackConfig) else blocks)
-    remembered = sum(map(_remembered_bytes, alike)) // model.n_layers
-    remembered *= train.batch_size * (1 if train.grad_accum == 1 else 2)
-    return int(kept + 1.1 * (rows * alive + _logits_bytes(model, train, rows))) + remembered + SMALL_CHANGE
-
-
-def _muon_count(model: ModelConfig) -> int:
-    """Numbers to learn that Muon takes."""
     with torch.device("meta"):
-        network = build_model(model)
-    matrices = hidden_matrices(network)
-    return sum(p.numel() for p in network.parameters() if id(p) in matrices)
+        model = build_model(config.model)
+    weights = 4 * (2 * model.n_parameters + n_state_floats(model, config.train))
+    states, activations = _of_depth(config, runtime)
+    return weights + states * config.train.grad_accum + int(FRAGMENTATION * activations)
 
 
-def _token_bytes(model: ModelConfig, itemsize: int) -> int:
-    """What a block keeps of a token besides attention: the stream and its norms in float32, the feed-forward branch."""
-    adaptive = isinstance(model.stack, UniversalStackConfig) and model.stack.act
-    kept = 4 * (13 if adaptive else 9) * model.dim
-    if model.feedforward.chunk_len is None:
-        kept += (4 if model.feedforward.kind in GATED else 2) * model.ffn_dim * itemsize
-    if model.dropout.residual or model.dropout.feedforward:
-        kept += int(1.5 * (2 * model.dim + model.ffn_dim) * itemsize)
-    return kept
+class Usage(NamedTuple):
+    """Bytes of the memory state of one microbatch, and peak bytes of its activations."""
+
+    state: int
+    activations: int
 
 
-def _attention_bytes(config: Config, runtime: Runtime, rows: int) -> float:
-    """What the attention of a block keeps of a row, when there are so many and all layers are alike."""
-    match config.model.attention:
-        case LinearAttentionConfig() as attention:
-            return _linear_bytes(config, attention, runtime.dtype.itemsize)
-        case LSHAttentionConfig() as attention:
-            return _hashed_bytes(config, attention, runtime.dtype.itemsize, rows)
-        case _:
-            return _softmax_bytes(config, runtime)
+def _of_depth(config: Config, runtime: Runtime) -> Usage:
+    """Usage of the whole model, extrapolated from shallow copies where it is deep."""
+    if config.model.depth <= 2:
+        return _one_step(config, runtime)
+    state = activations = rest = 0
+    for one, two, count in _shallow(config.model):
+        a, b = (_one_step(config.model_copy(update={"model": model}), runtime) for model in (one, two))
+        state += (b.state - a.state) * count
+        activations += (b.activations - a.activations) * count
+        rest = max(rest, 2 * a.activations - b.activations)
+    return Usage(state, activations + rest)
 
 
-def _softmax_bytes(config: Config, runtime: Runtime) -> int:
-    """Queries and keys of memory and call, and scores where no fused kernel takes them."""
-    model, length, memory = config.model, config.train.segment_len, config.train.mem_len
-    attention, position, itemsize = model.attention, model.position, runtime.dtype.itemsize
-    width = _width(model)
-    learned = isinstance(position, LEARNED_BIASES) or getattr(position, "clamp_len", None) is not None
-    if isinstance(position, XLPositionConfig) and not learned:
-        width += attention.n_heads * (position.n_features or model.dim)
-    window = attention.window if isinstance(attention, LocalAttentionConfig) else memory
-    memory = min(memory, window)
-    in_blocks = length > 2 * window and isinstance(attention, LocalAttentionConfig)
-    numbers = (7 if in_blocks else 2) * width * length + (memory + length) * (model.dim + 3 * width)
-    plain = runtime.device.type == "cpu" and (itemsize < 4 or model.dropout.attention > 0)
-    copies = 3 if plain else 2 if learned else 0
-    scores = attention.n_heads * length * (2 * window if in_blocks else memory + length)
-    return (numbers + copies * scores) * itemsize
+def _shallow(model: ModelConfig) -> Iterator[tuple[ModelConfig, ModelConfig, int]]:
+    """For each kind of layer the model with one and with two of them, and their number in the whole model.
+
+    A layer of a universal stack is one step of all its blocks.
+    """
+    stack = model.stack
+    if isinstance(stack, UniversalStackConfig):
+        steps = [stack.model_copy(update={"n_steps": n}) for n in (1, 2)]
+        one, two = (model.model_copy(update={"stack": steps_of}) for steps_of in steps)
+        yield one, two, stack.n_steps
+        return
+    for attention in dict.fromkeys(model.attentions):
+        alike = model.of_layer(attention)
+        one, two = (alike.model_copy(update={"n_layers": n}) for n in (1, 2))
+        yield one, two, model.attentions.count(attention)
 
 
-def _linear_bytes(config: Config, attention: LinearAttentionConfig, itemsize: int) -> float:
-    """Features, and the sums at the border of each chunk, in float32."""
-    model, length = config.model, config.train.segment_len
-    sums = 0.75 * _remembered_bytes(config) / model.depth
-    a_token = attention.n_heads * (attention.n_features * (4 + model.head_dim / CHUNK) + CHUNK)
-    return 4 * length * a_token + sums + length * (model.dim + 5 * _width(model)) * itemsize
+def _one_step(config: Config, runtime: Runtime) -> Usage:
+    """Forward and backward pass of one microbatch on fake tensors, with full memory."""
+    train = config.train
+    rows = -(-train.batch_size // train.grad_accum)
+    with FakeTensorMode(), torch.device(runtime.device), PeakMemory() as meter:
+        model = build_model(config.model).train()
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(_drop_gradient)  # type: ignore[no-untyped-call]
+        state = model.init_state(
+            rows, mem_len=train.mem_len, segment_len=train.segment_len, span=train.span, memory="hidden"
+        )
+        with runtime.autocast():
+            if train.mem_len:
+                # Memory of unbounded reach has a constant size.
+                length = max(attention.effective_mem_len(train.mem_len) or 1 for attention in config.model.attentions)
+                with torch.no_grad():
+                    _, state = model(torch.zeros(rows, length, dtype=torch.int64), state)
+            tokens = torch.zeros(rows, train.segment_len, dtype=torch.int64)
+            meter.reset()
+            nll, _, ponder = model.score(tokens, tokens, state)
+        loss = nll.sum() if ponder is None else nll.sum() + ponder.cost.sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return Usage(state.bytes, meter.peak)
 
 
-def _hashed_bytes(config: Config, attention: LSHAttentionConfig, itemsize: int, rows: int) -> float:
-    """Chunks of queries, keys, values and scores in each round, or in one round at a time where that would be much."""
-    model, length, size = config.model, config.train.segment_len, attention.bucket_size
-    n_buckets = math.prod(attention.factors)
-    # Of even hashes; the last chunk of a bucket is not full.
-    of_bucket = max(length / n_buckets / size + 0.5, 1 - math.exp(-length / n_buckets))
-    chunks = attention.n_heads * n_buckets * of_bucket
-    rounds = attention.n_hashes if rows * chunks * size**2 < LARGE else 1 / model.depth
-    a_round = chunks * size * (7 * model.head_dim + 3 * size)
-    return 4 * rounds * a_round + length * (model.dim + 9 * _width(model)) * itemsize
+def _drop_gradient(parameter: Tensor) -> None:
+    """Frees a gradient, which training adds to a buffer that is always there."""
+    parameter.grad = None
 
 
-def _width(model: ModelConfig) -> int:
-    return model.attention.n_heads * model.head_dim
+WITHOUT_VALUES: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.nonzero.default: lambda x: x.new_zeros(x.numel(), x.ndim, dtype=torch.int64),
+    torch.ops.aten.bincount.default: lambda x, weights=None, minlength=0: x.new_zeros(minlength),
+    torch.ops.aten._local_scalar_dense.default: lambda x: 0,
+}
+"""Operators whose result depends on data, which fake tensors lack: every element is nonzero, a number read is 0."""
 
 
-def _remembered_bytes(config: Config) -> int:
-    """Training memory of a row before and after a step, when all layers are alike."""
-    model, train = config.model, config.train
-    if isinstance(model.attention, LinearAttentionConfig | LSHAttentionConfig):
-        return 2 * 4 * model.memory_floats(train.mem_len)
-    return 4 * model.depth * ((model.effective_mem_len(train.mem_len) or 0) + train.segment_len) * model.dim
+class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of all live tensors that were made under it."""
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live: dict[int, int] = {}
+        self.total = self.peak = 0
 
-def _logits_bytes(model: ModelConfig, train: TrainConfig, rows: int) -> int:
-    """Logits and their gradients, of as many tokens as are scored at a time."""
-    width = model.vocab_size
-    if model.cutoffs:
-        borders = (*model.cutoffs, model.vocab_size)
-        width = model.cutoffs[0] + max(stop - start for start, stop in itertools.pairwise(borders))
-    chunk = model.loss_chunk or -(-MOST_LOGITS // (rows * width))
-    return 3 * 4 * rows * width * min(chunk, train.segment_len)
+    def reset(self) -> None:
+        """Counts from here on; tensors that are alive now count as nothing."""
+        self.live = dict.fromkeys(self.live, 0)
+        self.total = self.peak = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Runs the operator and counts its outputs."""
+        without_values = WITHOUT_VALUES.get(func) if args and isinstance(args[0], FakeTensor) else None
+        out = (without_values or func)(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(tensor, Tensor):
+                self._count(tensor.untyped_storage())
+        return out
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key not in self.live:
+            self.live[key] = storage.nbytes()
+            self.total += self.live[key]
+            self.peak = max(self.peak, self.total)
+            weakref.finalize(storage, self._free, key)
+
+    def _free(self, key: int) -> None:
+        self.total -= self.live.pop(key)

@@ -236,7 +236,6 @@ def _lower_rate(config: Config, paths: Sequence[str], folder: Path) -> str:
 
 def _plan(folder: Path, ready: Prepared, resumed_at: int) -> Plan:
     config, parts, runtime = ready.config, ready.parts, ready.runtime
-    parameters = memory.n_parameters(config.model)
     return Plan(
         folder=folder,
         corpus=parts.train.corpus.name,
@@ -247,8 +246,8 @@ def _plan(folder: Path, ready: Prepared, resumed_at: int) -> Plan:
         tokenizer=ready.tokenizer.kind,
         vocab_size=ready.tokenizer.vocab_size,
         preset=ready.preset,
-        parameters=parameters,
-        memory_bytes=memory.memory_bytes(config, parameters, runtime),
+        parameters=memory.n_parameters(config.model),
+        memory_bytes=memory.memory_bytes(config, runtime),
         device=str(runtime.device),
         dtype=runtime.dtype_name,
         threads=runtime.threads,

@@ -8,9 +8,9 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
+from xlcli.memory import Memory
 from xlcli.model.position import Position
 from xlcli.ops.span import AttentionContext
-from xlcli.state import Memory
 
 
 class Attention(nn.Module):

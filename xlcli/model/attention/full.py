@@ -9,11 +9,11 @@ import torch
 from einops import rearrange, repeat
 from torch import Tensor
 
+from xlcli.memory import Hidden, KeyValue, Memory, TokenMemory
 from xlcli.model.attention import Projected
 from xlcli.model.position import Position
 from xlcli.ops.attend import attend, attend_one, attention_weights
 from xlcli.ops.span import AttentionContext
-from xlcli.state import Hidden, KeyValue, Memory
 
 
 class FullAttention(Projected):
@@ -36,7 +36,7 @@ class FullAttention(Projected):
 
     def accepts(self, memory: Memory, n_kept: int) -> bool:
         """Whether kind, shape and length agree."""
-        if not isinstance(memory, Hidden | KeyValue):
+        if not isinstance(memory, TokenMemory):
             return False
         own = self.init_memory(0, "hidden" if isinstance(memory, Hidden) else "keyvalue")
         return memory.shape == own.shape and memory.length == self.receptive_field(n_kept)
@@ -80,7 +80,7 @@ class FullAttention(Projected):
         return y if blind is None else y.masked_fill(blind, 0.0)
 
     def _extend(self, x: Tensor, memory: Memory, context: AttentionContext) -> tuple[Tensor, Tensor, Memory]:
-        assert isinstance(memory, Hidden | KeyValue)
+        assert isinstance(memory, TokenMemory)
         return memory.extend(x, partial(self.project, context=context), context.keep)
 
     def _project_vectors(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,11 +9,11 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from xlcli.memory import Memory, Sums
 from xlcli.model.attention import Projected
 from xlcli.model.position import Position
 from xlcli.ops.favor import attend_linear, draw_features, key_features, query_features
 from xlcli.ops.span import AttentionContext
-from xlcli.state import Memory, Sums
 
 
 class LinearAttention(Projected):

@@ -11,10 +11,10 @@ from einops import rearrange
 from torch import Tensor
 from torch.nn import functional as F
 
+from xlcli.memory import Memory
 from xlcli.model.attention.full import FullAttention
 from xlcli.model.position import Position
 from xlcli.ops.span import AttentionContext
-from xlcli.state import Memory
 
 
 class LocalAttention(FullAttention):

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from xlcli.config.attention import MAX_HASHES
+from xlcli.memory import Buckets, Memory
 from xlcli.model.attention import Attention
 from xlcli.model.position import Position
 from xlcli.ops.lsh_attention import KeyWindow, attend_hashed, attend_hashed_one
 from xlcli.ops.lsh_table import Table, draw_rotations, hash_buckets, insert, rank_in_buckets
 from xlcli.ops.span import AttentionContext
-from xlcli.state import Buckets, Memory
 
 FEW = 32
 """Tokens up to which a call reads them one at a time; measured on a CPU."""
@@ -151,7 +151,7 @@ class LSHAttention(Attention):
         q, v = (
             rearrange(part(x).to(wide), "b t (h e) -> b h t e", h=self.n_heads) for part in (self.query, self.value)
         )
-        buckets = hash_buckets(q, self.rotations[: memory.n_rounds].to(wide), self.factors)
+        buckets = hash_buckets(q, self.rotations[: memory.n_hashes].to(wide), self.factors)
         q = self.position.rotate(q, context)
         return q, F.normalize(q, dim=-1), v, buckets
 

@@ -1,0 +1,249 @@
+"""The Python interface: scores, states and continuations equal those of the workflows; nothing is imported early."""
+
+import ast
+import contextlib
+import io
+import math
+import re
+import subprocess
+import sys
+import typing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import xlcli
+from xlcli import api, config, evaluation, generation
+from xlcli.events import Generated, LineScore, Score, Step, StreamStats, TokenScore, Trained
+
+SOURCE = Path(__file__).parents[1]
+TEXT = "It was a dark night, and the sea was calm.\nNobody spoke: naïve, they thought – or wise.\n\nAt last"
+
+
+@pytest.fixture(scope="module")
+def books():
+    return xlcli.load("books", device="cpu", threads=1)
+
+
+def bits(score):
+    return [token.bits for token in score.tokens]
+
+
+def test_import_is_lazy_and_workflows_stay_functions():
+    code = """
+import sys, xlcli
+assert not {"torch", "numpy", "pydantic", "sentencepiece", "safetensors"} & sys.modules.keys()
+import xlcli.training, xlcli.evaluation, xlcli.generation, xlcli.streaming
+for name in ("train", "resume", "evaluate", "generate", "stream", "load"):
+    assert callable(getattr(xlcli, name)), name
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("options", "section"),
+    [
+        (api.EvalOptions, config.EvalConfig),
+        (api.GenerateOptions, config.GenerateConfig),
+        (api.StreamOptions, config.StreamConfig),
+    ],
+)
+def test_typed_options_are_the_keys_of_the_configuration(options, section):
+    """The number of steps and of hash rounds are options of `load`."""
+    assert set(typing.get_type_hints(options)) == set(section.model_fields) - {"n_steps", "n_hashes"}
+
+
+def test_score_equals_evaluation(books, tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT * 20)
+    for mem_len in (0, 16, None):
+        options = config.EvalConfig(mem_len=mem_len)
+        events = list(evaluation.evaluate(books.loaded, [str(path)], options, books.runtime, per_token=True))
+        expected = events[-1]
+        found = books.score(TEXT * 20, mem_len=mem_len)
+        assert (found.bytes, len(found.tokens)) == (expected.bytes, expected.tokens)
+        assert found.nats == pytest.approx(expected.nats, rel=1e-6)
+        assert found.bits_per_byte == pytest.approx(expected.bits_per_byte, rel=1e-6)
+        assert found.perplexity == pytest.approx(expected.perplexity, rel=1e-5)
+        tokens = [event for event in events if isinstance(event, TokenScore)]
+        assert [(t.byte, t.text) for t in found.tokens] == [(t.byte, t.text) for t in tokens]
+        np.testing.assert_allclose(bits(found), [t.bits for t in tokens], atol=2e-4)
+
+
+def test_sums_are_those_of_the_tokens(books):
+    score = books.score(TEXT)
+    assert b"".join(token.text for token in score.tokens).decode() == TEXT
+    assert score.bits == math.fsum(bits(score))
+    assert score.bytes == len(TEXT.encode())
+    assert score.bits_per_byte == pytest.approx(score.bits / score.bytes)
+    assert score.perplexity == pytest.approx(2 ** (score.bits / len(score.tokens)))
+    empty = books.score("")
+    assert (empty.tokens, empty.bits, empty.bits_per_byte, empty.perplexity) == ((), 0.0, 0.0, 1.0)
+
+
+def test_text_and_its_bytes_are_the_same(books):
+    assert books.score(TEXT) == books.score(TEXT.encode())
+    text = books.generate(TEXT, max_new_tokens=6, seed=3)
+    assert text.encode() == books.generate(TEXT.encode(), max_new_tokens=6, seed=3)
+    assert books.score(b"\xff\xfe\x00").bytes == 3
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2, 20, 25, 41, 43, 55, 57, len(TEXT) - 1, len(TEXT)])
+def test_state_and_text_score_as_the_whole_does(books, cut):
+    whole = books.score(TEXT)
+    size = len(TEXT[:cut].encode())
+    expected = [t for t in whole.tokens if t.byte + len(t.text) > size]
+    found = books.score(TEXT[cut:], state=books.read(TEXT[:cut]))
+    assert [(t.byte + size, t.text) for t in found.tokens] == [(t.byte, t.text) for t in expected]
+    np.testing.assert_allclose(bits(found), [t.bits for t in expected], atol=2e-4)
+
+
+def test_reading_on_equals_reading_at_once(books):
+    state = None
+    for at in range(0, len(TEXT), 7):
+        state = books.read(TEXT[at : at + 7], state=state)
+    whole = books.read(TEXT)
+    assert (state.n_bytes, state.mem_len) == (whole.n_bytes, whole.mem_len) == (len(TEXT.encode()), 256)
+    found, expected = (bits(books.score(" it came.", state=s)) for s in (state, whole))
+    np.testing.assert_allclose(found, expected, atol=2e-4)
+
+
+def test_names_in_a_notebook_are_short(books):
+    assert repr(books) == "Model('books', cpu, float32)"
+    assert repr(books.read("It was", mem_len=64)) == "TextState(6 bytes, mem_len=64)"
+
+
+def test_a_state_is_a_value(books):
+    state = books.read(TEXT)
+    first = books.score(" the ship", state=state)
+    books.generate(" the", state=state, max_new_tokens=9, seed=1)
+    books.read(TEXT * 9, state=state)
+    assert books.score(" the ship", state=state) == first
+    other = books.score(" the moon", state=state)
+    assert other.tokens[0] == first.tokens[0]
+    assert other != first
+
+
+def test_saved_state_continues_to_the_bit(books, tmp_path):
+    state = books.read(TEXT)
+    books.save_state(state, tmp_path / "text.state")
+    loaded = books.load_state(str(tmp_path / "text.state"))
+    assert loaded.n_bytes == state.n_bytes
+    assert books.score(" the ship", state=loaded) == books.score(" the ship", state=state)
+    assert books.generate(" the", state=loaded, max_new_tokens=9, seed=1) == books.generate(
+        " the", state=state, max_new_tokens=9, seed=1
+    )
+
+
+def test_generation_is_that_of_the_workflow(books):
+    options = config.GenerateConfig(max_new_tokens=12, temperature=0.5, top_k=9, stop=("zzz",))
+    events = list(generation.generate(books.loaded, TEXT.encode(), options, books.runtime, seed=5))
+    wanted = {"max_new_tokens": 12, "temperature": 0.5, "top_k": 9, "stop": ["zzz"], "seed": 5}
+    assert isinstance(events[-1], Generated)
+    assert books.generate(TEXT, **wanted) == events[-1].text
+    pieces = list(books.stream_generate(TEXT, **wanted))
+    assert len(pieces) > 1
+    assert "".join(pieces) == events[-1].text
+    assert books.generate(TEXT, **wanted) == books.generate("", state=books.read(TEXT), **wanted)
+
+
+def test_several_samples_and_the_state_after_one(books):
+    both = [
+        e.text for e in xlcli.generate(books, "It", num_samples=2, max_new_tokens=5, seed=4) if type(e) is Generated
+    ]
+    assert both == [books.generate("It", max_new_tokens=5, seed=seed) for seed in (4, 5)]
+    kept = []
+    for _ in xlcli.generate(books, "It", max_new_tokens=5, seed=4, save=kept.append):
+        pass
+    found, expected = books.score(" now", state=kept[0]), books.score(" now", state=books.read("It" + both[0]))
+    assert found.bytes == len(" now")
+    assert found.bits == pytest.approx(expected.bits, abs=2e-4)
+
+
+def test_stream_takes_any_iterable(books, tmp_path):
+    lines = [e for e in xlcli.stream(books, TEXT) if isinstance(e, LineScore)]
+    assert [line.text for line in lines] == TEXT.encode().splitlines(keepends=True)
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    with path.open("rb") as binary, path.open() as text:
+        for portions in (binary, text, list(TEXT)):
+            found = [e for e in xlcli.stream(books, portions) if isinstance(e, LineScore)]
+            assert [line.text for line in found] == [line.text for line in lines]
+            np.testing.assert_allclose([e.bits for e in found], [e.bits for e in lines], atol=1e-3)
+
+
+def test_stream_gives_its_state(books):
+    kept = []
+    stats = [e for e in xlcli.stream(books, TEXT, emit="none", save=kept.append) if isinstance(e, StreamStats)]
+    assert stats[-1].bytes == kept[-1].n_bytes == len(TEXT.encode())
+    found, expected = (books.score(" it came.", state=s).bits for s in (kept[-1], books.read(TEXT)))
+    assert found == pytest.approx(expected, abs=2e-4)
+
+
+def test_train_evaluate_and_load_by_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus.txt").write_text(TEXT * 100)
+    settings = {"train": {"max_steps": 3}, "text": {"tokenizer": "bytes"}, "runtime": {"threads": 1}}
+    events = list(xlcli.train("corpus.txt", "models/mine", preset="tiny", settings=settings))
+    assert [event.step for event in events if isinstance(event, Step)] == [1, 2, 3]
+    assert isinstance(events[-1], Trained)
+    mine = xlcli.load("mine")
+    assert mine.loaded.folder == xlcli.load("models/mine").loaded.folder == xlcli.load().loaded.folder
+    (score,) = (e for e in xlcli.evaluate(mine, mem_len=8) if isinstance(e, Score))
+    assert score.mem_len == 8
+    paths = [tmp_path / "corpus.txt", "corpus.txt"]
+    (both,) = (e for e in xlcli.evaluate(mine, paths, limit=300) if isinstance(e, Score))
+    assert both.bytes == 300
+    with pytest.raises(xlcli.ConfigError, match="already holds a model"):
+        list(xlcli.train(["corpus.txt"], tmp_path / "models" / "mine"))
+    events = list(xlcli.resume("corpus.txt", "models/mine", settings={"train": {"max_steps": 5}}))
+    assert [event.step for event in events if isinstance(event, Step)] == [4, 5]
+    with pytest.raises(xlcli.StateError, match="another model"):
+        mine.score("x", state=xlcli.load("books").read("x"))
+
+
+@pytest.mark.parametrize("mem_len", [-1, 1.5, "x"])
+def test_illegal_options_are_errors_of_the_project(books, mem_len):
+    for call in (books.score, books.read, books.generate):
+        with pytest.raises(xlcli.ConfigError, match="mem_len"):
+            call(TEXT, mem_len=mem_len)
+    for options in ({"mem_len": mem_len}, {"mem_ln": 1}, {"n_steps": 2}):
+        with pytest.raises(xlcli.ConfigError):
+            list(xlcli.evaluate(books, **options))
+        with pytest.raises(xlcli.ConfigError):
+            list(xlcli.stream(books, TEXT, **options))
+        with pytest.raises(xlcli.ConfigError):
+            books.generate(TEXT, **options)
+
+
+def test_other_mistakes_are_errors_of_the_project(books, tmp_path):
+    with pytest.raises(xlcli.CheckpointError, match="books"):
+        xlcli.load("boks")
+    for options in ({"device": "tpu"}, {"dtype": "int8"}, {"threads": 0}, {"n_steps": 2}, {"n_hashes": 2}):
+        with pytest.raises(xlcli.ConfigError):
+            xlcli.load("books", **options)
+    with pytest.raises(xlcli.StateError, match="memory of 256"):
+        books.score("x", state=books.read("x"), mem_len=3)
+    with pytest.raises(xlcli.StateError):
+        books.load_state(tmp_path / "none.state")
+    with pytest.raises(xlcli.DataError):
+        list(xlcli.evaluate(books, tmp_path / "none.txt"))
+
+
+def test_examples_of_the_page_print_what_it_says(tmp_path, monkeypatch):
+    """A comment behind a `print` that is a statement of its own is its output."""
+    monkeypatch.chdir(tmp_path)
+    Path("shakespeare.txt").write_bytes((SOURCE / "demo" / "shakespeare.txt").read_bytes()[:20_000])
+    page = (SOURCE / "docs" / "python.md").read_text()
+    code = "\n".join(re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
+    names, checked = {}, 0
+    for statement in ast.parse(code).body:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(ast.Module([statement], []), "docs/python.md", "exec"), names)
+        line = code.splitlines()[statement.end_lineno - 1]
+        if line.startswith("print(") and "  # " in line:
+            assert printed.getvalue().strip() == line.partition("  # ")[2], line
+            checked += 1
+    assert checked >= 4

@@ -1,0 +1,399 @@
+"""Python interface: `load` a model, then score, read and continue texts; the four workflows as functions.
+
+`train`, `evaluate`, `generate` and `stream` are the generators of events behind the commands of the same names. Texts
+are `str`, which is encoded as UTF-8, or `bytes`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, AnyStr, Literal, TypedDict, Unpack
+
+from xlcli import evaluation, generation, streaming, training
+from xlcli.config import EvalConfig, GenerateConfig, RuntimeConfig, SpanKind, StreamConfig, validate
+from xlcli.errors import StateError
+from xlcli.events import Event, Generated, GeneratedText, TokenScore
+from xlcli.inference import Carry, PendingText, Save
+from xlcli.metrics import LN2, bits_per, perplexity
+from xlcli.presets import configurations
+from xlcli.runtime import Runtime, make_runtime
+from xlcli.state import State
+from xlcli.store.discover import find
+from xlcli.store.folder import LoadedModel
+from xlcli.store.folder import load as load_folder
+from xlcli.store.state_files import load_state, save_state
+
+Text = str | bytes
+Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""Path of a file or folder, or several paths, read as one text."""
+
+
+class EvalOptions(TypedDict, total=False):
+    """Keys of `EvalConfig`."""
+
+    mem_len: int | None
+    segment_len: int | None
+    batch_size: int | None
+    span: SpanKind
+    split: Literal["valid", "test"]
+    sweep_mem_len: Sequence[int]
+    limit: int | None
+    recall: bool
+
+
+class SamplingOptions(TypedDict, total=False):
+    """Keys of `GenerateConfig` for one sample."""
+
+    mem_len: int | None
+    max_new_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    stop: Sequence[str]
+
+
+class GenerateOptions(SamplingOptions, total=False):
+    """Keys of `GenerateConfig`."""
+
+    num_samples: int
+
+
+class StreamOptions(TypedDict, total=False):
+    """Keys of `StreamConfig`."""
+
+    mem_len: int | None
+    emit: Literal["lines", "tokens", "stats", "none"]
+    continue_tokens: int
+    save_every: float | None
+    flush_ms: int | None
+    reset_on: str | None
+
+
+@dataclass(frozen=True)
+class TextScore:
+    """Score of one text: its tokens with their surprisal in bits; sums and means over the text."""
+
+    tokens: tuple[TokenScore, ...]
+    """Tokens in the order of the text; `byte` counts from the start of the text."""
+
+    @property
+    def bytes(self) -> int:
+        """Size of the tokens in bytes."""
+        return sum(len(token.text) for token in self.tokens)
+
+    @property
+    def bits(self) -> float:
+        """Sum of the surprisal of all tokens in bits."""
+        return math.fsum(token.bits for token in self.tokens)
+
+    @property
+    def nats(self) -> float:
+        """Sum of the surprisal of all tokens in nats."""
+        return self.bits * LN2
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Bits divided by bytes; 0 for an empty text."""
+        return bits_per(self.nats, self.bytes)
+
+    @property
+    def perplexity(self) -> float:
+        """Perplexity per token; 1 for an empty text."""
+        return perplexity(self.nats, len(self.tokens))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TextState:
+    """State after a text: memory of every layer, last token, and the end of the text, which is not read yet.
+
+    The state is a value: no call changes it. It fits the model that made it and no other.
+    """
+
+    memory: State
+    carry: Carry
+    fingerprints: Mapping[str, str]
+
+    def __repr__(self) -> str:
+        return f"TextState({self.n_bytes} bytes, mem_len={self.mem_len})"
+
+    @property
+    def mem_len(self) -> int:
+        """Memory length in tokens."""
+        return self.memory.span.mem_len
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of text since the start, the unread end included."""
+        return int(self.carry.get("bytes", "0")) + len(PendingText.restore(self.carry, 2**31).data)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Model:
+    """A model ready for use; made by `load`.
+
+    `mem_len` is the memory length in tokens; None is that of the state, else as in training. All methods raise
+    `ConfigError` for an illegal option, and `StateError` for a state of another model or memory length.
+    """
+
+    loaded: LoadedModel
+    """Configuration, tokenizer, network (`torch.nn.Module`) and training record."""
+    runtime: Runtime
+    """Device, number type and threads."""
+
+    def __repr__(self) -> str:
+        return f"Model({self.loaded.name!r}, {self.runtime.device}, {self.runtime.dtype_name})"
+
+    def score(self, text: Text, *, state: TextState | None = None, mem_len: int | None = None) -> TextScore:
+        """Surprisal of every token of `text`, given everything read before in `state` (default: nothing).
+
+        A token that begins in the unread end of the state and ends in `text` is scored with `text`; its `byte` is
+        negative.
+        """
+        start = 0 if state is None else state.n_bytes
+        events = self._stream([_bytes(text)], state, validate(StreamConfig, {"emit": "tokens", "mem_len": mem_len}))
+        scored = (event for event in events if isinstance(event, TokenScore))
+        return TextScore(
+            tuple(replace(token, byte=token.byte - start) for token in scored if token.byte + len(token.text) > start)
+        )
+
+    def read(self, text: Text, *, state: TextState | None = None, mem_len: int | None = None) -> TextState:
+        """State after `state` (default: nothing) and `text`."""
+        found: list[TextState] = []
+        ended = False
+
+        def portions() -> Iterator[bytes]:
+            nonlocal ended
+            yield _bytes(text)
+            ended = True
+
+        chosen = validate(StreamConfig, {"emit": "tokens", "mem_len": mem_len})
+        for _ in self._stream(portions(), state, chosen, save=found.append, stop=lambda: ended):
+            pass
+        return found[-1]
+
+    def generate(
+        self,
+        prompt: AnyStr,
+        *,
+        state: TextState | None = None,
+        seed: int | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> AnyStr:
+        """Continuation of `state` and `prompt`, without the prompt; arguments as for `stream_generate`."""
+        return prompt[:0].join(self.stream_generate(prompt, state=state, seed=seed, **options))
+
+    def stream_generate(
+        self,
+        prompt: AnyStr,
+        *,
+        state: TextState | None = None,
+        seed: int | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Iterator[AnyStr]:
+        """Continuation of `state` and `prompt` in pieces of whole characters.
+
+        Args:
+            prompt: Text to continue; may be empty. The pieces are of its type: `str` (invalid UTF-8 is U+FFFD) or
+                `bytes`.
+            state: State to continue (default: nothing read).
+            seed: Seed of the random-number generator; None draws one.
+            options: Keys of `GenerateConfig`.
+        """
+        for event in generate(self, prompt, state=state, seed=seed, **options):
+            if isinstance(event, GeneratedText):
+                yield event.text if isinstance(prompt, bytes) else event.text.decode("utf-8", "replace")
+
+    def save_state(self, state: TextState, path: str | os.PathLike[str]) -> None:
+        """Writes a state file, as `--state-out` does."""
+        save_state(Path(path), state.memory, state.carry, model=self.loaded)
+
+    def load_state(self, path: str | os.PathLike[str]) -> TextState:
+        """State of a file that `save_state` or `--state-out` wrote; `StateError` if it cannot be used."""
+        memory, carry = load_state(Path(path), model=self.loaded, device=str(self.runtime.device))
+        return TextState(memory, carry, self.loaded.fingerprints)
+
+    def _stream(
+        self,
+        portions: Iterable[bytes | None],
+        state: TextState | None,
+        options: StreamConfig,
+        *,
+        save: Callable[[TextState], None] | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Iterator[streaming.StreamEvent]:
+        return streaming.stream(
+            self.loaded, portions, options, self.runtime, resume=self._resume(state), save=self._save(save), stop=stop
+        )
+
+    def _resume(self, state: TextState | None) -> tuple[State, Carry] | None:
+        """A copy of the state, because inference consumes the one it is given."""
+        if state is None:
+            return None
+        if state.fingerprints != self.loaded.fingerprints:
+            raise StateError(f"the state belongs to another model than {self.loaded.name}.", "Read the text again.")
+        return state.memory.fork(), state.carry
+
+    def _save(self, save: Callable[[TextState], None] | None) -> Save | None:
+        if save is None:
+            return None
+        return lambda memory, carry: save(TextState(memory.fork(), carry, self.loaded.fingerprints))
+
+
+def load(
+    model: str | os.PathLike[str] | None = None,
+    *,
+    device: str = "auto",
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
+    threads: int | None = None,
+    n_steps: int | None = None,
+    n_hashes: int | None = None,
+) -> Model:
+    """Loads a model.
+
+    Args:
+        model: Name or folder. Default: `XLCLI_MODEL`, else the newest model in `./models`, else the bundled one.
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        dtype: Number type of matrix products; `auto` is float32.
+        threads: Number of CPU threads of the process; None leaves it as it is.
+        n_steps: Number of times a universal stack applies its blocks; None uses the trained value.
+        n_hashes: Number of hash rounds of LSH attention; None uses the trained value.
+
+    Raises:
+        CheckpointError: There is no such model, or it is damaged.
+        ConfigError: The device does not exist, or the model has no such setting.
+    """
+    runtime = make_runtime(validate(RuntimeConfig, {"device": device, "dtype": dtype, "threads": threads}))
+    folder = find(None if model is None else os.fspath(model))
+    loaded = load_folder(folder, device=runtime.device, n_steps=n_steps, n_hashes=n_hashes)
+    for warning in loaded.warnings:
+        warnings.warn(warning, stacklevel=2)
+    return Model(loaded, runtime)
+
+
+def train(
+    text: Source,
+    folder: str | os.PathLike[str],
+    *,
+    settings: Mapping[str, Any] | None = None,
+    preset: str | None = None,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator[Event]:
+    """Trains a model on `text` and saves it in `folder`; see `xlcli.training.train`.
+
+    Args:
+        text: Training text: files or folders.
+        folder: Model folder.
+        settings: Tables of a configuration file, as `{"train": {"max_steps": 100}}`; they override the preset.
+        preset: Preset by name; None chooses one by text size and device.
+        overwrite: Replace the model in `folder`.
+        dry_run: End with the `Plan`.
+        stop: Called between steps; once it returns True, the run is saved and ends.
+    """
+    configs = configurations(settings or {}, preset)
+    return training.train(_paths(text), Path(folder), configs, overwrite=overwrite, dry_run=dry_run, stop=stop)
+
+
+def resume(
+    text: Source,
+    folder: str | os.PathLike[str],
+    *,
+    settings: Mapping[str, Any] | None = None,
+    allow_data_change: bool = False,
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator[Event]:
+    """Continues the run in `folder` from its newest checkpoint; see `xlcli.training.resume`.
+
+    Args:
+        text: Training text of the run.
+        folder: Model folder.
+        settings: Settings that replace saved ones, such as a new budget.
+        allow_data_change: Continue although the text has changed.
+        stop: As in `train`.
+    """
+    changes = dict(settings or {})
+    return training.resume(_paths(text), Path(folder), changes, allow_data_change=allow_data_change, stop=stop)
+
+
+def evaluate(
+    model: Model, text: Source | None = None, *, per_token: bool = False, **options: Unpack[EvalOptions]
+) -> Iterator[Event]:
+    """Scores files, for each memory length once; see `xlcli.evaluation.evaluate`.
+
+    Args:
+        model: Model under test.
+        text: Files or folders; None is the validation text of the model.
+        per_token: Also yield the score of every token.
+        options: Keys of `EvalConfig`.
+    """
+    paths = None if text is None else _paths(text)
+    return evaluation.evaluate(model.loaded, paths, validate(EvalConfig, options), model.runtime, per_token=per_token)
+
+
+def generate(
+    model: Model,
+    prompt: Text,
+    *,
+    state: TextState | None = None,
+    seed: int | None = None,
+    save: Callable[[TextState], None] | None = None,
+    **options: Unpack[GenerateOptions],
+) -> Iterator[GeneratedText | Generated]:
+    """Continues a text; see `xlcli.generation.generate`.
+
+    Args:
+        model: Model.
+        prompt: Text to continue; may be empty.
+        state: State to continue (default: nothing read).
+        seed: Seed of the first sample; sample i has `seed + i`. None draws one.
+        save: Called at the end with the state after the last token; one sample only.
+        options: Keys of `GenerateConfig`.
+    """
+    chosen = validate(GenerateConfig, options)
+    return generation.generate(
+        model.loaded,
+        _bytes(prompt),
+        chosen,
+        model.runtime,
+        seed=seed,
+        resume=model._resume(state),
+        save=model._save(save),
+    )
+
+
+def stream(
+    model: Model,
+    text: Text | Iterable[Text],
+    *,
+    state: TextState | None = None,
+    save: Callable[[TextState], None] | None = None,
+    **options: Unpack[StreamOptions],
+) -> Iterator[streaming.StreamEvent]:
+    """Scores text as it arrives; see `xlcli.streaming.stream`.
+
+    Args:
+        model: Model.
+        text: A text, or its parts in order: an open file, a socket, any iterable. Its cuts do not change the result.
+        state: State to continue (default: nothing read).
+        save: Called every `save_every` seconds and at the end with the state.
+        options: Keys of `StreamConfig`.
+    """
+    portions = [text] if isinstance(text, str | bytes) else text
+    return model._stream(map(_bytes, portions), state, validate(StreamConfig, options), save=save)
+
+
+def _bytes(text: Text) -> bytes:
+    return text if isinstance(text, bytes) else text.encode()
+
+
+def _paths(text: Source) -> list[str]:
+    paths = [text] if isinstance(text, str | os.PathLike) else text
+    return [os.fspath(path) for path in paths]

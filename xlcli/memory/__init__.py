@@ -1,0 +1,18 @@
+"""Memory of one layer between calls. One file per kind; `State` holds one memory for each layer.
+
+hidden     layer inputs, for training with softmax attention
+keyvalue   keys and values of softmax attention
+sums       running sums of linear attention
+buckets    hash buckets of LSH attention
+"""
+
+from xlcli.memory.base import Memory as Memory
+from xlcli.memory.base import Project as Project
+from xlcli.memory.base import TokenMemory as TokenMemory
+from xlcli.memory.buckets import Buckets as Buckets
+from xlcli.memory.hidden import Hidden as Hidden
+from xlcli.memory.key_value import KeyValue as KeyValue
+from xlcli.memory.sums import Sums as Sums
+
+MEMORIES: dict[str, type[Memory]] = {memory.kind: memory for memory in (Hidden, KeyValue, Sums, Buckets)}
+"""Memory kind to class."""

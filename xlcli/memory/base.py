@@ -1,0 +1,94 @@
+"""Base classes of memory kinds."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+Project = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Function from the inputs (b n d) of the n latest tokens to their keys and values (b h n e)."""
+
+
+class Memory(ABC):
+    """Memory of one layer: an immutable value made of named tensors, batch axis first."""
+
+    kind: ClassVar[str]
+    """Name in saved states."""
+    axes: ClassVar[Mapping[str, str]]
+    """Axis letters of each tensor; m (tokens) and c (slots of a bucket) may change while the model runs."""
+    integers: ClassVar[frozenset[str]] = frozenset()
+    """Names of int64 tensors; all others are floating point."""
+
+    @classmethod
+    @abstractmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
+        """Memory made of the tensors that `tensors` returned."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """Tensors by name, as saved."""
+
+    @abstractmethod
+    def empty(self) -> Self:
+        """Memory of the same kind, shape and batch that holds nothing."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of all axes that two memories of one layer must share: all but batch, tokens and slots."""
+        tensors = self.tensors()
+        sizes = {axis: n for name, axes in self.axes.items() for axis, n in zip(axes, tensors[name].shape, strict=True)}
+        return tuple(n for axis, n in sizes.items() if axis not in "bmc")
+
+    @property
+    def settings(self) -> Mapping[str, int]:
+        """Inference settings that the memory was made with and that its shape fixes."""
+        return {}
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """Memory with `change` applied to every tensor."""
+        return self.from_tensors({name: change(t) for name, t in self.tensors().items()})
+
+    @classmethod
+    def check(cls, tensors: Mapping[str, Tensor], batch_size: int) -> None:
+        """Checks names, types and shapes of loaded tensors.
+
+        Raises:
+            ValueError: They are not the tensors of one memory of this kind and batch size.
+        """
+        if tensors.keys() != cls.axes.keys():
+            names = ", ".join(sorted(tensors)) or "none"
+            raise ValueError(f"memory '{cls.kind}' needs the tensors {', '.join(cls.axes)}; found {names}")
+        sizes = {"b": batch_size}
+        for name, axes in cls.axes.items():
+            t = tensors[name]
+            is_right_type = t.dtype == torch.int64 if name in cls.integers else t.is_floating_point()
+            if t.ndim != len(axes) or not is_right_type:
+                raise ValueError(f"tensor '{name}' of memory '{cls.kind}' has the wrong type or number of axes")
+            if any(sizes.setdefault(axis, n) != n for axis, n in zip(axes, t.shape, strict=True)):
+                raise ValueError(f"tensor '{name}' of memory '{cls.kind}' has the wrong shape {list(t.shape)}")
+
+
+class TokenMemory(Memory):
+    """Memory of the latest tokens, for softmax attention."""
+
+    @property
+    @abstractmethod
+    def length(self) -> int:
+        """Number of tokens."""
+
+    @abstractmethod
+    def extend(self, x: Tensor, project: Project, keep: int) -> tuple[Tensor, Tensor, TokenMemory]:
+        """Appends new tokens.
+
+        Args:
+            x: Inputs (b t d) of the new tokens.
+            project: Projection of inputs to keys and values.
+            keep: Number of tokens in the new memory.
+
+        Returns:
+            Keys and values (b h s e) of memory and new tokens, and the memory of the last `keep` tokens.
+        """

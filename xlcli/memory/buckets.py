@@ -1,0 +1,63 @@
+"""Memory of LSH attention: a table of the latest tokens of every hash bucket, of constant size (`ops/lsh_table.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from xlcli.memory.base import Memory
+from xlcli.ops.lsh_table import Table
+
+
+@dataclass(frozen=True)
+class Buckets(Memory):
+    """Table of hash buckets. A table in which nothing is stored has no slots.
+
+    `owned` marks a table that no other memory shares, which `writable` may return as it is. Under inference mode
+    writing then changes it in place, so the old memory must not be used any more; copy it with `State.fork`.
+    """
+
+    table: Table
+    owned: bool = False
+    kind = "buckets"
+    axes: ClassVar[Mapping[str, str]] = {
+        "keys": "bhrnce",
+        "values": "bhrncw",
+        "positions": "bhrnc",
+        "global_ranks": "bhrncr",
+        "counts": "bhrn",
+    }
+    integers = frozenset({"positions", "global_ranks", "counts"})
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Buckets:
+        """Memory of the tensors of a table."""
+        return Buckets(Table(**tensors))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Tensors of the table."""
+        return self.table._asdict()
+
+    def empty(self) -> Buckets:
+        """Memory of no tokens."""
+        return Buckets(Table.empty(self.table.keys, *self.table.counts.shape))
+
+    @property
+    def n_hashes(self) -> int:
+        """Number of hash rounds."""
+        return self.table.counts.shape[2]
+
+    @property
+    def settings(self) -> Mapping[str, int]:
+        """The number of hash rounds."""
+        return {"n_hashes": self.n_hashes}
+
+    def writable(self, bucket_size: int) -> Buckets:
+        """Memory whose table may be changed in place: itself if it owns its table under inference mode, else a copy."""
+        if self.owned and torch.is_inference_mode_enabled():
+            return self
+        return Buckets(self.table.copy(bucket_size), owned=True)

@@ -36,7 +36,7 @@ def test_from_a_text_to_the_next_commands(run, text):
         name, *_ = line.split()
         assert name in ("eval", "generate")
     assert "budget   4 steps" in done.err
-    assert "held-out" in done.err
+    assert "validation" in done.err
     assert run("eval").code == 0
     assert run("generate", "The", "-n", "3").out.startswith(b"The")
     again = run("train", text, "--max-steps", "4", *SMALL)

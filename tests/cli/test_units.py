@@ -45,12 +45,8 @@ def test_an_interval_is_steps_or_time():
     assert units.interval("30s") == 30.0
 
 
-def test_shares_lengths_and_switches():
+def test_shares_and_lengths():
     assert units.share("5%") == pytest.approx(0.05)
     assert units.share("0.1") == pytest.approx(0.1)
     assert units.share("held.txt") == "held.txt"
     assert units.lengths("0,128,1k") == [0, 128, 1000]
-    assert units.switch("1") is True
-    assert units.switch("off") is False
-    with pytest.raises(ValueError, match="neither"):
-        units.switch("maybe")

@@ -30,7 +30,6 @@ from xlcli.errors import CheckpointError, DataError
 from xlcli.events import ContextBin, Notice, Progress, Score, TokenScore
 from xlcli.metrics import bits_per, context_bin_edges, perplexity
 from xlcli.model.recall import QUERIES, lsh_recall
-from xlcli.store.layout import held_out
 from xlcli.text.corpus import Corpus, open_corpus
 from xlcli.text.loaders import EvalLoader
 from xlcli.tokenized import ProgressMeter, TokenizedText, column, tokenize
@@ -137,7 +136,7 @@ def evaluate(
 def _open(model: LoadedModel, source: Sequence[str | Path] | None, options: EvalConfig) -> Corpus:
     if source is not None:
         return open_corpus(source)
-    path = held_out(model.folder, options.split)
+    path = model.held_out(options.split)
     if path is None:
         raise DataError(f"model {model.name} keeps no {options.split} text.", "Give a file: xlcli eval FILE.")
     return open_corpus([path])

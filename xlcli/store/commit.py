@@ -33,11 +33,10 @@ from xlcli.files.plain import (
     sync_folder,
     write_atomic,
 )
+from xlcli.store.layout import SCHEMA
 
 MANIFEST = "manifest.json"
 LATEST = "LATEST"
-SCHEMA = 1
-"""Version of the manifest. A reader refuses any other."""
 
 _STEP = re.compile(r"step-(\d{8,18})(~?)")
 _FILE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")

@@ -17,7 +17,7 @@ def test_counts(text, value):
 @pytest.mark.parametrize(
     "text", ["", "abc", "1.5", "1e999999999", "9" * 40, "nan", "inf", "0x10", "1 2", "k", "1e", "5i", "--5"]
 )
-def test_what_is_no_count(text):
+def test_invalid_counts(text):
     with pytest.raises(ValueError, match=r"whole number|too large"):
         units.count(text)
 
@@ -31,7 +31,7 @@ def test_durations(text, seconds):
 
 
 @pytest.mark.parametrize("text", ["", "m", "5 parsecs", "nan", "inf", "1h-5m"])
-def test_what_is_no_duration(text):
+def test_invalid_durations(text):
     with pytest.raises(ValueError, match="not a"):
         units.duration(text)
 

@@ -1,4 +1,4 @@
-"""Mistakes in typing: exit code 2, one sentence with a remedy that works, before torch is loaded."""
+"""Usage errors: exit code 2, one sentence and a remedy that works, before torch is loaded."""
 
 import re
 from typing import get_args, get_type_hints
@@ -118,7 +118,7 @@ def test_absurd_numbers_are_refused_and_the_remedy_works(command, option, run):
 @pytest.mark.parametrize(
     ("command", "option"), [pair for pair in NUMERIC if pair[1].name in ("mem_len", "lr", "max_time")]
 )
-def test_the_environment_is_judged_as_strictly(command, option, run, monkeypatch):
+def test_the_environment_is_checked_as_strictly(command, option, run, monkeypatch):
     monkeypatch.setenv(variable(option), "-3")
     done = run(command, "--print-config")
     assert done.code == 2

@@ -56,7 +56,7 @@ def save(run: TrainingRun, folder: Path, *, seconds: float, corpus: Mapping[str,
             "step": run.step,
             "tokens": run.tokens,
             "seconds": seconds,
-            "position": run.lanes.position,
+            "position": run.loader.position,
             "best_bits": None if math.isinf(run.best_bits) else run.best_bits,
             "best_step": run.best_step,
             "validated_step": run.validated_step,
@@ -100,7 +100,7 @@ def load(
         changed = _changed_texts(facts["corpus"], corpus, allow_data_change)
         _load_tensors(run, checkpoint, facts["states"])
         run.step, run.tokens, run.seconds = facts["step"], facts["tokens"], facts["seconds"]
-        run.lanes.position = facts["position"]
+        run.loader.position = facts["position"]
         if "valid" not in changed:
             run.best_bits = math.inf if facts["best_bits"] is None else facts["best_bits"]
             run.best_step = facts["best_step"]

@@ -10,7 +10,7 @@ from typing import TypeVar
 from xlcli import config as settings
 from xlcli.config import Config, TextConfig, Tree
 from xlcli.errors import ConfigError, DataError
-from xlcli.events import Progress
+from xlcli.events import Event, Progress
 from xlcli.runtime import Runtime, make_runtime
 from xlcli.store import folder as store
 from xlcli.store.layout import read_config_file
@@ -42,12 +42,16 @@ class Prepared:
     @property
     def identity(self) -> dict[str, str]:
         """Hashes of texts and tokenizer, which must be equal when the run is resumed."""
-        return {"sha256": self.parts.train.key, "valid": self.parts.valid.key, "tokenizer": self.tokenizer.fingerprint}
+        return {
+            "sha256": self.parts.train.sha256,
+            "valid": self.parts.valid.sha256,
+            "tokenizer": self.tokenizer.fingerprint,
+        }
 
 
 def prepare_new(
     paths: Sequence[str], configs: Mapping[str, Config], stop: Callable[[], bool]
-) -> Generator[Progress, None, Prepared]:
+) -> Generator[Event, None, Prepared]:
     """Inputs of a new run; see `workflow.train` for the arguments.
 
     Raises:
@@ -72,7 +76,7 @@ def prepare_new(
 
 def prepare_resumed(
     paths: Sequence[str], folder: Path, changes: Tree, preset: str | None, stop: Callable[[], bool]
-) -> Generator[Progress, None, Prepared]:
+) -> Generator[Event, None, Prepared]:
     """Inputs of the run in `folder` when it is resumed; see `workflow.resume` for the arguments.
 
     Raises:
@@ -94,8 +98,9 @@ def prepare_resumed(
     return (yield from _tokenize(config, runtime, begun_with, parts, load_tokenizer(folder), stop))
 
 
-def _read(paths: Sequence[str], text: TextConfig, stop: Callable[[], bool]) -> Generator[Progress, None, Split]:
-    corpus: Corpus = open_corpus(paths)
+def _read(paths: Sequence[str], text: TextConfig, stop: Callable[[], bool]) -> Generator[Event, None, Split]:
+    corpus = open_corpus(paths)
+    yield from corpus.notices()
     yield from _until(stop, _whole(corpus))
     parts = split(corpus, text.valid, text.test)
     if parts.train.n_bytes == 0:
@@ -122,7 +127,7 @@ def _tokenize(
     parts: Split,
     tokenizer: Tokenizer,
     stop: Callable[[], bool],
-) -> Generator[Progress, None, Prepared]:
+) -> Generator[Event, None, Prepared]:
     if tokenizer.kind != "bytes":
         _require_utf8(parts)
     train_ids = yield from _until(stop, token_file(parts.train, tokenizer))

@@ -142,7 +142,7 @@ def _take_steps(
     stop: Callable[[], bool],
 ) -> Iterator[Event]:
     """Trains until the budget is spent or `stop` is true, then evaluates."""
-    trainer = Trainer(run, ready, folder, about=record, began=_start_of_budget(began, ready.config))
+    trainer = Trainer(run, ready, folder, record=record, started=_start_of_budget(began, ready.config))
     try:
         yield from trainer.train(stop)
         yield from trainer.finish(stop)

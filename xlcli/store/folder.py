@@ -32,15 +32,7 @@ from xlcli.store.layout import (
     verify_file,
     write_config,
 )
-from xlcli.store.layout import is_model as is_model
-from xlcli.store.layout import read_config as read_config
-from xlcli.store.lock import lock as lock
-from xlcli.store.records import METRICS, RECORD
-from xlcli.store.records import append_metrics as append_metrics
-from xlcli.store.records import read_metrics as read_metrics
-from xlcli.store.records import read_record as read_record
-from xlcli.store.records import trim_metrics as trim_metrics
-from xlcli.store.records import write_record as write_record
+from xlcli.store.records import METRICS, RECORD, read_record
 
 if TYPE_CHECKING:
     import torch

@@ -220,7 +220,7 @@ def test_the_models_own_held_out_text(tmp_path):
 def test_unknown_words_are_told(tmp_path):
     (tmp_path / "t").write_text("the zebra is lazy\n")
     notices = [e for e in evaluate(toy("words"), [tmp_path / "t"], EvalConfig(), RUNTIME) if isinstance(e, Notice)]
-    assert any("unknown" in n.text and n.level == "warning" for n in notices)
+    assert any("not in the vocabulary" in n.text and n.level == "warning" for n in notices)
 
 
 def test_stopped_gives_no_score(prose):

@@ -1,13 +1,13 @@
-"""Scores text the honest way: every token once, in order, with as much memory before it as in one long pass.
+"""Evaluation: the surprisal of a text under a model. Every token is scored once, in order.
 
-How the text is cut into calls and lanes changes the speed and never the result: a later lane first reads the
-`n_layers * mem_len` tokens before its own, which is as far as a prediction can see; where that has no limit there is
-one lane. Only without memory, or with the growing span of the published set-ups, does the segment length matter; lanes
-then begin where segments do.
+How the text is cut into calls and sequences changes the speed and not the result: each sequence but the first starts
+with as many tokens of warmup as a prediction can depend on (the receptive field); where that is unlimited there is one
+sequence. Only without memory, and with span "growing" of the published set-ups, does the result depend on the segment
+length. Sequences start where segments do.
 
-Loss by context seen: without memory it comes from the pass itself, whose segments all start cold. With memory every
-token of the pass but the first ones has a full one, so windows evenly spread over the text, the longest of
-`2 * mem_len` tokens, are read once more from a cold start; the longest not if it would be the whole text.
+Loss by context length: without memory it comes from the pass over the text, whose segments all start with an empty
+memory. With memory nearly every token of that pass has a full one, so windows of up to `2 * mem_len` tokens, evenly
+spread over the text, are read again from an empty memory, except windows as long as the text.
 """
 
 from __future__ import annotations
@@ -27,57 +27,37 @@ from numpy.typing import NDArray
 
 from xlcli.config import EvalConfig, SpanKind
 from xlcli.errors import CheckpointError, DataError
-from xlcli.events import ContextBin, Notice, Progress, Score, TokenScore
+from xlcli.events import ContextBin, Notice, Progress, ProgressMeter, Score, TokenScore
 from xlcli.metrics import bits_per, context_bin_edges, perplexity
 from xlcli.model.recall import QUERIES, lsh_recall
-from xlcli.store.layout import held_out
+from xlcli.runtime import Runtime, peak_rss_bytes
 from xlcli.text.corpus import Corpus, open_corpus
-from xlcli.text.loaders import EvalLoader
-from xlcli.tokenized import ProgressMeter, TokenizedText, column, tokenize
+from xlcli.text.loaders import EvalLoader, inputs_and_targets
+from xlcli.tokenized import TokenizedText, column, tokenize
 
 if TYPE_CHECKING:
-    from xlcli.runtime import Runtime
     from xlcli.state import State
     from xlcli.store.folder import LoadedModel
 
-TOKENS_A_CALL = {"cpu": 2**11, "cuda": 2**14}
-"""Tokens of all lanes together that one call reads when nobody says: enough to keep the device busy."""
-LONGEST_CALL = 512
-"""Most tokens of a lane that one call reads when nobody says; beyond the memory length the attention mask is waste."""
-LARGEST_CALL = 2**12
-"""Most tokens of a lane that one call reads whatever is said, where that changes nothing: the mask grows with it."""
+TOKENS_PER_CALL = {"cpu": 2**11, "cuda": 2**14}
+"""Default number of tokens per call of the model, over all sequences: enough to keep the device busy."""
+DEFAULT_SEGMENT_LEN = 512
+"""Longest segment chosen by default; beyond the memory length most of the attention mask is hidden."""
+MAX_SEGMENT_LEN = 2**12
+"""Longest segment used where it does not change the result, since the attention mask grows with it."""
 STATE_LIMIT = 2**28
-"""Bytes of memory tensors that a batch size chosen here may take."""
-PROBE_SHARE = 4
-"""The windows read for the loss by context hold at most one in so many tokens of the text,"""
-PROBE_LIMIT = 2**20
-"""and at most so many tokens; half of them in windows of `SHORT_PROBE`: a long one tells little of its beginning."""
-SHORT_PROBE = 64
-LONGEST_RECALL = 2**17
-"""Most tokens on which it is measured what hashing finds: their keys are held."""
+"""Maximum bytes of memory tensors for the default batch size."""
+WINDOW_SHARE = 4
+"""Tokens of text per token of the windows for the loss by context length."""
+WINDOW_LIMIT = 2**20
+"""Maximum number of tokens in these windows. Half are in windows of `SHORT_WINDOW` tokens, since a long window has few
+tokens with a short context."""
+SHORT_WINDOW = 64
+RECALL_TOKENS = 2**17
+"""Maximum number of tokens on which recall is measured; their keys are kept."""
 
 Event = Notice | Progress | TokenScore | Score
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """One reading of a text."""
-
-    mem_len: int
-    segment_len: int
-    batch_size: int
-    span: SpanKind
-    warm: int
-
-
-@dataclass
-class _Sums:
-    """What a reading adds up to; nats, bytes and tokens by the number of tokens seen, less one."""
-
-    nats: float
-    by_context: tuple[Floats, Floats, Floats]
-    steps: float | None
 
 
 def evaluate(
@@ -93,253 +73,269 @@ def evaluate(
 
     Args:
         model: The model.
-        source: Files, folders or `-`, read as one text; None is the model's own held-out text.
-        options: Memory lengths, segment and batch size, how much of the text (`limit`, in bytes).
-        runtime: Where to compute.
-        per_token: Also yield the score of every token, in the order of the text, before the score of the whole.
-        stop: Asked between calls of the model; once true, there are no more scores.
+        source: Files, folders or `-`, joined to one text; None is the held-out text of the model.
+        options: Memory lengths, segment length, batch size, and `limit`, the maximum bytes of text.
+        runtime: Device and number type.
+        per_token: Also yield a `TokenScore` for each token, in order, before each `Score`.
+        stop: Called between calls of the model; when true, evaluation ends without a score.
 
     Yields:
-        Progress, and a `Score` for each memory length.
+        Progress, notices, and a `Score` for each memory length.
 
     Raises:
         ConfigError: The model was loaded with other values of `n_steps` or `n_hashes` than the options name.
         DataError: The text cannot be read, or the model has no held-out text.
-        CheckpointError: The model gives numbers that are not finite.
-        ResourceError: There is no room for the tokens on disk.
+        CheckpointError: The loss is not finite.
+        ResourceError: The disk is too full for the tokens.
     """
     model.check_settings(options.n_steps, options.n_hashes)
-    corpus = _open(model, source, options)
+    text = yield from tokenize(_open(model, source, options), model.tokenizer, options.limit)
+    if model.tokenizer.kind == "words":
+        yield from _unknown_words(text.tokens.ids)
     with ExitStack() as files:
-        text = yield from tokenize(corpus, model.tokenizer, options.limit, files)
-        if model.tokenizer.kind == "words":
-            yield from _warn_of_unknown_words(text.ids)
         for mem_len in options.sweep_mem_len or (options.mem_len,):
-            plan = _plan(model, runtime, options, mem_len, len(text.ids))
-            costs = column(len(text.ids), files) if per_token else None
+            lengths = _choose_lengths(model, runtime, options, mem_len, len(text.tokens))
+            nats = column(len(text.tokens), files) if per_token else None
             started = time.perf_counter()
-            done = yield from _read_all(model, runtime, text, plan, costs, stop)
-            if done is None:
-                yield Notice("stopped before the whole text was read: no score.", "warning")
+            totals = yield from _score_text(model, runtime, text, lengths, nats, stop)
+            if totals is None:
+                yield Notice("stopped before the end of the text: no score.", "warning")
                 return
-            sums, plan = done
             seconds = time.perf_counter() - started
-            if not math.isfinite(sums.nats):
+            if not math.isfinite(totals.nats):
                 raise CheckpointError(f"model {model.name} gives no finite score.", "Its weights are damaged.")
-            if plan.mem_len:
-                sums.by_context = yield from _probe(model, runtime, text, plan, sums.by_context, stop)
-            if costs is not None:
-                yield from text.scores(costs)
-            recall = _recall(model, runtime, text, plan) if options.recall else ()
-            yield _score(model, runtime, text, plan, sums, seconds, recall)
+            by_context = totals.by_context
+            if lengths.mem_len:
+                by_context = yield from _score_windows(
+                    model, runtime, text, lengths, totals.batch_size, by_context, stop
+                )
+            if nats is not None:
+                yield from text.token_scores(nats)
+            recall = _recall(model, runtime, text, lengths) if options.recall else ()
+            yield Score(
+                model=model.name,
+                file=text.part.corpus.name,
+                bytes=text.counts.bytes,
+                chars=text.counts.chars,
+                words=text.counts.words,
+                tokens=len(text.tokens),
+                nats=totals.nats,
+                bits_per_byte=bits_per(totals.nats, text.counts.bytes),
+                bits_per_char=bits_per(totals.nats, text.counts.chars) if text.counts.chars else None,
+                perplexity=perplexity(totals.nats, len(text.tokens)),
+                word_perplexity=perplexity(totals.nats, text.counts.words) if text.counts.words else None,
+                mem_len=lengths.mem_len,
+                segment_len=lengths.segment_len,
+                batch_size=totals.batch_size,
+                span=lengths.span,
+                tokens_per_second=len(text.tokens) / seconds,
+                peak_rss_bytes=peak_rss_bytes(),
+                seconds=seconds,
+                device=str(runtime.device),
+                dtype=runtime.dtype_name,
+                mean_steps=None if totals.steps is None else totals.steps / len(text.tokens),
+                recall=math.fsum(recall) / len(recall) if recall else None,
+                recall_by_layer=recall,
+                by_context=by_context.bins(),
+            )
 
 
 def _open(model: LoadedModel, source: Sequence[str | Path] | None, options: EvalConfig) -> Corpus:
     if source is not None:
         return open_corpus(source)
-    path = held_out(model.folder, options.split)
+    path = model.held_out(options.split)
     if path is None:
         raise DataError(f"model {model.name} keeps no {options.split} text.", "Give a file: xlcli eval FILE.")
     return open_corpus([path])
 
 
-def _plan(model: LoadedModel, runtime: Runtime, options: EvalConfig, mem_len: int | None, n_tokens: int) -> _Plan:
-    """Memory as trained unless said otherwise; lengths that only change the speed chosen for speed."""
-    train, shape = model.config.train, model.config.model
+@dataclass(frozen=True)
+class _Lengths:
+    """Lengths in tokens, number of sequences, and span of an evaluation."""
+
+    mem_len: int
+    segment_len: int
+    batch_size: int
+    span: SpanKind
+    warmup_len: int
+
+
+def _choose_lengths(
+    model: LoadedModel, runtime: Runtime, options: EvalConfig, mem_len: int | None, n_tokens: int
+) -> _Lengths:
+    """Memory length as in training unless given; lengths that change only the speed are chosen for speed."""
+    train = model.config.train
     mem_len = train.mem_len if mem_len is None else mem_len
     exact = mem_len > 0 and options.span == "uniform"
     if options.segment_len is not None:
-        segment_len = min(options.segment_len, n_tokens, LARGEST_CALL if exact else n_tokens)
+        segment_len = min(options.segment_len, n_tokens, MAX_SEGMENT_LEN if exact else n_tokens)
     elif exact:
-        segment_len = min(LONGEST_CALL, max(64, 2 ** (mem_len - 1).bit_length()))
+        segment_len = min(DEFAULT_SEGMENT_LEN, max(64, 2 ** (mem_len - 1).bit_length()))
     else:
         segment_len = train.segment_len
-    reach = model.network.receptive_field(mem_len if exact else mem_len + segment_len) if mem_len else 0
-    warm = n_tokens if reach is None else reach
-    row = 4 * shape.memory_floats(2 * mem_len + segment_len)
-    fitting = TOKENS_A_CALL.get(runtime.device.type, TOKENS_A_CALL["cuda"]) // segment_len
-    worth_warming = 1 + n_tokens // (10 * warm) if warm else n_tokens
-    chosen = max(1, min(fitting, STATE_LIMIT // row, worth_warming))
-    batch_size = 1 if reach is None else options.batch_size or chosen
-    return _Plan(mem_len, segment_len, batch_size, options.span, warm)
+    field = model.network.receptive_field(mem_len if exact else mem_len + segment_len) if mem_len else 0
+    warmup_len = n_tokens if field is None else field
+    state_bytes = 4 * model.config.model.memory_floats(2 * mem_len + segment_len)
+    by_call = TOKENS_PER_CALL.get(runtime.device.type, TOKENS_PER_CALL["cuda"]) // segment_len
+    by_warmup = 1 + n_tokens // (10 * warmup_len) if warmup_len else n_tokens
+    chosen = max(1, min(by_call, STATE_LIMIT // state_bytes, by_warmup))
+    batch_size = 1 if field is None else options.batch_size or chosen
+    return _Lengths(mem_len, segment_len, batch_size, options.span, warmup_len)
 
 
-def _start(model: LoadedModel, plan: _Plan, places: NDArray[np.int64]) -> State:
-    """The state of rows that begin at these places of the text and have read nothing."""
-    return model.network.init_state(
-        len(places),
-        mem_len=plan.mem_len,
-        segment_len=plan.segment_len,
-        span=plan.span,
-        offsets=places.tolist(),
-    )
+class _ByContext:
+    """Sums by context length: entry i belongs to tokens with a context of i + 1 tokens."""
+
+    def __init__(self, longest: int) -> None:
+        self.nats, self.n_bytes, self.n_tokens = np.zeros((3, longest))
+
+    def add(self, first: int, nats: Floats, n_bytes: NDArray[Any], n_tokens: NDArray[Any]) -> None:
+        """Adds the tokens (b t), whose entries begin at `first`."""
+        for total, part in ((self.nats, nats), (self.n_bytes, n_bytes), (self.n_tokens, n_tokens)):
+            total[first : first + part.shape[1]] += part.sum(0)
+
+    def bins(self) -> tuple[ContextBin, ...]:
+        """The loss in each context bin that has tokens."""
+        edges = context_bin_edges(len(self.nats))
+        return tuple(
+            ContextBin(start, stop, n, bits_per(float(self.nats[part].sum()), int(self.n_bytes[part].sum())))
+            for start, stop in itertools.pairwise(edges)
+            if (n := int(self.n_tokens[(part := slice(start - 1, stop - 1))].sum()))
+        )
 
 
-def _nats(
-    model: LoadedModel, runtime: Runtime, tokens: NDArray[np.int64], targets: NDArray[np.int64], state: State
-) -> tuple[Floats, Floats | None, State]:
-    """Nats (b t) of targets (b t), steps (b t) that each token took, and the state after tokens (b t)."""
-    x, y = (torch.from_numpy(array).to(runtime.device) for array in (tokens, targets))
-    with torch.inference_mode(), runtime.autocast():
-        nats, state, ponder = model.network.score(x, y, state)
-    steps = None if ponder is None else ponder.steps.double().cpu().numpy()
-    return nats.double().cpu().numpy(), steps, state
+@dataclass
+class _Totals:
+    """Sums over a text, and the number of sequences it was read in. `steps` is None without adaptive computation."""
+
+    batch_size: int
+    by_context: _ByContext
+    nats: float = 0.0
+    steps: float | None = None
 
 
-def _read_all(
+def _score_text(
     model: LoadedModel,
     runtime: Runtime,
     text: TokenizedText,
-    plan: _Plan,
-    costs: NDArray[Any] | None,
+    lengths: _Lengths,
+    nats: NDArray[Any] | None,
     stop: Callable[[], bool],
-) -> Generator[Progress, None, tuple[_Sums, _Plan] | None]:
-    """Reads the whole text; what it adds up to and the plan as carried out, or None when stopped."""
-    scan = EvalLoader(
-        text.ids,
-        batch_size=plan.batch_size,
-        segment_len=plan.segment_len,
-        warm=plan.warm,
+) -> Generator[Progress, None, _Totals | None]:
+    """Scores the text in one pass; None when stopped. Fills `nats`, the surprisal of each token, if given."""
+    ids, n = text.tokens.ids, len(text.tokens)
+    loader = EvalLoader(
+        ids,
+        batch_size=lengths.batch_size,
+        segment_len=lengths.segment_len,
+        warmup_len=lengths.warmup_len,
         start_id=model.tokenizer.start_id,
     )
-    plan = replace(plan, batch_size=scan.batch_size)
-    from_start = _reads_from_the_start(plan, len(text.ids))
-    by_context = tuple(np.zeros(len(text.ids) if from_start else plan.segment_len) for _ in range(3))
-    nats, n_done, clock = 0.0, 0, ProgressMeter(f"memory {plan.mem_len}", len(text.ids), "tokens")
-    state, all_steps = _start(model, plan, scan.starts), None
-    for window in scan:
+    whole = _is_window(loader.batch_size, lengths, n)
+    totals = _Totals(loader.batch_size, _ByContext(n if whole else lengths.segment_len))
+    state = _init_state(model, lengths, loader.starts)
+    n_done, meter = 0, ProgressMeter(f"memory {lengths.mem_len}", n, "tokens")
+    for inputs, targets, scored, positions in loader:
         if stop():
             return None
-        cost, steps, state = _nats(model, runtime, window.tokens, window.targets, state)
-        scored = window.scored
+        nll, steps, state = _token_nats(model, runtime, inputs, targets, state)
+        nll = np.where(scored, nll, 0.0)
+        totals.nats += float(nll.sum())
         if steps is not None:
-            all_steps = (all_steps or 0.0) + float(steps[scored].sum())
-        cost = np.where(scored, cost, 0.0)
-        nats += float(cost.sum())
-        length = cost.shape[1]
-        places = np.minimum(window.positions[:, None] + np.arange(length), len(text.ids) - 1)
-        for total, part in zip(by_context, (cost, np.where(scored, text.sizes[places], 0), scored), strict=True):
-            first = int(window.positions[0]) if from_start else 0
-            total[first : first + length] += part.sum(0)
-        if costs is not None:
-            costs[places[scored]] = cost[scored]
+            totals.steps = (totals.steps or 0.0) + float(steps[scored].sum())
+        index = np.minimum(positions[:, None] + np.arange(nll.shape[1]), n - 1)
+        first = int(positions[0]) if whole else 0
+        totals.by_context.add(first, nll, np.where(scored, text.tokens.sizes(index), 0), scored)
+        if nats is not None:
+            nats[index[scored]] = nll[scored]
         n_done += int(scored.sum())
-        yield from clock.report(n_done)
-    return _Sums(nats, by_context, all_steps), plan  # type: ignore[arg-type]
+        yield from meter.report(n_done)
+    return totals
 
 
-def _reads_from_the_start(plan: _Plan, n_tokens: int) -> bool:
-    """Whether the pass is itself a window as long as any that would be read for the loss by context."""
-    return plan.batch_size == 1 and 0 < n_tokens <= 2 * plan.mem_len
+def _is_window(batch_size: int, lengths: _Lengths, n_tokens: int) -> bool:
+    """Whether the pass over the text is itself a window for the loss by context length."""
+    return batch_size == 1 and 0 < n_tokens <= 2 * lengths.mem_len
 
 
-def _probe(
+def _score_windows(
     model: LoadedModel,
     runtime: Runtime,
     text: TokenizedText,
-    plan: _Plan,
-    whole: tuple[Floats, Floats, Floats],
+    lengths: _Lengths,
+    batch_size: int,
+    of_text: _ByContext,
     stop: Callable[[], bool],
-) -> Generator[Progress, None, tuple[Floats, Floats, Floats]]:
-    """Nats, bytes and tokens by tokens seen since a cold start, less one; `whole` are those of the pass."""
-    n = len(text.ids)
-    longest = min(2 * plan.mem_len, n)
-    sums = (np.zeros(longest), np.zeros(longest), np.zeros(longest))
-    widths = sorted({min(SHORT_PROBE, longest), longest})
-    budget = min(n // PROBE_SHARE, PROBE_LIMIT) // len(widths)
-    if _reads_from_the_start(plan, n):
-        sums = whole
+) -> Generator[Progress, None, _ByContext]:
+    """Sums by context length over windows that start with an empty memory; `of_text` are those of the whole text."""
+    ids, n = text.tokens.ids, len(text.tokens)
+    longest = min(2 * lengths.mem_len, n)
+    widths = sorted({min(SHORT_WINDOW, longest), longest})
+    budget = min(n // WINDOW_SHARE, WINDOW_LIMIT) // len(widths)
+    by_context = _ByContext(longest)
+    if _is_window(batch_size, lengths, n):
+        by_context = of_text
         widths.pop()
     windows = [np.linspace(0, n - width, max(1, budget // width)).astype(np.int64) for width in widths]
     total = sum(width * len(starts) for width, starts in zip(widths, windows, strict=True))
-    done, clock = 0, ProgressMeter("loss by context", total, "tokens")
+    n_done, meter = 0, ProgressMeter("loss by context", total, "tokens")
     for width, starts in zip(widths, windows, strict=True):
-        for first in range(0, len(starts), plan.batch_size):
-            rows = starts[first : first + plan.batch_size, None]
-            state = _start(model, plan, rows[:, 0])
-            for at in range(0, width, plan.segment_len):
+        for some in np.split(starts, range(batch_size, len(starts), batch_size)):
+            state = _init_state(model, lengths, some)
+            for first in range(0, width, lengths.segment_len):
                 if stop():
-                    return sums
-                columns = np.arange(at, min(at + plan.segment_len, width))
-                places = rows + columns
-                tokens = text.ids[np.maximum(places - 1, 0)].astype(np.int64)
-                tokens[places == 0] = model.tokenizer.start_id
-                cost, _, state = _nats(model, runtime, tokens, text.ids[places].astype(np.int64), state)
-                for sum_, part in zip(sums, (cost, text.sizes[places], np.ones_like(places)), strict=True):
-                    sum_[columns] += part.sum(0)
-                done += places.size
-                yield from clock.report(done)
-    return sums
+                    return by_context
+                positions = some[:, None] + np.arange(first, min(first + lengths.segment_len, width))
+                inputs, targets = inputs_and_targets(ids, positions, model.tokenizer.start_id)
+                nll, _, state = _token_nats(model, runtime, inputs, targets, state)
+                by_context.add(first, nll, text.tokens.sizes(positions), np.ones_like(positions))
+                n_done += positions.size
+                yield from meter.report(n_done)
+    return by_context
 
 
-def _recall(model: LoadedModel, runtime: Runtime, text: TokenizedText, plan: _Plan) -> tuple[float, ...]:
-    """What each hashed layer finds of full attention, on the beginning of the text."""
-    longest = plan.mem_len + QUERIES if plan.mem_len else plan.segment_len
-    ids = text.ids[: min(longest, LONGEST_RECALL)].astype(np.int64)
+def _recall(model: LoadedModel, runtime: Runtime, text: TokenizedText, lengths: _Lengths) -> tuple[float, ...]:
+    """Recall of each LSH layer on the beginning of the text."""
+    longest = lengths.mem_len + QUERIES if lengths.mem_len else lengths.segment_len
+    ids = text.tokens.ids[: min(longest, RECALL_TOKENS)].astype(np.int64)
     tokens = torch.from_numpy(ids)[None].to(runtime.device)
     if len(ids) < 2:
         return ()
     with torch.inference_mode(), runtime.autocast():
-        state = _start(model, replace(plan, segment_len=max(plan.segment_len, len(ids))), np.zeros(1, np.int64))
-        return tuple(lsh_recall(model.network, tokens, state, LONGEST_CALL))
+        one_segment = replace(lengths, segment_len=max(lengths.segment_len, len(ids)))
+        state = _init_state(model, one_segment, np.zeros(1, np.int64))
+        return tuple(lsh_recall(model.network, tokens, state, DEFAULT_SEGMENT_LEN))
 
 
-def _buckets(by_context: tuple[Floats, Floats, Floats]) -> tuple[ContextBin, ...]:
-    nats, n_bytes, tokens = by_context
-    edges = context_bin_edges(len(nats))
-    return tuple(
-        ContextBin(start, stop, n, bits_per(float(nats[part].sum()), int(n_bytes[part].sum())))
-        for start, stop in itertools.pairwise(edges)
-        if (n := int(tokens[(part := slice(start - 1, stop - 1))].sum()))
+def _init_state(model: LoadedModel, lengths: _Lengths, starts: NDArray[np.int64]) -> State:
+    """Empty memory of sequences that start at these positions (b) of the text."""
+    return model.network.init_state(
+        len(starts),
+        mem_len=lengths.mem_len,
+        segment_len=lengths.segment_len,
+        span=lengths.span,
+        offsets=starts.tolist(),
     )
 
 
-def _score(
-    model: LoadedModel,
-    runtime: Runtime,
-    text: TokenizedText,
-    plan: _Plan,
-    sums: _Sums,
-    seconds: float,
-    recall: tuple[float, ...],
-) -> Score:
-    from xlcli.runtime import peak_rss_bytes
-
-    counts, nats = text.counts, sums.nats
-    return Score(
-        model=model.name,
-        file=text.corpus.name,
-        bytes=counts.bytes,
-        chars=counts.chars,
-        words=counts.words,
-        tokens=len(text.ids),
-        nats=nats,
-        bits_per_byte=bits_per(nats, counts.bytes),
-        bits_per_char=bits_per(nats, counts.chars) if counts.chars else None,
-        perplexity=perplexity(nats, len(text.ids)),
-        word_perplexity=perplexity(nats, counts.words) if counts.words else None,
-        mem_len=plan.mem_len,
-        segment_len=plan.segment_len,
-        batch_size=plan.batch_size,
-        span=plan.span,
-        tokens_per_second=len(text.ids) / seconds,
-        peak_rss_bytes=peak_rss_bytes(),
-        seconds=seconds,
-        device=str(runtime.device),
-        dtype=runtime.dtype_name,
-        mean_steps=None if sums.steps is None else sums.steps / len(text.ids),
-        recall=math.fsum(recall) / len(recall) if recall else None,
-        recall_by_layer=recall,
-        by_context=_buckets(sums.by_context),
-    )
+def _token_nats(
+    model: LoadedModel, runtime: Runtime, inputs: NDArray[np.int64], targets: NDArray[np.int64], state: State
+) -> tuple[Floats, Floats | None, State]:
+    """Surprisal (b t) in nats of targets (b t), adaptive steps (b t) or None, and the state after inputs (b t)."""
+    x, y = (torch.from_numpy(array).to(runtime.device) for array in (inputs, targets))
+    with torch.inference_mode(), runtime.autocast():
+        nll, state, ponder = model.network.score(x, y, state)
+    steps = None if ponder is None else ponder.steps.double().cpu().numpy()
+    return nll.double().cpu().numpy(), steps, state
 
 
-def _warn_of_unknown_words(ids: NDArray[Any]) -> Iterator[Notice]:
+def _unknown_words(ids: NDArray[Any]) -> Iterator[Notice]:
+    """A warning if some words are not in the vocabulary."""
     unknown = sum(int(np.count_nonzero(ids[at : at + 2**20] == 0)) for at in range(0, len(ids), 2**20))
     if unknown:
         share = f"{100 * unknown / len(ids):.1f} %"
         yield Notice(
-            f"{share} of the words are unknown to the model and scored as <unk>: bits per byte and per character are "
-            "too low to compare with a model that spells every word.",
+            f"{share} of the words are not in the vocabulary and scored as <unk>: bits per byte and per character are "
+            "lower than those of a model that spells every word, and not comparable with them.",
             "warning",
         )

@@ -1,12 +1,14 @@
-"""What the workflows yield: frozen values that a command renders and a program can read. Never imports torch.
+"""Events that workflows yield: frozen values for commands to render and programs to read. Never imports torch.
 
-Units: `seconds` are wall seconds; `bits_per_byte` is nats / ln 2 / bytes of text; `nats` are sums; byte offsets count
+Units: `seconds` is wall-clock time; `bits_per_byte` is nats / ln 2 / bytes of text; `nats` is a sum; byte offsets count
 from the start of the text.
 """
 
 from __future__ import annotations
 
 import builtins
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -14,7 +16,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Talk: a choice made for the user, or a warning."""
+    """Message for the user: a choice made automatically, or a warning."""
 
     text: str
     level: Literal["info", "warning", "detail"] = "info"
@@ -22,7 +24,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a long piece of work has come. `total` is None when unknown; `rate` is units a second."""
+    """Progress of a long stage, in `unit`s. `total` is None if unknown; `rate` is units per second."""
 
     stage: str
     done: int
@@ -31,9 +33,34 @@ class Progress:
     rate: float | None = None
 
 
+PROGRESS_INTERVAL = 0.2
+"""Minimum seconds between two `Progress` events of a stage."""
+
+
+class ProgressMeter:
+    """Makes `Progress` events of one stage at most every `PROGRESS_INTERVAL` seconds.
+
+    Args:
+        stage: Name of the stage, such as "tokenizing".
+        total: Amount of work.
+        unit: Its unit.
+    """
+
+    def __init__(self, stage: str, total: int, unit: str) -> None:
+        self.stage, self.total, self.unit = stage, total, unit
+        self._started = self._reported = time.monotonic()
+
+    def report(self, done: int) -> Iterator[Progress]:
+        """An event for the amount `done`, if the last one is old enough."""
+        now = time.monotonic()
+        if now - self._reported >= PROGRESS_INTERVAL:
+            self._reported = now
+            yield Progress(self.stage, done, self.total, self.unit, done / (now - self._started))
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a training run is about to do; the last word of `--dry-run`."""
+    """Plan of a training run, and the result of `--dry-run`. `memory_bytes` is an estimated peak."""
 
     folder: Path
     corpus: str
@@ -55,9 +82,9 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One optimizer step. `nats` is the mean loss per token; `fraction` of the budget spent, 0 to 1.
+    """One optimizer step. `nats` is the mean loss per token, `fraction` the share of the budget spent, 0 to 1.
 
-    `mean_steps` is how often blocks were applied to a token by a model that decides so itself, else None.
+    `mean_steps` is the mean number of steps per token of a model with adaptive computation time, else None.
     """
 
     step: int
@@ -75,7 +102,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """Held-out score in the course of training. `best` when it is the best so far (and was kept)."""
+    """Validation during training. `best`: the best so far, whose weights were kept."""
 
     step: int
     tokens: int
@@ -86,7 +113,7 @@ class Validation:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A checkpoint is complete on disk."""
+    """A checkpoint was written."""
 
     step: int
     folder: Path
@@ -94,7 +121,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """The end of a run. `bits_per_byte` is the score of the kept weights; `stopped`: before the budget was spent."""
+    """End of a run. `bits_per_byte` is the score of the best weights; `stopped`: before the budget was spent."""
 
     folder: Path
     step: int
@@ -108,7 +135,7 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class TokenScore:
-    """One token of evaluated or streamed text: its first byte, its bytes, its surprisal in bits."""
+    """One token of evaluated or streamed text: offset of its first byte, its text, its surprisal in bits."""
 
     byte: int
     text: bytes
@@ -117,7 +144,7 @@ class TokenScore:
 
 @dataclass(frozen=True, slots=True)
 class ContextBin:
-    """Loss of tokens that had seen at least `start` and fewer than `stop` tokens since a cold start."""
+    """Loss of tokens with a context of at least `start` and fewer than `stop` tokens, counted from an empty memory."""
 
     start: int
     stop: int
@@ -129,8 +156,8 @@ class ContextBin:
 class Score:
     """One evaluation; the JSON keys of `xlcli eval`. `chars`, `words` are None for text that is not UTF-8.
 
-    `mean_steps` is how often blocks were applied to a token by a model that decides so itself, else None. `recall` is
-    the share of full attention's weight that hashed layers found, if it was asked for: the mean, and of each in order.
+    `mean_steps` is the mean number of steps per token of a model with adaptive computation time, else None. `recall`
+    is the share of the weight of full attention that LSH attention finds, if measured: the mean, and of each LSH layer.
     """
 
     model: str
@@ -161,7 +188,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedText:
-    """Bytes ready to be shown (whole UTF-8 characters), in order, of one sample."""
+    """Next text of a sample, in whole UTF-8 characters."""
 
     sample: int
     text: bytes
@@ -183,7 +210,7 @@ class Generated:
 
 @dataclass(frozen=True, slots=True)
 class LineScore:
-    """One line of a pipe, its line end included. `spans` are its scored pieces for coloring: (bytes, bits)."""
+    """One line of a stream with its line end. `spans` are its tokens for coloring: (text, bits)."""
 
     line: int
     byte: int
@@ -197,7 +224,7 @@ class LineScore:
 
 @dataclass(frozen=True, slots=True)
 class StreamStats:
-    """Totals of a pipe so far."""
+    """Totals of a stream so far."""
 
     lines: int
     bytes: int

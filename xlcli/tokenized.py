@@ -1,129 +1,84 @@
-"""A text about to be scored: its tokens and the bytes of each, in unnamed files on disk so that any size will do."""
+"""A tokenized text for evaluation: cached tokens, counts of its units, and room on disk for a score per token."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-import time
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xlcli.errors import ResourceError
-from xlcli.events import Progress, TokenScore
+from xlcli.events import Notice, Progress, TokenScore
 from xlcli.metrics import LN2, TextCounter, TextCounts
 from xlcli.text.cache import cache_folder
 from xlcli.text.corpus import Corpus
+from xlcli.text.heldout import Part
 from xlcli.text.pretokenize import whole_characters, whole_words
-from xlcli.text.tokenizers.registry import Tokenizer
+from xlcli.text.tokenizers.base import Tokenizer
+from xlcli.text.tokens import TokenFile, token_file
 
 
 @dataclass(frozen=True)
 class TokenizedText:
-    """The first `n_bytes` of a corpus: `ids` of its tokens and `sizes` in bytes of each (one axis, read only)."""
+    """A text, its tokens and its size in bytes, characters and words."""
 
-    corpus: Corpus
-    n_bytes: int
-    ids: NDArray[Any]
-    sizes: NDArray[Any]
+    part: Part
+    tokens: TokenFile
     counts: TextCounts
 
-    def scores(self, nats: NDArray[Any]) -> Iterator[TokenScore]:
-        """Every token with its bytes and its `nats`, in the order of the text, which is read once more."""
+    def token_scores(self, nats: NDArray[Any]) -> Iterator[TokenScore]:
+        """Each token with its text and its surprisal, given in nats, in order; reads the text again."""
         token = byte = 0
-        for words in whole_words(self.corpus.read(0, self.n_bytes)):
+        for portion in whole_words(self.part.read()):
             at = 0
-            while at < len(words):
-                size = int(self.sizes[token])
-                yield TokenScore(byte, words[at : at + size], float(nats[token]) / LN2)
+            while at < len(portion):
+                size = int(self.tokens.sizes(token))
+                yield TokenScore(byte, portion[at : at + size], float(nats[token]) / LN2)
                 token, at, byte = token + 1, at + size, byte + size
 
 
 def tokenize(
-    corpus: Corpus, tokenizer: Tokenizer, limit: int | None, files: ExitStack
-) -> Generator[Progress, None, TokenizedText]:
-    """The tokens of the first `limit` bytes of a text (all for None), cut between characters; reports progress.
+    corpus: Corpus, tokenizer: Tokenizer, limit: int | None
+) -> Generator[Notice | Progress, None, TokenizedText]:
+    """Tokenizes the first `limit` bytes of a text (None: all), cut between characters. Yields progress.
 
     Raises:
         DataError: The text is empty or cannot be read.
-        ResourceError: There is no room on disk.
+        ResourceError: The cache folder is full.
     """
+    yield from corpus.notices()
     yield from corpus.scan()
     stop = corpus.n_bytes
     if limit is not None and limit < stop:
         tail = b"".join(corpus.read(max(limit - 4, 0), limit))
         stop = limit - len(tail) + whole_characters(tail) or limit
-    counter, clock = TextCounter(), ProgressMeter("tokenizing", stop, "B")
-    ids, sizes = _file(files), _file(files)
-    id_type, size_type = np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<u4"), np.dtype("<u4")
-    n_tokens = n_bytes = 0
-    for words in whole_words(corpus.read(0, stop)):
-        counter.feed(words)
-        found = tokenizer.encode(words)
-        try:
-            ids.write(found.astype(id_type).tobytes())
-            sizes.write(tokenizer.sizes(found, words).astype(size_type).tobytes())
-            ids.flush()
-            sizes.flush()
-        except OSError as error:
-            raise _no_room(error) from None
-        n_tokens += len(found)
-        n_bytes += len(words)
-        yield from clock.report(n_bytes)
-    return TokenizedText(
-        corpus=corpus,
-        n_bytes=stop,
-        ids=np.memmap(ids, id_type, mode="r", shape=(n_tokens,)),
-        sizes=np.memmap(sizes, size_type, mode="r", shape=(n_tokens,)),
-        counts=counter.counts(),
-    )
+    part = Part(corpus, 0, stop)
+    tokens = yield from token_file(part, tokenizer)
+    counter = TextCounter()
+    for portion in part.read():
+        counter.feed(portion)
+    return TokenizedText(part, tokens, counter.counts())
 
 
 def column(length: int, files: ExitStack) -> NDArray[Any]:
-    """`length` float32 on disk, to be filled in any order.
+    """`length` float32 numbers in an unnamed file, which is deleted when `files` closes.
 
     Raises:
-        ResourceError: There is no room on disk.
+        ResourceError: The cache folder is full.
     """
-    file = _file(files)
     try:
+        file = files.enter_context(tempfile.TemporaryFile(dir=cache_folder()))  # noqa: SIM115
         if hasattr(os, "posix_fallocate"):
-            # a hole in the file that cannot be filled later would kill the process by SIGBUS
+            # Writing to a hole in a mapped file on a full disk would kill the process by SIGBUS.
             os.posix_fallocate(file.fileno(), 0, 4 * length)
         return np.memmap(file, np.float32, mode="r+" if hasattr(os, "posix_fallocate") else "w+", shape=(length,))
     except OSError as error:
-        raise _no_room(error) from None
-
-
-class ProgressMeter:
-    """Turns amounts done into `Progress`, a few times a second."""
-
-    def __init__(self, stage: str, total: int, unit: str) -> None:
-        self.stage, self.total, self.unit = stage, total, unit
-        self._began = self._told = time.monotonic()
-
-    def report(self, done: int) -> Iterator[Progress]:
-        """`Progress` when it is time for one."""
-        now = time.monotonic()
-        if now - self._told >= 0.2:
-            self._told = now
-            yield Progress(self.stage, done, self.total, self.unit, done / (now - self._began))
-
-
-def _file(files: ExitStack) -> IO[bytes]:
-    """An unnamed file in the cache folder, gone when `files` closes."""
-    try:
-        return files.enter_context(tempfile.TemporaryFile(dir=cache_folder()))
-    except OSError as error:
-        raise _no_room(error) from None
-
-
-def _no_room(error: OSError) -> ResourceError:
-    return ResourceError(
-        f"cannot keep the tokens of the text in {cache_folder()}: {error.strerror}.",
-        "Set XLCLI_CACHE to a folder on a larger disk, or use --limit.",
-    )
+        raise ResourceError(
+            f"cannot keep the score of each token in {cache_folder()}: {error.strerror}.",
+            "Set XLCLI_CACHE to a folder on a larger disk, or use --limit.",
+        ) from None

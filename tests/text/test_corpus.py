@@ -101,7 +101,26 @@ def test_a_folder_gives_its_text_sorted(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     corpus = open_corpus([tmp_path])
     assert whole(corpus) == b"ayazbb"
-    assert sorted(path.name for path in corpus.skipped) == ["broken.gz", "empty", "picture.png"]
+    assert {path.name: reason for path, reason in corpus.skipped.items()} == {
+        "broken.gz": "cannot be read", "empty": "empty", "picture.png": "binary data",
+    }  # fmt: skip
+    (notice,) = corpus.notices()
+    assert notice.level == "warning"
+    assert notice.text.startswith("skipped 3 files: ")
+    assert all(
+        f"{tmp_path / name} ({why})" in notice.text
+        for name, why in [("empty", "empty"), ("picture.png", "binary data")]
+    )
+    assert not list(open_corpus([tmp_path / "a"]).notices())
+
+
+def test_a_notice_names_only_the_first_skipped_files(tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(b"text")
+    for i in range(5):
+        (tmp_path / f"{i}.png").write_bytes(b"\0")
+    (notice,) = open_corpus([tmp_path]).notices()
+    assert notice.text.startswith("skipped 5 files: ")
+    assert notice.text.endswith("2.png (binary data) and 2 more")
 
 
 def test_each_bad_input_has_its_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +163,7 @@ def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     (tmp_path / "secret").write_bytes(b"x")
     monkeypatch.setattr(os, "open", denied)
-    with pytest.raises(DataError, match="may not be read") as caught:
+    with pytest.raises(DataError, match="cannot be read by this user") as caught:
         open_corpus([tmp_path / "secret"])
     assert "chmod" in caught.value.remedy
 
@@ -246,7 +265,7 @@ def test_reading_takes_bounded_memory(tmp_path: Path, suffix: str) -> None:
 
 
 def test_scanning_reports_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xlcli.text.corpus._TURN", 0)
+    monkeypatch.setattr("xlcli.events.PROGRESS_INTERVAL", 0)
     corpus = corpus_of(b"x" * 3_000_000)
     reports = list(corpus.scan())
     assert [report.done for report in reports] == [2**20, 2**21, 3_000_000]
@@ -358,7 +377,7 @@ def test_an_empty_part_has_no_tokens() -> None:
 
 
 def test_tokens_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xlcli.text.corpus._TURN", 0)
+    monkeypatch.setattr("xlcli.events.PROGRESS_INTERVAL", 0)
     text = prose(600_000)
     corpus, tokenizer = corpus_of(text), train_tokenizer("bytes", [])
     part = Part(corpus, 0, corpus.n_bytes)
@@ -393,7 +412,7 @@ def test_a_damaged_token_file_is_built_anew(damage: str) -> None:
 
 
 def test_a_builder_that_stops_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xlcli.text.corpus._TURN", 0)
+    monkeypatch.setattr("xlcli.events.PROGRESS_INTERVAL", 0)
     corpus = corpus_of(prose(2_000_000))
     steps = token_file(Part(corpus, 0, corpus.n_bytes), train_tokenizer("bytes", []))
     next(steps)
@@ -403,7 +422,7 @@ def test_a_builder_that_stops_leaves_nothing(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_two_builders_of_one_file_do_not_disturb_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xlcli.text.corpus._TURN", 0)
+    monkeypatch.setattr("xlcli.events.PROGRESS_INTERVAL", 0)
     text = prose(2_000_000)
     corpus, tokenizer = corpus_of(text), train_tokenizer("bytes", [])
     one, two = (token_file(Part(corpus, 0, corpus.n_bytes), tokenizer) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Readers of token ids: ring lanes for training, warmed lanes for scoring."""
+"""Loaders: training sequences that wrap around the text, evaluation sequences that score every token once."""
 
 from __future__ import annotations
 
@@ -14,37 +14,38 @@ START = 999
 
 
 @given(n=st.integers(1, 50), batch_size=st.integers(1, 6), segment_len=st.integers(1, 12), steps=st.integers(1, 20))
-def test_each_lane_reads_on_around_the_ring(n: int, batch_size: int, segment_len: int, steps: int) -> None:
+def test_training_sequences_wrap_around_the_text(n: int, batch_size: int, segment_len: int, steps: int) -> None:
     ids = np.arange(n, dtype=np.uint16)
-    lanes = TrainLoader(ids, batch_size, segment_len, START)
-    both = [lanes.next() for _ in range(steps)]
+    loader = TrainLoader(ids, batch_size, segment_len, START)
+    both = [loader.next() for _ in range(steps)]
     inputs, targets = (np.concatenate(part, axis=1) for part in zip(*both, strict=True))
-    for lane in range(batch_size):
-        places = (lane * n // batch_size + np.arange(steps * segment_len)) % n
-        assert targets[lane].tolist() == places.tolist()
-        assert inputs[lane].tolist() == [START if place == 0 else place - 1 for place in places]
+    for i in range(batch_size):
+        positions = (i * n // batch_size + np.arange(steps * segment_len)) % n
+        assert targets[i].tolist() == positions.tolist()
+        assert inputs[i].tolist() == [START if position == 0 else position - 1 for position in positions]
     assert inputs.dtype == targets.dtype == np.int64
 
 
 @given(position=st.integers(0, 1000))
 def test_position_is_the_whole_state(position: int) -> None:
     ids = np.arange(37, dtype=np.uint32)
-    through = TrainLoader(ids, 3, 5, START)
+    through, resumed = (TrainLoader(ids, 3, 5, START) for _ in range(2))
     for _ in range(position % 40):
         through.next()
-    resumed = TrainLoader(ids, 3, 5, START, position=position % 40)
+    resumed.position = through.position
     for ours, theirs in zip(through.next(), resumed.next(), strict=True):
         assert (ours == theirs).all()
 
 
-def test_lanes_never_leave_the_range_of_large_positions() -> None:
-    lanes = TrainLoader(np.arange(10, dtype=np.uint16), 2, 4, START, position=10**12)
-    assert lanes.next()[1].max() < 10
+def test_training_continues_at_any_position() -> None:
+    loader = TrainLoader(np.arange(10, dtype=np.uint16), 2, 4, START)
+    loader.position = 10**12
+    assert loader.next()[1].tolist() == [[0, 1, 2, 3], [5, 6, 7, 8]]
 
 
-def test_one_pass_of_all_lanes_covers_the_text() -> None:
-    lanes = TrainLoader(np.arange(48), 4, 4, START)
-    seen = np.concatenate([lanes.next()[1].ravel() for _ in range(int(lanes.steps_per_pass))])
+def test_all_sequences_together_cover_the_text() -> None:
+    loader = TrainLoader(np.arange(48), 4, 4, START)
+    seen = np.concatenate([loader.next()[1].ravel() for _ in range(3)])
     assert sorted(seen.tolist()) == list(range(48))
 
 
@@ -57,42 +58,43 @@ def test_an_empty_training_text_is_refused() -> None:
     n=st.integers(0, 300),
     batch_size=st.integers(1, 9),
     segment_len=st.integers(1, 40),
-    warm=st.integers(0, 60),
+    warmup_len=st.integers(0, 60),
 )
-def test_every_token_is_scored_once_with_all_it_may_see(n: int, batch_size: int, segment_len: int, warm: int) -> None:
-    ids = np.arange(n, dtype=np.uint16)
-    scan = EvalLoader(ids, batch_size, segment_len, warm, START)
-    assert 1 <= scan.batch_size <= batch_size
+def test_every_token_is_scored_once_with_its_whole_context(
+    n: int, batch_size: int, segment_len: int, warmup_len: int
+) -> None:
+    loader = EvalLoader(np.arange(n, dtype=np.uint16), batch_size, segment_len, warmup_len, START)
+    assert 1 <= loader.batch_size <= batch_size
     scored: list[int] = []
-    read: list[list[int]] = [[] for _ in range(scan.batch_size)]
-    for window in scan:
-        assert window.tokens.shape == window.targets.shape == window.scored.shape
-        assert len(window.tokens) == scan.batch_size
-        for lane in range(scan.batch_size):
-            places = window.positions[lane] + np.arange(window.tokens.shape[1])
-            for token, target, counts, place in zip(
-                window.tokens[lane], window.targets[lane], window.scored[lane], places, strict=True
+    read: list[list[int]] = [[] for _ in range(loader.batch_size)]
+    for batch in loader:
+        assert batch.inputs.shape == batch.targets.shape == batch.scored.shape
+        assert len(batch.inputs) == loader.batch_size
+        for i in range(loader.batch_size):
+            positions = batch.positions[i] + np.arange(batch.inputs.shape[1])
+            for token, target, counts, position in zip(
+                batch.inputs[i], batch.targets[i], batch.scored[i], positions, strict=True
             ):
-                if place < n:
-                    assert target == place
-                    assert token == (place - 1 if place else START)
+                if position < n:
+                    assert target == position
+                    assert token == (position - 1 if position else START)
                 if counts:
                     scored.append(int(target))
-                    before = len(read[lane])
-                    assert before >= min(warm, place), "memory is as full as in one long pass"
-                read[lane].append(int(target))
+                    before = len(read[i])
+                    assert before >= min(warmup_len, position), "memory is as full as in one pass"
+                read[i].append(int(target))
     assert sorted(scored) == list(range(n))
-    assert all(lane[0] % segment_len == 0 for lane in read if lane), "segments begin where those of one pass do"
+    assert all(tokens[0] % segment_len == 0 for tokens in read if tokens), "segments start where those of one pass do"
 
 
-def test_lanes_are_given_up_when_warming_up_would_be_half_the_work() -> None:
+def test_there_is_one_sequence_if_warmup_would_be_half_of_the_work() -> None:
     assert EvalLoader(np.arange(1000), 8, 10, 0, START).batch_size == 8
     assert EvalLoader(np.arange(1000), 8, 10, 100, START).batch_size == 8
     assert EvalLoader(np.arange(1000), 8, 10, 400, START).batch_size == 1
 
 
-def test_one_lane_scans_in_order() -> None:
-    windows = list(EvalLoader(np.arange(10, 20), 1, 4, 100, START))
-    assert [window.targets[0].tolist() for window in windows] == [[10, 11, 12, 13], [14, 15, 16, 17], [18, 19]]
-    assert [window.positions.tolist() for window in windows] == [[0], [4], [8]]
-    assert windows[0].tokens[0].tolist() == [START, 10, 11, 12]
+def test_one_sequence_is_read_in_order() -> None:
+    batches = list(EvalLoader(np.arange(10, 20), 1, 4, 100, START))
+    assert [batch.targets[0].tolist() for batch in batches] == [[10, 11, 12, 13], [14, 15, 16, 17], [18, 19]]
+    assert [batch.positions.tolist() for batch in batches] == [[0], [4], [8]]
+    assert batches[0].inputs[0].tolist() == [START, 10, 11, 12]

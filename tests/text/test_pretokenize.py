@@ -1,4 +1,4 @@
-"""The cutting rule: content decides, never portions."""
+"""Pre-tokenization depends on the text and not on the portions it comes in."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tracemalloc
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from xlcli.text.pretokenize import LONGEST, PreTokenizer, stable_prefix_len, whole_characters, whole_words, words
+from xlcli.text.pretokenize import LONGEST, PreTokenizer, split_words, stable_prefix_len, whole_characters, whole_words
 
 ALPHABET = [
     b" ",
@@ -38,8 +38,8 @@ def portions_of(data: bytes, cuts: list[int]) -> list[bytes]:
     return [data[a:b] for a, b in itertools.pairwise(places)]
 
 
-def cut_up(portions: list[bytes], cutter: PreTokenizer) -> list[bytes]:
-    return [given for portion in portions if (given := cutter.feed(portion))]
+def fed(portions: list[bytes], pretokenizer: PreTokenizer) -> list[bytes]:
+    return [given for portion in portions if (given := pretokenizer.feed(portion))]
 
 
 @given(texts)
@@ -47,64 +47,62 @@ def cut_up(portions: list[bytes], cutter: PreTokenizer) -> list[bytes]:
 @example(b"\n\n")
 @example(b"  a  b \n c")
 def test_words_join_to_the_text_and_are_bounded(data: bytes) -> None:
-    found = words(data)
+    found = split_words(data)
     assert b"".join(found) == data
     assert all(0 < len(word) <= LONGEST for word in found)
 
 
-def test_words_begin_with_their_blanks_and_end_with_their_line() -> None:
-    assert words(b"a  bc\n\n  d\te ") == [b"a", b"  bc\n", b"\n", b"  d\te", b" "]
+def test_words_start_with_spaces_and_end_with_a_line_end() -> None:
+    assert split_words(b"a  bc\n\n  d\te ") == [b"a", b"  bc\n", b"\n", b"  d\te", b" "]
 
 
 @given(texts, st.lists(st.integers(0, 4000), max_size=20))
 def test_any_portions_give_the_same_words(data: bytes, cuts: list[int]) -> None:
-    cutter = PreTokenizer()
-    given_back = cut_up(portions_of(data, cuts), cutter)
-    given_back.append(cutter.finish())
-    assert [word for part in given_back for word in words(part)] == words(data)
-    assert cutter.position == len(data)
-    assert cutter.pending == b""
+    pretokenizer = PreTokenizer()
+    returned = fed(portions_of(data, cuts), pretokenizer)
+    returned.append(pretokenizer.finish())
+    assert [word for part in returned for word in split_words(part)] == split_words(data)
+    assert pretokenizer.pending == b""
 
 
 @given(texts, st.lists(st.integers(0, 4000), max_size=10))
-def test_a_cutter_restored_in_the_middle_goes_on_exactly(data: bytes, cuts: list[int]) -> None:
-    cutter = PreTokenizer()
-    given_back = []
+def test_the_pending_bytes_are_the_whole_state(data: bytes, cuts: list[int]) -> None:
+    one, pending = PreTokenizer(), b""
     for portion in portions_of(data, cuts):
-        cutter = PreTokenizer(cutter.pending, cutter.position)
-        given_back.append(cutter.feed(portion))
-    assert b"".join(given_back) + cutter.pending == data
-    assert cutter.position + len(cutter.pending) == len(data)
+        fresh = PreTokenizer()
+        assert fresh.feed(pending + portion) == one.feed(portion)
+        pending = fresh.pending
+        assert pending == one.pending
 
 
 @given(texts, texts)
-def test_a_safe_prefix_has_the_same_words_whatever_follows(data: bytes, more: bytes) -> None:
+def test_a_stable_prefix_has_the_same_words_whatever_follows(data: bytes, more: bytes) -> None:
     cut = stable_prefix_len(data)
-    whole = words(data + more)
-    prefix = words(data[:cut])
+    whole = split_words(data + more)
+    prefix = split_words(data[:cut])
     assert whole[: len(prefix)] == prefix
 
 
 @given(texts)
-def test_nothing_safe_is_held_back_longer_than_a_word(data: bytes) -> None:
+def test_less_than_a_word_is_not_stable(data: bytes) -> None:
     held = data[stable_prefix_len(data) :]
     assert len(held) <= LONGEST
     assert b"\n" not in held
-    assert len(words(held)) <= 1
+    assert len(split_words(held)) <= 1
 
 
-def test_a_finished_line_is_given_back_at_once() -> None:
+def test_a_complete_line_is_returned_at_once() -> None:
     assert PreTokenizer().feed(b"one two\n") == b"one two\n"
 
 
 def test_long_words_are_cut_between_characters() -> None:
-    found = words("漢".encode() * 1000)
+    found = split_words("漢".encode() * 1000)
     assert all(part.decode() for part in found)
     assert {len(part) for part in found[:-1]} == {LONGEST - LONGEST % 3}
 
 
-def test_bytes_that_are_no_characters_are_cut_too() -> None:
-    assert [len(word) for word in words(b"\x80" * (LONGEST + 5))] == [LONGEST, 5]
+def test_bytes_that_are_not_utf8_are_cut_too() -> None:
+    assert [len(word) for word in split_words(b"\x80" * (LONGEST + 5))] == [LONGEST, 5]
 
 
 @given(st.text(max_size=20), st.integers(0, 3))
@@ -117,31 +115,27 @@ def test_whole_characters(text: str, missing: int) -> None:
 
 
 def test_flush_keeps_an_unfinished_character() -> None:
-    cutter = PreTokenizer()
-    assert cutter.feed(b"caf\xc3") == b""
-    assert cutter.flush() == b"caf"
-    assert cutter.pending == b"\xc3"
-    assert cutter.feed(b"\xa9\n") == "é\n".encode()
-    assert cutter.position == 6
-
-
-def test_a_vocabulary_with_its_own_rule_holds_nothing() -> None:
-    assert PreTokenizer(stable_prefix_len=len).feed(b"no blank") == b"no blank"
+    pretokenizer = PreTokenizer()
+    assert pretokenizer.feed(b"caf\xc3") == b""
+    assert pretokenizer.flush() == b"caf"
+    assert pretokenizer.pending == b"\xc3"
+    assert pretokenizer.feed(b"\xa9\n") == "é\n".encode()
+    assert pretokenizer.pending == b""
 
 
 @given(texts, st.lists(st.integers(0, 4000), max_size=20), st.integers(1, 3000))
-def test_rejoin_gives_whole_words(data: bytes, cuts: list[int], at_least: int) -> None:
+def test_portions_of_whole_words(data: bytes, cuts: list[int], at_least: int) -> None:
     portions = list(whole_words(portions_of(data, cuts), at_least))
-    assert [word for part in portions for word in words(part)] == words(data)
+    assert [word for part in portions for word in split_words(part)] == split_words(data)
 
 
 def test_an_endless_line_takes_bounded_memory() -> None:
-    cutter = PreTokenizer()
+    pretokenizer = PreTokenizer()
     tracemalloc.start()
     try:
         for _ in range(1000):
-            cutter.feed(b"x" * 65536)
-        assert len(cutter.pending) <= LONGEST
+            pretokenizer.feed(b"x" * 65536)
+        assert len(pretokenizer.pending) <= LONGEST
         assert tracemalloc.get_traced_memory()[1] < 2**21
     finally:
         tracemalloc.stop()

@@ -113,7 +113,7 @@ def test_a_trigger_depends_only_on_where_the_run_is(every, parts, due):
     assert [step for step in range(1, 13) if trigger.due(step, float(step), step / 12)] == due
     for begin in range(12):
         trigger = IntervalTrigger(every, parts=parts)
-        trigger.start(begin, float(begin), begin / 12)
+        trigger.reset(begin, float(begin), begin / 12)
         later = [step for step in range(begin + 1, 13) if trigger.due(step, float(step), step / 12)]
         assert later == [step for step in due if step > begin]
 

@@ -20,8 +20,10 @@ from xlcli.events import Notice, Plan, Progress, Saved, Score, Step, Trained, Va
 from xlcli.files import read_header, read_tensors
 from xlcli.runtime import make_runtime
 from xlcli.store.commit import latest
-from xlcli.store.folder import is_model, load, lock, read_record
-from xlcli.text import corpus as looking
+from xlcli.store.folder import load
+from xlcli.store.layout import is_model
+from xlcli.store.lock import lock
+from xlcli.store.records import read_record
 
 
 def _finite(folder):
@@ -146,7 +148,7 @@ def test_deterministic_kernels_are_enough_for_training():
 
 def _stop_at(kind, monkeypatch, tree=None, **options):
     """The events of a run that is asked to stop as soon as an event of this kind has come."""
-    monkeypatch.setattr(looking, "_TURN", 0.0)
+    monkeypatch.setattr("xlcli.events.PROGRESS_INTERVAL", 0.0)
     seen, events = [], []
     for event in train(tree or small(), [corpus()], Path("m"), preset="tiny", stop=lambda: bool(seen), **options):
         events.append(event)
@@ -269,7 +271,7 @@ def test_held_out_text_without_a_score_stops_the_run(monkeypatch):
 
     validation_bits = TrainingRun.validation_bits
     monkeypatch.setattr(TrainingRun, "validation_bits", poisoned)
-    with pytest.raises(DivergedError, match="held-out text has no finite score after step 3"):
+    with pytest.raises(DivergedError, match="validation loss is not finite after step 3"):
         go(small(), corpus(), "m")
     assert not is_model(Path("m"))
     assert _finite("m")

@@ -1,4 +1,4 @@
-"""The folder where token files and the copy of standard input are kept."""
+"""The cache folder, which holds token files and the copy of standard input."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from xlcli.errors import ResourceError
 
 
 def cache_folder() -> Path:
-    """`XLCLI_CACHE`, else `XDG_CACHE_HOME/xlcli`, else `~/.cache/xlcli`; made if missing, for this user alone.
+    """`XLCLI_CACHE`, else `XDG_CACHE_HOME/xlcli`, else `~/.cache/xlcli`; created with mode 0700 if missing.
 
     Raises:
-        ResourceError: it cannot be made or written.
+        ResourceError: It cannot be created or written.
     """
     given, base = os.environ.get("XLCLI_CACHE"), os.environ.get("XDG_CACHE_HOME")
     try:
@@ -20,10 +20,10 @@ def cache_folder() -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         writable = os.access(folder, os.W_OK | os.X_OK)
     except (OSError, RuntimeError, ValueError) as error:
-        raise ResourceError(f"the cache folder cannot be made: {error}.", _REMEDY) from None
+        raise ResourceError(f"the cache folder cannot be created: {error}.", _REMEDY) from None
     if not writable:
         raise ResourceError(f"the cache folder {folder} cannot be written.", _REMEDY)
     return folder
 
 
-_REMEDY = "Set XLCLI_CACHE to a folder that can be written."
+_REMEDY = "Set XLCLI_CACHE to a writable folder."

@@ -1,39 +1,39 @@
 """Text of any size from files, folders, gzip files and standard input, read in bounded memory.
 
-Several files are one text, as `cat` makes it. The text is fixed by the first look through it: whatever is read later
-must have the same checksums, so a file that grows is read as it was, and one that changed is refused.
+Several files are one text, joined as by `cat`. The first scan fixes the text: later reads are compared with its
+checksums, so that a file that has grown is read up to its former length and a file that has changed is refused.
 """
 
 from __future__ import annotations
 
 import codecs
 import sys
-import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO
 
 from xlcli.errors import DataError
-from xlcli.events import Progress
+from xlcli.events import Notice, Progress, ProgressMeter
 from xlcli.text.sources import BLOCK, Source, copy_stdin, files_below, is_folder, open_source
 
-_TURN = 0.2
+NAMED = 3
+"""Names of skipped files that a notice contains at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What one look through a corpus tells.
+    """Result of scanning a corpus.
 
     Attributes:
-        n_bytes: length of the text.
-        n_chars: its characters; None when it is not UTF-8.
-        has_nul: whether it holds NUL bytes, a sign of data that is not text.
-        sha256: hash of the text.
-        sizes: bytes of each file.
-        bad_byte: file and offset of the first byte that is not UTF-8; None when all are.
+        n_bytes: Length of the text.
+        n_chars: Number of characters; None if the text is not UTF-8.
+        has_nul: Whether it contains NUL bytes, a sign of binary data.
+        sha256: Hash of the text.
+        sizes: Bytes of each file.
+        bad_byte: File and offset of the first byte that is not UTF-8; None if the text is UTF-8.
     """
 
     n_bytes: int
@@ -45,33 +45,34 @@ class Facts:
 
 
 class Corpus:
-    """One text, made of files in order. Made by `open_corpus`.
+    """One text made of files in order. Made by `open_corpus`.
 
     Attributes:
-        sources: the files.
-        skipped: files of folders that do not look like text.
+        sources: The files.
+        skipped: Files of folders that are not text, each with the reason.
     """
 
-    def __init__(self, sources: Sequence[Source], skipped: Sequence[Path] = ()) -> None:
+    def __init__(self, sources: Sequence[Source], skipped: Mapping[Path, str] | None = None) -> None:
         self.sources = tuple(sources)
-        self.skipped = tuple(skipped)
+        self.skipped = dict(skipped or {})
         self._facts: Facts | None = None
         self._checksums: list[list[int]] = []
+        self._hashes: dict[tuple[int, int], str] = {}
 
     @property
     def name(self) -> str:
-        """The names of the files, shortened when they are many."""
+        """Names of the files, shortened if there are more than three."""
         names = [source.name for source in self.sources]
         return ", ".join(names) if len(names) <= 3 else f"{names[0]} and {len(names) - 1} more files"
 
     @property
     def seekable(self) -> bool:
-        """Whether reading from the middle costs no more than from the beginning."""
+        """Whether reading can start anywhere; gzip files are decompressed from their beginning."""
         return all(source.seekable for source in self.sources)
 
     @property
     def facts(self) -> Facts:
-        """What one look through the text tells; looks now if nobody has."""
+        """Result of the scan, which is made now if it has not been made."""
         if self._facts is None:
             for _ in self.scan():
                 pass
@@ -83,20 +84,28 @@ class Corpus:
         """Length of the text."""
         return self.facts.n_bytes
 
+    def notices(self) -> Iterator[Notice]:
+        """A warning that names skipped files, if there are any."""
+        if self.skipped:
+            n = len(self.skipped)
+            named = [f"{path} ({reason})" for path, reason in list(self.skipped.items())[:NAMED]]
+            more = f" and {n - NAMED} more" if n > NAMED else ""
+            yield Notice(f"skipped {n} file{'s' if n > 1 else ''}: {', '.join(named)}{more}", "warning")
+
     @property
     def sha256(self) -> str:
         """Hash of the text."""
         return self.facts.sha256
 
     def scan(self) -> Iterator[Progress]:
-        """Look through the text once, reporting progress.
+        """Scans the text unless that has been done. Yields progress.
 
         Raises:
-            DataError: the text is empty or cannot be read.
+            DataError: The text is empty or cannot be read.
         """
         if self._facts is not None:
             return
-        clock = ProgressMeter("reading", sum(source.stored_bytes for source in self.sources))
+        meter = ProgressMeter("reading", sum(source.stored_bytes for source in self.sources), "B")
         digest, utf8, nul, stored = sha256(), _Utf8(), False, 0
         sizes: list[int] = []
         checksums: list[list[int]] = []
@@ -109,7 +118,7 @@ class Corpus:
                 nul = nul or b"\0" in block
                 sizes[-1] += len(block)
                 checksums[-1].append(zlib.crc32(block))
-                yield from clock.report(stored + done)
+                yield from meter.report(stored + done)
             stored += source.stored_bytes
         utf8.finish()
         if sum(sizes) == 0:
@@ -119,10 +128,10 @@ class Corpus:
         self._facts = Facts(sum(sizes), utf8.n_chars, nul, digest.hexdigest(), tuple(sizes), bad)
 
     def read(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
-        """The bytes from `start` to `stop` (default: the end), in portions of at most `BLOCK`.
+        """Bytes from `start` to `stop` (None: the end), in portions of at most `BLOCK` bytes.
 
         Raises:
-            DataError: a file is not what it was at the first look.
+            DataError: A file has changed since the scan.
         """
         stop = self.n_bytes if stop is None else stop
         place = 0
@@ -132,17 +141,28 @@ class Corpus:
                 yield from self._read_source(source, first, last, checksums, size)
             place += size
 
+    def range_sha256(self, start: int, stop: int) -> str:
+        """Hash of the bytes from `start` to `stop`, computed once."""
+        if (start, stop) == (0, self.n_bytes):
+            return self.sha256
+        if (start, stop) not in self._hashes:
+            digest = sha256()
+            for portion in self.read(start, stop):
+                digest.update(portion)
+            self._hashes[start, stop] = digest.hexdigest()
+        return self._hashes[start, stop]
+
     def require_utf8(self) -> None:
-        """Refuse text that is not UTF-8.
+        """Refuses text that is not UTF-8.
 
         Raises:
-            DataError: names the file and the offset of the first wrong byte.
+            DataError: The text is not UTF-8; names file and offset of the first invalid byte.
         """
         if self.facts.bad_byte is not None:
             name, offset = self.facts.bad_byte
             raise DataError(
-                f"{name} is not UTF-8: the byte at offset {offset} fits no character.",
-                "Add --tokenizer bytes, which takes anything, or convert the file with iconv.",
+                f"{name} is not UTF-8: the byte at offset {offset} is invalid.",
+                "Add --tokenizer bytes, which accepts any data, or convert the file with iconv.",
             )
 
     @staticmethod
@@ -166,35 +186,35 @@ class Corpus:
 
 
 def open_corpus(paths: Sequence[str | Path], *, stdin: BinaryIO | None = None) -> Corpus:
-    """The text of files, folders, `.gz` files and `-` (standard input), in the order given.
+    """The text of files, folders, `.gz` files and `-` (standard input), in this order.
 
-    A folder gives its text-like files, sorted by path, hidden ones left out.
+    Of a folder all files that look like text are read, sorted by path, except hidden files.
 
     Args:
-        paths: what to read.
-        stdin: what `-` reads; default: the process's own.
+        paths: Files, folders and `-`.
+        stdin: Stream that `-` reads; None is standard input of the process.
 
     Raises:
-        DataError: nothing was given, or a path cannot be used as text.
-        ResourceError: no room for the copy of standard input.
+        DataError: `paths` is empty, or a path is not text.
+        ResourceError: The disk is too full for a copy of standard input.
     """
     sources: list[Source] = []
-    skipped: list[Path] = []
+    skipped: dict[Path, str] = {}
     for given in paths:
         path = Path(given)
         if str(given) == "-":
             if any(source.spool for source in sources):
-                raise DataError("standard input was asked for twice.", "Give - once.")
+                raise DataError("standard input is given twice.", "Give - once.")
             if stdin is None and sys.stdin is None:
                 raise DataError("standard input is closed.", "Give a file.")
             sources.append(copy_stdin(stdin if stdin is not None else sys.stdin.buffer))
         elif is_folder(path):
             inside = [open_source(file) for file in files_below(path)]
-            texts = [source for source in inside if source.looks_like_text()]
-            if not texts:
+            faults = {source: fault for source in inside if (fault := source.fault())}
+            if len(faults) == len(inside):
                 raise DataError(f"the folder {path} holds no text files.", "Give files, or a folder of text files.")
-            sources += texts
-            skipped += [source.path for source in inside if source not in texts]
+            sources += [source for source in inside if source not in faults]
+            skipped |= {source.path: fault for source, fault in faults.items()}
         else:
             sources.append(open_source(path))
     if not sources:
@@ -202,28 +222,8 @@ def open_corpus(paths: Sequence[str | Path], *, stdin: BinaryIO | None = None) -
     return Corpus(sources, skipped)
 
 
-class ProgressMeter:
-    """Turns amounts of work done into `Progress`, a few times a second.
-
-    Args:
-        stage: what is being done.
-        total: bytes to do.
-    """
-
-    def __init__(self, stage: str, total: int) -> None:
-        self.stage, self.total = stage, total
-        self._start = self._last = time.monotonic()
-
-    def report(self, done: int) -> Iterator[Progress]:
-        """`Progress` at `done` bytes, when it is time for one."""
-        now = time.monotonic()
-        if now - self._last >= _TURN:
-            self._last = now
-            yield Progress(self.stage, done, self.total, "B", done / (now - self._start))
-
-
 class _Utf8:
-    """Counts the characters of a text and finds the place of the first byte that is not UTF-8."""
+    """Counts the characters of a text and finds its first byte that is not UTF-8."""
 
     def __init__(self) -> None:
         self.n_chars: int | None = 0

@@ -1,17 +1,16 @@
-"""Cutting a corpus into training, validation and test parts, before anything is learned from it."""
+"""Splitting a corpus into training, validation and test parts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from hashlib import sha256
 
 from xlcli.text.corpus import Corpus, open_corpus
 from xlcli.text.pretokenize import stable_prefix_len, whole_characters
 
 DEFAULT_FRACTION = 0.05
 LARGEST_DEFAULT = 2**20
-"""A held-out part nobody asked for takes no more bytes than this."""
+"""Maximum bytes of a held-out part whose size is not given."""
 _SEARCH = 2**16
 _SAMPLE_BLOCK = 2**16
 
@@ -26,20 +25,20 @@ class Part:
 
     @property
     def n_bytes(self) -> int:
-        """Its length."""
+        """Length."""
         return self.stop - self.start
 
     @property
-    def key(self) -> str:
-        """What identifies its content: a hash over the corpus and the range."""
-        return sha256(f"{self.corpus.sha256}:{self.start}:{self.stop}".encode()).hexdigest()
+    def sha256(self) -> str:
+        """Hash of the bytes."""
+        return self.corpus.range_sha256(self.start, self.stop)
 
     def read(self) -> Iterator[bytes]:
-        """Its bytes in order, in portions."""
+        """The bytes, in portions."""
         return self.corpus.read(self.start, self.stop) if self.n_bytes else iter(())
 
     def sample(self, limit: int) -> Iterator[bytes]:
-        """At most `limit` bytes of it, in blocks evenly spread; all of it when it is no longer."""
+        """At most `limit` bytes of the part, in evenly spread blocks that start and end between words."""
         if self.n_bytes <= limit:
             yield from self.read()
             return
@@ -55,7 +54,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The three parts; validation and test may be empty."""
+    """The three parts of a corpus; validation and test may be empty."""
 
     train: Part
     valid: Part
@@ -63,22 +62,22 @@ class Split:
 
 
 def split(corpus: Corpus, valid: str | float | None = None, test: str | float | None = None) -> Split:
-    """Cut the held-out parts off the end: train, then valid, then test, each cut at a line end where one is near.
+    """Splits a corpus into training, validation and test part, in this order, at line ends where there are any.
 
     Args:
-        corpus: the text.
-        valid: fraction of the text, or a file; None is 5 %, at most 1 MiB.
-        test: likewise; where `valid` is a file, None is nothing.
+        corpus: The text.
+        valid: Fraction of the text, or a file; None is 5 %, at most 1 MiB.
+        test: Likewise; None is nothing if `valid` is a file.
 
     Raises:
-        DataError: a file cannot be read or is empty.
+        DataError: A file cannot be read or is empty.
     """
     if test is None and isinstance(valid, str):
         test = 0.0
     end = corpus.n_bytes
-    cut = _border(corpus, end - _share(corpus, test), end)
+    cut = _boundary(corpus, end - _size(corpus, test), end)
     test_part = _file_part(test) if isinstance(test, str) else Part(corpus, cut, end)
-    end, cut = cut, _border(corpus, cut - _share(corpus, valid), cut)
+    end, cut = cut, _boundary(corpus, cut - _size(corpus, valid), cut)
     valid_part = _file_part(valid) if isinstance(valid, str) else Part(corpus, cut, end)
     return Split(Part(corpus, 0, cut), valid_part, test_part)
 
@@ -88,27 +87,28 @@ def _file_part(path: str) -> Part:
     return Part(corpus, 0, corpus.n_bytes)
 
 
-def _share(corpus: Corpus, asked: str | float | None) -> int:
-    if asked is None:
+def _size(corpus: Corpus, part: str | float | None) -> int:
+    """Bytes of the corpus that belong to a held-out part."""
+    if part is None:
         return min(int(corpus.n_bytes * DEFAULT_FRACTION), LARGEST_DEFAULT)
-    return 0 if isinstance(asked, str) else int(corpus.n_bytes * asked)
+    return 0 if isinstance(part, str) else int(corpus.n_bytes * part)
 
 
-def _border(corpus: Corpus, target: int, end: int) -> int:
-    """The good place to cut nearest before `target`: after a line end, else before a blank, else between characters."""
+def _boundary(corpus: Corpus, target: int, end: int) -> int:
+    """The last line end before `target`, else the last space, else the last character boundary."""
     if target >= end or target <= 0:
         return end if target >= end else 0
-    reach = min(_SEARCH, target, max(end - target, 4))
-    before = b"".join(corpus.read(target - reach, target))
+    start = target - min(_SEARCH, target, max(end - target, 4))
+    before = b"".join(corpus.read(start, target))
     if (line := before.rfind(b"\n") + 1) > 0:
-        return target - reach + line
-    if (blank := before.rfind(b" ")) > 0:
-        return target - reach + len(before[:blank].rstrip(b" "))
-    return target - reach + whole_characters(before)
+        return start + line
+    if (space := before.rfind(b" ")) > 0:
+        return start + len(before[:space].rstrip(b" "))
+    return start + whole_characters(before)
 
 
 def _spread(part: Part, starts: list[int]) -> Iterator[bytes]:
-    """Blocks of the part at the given ascending places; in one pass when going to a place means reading up to it."""
+    """Blocks of the part at these ascending offsets; in one pass if the corpus is not seekable."""
     if part.corpus.seekable:
         for start in starts:
             yield b"".join(part.corpus.read(start, min(start + _SAMPLE_BLOCK, part.stop)))

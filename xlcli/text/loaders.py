@@ -1,7 +1,6 @@
-"""How token ids are read: training lanes around a ring, and scoring lanes that see every token once.
+"""Loaders: batches of input and target ids for training and for evaluation.
 
-Every reader yields inputs and targets side by side: the target at place p is token p, its input is token p - 1, and
-the input at place 0 is `start_id`. Axis letters: b lanes, t tokens of a step.
+The target at position p is token p, the input is token p - 1, and the input at position 0 is `start_id`.
 """
 
 from __future__ import annotations
@@ -18,111 +17,111 @@ Ids = NDArray[Any]
 """Token ids of any integer type, one axis; may be memory-mapped."""
 
 
-class TrainLoader:
-    """Training reader: `batch_size` lanes that start evenly spread and read on around the text for ever.
+def inputs_and_targets(
+    ids: Ids, positions: NDArray[np.int64], start_id: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Inputs (b t) and targets (b t) at these positions (b t) of a text."""
+    inputs = ids[np.maximum(positions - 1, 0)].astype(np.int64)
+    inputs[positions == 0] = start_id
+    return inputs, ids[positions].astype(np.int64)
 
-    A lane's next segment continues its last one, so memory carries over. `position`, the steps taken, is the whole
-    state: set it to continue.
+
+class TrainLoader:
+    """Training batches: `batch_size` sequences that start evenly spaced in the text and wrap around at its end.
+
+    Each segment of a sequence continues the one before, so memory carries over. `position`, the number of batches
+    taken, is the whole state.
 
     Args:
-        ids: the text, at least one token.
-        batch_size: lanes.
-        segment_len: tokens a step and lane.
-        start_id: input at the beginning of the text.
-        position: steps already taken.
+        ids: Tokens of the text, at least one.
+        batch_size: Number of sequences.
+        segment_len: Tokens per segment.
+        start_id: Input at the beginning of the text.
 
     Attributes:
-        starts: where in the text each lane begins [b].
+        starts: Position in the text at which each sequence starts (b).
 
     Raises:
-        DataError: the text is empty.
+        DataError: The text is empty.
     """
 
-    def __init__(self, ids: Ids, batch_size: int, segment_len: int, start_id: int, position: int = 0) -> None:
+    def __init__(self, ids: Ids, batch_size: int, segment_len: int, start_id: int) -> None:
         if len(ids) == 0:
             raise DataError("the training text is empty.", "Give a file with text in it.")
         self.ids = ids
         self.segment_len = segment_len
         self.start_id = start_id
-        self.position = position
+        self.position = 0
         self.starts = np.arange(batch_size, dtype=np.int64) * len(ids) // batch_size
 
     def next(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Inputs [b t] and targets [b t] of the next step."""
-        first = self.starts[:, None] + self.position * self.segment_len - 1
-        places = (first + np.arange(self.segment_len + 1)) % len(self.ids)
-        both = self.ids[places].astype(np.int64)
-        inputs = np.where(places[:, 1:] == 0, self.start_id, both[:, :-1])
+        """Inputs (b t) and targets (b t) of the next step."""
+        first = self.starts[:, None] + self.position * self.segment_len
         self.position += 1
-        return inputs, both[:, 1:]
-
-    @property
-    def steps_per_pass(self) -> float:
-        """Steps in which the lanes together read the text once."""
-        return len(self.ids) / (len(self.starts) * self.segment_len)
+        return inputs_and_targets(self.ids, (first + np.arange(self.segment_len)) % len(self.ids), self.start_id)
 
 
-class Window(NamedTuple):
-    """One step of a scan.
+class EvalBatch(NamedTuple):
+    """One segment of each sequence.
 
-    `tokens` and `targets` are [b t] int64. `scored` [b t] marks the targets that count: neither warming up nor beyond
-    the end. `positions` [b] is the place in the text of each lane's first target.
+    inputs     (b t)
+    targets    (b t)
+    scored     (b t)  whether a target counts: it is neither warmup nor beyond the end of the text
+    positions  (b)    position in the text of the first target of each sequence
     """
 
-    tokens: NDArray[np.int64]
+    inputs: NDArray[np.int64]
     targets: NDArray[np.int64]
     scored: NDArray[np.bool_]
     positions: NDArray[np.int64]
 
 
 class EvalLoader:
-    """Evaluation reader: every token of the text is scored exactly once, in the order of the text within each lane.
+    """Evaluation batches: every token of the text is scored exactly once, in order within each sequence.
 
-    Lane 0 starts at the beginning. A later lane starts `warm` tokens before the first it scores, so that its memory is
-    as full there as in one long pass. TrainLoader start at multiples of `segment_len`, so that segments begin where those of
-    one long pass do. There are fewer lanes than asked for where warming up would take half of the work.
+    The first sequence starts with the text. The others start with `warmup_len` tokens that are not scored, so that
+    their memory is as full as in one pass over the text. All start at multiples of `segment_len`, like the segments of
+    one pass. There are fewer sequences than `batch_size` where warmup would be half of the work.
 
     Args:
-        ids: the text; may be empty.
-        batch_size: lanes at most.
-        segment_len: tokens a step and lane.
-        warm: tokens after which a memory is full: layers x memory length.
-        start_id: input at the beginning of the text.
+        ids: Tokens of the text; may be empty.
+        batch_size: Maximum number of sequences.
+        segment_len: Tokens per segment.
+        warmup_len: Receptive field of the model in tokens.
+        start_id: Input at the beginning of the text.
 
     Attributes:
-        starts: where in the text each lane begins [b].
+        batch_size: Number of sequences.
+        starts: Position in the text at which each sequence starts (b).
     """
 
-    def __init__(self, ids: Ids, batch_size: int, segment_len: int, warm: int, start_id: int) -> None:
+    def __init__(self, ids: Ids, batch_size: int, segment_len: int, warmup_len: int, start_id: int) -> None:
         self.ids = ids
         self.segment_len = segment_len
         self.start_id = start_id
-        self.warm = warm
+        self.warmup_len = warmup_len
         n = len(ids)
-        lanes = max(1, min(batch_size, -(-n // segment_len)))
-        while lanes > 1 and _stride(n, lanes, segment_len, warm) <= warm:
-            lanes -= 1
-        stride = _stride(n, lanes, segment_len, warm)
-        # rounding up to whole segments may leave the last lanes nothing to score
-        self.batch_size = max(1, min(lanes, -(-(n - warm) // stride))) if lanes > 1 else 1
-        self.lane_len = n if self.batch_size == 1 else stride + warm
+        sequences = max(1, min(batch_size, -(-n // segment_len)))
+        while sequences > 1 and _stride(n, sequences, segment_len, warmup_len) <= warmup_len:
+            sequences -= 1
+        stride = _stride(n, sequences, segment_len, warmup_len)
+        # Rounding up to whole segments may leave nothing to score for the last sequences.
+        self.batch_size = max(1, min(sequences, -(-(n - warmup_len) // stride))) if sequences > 1 else 1
+        self.sequence_len = n if self.batch_size == 1 else stride + warmup_len
         self.starts = np.arange(self.batch_size, dtype=np.int64) * stride
 
-    def __iter__(self) -> Iterator[Window]:
-        """Steps of `segment_len` tokens a lane; the last one may be shorter."""
+    def __iter__(self) -> Iterator[EvalBatch]:
+        """Batches of `segment_len` tokens per sequence; the last one may be shorter."""
         n = len(self.ids)
-        for done in range(0, self.lane_len, self.segment_len):
-            length = min(self.segment_len, self.lane_len - done)
-            offsets = done + np.arange(length)
-            places = self.starts[:, None] + offsets
-            scored = places < n
-            scored[1:] &= offsets >= self.warm
-            inside = np.minimum(places, n - 1)
-            tokens = self.ids[np.maximum(inside - 1, 0)].astype(np.int64)
-            tokens[places == 0] = self.start_id
-            yield Window(tokens, self.ids[inside].astype(np.int64), scored, places[:, 0])
+        for done in range(0, self.sequence_len, self.segment_len):
+            offsets = np.arange(done, min(done + self.segment_len, self.sequence_len))
+            positions = self.starts[:, None] + offsets
+            scored = positions < n
+            scored[1:] &= offsets >= self.warmup_len
+            inputs, targets = inputs_and_targets(self.ids, np.minimum(positions, n - 1), self.start_id)
+            yield EvalBatch(inputs, targets, scored, positions[:, 0])
 
 
-def _stride(n: int, lanes: int, segment_len: int, warm: int) -> int:
-    """Tokens between the starts of neighboring lanes: the least multiple of `segment_len` that covers the text."""
-    return -(-max(n - warm, 1) // (lanes * segment_len)) * segment_len
+def _stride(n: int, sequences: int, segment_len: int, warmup_len: int) -> int:
+    """Tokens between the starts of sequences: the least multiple of `segment_len` that covers `n` tokens."""
+    return -(-max(n - warmup_len, 1) // (sequences * segment_len)) * segment_len

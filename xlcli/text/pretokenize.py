@@ -1,35 +1,34 @@
-"""Where text may be cut without changing how it is tokenized: the one rule shared by corpora and pipes.
+"""Pre-tokenization: the text is split into words, and no token crosses a word boundary, whatever the tokenizer.
 
-Text is a row of *words*: a run of blanks, then anything but blanks and line ends, then at most one line end. No token
-crosses the border of a word, whatever the vocabulary, so text cut between words tokenizes as the whole does. A word
-longer than `LONGEST` bytes (one line of Chinese, a run of one character) is cut there, at a whole UTF-8 character: the
-place is counted from the start of the word, so it too depends on the text alone and never on how the text arrived.
+A word is a run of spaces, then any bytes but spaces and line ends, then at most one line end. A word of more than
+`LONGEST` bytes (a line of Chinese, a run of one character) is split every `LONGEST` bytes, before an unfinished UTF-8
+character. Boundaries depend on the text alone, so that text read in portions has the same tokens as the whole.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 LONGEST = 1024
-"""No word is longer than this many bytes."""
+"""Maximum bytes of a word."""
 
 _WORD = re.compile(rb" *[^ \n]*\n?")
 
 
-def words(data: bytes) -> list[bytes]:
-    """The words of a text that begins at a word border; joined they are the text."""
+def split_words(data: bytes) -> list[bytes]:
+    """Words of a text that starts at a word boundary; joined they are the text."""
     found = _WORD.findall(data)
-    found.pop()  # the pattern always matches once more, emptily, at the end
+    found.pop()  # the pattern always matches the empty end
     if found and max(map(len, found)) > LONGEST:
         return [part for word in found for part in _parts(word)]
     return found
 
 
 def stable_prefix_len(data: bytes) -> int:
-    """Length of the longest prefix that is whole words whatever follows; 0 if there is none.
+    """Length of the longest prefix of `data` that consists of whole words, whatever follows; 0 if there is none.
 
-    `data` begins at a word border.
+    `data` starts at a word boundary.
     """
     if data.endswith(b"\n"):
         return len(data)
@@ -41,7 +40,7 @@ def stable_prefix_len(data: bytes) -> int:
 
 
 def whole_characters(data: bytes) -> int:
-    """Length of `data` without an unfinished UTF-8 character at its end (bytes that begin none count as finished)."""
+    """Length of `data` without an unfinished UTF-8 character at its end. Bytes that are not UTF-8 count as whole."""
     for back in range(1, min(3, len(data)) + 1):
         byte = data[-back]
         if byte >= 0xC0:
@@ -53,64 +52,51 @@ def whole_characters(data: bytes) -> int:
 
 
 class PreTokenizer:
-    """Takes bytes in any portions and gives back whole words, so that the tokens never depend on the portions.
+    """Turns a text in portions of any size into portions of whole words.
 
-    Everything given back, joined, is everything taken so far less `pending`, which is never longer than `LONGEST`.
-    `pending` and `position` are the whole state: `PreTokenizer(pending, position)` goes on exactly.
-
-    Args:
-        pending: bytes taken but not given back yet, of an earlier cutter.
-        position: bytes given back so far, by an earlier cutter.
-        stable_prefix_len: a vocabulary's own rule; default: the one that suits all.
+    Attributes:
+        pending: The end of the input so far, less than a word and at most `LONGEST` bytes, which is not returned yet.
     """
 
-    def __init__(
-        self, pending: bytes = b"", position: int = 0, *, stable_prefix_len: Callable[[bytes], int] = stable_prefix_len
-    ) -> None:
-        self.pending = pending
-        self.position = position
-        self._safe_cut = stable_prefix_len
+    def __init__(self) -> None:
+        self.pending = b""
 
     def feed(self, portion: bytes) -> bytes:
-        """The whole words that are certain now; may be empty."""
-        return self._give(self.pending + portion, final=False)
-
-    def finish(self) -> bytes:
-        """What is still pending: the text ends, or is declared to end, here."""
-        return self._give(self.pending, final=True)
+        """The words that are complete with this portion; may be empty."""
+        text = self.pending + portion
+        return self._take(text, stable_prefix_len(text))
 
     def flush(self) -> bytes:
-        """What is pending but for an unfinished UTF-8 character, when a silent pipe must not hold text back."""
-        held = self.pending[whole_characters(self.pending) :]
-        self.pending = self.pending[: len(self.pending) - len(held)]
-        given = self._give(self.pending, final=True)
-        self.pending = held
-        return given
+        """The pending bytes without an unfinished UTF-8 character, as if a word ended there."""
+        return self._take(self.pending, whole_characters(self.pending))
 
-    def _give(self, text: bytes, *, final: bool) -> bytes:
-        cut = len(text) if final else self._safe_cut(text)
-        self.pending = text[cut:]
-        self.position += cut
-        return text[:cut]
+    def finish(self) -> bytes:
+        """The pending bytes, at the end of the text."""
+        return self._take(self.pending, len(self.pending))
+
+    def _take(self, text: bytes, length: int) -> bytes:
+        self.pending = text[length:]
+        return text[:length]
 
 
 def whole_words(portions: Iterable[bytes], at_least: int = 2**18) -> Iterator[bytes]:
-    """The same text in portions of whole words, of `at_least` bytes but for the last one."""
-    cutter = PreTokenizer()
+    """The text in portions of whole words, each fed with `at_least` bytes except the last."""
+    pretokenizer = PreTokenizer()
     waiting: list[bytes] = []
     size = 0
     for portion in portions:
         waiting.append(portion)
         size += len(portion)
         if size >= at_least:
-            if whole := cutter.feed(b"".join(waiting)):
+            if whole := pretokenizer.feed(b"".join(waiting)):
                 yield whole
             waiting, size = [], 0
-    if rest := cutter.feed(b"".join(waiting)) + cutter.finish():
+    if rest := pretokenizer.feed(b"".join(waiting)) + pretokenizer.finish():
         yield rest
 
 
 def _parts(word: bytes) -> list[bytes]:
+    """The word in parts of at most `LONGEST` bytes, of whole characters where it is UTF-8."""
     parts = []
     start = 0
     while len(word) - start > LONGEST:

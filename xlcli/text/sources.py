@@ -1,6 +1,6 @@
-"""One file of a corpus: opened safely, read in aligned blocks, whatever it is stored as.
+"""One file of a corpus, plain or gzip, read in aligned blocks.
 
-The user's files are read, never mapped into memory: a mapped file that shrinks kills the process.
+Files of the user are read, never memory-mapped: a mapped file that shrinks kills the process.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from xlcli.errors import DataError, ResourceError, XLError
 from xlcli.text.cache import cache_folder
 
 BLOCK = 2**20
-"""Bytes of text read at a time."""
+"""Bytes of text per read."""
 _SNIFF = 8192
 
 
 class Spool:
-    """A file without a name, open as long as this object lives."""
+    """An unnamed file, open as long as this object lives."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -35,7 +35,7 @@ class Spool:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file, its size as it was when opened, and for standard input the unnamed copy of it."""
+    """A file, its size when it was opened, and the unnamed copy if it is standard input."""
 
     name: str
     path: Path
@@ -44,16 +44,16 @@ class Source:
 
     @property
     def seekable(self) -> bool:
-        """Whether reading from the middle costs no more than from the beginning."""
+        """Whether reading can start anywhere; gzip files are decompressed from their beginning."""
         return self.path.suffix != ".gz"
 
     def blocks(self, first: int = 0) -> Iterator[tuple[bytes, int]]:
-        """Its text in blocks of `BLOCK` bytes (the last one shorter) from block `first` on.
+        """Blocks of `BLOCK` bytes of text (the last one shorter) from block `first` on.
 
-        With each comes the number of stored bytes that have been read so far.
+        Each comes with the number of stored bytes read so far.
 
         Raises:
-            DataError: it cannot be read, is shorter than when it was opened, or is damaged gzip.
+            DataError: The file cannot be read, has become shorter, or is damaged gzip.
         """
         if self.spool is not None:
             yield from self._plain(self.spool.descriptor, first)
@@ -63,18 +63,20 @@ class Source:
             yield from self._plain(descriptor, first) if self.seekable else self._inflated(file, first)
 
     def changed(self) -> DataError:
-        """The error to raise when the file is not what it was."""
+        """The error for a file that has changed."""
         return DataError(
             f"{self.name} changed while it was being read.", "Wait until nothing writes to it, or copy it."
         )
 
-    def looks_like_text(self) -> bool:
-        """Whether it can be read and its beginning is not empty and has no NUL byte."""
+    def fault(self) -> str | None:
+        """Reason why this is not a text file, judged by its beginning; None for text."""
         try:
             head, _ = next(self.blocks(), (b"", 0))
         except XLError:
-            return False
-        return bool(head) and b"\0" not in head[:_SNIFF]
+            return "cannot be read"
+        if not head:
+            return "empty"
+        return "binary data" if b"\0" in head[:_SNIFF] else None
 
     def _plain(self, descriptor: int, first: int) -> Iterator[tuple[bytes, int]]:
         place = first * BLOCK
@@ -110,10 +112,10 @@ class Source:
 
 
 def open_source(path: Path) -> Source:
-    """A file to read.
+    """The file at `path`.
 
     Raises:
-        DataError: it is missing, unreadable, a pipe, a device or a folder.
+        DataError: It is missing, unreadable, a pipe, a device or a folder.
     """
     descriptor = _open(path)
     size = os.fstat(descriptor).st_size
@@ -122,11 +124,11 @@ def open_source(path: Path) -> Source:
 
 
 def copy_stdin(stdin: BinaryIO) -> Source:
-    """All of standard input, copied to an unnamed file, for a corpus is read more than once.
+    """Standard input, copied to an unnamed file because a corpus is read more than once.
 
     Raises:
-        DataError: standard input cannot be read.
-        ResourceError: no room in the cache folder.
+        DataError: Standard input cannot be read.
+        ResourceError: The cache folder is full.
     """
     folder = cache_folder()
     try:
@@ -144,7 +146,7 @@ def copy_stdin(stdin: BinaryIO) -> Source:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether `path` leads to a folder; whatever else is wrong with it is told on opening."""
+    """Whether `path` is a folder; False for a path that cannot be read, which opening it reports."""
     try:
         return path.is_dir()
     except OSError:
@@ -152,19 +154,19 @@ def is_folder(path: Path) -> bool:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """The files in a folder and its folders, sorted by path; hidden ones and linked folders left out.
+    """Files in a folder and its subfolders, sorted by path, without hidden files and linked folders.
 
     Raises:
-        DataError: a folder cannot be read.
+        DataError: A folder cannot be read.
     """
 
-    def stuck(error: OSError) -> None:
+    def refuse(error: OSError) -> None:
         raise DataError(
             f"cannot read the folder {error.filename}: {error.strerror}.", "Check its permissions."
         ) from None
 
     found: list[Path] = []
-    for base, folders, names in os.walk(folder, onerror=stuck):
+    for base, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [Path(base) / name for name in names if not name.startswith(".")]
     return sorted(path for path in found if path.is_file())
@@ -178,7 +180,7 @@ def _read_stdin(stdin: BinaryIO) -> bytes:
 
 
 def _open(path: Path) -> int:
-    """A descriptor of a regular file. Never waits, as opening a pipe would."""
+    """Descriptor of a regular file. Does not block on a pipe."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as error:
@@ -202,7 +204,7 @@ def _cannot_open(path: Path, error: OSError | ValueError) -> DataError:
     if error.errno == errno.ELOOP:
         return DataError(f"{path} is a link that leads back to itself.", "Give the file itself.")
     if error.errno in (errno.EACCES, errno.EPERM):
-        return DataError(f"{path} may not be read by this user.", f"Allow it with: chmod u+r {path}")
+        return DataError(f"{path} cannot be read by this user.", f"Allow it with: chmod u+r {path}")
     if error.errno == errno.ENXIO:
         return DataError(f"{path} is a socket or a device, not a file.", "Give a file, or - for standard input.")
     return DataError(f"cannot open {path}: {error.strerror}.", "Check the path.")

@@ -1,8 +1,9 @@
-"""Token ids of a text on disk: built once, kept in the cache folder, mapped into memory.
+"""Token cache: the token ids of a text on disk, built once and memory-mapped.
 
-A token file is a header of `HEADER` bytes (magic, item size, tokens, bytes of text, CRC-32 of the ids) and the ids as
-little-endian uint16 or uint32. It is written under a temporary name and renamed when complete, so a file under its
-final name is whole. The name is a hash over text, range and vocabulary.
+A token file has a header of `HEADER` bytes (magic, item size, number of tokens, bytes of text, CRC-32 of the tokens)
+and one little-endian record per token: its id as uint16 or uint32, and its size in bytes as uint16 if the tokenizer
+cannot tell it from the id. The name is a hash of text and tokenizer. Files are written under a temporary name and
+renamed when complete.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xlcli.errors import ResourceError
-from xlcli.events import Progress
+from xlcli.events import Progress, ProgressMeter
 from xlcli.text.cache import cache_folder
-from xlcli.text.corpus import ProgressMeter
 from xlcli.text.heldout import Part
 from xlcli.text.pretokenize import whole_words
 from xlcli.text.tokenizers.base import Tokenizer
 
 HEADER = 64
-_MAGIC = b"xltoken1"
+_MAGIC = b"xltoken2"
 _LAYOUT = struct.Struct("<8sIQQI")
 _UNUSED_DAYS = 30
 _STALE_TEMPORARY_DAYS = 1
@@ -37,35 +38,49 @@ _STALE_TEMPORARY_DAYS = 1
 
 @dataclass(frozen=True, slots=True)
 class TokenFile:
-    """Ids of one text.
+    """Tokens of a text.
 
-    `ids` is a read-only memory map, uint16 or uint32, one axis; `n_bytes` is the length of the text.
+    Attributes:
+        ids: Token ids, uint16 or uint32, one axis, read only; may be a memory map.
+        n_bytes: Length of the text.
+        id_sizes: Bytes of text of each id in the vocabulary; None if `text_sizes` is given.
+        text_sizes: Bytes of text of each token, where they do not follow from the id.
+        path: The file; None for tokens in memory.
     """
 
-    ids: np.memmap[Any, np.dtype[Any]] | np.ndarray[Any, np.dtype[Any]]
+    ids: NDArray[Any]
     n_bytes: int
-    path: Path
+    id_sizes: NDArray[np.int32] | None = None
+    text_sizes: NDArray[np.uint16] | None = None
+    path: Path | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
 
+    def sizes(self, index: Any) -> NDArray[Any]:
+        """Bytes of text of the tokens at `index`, any index of a one-dimensional array."""
+        if self.text_sizes is not None:
+            return np.asarray(self.text_sizes[index])
+        assert self.id_sizes is not None
+        return np.asarray(self.id_sizes[self.ids[index]])
+
 
 def token_file(part: Part, tokenizer: Tokenizer, *, folder: Path | None = None) -> Generator[Progress, None, TokenFile]:
-    """The token ids of `part`, from the cache or built now, reporting progress; the generator returns them.
+    """Tokens of `part`, from the cache or tokenized now. Yields progress, returns the tokens.
 
     Args:
-        part: the text.
-        tokenizer: its vocabulary.
-        folder: where to keep the file; default: the cache folder.
+        part: The text.
+        tokenizer: Its tokenizer.
+        folder: Folder of the file; None is the cache folder.
 
     Raises:
-        DataError: the text cannot be read, or is not what it was when opened.
-        ResourceError: no room in the cache folder.
+        DataError: The text cannot be read, or has changed since it was opened.
+        ResourceError: The cache folder is full or cannot be written.
     """
     folder = folder or cache_folder()
-    name = sha256(f"{_MAGIC.decode()}:{part.key}:{tokenizer.fingerprint}".encode()).hexdigest()[:40]
+    name = sha256(f"{_MAGIC.decode()}:{part.sha256}:{tokenizer.fingerprint}".encode()).hexdigest()[:40]
     path = folder / f"{name}.tokens"
-    if (known := _open(path, part.n_bytes, tokenizer.vocab_size)) is not None:
+    if (known := _open(path, part.n_bytes, tokenizer)) is not None:
         return known
     _sweep(folder)
     temporary = folder / f".tmp-{os.getpid()}-{time.monotonic_ns()}-{path.name}"
@@ -80,41 +95,53 @@ def token_file(part: Part, tokenizer: Tokenizer, *, folder: Path | None = None) 
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-    built = _open(path, part.n_bytes, tokenizer.vocab_size)
+    built = _open(path, part.n_bytes, tokenizer)
     if built is None:
-        raise ResourceError(f"the token file {path} does not read back as written.", "Check the disk.")
+        raise ResourceError(f"the token file {path} differs from what was written.", "Check the disk.")
     return built
 
 
+def _record(tokenizer: Tokenizer) -> np.dtype[Any]:
+    """Type of one token in the file."""
+    ids = "<u2" if tokenizer.vocab_size <= 2**16 else "<u4"
+    return np.dtype([("id", ids)] if tokenizer.id_sizes is not None else [("id", ids), ("size", "<u2")])
+
+
 def _build(part: Part, tokenizer: Tokenizer, path: Path) -> Generator[Progress, None, None]:
-    dtype = np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<u4")
-    clock = ProgressMeter("tokenizing", part.n_bytes)
+    record = _record(tokenizer)
+    meter = ProgressMeter("tokenizing", part.n_bytes, "B")
     n_bytes = n_tokens = crc = 0
     with path.open("wb") as file:
         file.write(bytes(HEADER))
         for text in whole_words(part.read()):
-            data = tokenizer.encode(text).astype(dtype).tobytes()
+            ids = tokenizer.encode(text)
+            tokens = np.empty(len(ids), record)
+            tokens["id"] = ids
+            if tokenizer.id_sizes is None:
+                tokens["size"] = tokenizer.sizes(ids, text)
+            data = tokens.tobytes()
             file.write(data)
             crc = zlib.crc32(data, crc)
             n_bytes += len(text)
-            n_tokens += len(data) // dtype.itemsize
-            yield from clock.report(n_bytes)
+            n_tokens += len(ids)
+            yield from meter.report(n_bytes)
         file.seek(0)
-        file.write(_LAYOUT.pack(_MAGIC, dtype.itemsize, n_tokens, n_bytes, crc).ljust(HEADER, b"\0"))
+        file.write(_LAYOUT.pack(_MAGIC, record.itemsize, n_tokens, n_bytes, crc).ljust(HEADER, b"\0"))
         file.flush()
         os.fsync(file.fileno())
 
 
-def _open(path: Path, n_bytes: int, vocab_size: int) -> TokenFile | None:
-    """The token file, or None when there is none or it is not whole."""
+def _open(path: Path, n_bytes: int, tokenizer: Tokenizer) -> TokenFile | None:
+    """The token file; None if it is missing or damaged."""
+    record = _record(tokenizer)
     try:
         with path.open("rb") as file:
             header = file.read(HEADER)
             if len(header) < HEADER:
                 return None
-            magic, width, n_tokens, told, crc = _LAYOUT.unpack_from(header)
+            magic, item_size, n_tokens, said, crc = _LAYOUT.unpack_from(header)
             size = os.fstat(file.fileno()).st_size
-            if magic != _MAGIC or width not in (2, 4) or told != n_bytes or size != HEADER + n_tokens * width:
+            if (magic, item_size, said, size) != (_MAGIC, record.itemsize, n_bytes, HEADER + n_tokens * item_size):
                 return None
             found = 0
             while block := file.read(2**20):
@@ -124,15 +151,14 @@ def _open(path: Path, n_bytes: int, vocab_size: int) -> TokenFile | None:
         os.utime(path)
     except OSError:
         return None
-    dtype = np.dtype(f"<u{width}")
-    if n_tokens == 0:
-        return TokenFile(np.empty(0, dtype), n_bytes, path)
-    ids = np.memmap(path, dtype, mode="r", offset=HEADER, shape=(n_tokens,))
-    return TokenFile(ids, n_bytes, path)
+    shape = (n_tokens,)
+    tokens = np.memmap(path, record, mode="r", offset=HEADER, shape=shape) if n_tokens else np.empty(shape, record)
+    text_sizes = tokens["size"] if tokenizer.id_sizes is None else None
+    return TokenFile(tokens["id"], n_bytes, tokenizer.id_sizes, text_sizes, path)
 
 
 def _sweep(folder: Path) -> None:
-    """Remove token files unused for a month and what killed builders left."""
+    """Removes token files unused for a month and temporary files of killed processes."""
     for pattern, days in (("*.tokens", _UNUSED_DAYS), (".tmp-*.tokens", _STALE_TEMPORARY_DAYS)):
         for path in folder.glob(pattern):
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The end of a run: the exact score of the weights that were kept, a sample of their text, and the record of it all."""
+"""Final evaluation of a run: score and sample of the best weights, and the record of the run."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from xlcli.training.run import TrainingRun
 
 SCORED_BYTES = 2**18
-"""Held-out text scored at the end of a run; `xlcli eval` scores all of it."""
+"""Maximum bytes of validation text scored at the end of a run; `xlcli eval` scores all of it."""
 SAMPLE_TOKENS = 60
-"""Length of the text shown at the end."""
+"""Tokens of the sample."""
 
 
 def final_evaluation(
     folder: Path, runtime: Runtime, seed: int, stop: Callable[[], bool]
 ) -> Generator[Progress, None, tuple[float | None, str] | None]:
-    """Loads what was saved; its held-out bits per byte (None without held-out text) and a sample; None if stopped."""
+    """Bits per byte (None without validation text) and a sample of the saved model; None when stopped."""
     model = store.load(folder, device=runtime.device)
     inference = make_runtime(RuntimeConfig(device=str(runtime.device), threads=runtime.threads))
     bits, sample = None, ""
-    if store.held_out(folder, "valid"):
+    if model.held_out("valid"):
         for event in evaluate(model, None, EvalConfig(limit=SCORED_BYTES), inference, stop=stop):
             if isinstance(event, Progress):
                 yield event
@@ -48,7 +48,7 @@ def final_evaluation(
 
 
 def describe_run(ready: Prepared, run: TrainingRun) -> dict[str, Any]:
-    """What the model is made of and from, for `record.json`."""
+    """Data, size, machine and versions of a run, for `record.json`."""
     parts, runtime = ready.parts, ready.runtime
     corpus = parts.train.corpus
     return {
@@ -59,6 +59,7 @@ def describe_run(ready: Prepared, run: TrainingRun) -> dict[str, Any]:
         "test": {"bytes": parts.test.n_bytes, "corpus": parts.test.corpus.name, "start": parts.test.start},
         "tokenizer": {"kind": ready.tokenizer.kind, "vocab_size": ready.tokenizer.vocab_size},
         "preset": ready.preset,
+        "runtime": run.config.runtime.model_dump(mode="json"),
         "parameters": run.model.n_parameters,
         "hardware": {
             "device": str(runtime.device),

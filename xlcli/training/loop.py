@@ -1,4 +1,4 @@
-"""The course of one run: steps until the budget is spent or somebody asks to stop, and what is done between them."""
+"""The trainer: the training loop with validation, checkpoints and metrics, and the end of a run."""
 
 from __future__ import annotations
 
@@ -11,66 +11,68 @@ from typing import Any
 from xlcli.config import TrainConfig
 from xlcli.events import Event, Saved, Step, Trained, Validation
 from xlcli.store import folder as store
+from xlcli.store import records
 from xlcli.training import checkpoint, defaults
 from xlcli.training.final import final_evaluation
 from xlcli.training.prepare import Prepared
 from xlcli.training.run import TrainingRun
 
 VALIDATION_SHARE = 0.1
-"""Most of a time budget that validation takes unless it was said how often."""
+"""Maximum share of a time budget for validation at the default interval."""
 
 
 class Trainer:
-    """A run, the folder it is kept in, and the loop over its steps.
+    """Trains a run and keeps its model folder.
 
     Args:
-        run: The run, new or restored.
-        ready: What it was made from.
-        folder: The model folder; the caller holds its lock.
-        about: For `record.json`.
-        began: When this process began to spend the budget, by `time.monotonic`.
-
-    The run as it is now has been saved.
+        run: The run, new or restored; its present state is already saved.
+        prepared: Inputs of the run.
+        folder: Model folder, locked by the caller.
+        record: Contents of `record.json` so far.
+        started: Start of the time budget in this process, by `time.monotonic`.
     """
 
-    def __init__(self, run: TrainingRun, ready: Prepared, folder: Path, *, about: dict[str, Any], began: float) -> None:
+    def __init__(
+        self, run: TrainingRun, prepared: Prepared, folder: Path, *, record: dict[str, Any], started: float
+    ) -> None:
         self.run = run
-        self.ready = ready
+        self.prepared = prepared
         self.folder = folder
-        self.about = about
-        self.began = began
+        self.record = record
+        self.started = started
         self.saved_at = (run.step, run.validated_step)
 
     @property
     def seconds(self) -> float:
-        """Time spent on this run, in this process and before."""
-        return self.run.seconds + time.monotonic() - self.began
+        """Time spent on this run, in this process and before it was resumed."""
+        return self.run.seconds + time.monotonic() - self.started
 
     def train(self, stop: Callable[[], bool]) -> Iterator[Event]:
-        """Steps until the budget is spent or `stop` says so."""
+        """Trains until the budget is spent or `stop` is true."""
         run, train = self.run, self.run.config.train
         validate = IntervalTrigger(train.eval_every, parts=defaults.VALIDATIONS)
         save = IntervalTrigger(defaults.SAVE_SECONDS if train.save_every is None else train.save_every)
-        for rhythm in (validate, save):
-            rhythm.start(run.step, self.seconds, run.fraction(self.seconds))
-        began, tokens_before, validating = time.monotonic(), run.tokens, 0.0
+        for trigger in (validate, save):
+            trigger.reset(run.step, self.seconds, run.fraction(self.seconds))
+        loop_started, tokens_before, validation_seconds = time.monotonic(), run.tokens, 0.0
         if run.validation_due:
             yield from self._validate(stop)
         while (fraction := run.fraction(self.seconds)) < 1.0 and not stop():
-            yield self._step(fraction, began, tokens_before)
-            spent = run.fraction(self.seconds)
-            if spent == 1.0:
+            yield self._train_step(fraction, loop_started, tokens_before)
+            fraction = run.fraction(self.seconds)
+            if fraction == 1.0:
                 break
-            if validate.due(run.step, self.seconds, spent) and not _too_costly(train, validating, self.seconds):
+            due = validate.due(run.step, self.seconds, fraction)
+            if due and not _exceeds_share(train, validation_seconds, self.seconds):
                 run.validation_due = True
-                before = time.monotonic()
+                validation_started = time.monotonic()
                 yield from self._validate(stop)
-                validating += time.monotonic() - before
-            if not stop() and save.due(run.step, self.seconds, spent):
+                validation_seconds += time.monotonic() - validation_started
+            if not stop() and save.due(run.step, self.seconds, fraction):
                 yield self._save()
 
     def finish(self, stop: Callable[[], bool]) -> Iterator[Event]:
-        """Last validation, checkpoint, the exact score of the kept weights and a sample; only saves when stopped."""
+        """Validates, saves and evaluates the best weights; a run that was stopped is only saved."""
         run = self.run
         spent = run.fraction(self.seconds) == 1.0
         if spent and run.validated_step != run.step:
@@ -79,13 +81,19 @@ class Trainer:
             yield self._save()
         if run.best_step is None and run.step:
             self._keep_weights(None)
-        verdict = None
+        final = None
         if spent and run.validated_step == run.step:
-            verdict = yield from final_evaluation(self.folder, run.runtime, run.config.runtime.seed or 0, stop)
-        bits, sample = verdict or (None, "")
-        self.about |= {"steps": run.step, "tokens": run.tokens, "seconds": round(self.seconds, 1)}
-        self.about |= {"bits_per_byte": bits, "best_step": run.best_step, "finished": verdict is not None}
-        store.write_record(self.folder, self.about)
+            final = yield from final_evaluation(self.folder, run.runtime, run.config.runtime.seed or 0, stop)
+        bits, sample = final or (None, "")
+        self.record |= {
+            "steps": run.step,
+            "tokens": run.tokens,
+            "seconds": round(self.seconds, 1),
+            "bits_per_byte": bits,
+            "best_step": run.best_step,
+            "finished": final is not None,
+        }
+        records.write_record(self.folder, self.record)
         yield Trained(
             folder=self.folder,
             step=run.step,
@@ -93,19 +101,14 @@ class Trainer:
             seconds=self.seconds,
             bits_per_byte=bits,
             best_step=run.best_step,
-            stopped=verdict is None,
+            stopped=final is None,
             sample=sample,
         )
 
-    def _save(self) -> Saved:
-        path = checkpoint.save(self.run, self.folder, seconds=self.seconds, corpus=self.ready.identity)
-        self.saved_at = (self.run.step, self.run.validated_step)
-        return Saved(self.run.step, path)
-
-    def _step(self, fraction: float, began: float, tokens_before: int) -> Step:
-        """One step, its row in the curve, and its event. The loop began at `began` with `tokens_before` read."""
+    def _train_step(self, fraction: float, loop_started: float, tokens_before: int) -> Step:
+        """One training step, logged to the metrics. The loop started after `tokens_before` tokens."""
         run = self.run
-        nats, norm, factor, mean_steps = run.train_step(fraction)
+        nats, grad_norm, lr_factor, mean_steps = run.train_step(fraction)
         seconds = self.seconds
         spent = run.fraction(seconds)
         step = Step(
@@ -114,9 +117,9 @@ class Trainer:
             seconds=seconds,
             nats=nats,
             bits_per_byte=nats / math.log(2) / run.bytes_per_token,
-            lr=(run.config.train.lr or 0.0) * factor,
-            grad_norm=norm,
-            tokens_per_second=(run.tokens - tokens_before) / max(time.monotonic() - began, 1e-9),
+            lr=(run.config.train.lr or 0.0) * lr_factor,
+            grad_norm=grad_norm,
+            tokens_per_second=(run.tokens - tokens_before) / max(time.monotonic() - loop_started, 1e-9),
             fraction=spent,
             eta_seconds=seconds * (1 - spent) / spent if spent else math.inf,
             mean_steps=mean_steps,
@@ -128,21 +131,21 @@ class Trainer:
             "nats": nats,
             "bits_per_byte": step.bits_per_byte,
             "lr": step.lr,
-            "grad_norm": norm,
+            "grad_norm": grad_norm,
             "tokens_per_second": round(step.tokens_per_second, 1),
             **({} if mean_steps is None else {"mean_steps": mean_steps}),
         }
-        store.append_metrics(self.folder, row)
+        records.append_metrics(self.folder, row)
         return step
 
     def _validate(self, stop: Callable[[], bool]) -> Iterator[Event]:
-        """Scores held-out text and keeps the weights when they are the best so far; without any, the latest are.
+        """Validates, and keeps the weights if they are the best so far or there is no validation text.
 
-        When stopped, validation stays due.
+        If `stop` becomes true, validation stays due.
         """
         run, bits = self.run, None
-        if len(self.ready.valid_ids):
-            bits = run.validation_bits(self.ready.valid_ids, stop)
+        if len(self.prepared.valid_ids):
+            bits = run.validation_bits(self.prepared.valid_ids, stop)
             if bits is None:
                 return
         best = bits is None or bits < run.best_bits
@@ -152,45 +155,52 @@ class Trainer:
         run.validated_step, run.validation_due = run.step, False
         if bits is not None:
             row = {"step": run.step, "tokens": run.tokens, "validation_bits_per_byte": bits, "best": best}
-            store.append_metrics(self.folder, row)
+            records.append_metrics(self.folder, row)
             yield Validation(run.step, run.tokens, self.seconds, bits, best)
 
     def _keep_weights(self, bits: float | None) -> None:
-        """Makes the weights those of the model."""
+        """Writes the present weights as the weights of the model."""
         run = self.run
         run.check_finite()
-        facts = {"step": str(run.step), "validation_bits_per_byte": "" if bits is None else f"{bits:.6f}"}
-        store.save_model(self.folder, run.config, store.weights(run.model), self.ready.tokenizer, facts)
+        metadata = {"step": str(run.step), "validation_bits_per_byte": "" if bits is None else f"{bits:.6f}"}
+        store.save_model(self.folder, run.config, store.weights(run.model), self.prepared.tokenizer, metadata)
+
+    def _save(self) -> Saved:
+        path = checkpoint.save(self.run, self.folder, seconds=self.seconds, corpus=self.prepared.identity)
+        self.saved_at = (self.run.step, self.run.validated_step)
+        return Saved(self.run.step, path)
 
 
 class IntervalTrigger:
-    """Says when something is due that happens every so many steps (a whole number) or seconds.
+    """Triggers an action at regular intervals.
 
-    Where `every` is None it happens `parts` times, evenly over the budget.
+    Args:
+        every: Interval in steps (int) or seconds (float); None divides the budget into `parts` intervals.
+        parts: Number of intervals.
     """
 
     def __init__(self, every: int | float | None, *, parts: int = 1) -> None:
         self.every = every
         self.parts = parts
-        self.beats = 0
+        self.elapsed = 0
 
-    def start(self, step: int, seconds: float, fraction: float) -> None:
-        """What fell due up to here is past."""
-        self.beats = self._count(step, seconds, fraction)
+    def reset(self, step: int, seconds: float, fraction: float) -> None:
+        """Ignores the intervals that ended before this point of the run."""
+        self.elapsed = self._intervals(step, seconds, fraction)
 
     def due(self, step: int, seconds: float, fraction: float) -> bool:
-        """Whether it has fallen due since last asked; on steps and tokens it depends on nothing but where they are."""
-        before, self.beats = self.beats, self._count(step, seconds, fraction)
-        return self.beats > before
+        """Whether an interval has ended since the last call. Intervals in steps do not depend on the clock."""
+        before, self.elapsed = self.elapsed, self._intervals(step, seconds, fraction)
+        return self.elapsed > before
 
-    def _count(self, step: int, seconds: float, fraction: float) -> int:
+    def _intervals(self, step: int, seconds: float, fraction: float) -> int:
         if self.every is None:
             return int(fraction * self.parts)
         return int((step if isinstance(self.every, int) else seconds) // self.every)
 
 
-def _too_costly(train: TrainConfig, validating: float, seconds: float) -> bool:
-    """Whether validation must be left out lest it eat a time budget; elsewhere it may not depend on a clock."""
+def _exceeds_share(train: TrainConfig, validation_seconds: float, seconds: float) -> bool:
+    """Whether validation takes too much of a time budget. A budget in steps or tokens must not depend on the clock."""
     if train.eval_every is not None or train.max_steps is not None or train.max_tokens is not None:
         return False
-    return validating > VALIDATION_SHARE * seconds
+    return validation_seconds > VALIDATION_SHARE * seconds

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from xlcli import config as settings
 from xlcli.config import Config, TextConfig, Tree
 from xlcli.errors import ConfigError, DataError
-from xlcli.events import Progress
+from xlcli.events import Event, Progress
 from xlcli.runtime import Runtime, make_runtime
-from xlcli.store import folder as store
+from xlcli.store.layout import read_config_file
+from xlcli.store.records import read_record
 from xlcli.text.corpus import Corpus, open_corpus
 from xlcli.text.heldout import Split, split
 from xlcli.text.tokenizers.registry import SAMPLE_BYTES, Tokenizer, choose_tokenizer, load_tokenizer, train_tokenizer
@@ -40,12 +42,16 @@ class Prepared:
     @property
     def identity(self) -> dict[str, str]:
         """Hashes of texts and tokenizer, which must be equal when the run is resumed."""
-        return {"sha256": self.parts.train.key, "valid": self.parts.valid.key, "tokenizer": self.tokenizer.fingerprint}
+        return {
+            "sha256": self.parts.train.sha256,
+            "valid": self.parts.valid.sha256,
+            "tokenizer": self.tokenizer.fingerprint,
+        }
 
 
 def prepare_new(
     paths: Sequence[str], configs: Mapping[str, Config], stop: Callable[[], bool]
-) -> Generator[Progress, None, Prepared]:
+) -> Generator[Event, None, Prepared]:
     """Inputs of a new run; see `workflow.train` for the arguments.
 
     Raises:
@@ -70,15 +76,18 @@ def prepare_new(
 
 def prepare_resumed(
     paths: Sequence[str], folder: Path, changes: Tree, preset: str | None, stop: Callable[[], bool]
-) -> Generator[Progress, None, Prepared]:
+) -> Generator[Event, None, Prepared]:
     """Inputs of the run in `folder` when it is resumed; see `workflow.resume` for the arguments.
 
     Raises:
         PreparationStoppedError: `stop` became true; only token files were written.
         ConfigError: A change that a resumed run cannot have.
     """
-    config = defaults.resumed(store.read_config(folder), changes)
-    begun_with = str(store.read_record(folder).get("preset") or preset or "")
+    record = read_record(folder)
+    saved = read_config_file(folder, strict=True).config
+    begun = settings.make(saved.model_dump(mode="json"), {"runtime": record.get("runtime", {})})
+    config = defaults.resumed(begun, changes)
+    begun_with = str(record.get("preset") or preset or "")
     if preset not in (None, begun_with):
         raise ConfigError(
             f"this run uses the preset {begun_with}, which cannot change when it is resumed.",
@@ -89,8 +98,9 @@ def prepare_resumed(
     return (yield from _tokenize(config, runtime, begun_with, parts, load_tokenizer(folder), stop))
 
 
-def _read(paths: Sequence[str], text: TextConfig, stop: Callable[[], bool]) -> Generator[Progress, None, Split]:
-    corpus: Corpus = open_corpus(paths)
+def _read(paths: Sequence[str], text: TextConfig, stop: Callable[[], bool]) -> Generator[Event, None, Split]:
+    corpus = open_corpus(paths)
+    yield from corpus.notices()
     yield from _until(stop, _whole(corpus))
     parts = split(corpus, text.valid, text.test)
     if parts.train.n_bytes == 0:
@@ -117,7 +127,7 @@ def _tokenize(
     parts: Split,
     tokenizer: Tokenizer,
     stop: Callable[[], bool],
-) -> Generator[Progress, None, Prepared]:
+) -> Generator[Event, None, Prepared]:
     if tokenizer.kind != "bytes":
         _require_utf8(parts)
     train_ids = yield from _until(stop, token_file(parts.train, tokenizer))

@@ -1,4 +1,4 @@
-"""One training run in memory: model, optimizers, lanes of text, their memory, counters; and one step of it."""
+"""A training run in memory: model, optimizers, loader, memory states and counters; training step and validation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 from xlcli.config import Config, UniversalStackConfig
 from xlcli.errors import DivergedError
 from xlcli.model.build import build_model
-from xlcli.model.init import redraw
 from xlcli.model.lm import LanguageModel
 from xlcli.optim import Optimizers, lr_factor
 from xlcli.runtime import Runtime, compile_stack, has_bfloat16_units
@@ -22,33 +21,40 @@ from xlcli.text.tokens import TokenFile
 from xlcli.training import defaults
 
 ABSURD_NATS = 100.0
-"""A loss that no working model has: that of giving every token the probability e^-100."""
+"""Loss in nats per token above which a run counts as diverged."""
 VALIDATION_TOKENS = 2**15
-"""Held-out tokens scored in the middle of a run; its end scores more."""
+"""Maximum number of tokens of a validation during training."""
 
 
 class StepResult(NamedTuple):
-    """Mean nats a token, gradient norm, learning-rate factor, and mean steps where positions decide on them."""
+    """Mean nats per token, gradient norm before clipping, learning-rate factor, and mean adaptive steps or None."""
 
     nats: float
     grad_norm: float
-    factor: float
+    lr_factor: float
     mean_steps: float | None
 
 
 @dataclass
 class TrainingRun:
-    """Everything that changes while training.
+    """Model, optimizers, loader, memory of each microbatch, and counters.
 
-    `seconds` is the time spent before this process began, `best_bits` and `best_step` the best validation so far,
-    `validated_step` the latest one. `validation_due` is set while one is due that has not been made.
+    Attributes:
+        bytes_per_token: Mean over the training text.
+        step: Steps taken.
+        tokens: Tokens trained on.
+        seconds: Time spent before this process started.
+        best_bits: Bits per byte of the best validation.
+        best_step: Step of the best validation.
+        validated_step: Step of the last validation.
+        validation_due: Whether a validation is due that has not been completed.
     """
 
     config: Config
     runtime: Runtime
     model: LanguageModel
     optimizers: Optimizers
-    lanes: TrainLoader
+    loader: TrainLoader
     states: list[State]
     bytes_per_token: float
     step: int = 0
@@ -60,7 +66,7 @@ class TrainingRun:
     validation_due: bool = False
 
     def fraction(self, seconds: float) -> float:
-        """Share of the budget spent, 0 to 1, `seconds` after the run began (stops not counted)."""
+        """Share of the budget spent, 0 to 1, after `seconds` of training."""
         train = self.config.train
         spent = [0.0]
         if train.max_steps is not None:
@@ -72,21 +78,24 @@ class TrainingRun:
         return min(1.0, max(spent))
 
     def train_step(self, fraction: float) -> StepResult:
-        """One update.
+        """Forward and backward pass of each microbatch, gradient clipping, and one optimizer step.
+
+        Args:
+            fraction: Share of the budget spent, for the learning-rate schedule.
 
         Raises:
-            DivergedError: Loss or gradient is not finite; weights and optimizers are as they were.
+            DivergedError: Loss or gradient is not finite; weights and optimizers are unchanged.
         """
         train = self.config.train
-        self._redraw_when_due()
-        groups = self._next_groups()
+        self._redraw_features()
+        microbatches = self._next_batch()
         count = defaults.tokens_per_step(train)
         self.model.train()
         self.optimizers.zero_grad()
         nats, steps = torch.zeros((2,), device=self.runtime.device)
-        for group, (x, y) in enumerate(groups):
+        for i, (x, y) in enumerate(microbatches):
             with self.runtime.autocast():
-                nll, self.states[group], ponder = self.model.score(x, y, self.states[group])
+                nll, self.states[i], ponder = self.model.score(x, y, self.states[i])
             loss = nll.sum() / count
             nats += loss.detach()
             if ponder is not None:
@@ -95,7 +104,7 @@ class TrainingRun:
             loss.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), train.grad_clip or math.inf)
         if not (math.isfinite(nats.item()) and math.isfinite(norm.item())):
-            raise DivergedError(f"the loss or its gradient is no longer a finite number at step {self.step + 1}.")
+            raise DivergedError(f"the loss or its gradient is not finite at step {self.step + 1}.")
         warmup = defaults.warmup_steps(train)
         factor = lr_factor(
             fraction, self.step, warmup_steps=warmup, lr_schedule=train.lr_schedule, min_lr_ratio=train.min_lr_ratio
@@ -105,12 +114,12 @@ class TrainingRun:
         self.tokens += count
         return StepResult(nats.item(), norm.item(), factor, steps.item() or None)
 
-    def _redraw_when_due(self) -> None:
-        """Fresh features and directions where it is time, from seed and step; what was made of the old is forgotten."""
+    def _redraw_features(self) -> None:
+        """Draws new random features and rotations where that is due, and empties the memories of their layers."""
         every = {i: getattr(a, "redraw_every", None) for i, a in enumerate(self.config.model.attentions)}
         due = {i for i, steps in every.items() if steps and self.step and self.step % steps == 0}
         if due:
-            redraw(self.model.stack, due, torch.Generator().manual_seed((self.config.runtime.seed or 0) + self.step))
+            self.model.stack.redraw(due, torch.Generator().manual_seed((self.config.runtime.seed or 0) + self.step))
             self.states = [self.model.reset_layers(state, due) for state in self.states]
 
     @property
@@ -118,77 +127,79 @@ class TrainingRun:
         stack = self.config.model.stack
         return stack.ponder_weight if isinstance(stack, UniversalStackConfig) else 0.0
 
-    def _next_groups(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Inputs and targets (b t) of the next step, in the parts that are computed one after the other."""
-        tokens, targets = (torch.from_numpy(array).to(self.runtime.device) for array in self.lanes.next())
+    def _next_batch(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Inputs and targets (b t) of each microbatch of the next step."""
+        tokens, targets = (torch.from_numpy(array).to(self.runtime.device) for array in self.loader.next())
         parts = self.config.train.grad_accum
         return list(zip(tokens.tensor_split(parts), targets.tensor_split(parts), strict=True))
 
     def _next_nats(self) -> float:
-        """Mean nats a token that the next step would find without dropout; the run stays where it is."""
-        position = self.lanes.position
-        groups = self._next_groups()
-        self.lanes.position = position
+        """Loss of the next batch in nats per token, without dropout. Does not change the run."""
+        position = self.loader.position
+        microbatches = self._next_batch()
+        self.loader.position = position
         self.model.eval()
         with torch.inference_mode(), self.runtime.autocast():
-            # Forks, because reading under inference mode may write into the memory it is given.
+            # In inference mode a call may write into the memory of its state.
             states = [state.fork() for state in self.states]
-            nats = [self.model.nll(x, y, state)[0].sum() for (x, y), state in zip(groups, states, strict=True)]
+            nats = [self.model.nll(x, y, state)[0].sum() for (x, y), state in zip(microbatches, states, strict=True)]
         return torch.stack(nats).sum().item() / defaults.tokens_per_step(self.config.train)
 
-    def validation_bits(self, held_out: TokenFile, stop: Callable[[], bool]) -> float | None:
-        """Bits per byte of the first `VALIDATION_TOKENS` of a text that is not empty, with memory as in evaluation.
+    def validation_bits(self, valid: TokenFile, stop: Callable[[], bool]) -> float | None:
+        """Bits per byte of the first `VALIDATION_TOKENS` of the validation text, which must not be empty.
 
-        In the number type of training, and with the text's average bytes a token: a quick guide, not the score. None
-        when stopped.
+        An estimate: in the number type of training, and with the mean bytes per token of the whole text. None when
+        stopped.
 
         Raises:
-            DivergedError: The weights give no finite score.
+            DivergedError: The loss is not finite.
         """
         train = self.config.train
-        ids = held_out.ids[:VALIDATION_TOKENS]
-        scan = EvalLoader(ids, batch_size=8, segment_len=train.segment_len, warm=0, start_id=self.lanes.start_id)
+        ids = valid.ids[:VALIDATION_TOKENS]
+        loader = EvalLoader(
+            ids, batch_size=8, segment_len=train.segment_len, warmup_len=0, start_id=self.loader.start_id
+        )
         total = 0.0
         self.model.eval()
         with torch.inference_mode(), self.runtime.autocast():
             state = self.model.init_state(
-                scan.batch_size,
+                loader.batch_size,
                 mem_len=train.mem_len,
                 segment_len=train.segment_len,
-                offsets=scan.starts.tolist(),
+                offsets=loader.starts.tolist(),
             )
-            for window in scan:
+            for batch in loader:
                 if stop():
                     return None
-                x, y = (torch.from_numpy(array).to(self.runtime.device) for array in (window.tokens, window.targets))
+                x, y = (torch.from_numpy(array).to(self.runtime.device) for array in (batch.inputs, batch.targets))
                 nll, state = self.model.nll(x, y, state)
-                total += nll.double().cpu().masked_select(torch.from_numpy(window.scored)).sum().item()
+                total += nll.double().cpu().masked_select(torch.from_numpy(batch.scored)).sum().item()
         if not math.isfinite(total):
-            raise DivergedError(f"held-out text has no finite score after step {self.step}.")
-        return total / len(ids) / math.log(2) * len(held_out) / held_out.n_bytes
+            raise DivergedError(f"the validation loss is not finite after step {self.step}.")
+        return total / len(ids) / math.log(2) * len(valid) / valid.n_bytes
 
     def check_finite(self) -> None:
-        """Refuses to let anything be saved that training could not go on from.
+        """Checks before saving that training can continue from here.
 
         Raises:
-            DivergedError: A weight, or what optimizers or lanes remember, is NaN or infinite, or the loss of the next
-                step would be absurd: the weights may have left all bounds before the loss shows it.
+            DivergedError: A weight, optimizer state or memory is not finite, or the loss of the next batch exceeds
+                `ABSURD_NATS`: weights can diverge one step before the loss shows it.
         """
         kept: dict[str, dict[str, torch.Tensor]] = {
             "weights": dict(self.model.named_parameters()),
             "optimizer state": self.optimizers.tensors(),
             "memory": {f"{i}.{name}": t for i, state in enumerate(self.states) for name, t in state.tensors().items()},
         }
-        for what, tensors in kept.items():
+        for kind, tensors in kept.items():
             for name, tensor in tensors.items():
                 if not bool(tensor.isfinite().all()):
-                    raise DivergedError(f"the {what} of '{name}' is no longer finite after step {self.step}.")
+                    raise DivergedError(f"the {kind} of '{name}' is not finite after step {self.step}.")
         if self.step and not (nats := self._next_nats()) < ABSURD_NATS:
-            raise DivergedError(f"the loss has risen to {nats:.3g} nats a token after step {self.step}.")
+            raise DivergedError(f"the loss has risen to {nats:.3g} nats per token after step {self.step}.")
 
 
 def make_training_run(config: Config, runtime: Runtime, train_ids: TokenFile, start_id: int) -> TrainingRun:
-    """A run that has taken no step: freshly initialized, at the beginning of the text, with empty memory."""
+    """A new run: initialized model, empty memory, loader at its start."""
     torch.manual_seed(config.runtime.seed or 0)
     model = build_model(config.model).to(runtime.device)
     train = config.train
@@ -197,20 +208,20 @@ def make_training_run(config: Config, runtime: Runtime, train_ids: TokenFile, st
     optimizers = Optimizers(model, train, lr=train.lr, native_bfloat16=native)
     if config.runtime.compile:
         compile_stack(model.stack)
-    lanes = TrainLoader(train_ids.ids, batch_size=train.batch_size, segment_len=train.segment_len, start_id=start_id)
+    loader = TrainLoader(train_ids.ids, batch_size=train.batch_size, segment_len=train.segment_len, start_id=start_id)
     return TrainingRun(
         config=config,
         runtime=runtime,
         model=model,
         optimizers=optimizers,
-        lanes=lanes,
-        states=init_states(model, config, lanes.starts.tolist()),
+        loader=loader,
+        states=init_states(model, config, loader.starts.tolist()),
         bytes_per_token=train_ids.n_bytes / len(train_ids),
     )
 
 
 def init_states(model: LanguageModel, config: Config, offsets: list[int]) -> list[State]:
-    """Empty training memory, one state for each group of lanes, which begin at these places of the text."""
+    """Empty training memory of each microbatch, for sequences that start at these positions of the text."""
     train = config.train
     return [
         model.init_state(

@@ -1,1 +1,1 @@
-"""Tokenizers: bytes, sentencepiece pieces and words; `registry` chooses, trains and loads them."""
+"""Tokenizers: `base` is their protocol, `registry` chooses, trains and loads one."""

@@ -1,61 +1,59 @@
-"""What every vocabulary can do.
+"""The protocol of tokenizers.
 
-A vocabulary never sees the end of a text before it is sure of it: `stable_prefix_len` says how much of what has arrived can be
-tokenized now. There is no symbol for the beginning; a text is taken to begin after `start_id`, a line end.
+A tokenizer encodes each word (see `xlcli.text.pretokenize`) independently, so that the ids do not depend on how a text
+is cut into calls. There is no token for the beginning of a text, which is taken to follow `start_id`, a line end.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 FILE = "tokenizer.json"
 SCHEMA = 1
-"""Version of `tokenizer.json`. A reader refuses a newer one."""
+"""Version of `tokenizer.json`; any other is refused."""
 
 
 class Tokenizer(Protocol):
-    """A vocabulary.
+    """A tokenizer.
 
     Attributes:
-        kind: its name in `TOKENIZERS`.
-        vocab_size: ids are 0 to `vocab_size` - 1.
-        start_id: the token (a line end) that a text is taken to begin after.
-        fingerprint: SHA-256 over kind and vocabulary.
+        kind: Name in `registry.TOKENIZERS`.
+        vocab_size: Number of ids, which start at 0.
+        start_id: Id of a line end, the input before the first token of a text.
+        fingerprint: SHA-256 of kind and vocabulary.
+        id_sizes: Bytes of text of each id (v); None if they depend on the text.
     """
 
     kind: str
     vocab_size: int
     start_id: int
     fingerprint: str
+    id_sizes: NDArray[np.int32] | None
 
     def encode(self, data: bytes) -> NDArray[np.int32]:
-        """Ids of `data`, which begins at a safe place. Any bytes are taken."""
+        """Ids of `data`, any bytes that start at a word boundary."""
         ...
 
     def sizes(self, ids: NDArray[np.int32] | Sequence[int], data: bytes) -> NDArray[np.int32]:
-        """Bytes of text that each of `ids`, the tokens of `data`, stands for; they sum to `len(data)`."""
+        """Bytes of text of each of `ids`, the tokens of `data`; their sum is `len(data)`."""
         ...
 
     def decode(self, ids: NDArray[np.int32] | Sequence[int]) -> bytes:
-        """Text of `ids`: that of each token alone, joined. The inverse of `encode`, except for words."""
-        ...
-
-    def stable_prefix_len(self, data: bytes) -> int:
-        """Length of the longest prefix of `data` whose tokens are the same whatever follows; 0 if there is none."""
+        """Text of `ids`, each decoded by itself. Inverse of `encode`, except for the words tokenizer."""
         ...
 
     def files(self) -> dict[str, bytes]:
-        """Contents of the files it needs beside `tokenizer.json`, by name."""
+        """Contents by name of the files to save besides `tokenizer.json`."""
         ...
 
     def save(self, folder: Path) -> None:
-        """Write the vocabulary into `folder`; `tokenizer.json`, which describes it, last."""
+        """Writes the tokenizer into `folder`, `tokenizer.json` last."""
         from xlcli.files import write_atomic
 
         for name, data in self.files().items():
@@ -67,3 +65,22 @@ class Tokenizer(Protocol):
             "fingerprint": self.fingerprint,
         }
         write_atomic(folder / FILE, (json.dumps(about, indent=2) + "\n").encode())
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """The tokenizer saved in `folder`.
+
+        Raises:
+            CheckpointError: Its files are missing or damaged.
+        """
+        ...
+
+    @classmethod
+    def train(cls, chunks: Iterable[bytes], vocab_size: int | None = None) -> Self:
+        """A tokenizer trained on the text `chunks`, with about `vocab_size` ids (None: a default).
+
+        Raises:
+            ConfigError: The vocabulary size is impossible.
+            DataError: The text is empty.
+        """
+        ...

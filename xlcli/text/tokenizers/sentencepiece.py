@@ -1,13 +1,12 @@
-"""A learned vocabulary of word pieces (sentencepiece, byte-pair encoding), made lossless for any bytes.
+"""Sentencepiece tokenizer (byte-pair encoding), lossless for any bytes.
 
-What sentencepiece would lose is kept from it. Tab, line end and carriage return, which its trainer strips or refuses,
-are shown to it as their Unicode pictures. A word whose pieces do not give its bytes back (invalid UTF-8, U+2581, the
-pictures themselves) is spelled in byte pieces <0xNN> where needed. Each word is tokenized alone and remembered, which is
-fast and keeps the ids independent of how the text was cut. A line end is a piece of its own: were ":" and a line end
-one piece, a prompt ending in ":" could not be continued as the text of training was.
+Tab, line end and carriage return, which the sentencepiece trainer strips or refuses, are replaced by their Unicode
+pictures. A word whose pieces do not decode to its bytes (invalid UTF-8, U+2581, the pictures themselves) is spelled in
+byte pieces <0xNN> where needed. Words are encoded independently and cached. A line end is a piece of its own: if ":"
+and a line end were one piece, a prompt that ends in ":" could not continue as in the training text.
 
-Byte-pair encoding rather than the unigram model: on the same text and vocabulary it gave more bytes a token, trained
-in a tenth of the time, and has no running float sum that could depend on the length of the text.
+Byte-pair encoding, not the unigram model: on the same text and vocabulary size it had more bytes per token, trained in
+a tenth of the time, and has no float sum whose rounding depends on the length of the text.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xlcli.errors import CheckpointError, ConfigError, DataError
-from xlcli.text.pretokenize import stable_prefix_len, whole_words, words
+from xlcli.text.pretokenize import split_words, whole_words
 from xlcli.text.tokenizers.base import Tokenizer
 
 if TYPE_CHECKING:
@@ -32,9 +31,11 @@ if TYPE_CHECKING:
 
 FILE = "tokenizer.model"
 LARGEST_FILE = 2**25
-"""A sentencepiece model of 2^20 pieces takes less than this many bytes."""
-
+"""Maximum bytes of a sentencepiece model; one of 2^20 pieces is smaller."""
 SMALLEST_VOCABULARY = 300
+DEFAULT_VOCABULARY = 2048
+CACHED_WORDS = 2**15
+"""Maximum number of words whose ids are cached."""
 
 _SPACE = "\u2581"
 _PICTURES = {"\t": "\u2409", "\n": "\u240a", "\r": "\u240d"}
@@ -42,26 +43,25 @@ _SHOW = str.maketrans(_PICTURES)
 _HIDE = {picture: char for char, picture in _PICTURES.items()} | {_SPACE: " "}
 _UNHIDE = str.maketrans(_HIDE)
 _UNTRAINABLE = frozenset({*_HIDE, "\u2585", "\0"})
-"""Characters with a meaning of their own, here or in the trainer; a word with one of them is left out of training."""
+"""Characters with a special meaning here or in the trainer; words that contain one are not trained on."""
 _BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 _FIXED_PIECES = 257
-"""256 byte pieces and <unk>, which no text ever becomes."""
+"""256 byte pieces and <unk>, which is never used."""
 _COVERAGE = 0.9995
-"""A character outside the most frequent ones that make up this share of the text is spelled in byte pieces."""
-_REMEMBERED_WORDS = 2**15
-_REMEMBERED_BYTES = 48
-_REMEDY = "Copy the model folder again from where it came."
+"""Share of the text covered by characters that have a piece; rarer ones are spelled in byte pieces."""
+_CACHED_BYTES = 48
+_REMEDY = "Copy the model folder again from its source."
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """Word pieces with byte fallback.
+    """Sentencepiece model with byte fallback.
 
     Args:
-        proto: a serialized sentencepiece model with all 256 byte pieces.
-        name: where it came from, for error messages.
+        proto: Serialized sentencepiece model with all 256 byte pieces.
+        name: Its file, for error messages.
 
     Raises:
-        CheckpointError: `proto` is not a model that can spell any bytes.
+        CheckpointError: `proto` is not such a model.
     """
 
     kind = "sentencepiece"
@@ -70,7 +70,7 @@ class SentencePieceTokenizer(Tokenizer):
         from sentencepiece import SentencePieceProcessor
 
         if len(proto) > LARGEST_FILE:
-            raise CheckpointError(f"{name} has {len(proto)} bytes, more than any vocabulary needs.", _REMEDY)
+            raise CheckpointError(f"{name} has {len(proto)} bytes, more than any tokenizer.", _REMEDY)
         model = SentencePieceProcessor()
         try:
             model.LoadFromSerializedProto(proto)
@@ -94,67 +94,62 @@ class SentencePieceTokenizer(Tokenizer):
                 self._text.append(piece.translate(_UNHIDE).encode())
         if len(byte_ids) != 256:
             raise CheckpointError(
-                f"{name} has no byte pieces, so it cannot spell every text.", "Train it with byte fallback."
+                f"{name} has no byte pieces, so it cannot encode every text.", "Train it with byte fallback."
             )
         self._byte_ids = [byte_ids[value] for value in range(256)]
-        self._sizes = np.array([len(text) for text in self._text], np.int32)
-        self._remembered = _Words(self)
+        self.id_sizes = np.array([len(text) for text in self._text], np.int32)
+        self._cache = _WordCache(self)
         self.start_id = int(self.encode(b"\n")[0])
 
     def encode(self, data: bytes) -> NDArray[np.int32]:
-        """Ids of `data`, which begins at a word border. Any bytes; `decode` gives exactly them back."""
-        return np.frombuffer(b"".join(map(self._remembered.__getitem__, words(data))), np.int32)
+        """Ids of `data`, any bytes that start at a word boundary; `decode` is the inverse."""
+        return np.frombuffer(b"".join(map(self._cache.__getitem__, split_words(data))), np.int32)
 
     def sizes(self, ids: NDArray[np.int32] | Sequence[int], data: bytes) -> NDArray[np.int32]:
-        """Bytes of text each of `ids`, the tokens of `data`, stands for; their sum is `len(data)`."""
-        return self._sizes[np.asarray(ids, np.intp)]
+        """Bytes of text of each of `ids`, the tokens of `data`; their sum is `len(data)`."""
+        return self.id_sizes[np.asarray(ids, np.intp)]
 
     def decode(self, ids: NDArray[np.int32] | Sequence[int]) -> bytes:
-        """The bytes that `ids` stand for; of each token alone, whatever its neighbors."""
+        """Text of `ids`, each decoded by itself."""
         return b"".join([self._text[i] for i in ids])
 
-    def stable_prefix_len(self, data: bytes) -> int:
-        """Length of the longest prefix of `data` that tokenizes alone as it does within the whole; 0 if none."""
-        return stable_prefix_len(data)
-
     def files(self) -> dict[str, bytes]:
-        """Contents of the files to save, by name."""
+        """The sentencepiece model."""
         return {FILE: self._proto}
 
     @classmethod
-    def load(cls, folder: Path) -> SentencePieceTokenizer:
-        """The vocabulary saved in `folder`.
+    def load(cls, folder: Path) -> Self:
+        """The tokenizer saved in `folder`.
 
         Raises:
-            CheckpointError: the file is missing, too large, damaged or not a lossless vocabulary.
+            CheckpointError: The file is missing, too large, damaged or has no byte pieces.
         """
         from xlcli.files import read_bounded
 
         return cls(read_bounded(folder / FILE, LARGEST_FILE), str(folder / FILE))
 
     @classmethod
-    def train(
-        cls, chunks: Iterable[bytes], vocab_size: int, *, model: Literal["bpe", "unigram"] = "bpe"
-    ) -> SentencePieceTokenizer:
-        """Learn a vocabulary of about `vocab_size` pieces (fewer where the text has no more to offer).
+    def train(cls, chunks: Iterable[bytes], vocab_size: int | None = None) -> Self:
+        """Trains a tokenizer of about `vocab_size` pieces (None: 2048), fewer if the text has not enough.
 
-        The result depends on the chunks and the size alone. Time and memory grow with the chunks, so give it a sample.
+        Depends on the text in `chunks` and the size alone. Time and memory grow with the text, so give a sample.
 
         Raises:
-            ConfigError: `vocab_size` has no room beside the byte pieces.
-            DataError: the chunks are empty.
+            ConfigError: `vocab_size` is too small for the byte pieces.
+            DataError: The text is empty.
         """
+        vocab_size = vocab_size or DEFAULT_VOCABULARY
         if vocab_size < SMALLEST_VOCABULARY:
             raise ConfigError(
-                f"a sentencepiece vocabulary of {vocab_size} has no room beside its 256 byte pieces.",
+                f"a sentencepiece vocabulary of {vocab_size} is too small: 256 are byte pieces.",
                 f"Give --vocab-size {SMALLEST_VOCABULARY} or more, or --tokenizer bytes.",
             )
         counts: Counter[bytes] = Counter()
         for portion in whole_words(chunks):
-            counts.update(words(portion))
+            counts.update(split_words(portion))
         if not counts:
-            raise DataError("there is no text to learn a vocabulary from: it is empty.", "Give a file with text in it.")
-        return cls(_train(counts, vocab_size, model))
+            raise DataError("the text to train the tokenizer on is empty.", "Give a file with text in it.")
+        return cls(_train(counts, vocab_size))
 
     def _encode_word(self, word: bytes) -> bytes:
         try:
@@ -169,11 +164,11 @@ class SentencePieceTokenizer(Tokenizer):
         try:
             ids: list[int] = self._model.EncodeAsIds(text.translate(_SHOW))
         except (RuntimeError, OSError):
-            raise CheckpointError(f"{self._name} fails on text; it is damaged.", _REMEDY) from None
+            raise CheckpointError(f"{self._name} cannot encode text; it is damaged.", _REMEDY) from None
         return ids
 
     def _spell(self, word: bytes) -> Iterator[int]:
-        """Pieces for the stretches of `word` that survive them, byte pieces for the rest."""
+        """Pieces where they decode to the bytes of `word`, byte pieces elsewhere."""
         stretch = ""
         for char in word.decode(errors="surrogateescape") + "\ud800":
             if char in _HIDE or "\ud800" <= char <= "\udfff":
@@ -189,8 +184,8 @@ class SentencePieceTokenizer(Tokenizer):
                 stretch += char
 
 
-class _Words(dict[bytes, bytes]):
-    """Ids of words met before, as the bytes of int32; forgets all when full, so that memory stays flat."""
+class _WordCache(dict[bytes, bytes]):
+    """Ids of words as bytes of int32; emptied when it is full."""
 
     def __init__(self, tokenizer: SentencePieceTokenizer) -> None:
         super().__init__()
@@ -198,14 +193,15 @@ class _Words(dict[bytes, bytes]):
 
     def __missing__(self, word: bytes) -> bytes:
         ids = self._encode(word)
-        if len(word) <= _REMEMBERED_BYTES:
-            if len(self) >= _REMEMBERED_WORDS:
+        if len(word) <= _CACHED_BYTES:
+            if len(self) >= CACHED_WORDS:
                 self.clear()
             self[word] = ids
         return ids
 
 
-def _train(counts: Counter[bytes], vocab_size: int, model: str) -> bytes:
+def _train(counts: Counter[bytes], vocab_size: int) -> bytes:
+    """Serialized model trained on words with these counts."""
     from sentencepiece import SentencePieceTrainer
 
     texts: Counter[str] = Counter()
@@ -232,7 +228,7 @@ def _train(counts: Counter[bytes], vocab_size: int, model: str) -> bytes:
         sentence_iterator=(f"{text}\t{count}" for text, count in rows),
         input_format="tsv",
         model_writer=proto,
-        model_type=model,
+        model_type="bpe",
         vocab_size=vocab_size,
         character_coverage=1.0,
         normalization_rule_name="identity",
@@ -252,7 +248,7 @@ def _train(counts: Counter[bytes], vocab_size: int, model: str) -> bytes:
 
 
 def _frequent(characters: Counter[str], most: int) -> set[str]:
-    """The characters worth a piece: the most frequent ones, up to `_COVERAGE` of the text and `most` in number."""
+    """The most frequent characters, up to `_COVERAGE` of the text and `most` in number."""
     kept: set[str] = set()
     rest = characters.total() * (1 - _COVERAGE)
     missing = characters.total()

@@ -1,7 +1,7 @@
-"""Whole words, counted as the published word-level benchmarks (Penn Treebank, WikiText-2) count them.
+"""Word tokenizer of the published word-level benchmarks (Penn Treebank, WikiText-2).
 
-A line is `line.split()` and then `<eos>`; a word outside the vocabulary is `<unk>`. Blanks belong to the token after
-them, so the bytes of the tokens add up to the text; which blanks they were is lost.
+A line becomes `line.split()` and `<eos>`; a word that is not in the vocabulary becomes `<unk>`. White space counts as
+part of the next token, so that the sizes of the tokens add up to the text, but decoding does not restore it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ from xlcli.text.tokenizers.base import Tokenizer
 FILE = "tokenizer.words"
 LARGEST_FILE = 2**26
 LARGEST_VOCABULARY = 2**18
-"""Words kept when no size is given."""
+"""Default maximum number of words."""
 
 _UNKNOWN, _END = b"<unk>", b"<eos>"
 _SPLIT = re.compile(rb"\s*\S+")
@@ -30,14 +31,15 @@ _MANY = 2**22
 
 
 class WordsTokenizer(Tokenizer):
-    """A closed list of words.
+    """Closed vocabulary of words.
 
     Args:
-        vocabulary: distinct words without blanks, `<unk>` and `<eos>` first.
+        vocabulary: Distinct words without white space, `<unk>` and `<eos>` first.
     """
 
     kind = "words"
     start_id = 1
+    id_sizes = None
 
     def __init__(self, vocabulary: Sequence[bytes]) -> None:
         self._vocabulary = list(vocabulary)
@@ -46,31 +48,27 @@ class WordsTokenizer(Tokenizer):
         self.fingerprint = sha256(b"words" + b"\n".join(self._vocabulary)).hexdigest()
 
     def encode(self, data: bytes) -> NDArray[np.int32]:
-        """Ids of `data`, which begins at a word border; unknown words become `<unk>`."""
+        """Ids of `data`, which starts at a word boundary; unknown words become `<unk>`."""
         return np.array([self._ids.get(word, 0) for word, _ in _tokens(data)], np.int32)
 
     def sizes(self, ids: NDArray[np.int32] | Sequence[int], data: bytes) -> NDArray[np.int32]:
-        """Bytes of text, blanks before it included, of each of the tokens `ids` of `data`; sums to `len(data)`."""
+        """Bytes of text of each token of `data`, with the white space before it; their sum is `len(data)`."""
         return np.array([size for _, size in _tokens(data)], np.int32)
 
     def decode(self, ids: NDArray[np.int32] | Sequence[int]) -> bytes:
-        """Each word with a blank after it, `<eos>` as a line end."""
+        """Each word followed by a space, `<eos>` as a line end."""
         return b"".join([b"\n" if i == self.start_id else self._vocabulary[i] + b" " for i in ids])
 
-    def stable_prefix_len(self, data: bytes) -> int:
-        """Length of the longest prefix of `data` that tokenizes alone as it does within the whole; 0 if none."""
-        return pretokenize.stable_prefix_len(data)
-
     def files(self) -> dict[str, bytes]:
-        """Contents of the files to save, by name."""
+        """The vocabulary, one word per line."""
         return {FILE: b"".join(word + b"\n" for word in self._vocabulary)}
 
     @classmethod
-    def load(cls, folder: Path) -> WordsTokenizer:
-        """The vocabulary saved in `folder`.
+    def load(cls, folder: Path) -> Self:
+        """The tokenizer saved in `folder`.
 
         Raises:
-            CheckpointError: the file is missing, too large or not a list of distinct words.
+            CheckpointError: The file is missing, too large or not a list of distinct words.
         """
         from xlcli.files import read_bounded
 
@@ -79,21 +77,21 @@ class WordsTokenizer(Tokenizer):
         if vocabulary[:2] != [_UNKNOWN, _END] or not proper:
             raise CheckpointError(
                 f"{folder / FILE} is not a list of distinct words that begins with <unk> and <eos>.",
-                "Copy the model folder again from where it came.",
+                "Copy the model folder again from its source.",
             )
         return cls(vocabulary)
 
     @classmethod
-    def train(cls, chunks: Iterable[bytes], vocab_size: int | None = None) -> WordsTokenizer:
-        """The `vocab_size` most frequent words of the text (`<unk>` and `<eos>` among them), frequent ones first.
+    def train(cls, chunks: Iterable[bytes], vocab_size: int | None = None) -> Self:
+        """The most frequent words of a text, by frequency; `vocab_size` (None: 2^18) counts `<unk>` and `<eos>`.
 
         Raises:
-            ConfigError: `vocab_size` has no room for a word.
-            DataError: the text has no words.
+            ConfigError: `vocab_size` is less than 3.
+            DataError: The text has no words.
         """
         if vocab_size is not None and vocab_size < 3:
             raise ConfigError(
-                f"a vocabulary of {vocab_size} has no room for a word.", "Give --vocab-size 1000 or more."
+                f"a vocabulary of {vocab_size} is too small for a word.", "Give --vocab-size 1000 or more."
             )
         counts: Counter[bytes] = Counter()
         for portion in pretokenize.whole_words(chunks):
@@ -103,15 +101,15 @@ class WordsTokenizer(Tokenizer):
         for special in (_UNKNOWN, _END):
             counts.pop(special, None)
         if not counts:
-            raise DataError("there are no words to learn a vocabulary from.", "Give a file with text in it.")
+            raise DataError("the text to train the tokenizer on has no words.", "Give a file with text in it.")
         ranked = sorted(counts, key=lambda word: (-counts[word], word))
         return cls([_UNKNOWN, _END, *ranked[: (vocab_size or LARGEST_VOCABULARY) - 2]])
 
 
 def _tokens(data: bytes) -> list[tuple[bytes, int]]:
-    """Each token of `data` and the bytes it stands for."""
+    """Each token of `data` and its size in bytes."""
     result: list[tuple[bytes, int]] = []
-    for word in pretokenize.words(data):
+    for word in pretokenize.split_words(data):
         taken = 0
         for match in _SPLIT.findall(word):
             result.append((match.lstrip(), len(match)))

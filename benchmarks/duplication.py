@@ -1,13 +1,14 @@
-"""Does hashing find what full attention would? The duplication task (Kitaev et al. 2020, section 5 and table 2).
+"""Quality of LSH attention on the duplication task (Kitaev et al. 2020, section 5 and table 2).
 
-A sequence is 0w0w, where w is random: the second half can be known, and is only by finding the place in the first. One
-layer, with as many rounds of hashing as a row of the table says, or none (full attention with shared queries and keys);
-then the same weights are scored with every number of rounds. Accuracy is that of the second half, on fresh sequences.
+A sequence is 0w0w with random w: its second half is predictable from the matching place in the first half. A model of
+one layer is trained with the number of hash rounds of its table row, or with full attention with shared queries and
+keys; then the same weights are scored with every number of rounds. Accuracy is that on the second half of new
+sequences.
 
     python benchmarks/duplication.py --length 1024 [--rows full,8,4,2,1] [--steps 1500] [--write]
     python benchmarks/duplication.py --table        # the tables of docs/reformer.md
 
-Finished rows are kept in benchmarks/results/duplication.json at once; the longest take minutes on one core.
+Each finished row is saved in benchmarks/results/duplication.json; the longest rows take minutes on one core.
 """
 
 import argparse
@@ -20,13 +21,13 @@ from equal_time import machine
 RESULT = Path(__file__).parent / "results" / "duplication.json"
 ROWS = ("full", "8", "4", "2", "1")
 SYMBOLS = 128
-"""0 and 127 others, as in the paper."""
+"""Vocabulary size: 0 and 127 other symbols, as in the paper."""
 SEQUENCES = 256
-"""Fresh ones to score."""
+"""Number of new sequences to score."""
 
 
 def shape(length, rounds, init_std):
-    """One layer that hashes in so many rounds, or sees everything."""
+    """Configuration of one layer with this number of hash rounds, or with full attention."""
     if rounds == "full":
         attention = {"n_buckets": 1, "bucket_size": length, "n_hashes": 1}
     else:
@@ -54,7 +55,7 @@ def build(tree, seed):
 
 
 def sequences(n, length, generator):
-    """(n, length) of the form 0w0w."""
+    """Sequences (n, length) of the form 0w0w."""
     import torch
 
     word = torch.randint(1, SYMBOLS, (n, length // 2 - 1), generator=generator)
@@ -63,7 +64,7 @@ def sequences(n, length, generator):
 
 
 def second_half(model, x):
-    """Logits (n, half - 1, v) of the tokens of the second w, and those tokens."""
+    """Logits (n, half - 1, v) of the tokens of the second w, and these tokens."""
     state = model.init_state(len(x), mem_len=0, segment_len=x.shape[1])
     hidden, _ = model(x[:, :-1], state)
     half = x.shape[1] // 2
@@ -71,7 +72,7 @@ def second_half(model, x):
 
 
 def accuracy(model, length, seed=10**6):
-    """Share of the second half that is predicted."""
+    """Accuracy on the second half."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
@@ -86,12 +87,12 @@ def accuracy(model, length, seed=10**6):
 
 
 def train(length, rounds, options):
-    """A model trained with so many rounds, and how long it took."""
+    """Model trained with this number of rounds, and seconds of training."""
     import torch
     from torch.nn import functional as F
 
     from xlcli.config import TrainConfig
-    from xlcli.optim import Optimizers, schedule
+    from xlcli.optim import Optimizers, lr_factor
 
     torch.manual_seed(options.seed)
     model = build(shape(length, rounds, options.init_std), options.seed)
@@ -108,7 +109,8 @@ def train(length, rounds, options):
         optimizers.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizers.step(schedule(step / options.steps, step, warmup_steps=40, decay="linear", final=0.0))
+        fraction = step / options.steps
+        optimizers.step(lr_factor(fraction, step, warmup_steps=40, lr_schedule="linear", min_lr_ratio=0.0))
         if step % 50 == 0:
             right = (logits.argmax(-1) == targets).double().mean()
             print(f"{rounds:>5} step {step:5} loss {loss.item():.4f} right {right.item():.4f}", flush=True)
@@ -116,7 +118,7 @@ def train(length, rounds, options):
 
 
 def with_rounds(model, length, rounds, options):
-    """The same weights, attending by another number of rounds."""
+    """Model with the same weights and another number of rounds."""
     other = build(shape(length, rounds, options.init_std), options.seed)
     own = {name: tensor for name, tensor in model.state_dict().items() if "rotations" not in name}
     other.load_state_dict(own, strict=False)
@@ -136,12 +138,12 @@ def row(length, rounds, options):
 
 
 def read():
-    """Results kept so far: length to row."""
+    """Saved results: length to row."""
     return json.loads(RESULT.read_text()) if RESULT.exists() else {}
 
 
 def table():
-    """Markdown, a table for each length."""
+    """Markdown with one table per length."""
     for length, rows in sorted((item for item in read().items() if item[0].isdigit()), key=lambda item: int(item[0])):
         print(f"\nlength {length}\n\n| trained with | " + " | ".join(f"scored {c}" for c in ROWS) + " | steps |")
         print("|---" * (len(ROWS) + 2) + "|")

@@ -1,9 +1,9 @@
-"""How good a model do ten minutes make? Bits per byte on the test part of the enwik8 prefix, equal time for everyone.
+"""Bits per byte of a default model after ten minutes of training, on the test part of a prefix of enwik8.
 
     python benchmarks/equal_time.py enwik8-prefix.txt.gz [--minutes 10] [--out benchmarks/results/equal_time.json]
 
-The text is the first 4,150,000 bytes of enwik8: 3,750,000 to train on, 200,000 to choose by, 200,000 to judge by. Run
-it on a quiet machine. Nothing is set but the held-out file and the time: the figure is what a new user gets.
+The text is the first 4,150,000 bytes of enwik8: 3,750,000 training, 200,000 validation, 200,000 test. Only the
+validation file and the time are set, so the result is that of the defaults. Run it on an idle machine.
 """
 
 import argparse
@@ -22,13 +22,13 @@ SPLITS = {"train": (0, 3_750_000), "valid": (3_750_000, 3_950_000), "test": (3_9
 
 
 def xlcli(*arguments: str, cwd: Path) -> str:
-    """Standard output of one command; its talk goes to the terminal."""
+    """Standard output of one command; standard error goes to the terminal."""
     command = [sys.executable, "-m", "xlcli", *arguments]
     return subprocess.run(command, cwd=cwd, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def machine() -> dict[str, object]:
-    """What the figures depend on."""
+    """Hardware and versions."""
     names = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     models = (line.partition(":")[2].strip() for line in names if line.startswith("model name"))
     cpu = next(models, platform.processor())

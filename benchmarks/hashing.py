@@ -1,12 +1,12 @@
-"""When does hashing pay? Full, local and hashed attention on books, the same tokens for each; then by memory length.
+"""Full, local and LSH attention on books: training on the same tokens, then scores by memory length.
 
     python benchmarks/hashing.py BOOKS [--tokens 1000000] [--out benchmarks/results/hashing.json]
     python benchmarks/hashing.py --table benchmarks/results/hashing.json     # the tables of docs/reformer.md
 
 BOOKS holds folders train and test of text files. Every run is one `xlcli train` and one `xlcli eval` of the same model
-with one memory length after the other, and its result is added to the file at once: started again, the benchmark goes
-on where it stopped. Nothing but attention, its position encoding and the memory in training differs between runs. Use
-one thread, and let nothing else run on that core.
+with one memory length after the other, and its result is saved at once; a restarted benchmark continues with the
+missing runs. Runs differ only in attention, its position encoding, and the memory length in training. Use one thread on
+an otherwise idle core.
 """
 
 import argparse
@@ -43,7 +43,7 @@ VARIANTS = {
         "model.attention.kind": "mixed", "model.attention.layers": f'[{LOCAL}, "full"]', "train.mem_len": 2048,
     } | XL,
 }  # fmt: skip
-"""Name to settings; a number is the memory in training."""
+"""Name to settings; the number is the memory length in training."""
 TRAIN_BOOKS, BYTES_A_BOOK, TEST_BYTES = 20, 300_000, 300_000
 
 
@@ -79,7 +79,7 @@ def one(home: Path, settings: dict[str, object], tokens: int) -> dict[str, objec
 
 
 def table(runs: dict[str, dict]) -> str:
-    """Bits per byte by memory length, speeds, recall."""
+    """Markdown table: bits per byte by memory length, speed, recall."""
     lines = [
         "| attention, memory in training | parameters | tokens/s in training | "
         + " | ".join(f"memory {m:,}" for m in MEMORIES)

@@ -1,9 +1,9 @@
-"""Is a score a property of model and text alone? Scores one text in many ways and compares bits per byte.
+"""Scores of one text with different segment lengths, batch sizes and pipe portions, which must agree.
 
     python benchmarks/invariance.py TEXT [--model NAME] [--mem-len 256] [--bytes 100000] [--out ...]
 
-Segment lengths 1, 32, 128, 512; batch sizes 1 and 8; the pipe fed all at once and one byte at a time. Passes (exit 0)
-when all agree to 1e-4 bits per byte.
+Segment lengths 1, 32, 128, 512; batch sizes 1 and 8; a pipe fed all at once and one byte at a time. Exit code 0 if
+all scores agree to 1e-4 bits per byte.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from equal_time import machine
 
 
 def run(*arguments: str, pieces: list[bytes] | None = None) -> float:
-    """Bits per byte that one command prints."""
+    """Bits per byte printed by one command."""
     command = [sys.executable, "-m", "xlcli", *arguments, "--json", "--quiet"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None

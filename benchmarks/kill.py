@@ -1,8 +1,8 @@
-"""Does a run survive `kill -9` at any moment, to the bit?
+"""Resumption after `kill -9` at random moments, which must be exact to the bit.
 
-A small run with dropout is killed again and again at random moments: while it starts, steps, validates, saves, ends. It
-is resumed each time. What it leaves in the end is compared with what the run leaves that nobody touched: weights,
-optimizer state, memory, random numbers, curve, best model.
+A small run with dropout is killed repeatedly: while it starts, steps, validates, saves and ends, and resumed each time.
+The finished run is compared with an uninterrupted one: weights, optimizer state, memory, random-number generator state,
+training curve, best model.
 
     python benchmarks/kill.py [--kills 20] [--seed 0] [--write]
 """
@@ -48,13 +48,13 @@ def rows(folder: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def kill_once(arguments: list[str], folder: Path, dice: random.Random, share: float) -> str | None:
-    """Starts the run and kills it at a random moment; where that was, or None when it had ended before."""
-    goal = rows(folder) + dice.randrange(1, max(2, int(share * STEPS))) if dice.random() < 0.85 else 0
+def kill_once(arguments: list[str], folder: Path, rng: random.Random, share: float) -> str | None:
+    """Starts the run and kills it at a random moment; returns the moment, or None if the run ended before it."""
+    goal = rows(folder) + rng.randrange(1, max(2, int(share * STEPS))) if rng.random() < 0.85 else 0
     with subprocess.Popen(arguments, stdout=subprocess.DEVNULL) as child:
         while goal and child.poll() is None and rows(folder) < goal:
             time.sleep(0.002)
-        time.sleep(dice.random() * (0.06 if goal else 2.5))
+        time.sleep(rng.random() * (0.06 if goal else 2.5))
         child.send_signal(signal.SIGKILL)
         if child.wait() == 0:
             return None
@@ -65,7 +65,7 @@ def kill_once(arguments: list[str], folder: Path, dice: random.Random, share: fl
 
 
 def remains(folder: Path) -> dict[str, str]:
-    """Digests of everything that must be the same."""
+    """Digests of all files that must be equal."""
     newest = max((folder / "checkpoints").glob("step-????????"))
     facts = json.loads((newest / "state.json").read_bytes())
     curve = [json.loads(line) for line in (folder / "metrics.jsonl").read_bytes().splitlines()]
@@ -77,13 +77,13 @@ def remains(folder: Path) -> dict[str, str]:
 
 
 def trial(place: Path, kills: int, seed: int) -> tuple[list[str], dict[str, str], dict[str, str]]:
-    """Moments of the kills, and what the disturbed and the undisturbed run leave."""
+    """Moments of the kills, and digests of the interrupted and the uninterrupted run."""
     text, whole, killed = write_text(place), place / "whole", place / "killed"
     subprocess.run(command(text, whole), check=True, stdout=subprocess.DEVNULL)
-    dice, moments = random.Random(seed), []
+    rng, moments = random.Random(seed), []
     while len(moments) < kills:
         more = ("--resume",) if (killed / "config.json").exists() else ()
-        moment = kill_once([*command(text, killed, *more)], killed, dice, share=2 / kills)
+        moment = kill_once([*command(text, killed, *more)], killed, rng, share=2 / kills)
         if moment is None:  # the run has ended: another one takes the remaining kills
             if remains(killed) != remains(whole):
                 break

@@ -1,12 +1,12 @@
-"""Which position encoding, which norm, with or without recurrence? Every one on the same budget of books, three seeds.
+"""Position encodings, pre- and post-norm, with and without recurrence: equal budgets on books, three seeds.
 
     python benchmarks/positions.py BOOKS [--tokens 500000] [--seeds 3] [--out benchmarks/results/positions.json]
     python benchmarks/positions.py --table benchmarks/results/positions.json     # the tables of docs/variants.md
 
-BOOKS holds folders train, valid and test of text files, of which the beginning of each is used. Every run is one
-`xlcli train` and one `xlcli eval` on the test part, and its result is added to the file at once: started again, the
-benchmark goes on where it stopped. Nothing but the variant and the seed differs between runs; learning rates are the
-defaults. Use one thread, and let nothing else run on that core.
+BOOKS has folders train, valid and test of text files; the beginning of each file is used. Every run is one
+`xlcli train` and one `xlcli eval` on the test part, and its result is saved at once; a restarted benchmark continues
+with the missing runs. Runs differ only in variant and seed; learning rates are the defaults. Use one thread on an
+otherwise idle core.
 """
 
 import argparse
@@ -41,7 +41,7 @@ BYTES_A_BOOK = {"train": 100_000, "valid": 10_000, "test": 20_000}
 
 
 def variants() -> dict[str, dict[str, object]]:
-    """Name to settings. The name says position, norm and recurrence."""
+    """Name (position, norm, recurrence) to settings."""
     found: dict[str, dict[str, object]] = {}
     for kind in KINDS:
         position = {"model.position.kind": kind}
@@ -60,14 +60,14 @@ def beginning(path: Path, n: int) -> bytes:
 
 
 def results_so_far(out: Path, tokens: int) -> dict[str, object]:
-    """What earlier starts of a benchmark have kept, or a beginning of it; the folder is there."""
+    """Saved results of earlier starts, or an empty table; creates the folder."""
     out.parent.mkdir(exist_ok=True)
     result = json.loads(out.read_text()) if out.exists() else {"machine": machine(), "runs": {}}
     return result | {"tokens": tokens}
 
 
 def part(books: Path, name: str, into: Path) -> None:
-    """The beginning of every book of one part, each cut at a line end, as one file."""
+    """Writes the beginnings of all books of one part, each cut at a line end, into one file."""
     paths = sorted((books / name).glob("*.txt"))
     into.write_bytes(b"".join(beginning(path, BYTES_A_BOOK[name]) for path in paths))
 

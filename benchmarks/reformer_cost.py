@@ -1,23 +1,24 @@
-"""What does a Reformer cost here, and what in the two published PyTorch ports? Memory, length, speed, reach.
+"""Cost of a Reformer in xlcli and in two PyTorch ports: memory by depth, length, speed, long memories.
 
     python benchmarks/reformer_cost.py memory  [--peers PYTHON] [--write]   # peak of a training step by depth
     python benchmarks/reformer_cost.py length  [--write]                    # a training step by tokens
     python benchmarks/reformer_cost.py forward [--peers PYTHON] [--write]   # one pass without gradients
     python benchmarks/reformer_cost.py reach   [--write]                    # a generated token after a long memory
 
-The ports are those of Hugging Face and of lucidrains. PYTHON is the interpreter of an environment that has them; else
-they are left out:
+The ports are those of Hugging Face and of lucidrains. PYTHON is the interpreter of an environment with the ports;
+without it they are left out:
 
     python3 -m venv peers && peers/bin/pip install torch transformers==4.35.2 reformer-pytorch
 
-Everyone gets the same width, heads, depth, vocabulary, feed-forward branch (ReLU), axial positions, AdamW, float32 and
-threads, and no dropout; weights and tokens are random, batches of one row, lengths multiples of 512. Every measurement
-is made in a process of its own. Linux only, on a quiet machine.
+All models have the same width, heads, depth, vocabulary, feed-forward branch (ReLU), axial positions, AdamW, float32,
+number of threads, and no dropout; weights and tokens are random, the batch size is 1, lengths are multiples of 512.
+Every measurement runs in its own process. Linux only, on an idle machine.
 
-Of memory, `peak` is the most that was resident in the steps, and `above` the part of it that was not before them: what
-AdamW remembers, 8 bytes a parameter, activations, and gradients, 4 bytes a parameter, where they are not there already.
-`tensors` is the most that tensors made in one step more took at once, whatever the C library makes of it; `activations`
-is that less the gradients a port makes anew, of which it may not yet have all by then.
+Memory: `peak` is the peak resident memory during the steps, and `above` its increase over the value before them, which
+contains AdamW state (8 bytes per parameter), activations, and gradients (4 bytes per parameter) unless they are
+allocated already. `tensors` is the peak size of the tensors allocated in one more step, independent of the C library;
+`activations` is `tensors` without the gradients that a port allocates in every step, some of which may come after the
+peak.
 """
 
 import argparse
@@ -36,11 +37,11 @@ from pathlib import Path
 
 RESULT = Path(__file__).parent / "results" / "reformer_cost.json"
 CHUNK = 512
-"""Tokens of the feed-forward branch, and of the loss, at a time."""
+"""Chunk length of feed-forward branch and loss, in tokens."""
 WINDOW = 64
-"""Tokens that local attention sees before a token, which is a chunk of the ports', and the second axis of positions."""
+"""Window of local attention, chunk length of the ports, and second axis of the axial positions."""
 MINUTE = {"n_layers": 1, "tokens": CHUNK}
-"""A model that is trained first, so that libraries are loaded."""
+"""Shape of a model that is trained first, so that libraries are loaded."""
 ENTRANTS = {
     "memory": ("reversible, hashed", "reversible, local", "standard, hashed", "standard, full"),
     "forward": ("reversible, hashed", "reversible, local and hashed"),
@@ -77,7 +78,7 @@ def our_settings(spec):
 
 
 def port(spec):
-    """A port's model, and how it is asked for logits (b t v) of tokens (b t)."""
+    """Model of a port, and its function from tokens (b t) to logits (b t v)."""
     name, attention = spec["who"].split(", ")
     tokens, dim, heads, depth = spec["tokens"], spec["dim"], spec["heads"], spec["n_layers"]
     if name == "reformer-pytorch":
@@ -104,12 +105,12 @@ def port(spec):
         hidden_dropout_prob=0.0, local_attention_probs_dropout_prob=0.0, hidden_act="relu",
     )  # fmt: skip
     model = ReformerModelWithLMHead(settings)
-    # By default it keeps the inputs of every layer to generate from, even where it trains.
+    # By default it keeps the inputs of every layer for generation, even during training.
     return model, lambda x: model(x, use_cache=False).logits
 
 
 def trainer(spec):
-    """A training step as a function, how many parameters it trains, and the bytes of gradients that it makes anew."""
+    """Function that takes a training step, number of parameters, and bytes of gradients allocated in each step."""
     import numpy as np
     import torch
 
@@ -140,7 +141,7 @@ def trainer(spec):
 
 
 def forget_peak():
-    """Begins the peak of resident memory anew, and says what is resident now."""
+    """Resets the peak of resident memory; returns the current resident memory in bytes."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
@@ -148,13 +149,13 @@ def forget_peak():
 
 
 def peak():
-    """Most bytes that were resident."""
+    """Peak of resident memory in bytes."""
     status = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
 
 
 def asked_for(call):
-    """Most bytes of tensors made in a call that were alive at once."""
+    """Peak size in bytes of the tensors allocated during a call."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -164,14 +165,14 @@ def asked_for(call):
 
 
 def seconds(call):
-    """How long a call takes."""
+    """Seconds of a call."""
     started = time.perf_counter()
     call()
     return time.perf_counter() - started
 
 
 def measure_training(spec):
-    """Peaks of training steps, and their speed or what tensors took."""
+    """Peak memory of training steps, and their speed or size of tensors."""
     trainer(spec | MINUTE)[0]()
     step, parameters, gradients = trainer(spec)
     before = forget_peak()
@@ -184,7 +185,7 @@ def measure_training(spec):
 
 
 def measure_forward(spec):
-    """Seconds of passes that end in the surprisal of every token, and the number of parameters."""
+    """Seconds of forward passes to the loss of every token, and the number of parameters."""
     import torch
 
     ids = torch.randint(1, spec["vocab"], (1, spec["tokens"] + 1))
@@ -212,7 +213,7 @@ def measure_forward(spec):
 
 
 def measure_reach(spec):
-    """Milliseconds of a call of one token when memory is full, and how it was filled."""
+    """Milliseconds of a call of one token with full memory, and the time to fill it."""
     import torch
 
     from xlcli.model.build import build_model
@@ -235,7 +236,7 @@ def measure_reach(spec):
 
 
 def measure(spec):
-    """One measurement, made in this process."""
+    """One measurement in this process."""
     if spec["question"] == "versions":
         return {name: version(name) for name in ("torch", "transformers", "reformer-pytorch")}
     warnings.filterwarnings("ignore")
@@ -248,12 +249,12 @@ def measure(spec):
 
 
 def is_port(spec):
-    """Whether it runs in the ports' environment."""
+    """Whether the measurement runs in the environment of the ports."""
     return spec["who"].startswith(("hf-reformer", "reformer-pytorch"))
 
 
 def ask(options, **more):
-    """A measurement in a process of its own."""
+    """One measurement in its own process."""
     spec = {name: value for name, value in vars(options).items() if name not in ("peers", "write")} | {"who": ""} | more
     python = options.peers if is_port(spec) or spec["question"] == "versions" else sys.executable
     command = [python, __file__, "one", json.dumps(spec)]
@@ -267,7 +268,7 @@ def ask(options, **more):
 
 
 def series(options, keep, who, key, values, *, ratios, **more):
-    """Measurements of one entrant that differ in one number, and the last of them divided by the first."""
+    """Measurements of one model for each value of one number, and the ratio of the last to the first."""
     rows = {}
     for value in sorted(values):
         rows[value] = ask(options, who=who, **{key: value} | {name: rule(value) for name, rule in more.items()})
@@ -279,21 +280,21 @@ def series(options, keep, who, key, values, *, ratios, **more):
 
 
 def memory(options, keep):
-    """Every entrant at every depth."""
+    """All models at all depths."""
     for who in (*ENTRANTS["memory"], *(PORTS["memory"] if options.peers else ())):
         ratios = ("peak", "above", "tensors", "activations")
         series(options, keep, who, "n_layers", options.layers, ratios=ratios, steps=lambda _: 2)
 
 
 def length(options, keep):
-    """Ours at every length; the first step warms up where that is cheap."""
+    """Our models at all lengths, with a warm-up step where that is cheap."""
     rules = {"steps": lambda t: max(2, min(10, 2**16 // t)), "warm": lambda t: int(t < 2**16)}
     ratios = ("tokens_per_second", "peak", "above")
     series(options, keep, "reversible, hashed", "tokens", options.lengths, ratios=ratios, **rules)
 
 
 def forward(options, keep):
-    """The entrants take turns. Ours also has as many buckets as the ports would give it."""
+    """All models in turn; ours also with the number of buckets that the ports choose."""
     names = (*ENTRANTS["forward"], *(PORTS["forward"] if options.peers else ()))
     entrants = {who: {"who": who} for who in names}
     many = options.tokens // options.bucket_size
@@ -311,7 +312,7 @@ def forward(options, keep):
 
 
 def receptive_field(options, keep):
-    """Ours after every memory, and full attention after the shortest."""
+    """Our model with all memory lengths, and full attention with the shortest."""
     same, ratios = {"tokens": int}, ("ms_per_token", "memory_bytes")
     series(options, keep, "reversible, hashed", "mem_len", options.mem_lens, ratios=ratios, **same)
     series(options, keep, "standard, full", "mem_len", [min(options.mem_lens)], ratios=(), **same)
@@ -325,11 +326,11 @@ OPTIONS = {
         "mem_lens": [4096, 1_000_000], "n_layers": 6, "bucket_size": 32, "n_hashes": 4, "steps": 100, "call": 4096,
     },
 }  # fmt: skip
-"""Numbers on the command line, besides those that all questions have."""
+"""Options of each measurement, in addition to the common ones."""
 
 
 def arguments():
-    """The command line."""
+    """Argument parser."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     questions = parser.add_subparsers(dest="question", required=True)
     questions.add_parser("one").add_argument("spec", type=json.loads)

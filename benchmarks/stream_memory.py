@@ -1,8 +1,8 @@
-"""Does a pipe hold its memory? Feeds `yes` to `xlcli stream --emit none` and records its resident memory every second.
+"""Resident memory of `yes | xlcli stream --emit none`, recorded every second.
 
     python benchmarks/stream_memory.py [--model NAME] [--minutes 10] [--out benchmarks/results/stream_memory.json]
 
-Passes (exit 0) when the largest and smallest resident memory after the first minute differ by at most 1 %.
+Exit code 0 if the largest and smallest resident memory after the first minute differ by at most 1 %.
 """
 
 import argparse

@@ -109,6 +109,11 @@ def test_reading_on_equals_reading_at_once(books):
     np.testing.assert_allclose(found, expected, atol=2e-4)
 
 
+def test_names_in_a_notebook_are_short(books):
+    assert repr(books) == "Model('books', cpu, float32)"
+    assert repr(books.read("It was", mem_len=64)) == "TextState(6 bytes, mem_len=64)"
+
+
 def test_a_state_is_a_value(books):
     state = books.read(TEXT)
     first = books.score(" the ship", state=state)

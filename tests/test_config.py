@@ -1,4 +1,4 @@
-"""The configuration tree: what is legal, what is said when it is not, and how layers of it are laid."""
+"""The configuration: legal values, error messages, merging of tables."""
 
 import subprocess
 import sys
@@ -6,7 +6,6 @@ import tomllib
 
 import pytest
 
-from xlcli import config
 from xlcli.config import (
     ATTENTIONS,
     POSITIONS,
@@ -75,7 +74,7 @@ def test_a_decimal_point_makes_seconds_of_steps():
         ({"train": {"lr": object()}}, r"unsupported type"),
     ],
 )  # fmt: skip
-def test_what_is_illegal_is_named(tree, message):
+def test_an_illegal_value_is_named(tree, message):
     with pytest.raises(ConfigError, match=message) as caught:
         make(tree)
     assert caught.value.exit_code == 2
@@ -94,7 +93,7 @@ def test_another_kind_is_another_table():
     assert make({"model": {"position": {"kind": "xl", "n_features": 8}}}, {"model": {"position": {"kind": "none"}}})
 
 
-def test_another_kind_keeps_what_means_the_same():
+def test_another_kind_keeps_the_heads():
     below = {"attention": {"kind": "local", "n_heads": 2, "head_dim": 6, "window": 9}, "stack": {"kind": "standard"}}
     assert merge(below, {"attention": {"kind": "linear"}})["attention"] == {
         "kind": "linear", "n_heads": 2, "head_dim": 6,
@@ -106,7 +105,7 @@ def test_another_kind_keeps_what_means_the_same():
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("position", POSITIONS)
 def test_a_position_is_legal_where_its_hooks_are_offered(attention, position):
-    """An illegal one is named together with what would be legal in its place."""
+    """An illegal combination is refused with the legal choices."""
     tree = {"model": {"attention": {"kind": attention}, "position": {"kind": position}}}
     if POSITIONS[position]().needs <= ATTENTIONS[attention]().offers:
         assert make(tree).model.position.kind == position
@@ -124,8 +123,8 @@ def test_a_position_is_legal_where_its_hooks_are_offered(attention, position):
             assert kind in said
 
 
-def test_hooks_are_needed_for_what_is_set():
-    """Rotating the embedding asks nothing of attention; a clamped distance asks for a bias."""
+def test_needed_hooks_depend_on_the_settings():
+    """Rotation at the embedding needs no hook; a clamped distance needs a bias."""
     assert make({"model": {"attention": {"kind": "linear"}, "position": {"kind": "rope"}}})
     assert POSITIONS["rope"](placement="embedding").needs == frozenset()
     assert POSITIONS["xl"]().needs == {"term"}
@@ -168,7 +167,7 @@ def test_hooks_are_needed_for_what_is_set():
         ({"norm": {"placement": "mid"}}, r"'model\.norm\.placement' is 'mid'.*'rezero'"),
     ],
 )
-def test_what_does_not_go_together_is_named(model, message):
+def test_an_illegal_combination_is_named(model, message):
     with pytest.raises(ConfigError, match=message) as caught:
         make({"model": model})
     assert "\n" not in str(caught.value)
@@ -199,19 +198,6 @@ def test_depth_counts_steps():
     assert make({"model": {"n_layers": 3, "stack": {"kind": "universal", "n_steps": 5}}}).model.depth == 15
 
 
-def test_the_meaning_is_what_differs_from_the_default():
-    """A key that a later version adds changes no fingerprint, and neither does writing a default out."""
-    model = make({"model": {"dim": 64, "position": {"kind": "rope", "base": 10000.0}, "norm": {"kind": "layer"}}}).model
-    found = config.meaning(model)
-    assert found["dim"] == 64
-    assert found["position"] == {"kind": "rope"}
-    assert found["norm"] == {"kind": "layer"}
-    assert "init_std" not in found
-    assert found["attention"] == {"kind": "full"}
-    other = make({"model": {"dim": 64, "position": {"kind": "rope", "base": 500.0}, "norm": {"kind": "layer"}}}).model
-    assert config.meaning(other) != found
-
-
 @pytest.mark.parametrize(
     ("text", "tree"),
     [
@@ -229,7 +215,7 @@ def test_an_override_is_a_path_and_a_value(text, tree):
 
 
 @pytest.mark.parametrize("text", ["", "a", "=3", "a..b=3", "3a=1", "a b=1"])
-def test_what_is_no_override_is_refused(text):
+def test_an_invalid_override_is_refused(text):
     with pytest.raises(ConfigError, match="not of the form"):
         parse_override(text)
 

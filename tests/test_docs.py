@@ -22,7 +22,7 @@ COMMANDS = get_command(app).commands
 
 def pages() -> list[Path]:
     """All pages."""
-    return [*SOURCE.glob("*.md"), *(SOURCE / "docs").glob("*.md"), SOURCE / "models" / "README.md"]
+    return [*SOURCE.glob("*.md"), *(SOURCE / "docs").glob("*.md"), *(SOURCE / "models").rglob("README.md")]
 
 
 def table_rows(text: str) -> list[list[str]]:

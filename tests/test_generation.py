@@ -1,4 +1,5 @@
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,12 +13,12 @@ from xlcli.sampling import SampleRNG, sample_tokens
 from xlcli.streaming import stream
 
 
-def run(model, prompt=b"The ", *, seed=1, resume=None, save=None, halt=lambda: False, **options):
+def run(model, prompt=b"The ", *, seed=1, resume=None, save=None, interrupted=lambda: False, **options):
     """Texts by sample, and results."""
     options.setdefault("max_new_tokens", 30)
     texts, results = {}, []
     for event in generate(
-        model, prompt, GenerateConfig(**options), RUNTIME, seed=seed, resume=resume, save=save, stop=halt
+        model, prompt, GenerateConfig(**options), RUNTIME, seed=seed, resume=resume, save=save, stop=interrupted
     ):
         if isinstance(event, GeneratedText):
             assert event.sample == len(results)
@@ -30,13 +31,12 @@ def run(model, prompt=b"The ", *, seed=1, resume=None, save=None, halt=lambda: F
 def slow_sample(model, prompt, options, seed, n, mem_len=9):
     """One token at a time, everything before it read afresh for each."""
     ids = [model.tokenizer.start_id, *model.tokenizer.encode(prompt).tolist()]
-    dice = SampleRNG.of(seed)
-    dice.recent.extend(ids[1:])
+    rng = SampleRNG.seeded(seed, ids[1:])
     start = len(ids)
     with torch.inference_mode():
         for _ in range(n):
             state = model.network.init_state(1, mem_len=mem_len, segment_len=model.config.train.segment_len)
-            ids += sample_tokens(model.network.logits(torch.tensor([ids]), state)[0], [dice], options)
+            ids += sample_tokens(model.network.logits(torch.tensor([ids]), state)[0], [rng], options)
     return ids[start:]
 
 
@@ -97,7 +97,7 @@ class Scripted:
     """Stands for a network: after a prompt of one byte it gives the bytes of a text, whatever was read."""
 
     def __init__(self, network, text):
-        self.inner, self.text, self.start = network, text, network.start
+        self.inner, self.text, self.init_state = network, text, network.init_state
 
     def logits(self, tokens, state):
         _, state = self.inner.logits(tokens, state)
@@ -154,9 +154,9 @@ def test_continuing_from_a_state_is_never_having_stopped():
     model, saved = toy("sentencepiece"), []
     options = {"temperature": 1.0, "repetition_penalty": 1.3}
     whole, _ = run(model, seed=3, max_new_tokens=24, **options)
-    first, _ = run(model, seed=3, max_new_tokens=11, save=lambda s, c: saved.append((s, c)), **options)
+    first, _ = run(model, seed=3, max_new_tokens=11, save=saved.append, **options)
     [kept] = saved
-    assert kept[0].seen == len(model.tokenizer.encode(b"The ")) + 11
+    assert kept.model_state.seen == len(model.tokenizer.encode(b"The ")) + 11
     second, [result] = run(model, b"", seed=None, max_new_tokens=13, resume=kept, **options)
     assert first[0] + second[0] == whole[0]
     assert result.seed == 3
@@ -165,7 +165,7 @@ def test_continuing_from_a_state_is_never_having_stopped():
 def test_a_prompt_may_be_given_in_two_parts():
     model, saved = toy(), []
     whole, _ = run(model, b"The fox and", seed=3, temperature=0.0)
-    run(model, b"The fox", max_new_tokens=0, save=lambda s, c: saved.append((s, c)))
+    run(model, b"The fox", max_new_tokens=0, save=saved.append)
     assert run(model, b" and", seed=3, temperature=0.0, resume=saved[0])[0] == whole
 
 
@@ -173,15 +173,15 @@ def test_an_interrupted_prompt_is_read_to_its_end_later():
     model, saved, asked = toy("sentencepiece"), [], itertools.count()
     prompt = PROSE.encode() * 30
     whole, _ = run(model, prompt, seed=3, temperature=0.0)
-    first, _ = run(model, prompt, halt=lambda: next(asked) > 1, save=lambda s, c: saved.append((s, c)))
+    first, _ = run(model, prompt, interrupted=lambda: next(asked) > 1, save=saved.append)
     assert first == {}
-    assert saved[0][0].seen == 1024
+    assert saved[0].model_state.seen == 1024
     assert run(model, b"", seed=3, temperature=0.0, resume=saved[0])[0] == whole
 
 
 def test_a_streams_state_is_continued_and_the_other_way_round():
     model, saved = toy("sentencepiece"), []
-    keep = lambda s, c: saved.append((s.fork(), c))  # noqa: E731
+    keep = lambda session: saved.append(session.fork())  # noqa: E731
     whole, _ = run(model, b"The fox and the dog", temperature=0.0)
     list(stream(model, [b"The fo", b"x and the"], StreamConfig(), RUNTIME, save=keep))
     assert run(model, b" dog", temperature=0.0, resume=saved[0])[0] == whole
@@ -199,23 +199,50 @@ def test_no_tokens_and_no_prompt():
 
 def test_interrupted():
     asked = itertools.count()
-    _, [result] = run(toy(), max_new_tokens=1000, halt=lambda: next(asked) > 10)
+    _, [result] = run(toy(), max_new_tokens=1000, interrupted=lambda: next(asked) > 10)
     assert result.stop_reason == "interrupted"
     assert 0 < result.tokens < 20
-    _, [result] = run(toy(), PROSE.encode() * 20, halt=lambda: True)
+    _, [result] = run(toy(), PROSE.encode() * 20, interrupted=lambda: True)
     assert (result.stop_reason, result.tokens) == ("interrupted", 0)
 
 
 def test_misuse():
     model, saved = toy(), []
     with pytest.raises(ConfigError, match="several samples"):
-        run(model, num_samples=2, save=lambda s, c: None)
-    run(model, save=lambda s, c: saved.append((s, c)))
-    state, carry = saved[0]
+        run(model, num_samples=2, save=saved.append)
+    run(model, save=saved.append)
     with pytest.raises(StateError, match="memory of 9 tokens"):
-        run(model, mem_len=4, resume=(state, carry))
+        run(model, mem_len=4, resume=saved[0])
+    two = replace(saved[0], model_state=saved[0].model_state.select([0, 0]))
     with pytest.raises(StateError, match="2 texts"):
-        run(model, resume=(state.select([0, 0]), carry))
-    for bad in ({}, {"last": "x"}, {"last": "256"}, {"last": "1", "text": "\u00e9"}, {"last": "1", "covered": "3"}):
-        with pytest.raises(StateError, match="damaged"):
-            run(model, resume=(state.fork(), bad))
+        run(model, resume=two)
+
+
+def test_hash_rounds_are_those_of_the_state():
+    model, saved = toy(variant="lsh"), []
+    whole, _ = run(model, b"The fox", temperature=0.0, n_hashes=2)
+    run(model, b"The fox", max_new_tokens=0, save=lambda session: saved.append(session.fork()))
+    for n_hashes in (None, 2):
+        assert run(model, b"", temperature=0.0, n_hashes=n_hashes, resume=saved[0].fork())[0] == whole
+    with pytest.raises(ConfigError, match="fixed when a model is loaded"):
+        run(model, n_hashes=3, resume=saved[0])
+
+
+def test_a_state_is_sampled_anew_with_another_seed():
+    """The tokens that the repetition penalty looks at stay."""
+    model, saved = toy(), []
+    options = {"temperature": 1.0, "repetition_penalty": 1.5, "max_new_tokens": 20}
+    first, _ = run(model, seed=3, save=lambda session: saved.append(session.fork()), **options)
+    prompt = b"The " + first[0]
+    other, [result] = run(model, b"", seed=9, resume=saved[0].fork(), **options)
+    assert result.seed == 9
+    assert other == run(model, prompt, seed=9, **options)[0]
+    assert other != run(model, b"", seed=None, resume=saved[0].fork(), **options)[0]
+
+
+def test_samples_of_a_later_batch_can_be_repeated_alone():
+    """What earlier samples wrote is no token of theirs, which a repetition penalty would show."""
+    model, options = toy(), {"temperature": 1.0, "repetition_penalty": 1.5, "max_new_tokens": 12}
+    _, results = run(model, num_samples=18, **options)
+    for result in results[15:]:
+        assert run(model, seed=result.seed, **options)[1][0].text == result.text

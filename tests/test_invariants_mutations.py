@@ -10,8 +10,7 @@ import torch
 from variants import COMBINATIONS, IN_TURN
 
 from xlcli.memory import Hidden, Sums
-from xlcli.model.attention import linear
-from xlcli.model.attention.local import LocalAttention
+from xlcli.model.attention import linear, local
 from xlcli.model.position import xl
 from xlcli.model.position.alibi import AlibiPosition
 from xlcli.model.position.contextual import Contextual1Position, Contextual2Position
@@ -21,7 +20,9 @@ from xlcli.model.position.shaw import ShawPosition
 from xlcli.model.position.sinusoidal import SinusoidalPosition
 from xlcli.model.position.t5 import T5Position
 from xlcli.model.residual import ReZero
-from xlcli.ops.span import AttentionContext, Span
+from xlcli.ops.context import AttentionContext, Cache, Mask
+from xlcli.ops.positions import Positions
+from xlcli.ops.span import Span
 from xlcli.state import State
 
 EXACT = ("full", "local", "linear")
@@ -51,29 +52,38 @@ WITH_BIAS = (AlibiPosition, T5Position, ShawPosition, Contextual1Position, Conte
 WITH_EMBEDDING = (SinusoidalPosition, AxialPosition, RopeEmbedding)
 
 
-def told(context, **facts):
-    """The context, but for what it says."""
+def altered(context, **facts):
+    """The context with other facts about its positions; its mask stays as it is."""
     other = copy.copy(context)
-    for made in ("distance", "positions"):
-        other.__dict__.pop(made, None)
-    other.__dict__.update(facts, _kept={})
+    other.positions = altered_positions(context.positions, **facts)
+    other.cache = Cache()
     return other
 
 
-def mistell(monkeypatch, encodings, hook, facts):
-    """These encodings' hook is given frames that say `facts(context)`; masks stay right."""
+def altered_positions(positions, **facts):
+    other = copy.copy(positions)
+    for computed in ("distance", "absolute"):
+        other.__dict__.pop(computed, None)
+    other.__dict__.update(facts)
+    return other
+
+
+def alter(monkeypatch, encodings, hook, facts):
+    """Calls this hook of these encodings with `facts(positions)` in place of the true ones; masks stay right."""
     for encoding in encodings:
         right = getattr(encoding, hook)
 
         def wrong(self, *args, right=right):
-            return right(self, *(told(a, **facts(a)) if isinstance(a, AttentionContext) else a for a in args))
+            return right(
+                self, *(altered(a, **facts(a.positions)) if isinstance(a, AttentionContext) else a for a in args)
+            )
 
         monkeypatch.setattr(encoding, hook, wrong)
 
 
 def distances_off_by_one(monkeypatch, by=1):
-    right = AttentionContext.distance.func
-    monkeypatch.setattr(AttentionContext, "distance", property(lambda self: right(self) + by))
+    right = Positions.distance.func
+    monkeypatch.setattr(Positions, "distance", property(lambda self: right(self) + by))
 
 
 def distances_too_short(monkeypatch):
@@ -81,29 +91,27 @@ def distances_too_short(monkeypatch):
 
 
 def distances_without_memory(monkeypatch):
-    mistell(
-        monkeypatch, WITH_BIAS, "bias", lambda context: {"distance": (context.distance - context.n_memory).clamp(min=0)}
-    )
+    alter(monkeypatch, WITH_BIAS, "bias", lambda p: {"distance": (p.distance - p.n_memory).clamp(min=0)})
 
 
 def distances_of_values_without_memory(monkeypatch):
-    mistell(monkeypatch, [ShawPosition], "values", lambda context: {"distance": context.distance - context.n_memory})
+    alter(monkeypatch, [ShawPosition], "value_bias", lambda p: {"distance": p.distance - p.n_memory})
 
 
 def distances_all_alike(monkeypatch):
-    mistell(monkeypatch, WITH_BIAS, "bias", lambda context: {"distance": torch.zeros_like(context.distance)})
+    alter(monkeypatch, WITH_BIAS, "bias", lambda p: {"distance": torch.zeros_like(p.distance)})
 
 
 def angles_without_memory(monkeypatch):
-    right = AttentionContext.angles
+    right = Positions.angles
 
     def wrong(self, n_features, dtype):
         """Positions of the new tokens count from the call, those of all keys from the oldest one."""
-        keys = right(told(self, n_memory=0, n_new=self.n_memory + self.n_new), n_features, dtype)
-        queries = right(told(self, n_memory=0), n_features, dtype)
+        keys = right(altered_positions(self, n_memory=0, n_new=self.n_memory + self.n_new), n_features, dtype)
+        queries = right(altered_positions(self, n_memory=0), n_features, dtype)
         return tuple(torch.cat((k[: self.n_memory], q)) for k, q in zip(keys, queries, strict=True))
 
-    monkeypatch.setattr(AttentionContext, "angles", wrong)
+    monkeypatch.setattr(Positions, "angles", wrong)
 
 
 def clamped_distances_not_shifted(monkeypatch):
@@ -111,30 +119,32 @@ def clamped_distances_not_shifted(monkeypatch):
 
 
 def embeddings_begin_again_at_every_call(monkeypatch):
-    mistell(monkeypatch, WITH_EMBEDDING, "embed", lambda context: {"start": 0})
+    alter(monkeypatch, WITH_EMBEDDING, "embed", lambda p: {"first": 0})
 
 
 def embeddings_begin_where_the_text_does(monkeypatch):
-    mistell(monkeypatch, WITH_EMBEDDING, "embed", lambda context: {"offsets": None})
+    alter(monkeypatch, WITH_EMBEDDING, "embed", lambda p: {"offsets": None})
 
 
 def keys_turned_without_start(monkeypatch):
-    mistell(monkeypatch, [RopePosition], "rotate", lambda context: {"start": 0})
+    alter(monkeypatch, [RopePosition], "rotate", lambda p: {"first": 0})
 
 
 def segments_go_on_counting(monkeypatch):
-    monkeypatch.setattr(AttentionContext, "first", property(lambda self: self.start))
+    monkeypatch.setattr(Span, "next_position", lambda self, seen: seen)
 
 
 def rows_all_begin_where_the_first_does(monkeypatch):
-    mistell(monkeypatch, WITH_EMBEDDING, "embed", lambda context: {"offsets": context.offsets[:1]})
+    alter(monkeypatch, WITH_EMBEDDING, "embed", lambda p: {"offsets": p.offsets[:1]})
 
 
 def a_future_token_is_visible(monkeypatch):
-    right = AttentionContext.visible.func
-    monkeypatch.setattr(
-        AttentionContext, "visible", property(lambda self: right(told(self, distance=self.distance + 1)))
-    )
+    right = Mask.visible.func
+
+    def wrong(self):
+        return right(Mask(altered_positions(self.positions, distance=self.positions.distance + 1), self.max_distance))
+
+    monkeypatch.setattr(Mask, "visible", property(wrong))
 
 
 def a_future_token_is_summed(monkeypatch):
@@ -146,39 +156,40 @@ def a_future_token_is_summed(monkeypatch):
     monkeypatch.setattr(linear, "attend_linear", wrong)
 
 
+def blocks_with_window(monkeypatch, change):
+    right = AttentionContext.block
+
+    def wrong(self, window):
+        block = copy.copy(right(self, window))
+        block.mask = Mask(block.positions, self.span.max_distance(window + change))
+        return block
+
+    monkeypatch.setattr(AttentionContext, "block", wrong)
+
+
 def band_too_wide(monkeypatch):
-    right = LocalAttention._block
-    monkeypatch.setattr(
-        LocalAttention, "_block", lambda self, context: told(right(self, context), window=self.window + 1)
-    )
+    blocks_with_window(monkeypatch, 1)
 
 
 def band_too_narrow(monkeypatch):
-    right = LocalAttention._block
-    monkeypatch.setattr(
-        LocalAttention, "_block", lambda self, context: told(right(self, context), window=self.window - 1)
-    )
+    blocks_with_window(monkeypatch, -1)
 
 
 def padding_before_memory_is_visible(monkeypatch):
-    right = LocalAttention._visible
-    monkeypatch.setattr(
-        LocalAttention,
-        "_visible",
-        lambda self, context, *rest: right(self, told(context, n_memory=self.window), *rest),
-    )
+    right = local.block_mask
+    monkeypatch.setattr(local, "block_mask", lambda block, n_blocks, n_memory: right(block, n_blocks, block.n_memory))
 
 
 def sums_not_carried(monkeypatch):
-    monkeypatch.setattr(linear, "_after", lambda s, z, context: Sums(torch.zeros_like(s), torch.zeros_like(z)))
+    monkeypatch.setattr(linear, "sums_to_keep", lambda s, z, context: Sums(torch.zeros_like(s), torch.zeros_like(z)))
 
 
 def sums_not_forgotten(monkeypatch):
-    monkeypatch.setattr(linear, "_after", lambda s, z, context: Sums(s.detach(), z.detach()))
+    monkeypatch.setattr(linear, "sums_to_keep", lambda s, z, context: Sums(s.detach(), z.detach()))
 
 
 def sums_with_gradient(monkeypatch):
-    monkeypatch.setattr(linear, "_after", lambda s, z, context: Sums(s, z))
+    monkeypatch.setattr(linear, "sums_to_keep", lambda s, z, context: Sums(s, z))
 
 
 def memory_with_gradient(monkeypatch):

@@ -1,10 +1,10 @@
-"""Every preset is legal, says what it is for, and is what it says."""
+"""Every preset is legal, and its description is true."""
 
 import re
 
 import pytest
 
-from xlcli import config, presets
+from xlcli import config, presets, training
 from xlcli.__main__ import main
 from xlcli.errors import ConfigError
 from xlcli.training.memory import n_parameters
@@ -12,9 +12,9 @@ from xlcli.training.memory import n_parameters
 PRESETS = {preset.name: preset for preset in presets.list_presets()}
 TREES = {name: presets.read_preset(name) for name in PRESETS}
 PUBLISHED = [name for name, tree in TREES.items() if "max_steps" in tree["train"]]
-"""They bring the length of their run; the others leave it to the machine."""
+"""Presets with a budget of their own; for others it depends on the device."""
 WORDS = {"tiny": 256, "small": 2048, "medium": 4096, "base": 4096}
-"""Vocabularies, as a text of the intended size gets them, of presets that leave them open."""
+"""Vocabulary sizes that a text of the intended size gets, for presets without one."""
 
 
 def test_the_promised_ones_are_there():
@@ -43,7 +43,7 @@ def test_a_preset_is_legal_and_as_large_as_it_says(name):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_one_leaves_nothing_of_its_recipe_open(name):
-    """Their source is named, and so is what is not as published."""
+    """Their source and all deviations from it are named."""
     settings = config.make(TREES[name])
     assert settings.text.tokenizer != "auto"
     assert (settings.text.tokenizer == "bytes") == (settings.text.vocab_size is None)
@@ -91,3 +91,23 @@ def test_the_list_keeps_what_is_to_be_used_apart_from_what_was_published(capsysb
     assert listed[1] == [name for name in PRESETS if name.startswith("small-")]
     assert listed[2] == [name for name in PRESETS if name in PUBLISHED]
     assert sum(map(len, listed)) == len(PRESETS)
+
+
+def test_settings_are_combined_with_the_named_or_every_automatic_preset():
+    assert list(presets.configurations({}, "medium")) == ["medium"]
+    assert set(presets.configurations({})) == set(presets.AUTOMATIC)
+    assert list(presets.configurations({"model": {"attention": {"n_heads": 3}}})) == ["small"]
+    assert all(made.train.batch_size == 3 for made in presets.configurations({"train": {"batch_size": 3}}).values())
+    with pytest.raises(ConfigError, match="not divisible"):
+        presets.configurations({"model": {"attention": {"n_heads": 7}}})
+    with pytest.raises(ConfigError, match="no preset 'smal'"):
+        presets.configurations({}, "smal")
+
+
+def test_a_choice_without_the_preset_that_fits_the_text_is_refused(tmp_path):
+    (tmp_path / "text").write_text("a line\n" * 99)
+    configs = presets.configurations({})
+    del configs["tiny"]
+    with pytest.raises(ConfigError, match=r"illegal with preset 'tiny'.*--preset small or base") as caught:
+        list(training.train([str(tmp_path / "text")], tmp_path / "m", configs, dry_run=True))
+    assert caught.value.exit_code == 2

@@ -6,17 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xlcli.config import GenerateConfig
-from xlcli.errors import CheckpointError, StateError
+from xlcli.errors import CheckpointError
 from xlcli.sampling import (
     REPETITION_WINDOW,
     SampleRNG,
     StreamingDetokenizer,
     apply_repetition_penalty,
     apply_temperature,
-    draw,
     filter_min_p,
     filter_top_k,
     filter_top_p,
+    invert_cdf,
     sample_tokens,
 )
 
@@ -44,7 +44,7 @@ def test_top_p_keeps_the_fewest_that_reach_p(values, p):
     assert min(weights[i] for i in left) >= max((w for i, w in enumerate(weights) if i not in left), default=0.0)
 
 
-def test_min_p_is_a_share_of_the_likeliest():
+def test_min_p_is_relative_to_the_most_likely():
     weights = LOGITS.softmax(-1)
     left = kept(filter_min_p(LOGITS, 0.2))
     assert left == [[i for i, w in enumerate(row) if w >= 0.2 * max(row)] for row in weights.tolist()]
@@ -61,29 +61,29 @@ def test_tiny_temperatures_do_not_overflow():
     assert apply_temperature(LOGITS, 1e-38).softmax(-1)[1].tolist() == [1.0, 0.0, 0.0, 0.0, 0.0]
 
 
-def test_draw_inverts_the_distribution():
+def test_invert_cdf():
     logits = torch.tensor([0.5, 0.0, 0.25, 0.25]).log()[None].expand(8, -1)
     levels = torch.tensor([0.0, 0.49, 0.501, 0.74, 0.76, 0.99, 1 - 2**-53, 0.25], dtype=torch.float64)
-    assert draw(logits, levels).tolist() == [0, 0, 2, 2, 3, 3, 3, 0]
+    assert invert_cdf(logits, levels).tolist() == [0, 0, 2, 2, 3, 3, 3, 0]
 
 
 def test_samples_follow_the_probabilities():
     logits = LOGITS[:1]
-    dice = [SampleRNG.of(3)]
+    rngs = [SampleRNG.seeded(3)]
     options = GenerateConfig(temperature=1.0)
     counts = torch.zeros(5)
     for _ in range(3000):
-        counts[sample_tokens(logits, dice, options)[0]] += 1
+        counts[sample_tokens(logits, rngs, options)[0]] += 1
     assert torch.allclose(counts / 3000, logits.softmax(-1)[0], atol=0.03)
 
 
-def test_temperature_zero_is_greedy_and_needs_no_luck():
-    assert sample_tokens(LOGITS[1:], [SampleRNG.of(1)], GenerateConfig(temperature=0.0)) == [0]
+def test_temperature_zero_is_greedy():
+    assert sample_tokens(LOGITS[1:], [SampleRNG.seeded(1)], GenerateConfig(temperature=0.0)) == [0]
 
 
-def test_a_row_is_drawn_with_its_own_dice():
+def test_a_row_is_sampled_with_its_own_generator():
     options = GenerateConfig(temperature=1.5, repetition_penalty=1.3)
-    together, alone = [SampleRNG.of(7), SampleRNG.of(8)], [SampleRNG.of(7), SampleRNG.of(8)]
+    together, alone = [SampleRNG.seeded(7), SampleRNG.seeded(8)], [SampleRNG.seeded(7), SampleRNG.seeded(8)]
     for _ in range(50):
         both = sample_tokens(LOGITS, together, options)
         assert both == [sample_tokens(LOGITS[i : i + 1], alone[i : i + 1], options)[0] for i in range(2)]
@@ -92,44 +92,25 @@ def test_a_row_is_drawn_with_its_own_dice():
 
 def test_nan_is_an_error():
     with pytest.raises(CheckpointError, match="NaN"):
-        sample_tokens(torch.tensor([[0.0, math.nan]]), [SampleRNG.of(1)], GenerateConfig())
+        sample_tokens(torch.tensor([[0.0, math.nan]]), [SampleRNG.seeded(1)], GenerateConfig())
 
 
-def test_dice_go_on_from_a_state():
-    dice = SampleRNG.of(11)
+def test_the_latest_tokens_are_remembered():
+    rng = SampleRNG.seeded(11, recent=range(3))
     options = GenerateConfig(temperature=1.0, repetition_penalty=1.2)
-    for _ in range(REPETITION_WINDOW + 9):
-        sample_tokens(LOGITS[:1], [dice], options)
-    again = SampleRNG.restore(dice.save(), None)
-    assert list(again.recent) == list(dice.recent)
-    assert again.seed == 11
-    assert [sample_tokens(LOGITS[:1], [again], options) for _ in range(20)] == [
-        sample_tokens(LOGITS[:1], [dice], options) for _ in range(20)
-    ]
+    drawn = [sample_tokens(LOGITS[:1], [rng], options)[0] for _ in range(REPETITION_WINDOW - 1)]
+    assert REPETITION_WINDOW == 256
+    assert list(rng.recent) == [2, *drawn]
+    assert list(SampleRNG.seeded(12, rng.recent).recent) == [2, *drawn]
 
 
-def test_dice_of_a_state_may_be_thrown_anew():
-    saved = {**SampleRNG.of(1).save(), "recent": "[5, 6]"}
-    assert SampleRNG.restore(saved, 9).seed == 9
-    assert list(SampleRNG.restore(saved, 9).recent) == [5, 6]
-    assert SampleRNG.restore({}, None) is None
-
-
-@pytest.mark.parametrize(
-    "bad", [{"dice": "!!", "seed": "1"}, {"dice": "AAAA", "seed": "1"}, {"dice": ""}, {"recent": "7"}]
-)
-def test_damaged_dice_are_refused(bad):
-    with pytest.raises(StateError, match="damaged"):
-        SampleRNG.restore(bad, None)
-
-
-def shown_by(outlet, portions):
+def shown_by(detokenizer, portions):
     out = []
     for portion in portions:
-        out.append(outlet.feed(portion))
-        if outlet.stopped:
+        out.append(detokenizer.feed(portion))
+        if detokenizer.stopped:
             return out
-    return [*out, outlet.finish()]
+    return [*out, detokenizer.finish()]
 
 
 @given(st.text(alphabet="ab\u00e9\u4e16\U0001f98a", max_size=12), st.lists(st.integers(1, 5), min_size=1))
@@ -148,17 +129,17 @@ def test_only_whole_characters_come_out(text, sizes):
 def test_stops_cut_the_text_wherever_the_tokens_end(text, stops):
     ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
     expected = text[: min(ends)[1]] if ends else text
-    outlet = StreamingDetokenizer(stops)
-    assert b"".join(shown_by(outlet, [c.encode() for c in text])).decode() == expected
-    assert outlet.stopped == bool(ends)
-    outlet = StreamingDetokenizer(stops)
-    assert b"".join(shown_by(outlet, [text.encode()])).decode() == expected
+    detokenizer = StreamingDetokenizer(stops)
+    assert b"".join(shown_by(detokenizer, [c.encode() for c in text])).decode() == expected
+    assert detokenizer.stopped == bool(ends)
+    detokenizer = StreamingDetokenizer(stops)
+    assert b"".join(shown_by(detokenizer, [text.encode()])).decode() == expected
 
 
-def test_what_cannot_be_a_stop_is_not_held():
-    outlet = StreamingDetokenizer(["\n\n", "END"])
-    assert outlet.feed(b"line") == b"line"
-    assert outlet.feed(b"\nE") == b"\n"
-    assert outlet.feed(b"NT") == b"ENT"
-    assert outlet.feed(b"EN") == b""
-    assert outlet.finish() == b"EN"
+def test_text_that_cannot_be_a_stop_is_not_held():
+    detokenizer = StreamingDetokenizer(["\n\n", "END"])
+    assert detokenizer.feed(b"line") == b"line"
+    assert detokenizer.feed(b"\nE") == b"\n"
+    assert detokenizer.feed(b"NT") == b"ENT"
+    assert detokenizer.feed(b"EN") == b""
+    assert detokenizer.finish() == b"EN"

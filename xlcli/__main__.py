@@ -1,7 +1,7 @@
-"""Entry point: the one place that turns errors into a sentence and an exit code.
+"""Entry point: turns every error into one sentence and an exit code.
 
 Exit codes: 0 done, 1 bug, 2 usage or configuration, 3 input refused, 4 out of disk or memory, 5 folder in use,
-6 diverged, 128 + n stopped by signal n (141: the reader of our output went away).
+6 diverged, 128 + n stopped by signal n (141: the reader of stdout closed it).
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         code, message, remedy = _explain(error)
         _silence_stdout()
-        _tell(message, remedy)
+        _print_error(message, remedy)
         return code
 
 
 def _explain(error: Exception) -> tuple[int, str, str]:
-    """Exit code, what happened, what to type instead."""
+    """Exit code, message and remedy of an error."""
     from xlcli.errors import XLError
 
     if isinstance(error, XLError):
@@ -75,13 +75,13 @@ def _explain(error: Exception) -> tuple[int, str, str]:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Python's, the CPU allocator's or CUDA's; torch is asked only if it is there already."""
+    """Whether the error is one of Python, of the CPU allocator or of CUDA; does not import torch."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
-def _tell(message: str, remedy: str) -> None:
+def _print_error(message: str, remedy: str) -> None:
     from xlcli.cli.terminal import visible
 
     with contextlib.suppress(OSError, ValueError):
@@ -90,7 +90,10 @@ def _tell(message: str, remedy: str) -> None:
 
 
 def _ensure_standard_streams() -> None:
-    """Opens what the caller closed, lest a data file become descriptor 1; a closed output is a reader gone away."""
+    """Opens standard streams that the caller closed, so that no data file becomes descriptor 1.
+
+    A closed stdout becomes a pipe without a reader.
+    """
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
@@ -108,7 +111,7 @@ def _ensure_standard_streams() -> None:
 
 
 def _silence_stdout() -> None:
-    """What is still buffered goes nowhere: the interpreter's last flush must not complain."""
+    """Flushes stdout, or discards its buffer so that the last flush of the interpreter succeeds."""
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         return
@@ -118,7 +121,7 @@ def _silence_stdout() -> None:
 
 
 def _leave_quietly() -> int:
-    """Dies of SIGPIPE as any Unix tool does; it is ignored until here because sockets of torch would die of it too."""
+    """Ends the process by SIGPIPE, as Unix tools do. Until here it is ignored: sockets of torch may raise it."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)

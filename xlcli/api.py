@@ -18,15 +18,14 @@ from xlcli import evaluation, generation, streaming, training
 from xlcli.config import EvalConfig, GenerateConfig, RuntimeConfig, SpanKind, StreamConfig, validate
 from xlcli.errors import StateError
 from xlcli.events import Event, Generated, GeneratedText, TokenScore
-from xlcli.inference import Carry, PendingText, Save
+from xlcli.inference import SaveState
 from xlcli.metrics import LN2, bits_per, perplexity
 from xlcli.presets import configurations
 from xlcli.runtime import Runtime, make_runtime
-from xlcli.state import State
 from xlcli.store.discover import find
 from xlcli.store.folder import LoadedModel
 from xlcli.store.folder import load as load_folder
-from xlcli.store.state_files import load_state, save_state
+from xlcli.store.state_files import SessionState, load_state, save_state
 
 Text = str | bytes
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -109,29 +108,32 @@ class TextScore:
         return perplexity(self.nats, len(self.tokens))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TextState:
     """State after a text: memory of every layer, last token, and the end of the text, which is not read yet.
 
     The state is a value: no call changes it. It fits the model that made it and no other.
     """
 
-    memory: State
-    carry: Carry
+    session: SessionState
     fingerprints: Mapping[str, str]
+
+    def __repr__(self) -> str:
+        return f"TextState({self.n_bytes} bytes, mem_len={self.mem_len})"
 
     @property
     def mem_len(self) -> int:
         """Memory length in tokens."""
-        return self.memory.span.mem_len
+        return self.session.model_state.span.mem_len
 
     @property
     def n_bytes(self) -> int:
         """Bytes of text since the start, the unread end included."""
-        return int(self.carry.get("bytes", "0")) + len(PendingText.restore(self.carry, 2**31).data)
+        stream = self.session.stream
+        return (stream.n_bytes if stream else 0) + len(self.session.pending.data)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Model:
     """A model ready for use; made by `load`.
 
@@ -143,6 +145,9 @@ class Model:
     """Configuration, tokenizer, network (`torch.nn.Module`) and training record."""
     runtime: Runtime
     """Device, number type and threads."""
+
+    def __repr__(self) -> str:
+        return f"Model({self.loaded.name!r}, {self.runtime.device}, {self.runtime.dtype_name})"
 
     def score(self, text: Text, *, state: TextState | None = None, mem_len: int | None = None) -> TextScore:
         """Surprisal of every token of `text`, given everything read before in `state` (default: nothing).
@@ -206,12 +211,12 @@ class Model:
 
     def save_state(self, state: TextState, path: str | os.PathLike[str]) -> None:
         """Writes a state file, as `--state-out` does."""
-        save_state(Path(path), state.memory, state.carry, model=self.loaded)
+        save_state(Path(path), state.session, model=self.loaded)
 
     def load_state(self, path: str | os.PathLike[str]) -> TextState:
         """State of a file that `save_state` or `--state-out` wrote; `StateError` if it cannot be used."""
-        memory, carry = load_state(Path(path), model=self.loaded, device=str(self.runtime.device))
-        return TextState(memory, carry, self.loaded.fingerprints)
+        session = load_state(Path(path), model=self.loaded, device=str(self.runtime.device))
+        return TextState(session, self.loaded.fingerprints)
 
     def _stream(
         self,
@@ -226,18 +231,18 @@ class Model:
             self.loaded, portions, options, self.runtime, resume=self._resume(state), save=self._save(save), stop=stop
         )
 
-    def _resume(self, state: TextState | None) -> tuple[State, Carry] | None:
+    def _resume(self, state: TextState | None) -> SessionState | None:
         """A copy of the state, because inference consumes the one it is given."""
         if state is None:
             return None
         if state.fingerprints != self.loaded.fingerprints:
             raise StateError(f"the state belongs to another model than {self.loaded.name}.", "Read the text again.")
-        return state.memory.fork(), state.carry
+        return state.session.fork()
 
-    def _save(self, save: Callable[[TextState], None] | None) -> Save | None:
+    def _save(self, save: Callable[[TextState], None] | None) -> SaveState | None:
         if save is None:
             return None
-        return lambda memory, carry: save(TextState(memory.fork(), carry, self.loaded.fingerprints))
+        return lambda session: save(TextState(session.fork(), self.loaded.fingerprints))
 
 
 def load(

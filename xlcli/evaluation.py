@@ -31,7 +31,6 @@ from xlcli.events import ContextBin, Notice, Progress, ProgressMeter, Score, Tok
 from xlcli.metrics import bits_per, context_bin_edges, perplexity
 from xlcli.model.recall import QUERIES, lsh_recall
 from xlcli.runtime import Runtime, peak_rss_bytes
-from xlcli.store.layout import held_out
 from xlcli.text.corpus import Corpus, open_corpus
 from xlcli.text.loaders import EvalLoader, inputs_and_targets
 from xlcli.tokenized import TokenizedText, column, tokenize
@@ -144,7 +143,7 @@ def evaluate(
 def _open(model: LoadedModel, source: Sequence[str | Path] | None, options: EvalConfig) -> Corpus:
     if source is not None:
         return open_corpus(source)
-    path = held_out(model.folder, options.split)
+    path = model.held_out(options.split)
     if path is None:
         raise DataError(f"model {model.name} keeps no {options.split} text.", "Give a file: xlcli eval FILE.")
     return open_corpus([path])

@@ -1,13 +1,14 @@
-"""Continues a text: the prompt read in large calls, then a token a call from the reused memory.
+"""Generation: continues a prompt, which is read in large calls, then one token per call.
 
-Samples are drawn side by side from copies of the state after the prompt, each with dice of its own, and come out in
-order: the first as it is made, each later one from what has been made of it when its turn comes.
+Samples of a batch continue copies of the state after the prompt, each with its own random-number generator. They are
+output in order: the text of the first sample as it is made, then the text that the second has by then, and so on.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -18,20 +19,22 @@ from numpy.typing import NDArray
 from xlcli.config import GenerateConfig
 from xlcli.errors import ConfigError
 from xlcli.events import Generated, GeneratedText
-from xlcli.inference import Carry, InferenceSession, PendingText, Save
+from xlcli.inference import InferenceSession, SaveState
 from xlcli.sampling import REPETITION_WINDOW, SampleRNG, StreamingDetokenizer, sample_tokens
+from xlcli.store.state_files import PendingText, SamplerState, SessionState
 from xlcli.text.pretokenize import whole_words
 
 if TYPE_CHECKING:
     from xlcli.runtime import Runtime
-    from xlcli.state import State
     from xlcli.store.folder import LoadedModel
     from xlcli.text.tokenizers.registry import Tokenizer
 
-SIDE_BY_SIDE = 16
-"""Most samples drawn in one batch,"""
-STATE_LIMIT = 2**29
-"""and most bytes of memory tensors that they take together."""
+MAX_BATCH_SIZE = 16
+"""Maximum number of samples per batch."""
+MAX_BATCH_BYTES = 2**29
+"""Maximum size of the memory tensors of a batch."""
+
+StopReason = Literal["length", "stop", "interrupted"]
 
 
 def generate(
@@ -41,93 +44,100 @@ def generate(
     runtime: Runtime,
     *,
     seed: int | None = None,
-    resume: tuple[State, Carry] | None = None,
-    save: Save | None = None,
+    resume: SessionState | None = None,
+    save: SaveState | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[GeneratedText | Generated]:
     """Continues `prompt`.
 
     Args:
         model: The model.
-        prompt: The text to continue; it is read, not given back. May be empty.
-        options: How far, how bold, when to stop.
-        runtime: Where to compute.
-        seed: Of the first sample; sample i has `seed + i` and comes again alone with that seed. None goes on with the
-            dice of the state, or else is random.
-        resume: A saved state and what it carries, from `generate` or `stream`; the prompt follows what it has read.
-        save: Called once at the end, with the state after the last token.
-        stop: Asked before every call of the model; once true, what there is comes out as "interrupted".
+        prompt: Text to continue, which is not part of the output. May be empty.
+        options: Length, sampling and stop texts.
+        runtime: Device and number type.
+        seed: Seed of the first sample; sample i has the seed `seed + i` and can be repeated alone with it. None
+            continues the generator of `resume`, or else takes a random seed.
+        resume: Session saved by `generate` or `stream`, whose text the prompt follows.
+        save: Called once at the end, with the session after the last token.
+        stop: Called before every call of the model; once true, all samples end as "interrupted".
 
     Yields:
         The text of sample 0 in pieces of whole characters, then its `Generated`, then sample 1 and so on.
 
     Raises:
-        ConfigError: A state is to be saved but several samples are asked for.
-        StateError: The state to resume is damaged or does not fit what is asked for.
+        ConfigError: `save` is given with several samples.
+        StateError: `resume` does not fit `options`.
     """
     if save and options.num_samples > 1:
         raise ConfigError("one state cannot hold several samples.", "Use --num-samples 1 with --state-out.")
-    reader = InferenceSession.open(model, runtime, options, resume)
-    carry: Carry = resume[1] if resume else {}
-    dice = SampleRNG.restore(carry, seed) or SampleRNG.of(secrets.randbits(31))
-    unread = PendingText.restore(carry, model.tokenizer.vocab_size)
-    text = unread.data + prompt
-    ids = np.concatenate((unread.ids, *_encode(model.tokenizer, text[unread.covered :])))
+    session = InferenceSession.open(model, runtime, options, resume)
+    rng = _initial_rng(resume, seed)
+    text, ids = _prompt_tokens(model.tokenizer, resume, prompt)
     started = time.perf_counter()
-    n_read = reader.read(ids, stop)
-    dice.recent.extend(ids[max(n_read - REPETITION_WINDOW, 0) : n_read].tolist())
+    n_read = session.read(ids, stop)
     prompt_rate = n_read / max(time.perf_counter() - started, 1e-9)
-    left = text[int(model.tokenizer.sizes(ids, text)[:n_read].sum()) :]
-    together = max(1, min(SIDE_BY_SIDE, STATE_LIMIT // max(reader.state.bytes, 1)))
-    for first in range(0, options.num_samples, together):
-        count = min(together, options.num_samples - first)
+    rng.recent.extend(ids[max(n_read - REPETITION_WINDOW, 0) : n_read].tolist())
+    recent = tuple(rng.recent)
+    batch_size = max(1, min(MAX_BATCH_SIZE, MAX_BATCH_BYTES // max(session.state.bytes, 1)))
+    for first in range(0, options.num_samples, batch_size):
         samples = [
-            _Sample(
-                first + i,
-                dice if first + i == 0 else dice.twin(dice.seed + first + i),
-                StreamingDetokenizer(options.stop),
-            )
-            for i in range(count)
+            _Sample(i, SampleRNG.seeded(rng.seed + i, recent) if i else rng, StreamingDetokenizer(options.stop))
+            for i in range(first, min(first + batch_size, options.num_samples))
         ]
-        branch = reader if options.num_samples == 1 else reader.select([0] * count)
-        yield from _draw(branch, samples, options, stop, prompt=prompt, prompt_rate=prompt_rate)
-        if save:
-            waiting = PendingText(ids[n_read:], len(left), left)
-            save(branch.state, {"last": str(branch.last[0]), **waiting.save(), **dice.save()})
+        branch = session if options.num_samples == 1 else session.select([0] * len(samples))
+        yield from _sample_batch(branch, samples, options, stop, prompt=prompt, prompt_rate=prompt_rate)
+    if save:
+        unread = text[int(model.tokenizer.sizes(ids, text)[:n_read].sum()) :]
+        sampler = SamplerState(rng.seed, rng.generator.get_state(), tuple(rng.recent))
+        save(session.saved(PendingText(unread, ids[n_read:], len(unread)), sampler=sampler))
 
 
-def _encode(tokenizer: Tokenizer, text: bytes) -> Iterator[NDArray[np.int32]]:
-    """Ids of a text of any length."""
-    for words in whole_words(text[at : at + 2**18] for at in range(0, len(text), 2**18)):
-        yield tokenizer.encode(words)
+def _initial_rng(resume: SessionState | None, seed: int | None) -> SampleRNG:
+    """The generator of the first sample, with the tokens that `resume` remembers for the repetition penalty."""
+    saved = resume.sampler if resume else None
+    if saved is None:
+        return SampleRNG.seeded(secrets.randbits(31) if seed is None else seed)
+    rng = SampleRNG.seeded(saved.seed if seed is None else seed, saved.recent)
+    if seed is None:
+        rng.generator.set_state(saved.generator)
+    return rng
+
+
+def _prompt_tokens(tokenizer: Tokenizer, resume: SessionState | None, prompt: bytes) -> tuple[bytes, NDArray[np.int32]]:
+    """The text to read before the first sampled token, and its tokens (t)."""
+    pending = resume.pending if resume else PendingText(b"", np.empty(0, np.int32), 0)
+    text = pending.data + prompt
+    rest = text[pending.n_tokenized :]
+    portions = (rest[start : start + 2**18] for start in range(0, len(rest), 2**18))
+    return text, np.concatenate((pending.ids, *map(tokenizer.encode, whole_words(portions))))
 
 
 @dataclass
 class _Sample:
-    """One sample in the making; `waiting` has been made but not come out."""
+    """A sample being generated; `unshown` is the part of `text` that has not been output."""
 
     number: int
-    dice: SampleRNG
-    outlet: StreamingDetokenizer
+    rng: SampleRNG
+    detokenizer: StreamingDetokenizer
     text: bytearray = field(default_factory=bytearray)
-    waiting: bytes = b""
-    tokens: int = 0
+    unshown: bytes = b""
+    n_tokens: int = 0
     seconds: float = 0.0
-    reason: Literal["length", "stop", "interrupted"] | None = None
-
-    def end(self, reason: Literal["length", "stop", "interrupted"], seconds: float) -> None:
-        """Nothing more will be drawn."""
-        self.add(self.outlet.finish())
-        self.reason, self.seconds = reason, seconds
+    stop_reason: StopReason | None = None
 
     def add(self, text: bytes) -> None:
-        """Text that may come out."""
+        """Appends text that can be shown."""
         self.text += text
-        self.waiting += text
+        self.unshown += text
+
+    def end(self, reason: StopReason, seconds: float) -> None:
+        """Ends the sample after `seconds` of sampling."""
+        self.add(self.detokenizer.finish())
+        self.stop_reason, self.seconds = reason, seconds
 
 
-def _draw(
-    reader: InferenceSession,
+def _sample_batch(
+    session: InferenceSession,
     samples: list[_Sample],
     options: GenerateConfig,
     stop: Callable[[], bool],
@@ -135,52 +145,52 @@ def _draw(
     prompt: bytes,
     prompt_rate: float,
 ) -> Iterator[GeneratedText | Generated]:
-    """Draws all samples side by side until each has ended; `reader` has a row for each."""
+    """Generates all samples together; `session` has one row for each."""
     started = time.perf_counter()
-    drawing, turn = list(samples), 0
+    running, not_output = samples, deque(samples)
     while True:
-        _end_what_is_done(drawing, options, stop, time.perf_counter() - started)
-        left = [i for i, sample in enumerate(drawing) if sample.reason is None]
-        if len(left) < len(drawing) and left:
-            reader = reader.select(left)
-        drawing = [drawing[i] for i in left]
-        while turn < len(samples):
-            sample = samples[turn]
-            if sample.waiting:
-                yield GeneratedText(sample.number, sample.waiting)
-                sample.waiting = b""
-            if sample.reason is None:
+        _end_samples(running, options, stop, time.perf_counter() - started)
+        rows = [row for row, sample in enumerate(running) if sample.stop_reason is None]
+        if 0 < len(rows) < len(running):
+            session = session.select(rows)
+        running = [running[row] for row in rows]
+        while not_output:
+            sample = not_output[0]
+            if sample.unshown:
+                yield GeneratedText(sample.number, sample.unshown)
+                sample.unshown = b""
+            if sample.stop_reason is None:
                 break
-            yield _result(sample, prompt, prompt_rate)
-            turn += 1
-        if not drawing:
+            yield _result(sample, sample.stop_reason, prompt, prompt_rate)
+            not_output.popleft()
+        if not running:
             return
-        reader.last = sample_tokens(reader.predict(), [sample.dice for sample in drawing], options)
-        for sample, token in zip(drawing, reader.last, strict=True):
-            sample.tokens += 1
-            sample.add(sample.outlet.feed(reader.model.tokenizer.decode([token])))
+        session.last_tokens = sample_tokens(session.predict(), [sample.rng for sample in running], options)
+        for sample, token in zip(running, session.last_tokens, strict=True):
+            sample.n_tokens += 1
+            sample.add(sample.detokenizer.feed(session.model.tokenizer.decode([token])))
 
 
-def _end_what_is_done(samples: list[_Sample], options: GenerateConfig, stop: Callable[[], bool], now: float) -> None:
+def _end_samples(samples: list[_Sample], options: GenerateConfig, stop: Callable[[], bool], seconds: float) -> None:
+    """Ends the samples that are complete."""
     interrupted = stop()
     for sample in samples:
-        if sample.outlet.stopped:
-            sample.end("stop", now)
-        elif sample.tokens >= options.max_new_tokens:
-            sample.end("length", now)
+        if sample.detokenizer.stopped:
+            sample.end("stop", seconds)
+        elif sample.n_tokens >= options.max_new_tokens:
+            sample.end("length", seconds)
         elif interrupted:
-            sample.end("interrupted", now)
+            sample.end("interrupted", seconds)
 
 
-def _result(sample: _Sample, prompt: bytes, prompt_rate: float) -> Generated:
-    assert sample.reason is not None
+def _result(sample: _Sample, reason: StopReason, prompt: bytes, prompt_rate: float) -> Generated:
     return Generated(
         sample=sample.number,
         prompt=prompt.decode("utf-8", "replace"),
         text=sample.text.decode("utf-8", "replace"),
-        tokens=sample.tokens,
-        seed=sample.dice.seed,
-        stop_reason=sample.reason,
+        tokens=sample.n_tokens,
+        seed=sample.rng.seed,
+        stop_reason=reason,
         prompt_tokens_per_second=prompt_rate,
-        tokens_per_second=sample.tokens / sample.seconds if sample.seconds else 0.0,
+        tokens_per_second=sample.n_tokens / sample.seconds if sample.seconds else 0.0,
     )

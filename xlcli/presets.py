@@ -17,7 +17,7 @@ AUTOMATIC = ("small", "base", "tiny")
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A named configuration. `about` is one sentence on what it is for and what it costs."""
+    """A named configuration. `about` is one sentence on its size, purpose and cost."""
 
     name: str
     about: str
@@ -25,20 +25,20 @@ class Preset:
 
 
 def models_folder() -> Path:
-    """Where presets and bundled models lie: inside the installed package, or at the top of a checkout."""
+    """Folder of presets and bundled models: inside the installed package, or at the top of a checkout."""
     package = Path(__file__).resolve().parent
     installed = package / "_models"
     return installed if installed.is_dir() else package.parent / "models"
 
 
 def list_presets() -> tuple[Preset, ...]:
-    """Every preset, by name."""
+    """All presets, sorted by name."""
     found = sorted(models_folder().glob("*.toml"), key=lambda path: path.stem)
     return tuple(Preset(path.stem, str(config.read_toml(path).get("about", "")), path) for path in found)
 
 
 def read_preset(name: str) -> config.Tree:
-    """Tables of the preset; `ConfigError` with the nearest names when there is none."""
+    """Tables of the preset; `ConfigError` with similar names if there is none."""
     for path in models_folder().glob("*.toml"):
         if path.stem == name:
             tree = config.read_toml(path)
@@ -50,7 +50,7 @@ def read_preset(name: str) -> config.Tree:
 
 
 def configurations(settings: Mapping[str, Any], preset: str | None = None) -> dict[str, config.Config]:
-    """The configuration of `settings` above the named preset, or above each automatic preset where that is legal.
+    """The settings over the named preset, or over each automatic preset with which they are legal, by preset name.
 
     Raises:
         ConfigError: There is no such preset, or the settings are illegal with it, or with every automatic one.

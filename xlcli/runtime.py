@@ -20,7 +20,7 @@ from xlcli.errors import ConfigError
 if TYPE_CHECKING:
     from xlcli.memory import Memory
     from xlcli.model.stack import Stack, StackOutput
-    from xlcli.ops.span import AttentionContext
+    from xlcli.ops.context import AttentionContext
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Number types by name."""
@@ -87,7 +87,7 @@ def compile_stack(stack: Stack) -> None:
     def forward(x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> StackOutput:
         if not stack.training or context.n_memory < context.span.mem_len:
             return plain(x, memories, context)
-        _ = context.visible  # made outside: the lock of a cached property cannot be traced on Python 3.11
+        _ = context.mask.visible  # made outside: the lock of a cached property cannot be traced on Python 3.11
         whole = tuple(memory.map(Tensor.contiguous) for memory in memories)  # one layout, lest another is compiled
         return compiled(x, whole, context)
 

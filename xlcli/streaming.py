@@ -1,19 +1,18 @@
-"""Scores text as it arrives, for ever, in constant memory. The scores do not depend on how the text arrives.
+"""Streaming: scores text as it arrives, in constant memory. The scores do not depend on how the text arrives.
 
-    portions ─▶ PreTokenizer ─▶ waiting tokens ─▶ model, at most CALL tokens a call ─▶ lines, tokens, totals
+    portions ─▶ PreTokenizer ─▶ queue of tokens ─▶ model, TOKENS_PER_CALL tokens a call ─▶ lines, tokens, totals
 
-What has arrived is scored as soon as it can matter: a line when its end arrives, a word when it is whole if tokens are
-asked for. Calls are as large as what has arrived allows, so speed grows with the rate of the pipe. A line of more than
-`LINE_LIMIT` bytes is answered in parts: several `LineScore` with the same `line` and growing `byte`.
+Text is scored as soon as its score can be output: a line when its end arrives, a word when it is complete if tokens are
+output. Calls of the model are as large as the text that has arrived allows, so throughput grows with the rate of input.
+A line of more than `LINE_LIMIT` bytes is output in parts: several `LineScore` with the same `line` and growing `byte`.
 
-The state that is saved is the one before the unfinished end of the text, and the bytes of that end travel with it. They
-are scored and shown when the input ends, but a stream that resumes reads them again together with what follows them:
-two streams with a state between them give the numbers of one.
+A saved session is the one before the unfinished end of the text, whose bytes are saved with it. That end is scored and
+output when the input ends, but a stream that resumes reads it again, together with the text that follows. Two streams
+with a saved session between them thus give the scores of one.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 import time
@@ -25,24 +24,24 @@ from numpy.typing import NDArray
 
 from xlcli.config import GenerateConfig, StreamConfig
 from xlcli.events import GeneratedText, LineScore, StreamStats, TokenScore
-from xlcli.inference import CALL, Carry, InferenceSession, PendingText, Save, damaged, pack, unpack
+from xlcli.inference import TOKENS_PER_CALL, InferenceSession, SaveState
 from xlcli.metrics import LN2
 from xlcli.sampling import SampleRNG, StreamingDetokenizer, sample_tokens
+from xlcli.store.state_files import PendingText, SessionState, StreamPosition
 from xlcli.text.pretokenize import PreTokenizer
 
 if TYPE_CHECKING:
     from xlcli.runtime import Runtime
-    from xlcli.state import State
     from xlcli.store.folder import LoadedModel
 
-BLOCK = 2**14
-"""Bytes tokenized at a time."""
+BLOCK_BYTES = 2**14
+"""Number of bytes tokenized at a time."""
 LINE_LIMIT = 2**14
-"""Bytes after which a line is answered in parts, and beyond which `reset_on` does not look into it."""
-BACKLOG = 2**17
-"""Most bytes that a stopped stream leaves to its state; what arrived beyond is scored first."""
-STATS_EVERY = 1.0
-"""Seconds between the totals given while working."""
+"""Number of bytes after which a line is output in parts, and up to which `reset_on` is searched for in a line."""
+BACKLOG_BYTES = 2**17
+"""Maximum size of the unscored text of a stopped stream. A longer backlog is scored until it is that short."""
+STATS_SECONDS = 1.0
+"""Time between two `StreamStats`."""
 
 StreamEvent = LineScore | TokenScore | GeneratedText | StreamStats
 
@@ -53,275 +52,265 @@ def stream(
     options: StreamConfig,
     runtime: Runtime,
     *,
-    resume: tuple[State, Carry] | None = None,
-    save: Save | None = None,
+    resume: SessionState | None = None,
+    save: SaveState | None = None,
     stop: Callable[[], bool] = lambda: False,
     sampling: GenerateConfig | None = None,
     seed: int | None = None,
 ) -> Iterator[StreamEvent]:
-    """Scores a pipe.
+    """Scores text as it arrives.
 
     Args:
         model: The model.
-        portions: Bytes as they arrive, in any portions; None when nothing has arrived for a while, which is when an
-            unfinished line may be flushed (`flush_ms`) and the state saved (`save_every`).
-        options: What to emit; when to flush, save and start afresh.
-        runtime: Where to compute.
-        resume: A saved state and what it carries. Line numbers, byte offsets and totals count on from there.
-        save: Called every `save_every` seconds when something new was read, and at the end.
-        stop: Asked between calls of the model. Once true, what has arrived and is not scored is left to the state.
-        sampling: How to sample_tokens the `continue_tokens` that follow the text; as `generate` does by default.
-        seed: Of those choices; random when None.
+        portions: Bytes as they arrive, divided anywhere. None means that nothing has arrived for a while; only then is
+            an unfinished line scored early (`flush_ms`).
+        options: Output, flushing, saving and resets.
+        runtime: Device and number type.
+        resume: Saved session. Line numbers, byte offsets and totals continue from it.
+        save: Called every `save_every` seconds if text has arrived, and at the end.
+        stop: Called between calls of the model. Once true, unscored text is left to the saved session.
+        sampling: Options of the `continue_tokens` sampled after the text; by default those of `generate`.
+        seed: Seed of that sampling; random by default.
 
     Yields:
-        Scores as `options.emit` says, totals about once a second, and the final totals last of all.
+        Scores as `options.emit` says, totals about once a second, and the final totals last.
 
     Raises:
-        StateError: The state to resume is damaged or does not fit what is asked for.
+        StateError: `resume` does not fit `options`.
     """
-    pipe = _Pipe(model, options, runtime, resume)
+    scorer = _Scorer(model, options, runtime, resume)
     saved = time.monotonic()
     for portion in portions:
-        pipe.take(portion)
-        yield from pipe.work(stop)
+        scorer.receive(portion)
+        yield from scorer.score_arrived(stop)
         if stop():
             break
         if save and options.save_every is not None and time.monotonic() - saved >= options.save_every:
             saved = time.monotonic()
-            if pipe.changed:
-                save(pipe.reader.state, pipe.carry())
-                pipe.changed = False
+            if scorer.has_new_text:
+                save(scorer.session_state())
+                scorer.has_new_text = False
     stopped = stop()
     if save:
-        save(pipe.reader.state, pipe.carry())
+        save(scorer.session_state())
     if not stopped:
-        yield from pipe.finish(stop)
+        yield from scorer.score_end(stop)
         if options.continue_tokens:
-            yield from pipe.go_on(sampling or GenerateConfig(), seed, stop)
-    yield pipe.stats(final=True)
+            yield from _continue_text(scorer.session, options.continue_tokens, sampling or GenerateConfig(), seed, stop)
+    yield scorer.stats(final=True)
 
 
-class _Pipe:
-    """Everything a running stream holds; all of it bounded."""
+def _continue_text(
+    session: InferenceSession, n_tokens: int, options: GenerateConfig, seed: int | None, stop: Callable[[], bool]
+) -> Iterator[GeneratedText]:
+    """Samples `n_tokens` tokens that continue the text."""
+    rng = SampleRNG.seeded(secrets.randbits(31) if seed is None else seed)
+    detokenizer = StreamingDetokenizer(options.stop)
+    for _ in range(n_tokens):
+        if stop() or detokenizer.stopped:
+            break
+        session.last_tokens = sample_tokens(session.predict(), [rng], options)
+        if text := detokenizer.feed(session.model.tokenizer.decode(session.last_tokens)):
+            yield GeneratedText(0, text)
+    if text := detokenizer.finish():
+        yield GeneratedText(0, text)
+
+
+class _Scorer:
+    """A running stream: the session, the text that waits to be scored, the line being assembled, totals.
+
+    Text passes from `arrived` (bytes) through `pretokenizer` (the unfinished word at its end) to the queue (`ids` and
+    `sizes` of tokens, and their `text`), and from there to the model.
+    """
 
     def __init__(
-        self, model: LoadedModel, options: StreamConfig, runtime: Runtime, resume: tuple[State, Carry] | None
+        self, model: LoadedModel, options: StreamConfig, runtime: Runtime, resume: SessionState | None
     ) -> None:
-        self.reader = InferenceSession.open(model, runtime, options, resume)
+        self.session = InferenceSession.open(model, runtime, options, resume)
         self.tokenizer = model.tokenizer
         self.options = options
-        self.fresh = re.compile(options.reset_on.encode()) if options.reset_on is not None else None
-        self.changed = self.flushing = False
-        self.began = self.arrived_at = self.told = time.monotonic()
-        self.busy = 0.0
-        self.n_new = 0
-        carry: Carry = resume[1] if resume else {}
-        unread = PendingText.restore(carry, self.tokenizer.vocab_size)
-        self.ids, self.text = unread.ids, unread.data[: unread.covered]
+        self.reset_pattern = re.compile(options.reset_on.encode()) if options.reset_on is not None else None
+        pending = resume.pending if resume else PendingText(b"", np.empty(0, np.int32), 0)
+        self.arrived = pending.data[pending.n_tokenized :]
+        self.pretokenizer = PreTokenizer()
+        self.ids, self.text = pending.ids, pending.data[: pending.n_tokenized]
         self.sizes = self.tokenizer.sizes(self.ids, self.text)
-        self.arrived = unread.data[unread.covered :]
-        self.cutter = PreTokenizer()
-        try:
-            self.lines, self.byte = int(carry.get("lines", "0")), int(carry.get("bytes", "0"))
-            self.tokens, self.bits = int(carry.get("tokens", "0")), float(carry.get("bits", "0"))
-            self.line_start = int(carry.get("line_start", str(self.byte)))
-            self.spans = _restore_spans(carry.get("spans"))
-        except (KeyError, TypeError, ValueError) as error:
-            raise damaged(error) from None
-        self.n_open = sum(len(text) for text, _ in self.spans)
+        position = resume.stream if resume and resume.stream else StreamPosition(0, 0, 0, 0.0, 0, ())
+        self.n_lines, self.n_bytes, self.n_tokens = position.n_lines, position.n_bytes, position.n_tokens
+        self.bits = position.bits
+        self.line_start = position.line_start
+        self.line = list(position.scored)
+        self.line_bytes = sum(len(text) for text, _ in self.line)
+        self.has_new_text = self.flush_due = False
+        self.started = self.last_arrival = self.last_stats = time.monotonic()
+        self.model_seconds, self.model_tokens = 0.0, 0
 
-    def take(self, portion: bytes | None) -> None:
-        """Receives bytes, or the news that none have come."""
+    def receive(self, portion: bytes | None) -> None:
+        """Takes bytes that have arrived; None for none."""
         now = time.monotonic()
         flush_ms = self.options.flush_ms
         if portion is None:
-            self.flushing = flush_ms is not None and now - self.arrived_at >= flush_ms / 1000 - 1e-3
+            self.flush_due = flush_ms is not None and now - self.last_arrival >= flush_ms / 1000 - 1e-3
         elif portion:
-            self.arrived_at = now
+            self.last_arrival = now
             self.arrived += portion
-            self.changed = True
+            self.has_new_text = True
 
-    def work(self, stop: Callable[[], bool]) -> Iterator[StreamEvent]:
-        """Scores what is ready of what has arrived."""
-        halt = self._halts(stop)
-        while self.arrived and not halt():
-            self._queue(self.cutter.feed(self.arrived[:BLOCK]))
-            self.arrived = self.arrived[BLOCK:]
-            yield from self._score(self._ready(), halt)
-        if self.flushing and not halt():
-            self.flushing = False
-            self._queue(self.cutter.flush())
-            yield from self._score(len(self.ids), halt)
-            yield from self._end_part()
+    def score_arrived(self, stop: Callable[[], bool]) -> Iterator[StreamEvent]:
+        """Scores the text that can be output already."""
+        stop = self._after_backlog(stop)
+        while self.arrived and not stop():
+            self._enqueue(self.pretokenizer.feed(self.arrived[:BLOCK_BYTES]))
+            self.arrived = self.arrived[BLOCK_BYTES:]
+            yield from self._score(self._n_ready(), stop)
+        if self.flush_due and not stop():
+            self.flush_due = False
+            self._enqueue(self.pretokenizer.flush())
+            yield from self._score(len(self.ids), stop)
+            yield from self._end_line_part()
 
-    def finish(self, stop: Callable[[], bool]) -> Iterator[StreamEvent]:
+    def score_end(self, stop: Callable[[], bool]) -> Iterator[StreamEvent]:
         """Scores the unfinished end of the text."""
-        self._queue(self.cutter.finish())
-        yield from self._score(len(self.ids), self._halts(stop))
-        if self.byte > self.line_start:
-            yield from self._end_part()
-            self.lines += 1
-
-    def go_on(self, options: GenerateConfig, seed: int | None, stop: Callable[[], bool]) -> Iterator[GeneratedText]:
-        """Continues the text by `continue_tokens` drawn tokens."""
-        dice, outlet = SampleRNG.of(secrets.randbits(31) if seed is None else seed), StreamingDetokenizer(options.stop)
-        for _ in range(self.options.continue_tokens):
-            if stop() or outlet.stopped:
-                break
-            self.reader.last = sample_tokens(self.reader.predict(), [dice], options)
-            text = outlet.feed(self.tokenizer.decode(self.reader.last))
-            if text:
-                yield GeneratedText(0, text)
-        rest = outlet.finish()
-        if rest:
-            yield GeneratedText(0, rest)
+        self._enqueue(self.pretokenizer.finish())
+        yield from self._score(len(self.ids), self._after_backlog(stop))
+        if self.n_bytes > self.line_start:
+            yield from self._end_line_part()
+            self.n_lines += 1
 
     def stats(self, *, final: bool) -> StreamStats:
         """Totals so far."""
         return StreamStats(
-            lines=self.lines,
-            bytes=self.byte,
-            tokens=self.tokens,
+            lines=self.n_lines,
+            bytes=self.n_bytes,
+            tokens=self.n_tokens,
             bits=self.bits,
-            bits_per_byte=self.bits / self.byte if self.byte else 0.0,
-            seconds=time.monotonic() - self.began,
-            tokens_per_second=self.n_new / self.busy if self.busy else 0.0,
-            mem_len=self.reader.state.span.mem_len,
-            state_bytes=self.reader.state.bytes,
+            bits_per_byte=self.bits / self.n_bytes if self.n_bytes else 0.0,
+            seconds=time.monotonic() - self.started,
+            tokens_per_second=self.model_tokens / self.model_seconds if self.model_seconds else 0.0,
+            mem_len=self.session.state.span.mem_len,
+            state_bytes=self.session.state.bytes,
             final=final,
         )
 
-    def carry(self) -> dict[str, str]:
-        """Everything but the model's memory that going on exactly needs."""
-        unread = PendingText(self.ids, len(self.text), self.text + self.cutter.pending + self.arrived)
-        return {
-            "last": str(self.reader.last[0]),
-            **unread.save(),
-            "lines": str(self.lines),
-            "bytes": str(self.byte),
-            "tokens": str(self.tokens),
-            "bits": repr(self.bits),
-            "line_start": str(self.line_start),
-            "spans": _save_spans(self.spans),
-        }
+    def session_state(self) -> SessionState:
+        """Everything from which another stream continues exactly."""
+        unscored = PendingText(self.text + self.pretokenizer.pending + self.arrived, self.ids, len(self.text))
+        return self.session.saved(
+            unscored,
+            stream=StreamPosition(
+                n_lines=self.n_lines,
+                n_bytes=self.n_bytes,
+                n_tokens=self.n_tokens,
+                bits=self.bits,
+                line_start=self.line_start,
+                scored=tuple(self.line),
+            ),
+        )
 
-    def _halts(self, stop: Callable[[], bool]) -> Callable[[], bool]:
-        return lambda: len(self.arrived) <= BACKLOG and stop()
+    def _after_backlog(self, stop: Callable[[], bool]) -> Callable[[], bool]:
+        """`stop`, but false while more text waits than a saved session may hold."""
+        return lambda: len(self.arrived) <= BACKLOG_BYTES and stop()
 
-    def _queue(self, words: bytes) -> None:
-        """Tokenizes whole words and puts them behind what is waiting."""
+    def _enqueue(self, words: bytes) -> None:
+        """Tokenizes whole words and appends them to the queue."""
         if words:
             ids = self.tokenizer.encode(words)
             self.ids = np.concatenate((self.ids, ids))
             self.sizes = np.concatenate((self.sizes, self.tokenizer.sizes(ids, words)))
             self.text += words
 
-    def _ready(self) -> int:
-        """How many waiting tokens to score now."""
-        whole_lines = self.text.rfind(b"\n") + 1
-        n_lines = int(np.searchsorted(np.cumsum(self.sizes), whole_lines, side="right"))
-        if self.fresh is not None:
-            return len(self.ids) if len(self.text) - whole_lines >= LINE_LIMIT else n_lines
+    def _n_ready(self) -> int:
+        """Number of queued tokens to score now."""
+        line_end = self.text.rfind(b"\n") + 1
+        n_in_lines = self._n_tokens_within(self.sizes, line_end)
+        if self.reset_pattern is not None:
+            return len(self.ids) if len(self.text) - line_end >= LINE_LIMIT else n_in_lines
         if self.options.emit == "tokens":
             return len(self.ids)
         if self.options.emit == "none":
-            n_lines = 0
-        return n_lines + (len(self.ids) - n_lines) // CALL * CALL
+            n_in_lines = 0
+        return n_in_lines + (len(self.ids) - n_in_lines) // TOKENS_PER_CALL * TOKENS_PER_CALL
 
-    def _score(self, n_ready: int, halt: Callable[[], bool]) -> Iterator[StreamEvent]:
-        """Scores the first `n_ready` waiting tokens, in calls as large as allowed."""
-        while n_ready and not halt():
-            n = self._until_fresh_line(min(n_ready, CALL))
-            size = int(self.sizes[:n].sum())
-            ids, sizes, text = self.ids[:n], self.sizes[:n], self.text[:size]
+    def _score(self, n_ready: int, stop: Callable[[], bool]) -> Iterator[StreamEvent]:
+        """Scores the first `n_ready` queued tokens, in calls as large as possible."""
+        while n_ready and not stop():
+            n = self._n_before_reset(min(n_ready, TOKENS_PER_CALL))
+            n_bytes = int(self.sizes[:n].sum())
+            ids, sizes, text = self.ids[:n], self.sizes[:n], self.text[:n_bytes]
             started = time.perf_counter()
-            bits = self.reader.nats(ids) / LN2
-            self.busy += time.perf_counter() - started
-            self.ids, self.sizes, self.text = self.ids[n:], self.sizes[n:], self.text[size:]
+            bits = self.session.score(ids) / LN2
+            self.model_seconds += time.perf_counter() - started
+            self.model_tokens += n
+            self.ids, self.sizes, self.text = self.ids[n:], self.sizes[n:], self.text[n_bytes:]
             n_ready -= n
-            self.n_new += n
-            self.tokens += n
+            self.n_tokens += n
             self.bits += float(bits.sum())
-            yield from self._emit(sizes, text, bits)
-            if time.monotonic() - self.told >= STATS_EVERY:
-                self.told = time.monotonic()
+            yield from self._output(sizes, text, bits)
+            if time.monotonic() - self.last_stats >= STATS_SECONDS:
+                self.last_stats = time.monotonic()
                 yield self.stats(final=False)
 
-    def _until_fresh_line(self, n: int) -> int:
-        """How many of the first `n` waiting tokens come before a line that starts afresh; does so at such a line."""
-        if self.fresh is None:
+    def _n_before_reset(self, n: int) -> int:
+        """Number of the first `n` queued tokens before the next line that matches `reset_on`, at least one.
+
+        If the queue begins with such a line, the session is reset and the line counts as not matching.
+        """
+        if self.reset_pattern is None:
             return n
-        size = int(self.sizes[:n].sum())
-        at = 0 if self.byte == self.line_start else self.text.find(b"\n") + 1 or size
-        while at < size:
-            end = self.text.find(b"\n", at) + 1 or len(self.text)
-            if self.fresh.search(self.text[at : min(end, at + LINE_LIMIT)].rstrip(b"\r\n")):
-                if at:
-                    return int(np.searchsorted(np.cumsum(self.sizes), at, side="right"))
-                self.reader.reset()
-            at = end
+        n_bytes = int(self.sizes[:n].sum())
+        start = 0 if self.n_bytes == self.line_start else self.text.find(b"\n") + 1 or n_bytes
+        while start < n_bytes:
+            end = self.text.find(b"\n", start) + 1 or len(self.text)
+            if self.reset_pattern.search(self.text[start : min(end, start + LINE_LIMIT)].rstrip(b"\r\n")):
+                if start:
+                    return self._n_tokens_within(self.sizes, start)
+                self.session.reset()
+            start = end
         return n
 
-    def _emit(self, sizes: NDArray[np.int32], text: bytes, bits: NDArray[np.float64]) -> Iterator[StreamEvent]:
-        """Counts scored tokens and answers what they complete."""
+    @staticmethod
+    def _n_tokens_within(sizes: NDArray[np.int32], n_bytes: int) -> int:
+        """Number of leading tokens that lie within the first `n_bytes` bytes."""
+        return int(np.searchsorted(np.cumsum(sizes), n_bytes, side="right"))
+
+    def _output(self, sizes: NDArray[np.int32], text: bytes, bits: NDArray[np.float64]) -> Iterator[StreamEvent]:
+        """Counts scored tokens and outputs them, or the lines that they complete."""
         if self.options.emit in ("stats", "none"):
-            self.lines += text.count(b"\n")
-            last_line = text.rfind(b"\n") + 1
-            self.line_start = self.byte + last_line if last_line else self.line_start
-            self.byte += len(text)
+            self.n_lines += text.count(b"\n")
+            if line_end := text.rfind(b"\n") + 1:
+                self.line_start = self.n_bytes + line_end
+            self.n_bytes += len(text)
             return
-        at = 0
-        for size, cost in zip(sizes.tolist(), bits.tolist(), strict=True):
-            piece = text[at : at + size]
-            at += size
+        start = 0
+        for size, token_bits in zip(sizes.tolist(), bits.tolist(), strict=True):
+            token = text[start : start + size]
+            start += size
             if self.options.emit == "tokens":
-                yield TokenScore(self.byte, piece, cost)
+                yield TokenScore(self.n_bytes, token, token_bits)
             else:
-                self.spans.append((piece, cost))
-                self.n_open += size
-            self.byte += size
-            if piece.endswith(b"\n"):
-                yield from self._end_part()
-                self.lines += 1
-                self.line_start = self.byte
-            elif self.n_open >= LINE_LIMIT:
-                yield from self._end_part()
+                self.line.append((token, token_bits))
+                self.line_bytes += size
+            self.n_bytes += size
+            if token.endswith(b"\n"):
+                yield from self._end_line_part()
+                self.n_lines += 1
+                self.line_start = self.n_bytes
+            elif self.line_bytes >= LINE_LIMIT:
+                yield from self._end_line_part()
 
-    def _end_part(self) -> Iterator[LineScore]:
-        """Answers the line, or the part of it, that is being gathered."""
-        spans, size = tuple(self.spans), self.n_open
-        self.spans, self.n_open = [], 0
-        if spans:
-            bits = sum(cost for _, cost in spans)
+    def _end_line_part(self) -> Iterator[LineScore]:
+        """Outputs the line being assembled, or a part of it, unless it is empty."""
+        tokens, n_bytes = tuple(self.line), self.line_bytes
+        self.line, self.line_bytes = [], 0
+        if tokens:
+            bits = sum(token_bits for _, token_bits in tokens)
             yield LineScore(
-                line=self.lines + 1,
-                byte=self.byte - size,
-                bytes=size,
-                tokens=len(spans),
+                line=self.n_lines + 1,
+                byte=self.n_bytes - n_bytes,
+                bytes=n_bytes,
+                tokens=len(tokens),
                 bits=bits,
-                bits_per_byte=bits / size,
-                text=b"".join(text for text, _ in spans),
-                spans=spans,
+                bits_per_byte=bits / n_bytes,
+                text=b"".join(text for text, _ in tokens),
+                spans=tokens,
             )
-
-
-def _save_spans(spans: list[tuple[bytes, float]]) -> str:
-    return json.dumps(
-        {
-            "text": pack(b"".join(text for text, _ in spans)),
-            "sizes": pack(np.array([len(text) for text, _ in spans], dtype="<i4").tobytes()),
-            "bits": pack(np.array([bits for _, bits in spans], dtype="<f8").tobytes()),
-        }
-    )
-
-
-def _restore_spans(saved: str | None) -> list[tuple[bytes, float]]:
-    if saved is None:
-        return []
-    table = json.loads(saved)
-    text, spans, at = unpack(table["text"]), [], 0
-    sizes = np.frombuffer(unpack(table["sizes"]), dtype="<i4").tolist()
-    for size, bits in zip(sizes, np.frombuffer(unpack(table["bits"]), dtype="<f8").tolist(), strict=True):
-        spans.append((text[at : at + size], bits))
-        at += size
-    return spans

@@ -1,4 +1,4 @@
-"""The program in this process, and a model for it."""
+"""Fixtures: the program run in this process, and untrained models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEXT = b"The quick brown fox jumps over the lazy dog.\n"
 
 @dataclass(frozen=True)
 class Result:
-    """What a run left behind."""
+    """Exit code, stdout and stderr of a run."""
 
     code: int
     out: bytes
@@ -27,7 +27,7 @@ class Result:
 
 @pytest.fixture
 def run(capsysbinary) -> Callable[..., Result]:
-    """The program in this process."""
+    """Runs the program in this process."""
 
     def run(*arguments: str | os.PathLike[str]) -> Result:
         capsysbinary.readouterr()
@@ -45,7 +45,7 @@ def without_torch(monkeypatch) -> None:
 
 
 def save_untrained(folder: Path, **shape: object) -> Path:
-    """A model that knows nothing, with the table `model` given."""
+    """Saves an untrained model with these keys of the section `model`."""
     import torch
 
     from xlcli import config
@@ -63,7 +63,7 @@ def save_untrained(folder: Path, **shape: object) -> Path:
 
 @pytest.fixture
 def untrained() -> Callable[..., Path]:
-    """Makes a model that knows nothing, of a name and a shape, in the `models` folder of the working folder."""
+    """Saves an untrained model under a name in `./models`."""
     return lambda name, **shape: save_untrained(Path("models") / name, **shape)
 
 
@@ -74,7 +74,7 @@ def _model(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def model(_model) -> Path:
-    """A model that knows nothing, as `tiny` in the `models` folder of the working folder; its path there."""
+    """An untrained model `tiny` in `./models`; its path."""
     here = Path("models") / "tiny"
     shutil.copytree(_model, here)
     return here.absolute()

@@ -1,4 +1,4 @@
-"""The program as a process and on a pretended terminal; its commands and their options."""
+"""The program as a process and on an emulated terminal; its commands and their options."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def variable(option):
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """The environment of a process that can import the package as it lies here."""
+    """Environment of a process that imports the package of this checkout."""
     return {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", **changes}
 
 
 def command(*arguments: str | os.PathLike[str]) -> list[str]:
-    """The program as a process."""
+    """Command line that runs the program as a process."""
     return [sys.executable, "-m", "xlcli", *map(os.fspath, arguments)]
 
 
@@ -61,7 +61,7 @@ def process(*arguments: str | os.PathLike[str], **options) -> subprocess.Complet
 
 
 class Terminal:
-    """A pretended terminal (pyte) on which a process runs; standard error may go elsewhere."""
+    """An emulated terminal (pyte) on which a process runs."""
 
     def __init__(self, arguments: list[str], *, stdin: bytes | None = None, columns: int = 80, **env: str) -> None:
         self.screen = pyte.HistoryScreen(columns, 40, history=1000)
@@ -114,5 +114,5 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """What the screen shows."""
+        """Text on the screen."""
         return "\n".join(line.rstrip() for line in self.screen.display).rstrip()

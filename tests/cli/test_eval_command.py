@@ -123,7 +123,7 @@ PLANS = {
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_a_dry_run_knows_what_the_model_remembers(run, name, untrained, request):
+def test_a_dry_run_computes_the_size_of_the_memory(run, name, untrained, request):
     """Eight rows of keys and values in float32; linear attention has one row of sums in float64."""
     shape, numbers, said = PLANS[name]
     untrained(name, **shape)
@@ -132,7 +132,7 @@ def test_a_dry_run_knows_what_the_model_remembers(run, name, untrained, request)
     assert json.loads(run("eval", "--dry-run", "--json").out)["state_bytes"] == 8 * 4 * numbers
 
 
-def test_a_dry_run_obeys_a_number_of_steps(run, untrained, request):
+def test_a_dry_run_uses_the_number_of_steps(run, untrained, request):
     untrained("universal", **UNIVERSAL)
     request.getfixturevalue("without_torch")
     for command in ("eval", "generate", "stream"):
@@ -174,7 +174,7 @@ def test_steps_are_null_for_a_model_without_a_choice(run, model):
     assert json.loads(run("eval", "--json").out)["mean_steps"] is None
 
 
-def test_a_memory_length_that_means_nothing_is_spoken_of(run, untrained):
+def test_a_memory_length_without_effect_causes_a_warning(run, untrained):
     untrained("local", attention={"kind": "local", "window": 6})
     assert "at most 6 earlier tokens" in run("eval", "--mem-len", "8").err
     assert "at most 6 earlier tokens" in run("eval", "--sweep-mem-len", "0,8").err

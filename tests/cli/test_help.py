@@ -7,11 +7,12 @@ import sys
 import tomllib
 
 import pytest
-from programs import COMMANDS, SOURCE, environment, options, variable
+from programs import COMMANDS, SOURCE, environment, options, process, variable
 
 import xlcli
 from xlcli.cli import eval as evaluation
 from xlcli.cli import generate, stream, train
+from xlcli.cli.usage import choices
 from xlcli.config import Config
 
 SECTIONS = {
@@ -82,9 +83,8 @@ def test_choices_are_those_of_the_configuration():
     compared = 0
     for command in COMMANDS.values():
         for option, section in keys(command):
-            shown = option.display_type(None).strip("<>").split("|")
-            if section and len(shown) > 1:
-                assert shown == sections[section]["properties"][option.name]["enum"], option.name
+            if section and (shown := choices(command.callback, option.name)):
+                assert list(shown) == sections[section]["properties"][option.name]["enum"], option.name
                 compared += 1
     assert compared >= 7
 
@@ -144,3 +144,16 @@ def test_a_library_of_the_terminal_is_used_in_one_place(library, users):
     found = {path.relative_to(package).as_posix() for path in package.rglob("*.py") if pattern.search(path.read_text())}
     assert found
     assert all(path.startswith(users) for path in found)
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("xlcli ", ["train", "eval", "generate", "stream", "models"]),
+        ("xlcli train --optimizer ", ["muon", "adamw"]),
+        ("xlcli train --max-", ["--max-steps", "--max-tokens", "--max-time"]),
+    ],
+)
+def test_a_shell_completes_commands_options_and_choices(words, offered):
+    done = process(env={"_XLCLI_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))})
+    assert (done.returncode, done.stdout.decode().split()) == (0, offered)

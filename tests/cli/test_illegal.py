@@ -1,4 +1,4 @@
-"""What cannot be built is refused in a sentence with the legal choices, before torch is loaded."""
+"""Illegal models are refused in one sentence with the legal choices, before torch is loaded."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Manners of a Unix tool: readers that leave, closed and full outputs, plain output without a terminal."""
+"""Behavior of a Unix tool: closed readers, closed and full outputs, plain output without a terminal."""
 
 import subprocess
 
@@ -27,7 +27,7 @@ def test_a_stream_dies_of_sigpipe_quietly(model):
     assert done.stderr == b""
 
 
-def test_a_full_disk_is_told(model):
+def test_a_full_disk_is_reported(model):
     done = through_shell("XLCLI >/dev/full", "models")
     assert done.returncode == 4
     assert b"cannot write: No space left on device" in done.stderr

@@ -47,7 +47,7 @@ def test_json_is_legal_whatever_the_numbers():
     assert made["chars"] is None
 
 
-def test_a_plan_and_an_end_are_told_in_words():
+def test_a_plan_and_a_result_as_text():
     plan = Plan(
         folder=Path("models/x"), corpus="x.txt", train_bytes=2**20, valid_bytes=1024, test_bytes=1024,
         train_tokens=300_000, tokenizer="bytes", vocab_size=256, preset="small", parameters=5_000_000,
@@ -82,12 +82,12 @@ def test_a_plan_and_an_end_are_told_in_words():
         ),
     ],
 )
-def test_a_score_says_what_was_remembered(model, score, said):
+def test_a_score_names_the_memory(model, score, said):
     shape = config.make({"model": model}).model
     assert said in report.score_text(dataclasses.replace(SCORE, **score), shape)
 
 
-def test_steps_are_told_where_tokens_decide_on_them():
+def test_mean_steps_are_shown_for_adaptive_computation_time():
     shape = config.ModelConfig()
     adaptive = dataclasses.replace(SCORE, mean_steps=2.345)
     assert "mean steps" not in report.score_text(SCORE, shape) + report.sweep_text([SCORE])
@@ -97,7 +97,7 @@ def test_steps_are_told_where_tokens_decide_on_them():
     assert "steps/token" not in report.step_line(STEP)
 
 
-def test_talk_goes_to_stderr_by_level(capsys):
+def test_messages_go_to_stderr_by_level(capsys):
     for made in (Screen(), Screen(quiet=True), Screen(verbose=True)):
         for level in ("detail", "info", "warning"):
             made.notice(Notice(f"[{level}]", level))

@@ -1,4 +1,4 @@
-"""Where a setting may come from, and which one wins."""
+"""Sources of settings and their precedence."""
 
 import json
 import tomllib
@@ -85,3 +85,21 @@ def test_faults_in_a_file_are_located(run):
     done = run("train", "--print-config", "--config", "o.toml")
     assert "unknown key 'trian'" in done.err
     assert "'train'" in done.err
+
+
+def test_overrides_are_not_read_from_the_environment(run, monkeypatch):
+    without = printed(run)
+    monkeypatch.setenv("XLCLI_SET", "train.mem_len=11")
+    assert printed(run) == without
+
+
+def test_a_resumed_run_starts_from_the_saved_configuration(run):
+    """A setting that is illegal with every preset may be legal with the saved model."""
+    Path("text").write_text("a line\n" * 99)
+    seven = ["--preset", "tiny", "--set", "model.attention.n_heads=7", "--set", "model.dim=70", "--max-steps", "1"]
+    assert run("train", "text", "-o", "m", *seven, "-q").code == 0
+    again = run("train", "text", "-o", "m", "--resume", "--set", "model.attention.n_heads=7", "--max-steps", "2", "-q")
+    assert again.code == 0, again.err
+    refused = run("train", "text", "-o", "m", "--resume", "--batch-size", "3")
+    assert refused.code == 2
+    assert "--batch-size cannot change when a run is resumed." in refused.err

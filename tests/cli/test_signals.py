@@ -1,4 +1,4 @@
-"""The first signal asks, the second leaves; what was ignored stays ignored; a silent pipe does not delay."""
+"""The first signal requests a stop, a second SIGINT exits; ignored signals stay ignored; a silent pipe is no delay."""
 
 import contextlib
 import os
@@ -92,7 +92,7 @@ def test_handlers_and_descriptors_are_given_back():
     assert not [thread for thread in threading.enumerate() if thread.name == "signals"]
 
 
-def test_portions_come_as_they_arrive_and_silence_is_told_once():
+def test_portions_come_as_they_arrive_and_silence_is_reported_once():
     reader, writer = os.pipe()
     with Stop() as stop:
         pieces = portions(reader, stop, flush_ms=30)

@@ -98,7 +98,7 @@ def test_continuation_follows_the_text(piped, model):
 
 
 @pytest.mark.parametrize(("name", "said"), [("absent", "cannot read absent"), (".", "is a folder")])
-def test_what_cannot_be_read(run, model, name, said):
+def test_an_unreadable_file_is_refused(run, model, name, said):
     done = run("stream", name)
     assert (done.code, said in done.err) == (3, True)
 

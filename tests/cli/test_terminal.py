@@ -40,7 +40,7 @@ def test_escapes_are_shown():
 
 @given(st.text(alphabet=st.one_of(st.characters(codec="utf-8"), st.sampled_from("\x1b\x9b[]?;\r\x08")), max_size=40))
 @settings(max_examples=200, deadline=None)
-def test_nothing_a_terminal_obeys_is_left(text):
+def test_no_control_character_is_left(text):
     shown = visible(text)
     assert not any((ord(c) < 32 and c not in "\n\t") or 127 <= ord(c) < 160 for c in shown)
     assert visible(shown) == shown

@@ -36,7 +36,7 @@ def test_from_a_text_to_the_next_commands(run, text):
         name, *_ = line.split()
         assert name in ("eval", "generate")
     assert "budget   4 steps" in done.err
-    assert "held-out" in done.err
+    assert "validation" in done.err
     assert run("eval").code == 0
     assert run("generate", "The", "-n", "3").out.startswith(b"The")
     again = run("train", text, "--max-steps", "4", *SMALL)
@@ -109,7 +109,7 @@ def test_folders_gzip_and_several_files(run, text):
 
 
 @pytest.mark.parametrize("kind", ["absent", "fifo", "loop", "device", "unreadable", "empty folder"])
-def test_what_is_no_text(run, kind, tmp_path):
+def test_unreadable_text_is_refused(run, kind, tmp_path):
     path = tmp_path / "it"
     match kind:
         case "fifo":
@@ -179,14 +179,14 @@ def test_training_goes_on_without_a_reader(text):
 
 
 @pytest.mark.usefixtures("without_torch")
-def test_what_is_legal_with_some_automatic_preset_is_not_refused(run):
+def test_settings_legal_with_some_automatic_preset_are_accepted(run):
     heads = [presets.read_preset(name)["model"]["dim"] for name in presets.AUTOMATIC]
     for dim in heads:
         assert run("train", "--print-config", "--set", f"model.attention.n_heads={dim}").code == 0
     assert run("train", "--print-config", "--set", "model.attention.n_heads=7").code == 2
 
 
-def test_every_preset_the_plan_may_choose_is_known_here():
+def test_every_preset_that_may_be_chosen_is_listed():
     from xlcli.training.defaults import choose_preset
 
     chosen = {

@@ -17,7 +17,7 @@ def test_counts(text, value):
 @pytest.mark.parametrize(
     "text", ["", "abc", "1.5", "1e999999999", "9" * 40, "nan", "inf", "0x10", "1 2", "k", "1e", "5i", "--5"]
 )
-def test_what_is_no_count(text):
+def test_invalid_counts(text):
     with pytest.raises(ValueError, match=r"whole number|too large"):
         units.count(text)
 
@@ -31,7 +31,7 @@ def test_durations(text, seconds):
 
 
 @pytest.mark.parametrize("text", ["", "m", "5 parsecs", "nan", "inf", "1h-5m"])
-def test_what_is_no_duration(text):
+def test_invalid_durations(text):
     with pytest.raises(ValueError, match="not a"):
         units.duration(text)
 
@@ -45,12 +45,8 @@ def test_an_interval_is_steps_or_time():
     assert units.interval("30s") == 30.0
 
 
-def test_shares_lengths_and_switches():
+def test_shares_and_lengths():
     assert units.share("5%") == pytest.approx(0.05)
     assert units.share("0.1") == pytest.approx(0.1)
     assert units.share("held.txt") == "held.txt"
     assert units.lengths("0,128,1k") == [0, 128, 1000]
-    assert units.switch("1") is True
-    assert units.switch("off") is False
-    with pytest.raises(ValueError, match="neither"):
-        units.switch("maybe")

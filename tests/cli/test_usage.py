@@ -1,4 +1,4 @@
-"""Mistakes in typing: exit code 2, one sentence with a remedy that works, before torch is loaded."""
+"""Usage errors: exit code 2, one sentence and a remedy that works, before torch is loaded."""
 
 import re
 from typing import get_args, get_type_hints
@@ -65,10 +65,14 @@ def test_a_mistake_is_explained(arguments, message, remedy, run):
     assert "Traceback" not in done.err
 
 
+def declared(command, option):
+    """Type and `typer.Option` of the parameter of an option."""
+    return get_args(get_type_hints(command.callback, include_extras=True)[option.name])
+
+
 def unit(command, option):
-    """How an option reads its text, from the annotation of its parameter; None for the types of Typer."""
-    declared = get_args(get_type_hints(command.callback, include_extras=True)[option.name])
-    parser = declared[1].parser if len(declared) > 1 else None
+    """The function that reads the text of an option; None for the types of Typer."""
+    parser = declared(command, option)[1].parser
     return parser.read if isinstance(parser, Unit) else None
 
 
@@ -86,7 +90,8 @@ def test_every_number_has_a_unit():
     assert len(NUMERIC) > 35
     for command in COMMANDS.values():
         for option in options(command):
-            assert option.type_descriptor.annotation not in (int, float) or unit(command, option), option.opts
+            kinds = get_args(declared(command, option)[0])
+            assert unit(command, option) or not {int, float} & set(kinds), option.opts
 
 
 @pytest.mark.parametrize(("command", "option"), NUMERIC, ids=lambda value: getattr(value, "name", value))
@@ -113,7 +118,7 @@ def test_absurd_numbers_are_refused_and_the_remedy_works(command, option, run):
 @pytest.mark.parametrize(
     ("command", "option"), [pair for pair in NUMERIC if pair[1].name in ("mem_len", "lr", "max_time")]
 )
-def test_the_environment_is_judged_as_strictly(command, option, run, monkeypatch):
+def test_the_environment_is_checked_as_strictly(command, option, run, monkeypatch):
     monkeypatch.setenv(variable(option), "-3")
     done = run(command, "--print-config")
     assert done.code == 2

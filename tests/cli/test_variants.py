@@ -1,4 +1,4 @@
-"""Every kind of model from the text to the numbers: trained, evaluated, continued and streamed by the commands."""
+"""Every kind of model is trained, evaluated, continued and streamed by the commands."""
 
 import json
 import math
@@ -15,7 +15,7 @@ LINE = "the cat sat on a mat; it saw two dogs and ran up that tall tree.\n"
 WORDS = LINE.split(" ")
 TEXT = " ".join(WORDS[(i * i + i // 7) % len(WORDS)] for i in range(600)).encode()
 READ = TEXT[200:900]
-"""What is scored: as long as several memories."""
+"""Scored text; longer than several memories."""
 SMALL = (
     "--preset", "tiny", "--tokenizer", "bytes", "--threads", "1", "--segment-len", "16", "--mem-len", "24",
     "--batch-size", "2", "--eval-every", "9", "--set", "model.dim=16", "--set", "model.feedforward.ffn_dim=24",
@@ -34,7 +34,7 @@ MADE_SMALL = {
     "lsh": {"attention.n_buckets": 8, "attention.bucket_size": 4},
     "universal": {"stack.n_steps": 3},
 }
-"""Settings with which memories fill, windows are left and tables wrap around within the text."""
+"""Settings with which memories fill up, windows end and tables wrap around within the text."""
 
 
 def _position_for(attention):
@@ -62,7 +62,7 @@ VARIANTS = {
     "factorized": {"embedding.inner_dim": 6, "embedding.tied": False},
 }
 RESUMED = [*(f"attention {kind}" for kind in ATTENTIONS), "linear, redrawn", "lsh, redrawn", "act", "position learned"]
-"""Each kind of memory that training keeps, and what is drawn, halted or counted besides."""
+"""Variants that cover each kind of training memory, redrawn features, halting and position counters."""
 
 
 @pytest.fixture
@@ -130,8 +130,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(name, train):
 
 
 @pytest.mark.parametrize("name", ["attention lsh", "attention mixed"])
-def test_rounds_of_hashing_are_a_choice_of_whoever_reads(name, train, run):
-    """The same in every command, kept in the state; what hashing finds grows with them."""
+def test_hash_rounds_are_an_inference_setting(name, train, run):
+    """The number of hash rounds is the same in every command and saved in the state; recall grows with it."""
     train(name, "models/it", "--max-steps", "3")
     scores = [json.loads(run("eval", "read", "--json", "--recall", "--n-hashes", str(n)).out) for n in (1, 2, 8)]
     found = [score["recall"] for score in scores]
@@ -164,14 +164,14 @@ def test_rounds_of_hashing_are_a_choice_of_whoever_reads(name, train, run):
         ("act, hashed", "eval", ["--recall"], "it cannot be measured with adaptive computation time."),
     ],
 )
-def test_what_means_nothing_to_a_model_is_refused(name, command, flags, said, train, run):
+def test_an_option_that_does_not_apply_to_a_model_is_refused(name, command, flags, said, train, run):
     train(name, "models/it", "--max-steps", "1")
     done = run(command, *flags)
     assert (done.code, done.out) == (2, b"")
     assert said in done.err
 
 
-def test_a_plan_names_what_each_layer_remembers(train, run):
+def test_a_plan_describes_the_memory_of_each_layer(train, run):
     train("attention mixed", "models/it", "--max-steps", "1")
     said = run("eval", "read", "--dry-run", "--mem-len", "1000000", "--n-hashes", "2").out.decode()
     assert "7 tokens in 1 layer, the last 6 tokens of 2 x 4 buckets in 1 layer, 8 texts at a time: " in said

@@ -114,7 +114,9 @@ def test_names_in_saved_models_and_initial_values():
     made = model(tied=False)
     names = dict(made.named_parameters())
     assert {"embedding.table.weight", "head.weight", "stack.blocks.0.feedforward.gate.weight"} <= names.keys()
-    assert not [name for name in model().state_dict() if name.startswith(("embedding.up", "head.up", "head.bias"))]
+    assert not [
+        name for name in model().state_dict() if name.startswith(("embedding.up", "head.projection", "head.bias"))
+    ]
     factorized = dict(model(inner_dim=8).named_parameters())
     assert not [name for name in factorized if name.startswith("head")]
     clusters = dict(model(vocab_size=3000, cutoffs=(1000, 2000), div_val=2, tied=False).named_parameters())

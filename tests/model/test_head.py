@@ -55,7 +55,7 @@ def oracle_log_probabilities(head, h):
     return oracle.log_probabilities(
         h,
         [p.weight for p in parts],
-        [p.up for p in parts],
+        [p.projection for p in parts],
         head.tails.weight,
         CUTOFFS,
         biases=None if parts[0].bias is None else [p.bias for p in parts],
@@ -149,7 +149,7 @@ def matrices(model, part):
         tables = list(model.embedding.tables()) if hasattr(model.embedding, "tables") else [model.embedding]
         return [p for t in tables for p in (t.table.weight, t.up and t.up.weight) if p is not None]
     heads = clusters(model.head) if isinstance(model.head, AdaptiveHead) else [model.head]
-    return [p for h in heads for p in (h.weight, h.up) if p is not None]
+    return [p for h in heads for p in (h.weight, h.projection) if p is not None]
 
 
 @every

@@ -8,7 +8,8 @@ from xlcli.memory import Sums
 from xlcli.model.attention.linear import LinearAttention
 from xlcli.model.position import Position
 from xlcli.model.position.rope import RopePosition
-from xlcli.ops.span import AttentionContext, Span
+from xlcli.ops.context import AttentionContext
+from xlcli.ops.span import Span
 
 DIM, HEADS, WIDTH, FEATURES = 10, 3, 4, 7
 UNIFORM = Span.make("uniform", mem_len=5, segment_len=4)

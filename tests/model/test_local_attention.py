@@ -9,7 +9,8 @@ from xlcli.memory import Hidden
 from xlcli.model.attention import local
 from xlcli.model.attention.local import LocalAttention
 from xlcli.model.build import build_model
-from xlcli.ops.span import AttentionContext, Span
+from xlcli.ops.context import AttentionContext
+from xlcli.ops.span import Span
 
 WINDOWS = (1, 3, 5, 8)
 LOCAL = [name for name in variants.COMBINATIONS if name.startswith("local-")]
@@ -120,10 +121,10 @@ def test_gradients_equal_those_of_a_band(name, window):
 def test_long_calls_are_read_in_blocks(window, monkeypatch):
     own, _ = blocks("local-none-0-pre-0", window)
     shapes = []
-    attend = local.FullAttention.mix
+    attend = local.FullAttention.attend
     monkeypatch.setattr(
         LocalAttention,
-        "mix",
+        "attend",
         lambda self, q, k, *rest: (shapes.append((len(q), q.shape[2], k.shape[2])), attend(self, q, k, *rest))[1],
     )
     for t, expected in (

@@ -13,7 +13,8 @@ from xlcli.model.attention.lsh import LSHAttention
 from xlcli.model.build import build_model
 from xlcli.model.position import Position
 from xlcli.model.position.rope import RopePosition
-from xlcli.ops.span import AttentionContext, Span
+from xlcli.ops.context import AttentionContext
+from xlcli.ops.span import Span
 from xlcli.state import State
 
 DIM, HEADS, WIDTH, FACTORS, SIZE, ROUNDS = 10, 2, 4, (2, 4), 3, 2

@@ -13,7 +13,8 @@ from xlcli.errors import DataError
 from xlcli.memory import Hidden, KeyValue
 from xlcli.model.build import build_model
 from xlcli.model.position.alibi import slopes
-from xlcli.ops.span import AttentionContext, Span
+from xlcli.ops.context import AttentionContext
+from xlcli.ops.span import Span
 
 DIM = 12
 BUCKETS = {"n_buckets": 5, "max_distance": 12}

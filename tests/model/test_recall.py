@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from oracles.reformer import attended_mask
 from variants import VOCAB, tokens
 
 from xlcli import config
 from xlcli.model.attention.lsh import LSHAttention
 from xlcli.model.build import build_model
 from xlcli.model.recall import lsh_recall
-from xlcli.ops.lsh_attention import attended
 
 LOCAL = {"kind": "local", "window": 5}
 HASHED = {"kind": "lsh", "n_buckets": 4, "bucket_size": 3, "n_hashes": 2}
@@ -39,7 +39,7 @@ def shares(model, text, mem_len):
         distance = keys[:, None] - keys
         there = (distance >= 1) & (distance <= mem_len)
         weights = (q @ k.mT * layer.scale).masked_fill(~there, -torch.inf)[:, :, mem_len:].softmax(-1)
-        seen = attended(buckets, bucket_size=layer.bucket_size, limit=mem_len)[:, :, mem_len:]
+        seen = attended_mask(buckets, bucket_size=layer.bucket_size, limit=mem_len)[:, :, mem_len:]
         found.append((weights * seen).sum(-1).mean().item())
 
     hooks = [m.register_forward_pre_hook(note) for m in model.modules() if isinstance(m, LSHAttention)]

@@ -7,6 +7,7 @@ import weakref
 import peak_memory
 import pytest
 import torch
+from oracles.reversible import store_activations
 from variants import COMBINATIONS, tokens
 
 from xlcli import config
@@ -53,7 +54,8 @@ def build(kind, around="pre", *, dropout=0.3, n_layers=3, dtype=torch.float64, r
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * size)
-    model.stack.rebuild = rebuild
+    if not rebuild:
+        store_activations(model.stack)
     return model.to(dtype).train()
 
 

@@ -7,7 +7,8 @@ from oracles import transformer_xl
 from xlcli import config
 from xlcli.memory import Hidden, KeyValue
 from xlcli.model.build import build_model
-from xlcli.ops.span import AttentionContext, Span
+from xlcli.ops.context import AttentionContext
+from xlcli.ops.span import Span
 
 
 def branch(position):

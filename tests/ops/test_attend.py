@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from xlcli.ops.attend import attend, attend_fused, attend_one, attend_plain, attention_weights
+from xlcli.ops.attend import attend, attend_fused, attend_plain
 
 KERNELS = [attend, attend_plain, attend_fused]
 
@@ -56,17 +56,49 @@ def test_kernels_equal_the_definition_with_gradients(kernel, e, w, with_bias):
         assert torch.allclose(a, b, rtol=0, atol=1e-12)
 
 
-def test_one_token_with_a_shared_second_term_equals_joined_keys():
-    q, k, v = tensors(1, 9)
-    query, key = random(2, 3, 1, 6), random(10, 6)
-    joined = attend_plain(
-        torch.cat((q, query), -1),
-        torch.cat((k, key.expand(2, 3, -1, -1)), -1),
-        v,
-        visible=None,
-        scale=0.3,
-    )
-    assert torch.allclose(attend_one(q, k, v, term=(query, key), scale=0.3), joined, rtol=0, atol=1e-12)
+@pytest.mark.parametrize("t", [1, 5])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_a_second_term_is_added_to_the_scores(t, masked, with_bias):
+    """With a single query over visible keys, where no key is copied, as with many."""
+    q, k, v = tensors(t, 9)
+    query, key = random(2, 3, t, 6).requires_grad_(), random(t + 9, 6)
+    visible = causal(t, 9) & (torch.arange(t + 9) != 2) if masked else None
+    bias = random(2, 3, t, t + 9) if with_bias else None
+    second = torch.einsum("bhtf,sf->bhts", query, key) * 0.3
+    expected = by_definition(q, k, v, visible, 0.3, second if bias is None else second + bias)
+    out = attend(q, k, v, visible=visible, scale=0.3, term=(query, key), bias=bias)
+    assert torch.allclose(out, expected, rtol=0, atol=1e-12)
+    weights = random(*out.shape)
+    for a, b in zip(
+        torch.autograd.grad((expected * weights).sum(), (q, k, v, query)),
+        torch.autograd.grad((out * weights).sum(), (q, k, v, query)),
+        strict=True,
+    ):
+        assert torch.allclose(a, b, rtol=0, atol=1e-12)
+
+
+def weights_of(q, k, **settings):
+    """Attention weights, as a value bias is given them."""
+    found = []
+
+    def value_bias(weights):
+        found.append(weights)
+        return torch.zeros_like(q[..., :1])
+
+    out = attend(q, k, torch.zeros_like(k[..., :1]), value_bias=value_bias, scale=0.3, **settings)
+    assert not out.any()
+    return found[0]
+
+
+def test_a_value_bias_is_added_to_the_output():
+    q, k, v = tensors(5, 4)
+    visible = causal(5, 4)
+    visible[3] = False
+    vectors = random(9, 8)
+    out = attend(q, k, v, visible=visible, scale=0.3, value_bias=lambda weights: weights @ vectors)
+    assert torch.allclose(out, attend(q, k, v + vectors, visible=visible, scale=0.3), rtol=0, atol=1e-12)
+    assert (out[:, :, 3] == 0).all()
 
 
 def test_dropout_keeps_the_mean_and_drops_weights():
@@ -194,8 +226,7 @@ def test_weights_are_probabilities_of_what_is_visible(bias):
     bias = BIASES[bias](5, 9, torch.float64)
     visible = causal(5, 4) & (torch.arange(9) != 2)
     visible[3] = False
-    weights, blind = attention_weights(q, k, visible=visible, scale=0.3, bias=bias)
-    assert blind.flatten().tolist() == [False, False, False, True, False]
+    weights = weights_of(q, k, visible=visible, bias=bias)
     seeing = [0, 1, 2, 4]
     assert (weights[:, :, seeing] > 0).eq(visible[seeing]).all()
     assert torch.allclose(weights.sum(-1), torch.ones(2, 3, 5, dtype=torch.float64), rtol=0, atol=1e-12)
@@ -205,18 +236,16 @@ def test_weights_are_probabilities_of_what_is_visible(bias):
     assert torch.allclose(weights[:, :, seeing], expected, rtol=0, atol=1e-12)
 
 
-def test_without_a_mask_nobody_is_blind():
+def test_without_a_mask_all_keys_are_visible():
     q, k, _ = tensors(2, 3)
-    weights, blind = attention_weights(q, k, visible=None, scale=0.3)
-    assert blind is None
-    assert (weights > 0).all()
+    assert (weights_of(q, k, visible=None) > 0).all()
 
 
 def test_dropout_of_weights():
     torch.manual_seed(0)
     q, k, _ = tensors(32, 32)
-    kept, _ = attention_weights(q, k, visible=None, scale=0.3)
-    dropped, _ = attention_weights(q, k, visible=None, scale=0.3, dropout=0.25)
+    kept = weights_of(q, k, visible=None)
+    dropped = weights_of(q, k, visible=None, dropout=0.25)
     survived = dropped > 0
     assert 0.72 < survived.double().mean() < 0.78
     assert torch.allclose(dropped[survived] * 0.75, kept[survived], rtol=1e-12, atol=0)

@@ -10,7 +10,6 @@ from xlcli.ops.favor import (
     CHUNK,
     LIMIT,
     attend_linear,
-    attend_linear_plain,
     draw_features,
     key_features,
     query_features,
@@ -172,7 +171,7 @@ def test_chunks_equal_one_token_at_a_time_with_gradients(t):
     unit = math.exp(LIMIT / 2)
     s = (unit * torch.randn(ROWS, HEADS, 6, 4, generator=drawn(8), dtype=torch.float64)).requires_grad_()
     z = (unit * torch.rand(ROWS, HEADS, 6, generator=drawn(9), dtype=torch.float64)).requires_grad_()
-    fast, slow = (attention(q, k, v, w, (s, z), kernel=kernel) for kernel in (attend_linear, attend_linear_plain))
+    fast, slow = (attention(q, k, v, w, (s, z), kernel=kernel) for kernel in (attend_linear, performer.attend_linear))
     probe = torch.randn(fast[0].shape, generator=drawn(3), dtype=torch.float64)
     scale = slow[2].detach().mean()
     for a, b, unit in zip(fast, slow, (1.0, scale, scale), strict=True):

@@ -13,8 +13,6 @@ from xlcli.ops.lsh_attention import (
     KeyWindow,
     attend_hashed,
     attend_hashed_one,
-    attend_hashed_plain,
-    attended,
     meet,
     recall,
 )
@@ -62,7 +60,7 @@ class Case:
         )
 
     def plain(self):
-        return attend_hashed_plain(
+        return reformer.attend_masked(
             self.q, self.k, self.v, self.buckets, bucket_size=self.size, limit=self.limit, scale=SCALE
         )
 
@@ -170,7 +168,7 @@ def test_one_large_bucket_is_full_attention():
 
 def test_a_token_alone_sees_itself():
     case = Case(4, t=30, rounds=2, factors=(64,), limit=1)
-    alone = attended(case.buckets, bucket_size=case.size, limit=1).diagonal(dim1=-2, dim2=-1)
+    alone = reformer.attended_mask(case.buckets, bucket_size=case.size, limit=1).diagonal(dim1=-2, dim2=-1)
     assert alone.any()
     assert torch.equal(case.whole()[alone], case.v[alone])
 
@@ -217,7 +215,7 @@ def test_recall():
     earlier = torch.ones(60, 60, dtype=torch.bool).tril(-1)
     earlier[0, 0] = True
     for rounds in (1, 2, 4, 8):
-        seen = attended(case.buckets[:, :, :rounds], bucket_size=60)
+        seen = reformer.attended_mask(case.buckets[:, :, :rounds], bucket_size=60)
         share = recall(case.q, case.k, seen, earlier, scale=SCALE)
         shares.append(share[..., 1:].mean())
         scores = [math.exp(SCALE * float(case.q[0, 0, 9] @ case.k[0, 0, j])) for j in range(9)]
@@ -234,7 +232,7 @@ def test_recall():
 def test_tickets_tell_who_meets(seed):
     case = Case(seed, t=50)
     global_ranks = rank_in_buckets(case.buckets, case.table().counts).global_ranks
-    seen = attended(case.buckets, bucket_size=case.size)
+    seen = reformer.attended_mask(case.buckets, bucket_size=case.size)
     others = ~torch.eye(50, dtype=torch.bool)
     assert torch.equal(
         meet(global_ranks[..., 20:], global_ranks, case.size) & others[20:], seen[:, :, 20:] & others[20:]

@@ -4,11 +4,12 @@ import weakref
 
 import pytest
 import torch
+from oracles import reversible
 from torch.nn import functional as F
 
-from xlcli.ops.reversible import Layer, reversible_forward, reversible_forward_plain
+from xlcli.ops.reversible import Layer, reversible_forward
 
-WAYS = pytest.mark.parametrize("way", [reversible_forward, reversible_forward_plain])
+WAYS = pytest.mark.parametrize("way", [reversible_forward, reversible.forward])
 
 
 class Coupling:
@@ -88,7 +89,7 @@ def test_gradients_by_finite_differences():
 def test_gradients_equal_those_of_stored_activations(dtype):
     """Twelve layers with dropout; one parameter is shared by all branches."""
     found = []
-    for way in (reversible_forward, reversible_forward_plain):
+    for way in (reversible_forward, reversible.forward):
         couplings = deep(12, dtype=dtype)
         x1, x2 = streams(dtype=dtype)
         y1, y2, _ = run(way, couplings, x1, x2)
@@ -117,7 +118,7 @@ def test_branches_are_given_the_same_again_to_the_bit(autocast):
 
 def test_gradients_under_autocast_equal_those_of_stored_activations():
     found = []
-    for way in (reversible_forward, reversible_forward_plain):
+    for way in (reversible_forward, reversible.forward):
         couplings = deep(12, dtype=torch.float32)
         x1, x2 = streams(dtype=torch.float32)
         with torch.autocast("cpu", torch.bfloat16, cache_enabled=way is reversible_forward):
@@ -194,7 +195,7 @@ def test_frozen_and_unused_parameters_get_nothing():
 
 def test_one_output_may_be_left_unused():
     found = []
-    for way in (reversible_forward, reversible_forward_plain):
+    for way in (reversible_forward, reversible.forward):
         couplings = deep(2)
         y1, _, _ = run(way, couplings, *streams())
         y1.sum().backward()
@@ -214,7 +215,7 @@ def test_parameters_changed_in_between_are_refused():
 def test_what_is_kept_does_not_grow_with_depth():
     """Numbers that autograd keeps until the backward pass, parameters left out."""
     counts = []
-    for way in (reversible_forward, reversible_forward_plain):
+    for way in (reversible_forward, reversible.forward):
         for n in (2, 12):
             couplings, saved = deep(n), []
 

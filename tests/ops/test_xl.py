@@ -2,7 +2,8 @@ import pytest
 import torch
 from oracles.transformer_xl import sinusoid
 
-from xlcli.ops.span import AttentionContext, Span
+from xlcli.ops.context import AttentionContext
+from xlcli.ops.span import Span
 from xlcli.ops.xl import position_keys, rotate_query, shifted_scores
 
 CASES = [(1, 0), (1, 9), (5, 0), (5, 3), (4, 9)]
@@ -26,9 +27,9 @@ def test_rotation_equals_the_double_loop(t, m):
     context = AttentionContext(
         Span.make("uniform", mem_len=99, segment_len=8), n_memory=m, n_new=t, keep=0, device=q.device
     )
-    sin, cos = context.angles(n_features, q.dtype)
+    sin, cos = context.positions.angles(n_features, q.dtype)
     scores = rotate_query(q @ weight, sin[m:], cos[m:]) @ position_keys(sin, cos).mT
-    causal = context.distance >= 0
+    causal = context.positions.distance >= 0
     expected = by_the_double_loop(q, weight, t, m, n_features)
     assert torch.allclose(scores * causal, expected, rtol=0, atol=1e-12)
 
@@ -52,7 +53,7 @@ def test_the_identity_holds_in_float32_at_long_range():
     )
 
     def scores(dtype):
-        sin, cos = context.angles(n_features, dtype)
+        sin, cos = context.positions.angles(n_features, dtype)
         return rotate_query(c.to(dtype), sin[m:], cos[m:]) @ position_keys(sin, cos).mT
 
     assert (scores(torch.float32) - scores(torch.float64)).abs().max() < 2e-5

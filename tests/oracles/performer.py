@@ -53,3 +53,14 @@ def branch(x, weights, rows, *, n_heads, rotate=False):
             k = torch.stack([rotated(row, i) for i, row in enumerate(k)])
         heads.append(attention(q, k, v, rows))
     return torch.cat(heads, 1) @ weights["W_o"].T
+
+
+def attend_linear(q, k, v, s, z):
+    """Causal attention of features (b h t f) and values (b h t e), one token at a time, and the sums s and z after it."""
+    out = []
+    for i in range(q.shape[2]):
+        s = s + torch.einsum("bhf,bhe->bhfe", k[:, :, i], v[:, :, i])
+        z = z + k[:, :, i]
+        numerator = torch.einsum("bhf,bhfe->bhe", q[:, :, i], s)
+        out.append(numerator / torch.einsum("bhf,bhf->bh", q[:, :, i], z)[..., None])
+    return torch.stack(out, 2), s, z

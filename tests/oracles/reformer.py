@@ -2,6 +2,8 @@
 
 import math
 
+import torch
+
 
 def bucket(x, directions, factors):
     """argmax([xR; -xR]) (Andoni et al. 2015) of one vector, a digit for each factor, the last one running fastest."""
@@ -40,3 +42,20 @@ def attend(q, v, buckets, bucket_size, scale=1.0, limit=None):
             ]
         )
     return out
+
+
+def attended_mask(buckets, *, bucket_size, limit=None):
+    """`attended` of all queries as a mask (b h t t), for tokens in buckets (b h r t)."""
+    t = buckets.shape[-1]
+    mates = (buckets.unsqueeze(-1) == buckets.unsqueeze(-2)).tril(-1)
+    rank = mates.flip(-1).cumsum(-1).flip(-1)
+    seen = (mates & (rank <= bucket_size)).any(2)
+    if limit is not None:
+        seen = seen.triu(-limit)
+    return seen | (torch.eye(t, dtype=torch.bool) & ~seen.any(-1, keepdim=True))
+
+
+def attend_masked(q, k, v, buckets, *, bucket_size, limit=None, scale):
+    """Full attention (b h t w) under that mask, for queries, keys (b h t e) and values (b h t w)."""
+    seen = attended_mask(buckets, bucket_size=bucket_size, limit=limit)
+    return (q @ k.mT * scale).masked_fill(~seen, -torch.inf).softmax(-1) @ v

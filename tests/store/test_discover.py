@@ -115,7 +115,7 @@ def test_summaries(cwd, bundled):
 def test_a_damaged_model_is_listed_with_its_problem(cwd, bundled):
     model = make(cwd / "models" / "new")
     (model / "model.safetensors").write_bytes(b"x")
-    assert "cut short" in local_models(cwd)[0].problem
+    assert "model.safetensors is damaged" in local_models(cwd)[0].problem
     make(cwd / "models" / "other")
     (cwd / "models" / "other" / "record.json").write_text(json.dumps({"corpus": 1, "bits_per_byte": "low"}))
     odd = next(summary for summary in local_models(cwd) if summary.name == "other")

@@ -1,14 +1,23 @@
-"""A saved memory on disk is taken back by the model that made it and by no other."""
+"""A state file continues a text exactly, with the model that wrote it and with no other."""
 
-from dataclasses import replace
+import random
+from dataclasses import fields, replace
 
+import numpy as np
 import pytest
 import torch
-from toys import RUNTIME, VARIANTS, toy
+from toys import PROSE, RUNTIME, VARIANTS, toy
 
 from xlcli.errors import StateError
 from xlcli.files import read_tensors, write_tensors
-from xlcli.store.state_files import FORMAT, load_state, save_state
+from xlcli.store.state_files import (
+    PendingText,
+    SamplerState,
+    SessionState,
+    StreamPosition,
+    load_state,
+    save_state,
+)
 
 
 def read_some(model, mem_len=9):
@@ -17,11 +26,27 @@ def read_some(model, mem_len=9):
         return model.network.logits(torch.arange(12)[None], state)[1]
 
 
-def rewritten(path, *, tensors=None, **metadata):
-    """The file with other metadata, and checksums that are right."""
+def session(model, mem_len=9):
+    """Everything that a session can hold."""
+    text = PROSE.encode()[:20]
+    ids = model.tokenizer.encode(text)[:4]
+    n_tokenized = int(model.tokenizer.sizes(ids, text)[:4].sum())
+    generator = torch.Generator().manual_seed(5)
+    return SessionState(
+        read_some(model, mem_len),
+        last_token=7,
+        pending=PendingText(text, ids, n_tokenized),
+        sampler=SamplerState(5, generator.get_state(), (1, 2, 3)),
+        stream=StreamPosition(2, 30, 12, 0.1 + 0.2, 27, ((b"a\xff", 1 / 3), (b" b", 0.0))),
+    )
+
+
+def rewritten(path, *, tensors=None, without=(), **metadata):
+    """Changes entries of the file (None removes one) and makes its checksums right again."""
     old, facts = read_tensors(path, expected=None)
     facts = {key: value for key, value in (facts | metadata).items() if value is not None and key != "sha256"}
-    write_tensors(path, old | (tensors or {}), facts)
+    kept = {name: tensor for name, tensor in old.items() if name not in without}
+    write_tensors(path, kept | (tensors or {}), facts)
 
 
 @pytest.fixture
@@ -31,21 +56,75 @@ def model():
 
 @pytest.fixture
 def path(tmp_path, model):
-    save_state(tmp_path / "s", read_some(model), {"text": "abc"}, model=model)
+    save_state(tmp_path / "s", session(model), model=model)
     return tmp_path / "s"
 
 
 @pytest.mark.parametrize("variant", [None, *VARIANTS])
 @pytest.mark.parametrize("mem_len", [0, 9])
-def test_saved_and_loaded_it_is_the_same(variant, mem_len, tmp_path):
+def test_the_memory_is_the_same(variant, mem_len, tmp_path):
     model = toy(variant=variant)
-    state = read_some(model, mem_len)
-    save_state(tmp_path / "s", state, {"text": "abc", "n": "1"}, model=model)
-    loaded, carry = load_state(tmp_path / "s", model=model, device=str(RUNTIME.device))
-    assert carry == {"text": "abc", "n": "1"}
-    assert loaded.describe() == state.describe()
-    assert loaded.tensors().keys() == state.tensors().keys()
-    assert all(torch.equal(t, state.tensors()[name]) for name, t in loaded.tensors().items())
+    saved = session(model, mem_len).model_state
+    save_state(tmp_path / "s", session(model, mem_len), model=model)
+    loaded = load_state(tmp_path / "s", model=model, device=str(RUNTIME.device)).model_state
+    assert loaded.describe() == saved.describe()
+    assert loaded.tensors().keys() == saved.tensors().keys()
+    assert all(torch.equal(t, saved.tensors()[name]) for name, t in loaded.tensors().items())
+
+
+@pytest.mark.parametrize("kind", ["bytes", "sentencepiece", "words"])
+def test_everything_else_is_the_same(kind, tmp_path):
+    model = toy(kind)
+    saved = session(model)
+    save_state(tmp_path / "s", saved, model=model)
+    loaded = load_state(tmp_path / "s", model=model, device="cpu")
+    assert loaded.last_token == 7
+    assert (loaded.pending.data, loaded.pending.n_tokenized) == (saved.pending.data, saved.pending.n_tokenized)
+    assert loaded.pending.ids.dtype == np.int32
+    assert loaded.pending.ids.tolist() == saved.pending.ids.tolist()
+    assert (loaded.sampler.seed, loaded.sampler.recent) == (5, (1, 2, 3))
+    assert torch.equal(loaded.sampler.generator, saved.sampler.generator)
+    assert loaded.stream == saved.stream
+
+
+def test_most_of_it_may_be_missing(tmp_path, model):
+    saved = SessionState(read_some(model), 0, PendingText(b"", np.empty(0, np.int32), 0))
+    save_state(tmp_path / "s", saved, model=model)
+    loaded = load_state(tmp_path / "s", model=model, device="cpu")
+    assert (loaded.pending.data, len(loaded.pending.ids), loaded.sampler, loaded.stream) == (b"", 0, None, None)
+
+
+def test_everything_is_stored_as_tensors(path):
+    """No text, token or random number is packed into the metadata, which must stay below the limit of a header."""
+    tensors, metadata = read_tensors(path, expected=None)
+    assert {name: str(t.dtype) for name, t in tensors.items() if name.startswith("session.")} == {
+        "session.pending.text": "torch.uint8",
+        "session.pending.ids": "torch.int32",
+        "session.sampler.generator": "torch.uint8",
+        "session.sampler.recent": "torch.int32",
+        "session.stream.scored_text": "torch.uint8",
+        "session.stream.scored_sizes": "torch.int32",
+        "session.stream.scored_bits": "torch.float64",
+    }
+    assert metadata["schema"] == "2"
+    assert max(map(len, metadata.values())) == 64  # a fingerprint
+
+
+def test_megabytes_of_unread_text(tmp_path, model):
+    text = bytes(range(256)) * 2**15
+    saved = replace(session(model), pending=PendingText(text, model.tokenizer.encode(text), len(text)))
+    save_state(tmp_path / "s", saved, model=model)
+    assert load_state(tmp_path / "s", model=model, device="cpu").pending.data == text
+
+
+def test_a_fork_is_not_touched(model):
+    one = session(model)
+    two = one.fork()
+    before = {name: t.clone() for name, t in two.model_state.tensors().items()}
+    with torch.inference_mode():
+        model.network.logits(torch.arange(30)[None], one.model_state)
+    assert all(torch.equal(t, before[name]) for name, t in two.model_state.tensors().items())
+    assert all(getattr(one, f.name) is getattr(two, f.name) for f in fields(one) if f.name != "model_state")
 
 
 @pytest.mark.parametrize("other", [{"n_layers": 3}, {"variant": "local"}, {"variant": "linear"}])
@@ -62,15 +141,16 @@ def test_a_model_of_another_fingerprint_is_named(name, path, model):
         load_state(path, model=other, device="cpu")
 
 
-@pytest.mark.parametrize("metadata", [{"format": "1"}, {"format": None}, {"memory": None}])
+@pytest.mark.parametrize("metadata", [{"schema": "1"}, {"schema": "3"}, {"schema": None}, {"state.memory": None}])
 def test_another_format_is_refused(metadata, path, model):
     rewritten(path, **metadata)
-    with pytest.raises(StateError, match=f"not a saved memory of format {FORMAT}"):
+    with pytest.raises(StateError, match="not a state file of format 2"):
         load_state(path, model=model, device="cpu")
 
 
 @pytest.mark.parametrize("metadata", [
-    {"memory": "keyvalue"}, {"memory": "sums sums"}, {"seen": "x"}, {"span": "uniform 9"}, {"span": None},
+    {"state.memory": "keyvalue"}, {"state.memory": "sums sums"}, {"state.seen": "x"}, {"state.span": "uniform 9"},
+    {"state.span": None},
 ])  # fmt: skip
 def test_a_description_that_makes_no_sense_is_refused(metadata, path, model):
     rewritten(path, **metadata)
@@ -78,17 +158,95 @@ def test_a_description_that_makes_no_sense_is_refused(metadata, path, model):
         load_state(path, model=model, device="cpu")
 
 
-@pytest.mark.parametrize("metadata", [{"seen": "3"}, {"span": "uniform 5 8"}, {"span": "segment 0 8"}])
+@pytest.mark.parametrize(
+    "metadata", [{"state.seen": "3"}, {"state.span": "uniform 5 8"}, {"state.span": "segment 0 8"}]
+)
 def test_a_description_of_another_length_is_refused(metadata, path, model):
     rewritten(path, **metadata)
     with pytest.raises(StateError, match="does not have the shape"):
         load_state(path, model=model, device="cpu")
 
 
-def test_numbers_of_another_kind_are_refused(path, model):
-    rewritten(path, tensors={"0.k": torch.zeros(1, 2, 9, 8, dtype=torch.int64)})
+def test_memory_of_another_type_is_refused(path, model):
+    rewritten(path, tensors={"state.0.k": torch.zeros(1, 2, 9, 8, dtype=torch.int64)})
     with pytest.raises(StateError, match="tensor 'k' of memory 'keyvalue'"):
         load_state(path, model=model, device="cpu")
+
+
+WRONG = {
+    "no last token": {"session.last_token": None},
+    "last token is text": {"session.last_token": "x"},
+    "last token beyond the vocabulary": {"session.last_token": "256"},
+    "last token negative": {"session.last_token": "-1"},
+    "more bytes tokenized than there are": {"session.pending.n_tokenized": "21"},
+    "fewer bytes tokenized than tokens": {"session.pending.n_tokenized": "3"},
+    "no count of bytes": {"session.pending.n_tokenized": None},
+    "seed is text": {"session.sampler.seed": "x"},
+    "seed negative": {"session.sampler.seed": "-1"},
+    "seed too large": {"session.sampler.seed": str(2**63)},
+    "bits are text": {"session.stream.bits": "x"},
+    "bits not finite": {"session.stream.bits": "nan"},
+    "lines not whole": {"session.stream.n_lines": "1.5"},
+    "no lines": {"session.stream.n_lines": None},
+    "no text": {"without": ["session.pending.text"]},
+    "no tokens": {"without": ["session.pending.ids"]},
+    "no generator": {"without": ["session.sampler.generator"]},
+    "no scored text": {"without": ["session.stream.scored_text"]},
+    "no sizes": {"without": ["session.stream.scored_sizes"]},
+    "tokens as int64": {"tensors": {"session.pending.ids": torch.arange(4)}},
+    "tokens in two dimensions": {"tensors": {"session.pending.ids": torch.ones(2, 2, dtype=torch.int32)}},
+    "tokens beyond the vocabulary": {"tensors": {"session.pending.ids": torch.full((4,), 256, dtype=torch.int32)}},
+    "tokens negative": {"tensors": {"session.pending.ids": torch.full((4,), -1, dtype=torch.int32)}},
+    "recent tokens beyond the vocabulary": {"tensors": {"session.sampler.recent": torch.full((1,), 256).int()}},
+    "text as float": {"tensors": {"session.pending.text": torch.zeros(20)}},
+    "generator too short": {"tensors": {"session.sampler.generator": torch.zeros(9, dtype=torch.uint8)}},
+    "generator as float": {"tensors": {"session.sampler.generator": torch.zeros(5056)}},
+    "sizes larger than the text": {"tensors": {"session.stream.scored_sizes": torch.tensor([2, 3]).int()}},
+    "sizes smaller than the text": {"tensors": {"session.stream.scored_sizes": torch.tensor([2, 1]).int()}},
+    "negative sizes": {"tensors": {"session.stream.scored_sizes": torch.tensor([5, -1]).int()}},
+    "fewer sizes than bits": {"tensors": {"session.stream.scored_sizes": torch.tensor([4]).int()}},
+    "scored bits not finite": {
+        "tensors": {"session.stream.scored_bits": torch.tensor([0.0, float("inf")], dtype=torch.float64)}
+    },
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_session_that_makes_no_sense_is_refused(name, path, model):
+    rewritten(path, **WRONG[name])
+    with pytest.raises(StateError, match=str(path)) as caught:
+        load_state(path, model=model, device="cpu")
+    assert caught.value.remedy
+
+
+def test_every_change_of_an_entry_is_refused_or_harmless(path, model):
+    """Entries exchanged, resized and retyped at random, with right checksums: `StateError` or a usable session."""
+    draw = random.Random(0)
+    whole = path.read_bytes()
+    tensors, metadata = read_tensors(path, expected=None)
+    names, keys = sorted(tensors), sorted(metadata.keys() - {"sha256", "schema"})
+    refused = 0
+    for _ in range(300):
+        name, key = draw.choice(names), draw.choice(keys)
+        change = draw.randrange(4)
+        if change == 0:
+            rewritten(
+                path, **{key: draw.choice(["", "-1", "0", "1e9", "nan", str(2**64), metadata[draw.choice(keys)]])}
+            )
+        elif change == 1:
+            rewritten(path, tensors={name: tensors[draw.choice(names)]})
+        elif change == 2:
+            rewritten(path, tensors={name: tensors[name][: draw.randrange(3)]})
+        else:
+            rewritten(path, tensors={name: tensors[name].to(draw.choice([torch.uint8, torch.int32, torch.float64]))})
+        try:
+            loaded = load_state(path, model=model, device="cpu")
+        except StateError:
+            refused += 1
+        else:
+            save_state(path, loaded, model=model)
+        path.write_bytes(whole)
+    assert refused > 200
 
 
 def test_a_damaged_file_is_refused(path, model):
@@ -96,4 +254,15 @@ def test_a_damaged_file_is_refused(path, model):
     data[-3] ^= 1
     path.write_bytes(data)
     with pytest.raises(StateError, match="damaged"):
+        load_state(path, model=model, device="cpu")
+
+
+def test_a_missing_file_is_refused(path, model):
+    with pytest.raises(StateError, match="does not exist"):
+        load_state(path.with_name("missing"), model=model, device="cpu")
+
+
+def test_another_kind_of_file_is_refused(path, model):
+    write_tensors(path, model.network.state_dict(), {"schema": "2"})
+    with pytest.raises(StateError, match="not a state file"):
         load_state(path, model=model, device="cpu")

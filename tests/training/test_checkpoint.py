@@ -3,6 +3,7 @@
 import itertools
 import json
 import shutil
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from runs import After, corpus, curve, go, of_kind, remains, small, train
 
 from xlcli.errors import CheckpointError, ConfigError
 from xlcli.events import Notice, Saved, Step, Trained, Validation
+from xlcli.files import read_tensors, write_tensors
 from xlcli.store.commit import latest
 
 STEPS = 6
@@ -46,7 +48,7 @@ def test_a_kill_after_any_event_changes_nothing(budget):
     expected = remains("whole")
     for end in range(1, len(events)):
         folder = Path(f"killed{end}")
-        run = train(tree, [text], folder, preset="tiny")
+        run = train(tree, [text], folder)
         for _ in range(end):
             next(run)
         run.close()
@@ -77,7 +79,7 @@ def test_an_interrupted_validation_is_made_up_for():
         return validating[0] and len(asked) > 0
 
     validating = [False]
-    for event in train(tree, [text], Path("cut"), preset="tiny", stop=stop):
+    for event in train(tree, [text], Path("cut"), stop=stop):
         validating[0] = isinstance(event, Step) and event.step == 3
     assert not [row for row in curve("cut") if "validation_bits_per_byte" in row]
     facts = json.loads((Path("cut/checkpoints/step-00000003/state.json")).read_bytes())
@@ -128,7 +130,7 @@ def test_a_budget_given_anew_replaces_the_old_one():
 def test_the_best_weights_go_back_with_the_run():
     """A kill may come after a validation whose step is undone: the weights it kept are undone with it."""
     text, tree = corpus(), small(train={"eval_every": 3, "save_every": 5, "max_steps": 8})
-    run = train(tree, [text], Path("m"), preset="tiny")
+    run = train(tree, [text], Path("m"))
     for event in run:
         if isinstance(event, Validation) and event.step == 6:
             break
@@ -142,23 +144,6 @@ def test_the_best_weights_go_back_with_the_run():
     Path("m/model.safetensors").unlink()
     go({}, text, "m", resume=True)
     assert Path("m/model.safetensors").exists()
-
-
-def test_a_checkpoint_without_the_newer_entries_is_read():
-    text, tree = corpus(), small(train={"eval_every": 3})
-    go(tree, text, "whole")
-    After(4).run(tree, text, "m")
-    point = latest(Path("m/checkpoints")).path
-    facts = json.loads((point / "state.json").read_bytes())
-    for name in ("validated_step", "validation_due", "processor"):
-        del facts[name]
-    del facts["corpus"]["valid"]
-    (point / "state.json").write_text(json.dumps(facts))
-    (point / "best.safetensors").unlink()
-    _seal_again(point)
-    go({}, text, "m", resume=True)
-    assert remains("m")["model"] == remains("whole")["model"]
-    assert remains("m")["curve"] == remains("whole")["curve"]
 
 
 def test_a_damaged_checkpoint_is_passed_over_aloud():
@@ -184,21 +169,82 @@ def test_when_all_are_damaged_it_says_so():
         go({}, text, "m", resume=True)
 
 
-@pytest.mark.parametrize("change", [
-    {"facts": {"schema": 2}}, {"facts": {"states": []}}, {"facts": {"random": {"cpu": "AAAA"}}}, {"missing": "step"},
-    {"facts": {"states": [{"memory": "hidden"}]}}, {"facts": {"random": {"cpu": "!"}}},
-])  # fmt: skip
-def test_a_checkpoint_that_makes_no_sense_is_refused(change):
+FACTS = (
+    "schema", "step", "tokens", "seconds", "position", "best_bits", "best_step", "validated_step", "validation_due",
+    "corpus", "states", "seed", "threads", "device", "dtype", "torch", "processor",
+)  # fmt: skip
+
+
+def test_every_fact_is_needed():
     text = corpus()
     After(3).run(small(), text, "m")
     point = latest(Path("m/checkpoints")).path
-    facts = json.loads((point / "state.json").read_bytes()) | change.get("facts", {})
-    facts.pop(change.get("missing"), None)
-    (point / "state.json").write_text(json.dumps(facts))
-    _seal_again(point)
-    with pytest.raises(CheckpointError) as caught:
+    facts = json.loads((point / "state.json").read_bytes())
+    assert set(facts) == set(FACTS)
+    for name in FACTS:
+        _rewrite(point, {key: value for key, value in facts.items() if key != name})
+        with pytest.raises(CheckpointError, match=f"step-00000003 .*{name}") as caught:
+            go({}, text, "m", resume=True)
+        assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema": 1}, "has format 1; this xlcli reads format 2"),
+        ({"schema": 3}, "has format 3; this xlcli reads format 2"),
+        ({"seed": 5}, "a run with the seed 5"),
+        ({"states": []}, "taken with another --grad-accum"),
+        ({"states": [{"memory": "hidden"}]}, "does not fit together"),
+        ({"states": 3}, "incomplete"),
+        ({"corpus": []}, "incomplete"),
+        ({"corpus": {"tokenizer": "0"}}, "the tokenizer in the folder is not the one"),
+    ],
+)
+def test_a_checkpoint_that_makes_no_sense_is_refused(change, message):
+    text = corpus()
+    After(3).run(small(), text, "m")
+    point = latest(Path("m/checkpoints")).path
+    _rewrite(point, json.loads((point / "state.json").read_bytes()) | change)
+    with pytest.raises(CheckpointError, match=message) as caught:
         go({}, text, "m", resume=True)
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    "states",
+    [{}, {"cpu": torch.zeros(9, dtype=torch.uint8)}, {"cpu": torch.zeros(5056)}, {"cpu": torch.get_rng_state()[:-1]}],
+    ids=["missing", "too short", "of another type", "cut"],
+)
+def test_generator_states_that_make_no_sense_are_refused(states):
+    text = corpus()
+    After(3).run(small(), text, "m")
+    point = latest(Path("m/checkpoints")).path
+    write_tensors(point / "random.safetensors", states, {})
+    _seal_again(point)
+    with pytest.raises(CheckpointError, match="incomplete") as caught:
+        go({}, text, "m", resume=True)
+    assert caught.value.remedy
+
+
+def test_generator_states_are_tensors():
+    After(3).run(small(), corpus(), "m")
+    point = latest(Path("m/checkpoints")).path
+    states, _ = read_tensors(point / "random.safetensors", expected=None)
+    assert states["cpu"].dtype == torch.uint8
+    assert states["cpu"].shape == torch.get_rng_state().shape
+
+
+def test_the_runtime_of_the_run_is_kept():
+    """It is not part of the model, so the record holds it: seed, number type and threads are those of the beginning."""
+    text, tree = corpus(), small(runtime={"dtype": "bfloat16", "threads": 1, "seed": 7})
+    go(tree, text, "whole")
+    After(3).run(tree, text, "m")
+    assert "runtime" not in json.loads(Path("m/config.json").read_bytes())
+    assert json.loads(Path("m/record.json").read_bytes())["runtime"]["seed"] == 7
+    events = go({}, text, "m", resume=True)
+    assert not [notice for notice in of_kind(events, Notice) if notice.level == "warning"]
+    assert remains("m") == remains("whole")
 
 
 def test_changed_text_is_noticed_unless_allowed():
@@ -277,8 +323,14 @@ def test_the_same_command_resumes():
         list(train({}, [text], Path("m"), preset="small", resume=True))
 
 
-def _seal_again(point):
-    from xlcli.store import commit
+def _rewrite(point, facts):
+    (point / "state.json").write_text(json.dumps(facts))
+    _seal_again(point)
 
-    (point / "manifest.json").unlink()
-    commit._seal(point)
+
+def _seal_again(point):
+    """Makes the manifest that of the files as they are now, which a checkpoint with right checksums has."""
+    names = sorted(path.name for path in point.iterdir() if path.name != "manifest.json")
+    files = {name: (point / name).read_bytes() for name in names}
+    entries = {name: {"bytes": len(data), "sha256": sha256(data).hexdigest()} for name, data in files.items()}
+    (point / "manifest.json").write_text(json.dumps({"schema": 2, "files": entries}))

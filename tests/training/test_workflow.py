@@ -20,7 +20,10 @@ from xlcli.events import Notice, Plan, Progress, Saved, Score, Step, Trained, Va
 from xlcli.files import read_header, read_tensors
 from xlcli.runtime import make_runtime
 from xlcli.store.commit import latest
-from xlcli.store.folder import is_model, load, lock, read_record
+from xlcli.store.folder import load
+from xlcli.store.layout import is_model
+from xlcli.store.lock import lock
+from xlcli.store.records import read_record
 from xlcli.text.cache import cache_folder
 
 

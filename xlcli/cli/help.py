@@ -6,6 +6,8 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
+from xlcli.cli.usage import choices
+
 CONTEXT: dict[str, Any] = {
     "auto_envvar_prefix": "XLCLI",
     "help_option_names": ["-h", "--help"],
@@ -24,7 +26,7 @@ class Command(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """One section per panel."""
-        _write_panels(self.get_params(ctx), ctx, formatter, default="Output")
+        _write_panels(self.get_params(ctx), self.callback, formatter, default="Output")
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """The examples."""
@@ -42,20 +44,20 @@ class Program(TyperGroup):
         """Commands, then options."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, command.help or "") for name, command in self.commands.items()])
-        _write_panels(self.get_params(ctx), ctx, formatter, default="Options")
+        _write_panels(self.get_params(ctx), self.callback, formatter, default="Options")
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """The examples."""
         _write_examples(self.epilog, formatter)
 
 
-def _write_panels(params: list[Any], ctx: Any, formatter: Any, *, default: str) -> None:
+def _write_panels(params: list[Any], function: Any, formatter: Any, *, default: str) -> None:
     panels: dict[str, list[tuple[str, str]]] = {}
     for param in params:
         if param.param_type_name == "argument" or param.hidden:
             continue
         names = ", ".join(sorted(param.opts, key=len))
-        value = "" if param.is_flag else param.metavar or param.display_type(ctx).strip("<>")
+        value = "" if param.is_flag else param.metavar or "|".join(choices(function, param.name)) or "VALUE"
         row = (f"{names} {value}".rstrip(), param.help or "")
         panels.setdefault(param.rich_help_panel or default, []).append(row)
     for heading, rows in panels.items():

@@ -88,7 +88,7 @@ def _list(screen: Screen) -> None:
 
 
 def _groups(presets: Sequence[Preset]) -> list[tuple[str, list[Preset]]]:
-    """Presets under their titles. A published one is known by the length of its run, which others leave open."""
+    """Presets under their headings. Published ones set the number of steps; others leave it open."""
     from xlcli.presets import read_preset
 
     published = [preset for preset in presets if "max_steps" in read_preset(preset.name).get("train", {})]

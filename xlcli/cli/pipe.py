@@ -1,4 +1,4 @@
-"""Input as it arrives, from which a signal can always tear the reader away."""
+"""Input read as it arrives; a signal interrupts every wait."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 PORTION = 2**16
-"""Most bytes taken at once."""
+"""Maximum number of bytes per read."""
 
 
 def open_source(name: str) -> int:
-    """A descriptor to read: standard input for `-`; `DataError` when the file cannot be read."""
+    """File descriptor of a file, or of standard input for `-`; `DataError` if the file cannot be read."""
     if name == "-":
         return 0
     if Path(name).is_dir():
@@ -34,13 +34,13 @@ def open_source(name: str) -> int:
 
 
 def portions(source: int, stop: Stop, flush_ms: int | None) -> Iterator[bytes | None]:
-    """What arrives at `source`, as it arrives; None after `flush_ms` of silence. Ends with the input or on a signal."""
-    silence = None if flush_ms is None else flush_ms / 1000
-    told = True
+    """Bytes read from `source` as they arrive; None after `flush_ms` without any. Ends with the input or a signal."""
+    timeout = None if flush_ms is None else flush_ms / 1000
+    silent = True
     while not stop():
-        ready, _, _ = select.select([source, stop.fd], [], [], None if told else silence)
+        ready, _, _ = select.select([source, stop.fd], [], [], None if silent else timeout)
         if not ready:
-            told = True
+            silent = True
             yield None
         elif stop.fd in ready:
             return
@@ -48,12 +48,12 @@ def portions(source: int, stop: Stop, flush_ms: int | None) -> Iterator[bytes | 
             data = os.read(source, PORTION)
             if not data:
                 return
-            told = False
+            silent = False
             yield data
 
 
 class _Input(io.RawIOBase):
-    """Standard input as a file; a read that waits raises `Stopped` on a signal."""
+    """Standard input as a file; a signal raises `Stopped` in a read that waits."""
 
     def __init__(self, stop: Stop) -> None:
         self._stop = stop
@@ -72,7 +72,7 @@ class _Input(io.RawIOBase):
 
 @contextlib.contextmanager
 def standard_input(stop: Stop) -> Iterator[None]:
-    """Lets whoever reads `sys.stdin` meanwhile be stopped by a signal."""
+    """Makes reads of `sys.stdin` stop on a signal while the context is open."""
     before = sys.stdin
     sys.stdin = io.TextIOWrapper(io.BufferedReader(_Input(stop), PORTION))
     try:

@@ -1,4 +1,4 @@
-"""The picture of `xlcli eval --plot`: loss by context seen. Matplotlib is an extra and is asked for before any work."""
+"""Plot of `xlcli eval --plot`: loss by context length. Matplotlib is optional and checked before any work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _KINDS = (".png", ".svg", ".pdf")
 
 
 def check_plot(name: str) -> None:
-    """`ConfigError` when the picture could not be drawn or written at the end."""
+    """Checks that the plot can be drawn and written; `ConfigError` otherwise."""
     path = Path(name)
     if path.suffix.lower() not in _KINDS:
         raise ConfigError(f"--plot {name} is not a picture file.", "Try --plot loss.png.")
@@ -24,14 +24,14 @@ def check_plot(name: str) -> None:
 
 
 def draw(name: str, scores: Sequence[Score]) -> None:
-    """Bits per byte against tokens of context seen, one line for each memory length."""
+    """Draws bits per byte over context length in tokens, one line per memory length."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.add_subplot()
     for score in scores:
-        middles = [(bucket.start + bucket.stop) / 2 for bucket in score.by_context]
-        values = [bucket.bits_per_byte for bucket in score.by_context]
+        middles = [(each.start + each.stop) / 2 for each in score.by_context]
+        values = [each.bits_per_byte for each in score.by_context]
         axes.plot(middles, values, marker="o", label=f"memory {score.mem_len}: {score.bits_per_byte:.4f}")
     axes.set_xscale("log", base=2)
     axes.set(xlabel="tokens of context seen", ylabel="bits per byte", title=f"{scores[0].model} on {scores[0].file}")

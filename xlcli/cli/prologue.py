@@ -14,10 +14,10 @@ from xlcli.errors import ConfigError, StateError
 
 if TYPE_CHECKING:
     from xlcli.cli.render import Screen
-    from xlcli.inference import Carry, Save
+    from xlcli.inference import SaveState
     from xlcli.runtime import Runtime
-    from xlcli.state import State
     from xlcli.store.folder import LoadedModel
+    from xlcli.store.state_files import SessionState
 
 _PROGRAM_BYTES = 300 * 2**20
 """Memory of the interpreter with torch loaded and nothing computed."""
@@ -137,8 +137,8 @@ def check_state_files(state_in: str | None, state_out: str | None) -> None:
 
 def open_state_files(
     state_in: str | None, state_out: str | None, model: LoadedModel, runtime: Runtime
-) -> tuple[tuple[State, Carry] | None, Save | None]:
-    """The state in `--state-in`, and a function that writes `--state-out`."""
+) -> tuple[SessionState | None, SaveState | None]:
+    """The session in `--state-in`, and a function that writes `--state-out`."""
     from xlcli.store.state_files import load_state, save_state
 
     resume = load_state(Path(state_in), model=model, device=str(runtime.device)) if state_in is not None else None
@@ -146,7 +146,7 @@ def open_state_files(
         return resume, None
     path = Path(state_out)
 
-    def save(state: State, carry: Carry) -> None:
-        save_state(path, state, carry, model=model)
+    def save(session: SessionState) -> None:
+        save_state(path, session, model=model)
 
     return resume, save

@@ -1,7 +1,7 @@
-"""Where events go: the product to stdout, progress and talk to stderr. The only file that imports rich.
+"""Output of a command: results to stdout, progress and messages to stderr. The only file that imports rich.
 
-On a terminal progress is one live line; elsewhere a plain line now and then. Model text never meets markup: it goes to
-a pipe byte for byte and to a terminal through `xlcli.cli.terminal`.
+Progress is one live line on a terminal and a plain line every few seconds elsewhere. Model text is never interpreted as
+markup: a pipe receives its exact bytes, a terminal receives it through `xlcli.cli.terminal`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,23 @@ from xlcli.cli.terminal import Visible, visible
 from xlcli.events import Notice, Progress, Step
 
 REFRESH_SECONDS = 0.1
-"""Least time between two drawings of the live line."""
+"""Minimum time between two updates of the live line."""
 PLAIN_SECONDS = 10.0
-"""Time between two plain lines; the first comes after a tenth of it."""
+"""Time between two plain lines; the first one comes after a tenth of it."""
 _RAMP = (245, 252, 229, 222, 215, 208, 202, 196)
-"""Colors (of 256) from expected to surprising, one for each bit per byte."""
+"""Colors of the 256-color palette by surprisal, one per bit per byte."""
 
 
 class Screen:
-    """The two outputs of a command; a context manager that leaves the terminal as it was."""
+    """stdout and stderr of a command; a context manager that restores the terminal.
+
+    Args:
+        json: Whether results are JSON.
+        quiet: Hide progress and all messages but warnings.
+        verbose: Show details.
+        no_progress: Hide progress.
+        color: `auto`, `always` or `never`; None is `auto`.
+    """
 
     def __init__(
         self,
@@ -67,35 +75,35 @@ class Screen:
         self.clear()
 
     def clear(self) -> None:
-        """Takes the live line away."""
+        """Removes the live line."""
         if self._live is not None:
             self._live.stop()
             self._live = None
 
     def say(self, text: str, level: str = "info") -> None:
-        """Talk on stderr: `warning` always, `info` unless quiet, `detail` only when verbose."""
+        """Prints a message to stderr: `warning` always, `info` unless quiet, `detail` only if verbose."""
         if level == "warning" or (self.verbose if level == "detail" else not self.quiet):
             style = "yellow" if level == "warning" else "dim" if level == "detail" else ""
             shown = Text(visible(f"warning: {text}" if level == "warning" else text), style=style)
             self._console.print(shown, soft_wrap=True)
 
     def notice(self, event: Notice) -> None:
-        """Talk of a workflow."""
+        """Prints the notice of a workflow."""
         self.say(event.text, event.level)
 
     def wait(self, text: str) -> None:
-        """What is being done while nothing can be counted; a terminal only."""
+        """Shows the current activity while there is no progress to count; on a terminal only."""
         if self._is_live:
             self._show(f"{text} ...")
 
     def progress(self, event: Progress) -> None:
-        """How far a long piece of work has come."""
+        """Shows the progress of a stage."""
         self._show(report.progress_line(event))
         if event.total is not None and event.done >= event.total:
             self.clear()
 
     def step(self, event: Step) -> None:
-        """How far training has come."""
+        """Shows the progress of training."""
         self._history.append(event.bits_per_byte)
         self._show(report.step_line(event, tuple(self._history) if self._is_live else ()))
 
@@ -116,28 +124,28 @@ class Screen:
             self._live.update(text, refresh=True)
 
     def write(self, data: bytes) -> None:
-        """Exact bytes to stdout, at once."""
+        """Writes exact bytes to stdout and flushes it."""
         self.clear()
         sys.stdout.flush()
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
 
     def abandon_stdout(self) -> None:
-        """Its reader went away: what would follow goes nowhere, and the work goes on."""
+        """Redirects stdout to the null device, after its reader has closed it."""
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
         os.close(nowhere)
 
     def print(self, text: str) -> None:
-        """Our own text to stdout, safe on a terminal."""
+        """Prints text to stdout, with control characters escaped on a terminal."""
         self.write((visible(text) if self.on_terminal else text).encode("utf-8", "surrogateescape"))
 
     def object(self, value: Any) -> None:
-        """One line of JSON to stdout."""
+        """Prints one line of JSON to stdout."""
         self.write(report.to_json(value).encode() + b"\n")
 
     def model_text(self, data: bytes, *, final: bool = False) -> None:
-        """Text of a model: exact in a pipe, harmless on a terminal, left at the start of a line when `final`."""
+        """Writes model text: exact bytes to a pipe, escaped to a terminal, where `final` ends the last line."""
         if not self.on_terminal:
             self.write(data)
             return
@@ -150,7 +158,7 @@ class Screen:
         self.write(text.encode())
 
     def scored_text(self, spans: Sequence[tuple[bytes, float]]) -> None:
-        """Pieces of text with their bits; colored by surprise where color is wanted."""
+        """Writes pieces of text, colored by their bits per byte if colors are on."""
         if not self.colored:
             self.model_text(b"".join(piece for piece, _ in spans))
             return

@@ -42,7 +42,10 @@ def user_settings(context: typer.Context, sections: Sequence[str]) -> Tree:
     """Everything the user set: file, environment, `--set` and options, merged."""
     for param in context.command.params:
         if context.params.get(param.name) == "":
-            raise ConfigError(f"{spelling(context, param)} was given an empty value.", suggestion(context, param))
+            see = f"See xlcli {context.info_name} --help."
+            raise ConfigError(
+                f"{spelling(context, param)} was given an empty value.", suggestion(context, param) or see
+            )
     tree: Tree = {}
     for layer in (
         _read_file(context.params["config_file"]),

@@ -1,8 +1,8 @@
-"""Signals, so that work is saved: the first asks to stop, a second interrupt leaves at once.
+"""Signal handling that lets work be saved: the first signal requests a stop, a second SIGINT exits at once.
 
-Python runs its own handlers only between two bytecodes of the main thread, which may sit for seconds inside a kernel.
-The C handler of the interpreter, though, writes the signal's number to a socket at once; a thread that waits there can
-answer within milliseconds whatever the main thread does.
+Python runs signal handlers between two bytecodes of the main thread, which may spend seconds inside a kernel. The C
+handler of the interpreter writes the signal number to a socket immediately, so a thread that reads this socket reacts
+within milliseconds.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _SHOW_CURSOR = b"\x1b[?25h"
 
 
 def _arrived(number: int, frame: FrameType | None) -> None:
-    """Stands in for the default action; the watcher has been told through the socket already."""
+    """Replaces the default action; the watcher thread has already read the signal from the socket."""
 
 
 class Stopped(Exception):  # noqa: N818
-    """Raised out of a wait for input by a signal; carries the exit code."""
+    """Raised by a signal during a wait for input; carries the exit code."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__()
@@ -32,11 +32,11 @@ class Stopped(Exception):  # noqa: N818
 
 
 class Stop:
-    """Whether somebody asked to stop; a context manager, and the `stop` callback of every workflow.
+    """Stop request by signal: a context manager, and the `stop` callback of every workflow.
 
     Attributes:
-        signal: number of the first signal, or None.
-        fd: becomes readable, for good, when the first signal arrives; for `select`.
+        signal: Number of the first signal, or None.
+        fd: File descriptor for `select`; becomes and stays readable at the first signal.
     """
 
     def __init__(self, notice: Callable[[str], None] = lambda text: None) -> None:
@@ -46,12 +46,12 @@ class Stop:
         self.fd, self._raise = os.pipe()
 
     def __call__(self) -> bool:
-        """True once somebody asked."""
+        """Whether a signal has arrived."""
         return self.signal is not None
 
     @property
     def exit_code(self) -> int:
-        """128 + the number of the signal, as shells count; 0 when there was none."""
+        """128 + signal number, as in shells; 0 without a signal."""
         return 128 + self.signal if self.signal else 0
 
     def __enter__(self) -> Stop:
@@ -61,7 +61,7 @@ class Stop:
         self._wakeup.setblocking(False)
         self._old_wakeup = signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
         for number in (getattr(signal, name) for name in _NAMES if hasattr(signal, name)):
-            # nohup and background jobs of a shell start us with the signal ignored: that wish stands.
+            # A signal that is ignored at the start (nohup, background jobs of a shell) stays ignored.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._previous[number] = signal.signal(number, _arrived)
         self._watcher = threading.Thread(target=self._watch, name="signals", daemon=True)
@@ -100,4 +100,4 @@ class Stop:
         self.signal = number
         os.write(self._raise, b"!")
         with contextlib.suppress(Exception):
-            self._notice(f"{signal.Signals(number).name}: stopping; interrupt again to leave at once")
+            self._notice(f"{signal.Signals(number).name}: stopping; interrupt again to exit at once")

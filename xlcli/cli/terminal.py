@@ -1,9 +1,8 @@
-r"""Text of models and of strangers, made safe to show on a terminal.
+r"""Untrusted text made safe for a terminal.
 
-A terminal obeys control characters: text could repaint the screen, set the title or fill the clipboard. Here C0
-(except newline and tab), ESC, DEL, C1 and the marks that turn the direction of writing become visible escapes such as
-`\x1b`. Each character is judged alone, so a sequence split over two calls is as harmless as a whole one. A pipe gets
-exact bytes and never comes here.
+A terminal executes control characters: text could repaint the screen, set the title or fill the clipboard. C0 (except
+newline and tab), ESC, DEL, C1 and marks of writing direction are therefore replaced by escapes such as `\x1b`. Each
+character is replaced on its own, so a sequence split over two calls is harmless too. Output to a pipe stays exact.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ _SHOWN = {
 
 
 def visible(text: str) -> str:
-    """`text` with everything a terminal would obey shown as an escape; newline and tab stay."""
+    """`text` with control characters escaped, except newline and tab."""
     return text.translate(_SHOWN)
 
 
 def one_line(text: str) -> str:
-    """`visible`, with newline and tab shown too: for names and quotations inside a sentence."""
+    """`text` with all control characters escaped: for names and quotations inside a sentence."""
     return visible(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 class Visible:
-    """Bytes in portions to safe text: holds back an unfinished UTF-8 character, shows bytes that are none."""
+    """Incremental decoder from bytes to safe text. Incomplete UTF-8 characters wait; invalid bytes are escaped."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
 
     def feed(self, data: bytes, *, final: bool = False) -> str:
-        """Safe text of the characters that `data` completes; with `final` also what is left of a broken one."""
+        """Safe text of the characters that `data` completes; `final` includes an incomplete last one."""
         return visible(self._decoder.decode(data, final))

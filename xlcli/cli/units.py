@@ -1,4 +1,4 @@
-"""Readers of what people type: counts (10k, 64MiB), durations (1h30m), fractions (5%). `ValueError` says why not."""
+"""Parsers of option text: counts (10k, 64MiB), durations (1h30m), fractions (5%). `ValueError` gives the reason."""
 
 from __future__ import annotations
 
@@ -12,13 +12,8 @@ _DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?\s*(?:ms|min|[smhd])\s*)+", re.IG
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|min|[smhd])", re.IGNORECASE)
 
 
-def text(value: str) -> str:
-    """The value as typed."""
-    return value
-
-
 def count(value: str) -> int:
-    """A whole number: `512`, `10k`, `1e6`, `2M`, `64MiB`."""
+    """Whole number: `512`, `10k`, `1e6`, `2M`, `64MiB`."""
     match = _COUNT.fullmatch(value.strip())
     if not match or match[2].lower() not in _SCALES:
         raise ValueError("not a whole number such as 512, 10k or 1e6")
@@ -35,7 +30,7 @@ def count(value: str) -> int:
 
 
 def number(value: str) -> float:
-    """A finite number."""
+    """Finite number."""
     try:
         result = float(value)
     except ValueError:
@@ -57,7 +52,7 @@ def duration(value: str) -> float:
 
 
 def interval(value: str) -> int | float:
-    """Steps (a whole number: `100`, `1k`) or seconds (with a unit: `30s`, `5m`)."""
+    """Interval in steps (int: `100`, `1k`) or in seconds (float, from text with a unit: `30s`, `5m`)."""
     try:
         return count(value) if not value.strip().lower().endswith("m") else duration(value)
     except ValueError:
@@ -69,7 +64,7 @@ def interval(value: str) -> int | float:
 
 
 def share(value: str) -> float | str:
-    """A fraction (`0.05`, `5%`), or else the name of a file."""
+    """Fraction (`0.05`, `5%`), or the name of a file."""
     try:
         return number(value[:-1]) / 100 if value.endswith("%") else float(value)
     except ValueError:
@@ -77,22 +72,12 @@ def share(value: str) -> float | str:
 
 
 def lengths(value: str) -> list[int]:
-    """Whole numbers between commas: `0,128,512`."""
+    """Whole numbers separated by commas: `0,128,512`."""
     return [count(part) for part in value.split(",")]
 
 
-def switch(value: str) -> bool:
-    """A yes or no from the environment."""
-    word = value.strip().lower()
-    if word in ("1", "true", "yes", "on"):
-        return True
-    if word in ("0", "false", "no", "off"):
-        return False
-    raise ValueError("neither 1 nor 0")
-
-
 def device(value: str) -> str:
-    """A device as torch names it: `auto`, `cpu`, `cuda`, `cuda:1`."""
+    """Device name: `auto`, `cpu`, `cuda` or `cuda:N`."""
     if re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", value):
         return value
-    raise ValueError("not a device; there are auto, cpu, cuda and cuda:N")
+    raise ValueError("not a device; devices are auto, cpu, cuda and cuda:N")

@@ -62,6 +62,12 @@ def suggestion(context: typer.Context, param: Any) -> str:
     return _try(spelling(context, param), _example(context.command.callback, param.name))
 
 
+def choices(function: Any, name: str) -> tuple[str, ...]:
+    """Values of an option whose type is a `Literal`; none for any other option."""
+    kind, *_ = _declaration(function, name) or (None,)
+    return tuple(choice for part in get_args(kind) for choice in get_args(part) if isinstance(choice, str))
+
+
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known word most similar to `word`."""
     found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
@@ -75,9 +81,9 @@ def _bad_value(message: str, context: Any, param: Any) -> ConfigError:
         value = one_line(os.environ.get(spelled, ""))
         return ConfigError(f"{spelled} is '{value}', neither 1 nor 0.", f"Type {spelled}=1, or unset it.")
     reason = message.removeprefix("Value error, ")
-    if choices := _choices(context.command.callback, param.name):
-        near = nearest(reason.partition("'")[2].partition("'")[0].lower(), choices)
-        remedy = f"Did you mean {_typed(spelled, near)}?" if near else f"Try {_typed(spelled, choices[0])}."
+    if legal := choices(context.command.callback, param.name):
+        near = nearest(reason.partition("'")[2].partition("'")[0].lower(), legal)
+        remedy = f"Did you mean {_typed(spelled, near)}?" if near else f"Try {_typed(spelled, legal[0])}."
         return ConfigError(f"{spelled} {reason}", remedy)
     return ConfigError(f"{spelled} {reason}", suggestion(context, param))
 
@@ -103,10 +109,4 @@ def _example(function: Any, name: str) -> str:
     """A valid text for the option."""
     _, *details = _declaration(function, name) or (None,)
     units = [detail.parser for detail in details if isinstance(detail.parser, Unit)]
-    return units[0].example if units else (_choices(function, name) or ("",))[0]
-
-
-def _choices(function: Any, name: str) -> tuple[str, ...]:
-    """The values of an option that is a choice."""
-    kind, *_ = _declaration(function, name) or (None,)
-    return tuple(choice for part in get_args(kind) for choice in get_args(part) if isinstance(choice, str))
+    return units[0].example if units else (choices(function, name) or ("",))[0]

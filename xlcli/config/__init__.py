@@ -21,7 +21,6 @@ from xlcli.config.position import POSITIONS as POSITIONS
 from xlcli.config.tree import Tree as Tree
 from xlcli.config.tree import change as change
 from xlcli.config.tree import make as make
-from xlcli.config.tree import meaning as meaning
 from xlcli.config.tree import merge as merge
 from xlcli.config.tree import parse_override as parse_override
 from xlcli.config.tree import read_toml as read_toml
@@ -36,6 +35,3 @@ from xlcli.config.workflows import StreamConfig as StreamConfig
 from xlcli.config.workflows import TextConfig as TextConfig
 from xlcli.config.workflows import TokenizerKind as TokenizerKind
 from xlcli.config.workflows import TrainConfig as TrainConfig
-
-SCHEMA = 1
-"""Version of `config.json`. A reader refuses a newer one."""

@@ -35,6 +35,10 @@ class AttentionConfig(BaseConfig):
         """Hooks of a position encoding that this attention calls."""
         return frozenset()
 
+    def score_scale(self, n_terms: int, head_dim: int) -> float:
+        """Factor on scores that are sums of `n_terms` inner products: 1/sqrt(n_terms * head_dim)."""
+        return float((n_terms * head_dim) ** -0.5)
+
     def layer_configs(self, n_layers: int) -> tuple[AttentionConfig, ...]:
         """Attention of each of `n_layers` layers."""
         return (self,) * n_layers
@@ -65,7 +69,11 @@ class SoftmaxAttentionConfig(AttentionConfig):
     @property
     def offers(self) -> frozenset[str]:
         """All hooks."""
-        return frozenset({"rotate", "term", "bias", "values"})
+        return frozenset({"rotate", "term", "bias", "value_bias"})
+
+    def score_scale(self, n_terms: int, head_dim: int) -> float:
+        """1/sqrt(n_terms * head_dim), or 1 if `scaled` is off."""
+        return super().score_scale(n_terms, head_dim) if self.scaled else 1.0
 
     def memory_floats(self, mem_len: int, head_dim: int) -> int:
         """One key and one value for each token and head."""
@@ -207,10 +215,10 @@ class MixedAttentionConfig(AttentionConfig):
         """Union of the hooks of all layers."""
         return frozenset().union(*(layer.offers for layer in self.layers))
 
-    @property
-    def scaled(self) -> bool:
-        """Whether softmax layers divide scores by sqrt(head_dim)."""
-        return all(layer.scaled for layer in self.layers if isinstance(layer, SoftmaxAttentionConfig))
+    def score_scale(self, n_terms: int, head_dim: int) -> float:
+        """Factor of the softmax layers, which all share it."""
+        scales = [a.score_scale(n_terms, head_dim) for a in self.layers if isinstance(a, SoftmaxAttentionConfig)]
+        return scales[0] if scales else super().score_scale(n_terms, head_dim)
 
     def layer_configs(self, n_layers: int) -> tuple[AttentionConfig, ...]:
         """`layers`, repeated."""

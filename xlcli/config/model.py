@@ -346,6 +346,6 @@ HOOKS = {
     "rotate": "queries and keys to rotate",
     "term": "a second score term",
     "bias": "scores to add a bias to",
-    "values": "weights to add a term to the values",
+    "value_bias": "attention weights to compute a value bias from",
 }
 """What each hook needs, in words."""

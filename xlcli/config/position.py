@@ -153,7 +153,7 @@ class ShawPositionConfig(PositionConfig):
     @property
     def needs(self) -> frozenset[str]:
         """A bias on the scores and a term on the values."""
-        return frozenset({"bias", "values"})
+        return frozenset({"bias", "value_bias"})
 
 
 class XLPositionConfig(PositionConfig):

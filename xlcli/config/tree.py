@@ -114,17 +114,6 @@ def validate(kind: type[S], tree: Mapping[str, Any]) -> S:
         ) from None
 
 
-def meaning(section: BaseConfig) -> Tree:
-    """The values that differ from their defaults, and every `kind`: the same for files older than a key."""
-    found: Tree = {}
-    for name, field in type(section).model_fields.items():
-        value = getattr(section, name)
-        if isinstance(value, BaseConfig):
-            found[name] = meaning(value)
-        elif name == "kind" or value != field.default:
-            tables = isinstance(value, tuple) and any(isinstance(item, BaseConfig) for item in value)
-            found[name] = [meaning(item) for item in value] if tables else value
-    return found
 
 
 def _explain(kind: type[BaseConfig], error: ValidationError) -> ConfigError:

@@ -1,4 +1,4 @@
-"""The tables of what is done with a model: text, training, evaluation, generation, streams, and where it runs."""
+"""Configuration of each workflow: text, training, evaluation, generation, streaming; and of the runtime."""
 
 from __future__ import annotations
 
@@ -12,13 +12,20 @@ from xlcli.config.base import BaseConfig, Count, InvalidSettingError, Length, Po
 from xlcli.config.model import ModelConfig
 
 Interval = Count | Positive
-"""How often: a whole number of steps, or, as a number with a decimal point, seconds."""
+"""Interval in steps (int) or in seconds (float)."""
 TokenizerKind = Literal["auto", "bytes", "sentencepiece", "words"]
 SpanKind = Literal["uniform", "growing"]
 
 
 class TextConfig(BaseConfig):
-    """How text becomes tokens. `valid` and `test` are fractions cut off the end, or files."""
+    """Text and tokenizer.
+
+    Attributes:
+        tokenizer: `auto` chooses by content and size of the text.
+        vocab_size: Vocabulary size; None chooses by text size.
+        valid: Validation text: a file, or a fraction off the end of the text. None is 5%, at most 1 MiB.
+        test: Test text, as `valid`.
+    """
 
     tokenizer: TokenizerKind = "auto"
     vocab_size: Annotated[int, Field(ge=2, le=2**24)] | None = None
@@ -36,10 +43,28 @@ class TextConfig(BaseConfig):
 
 
 class TrainConfig(BaseConfig):
-    """One training run. Of the three budgets the first to be reached ends the run; `linear` and `cosine` land on it.
+    """A training run. It ends when its first budget is spent; schedules `linear` and `cosine` end at the same time.
 
-    Durations are seconds; `eval_every` and `save_every` count steps when whole numbers. `batch_size` counts the lanes
-    of text read side by side in one step; `grad_accum` splits them into that many groups without changing the result.
+    Attributes:
+        segment_len: Tokens per training segment.
+        mem_len: Memory length of each layer in tokens; 0 disables recurrence.
+        span: Tokens that a token attends to; see `xlcli.ops.span.Span`.
+        batch_size: Sequences per batch.
+        grad_accum: Microbatches per step; does not change the result.
+        lr: Peak learning rate of the optimizer; None is its default.
+        adam_lr: Peak learning rate of parameters that Muon leaves to AdamW.
+        betas: AdamW betas.
+        momentum: Muon momentum.
+        warmup_steps: Steps of learning-rate warmup; None is at most 40.
+        lr_schedule: Learning-rate schedule after the warmup.
+        min_lr_ratio: Final learning rate divided by the peak.
+        grad_clip: Gradient-clipping norm; 0 disables clipping.
+        max_steps: Budget in steps.
+        max_tokens: Budget in tokens.
+        max_time: Budget in seconds.
+        eval_every: Interval between validations; None is 10 validations in a run.
+        save_every: Interval between checkpoints; None is 60 seconds.
+        keep_checkpoints: Number of checkpoints to keep.
     """
 
     segment_len: Count = 128
@@ -76,9 +101,12 @@ class TrainConfig(BaseConfig):
 
 
 class InferenceConfig(BaseConfig):
-    """How a trained model reads; None is as trained.
+    """Inference settings of a trained model; None uses the trained value.
 
-    `n_steps` is how often the blocks of a universal stack are applied, `n_hashes` the rounds of hashed attention.
+    Attributes:
+        mem_len: Memory length of each layer in tokens; 0 disables recurrence.
+        n_steps: Number of times a universal stack applies its blocks.
+        n_hashes: Number of hash rounds of LSH attention.
     """
 
     mem_len: Length | None = None
@@ -87,7 +115,17 @@ class InferenceConfig(BaseConfig):
 
 
 class EvalConfig(InferenceConfig):
-    """One evaluation. `None` means as trained; `recall` also measures what hashed attention finds of full attention."""
+    """An evaluation.
+
+    Attributes:
+        segment_len: Tokens per call of the model; changes the result only without memory or with span `growing`.
+        batch_size: Parts of the text per batch; does not change the result.
+        span: Tokens that a token attends to; see `xlcli.ops.span.Span`.
+        split: Held-out text of the model that is scored when no text is given.
+        sweep_mem_len: Memory lengths; one evaluation for each.
+        limit: Number of bytes to score; None is the whole text.
+        recall: Also measure the recall of LSH attention.
+    """
 
     segment_len: Count | None = None
     batch_size: Count | None = None
@@ -99,7 +137,18 @@ class EvalConfig(InferenceConfig):
 
 
 class GenerateConfig(InferenceConfig):
-    """One generation: how far, how bold, when to stop."""
+    """Sampling of a continuation.
+
+    Attributes:
+        max_new_tokens: Maximum number of new tokens.
+        temperature: Softmax temperature; 0 is greedy decoding.
+        top_k: Number of most probable tokens to sample from; 0 keeps all.
+        top_p: Nucleus probability (Holtzman et al. 2020); 1 keeps all tokens.
+        min_p: Minimum probability relative to the most probable token (Nguyen et al. 2024).
+        repetition_penalty: Penalty on recent tokens (Keskar et al. 2019); 1 disables it.
+        stop: Texts that end the continuation.
+        num_samples: Number of continuations.
+    """
 
     max_new_tokens: Length = 256
     temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)] = 0.8
@@ -112,7 +161,15 @@ class GenerateConfig(InferenceConfig):
 
 
 class StreamConfig(InferenceConfig):
-    """One pipe. `flush_ms`: score text of an unfinished line when the pipe has been silent for so long."""
+    """Scoring of a stream.
+
+    Attributes:
+        emit: Scores to yield.
+        continue_tokens: Number of tokens to generate after the end of the input.
+        save_every: Seconds between saves of the state; None saves at the end only.
+        flush_ms: Milliseconds without input after which an unfinished line is scored; None waits for its end.
+        reset_on: Regular expression; the memory is cleared before each line that matches.
+    """
 
     emit: Literal["lines", "tokens", "stats", "none"] = "lines"
     continue_tokens: Length = 0
@@ -133,7 +190,17 @@ class StreamConfig(InferenceConfig):
 
 
 class RuntimeConfig(BaseConfig):
-    """Where and how exactly numbers are computed."""
+    """Device, number type and reproducibility.
+
+    Attributes:
+        device: `auto` is the first CUDA device, else the CPU.
+        dtype: Number type of matrix products. `auto` is bfloat16 in training where the hardware supports it natively,
+            else float32.
+        threads: CPU threads; None keeps the default of torch.
+        seed: Seed of the random-number generator; None is 0 in training, else random.
+        compile: Compile the model before training.
+        deterministic: Use deterministic kernels only.
+    """
 
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -144,7 +211,7 @@ class RuntimeConfig(BaseConfig):
 
 
 class Config(BaseConfig):
-    """Everything that can be set."""
+    """The whole configuration."""
 
     model: ModelConfig = ModelConfig()
     text: TextConfig = TextConfig()

@@ -1,4 +1,4 @@
-"""Files as promises: whole or absent when written, bounded and disbelieved when read. Imports no torch.
+"""Files: atomic and durable when written, bounded and checked when read. Imports no torch.
 
 Reading raises `CheckpointError`; writing raises `ResourceError` or, for a path that cannot be a file, `ConfigError`.
 """

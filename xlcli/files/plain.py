@@ -1,4 +1,4 @@
-"""Bytes and JSON on disk: a write is whole or absent, and durable when it returns; a read is bounded.
+"""Bytes and JSON on disk: writes are atomic and durable, reads are bounded in size.
 
 - A symbolic link is never followed as the last part of a path: reading refuses it, writing replaces it. Pass
   `path.resolve()` where a user's own link should be followed.
@@ -23,28 +23,28 @@ from typing import Any
 from xlcli.errors import CheckpointError, ConfigError, ResourceError, XLError
 
 JSON_LIMIT = 2**20
-"""Most bytes of a JSON file."""
+"""Maximum size of a JSON file in bytes."""
 JSON_DEPTH = 20
-"""Deepest nesting of a JSON file."""
+"""Maximum nesting depth of a JSON file."""
 TEMPORARY = ".tmp-"
-"""What the name of everything unfinished begins with."""
+"""Prefix of the names of unfinished files and folders."""
 
 _BLOCK = 2**20
 _READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 _PATH_MISTAKES = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL)
 RESTORE = "Restore the file from a copy, or choose another model."
-"""What to do about a damaged file."""
+"""Remedy for a damaged file."""
 
 
 # Writing
 
 
 def write_atomic(path: Path, data: bytes | Iterable[bytes]) -> None:
-    """Makes `path` hold `data`: wholly and durably, or not at all.
+    """Replaces the content of `path` by `data`, durably; on any error the old content is kept.
 
-    Written to a temporary file in the same folder, synced, renamed over `path`, folder synced. A new file's mode
-    follows the umask, a replaced file's is kept. On any error the old content stands and the temporary file is gone.
+    Writes and syncs a temporary file in the same folder, renames it over `path`, syncs the folder. The mode of a new
+    file follows the umask, the mode of a replaced file is kept.
     """
     pieces = (data,) if isinstance(data, bytes) else data
     temporary = path.parent / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}"
@@ -72,15 +72,15 @@ def write_atomic(path: Path, data: bytes | Iterable[bytes]) -> None:
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Adds one line in one write; a torn line that a crash left at the end is closed first."""
+    """Appends a line in one write, after ending an incomplete last line that a crash left."""
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | (_READ & ~os.O_RDONLY)
     try:
         descriptor = os.open(path, flags, 0o666)
         try:
-            facts = os.fstat(descriptor)
-            if not stat.S_ISREG(facts.st_mode):
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
                 raise ConfigError(f"{path} is not a regular file.", "Choose another path.")
-            if facts.st_size:
+            if status.st_size:
                 os.lseek(descriptor, -1, os.SEEK_END)
                 line = line if os.read(descriptor, 1) == b"\n" else b"\n" + line
             _write_all(descriptor, line + b"\n")
@@ -91,7 +91,7 @@ def append_line(path: Path, line: bytes) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder and those above it, durably; one that exists is left as it is. `OSError` when it cannot be."""
+    """Makes a folder and its parents, durably; existing ones are left as they are. Raises `OSError`."""
     if folder.is_dir():
         return
     make_folder(folder.parent)
@@ -103,7 +103,7 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes renames inside `folder` durable, where the system lets a folder be synced."""
+    """Makes renames inside `folder` durable, on systems where a folder can be synced."""
     if os.name == "nt":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -117,7 +117,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def cannot_write(path: Path, error: OSError) -> XLError:
-    """The error to raise when writing `path` met `error`."""
+    """The error for a failed write to `path`."""
     reason = (error.strerror or str(error)).lower()
     if error.errno in _PATH_MISTAKES:
         return ConfigError(f"cannot write {path}: {reason}.", "Choose a path in a folder that exists.")
@@ -152,7 +152,7 @@ def _write_all(descriptor: int, data: bytes | memoryview) -> None:
 
 @contextmanager
 def open_regular(path: Path) -> Iterator[tuple[int, os.stat_result]]:
-    """Descriptor and facts of a regular file that is no link; a FIFO or a device is refused without waiting for it."""
+    """Descriptor and status of a regular file; links, FIFOs and devices are refused without blocking."""
     try:
         descriptor = os.open(path, _READ)
     except OSError as error:
@@ -160,10 +160,10 @@ def open_regular(path: Path) -> Iterator[tuple[int, os.stat_result]]:
             raise CheckpointError(f"{path} is a symbolic link.", "Put the file itself there.") from None
         raise cannot_read(path, error) from None
     try:
-        facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode):
-            raise CheckpointError(f"{path} is {_kind(facts.st_mode)}, not a file.", RESTORE)
-        yield descriptor, facts
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise CheckpointError(f"{path} is {_kind(status.st_mode)}, not a file.", RESTORE)
+        yield descriptor, status
     except OSError as error:
         raise cannot_read(path, error) from None
     finally:
@@ -172,38 +172,38 @@ def open_regular(path: Path) -> Iterator[tuple[int, os.stat_result]]:
 
 def read_bounded(path: Path, limit: int) -> bytes:
     """Content of a regular file of at most `limit` bytes."""
-    with open_regular(path) as (descriptor, facts):
-        if facts.st_size > limit:
+    with open_regular(path) as (descriptor, status):
+        if status.st_size > limit:
             raise CheckpointError(f"{path} is larger than the {limit:,} bytes allowed.", RESTORE)
-        data = b"".join(blocks(descriptor, limit + 1))
-    if len(data) != facts.st_size:
+        data = b"".join(_blocks(descriptor, limit + 1))
+    if len(data) != status.st_size:
         raise CheckpointError(f"{path} changed while it was read.", "Run the command again.")
     return data
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file: at most 1 MiB, 20 levels, no repeated key, no NaN, no lone surrogate."""
-    return parse_json(read_bounded(path, JSON_LIMIT), path)
+    """The object in a JSON file of at most 1 MiB and 20 levels, without repeated keys, NaN or lone surrogates."""
+    return _parse_json(read_bounded(path, JSON_LIMIT), path)
 
 
 def sha256(path: Path) -> str:
-    """Hex digest of a regular file's content, in constant memory."""
+    """SHA-256 of a regular file as hexadecimal digits, computed in constant memory."""
     digest = hashlib.sha256()
-    with open_regular(path) as (descriptor, facts):
-        for block in blocks(descriptor, facts.st_size + 1):
+    with open_regular(path) as (descriptor, status):
+        for block in _blocks(descriptor, status.st_size + 1):
             digest.update(block)
     return digest.hexdigest()
 
 
-def blocks(descriptor: int, limit: int) -> Iterator[bytes]:
-    """Blocks of an open file, `limit` bytes in all or up to its end."""
+def _blocks(descriptor: int, limit: int) -> Iterator[bytes]:
+    """Blocks of an open file up to its end, `limit` bytes at most."""
     while limit > 0 and (block := os.read(descriptor, min(_BLOCK, limit))):
         limit -= len(block)
         yield block
 
 
 def cannot_read(path: Path, error: OSError) -> CheckpointError:
-    """The error to raise when reading `path` met `error`."""
+    """The error for a failed read of `path`."""
     if error.errno == errno.ENOENT:
         return CheckpointError(f"{path} does not exist.", "Check the path.")
     return CheckpointError(f"cannot read {path}: {(error.strerror or str(error)).lower()}.", "Check the path.")
@@ -217,8 +217,7 @@ def _kind(mode: int) -> str:
     return "a socket" if stat.S_ISSOCK(mode) else "a device"
 
 
-def parse_json(data: bytes, path: Path) -> dict[str, Any]:
-    """The object that `data`, which stood in `path`, describes; see `read_json`."""
+def _parse_json(data: bytes, path: Path) -> dict[str, Any]:
 
     def damaged(why: str) -> CheckpointError:
         return CheckpointError(f"{path} is damaged: {why}.", RESTORE)
@@ -226,7 +225,7 @@ def parse_json(data: bytes, path: Path) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
         if len(result) != len(pairs):
-            raise ValueError("a key stands twice")
+            raise ValueError("a key occurs twice")
         return result
 
     def no_constant(name: str) -> float:

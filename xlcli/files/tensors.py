@@ -1,94 +1,82 @@
-"""Tensors on disk: safetensors files, every number of whose header is checked before the library sees the file.
+"""Tensors on disk: safetensors files with a checksum over the tensors and one over the metadata. Never a pickle.
 
-Torch and safetensors are imported in the functions that need them. Never a pickle.
+The safetensors library (0.8 or later) checks the structure of a header, its types, shapes and offsets. Checked here:
+that the path is a regular file, the header small, tensor names plain and both checksums right. Torch and safetensors
+are imported in the functions that need them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from xlcli.errors import CheckpointError
-from xlcli.files.plain import RESTORE, blocks, open_regular, parse_json, write_atomic
+from xlcli.files.plain import RESTORE, open_regular, write_atomic
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 HEADER_LIMIT = 2**20
-"""Most bytes of a safetensors header; a larger one is refused before any library sees it."""
-MAX_DIMENSIONS = 8
-"""Most dimensions of a tensor."""
-MAX_ELEMENTS = 2**48
-"""Most numbers in a tensor, dimensions of zero counted as one."""
-ITEM_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1}
-"""Bytes a number of each tensor type we read or write, by its safetensors name."""
+"""Maximum size of a header in bytes. The library allows 100 MB, which takes it seconds and gigabytes."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,256}")
 
 
-class TensorFacts(NamedTuple):
-    """What a header says of one tensor."""
+class TensorInfo(NamedTuple):
+    """Type (as safetensors names it: "F32", "I64") and shape of a stored tensor."""
 
     dtype: str
     shape: tuple[int, ...]
 
 
-def read_header(path: Path) -> tuple[dict[str, TensorFacts], dict[str, str]]:
-    """Tensors and metadata that a safetensors file declares, every number of it checked against the file's size."""
-    with open_regular(path) as (descriptor, facts):
-        return _read_header(path, descriptor, facts.st_size)
+def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+    """Type and shape of each tensor of a safetensors file, and its metadata, without reading tensors or loading torch.
+
+    Raises:
+        CheckpointError: The file is missing or damaged. Checksums are not compared.
+    """
+    with _open(path, "numpy") as file:
+        return _infos(file), dict(file.metadata() or {})
 
 
 def read_tensors(
-    path: Path,
-    *,
-    expected: Mapping[str, tuple[str, tuple[int, ...]]] | None,
-    device: str = "cpu",
-    foreign: bool = False,
+    path: Path, *, expected: Mapping[str, TensorInfo] | None, device: str = "cpu"
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a safetensors file; the tensors own their memory, so the file may change afterwards.
+    """Tensors and metadata of a file that `write_tensors` wrote. Tensors own their memory: the file may change later.
 
     Args:
         path: The file.
-        expected: Name to (safetensors dtype, shape), compared before anything is allocated; None accepts any.
-        device: Where the tensors go.
-        foreign: Whether a file without our digests, written by another program, is accepted.
-    """
-    from safetensors import SafetensorError, safe_open
+        expected: Type and shape of every tensor, compared before anything is allocated; None accepts any.
+        device: Device of the tensors returned.
 
-    with open_regular(path) as (descriptor, before):
-        facts, metadata = _read_header(path, descriptor, before.st_size)
+    Raises:
+        CheckpointError: The file is missing, damaged, without checksums, or holds other tensors than expected.
+    """
+    with _open(path, "pt") as file:
+        infos, metadata = _infos(file), dict(file.metadata() or {})
         if expected is not None:
-            _compare(path, facts, expected)
-        if not foreign and not {"sha256", "metadata_sha256"} <= metadata.keys():
-            raise CheckpointError(f"{path} carries no checksum, so it was not written by xlcli.", RESTORE)
-        try:
-            # pread, because the default maps the file: truncating it later would kill the process.
-            with safe_open(path, framework="pt", device="cpu", backend="pread") as file:
-                tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in sorted(facts)}
-        except (SafetensorError, OSError, ValueError, RuntimeError) as error:
-            raise CheckpointError(f"{path} is damaged: {error}.", RESTORE) from None
-        after = path.stat()
-    if (before.st_ino, before.st_size, before.st_mtime_ns) != (after.st_ino, after.st_size, after.st_mtime_ns):
-        raise CheckpointError(f"{path} changed while it was read.", "Run the command again.")
-    if "sha256" in metadata and metadata["sha256"] != digest(tensors):
+            _compare(path, infos, expected)
+        checksum, metadata_checksum = metadata.get("sha256"), metadata.pop("metadata_sha256", None)
+        if checksum is None or metadata_checksum is None:
+            raise CheckpointError(f"{path} has no checksum, so xlcli did not write it.", RESTORE)
+        if metadata_checksum != _metadata_digest(metadata):
+            raise CheckpointError(f"{path} is damaged: its metadata does not match its checksum.", RESTORE)
+        tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in infos}
+    if checksum != digest(tensors):
         raise CheckpointError(f"{path} is damaged: its tensors do not match their checksum.", RESTORE)
-    seal = metadata.pop("metadata_sha256", None)
-    if seal is not None and seal != _metadata_digest(metadata):
-        raise CheckpointError(f"{path} is damaged: its metadata does not match its checksum.", RESTORE)
     return {name: tensor.to(device) for name, tensor in tensors.items()}, metadata
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Writes a safetensors file by `write_atomic`; the same input gives the same bytes.
+    """Writes a safetensors file with `write_atomic`; equal input gives equal bytes.
 
-    Metadata gains `sha256`, the `digest` of the tensors, and a digest of the metadata itself.
+    Adds to the metadata `sha256`, the `digest` of the tensors, and `metadata_sha256`, a digest of the metadata.
     """
     from safetensors.torch import save
 
@@ -103,12 +91,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         seen.add(storage)
     blob = save(ready)
     start = 8 + int.from_bytes(blob[:8], "little")
-    entries = json.loads(blob[8:start])
-    if unknown := {entry["dtype"] for entry in entries.values()} - ITEM_SIZES.keys():
-        raise ValueError(f"tensors of type {', '.join(unknown)} are not stored")
     sealed = dict(metadata) | {"sha256": digest(ready)}
     sealed["metadata_sha256"] = _metadata_digest(sealed)
-    # The library writes metadata in random order; ours is sorted so that equal models are equal files.
+    # The library writes metadata in random order; sorted, equal models are equal files.
+    entries = json.loads(blob[8:start])
     header = json.dumps({"__metadata__": dict(sorted(sealed.items())), **entries}, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
     if len(header) > HEADER_LIMIT:
@@ -117,13 +103,14 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over names, types, shapes and bytes of tensors, in the order of their names: a model's fingerprint."""
+    """SHA-256 over names, types, shapes and bytes of tensors in alphabetical order: the fingerprint of weights."""
     import torch
 
     result = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         result.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        result.update(tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        if tensor.numel():  # an empty one may have a stride of 0, which `view` refuses
+            result.update(tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return result.hexdigest()
 
 
@@ -131,71 +118,50 @@ def _metadata_digest(metadata: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(dict(sorted(metadata.items()))).encode()).hexdigest()
 
 
-def _read_header(path: Path, descriptor: int, size: int) -> tuple[dict[str, TensorFacts], dict[str, str]]:
-    def damaged(why: str) -> CheckpointError:
-        return CheckpointError(f"{path} is damaged or no safetensors file: {why}.", RESTORE)
+@contextmanager
+def _open(path: Path, framework: Literal["pt", "numpy"]) -> Iterator[Any]:
+    """The library's view of a file that did not change meanwhile, its errors turned into `CheckpointError`."""
+    from safetensors import SafetensorError, safe_open
 
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    prefix = b"".join(blocks(descriptor, 8))
-    length = int.from_bytes(prefix, "little")
-    if len(prefix) < 8 or length > size - 8:
-        raise damaged("it is cut short")
-    if length > HEADER_LIMIT:
-        raise damaged(f"its header claims {length:,} bytes")
-    raw = b"".join(blocks(descriptor, length))
-    if len(raw) != length or not raw.startswith(b"{"):
-        raise damaged("it has no header")
-    tree = parse_json(raw, path)
-    metadata = tree.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise damaged("its metadata is not a table of texts")
-    facts: dict[str, TensorFacts] = {}
-    extents: list[tuple[int, int]] = []
-    for name, entry in tree.items():
-        if not _NAME.fullmatch(name):
-            raise damaged(f"{name[:80]!a} is no tensor name")
+    with open_regular(path) as (descriptor, before):
+        length = int.from_bytes(os.read(descriptor, 8), "little")
+        if length > HEADER_LIMIT:
+            raise CheckpointError(f"{path} is damaged: its header claims {length:,} bytes.", RESTORE)
         try:
-            facts[name], extent = _entry(entry)
-        except ValueError as error:
-            raise damaged(f"tensor '{name}' {error}") from None
-        extents.append(extent)
-    end = 0
-    for start, stop in sorted(extents):
-        if start != end:
-            raise damaged("its tensors overlap or leave holes")
-        end = stop
-    if end != size - 8 - length:
-        raise damaged(f"its tensors end at byte {end:,} of {size - 8 - length:,}")
-    return facts, metadata
+            # pread, because the default maps the file: truncating it later would kill the process.
+            with safe_open(path, framework=framework, device="cpu", backend="pread") as file:
+                yield file
+        except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+            reason = str(error).removeprefix("Error while deserializing header: ")
+            reason = ascii(reason)[1:200].rstrip("'.")  # may quote control characters of the file
+            raise CheckpointError(f"{path} is damaged or no safetensors file: {reason}.", RESTORE) from None
+        after = path.stat()
+    if (before.st_ino, before.st_size, before.st_mtime_ns) != (after.st_ino, after.st_size, after.st_mtime_ns):
+        raise CheckpointError(f"{path} changed while it was read.", "Run the command again.")
 
 
-def _entry(entry: Any) -> tuple[TensorFacts, tuple[int, int]]:
-    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        raise ValueError("is not described by dtype, shape and data_offsets")
-    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in ITEM_SIZES:
-        raise ValueError(f"has the type {str(dtype)[:20]!a}, not one of {', '.join(ITEM_SIZES)}")
-    if not _counts(shape) or len(shape) > MAX_DIMENSIONS or math.prod(n or 1 for n in shape) > MAX_ELEMENTS:
-        raise ValueError("has an impossible shape")
-    if not _counts(offsets) or len(offsets) != 2 or offsets[1] - offsets[0] != math.prod(shape) * ITEM_SIZES[dtype]:
-        raise ValueError("has a size that does not fit its shape")
-    return TensorFacts(dtype, tuple(shape)), (offsets[0], offsets[1])
+def _infos(file: Any) -> dict[str, TensorInfo]:
+    infos: dict[str, TensorInfo] = {}
+    for name in sorted(file.keys()):
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name[:80]!r} is no tensor name")
+        entry = file.get_slice(name)
+        infos[name] = TensorInfo(entry.get_dtype(), tuple(entry.get_shape()))
+        if max(infos[name].shape, default=0) >= 2**63:  # without elements, which the library accepts and torch does not
+            raise ValueError(f"tensor '{name}' has an impossible shape")
+    return infos
 
 
-def _counts(value: Any) -> bool:
-    return isinstance(value, list) and all(type(n) is int and 0 <= n <= MAX_ELEMENTS for n in value)
-
-
-def _compare(path: Path, facts: Mapping[str, TensorFacts], expected: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+def _compare(path: Path, infos: Mapping[str, TensorInfo], expected: Mapping[str, TensorInfo]) -> None:
     remedy = "The file belongs to another model: keep each model's files together."
-    for name, (dtype, shape) in sorted(expected.items()):
-        if name not in facts:
+    for name, wanted in sorted(expected.items()):
+        if name not in infos:
             raise CheckpointError(f"{path} has no tensor '{name}'.", remedy)
-        if facts[name] != (dtype, tuple(shape)):
-            found = facts[name]
+        if (found := infos[name]) != wanted:
             raise CheckpointError(
-                f"{path}: tensor '{name}' is {found.dtype} {list(found.shape)} where {dtype} {list(shape)} is needed.",
+                f"{path}: tensor '{name}' is {found.dtype} {list(found.shape)} where {wanted.dtype} "
+                f"{list(wanted.shape)} is needed.",
                 remedy,
             )
-    if extra := sorted(facts.keys() - expected.keys()):
-        raise CheckpointError(f"{path} has a tensor too many: '{extra[0]}'.", remedy)
+    if extra := sorted(infos.keys() - expected.keys()):
+        raise CheckpointError(f"{path} has an unexpected tensor '{extra[0]}'.", remedy)

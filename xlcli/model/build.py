@@ -1,21 +1,20 @@
-"""From a `ModelConfig` to a `LanguageModel`. Only this file and `build_position` read the configuration."""
+"""Construction of a `LanguageModel` from a `ModelConfig`.
+
+Attention kinds are built by their own files, position encodings in `build_position.py`, everything else here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
 from xlcli import config as settings
-from xlcli.config import ModelConfig
-from xlcli.model.attention import Attention
-from xlcli.model.attention.full import FullAttention
-from xlcli.model.attention.linear import LinearAttention
-from xlcli.model.attention.local import LocalAttention
-from xlcli.model.attention.lsh import LSHAttention
-from xlcli.model.build_position import POSITIONS, score_scale
+from xlcli.config import AttentionConfig, ModelConfig
+from xlcli.model.attention import Attention, full, linear, local, lsh
+from xlcli.model.build_position import POSITIONS
 from xlcli.model.embedding import AdaptiveEmbedding, TokenEmbedding
 from xlcli.model.feedforward import FeedForward
 from xlcli.model.head import AdaptiveHead, Head, SoftmaxHead
@@ -30,15 +29,14 @@ from xlcli.model.universal import AdaptiveStack, UniversalStack
 
 
 def build_model(config: ModelConfig, generator: torch.Generator | None = None) -> LanguageModel:
-    """A freshly initialized model on the current default device."""
+    """Newly initialized model on the current default device; a model on the meta device stays uninitialized."""
     absolute, positions = POSITIONS[config.position.kind](config)
-    layers = [config.of_layer(attention) for attention in config.attentions]
     embedding = _embedding(config)
     model = LanguageModel(
         config=config,
         embedding=embedding,
         position=absolute,
-        stack=_stack(config, [_block(*layer) for layer in zip(layers, positions, strict=True)]),
+        stack=_stack(config, [_block(config, *layer) for layer in zip(config.attentions, positions, strict=True)]),
         head=_head(config, embedding if config.embedding.tied else _embedding(config)),
     )
     if next(model.parameters()).device.type != "meta":
@@ -67,7 +65,7 @@ def _embedding(config: ModelConfig) -> TokenEmbedding | AdaptiveEmbedding:
 
 
 def _head(config: ModelConfig, source: TokenEmbedding | AdaptiveEmbedding) -> Head:
-    """A head whose matrices are those of `source`."""
+    """Head that shares the matrices of `source`."""
     if isinstance(source, TokenEmbedding):
         return _softmax(config, source, config.loss_chunk)
     clusters = [_softmax(config, table) for table in source.tables()]
@@ -75,8 +73,8 @@ def _head(config: ModelConfig, source: TokenEmbedding | AdaptiveEmbedding) -> He
 
 
 def _softmax(config: ModelConfig, source: TokenEmbedding, loss_chunk: int | None = None) -> SoftmaxHead:
-    up = None if source.up is None else source.up.weight
-    return SoftmaxHead(weight=source.table.weight, up=up, bias=config.bias, loss_chunk=loss_chunk)
+    projection = None if source.up is None else source.up.weight
+    return SoftmaxHead(weight=source.table.weight, projection=projection, bias=config.bias, loss_chunk=loss_chunk)
 
 
 def _stack(config: ModelConfig, blocks: list[Block]) -> Stack:
@@ -93,15 +91,23 @@ def _stack(config: ModelConfig, blocks: list[Block]) -> Stack:
     signal = config.stream_rms if kind.time_signal else 0.0
     if not kind.act:
         return UniversalStack(blocks, final, n_steps=kind.n_steps, time_signal=signal)
-    return AdaptiveStack(blocks, final, dim=config.dim, n_steps=kind.n_steps, time_signal=signal, epsilon=kind.epsilon)
+    return AdaptiveStack(
+        blocks,
+        final,
+        dim=config.dim,
+        n_steps=kind.n_steps,
+        time_signal=signal,
+        epsilon=kind.epsilon,
+        halt_bias=kind.halt_bias,
+    )
 
 
-def _block(config: ModelConfig, position: Position) -> Block:
-    """A block of a model all of whose layers have this configuration."""
-    if not config.position.needs <= config.attention.offers:
+def _block(config: ModelConfig, attention: AttentionConfig, position: Position) -> Block:
+    """One block; its attention gets the position encoding only if it offers all hooks that the encoding needs."""
+    if not config.position.needs <= attention.offers:
         position = Position()
     return Block(
-        attention=ATTENTIONS[config.attention.kind](config, position),
+        attention=ATTENTIONS[type(attention)](config, attention, position),
         feedforward=FeedForward(
             kind=config.feedforward.kind,
             dim=config.dim,
@@ -132,50 +138,10 @@ def _residual(config: ModelConfig) -> Residual:
             return ReZero(dropout)
 
 
-def _softmax_attention(config: ModelConfig, position: Position) -> Attention:
-    made: Callable[..., FullAttention] = FullAttention
-    if isinstance(config.attention, settings.LocalAttentionConfig):
-        made = partial(LocalAttention, window=config.attention.window)
-    return made(
-        dim=config.dim,
-        n_heads=config.attention.n_heads,
-        head_dim=config.head_dim,
-        position=position,
-        scale=score_scale(config, position.n_terms),
-        dropout=config.dropout.attention,
-    )
-
-
-def _linear(config: ModelConfig, position: Position) -> Attention:
-    assert isinstance(config.attention, settings.LinearAttentionConfig)
-    return LinearAttention(
-        dim=config.dim,
-        n_heads=config.attention.n_heads,
-        head_dim=config.head_dim,
-        position=position,
-        n_features=config.attention.n_features,
-        orthogonal=config.attention.orthogonal,
-    )
-
-
-def _lsh(config: ModelConfig, position: Position) -> Attention:
-    assert isinstance(config.attention, settings.LSHAttentionConfig)
-    return LSHAttention(
-        dim=config.dim,
-        n_heads=config.attention.n_heads,
-        head_dim=config.head_dim,
-        position=position,
-        factors=config.attention.factors,
-        bucket_size=config.attention.bucket_size,
-        n_hashes=config.attention.n_hashes,
-        dropout=config.dropout.attention,
-    )
-
-
-ATTENTIONS: dict[str, Callable[[ModelConfig, Position], Attention]] = {
-    "full": _softmax_attention,
-    "local": _softmax_attention,
-    "linear": _linear,
-    "lsh": _lsh,
+ATTENTIONS: dict[type[AttentionConfig], Callable[[ModelConfig, Any, Position], Attention]] = {
+    settings.FullAttentionConfig: full.build,
+    settings.LocalAttentionConfig: local.build,
+    settings.LinearAttentionConfig: linear.build,
+    settings.LSHAttentionConfig: lsh.build,
 }
-"""From a kind of attention to one branch."""
+"""Configuration class to builder of one attention branch."""

@@ -1,4 +1,4 @@
-"""From a `ModelConfig` to its position encoding."""
+"""Construction of position encodings from a `ModelConfig`."""
 
 from __future__ import annotations
 
@@ -19,17 +19,11 @@ from xlcli.model.position.t5 import T5Position
 from xlcli.model.position.xl import XLBiases, XLPosition
 
 Positions = tuple[Position, list[Position]]
-"""What marks positions at the embedding, and the encoding of each layer."""
-
-
-def score_scale(config: ModelConfig, n_terms: int) -> float:
-    """What scores that are the sum of so many inner products are multiplied by."""
-    scaled = getattr(config.attention, "scaled", True)
-    return float((n_terms * config.head_dim) ** -0.5) if scaled else 1.0
+"""Encoding at the embedding, and encoding of each layer."""
 
 
 def _placed(config: ModelConfig, make: Callable[[], Position]) -> Positions:
-    """An absolute encoding at the embedding, or one in each layer."""
+    """Absolute encoding at the embedding, or one in each layer."""
     plain = [Position() for _ in range(config.n_layers)]
     if getattr(config.position, "placement", None) == "embedding":
         return make(), plain
@@ -85,7 +79,7 @@ def _t5(config: ModelConfig) -> Positions:
 def _shaw(config: ModelConfig) -> Positions:
     kind = config.position
     assert isinstance(kind, kinds.ShawPositionConfig)
-    scale = score_scale(config, ShawPosition.n_terms)
+    scale = config.attention.score_scale(ShawPosition.n_terms, config.head_dim)
     return _in_layers(
         config, lambda: ShawPosition(head_dim=config.head_dim, max_distance=kind.max_distance, scale=scale)
     )
@@ -103,7 +97,7 @@ def _xl(config: ModelConfig) -> Positions:
             head_dim=width,
             n_features=kind.n_features or config.dim + config.dim % 2,
             biases=shared or XLBiases(heads, width),
-            scale=score_scale(config, XLPosition.n_terms),
+            scale=config.attention.score_scale(XLPosition.n_terms, config.head_dim),
             clamp_len=kind.clamp_len,
         ),
     )
@@ -120,7 +114,7 @@ def _contextual_1(config: ModelConfig) -> Positions:
             head_dim=config.head_dim,
             n_buckets=kind.n_buckets,
             max_distance=kind.max_distance,
-            scale=score_scale(config, Contextual1Position.n_terms),
+            scale=config.attention.score_scale(Contextual1Position.n_terms, config.head_dim),
         ),
     )
 
@@ -134,7 +128,7 @@ def _contextual_2(config: ModelConfig) -> Positions:
             dim=config.dim,
             n_buckets=kind.n_buckets,
             max_distance=kind.max_distance,
-            scale=score_scale(config, Contextual2Position.n_terms),
+            scale=config.attention.score_scale(Contextual2Position.n_terms, config.head_dim),
         ),
     )
 
@@ -152,4 +146,4 @@ POSITIONS: dict[str, Callable[[ModelConfig], Positions]] = {
     "contextual-1": _contextual_1,
     "contextual-2": _contextual_2,
 }
-"""From a kind of position encoding to its modules."""
+"""Position encoding kind to builder."""

@@ -57,21 +57,23 @@ class Head(nn.Module):
 
 
 class SoftmaxHead(Head):
-    """Linear map to the vocabulary by a table (v w); `up` (d w), when there is one, narrows x to w features first."""
+    """Linear map to the vocabulary by a table (v w); `projection` (d w), if any, projects x to w features first."""
 
-    def __init__(self, *, weight: Tensor, up: Tensor | None = None, bias: bool, loss_chunk: int | None = None) -> None:
+    def __init__(
+        self, *, weight: Tensor, projection: Tensor | None = None, bias: bool, loss_chunk: int | None = None
+    ) -> None:
         super().__init__(width=weight.shape[0], loss_chunk=loss_chunk)
         self.weight = weight
-        self.up = up
+        self.projection = projection
         self.bias = nn.Parameter(torch.empty(weight.shape[0])) if bias else None
 
-    def narrow(self, x: Tensor) -> Tensor:
+    def project(self, x: Tensor) -> Tensor:
         """(... d) to (... w)."""
-        return x if self.up is None else x @ self.up
+        return x if self.projection is None else x @ self.projection
 
     def logits(self, x: Tensor) -> Tensor:
         """(... d) to float32 or wider (... v)."""
-        return _widen(F.linear(self.narrow(x), self.weight, self.bias))
+        return _widen(F.linear(self.project(x), self.weight, self.bias))
 
     def losses(self, x: Tensor, targets: Tensor) -> Tensor:
         """Nats (b t) of `targets` (b t) given x (b t d)."""
@@ -122,7 +124,7 @@ class AdaptiveHead(Head):
 
     def _head(self, x: Tensor) -> Tensor:
         """Logits (... cutoffs[0] + n) of the first cluster's words and the n tails."""
-        x = self.first.narrow(x)
+        x = self.first.project(x)
         words = F.linear(x, self.first.weight, self.first.bias)
         return _widen(torch.cat((words, self.tails(x)), dim=-1))
 

@@ -1,52 +1,48 @@
-"""Initial values, all in one place.
+"""Initial values of parameters.
 
-embedding, head               normal(0, init_std)
-matrices                      normal(0, init_std)
-last matrix of each branch    normal(0, init_std / sqrt(2 depth)) when pre-norm (Radford et al. 2019)
-XL biases u, v                normal(0, init_std)  (the original code's choice)
-T5's biases                   zero
-ReZero's alpha                zero
-halting bias                  halt_bias
-norm gains                    one
-biases                        zero
+matrices, embedding, head     normal(0, init_std)
+last matrix of each branch    normal(0, init_std / sqrt(2 depth)) with norm `pre` (Radford et al. 2019)
+XL biases u, v                normal(0, init_std), as in the original code
+norm gains                    1
+biases                        0
+`initial_constants`           constants that a module declares: ReZero's alpha, T5's biases, the halting bias
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import torch
+from torch import nn
 
-from xlcli.config import ModelConfig, UniversalStackConfig
-from xlcli.model.attention.linear import LinearAttention
-from xlcli.model.attention.lsh import LSHAttention
+from xlcli.config import ModelConfig
 from xlcli.model.lm import LanguageModel
-from xlcli.model.stack import Block, Stack
-
-
-def redraw(stack: Stack, layers: Collection[int], generator: torch.Generator | None = None) -> None:
-    """Draws what linear and hashed attention leave to chance in these layers, whose memories then mean nothing."""
-    for i, block in enumerate(stack.blocks):
-        assert isinstance(block, Block)
-        if i in layers and isinstance(block.attention, LinearAttention | LSHAttention):
-            block.attention.redraw(generator)
+from xlcli.model.position import Position
+from xlcli.model.residual import Residual
+from xlcli.model.stack import Stack
 
 
 def init_weights(model: LanguageModel, config: ModelConfig, generator: torch.Generator | None = None) -> None:
-    """Fills every parameter, in the order of their names, from one generator."""
+    """Fills all parameters in the order of `named_parameters`, then draws all random features."""
     last_scale = (2 * config.depth) ** -0.5 if config.norm.placement == "pre" else 1.0
+    last_matrices = {id(matrix) for block in model.stack.layers() for matrix in block.last_matrices}
+    constants = _constants(model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            owner, _, kind = name.rpartition(".")
-            if "norm" in owner or owner == "stack.final":
-                parameter.fill_(1.0 if kind == "weight" else 0.0)
-            elif owner == "stack.halt" and kind == "bias":
-                assert isinstance(config.stack, UniversalStackConfig)
-                parameter.fill_(config.stack.halt_bias)
-            elif kind in ("bias", "alpha") or (config.position.kind == "t5" and owner.endswith("position.table")):
+            if id(parameter) in constants:
+                parameter.fill_(constants[id(parameter)])
+            elif name.rpartition(".")[2] == "bias":
                 parameter.zero_()
-            elif owner.endswith(("attention.output", "feedforward.down")):
-                parameter.normal_(0.0, config.init_std * last_scale, generator=generator)
             else:
-                parameter.normal_(0.0, config.init_std, generator=generator)
-    redraw(model.stack, range(config.n_layers), generator)
+                std = config.init_std * (last_scale if id(parameter) in last_matrices else 1.0)
+                parameter.normal_(0.0, std, generator=generator)
+    model.stack.redraw(range(config.n_layers), generator)
+
+
+def _constants(model: LanguageModel) -> dict[int, float]:
+    """Initial value of each parameter that is not drawn, by its id."""
+    constants = {}
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+            constants[id(module.weight)] = 1.0
+        elif isinstance(module, Position | Residual | Stack):
+            constants |= {id(module.get_parameter(name)): value for name, value in module.initial_constants.items()}
+    return constants

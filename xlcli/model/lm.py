@@ -18,7 +18,8 @@ from xlcli.config import ModelConfig
 from xlcli.model.head import Head
 from xlcli.model.position import Position
 from xlcli.model.stack import Ponder, Stack
-from xlcli.ops.span import AttentionContext, Span
+from xlcli.ops.context import AttentionContext
+from xlcli.ops.span import Span
 from xlcli.state import State
 
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from xlcli.memory import Buckets
 from xlcli.model.attention.lsh import LSHAttention
 from xlcli.model.lm import LanguageModel
+from xlcli.ops.context import AttentionContext
 from xlcli.ops.lsh_attention import meet, recall
 from xlcli.ops.lsh_table import rank_in_buckets
-from xlcli.ops.span import AttentionContext
 from xlcli.state import State
 
 QUERIES = 256

@@ -8,12 +8,18 @@ rezero     x + alpha branch(x)              Bachlechner et al. 2021; alpha is le
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
 
 class Residual(nn.Module):
     """x + branch(x)."""
+
+    initial_constants: ClassVar[Mapping[str, float]] = {}
+    """Parameters with a constant initial value (`model/init.py`)."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
@@ -70,6 +76,8 @@ class Sandwich(PreNorm):
 
 class ReZero(Residual):
     """x + alpha branch(x)."""
+
+    initial_constants: ClassVar[Mapping[str, float]] = {"alpha": 0.0}
 
     def __init__(self, dropout: float) -> None:
         super().__init__(dropout)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from xlcli.memory import Memory
 from xlcli.model.attention import Attention
+from xlcli.model.feedforward import FeedForward
 from xlcli.model.residual import Residual
-from xlcli.ops.span import AttentionContext
+from xlcli.ops.context import AttentionContext
 
 
 class Ponder(NamedTuple):
@@ -35,7 +37,7 @@ class Block(nn.Module):
         self,
         *,
         attention: Attention,
-        feedforward: nn.Module,
+        feedforward: FeedForward,
         attention_residual: Residual,
         feedforward_residual: Residual,
     ) -> None:
@@ -44,6 +46,11 @@ class Block(nn.Module):
         self.feedforward = feedforward
         self.attention_residual = attention_residual
         self.feedforward_residual = feedforward_residual
+
+    @property
+    def last_matrices(self) -> tuple[Tensor, Tensor]:
+        """Last matrix of each branch."""
+        return self.attention.output.weight, self.feedforward.down.weight
 
     def forward(self, x: Tensor, memory: Memory, context: AttentionContext) -> tuple[Tensor, Memory]:
         """(b t d) through both branches, and the memory after it, which holds what the attention branch is given."""
@@ -66,6 +73,13 @@ class Stack(nn.Module):
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
         self.final = final
+        self.initial_constants: dict[str, float] = {}
+
+    def redraw(self, layers: Collection[int], generator: torch.Generator | None = None) -> None:
+        """Draws new random features in these layers, whose memories become invalid."""
+        for i, block in enumerate(self.layers()):
+            if i in layers:
+                block.attention.redraw(generator)
 
     def unrolled(self) -> Iterator[Block]:
         """Blocks in the order of use, repeated where the stack applies them several times."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from xlcli.memory import Memory
 from xlcli.model.position.sinusoidal import sinusoids
 from xlcli.model.stack import Block, Ponder, Stack, StackOutput
-from xlcli.ops.span import AttentionContext
+from xlcli.ops.context import AttentionContext
 
 
 class UniversalStack(Stack):
@@ -67,11 +67,20 @@ class AdaptiveStack(UniversalStack):
     """
 
     def __init__(
-        self, blocks: Sequence[Block], final: nn.Module, *, dim: int, n_steps: int, time_signal: float, epsilon: float
+        self,
+        blocks: Sequence[Block],
+        final: nn.Module,
+        *,
+        dim: int,
+        n_steps: int,
+        time_signal: float,
+        epsilon: float,
+        halt_bias: float,
     ) -> None:
         super().__init__(blocks, final, n_steps=n_steps, time_signal=time_signal)
         self.epsilon = epsilon
         self.halt = nn.Linear(dim, 1)
+        self.initial_constants = {"halt.bias": halt_bias}
 
     def forward(self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> StackOutput:
         """(b t d) through as many steps as each position asks for, every memory after it, and what that cost."""

@@ -1,11 +1,16 @@
-"""Softmax attention behind one narrow function, with a fused and a plain kernel that agree."""
+"""Softmax attention: one function, with a fused kernel and a plain kernel that agree."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
-from einops import rearrange
+from einops import rearrange, repeat
 from torch import Tensor
 from torch.nn import functional as F
+
+ScoreTerm = tuple[Tensor, Tensor]
+"""Second score term: queries (b h t f), and keys (s f) shared by all sequences and heads."""
 
 
 def attend(
@@ -15,26 +20,35 @@ def attend(
     *,
     visible: Tensor | None,
     scale: float,
+    term: ScoreTerm | None = None,
     bias: Tensor | None = None,
+    value_bias: Callable[[Tensor], Tensor] | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """softmax(q kᵀ · scale + bias) v over the visible keys.
+    """softmax((q kᵀ + q' k'ᵀ) · scale + bias) v over the visible keys, with q' and k' of `term`.
 
     Args:
         q: Queries (b h t e).
         k: Keys (b h s e).
         v: Values (b h s w), any width.
-        visible: Boolean mask, (t s) or with further axes before them, or None when all keys are visible. A query that
-            sees no key gets zeros.
+        visible: Boolean mask, (t s) or with further axes before them, or None if all keys are visible. A query without
+            visible keys gets zeros.
         scale: Factor on the inner products.
+        term: Second score term, or None.
         bias: Added to the scores, (b h t s) or (h t s), or None.
-        dropout: Rate of dropping attention weights.
+        value_bias: Function from the weights (b h t s) to an addition (b h t w) to the output, or None.
+        dropout: Dropout rate of the weights.
 
     Returns:
         (b h t w)
     """
-    kernel = attend_plain if _plain_is_faster(q) else attend_fused
-    return kernel(q, k, v, visible=visible, scale=scale, bias=bias, dropout=dropout)
+    if term is not None:
+        if q.shape[-2] == 1 and visible is None and bias is None and value_bias is None and not dropout:
+            return attend_one(q, k, v, term=term, scale=scale)
+        q, k = _join(q, k, term)
+    if value_bias is None and not _plain_is_faster(q):
+        return attend_fused(q, k, v, visible=visible, scale=scale, bias=bias, dropout=dropout)
+    return attend_plain(q, k, v, visible=visible, scale=scale, bias=bias, value_bias=value_bias, dropout=dropout)
 
 
 def attend_plain(
@@ -45,35 +59,23 @@ def attend_plain(
     visible: Tensor | None,
     scale: float,
     bias: Tensor | None = None,
+    value_bias: Callable[[Tensor], Tensor] | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """The same by its definition; holds the scores (b h t s) in memory."""
-    weights, mask = attention_weights(q, k, visible=visible, scale=scale, bias=bias, dropout=dropout)
-    return _blank(weights.to(v.dtype) @ v, mask)
-
-
-def attention_weights(
-    q: Tensor, k: Tensor, *, visible: Tensor | None, scale: float, bias: Tensor | None = None, dropout: float = 0.0
-) -> tuple[Tensor, Tensor | None]:
-    """The weights (b h t s) alone, and which queries see no key at all (... t 1); the weights of those mean nothing."""
+    """`attend` without a second term, by its definition; holds all scores (b h t s)."""
     scores = (q * scale) @ k.mT
     if bias is not None:
         scores = scores + bias
-    blind = None
-    if visible is not None:
-        blind = ~visible.any(-1, keepdim=True)
-        # Adding costs nothing backwards; masked_fill would pass over the scores once more.
+    blind = _blind(visible)
+    if visible is not None and blind is not None:
+        # An addition is free in the backward pass; masked_fill would read the scores once more.
         scores = scores + _barrier(visible | blind, scores.dtype)
     weights = scores.softmax(-1)
-    return F.dropout(weights, dropout) if dropout else weights, blind
-
-
-def _barrier(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.zeros_like(visible, dtype=dtype).masked_fill(~visible, float("-inf"))
-
-
-def _blank(out: Tensor, blind: Tensor | None) -> Tensor:
-    return out if blind is None else out.masked_fill(blind, 0.0)
+    weights = F.dropout(weights, dropout) if dropout else weights
+    out = weights.to(v.dtype) @ v
+    if value_bias is not None:
+        out = out + value_bias(weights).to(out.dtype)
+    return _blank(out, blind)
 
 
 def attend_fused(
@@ -86,14 +88,14 @@ def attend_fused(
     bias: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """The same by PyTorch's fused kernels. They want one width for q, k and v, so the narrower side is padded."""
+    """`attend` by PyTorch's fused kernels. They need equal widths of q, k and v, so the narrower side is padded."""
     width = v.shape[-1]
     pad = q.shape[-1] - width
     if pad > 0:
         v = F.pad(v, (0, pad))
     elif pad < 0:
         q, k = F.pad(q, (0, -pad)), F.pad(k, (0, -pad))
-    blind = None if visible is None else ~visible.any(-1, keepdim=True)
+    blind = _blind(visible)
     mask = None if visible is None or blind is None else visible | blind
     if bias is not None:
         mask = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
@@ -102,22 +104,34 @@ def attend_fused(
     return _blank(out[..., :width], blind)
 
 
-def attend_one(q: Tensor, k: Tensor, v: Tensor, *, term: tuple[Tensor, Tensor], scale: float) -> Tensor:
-    """Attention of a single new token with a second score term whose keys all heads share, without copying any key.
-
-    Args:
-        q: Queries (b h 1 e).
-        k: Keys (b h s e), all visible.
-        v: Values (b h s e).
-        term: Queries (b h 1 f) and keys (s f) of the second term.
-        scale: Factor on the sum of both scores.
-    """
+def attend_one(q: Tensor, k: Tensor, v: Tensor, *, term: ScoreTerm, scale: float) -> Tensor:
+    """`attend` of a single query over visible keys with a second term, without a copy of the keys."""
     query, key = term
     scores = q @ k.mT
     scores = scores + rearrange(rearrange(query, "b h 1 f -> (b h) f") @ key.mT, "(b h) s -> b h 1 s", h=q.shape[1])
     return (scores * scale).softmax(-1).to(v.dtype) @ v
 
 
+def _join(q: Tensor, k: Tensor, term: ScoreTerm) -> tuple[Tensor, Tensor]:
+    """Queries and keys whose inner products include the second term."""
+    query, key = term
+    keys = repeat(key, "s f -> b h s f", b=q.shape[0], h=q.shape[1])
+    return torch.cat((q, query), dim=-1), torch.cat((k, keys), dim=-1)
+
+
+def _blind(visible: Tensor | None) -> Tensor | None:
+    """Queries (... t 1) without visible keys."""
+    return None if visible is None else ~visible.any(-1, keepdim=True)
+
+
+def _barrier(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros_like(visible, dtype=dtype).masked_fill(~visible, float("-inf"))
+
+
+def _blank(out: Tensor, blind: Tensor | None) -> Tensor:
+    return out if blind is None else out.masked_fill(blind, 0.0)
+
+
 def _plain_is_faster(q: Tensor) -> bool:
-    """Measured on two cores with bf16 units: the fused CPU kernel runs bf16 at float32's rate, matmul at 4 times it."""
+    """On CPU in bfloat16, where the fused kernel runs at float32 speed (measured), and for a single query."""
     return q.device.type == "cpu" and (q.dtype == torch.bfloat16 or q.shape[-2] == 1)

@@ -86,7 +86,7 @@ def attend_linear(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor) -> tupl
         out (b h t e), and s and z with these tokens added.
     """
     if q.shape[2] == 1:
-        return attend_linear_plain(q, k, v, s, z)
+        return _attend_one(q, k, v, s, z)
     # The denominator is the numerator of a value that is always one: a last column of v and s.
     v, s = F.pad(v, (0, 1), value=1.0), torch.cat((s, z.unsqueeze(-1)), dim=-1)
     out = []
@@ -97,14 +97,11 @@ def attend_linear(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor) -> tupl
     return _ratio(both[..., :-1], both[..., -1:]), s[..., :-1], s[..., -1]
 
 
-def attend_linear_plain(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same by its definition, one token at a time."""
-    out = []
-    for q_i, k_i, v_i in zip(*(torch.split(x, 1, dim=2) for x in (q, k, v)), strict=True):
-        s = s + k_i.mT * v_i
-        z = z + k_i.squeeze(2)
-        out.append(_ratio(q_i @ s.to(q.dtype), q_i @ z.to(q.dtype).unsqueeze(-1)))
-    return torch.cat(out, 2), s, z
+def _attend_one(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`attend_linear` of a single token."""
+    s = s + k.mT * v
+    z = z + k.squeeze(2)
+    return _ratio(q @ s.to(q.dtype), q @ z.to(q.dtype).unsqueeze(-1)), s, z
 
 
 def _scaled(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from xlcli.ops.attend import attend_plain
 from xlcli.ops.lsh_table import RANKS_PER_BUCKET, BucketRanks, Table, numbers, write
 
 LARGE = 2**24
@@ -336,24 +335,6 @@ def attend_hashed_one(
     )
     table.counts.view(-1)[homes.flatten()] += 1
     return y.where(seen.any(-1)[..., None, None], v)
-
-
-def attended(buckets: Tensor, *, bucket_size: int, limit: int | None = None) -> Tensor:
-    """The set by its definition (b h t t), true where the query sees the key, of tokens in buckets (b h r t)."""
-    t = buckets.shape[-1]
-    mates = (buckets.unsqueeze(-1) == buckets.unsqueeze(-2)).tril(-1)
-    rank = mates.flip(-1).cumsum(-1).flip(-1)
-    seen = (mates & (rank <= bucket_size)).any(2)
-    if limit is not None:
-        seen = seen.triu(-limit)
-    return seen | (torch.eye(t, dtype=torch.bool, device=seen.device) & ~seen.any(-1, keepdim=True))
-
-
-def attend_hashed_plain(
-    q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, *, bucket_size: int, limit: int | None = None, scale: float
-) -> Tensor:
-    """`attend_hashed` from an empty table by its definition: full attention, masked; holds all scores (b h t t)."""
-    return attend_plain(q, k, v, visible=attended(buckets, bucket_size=bucket_size, limit=limit), scale=scale)
 
 
 def meet(global_ranks_q: Tensor, global_ranks: Tensor, bucket_size: int) -> Tensor:

@@ -1,1 +1,1 @@
-"""Model folders and their checkpoints on disk: written atomically, read with suspicion."""
+"""Model folders, checkpoints and state files: written atomically, verified when read."""

@@ -1,11 +1,12 @@
-"""Checkpoints that a crash cannot spoil: after any kill, disk error or bit flip a good one is found again. No torch.
+"""Atomic checkpoint folders: after any kill, disk error or bit flip an undamaged one is found. Imports no torch.
 
-    commit   .tmp-<step>-<pid>/  each file written and synced, manifest.json with SHA-256 last, folder synced
-             -> renamed to step-<step>/, parent synced -> LATEST replaced -> the oldest removed
-    latest   downwards from the newest; the first whose manifest verifies wins. LATEST is a hint for people
+    commit   writes and syncs each file in .tmp-<step>-<pid>/, then manifest.json with sizes and SHA-256; syncs the
+             folder, renames it to step-<step>/, syncs the parent, replaces LATEST, removes the oldest checkpoints
+    latest   verifies manifests from the newest checkpoint downwards and takes the first that is right
 
-Every function that writes expects the caller to hold the model folder's lock. Errors in writing are those of
-`files.cannot_write`; a checkpoint that is not what its manifest says is a `CheckpointError`.
+LATEST names the newest checkpoint for people; no code reads it. Functions that write expect the caller to hold the lock
+of the model folder, and raise the errors of `files.cannot_write`. A checkpoint that differs from its manifest is a
+`CheckpointError`.
 """
 
 from __future__ import annotations
@@ -33,25 +34,24 @@ from xlcli.files.plain import (
     sync_folder,
     write_atomic,
 )
+from xlcli.store.layout import SCHEMA
 
 MANIFEST = "manifest.json"
 LATEST = "LATEST"
-SCHEMA = 1
-"""Version of the manifest. A reader refuses any other."""
 
 _STEP = re.compile(r"step-(\d{8,18})(~?)")
 _FILE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 
 
 class Rejected(NamedTuple):
-    """A damaged checkpoint and what is wrong with it."""
+    """A damaged checkpoint and the damage."""
 
     path: Path
     reason: str
 
 
 class Latest(NamedTuple):
-    """The newest good checkpoint, or None, and the damaged newer ones; warn of each."""
+    """The newest undamaged checkpoint, or None, and the damaged newer ones."""
 
     path: Path | None
     rejected: tuple[Rejected, ...]
@@ -63,19 +63,19 @@ def step_name(step: int) -> str:
 
 
 def step_of(path: Path) -> int:
-    """Steps done when this checkpoint was taken."""
+    """Number of training steps before this checkpoint."""
     return _order(path)[0]
 
 
 def commit(folder: Path, name: str, write: Callable[[Path], None], keep: int) -> Path:
-    """Makes what `write` puts into an empty folder the newest checkpoint, durably, and returns its path.
+    """Writes a checkpoint durably, makes it the newest and returns its path.
 
     Args:
         folder: The folder of checkpoints; made if missing.
-        name: `step_name(step)`. An older checkpoint of this name is replaced, and later ones, which belong to a course
-            that was given up, are removed.
-        write: Fills the folder it is given with plain files.
-        keep: How many of the newest to keep, at least 1. Until this one is durable all are kept.
+        name: `step_name(step)`. A checkpoint of this name is replaced. Checkpoints of later steps, which a resumed run
+            has undone, are removed.
+        write: Writes the files of the checkpoint into the empty folder that it is given.
+        keep: Number of checkpoints to keep, at least 1. None is removed before this one is durable.
     """
     if not (match := _STEP.fullmatch(name)) or match[2] or keep < 1:
         raise ValueError(f"not a checkpoint name, or nothing to keep: {name!r}, {keep}")
@@ -107,7 +107,7 @@ def commit(folder: Path, name: str, write: Callable[[Path], None], keep: int) ->
 
 
 def latest(folder: Path) -> Latest:
-    """The newest checkpoint whose every file is as it was written; damaged ones are passed over and reported."""
+    """The newest checkpoint with all files undamaged, and the damaged ones before it."""
     rejected: list[Rejected] = []
     try:
         candidates = _checkpoints(folder)
@@ -124,11 +124,11 @@ def latest(folder: Path) -> Latest:
 
 
 def verify(path: Path) -> tuple[str, ...]:
-    """Names of the checkpoint's files, after comparing each with the manifest: name, size, SHA-256."""
+    """Names of the files of a checkpoint; `CheckpointError` if one differs from the manifest in size or SHA-256."""
     files = _manifest(path)
     for name, (size, digest) in files.items():
-        with open_regular(path / name) as (_, facts):
-            found = facts.st_size
+        with open_regular(path / name) as (_, status):
+            found = status.st_size
         if found != size:
             raise CheckpointError(f"{path / name} has {found:,} bytes of {size:,}.")
         if sha256(path / name) != digest:
@@ -137,7 +137,7 @@ def verify(path: Path) -> tuple[str, ...]:
 
 
 def clean(folder: Path) -> None:
-    """Removes what crashed runs left unfinished in this folder."""
+    """Removes the unfinished files and folders of crashed runs from this folder."""
     try:
         _sweep(folder)
     except OSError as error:
@@ -151,7 +151,7 @@ def _sweep(folder: Path) -> None:
 
 
 def _seal(folder: Path) -> None:
-    """Syncs every file and then writes the manifest, whose presence says that the rest is complete."""
+    """Syncs every file, then writes the manifest, which marks the checkpoint as complete."""
     files: dict[str, dict[str, int | str]] = {}
     for path in sorted(_entries(folder)):
         if not _FILE.fullmatch(path.name) or path.name == MANIFEST or not stat.S_ISREG(path.lstat().st_mode):
@@ -173,13 +173,13 @@ def _manifest(path: Path) -> dict[str, tuple[int, str]]:
     result: dict[str, tuple[int, str]] = {}
     for name, entry in files.items():
         if not _FILE.fullmatch(name) or not isinstance(entry, dict) or entry.keys() != {"bytes", "sha256"}:
-            raise CheckpointError(f"{path / MANIFEST} has an entry that makes no sense: {name[:80]!a}.")
+            raise CheckpointError(f"{path / MANIFEST} has an invalid entry: {name[:80]!a}.")
         result[name] = (entry["bytes"], entry["sha256"])
     return result
 
 
 def _displace(final: Path) -> None:
-    """Makes room for a checkpoint of the same name; the old one stays findable until the new one is in its place."""
+    """Renames an existing checkpoint of this name to `name~`, under which `latest` finds it until it is replaced."""
     if not final.is_dir():
         return
     backup = final.with_name(final.name + "~")
@@ -194,10 +194,10 @@ def _displace(final: Path) -> None:
 
 
 def _prune(folder: Path, newest: Path, keep: int) -> None:
-    """Removes what `keep` newer complete checkpoints make needless, and what belongs to a course that was given up.
+    """Removes all but the `keep` newest complete checkpoints, and those of steps later than `newest`.
 
-    An incomplete one does not count, and stays until it is needless: it may only have been unreadable for a moment. A
-    failure to remove is mended by the next commit.
+    An incomplete checkpoint does not count and is kept while it is newer than one that is kept: it may have been
+    unreadable for a moment only. A failed removal is repeated by the next commit.
     """
     kept = {step_of(newest)}
     for path in _checkpoints(folder):
@@ -219,7 +219,7 @@ def _looks_complete(path: Path) -> bool:
 
 
 def _discard(path: Path) -> None:
-    """Renames before removing, so that a crash in the middle leaves nothing that looks like a checkpoint."""
+    """Renames a checkpoint before removing it, so that a crash leaves no half-removed one under its name."""
     aside = path.with_name(f"{TEMPORARY}old-{path.name}-{os.getpid()}")
     _remove(aside)
     path.rename(aside)
@@ -234,7 +234,7 @@ def _remove(path: Path) -> None:
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    """Newest first; a replaced one (`~`) after the one that replaced it."""
+    """All checkpoints, newest first; a replaced one (`~`) after its replacement."""
     found = [path for path in _entries(folder) if _STEP.fullmatch(path.name)]
     return sorted((path for path in found if path.is_dir() and not path.is_symlink()), key=_order, reverse=True)
 

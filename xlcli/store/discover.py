@@ -1,4 +1,4 @@
-"""Which model is meant, and which there are: named, newest in `./models`, or bundled. Imports no torch."""
+"""Finding and listing models: by name, the newest in `./models`, or bundled with xlcli. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,16 +16,25 @@ from xlcli.store.layout import CHECKPOINTS, CONFIG, WEIGHTS, is_model
 from xlcli.store.records import read_record
 
 LOCAL = "models"
-"""Folder of the user's own models, in the working folder."""
+"""Folder of the user's models inside the working folder."""
 VARIABLE = "XLCLI_MODEL"
 """Environment variable that names the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSummary:
-    """One line of `xlcli models`. `bytes` is the size of the weights file, `modified` seconds since 1970.
+    """One row of `xlcli models`. Values that could not be read are None, and `problem` is the reason.
 
-    What could not be read is None, and `problem` says why.
+    Attributes:
+        name: Name of the folder.
+        folder: The model folder.
+        bundled: Whether the model came with xlcli.
+        bytes: Size of the weights file.
+        modified: Time of its last change in seconds since 1970.
+        parameters: Number of stored weights.
+        corpus: Name of the training text.
+        bits_per_byte: Score on the validation text at the end of training.
+        problem: Error message, or None.
     """
 
     name: str
@@ -40,12 +49,12 @@ class ModelSummary:
 
 
 def find(name: str | None, *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Path:
-    """Folder of the model: the one named, else `XLCLI_MODEL`, else the newest in `./models`, else the bundled one.
+    """Folder of the model `name`, else of `XLCLI_MODEL`, else of the newest in `./models`, else of the bundled model.
 
-    A plain name is looked for in `./models`, then as a folder, then among the bundled models.
+    A plain name is searched in `./models`, then as a folder, then among the bundled models.
 
     Raises:
-        CheckpointError: There is no such model; names the nearest.
+        CheckpointError: There is no such model. The remedy names similar ones.
     """
     env = os.environ if env is None else env
     cwd = Path.cwd() if cwd is None else cwd
@@ -61,18 +70,18 @@ def find(name: str | None, *, env: Mapping[str, str] | None = None, cwd: Path | 
 
 
 def local_models(cwd: Path | None = None) -> tuple[ModelSummary, ...]:
-    """The models in `./models`, newest first."""
+    """Models in `./models`, newest first."""
     found = _models((Path.cwd() if cwd is None else cwd) / LOCAL)
     return tuple(summarize(folder) for folder in sorted(found, key=_modified, reverse=True))
 
 
 def bundled_models() -> tuple[ModelSummary, ...]:
-    """The models that came with xlcli, by name."""
+    """Models that came with xlcli, in alphabetical order."""
     return tuple(summarize(folder, bundled=True) for folder in _models(models_folder()))
 
 
 def summarize(folder: Path, *, bundled: bool = False) -> ModelSummary:
-    """A summary of one model, from headers alone."""
+    """Summary of a model, read from its record and the header of its weights."""
     parameters: int | None = None
     corpus: str | None = None
     score: float | None = None

@@ -1,40 +1,38 @@
-"""A model is a folder: how it is written, and how it is loaded when somebody else may have written it.
+"""Saving and loading a model folder, which may come from a stranger. Torch is imported only in `save_model` and `load`.
 
-Nothing is believed: limits first, then shapes derived from the configuration, then checksums and fingerprints. Other
-names of the store are here too, so that this is the one place to import from. Torch is imported only to load and save.
+`load` checks sizes before it allocates: the network is built on the meta device, its shapes are compared with the file,
+then tensors are read and checksums and fingerprints compared.
 """
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from xlcli.config import Config, ModelConfig
 from xlcli.errors import CheckpointError, ConfigError
 from xlcli.files import cannot_write, make_folder, read_header, read_tensors, write_tensors
 from xlcli.files.plain import TEMPORARY
-from xlcli.files.tensors import TensorFacts
-from xlcli.store.discover import ModelSummary as ModelSummary
-from xlcli.store.discover import bundled_models as bundled_models
-from xlcli.store.discover import find as find
-from xlcli.store.discover import local_models as local_models
-from xlcli.store.discover import summarize as summarize
-from xlcli.store.layout import CHECKPOINTS, CONFIG, HELD_OUT, WEIGHTS, config_fingerprint, write_config
-from xlcli.store.layout import held_out as held_out
-from xlcli.store.layout import is_model as is_model
-from xlcli.store.layout import read_config as read_config
-from xlcli.store.lock import lock as lock
-from xlcli.store.records import METRICS, RECORD
-from xlcli.store.records import append_metrics as append_metrics
-from xlcli.store.records import read_metrics as read_metrics
-from xlcli.store.records import read_record as read_record
-from xlcli.store.records import trim_metrics as trim_metrics
-from xlcli.store.records import write_record as write_record
+from xlcli.files.tensors import TensorInfo
+from xlcli.store.layout import (
+    CHECKPOINTS,
+    CONFIG,
+    ENCODINGS,
+    HELD_OUT,
+    SCHEMA,
+    TOKENIZER,
+    WEIGHTS,
+    SavedConfig,
+    config_fingerprint,
+    read_config_file,
+    verify_file,
+    write_config,
+)
+from xlcli.store.records import METRICS, RECORD, read_record
 
 if TYPE_CHECKING:
     import torch
@@ -43,25 +41,43 @@ if TYPE_CHECKING:
     from xlcli.model.lm import LanguageModel
     from xlcli.text.tokenizers.registry import Tokenizer
 
-_FLOATS = ("F32", "BF16", "F16", "F64")
+_KEEP_TOGETHER = "The files belong to different models: keep each model's files together."
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A model ready for use.
+    """A model ready for inference.
 
-    `config` has the inference settings that the model was loaded with; `fingerprints` are those of the stored files and
-    tie a saved state to this model; `warnings` are messages to show.
+    Attributes:
+        folder: The model folder.
+        name: Name of the folder.
+        config: Sections model, text and train of the configuration, with the inference settings given to `load`.
+        tokenizer: The model's tokenizer.
+        network: Weights in float32, in evaluation mode.
+        record: Content of `record.json`.
+        fingerprints: SHA-256 of config, weights and tokenizer as stored, which tie a state file to this model.
+        warnings: Messages to show.
+        files: SHA-256 of tokenizer files and held-out texts by file name.
     """
 
     folder: Path
     name: str
-    config: Config
+    config: Config | SavedConfig
     tokenizer: Tokenizer
     network: LanguageModel
     record: dict[str, Any]
     fingerprints: dict[str, str]
     warnings: tuple[str, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    def held_out(self, split: Literal["valid", "test"]) -> Path | None:
+        """The validation or test text in the model folder, if there is one; `CheckpointError` if it has changed."""
+        path = self.folder / HELD_OUT[split]
+        if not path.is_file() or path.is_symlink():
+            return None
+        if path.name in self.files:
+            verify_file(self.folder, path.name, self.files)
+        return path
 
     def check_settings(self, n_steps: int | None, n_hashes: int | None) -> None:
         """`ConfigError` unless the model was loaded with these inference settings; None accepts any value."""
@@ -70,94 +86,113 @@ class LoadedModel:
 
 
 def weights(network: torch.nn.Module) -> dict[str, Tensor]:
-    """What is saved of a network: its parameters, shared ones once, and its persistent buffers."""
-    kept = network.state_dict(keep_vars=True).keys()
-    buffers = {name: buffer for name, buffer in network.named_buffers() if name in kept}
+    """Tensors to save of a network: parameters, shared ones once, and persistent buffers."""
+    saved = network.state_dict(keep_vars=True).keys()
+    buffers = {name: buffer for name, buffer in network.named_buffers() if name in saved}
     return {**dict(network.named_parameters()), **buffers}
 
 
 def save_model(
-    folder: Path, config: Config, network_state: Mapping[str, Tensor], tokenizer: Tokenizer, metadata: Mapping[str, str]
+    folder: Path,
+    config: Config | SavedConfig,
+    network_state: Mapping[str, Tensor],
+    tokenizer: Tokenizer,
+    metadata: Mapping[str, str],
 ) -> None:
-    """Makes `folder` a model with these weights; the caller holds its lock.
+    """Makes `folder` a model with these weights. The caller holds its lock.
 
-    Weights that are there already stay whole until they are replaced in one move; weights of another configuration or
-    tokenizer are removed first, so that no mixture is ever left behind.
+    Existing weights are replaced in one move. Weights of another configuration, tokenizer or encoding are removed
+    first, so that a crash never leaves files of different models together.
 
     Args:
         folder: Made if missing.
         config: Resolved configuration.
-        network_state: `weights(network)` or a `state_dict()`, of any float type.
-        tokenizer: What turned text into the ids these weights know.
-        metadata: Further texts for the file.
+        network_state: `weights(network)` or a `state_dict()`; floating-point tensors of one type.
+        tokenizer: The tokenizer that the weights were trained with.
+        metadata: Further entries for the metadata of the weights.
     """
-    ties = {"format": "xlcli-1", "config": config_fingerprint(config), "tokenizer": tokenizer.fingerprint}
     names = weights(_on_meta(config.model)).keys()
+    tensors = {name: network_state[name] for name in names}
+    encoding = _encoding(tensors)
+    ties = {
+        "schema": str(SCHEMA),
+        "encoding": encoding,
+        "config": config_fingerprint(folder, config.model),
+        "tokenizer": tokenizer.fingerprint,
+    }
     try:
         make_folder(folder)
         if not ties.items() <= _metadata(folder).items() or not (folder / CONFIG).is_file():
             (folder / WEIGHTS).unlink(missing_ok=True)
             tokenizer.save(folder)
-        write_config(folder, config)
+        write_config(folder, config, encoding=encoding)
     except OSError as error:
         raise cannot_write(folder, error) from error
-    write_tensors(folder / WEIGHTS, {name: network_state[name] for name in names}, {**metadata, **ties})
+    write_tensors(folder / WEIGHTS, tensors, {**metadata, **ties})
 
 
 def load(
-    folder: Path,
-    *,
-    device: str | torch.device = "cpu",
-    dtype: torch.dtype | None = None,
-    tensors: str = WEIGHTS,
-    n_steps: int | None = None,
-    n_hashes: int | None = None,
+    folder: Path, *, device: str | torch.device = "cpu", n_steps: int | None = None, n_hashes: int | None = None
 ) -> LoadedModel:
-    """The model in `folder`, verified: limits first, then shapes against the configuration, then checksums.
+    """The model in `folder`, verified, with float32 weights.
 
     Args:
-        folder: A model folder, from `find`.
-        device: Where the network goes.
-        dtype: Number type of the network; float32 when None.
-        tensors: Which file of the folder holds the weights.
+        folder: The model folder.
+        device: Device of the network.
         n_steps: Number of times a universal stack applies its blocks; None uses the trained value.
         n_hashes: Number of hash rounds of LSH attention; None uses the trained value.
 
     Raises:
         ConfigError: The model has no such setting.
-        CheckpointError: Something is missing, damaged, of another model or of a newer format.
+        CheckpointError: A file is missing, damaged, of another model or of another format.
     """
     import torch
 
     from xlcli.text.tokenizers.registry import load_tokenizer
 
-    path = folder / tensors
-    config = read_config(folder)
-    facts, _ = read_header(path)
-    shape = config.model.for_inference(n_steps, n_hashes)
-    network = _empty_network(shape, facts, folder)
-    expected = {
-        name: (_stored_type(facts.get(name), tensor), tuple(tensor.shape)) for name, tensor in weights(network).items()
-    }
-    found, metadata = read_tensors(path, expected=expected)
+    path = folder / WEIGHTS
+    header = read_config_file(folder)
+    for name in TOKENIZER:
+        if name in header.files:
+            verify_file(folder, name, header.files)
+    shape = header.config.model.for_inference(n_steps, n_hashes)
+    network = _empty_network(shape, folder)
+    stored = ENCODINGS[header.encoding]
+    expected = {name: TensorInfo(_dtype(t, stored), tuple(t.shape)) for name, t in weights(network).items()}
+    tensors, metadata = read_tensors(path, expected=expected)
     tokenizer = load_tokenizer(folder)
-    _check_ties(path, config, tokenizer, metadata)
-    fingerprints = {
-        "config": config_fingerprint(config),
-        "weights": metadata["sha256"],
-        "tokenizer": tokenizer.fingerprint,
-    }
-    _fill(network, found, torch.device(device), dtype or torch.float32)
+    if metadata.get("config", "") != header.fingerprint:
+        raise CheckpointError(f"{path} was saved with another model configuration than {CONFIG}.", _KEEP_TOGETHER)
+    if metadata.get("tokenizer", "") != tokenizer.fingerprint:
+        raise CheckpointError(f"{path} was trained with another tokenizer than the one in {folder}.", _KEEP_TOGETHER)
+    if tokenizer.vocab_size != header.config.model.vocab_size:
+        raise CheckpointError(
+            f"the tokenizer in {folder} has {tokenizer.vocab_size:,} tokens, "
+            f"its model {header.config.model.vocab_size:,}.",
+            _KEEP_TOGETHER,
+        )
+    _fill(network, tensors, torch.device(device))
     network.eval()
     name = folder.resolve().name
-    config = config.model_copy(update={"model": shape})
     return LoadedModel(
-        folder, name, config, tokenizer, network, read_record(folder), fingerprints, _suspicions(name, found)
+        folder=folder,
+        name=name,
+        config=header.config.model_copy(update={"model": shape}),
+        tokenizer=tokenizer,
+        network=network,
+        record=read_record(folder),
+        fingerprints={
+            "config": header.fingerprint,
+            "weights": metadata["sha256"],
+            "tokenizer": tokenizer.fingerprint,
+        },
+        warnings=_warnings(name, tensors),
+        files=header.files,
     )
 
 
 def clear(folder: Path) -> None:
-    """Removes the model from its folder, weights first, and nothing else; the caller holds the lock."""
+    """Removes the model from its folder, weights first, and nothing else. The caller holds the lock."""
     names = [WEIGHTS, CONFIG, RECORD, METRICS, *HELD_OUT.values()]
     try:
         for name in names:
@@ -179,7 +214,7 @@ def _metadata(folder: Path) -> dict[str, str]:
 
 
 def _on_meta(model: ModelConfig) -> LanguageModel:
-    """The network's shapes, without any of its numbers."""
+    """The network's shapes, without memory for its tensors."""
     import torch
 
     from xlcli.model.build import build_model
@@ -188,16 +223,17 @@ def _on_meta(model: ModelConfig) -> LanguageModel:
         return build_model(model)
 
 
-def _empty_network(model: ModelConfig, facts: Mapping[str, TensorFacts], folder: Path) -> LanguageModel:
-    """The network without numbers, once it is certain that it is no larger than the file that claims to fill it."""
-    stored = sum(math.prod(tensor.shape) for tensor in facts.values())
-    width = model.attention.n_heads * model.head_dim
-    largest = model.dim * max(model.ffn_dim, width)
+def _empty_network(model: ModelConfig, folder: Path) -> LanguageModel:
+    """The network on the meta device, once it is known to be no larger than the weights file.
+
+    Even meta tensors cost time and memory in the number of modules, and buffers are computed.
+    """
+    largest = model.dim * max(model.ffn_dim, model.attention.n_heads * model.head_dim)
     mismatch = CheckpointError(
-        f"{folder / CONFIG} describes a larger network than {folder / WEIGHTS} holds.",
-        "The files belong to different models: keep each model's files together.",
+        f"{folder / CONFIG} describes a larger network than {folder / WEIGHTS} holds.", _KEEP_TOGETHER
     )
-    if largest > stored or model.n_layers + len(model.cutoffs) > len(facts):
+    n_tensors = len(read_header(folder / WEIGHTS)[0])
+    if largest > (folder / WEIGHTS).stat().st_size or model.n_layers + len(model.cutoffs) > n_tensors:
         raise mismatch
     try:
         return _on_meta(model)
@@ -205,34 +241,29 @@ def _empty_network(model: ModelConfig, facts: Mapping[str, TensorFacts], folder:
         raise mismatch from None
 
 
-def _stored_type(fact: TensorFacts | None, tensor: Tensor) -> str:
-    """Float weights may be stored in any float type; everything else only as it is."""
+def _dtype(tensor: Tensor, encoding: str) -> str:
+    """Safetensors type that a tensor of the network is stored as."""
     if tensor.is_floating_point():
-        return fact.dtype if fact is not None and fact.dtype in _FLOATS else "F32"
+        return encoding
     return {"torch.int64": "I64", "torch.int32": "I32", "torch.uint8": "U8"}[str(tensor.dtype)]
 
 
-def _check_ties(path: Path, config: Config, tokenizer: Tokenizer, metadata: Mapping[str, str]) -> None:
-    remedy = "The files belong to different models: keep each model's files together."
-    if metadata.get("config", "") != config_fingerprint(config):
-        raise CheckpointError(f"{path} was saved with another model configuration than the {CONFIG} beside it.", remedy)
-    if metadata.get("tokenizer", "") != tokenizer.fingerprint:
-        raise CheckpointError(f"{path} was trained with another tokenizer than the one beside it.", remedy)
-    if tokenizer.vocab_size != config.model.vocab_size:
-        raise CheckpointError(
-            f"the tokenizer in {path.parent} has {tokenizer.vocab_size:,} tokens, "
-            f"its model {config.model.vocab_size:,}.",
-            remedy,
-        )
+def _encoding(tensors: Mapping[str, Tensor]) -> str:
+    """The encoding that the weights are in: the type of their floating-point tensors."""
+    found = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values() if tensor.is_floating_point()}
+    if len(found) != 1 or not found <= ENCODINGS.keys():
+        raise ValueError(f"weights must be of one of the types {', '.join(ENCODINGS)}, not {', '.join(sorted(found))}")
+    return found.pop()
 
 
-def _fill(network: torch.nn.Module, tensors: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype) -> None:
-    """Puts `tensors` in the place of the empty ones; what was shared stays shared."""
+def _fill(network: torch.nn.Module, tensors: Mapping[str, Tensor], device: torch.device) -> None:
+    """Replaces the meta tensors of the network by `tensors`; shared parameters stay shared."""
+    import torch
     from torch import nn
 
     filled: dict[int, Tensor] = {}
     for name, empty in weights(network).items():
-        tensor = tensors[name].to(device, dtype if empty.is_floating_point() else empty.dtype)
+        tensor = tensors[name].to(device, torch.float32 if empty.is_floating_point() else empty.dtype)
         is_parameter = isinstance(empty, nn.Parameter)
         filled[id(empty)] = nn.Parameter(tensor, requires_grad=empty.requires_grad) if is_parameter else tensor
     for module in network.modules():
@@ -241,8 +272,8 @@ def _fill(network: torch.nn.Module, tensors: Mapping[str, Tensor], device: torch
             setattr(module, name, filled[id(empty)])
 
 
-def _suspicions(name: str, tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """Warnings about weights that cannot have come from healthy training."""
+def _warnings(name: str, tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """Warnings about weights that training cannot have produced."""
     import torch
 
     floats = {key: tensor for key, tensor in tensors.items() if tensor.is_floating_point() and tensor.numel()}

@@ -1,31 +1,70 @@
-"""What lies where in a model folder, and its configuration. Imports no torch.
+"""Format of a model folder: file names, `config.json`, checksums. Specified in docs/format.md. Imports no torch.
 
-    config.json         the whole configuration, with its format number
-    model.safetensors   the weights kept; metadata ties them to the configuration and the tokenizer by fingerprint
-    tokenizer.*         written and read by `xlcli.text.tokenizers.registry`
-    record.json         corpus, recipe, scores               metrics.jsonl   the curve
-    valid.txt test.txt  held-out text                        checkpoints/    to resume from, see `xlcli.store.commit`
+    config.json         sections model, text and train; encoding of the weights; checksums
+    model.safetensors   weights; metadata holds the fingerprints of model section and tokenizer
+    tokenizer.*         vocabulary, see `xlcli.text.tokenizers`
+    record.json         corpus, hardware, scores             metrics.jsonl   training curve
+    valid.txt test.txt  held-out text                        checkpoints/    see `xlcli.store.commit`
 
-Nothing in a model folder is a symbolic link, a script or a pickle.
+A model folder holds no symbolic link, no script and no pickle.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 from xlcli import config as settings
-from xlcli.config import Config
+from xlcli.config import BaseConfig, Config, ModelConfig, TextConfig, TrainConfig, Tree
+from xlcli.config.position import AxialPositionConfig
 from xlcli.errors import CheckpointError, ConfigError
-from xlcli.files import read_json, write_atomic
+from xlcli.files import read_json, sha256, write_atomic
 
+SCHEMA = 2
+"""Version of `config.json`, `model.safetensors`, checkpoints and state files. A reader refuses any other."""
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 CHECKPOINTS = "checkpoints"
 HELD_OUT = {"valid": "valid.txt", "test": "test.txt"}
-"""File of each held-out part."""
+"""File of the validation text and of the test text."""
+TOKENIZER = ("tokenizer.json", "tokenizer.model", "tokenizer.words")
+"""Files of a tokenizer: its description and, depending on the kind, its vocabulary."""
+ENCODINGS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "float64": "F64"}
+"""Encodings of weights: name in `config.json` to safetensors type of every floating-point tensor."""
+
+_KEYS = {"schema", "model", "text", "train", "weights", "files", "adapted_from", "sha256"}
+_RESTORE = "Restore the file from a copy."
+_NEWER = "Install a newer xlcli."
+
+
+class SavedConfig(BaseConfig):
+    """Sections of the configuration that are stored with a model."""
+
+    model: ModelConfig
+    text: TextConfig
+    train: TrainConfig
+
+
+@dataclass(frozen=True)
+class ConfigFile:
+    """Content of `config.json`.
+
+    Attributes:
+        config: Sections model, text and train.
+        fingerprint: SHA-256 of the model section as stored and of the schema number.
+        encoding: Encoding of the weights, a key of `ENCODINGS`.
+        files: SHA-256 of tokenizer files and held-out texts by file name.
+    """
+
+    config: SavedConfig
+    fingerprint: str
+    encoding: str
+    files: Mapping[str, str]
 
 
 def is_model(folder: Path) -> bool:
@@ -36,37 +75,115 @@ def is_model(folder: Path) -> bool:
         return False
 
 
-def held_out(folder: Path, split: Literal["valid", "test"]) -> Path | None:
-    """The model's own held-out text, if it has any."""
-    path = folder / HELD_OUT[split]
-    return path if path.is_file() and not path.is_symlink() else None
+def read_config(folder: Path) -> SavedConfig:
+    """Sections model, text and train of a model. Raises `CheckpointError` as `read_config_file` does."""
+    return read_config_file(folder).config
 
 
-def write_config(folder: Path, config: Config) -> None:
-    """Writes `config.json`."""
-    tree = {"schema": settings.SCHEMA, **config.model_dump(mode="json")}
+def read_config_file(folder: Path, *, strict: bool = False) -> ConfigFile:
+    """The content of `config.json`, verified.
+
+    Args:
+        folder: The model folder.
+        strict: Refuse unknown keys of text and train, as resuming a run requires. By default they are ignored, so that
+            a new training option of a later release does not make its models unreadable.
+
+    Raises:
+        CheckpointError: The file is missing, damaged, invalid or of another format.
+    """
+    path = folder / CONFIG
+    tree = _read_tree(path)
+    if tree["adapted_from"] is not None:
+        raise CheckpointError(f"{path} describes an adaptation of another model, which is not supported.", _NEWER)
+    weights, files = tree["weights"], tree["files"]
+    encoding = weights.get("encoding") if isinstance(weights, dict) else None
+    if encoding not in ENCODINGS or len(weights) != 1:
+        raise CheckpointError(
+            f"{path}: the weights are encoded as {encoding!r}; this xlcli reads {', '.join(ENCODINGS)}.", _NEWER
+        )
+    if not isinstance(files, dict):
+        raise CheckpointError(f"{path}: 'files' is no table of checksums.", _RESTORE)
+    return ConfigFile(_sections(path, tree, strict=strict), _fingerprint(tree["model"]), encoding, files)
+
+
+def write_config(folder: Path, config: Config | SavedConfig, *, encoding: str = "float32") -> None:
+    """Writes `config.json`, with checksums of the tokenizer files and held-out texts that are in `folder` now."""
+    names = (*TOKENIZER, *HELD_OUT.values())
+    present = [name for name in names if (folder / name).is_file() and not (folder / name).is_symlink()]
+    tree: Tree = {
+        "schema": SCHEMA,
+        "model": _model_section(folder, config.model),
+        "text": config.text.model_dump(mode="json"),
+        "train": config.train.model_dump(mode="json"),
+        "weights": {"encoding": encoding},
+        "files": {name: sha256(folder / name) for name in present},
+        "adapted_from": None,
+    }
+    tree["sha256"] = _digest(tree)
     write_atomic(folder / CONFIG, json.dumps(tree, indent=2, sort_keys=True).encode() + b"\n")
 
 
-def read_config(folder: Path) -> Config:
-    """The model's configuration; `CheckpointError` when it is damaged, illegal or of a newer format."""
-    path = folder / CONFIG
+def config_fingerprint(folder: Path, model: ModelConfig) -> str:
+    """The fingerprint of the configuration that `write_config` would store in `folder`."""
+    return _fingerprint(_model_section(folder, model))
+
+
+def verify_file(folder: Path, name: str, files: Mapping[str, str]) -> None:
+    """Raises `CheckpointError` unless the file has the checksum listed in `files`."""
+    if sha256(folder / name) != files[name]:
+        raise CheckpointError(f"{folder / name} does not match its checksum in {CONFIG}.", _RESTORE)
+
+
+def _read_tree(path: Path) -> Tree:
+    """All keys of `config.json`, after a look at schema and checksum."""
     tree = read_json(path)
-    schema = tree.pop("schema", None)
+    schema = tree.get("schema")
     if type(schema) is not int or schema < 1:
-        raise CheckpointError(f"{path} does not say its format.", "Restore the file from a copy.")
-    if schema > settings.SCHEMA:
-        raise CheckpointError(
-            f"{path} has format {schema}; this xlcli reads up to {settings.SCHEMA}.", "Install a newer xlcli."
-        )
+        raise CheckpointError(f"{path} does not say its format.", _RESTORE)
+    if schema != SCHEMA:
+        remedy = _NEWER if schema > SCHEMA else "Train the model again."
+        raise CheckpointError(f"{path} has format {schema}; this xlcli reads format {SCHEMA}.", remedy)
+    if wrong := tree.keys() ^ _KEYS:
+        raise CheckpointError(f"{path} has {'no' if min(wrong) in _KEYS else 'an unknown'} key '{min(wrong)}'.", _NEWER)
+    if tree["sha256"] != _digest({key: value for key, value in tree.items() if key != "sha256"}):
+        raise CheckpointError(f"{path} does not match its checksum.", _RESTORE)
+    return tree
+
+
+def _sections(path: Path, tree: Tree, *, strict: bool) -> SavedConfig:
+    sections = {name: tree[name] for name in ("model", "text", "train")}
+    if not strict:
+        for name, kind in (("text", TextConfig), ("train", TrainConfig)):
+            if isinstance(tree[name], dict):
+                sections[name] = {key: value for key, value in tree[name].items() if key in kind.model_fields}
     try:
-        return settings.validate(Config, tree)
+        return settings.validate(SavedConfig, sections)
     except ConfigError as error:
-        raise CheckpointError(
-            f"{path} is not a configuration: {error.message}", "Restore the file from a copy."
-        ) from None
+        raise CheckpointError(f"{path} is not a configuration of this xlcli: {error.message}", _NEWER) from None
 
 
-def config_fingerprint(config: Config) -> str:
-    """SHA-256 of the part of the configuration that decides what the weights mean."""
-    return hashlib.sha256(json.dumps(settings.meaning(config.model), sort_keys=True).encode()).hexdigest()
+def _model_section(folder: Path, model: ModelConfig) -> Tree:
+    """The model section to store: derived sizes filled in, so that a changed rule does not change a saved model.
+
+    A stored section of the same meaning is kept as it stands. Another release may have written it with fewer keys, and
+    its fingerprint ties weights and states to it.
+    """
+    tree = model.model_dump(mode="json")
+    tree["attention"]["head_dim"] = model.head_dim
+    tree["feedforward"]["ffn_dim"] = model.ffn_dim
+    if isinstance(model.position, AxialPositionConfig):
+        tree["position"]["dims"] = list(model.axial_dims)
+    with suppress(CheckpointError):
+        stored = _read_tree(folder / CONFIG)
+        if _sections(folder / CONFIG, stored, strict=False).model == settings.validate(ModelConfig, tree):
+            return stored["model"]  # type: ignore[no-any-return]
+    return tree
+
+
+def _fingerprint(model: Tree) -> str:
+    return _digest({"schema": SCHEMA, "model": model})
+
+
+def _digest(tree: Mapping[str, Any]) -> str:
+    """SHA-256 of the canonical JSON of a table: keys sorted, no blanks, ASCII."""
+    return hashlib.sha256(json.dumps(tree, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""One writer per model folder. The lock is the operating system's, so a killed holder never blocks anybody."""
+"""A lock per model folder for the process that writes in it. The operating system releases it when the process dies."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from xlcli.store.layout import CHECKPOINTS
 
 LOCK = ".lock"
 HOLDER = ".lock.json"
-"""Who holds the lock. Beside the lock, because taking a lock may empty its file."""
+"""File with the process id and host of the holder. Not the lock file itself, which locking may empty."""
 _PATIENCE = 0.3
-"""Seconds to wait for a new holder to say who it is."""
+"""Maximum time in seconds between taking the lock and writing `HOLDER`."""
 
 
 class Holder(NamedTuple):
-    """A process that writes, or wrote when it was killed, in a model folder."""
+    """The process that holds a lock, or held it when it was killed."""
 
     pid: int
     host: str
@@ -33,11 +33,13 @@ class Holder(NamedTuple):
 
 @contextmanager
 def lock(folder: Path) -> Iterator[str]:
-    """Holds the model folder, which is made if missing, or raises `BusyError` naming the holder within a second.
+    """Locks the model folder, which is made if missing, and removes unfinished files of a crashed holder.
 
-    What a crashed holder left unfinished is removed.
+    Yields:
+        A warning to show if the file system has no locks, else "".
 
-    Yields "", or a warning to show where the file system has no locks.
+    Raises:
+        BusyError: Another process holds the lock; raised within a second.
     """
     from filelock import FileLock, Timeout
 
@@ -66,7 +68,7 @@ def lock(folder: Path) -> Iterator[str]:
 
 
 def holder(folder: Path) -> Holder | None:
-    """Who last took the folder's lock and has not given it back; None when nobody, or when the note is unreadable."""
+    """The last holder of the lock that has not released it; None if there is none or its file is unreadable."""
     try:
         tree = read_json(folder / HOLDER)
     except CheckpointError:
@@ -88,7 +90,7 @@ def _busy(folder: Path) -> BusyError:
 
 
 def _may_live(found: Holder) -> bool:
-    """False only for a process of this host that is gone: a note left by a killed holder."""
+    """False only if the holder is a process of this host that no longer exists."""
     if os.name == "nt" or found.host != socket.gethostname():
         return True
     try:

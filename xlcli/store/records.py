@@ -1,4 +1,4 @@
-"""What a training run writes down beside its weights: `record.json`, once, and `metrics.jsonl`, row by row."""
+"""Records of a training run: `record.json` with data, hardware and scores, `metrics.jsonl` with one row per step."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from xlcli.files.plain import open_regular
 RECORD = "record.json"
 METRICS = "metrics.jsonl"
 _LINE_LIMIT = 2**16
+"""Maximum size of a row in bytes."""
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
-    """Replaces the record: what the model was made of, from and how. `xlcli models` shows `corpus`, `bits_per_byte`."""
+    """Replaces `record.json`. `xlcli models` shows `corpus` and `bits_per_byte`; a resumed run uses `preset`, `runtime`."""
     text = json.dumps(record, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False)
     write_atomic(folder / RECORD, text.encode() + b"\n")
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """The record; empty when there is none, `CheckpointError` when it is damaged."""
+    """The content of `record.json`, empty if the file is missing; `CheckpointError` if it is damaged."""
     path = folder / RECORD
     return read_json(path) if os.path.lexists(path) else {}
 
 
 def append_metrics(folder: Path, row: Mapping[str, Any]) -> None:
-    """Adds one row to the curve."""
+    """Appends a row to `metrics.jsonl`."""
     line = json.dumps(row, allow_nan=False).encode()
     if len(line) >= _LINE_LIMIT:
         raise ValueError(f"a row of {len(line):,} bytes could not be read again")
@@ -37,12 +38,12 @@ def append_metrics(folder: Path, row: Mapping[str, Any]) -> None:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Rows of the curve in order; a line torn by a crash is left out."""
+    """Rows of `metrics.jsonl` in order, without lines that a crash left incomplete."""
     return list(_rows(folder / METRICS))
 
 
 def trim_metrics(folder: Path, step: int) -> None:
-    """Drops torn lines and rows later than `step`, so that a run resumed there does not write them twice."""
+    """Removes incomplete lines and rows of steps later than `step`, which a run resumed there will write again."""
     rows = read_metrics(folder)
     kept = [row for row in rows if row.get("step", 0) <= step]
     if os.path.lexists(folder / METRICS):

@@ -1,63 +1,251 @@
-"""A saved memory: one safetensors file, tied to its model by fingerprints, with what a reader of the text carries."""
+"""State files: everything that continues a text exactly, in one safetensors file tied to its model by fingerprints.
+
+Tensors `state.*` are the memory of the model, tensors `session.*` unread text, scored tokens and the random-number
+generator; counters are metadata. docs/format.md lists the names.
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from xlcli.errors import CheckpointError, StateError
 from xlcli.files import read_tensors, write_tensors
+from xlcli.store.layout import SCHEMA
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
     from xlcli.state import State
     from xlcli.store.folder import LoadedModel
+    from xlcli.text.tokenizers.registry import Tokenizer
 
-FORMAT = "2"
-"""Version of the file. A reader refuses any other."""
+T = TypeVar("T")
 
-_CARRY = "carry."
-_TIE = "model."
-
-
-def save_state(path: Path, state: State, carry: Mapping[str, str], *, model: LoadedModel) -> None:
-    """Writes the state and the texts that go with it, whole or not at all."""
-    metadata = {
-        "format": FORMAT,
-        **state.describe(),
-        **{_TIE + name: value for name, value in model.fingerprints.items()},
-        **{_CARRY + name: value for name, value in carry.items()},
-    }
-    write_tensors(path, state.tensors(), metadata)
+_AFRESH = "Start without --state-in."
 
 
-def load_state(path: Path, *, model: LoadedModel, device: str) -> tuple[State, Mapping[str, str]]:
-    """The state in a file and what it carries.
+@dataclass(frozen=True)
+class PendingText:
+    """Text that has arrived but that the model has not read.
+
+    Its beginning may be tokenized already. Those tokens are saved, because text cut between tokens need not be
+    tokenized into the same tokens again.
+
+    Attributes:
+        data: All of the text.
+        ids: Tokens (n) of its first `n_tokenized` bytes.
+        n_tokenized: Number of bytes that `ids` stand for.
+    """
+
+    data: bytes
+    ids: NDArray[np.int32]
+    n_tokenized: int
+
+
+@dataclass(frozen=True)
+class SamplerState:
+    """Seed and state (n, uint8) of a random-number generator, and the latest tokens, for the repetition penalty."""
+
+    seed: int
+    generator: Tensor
+    recent: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StreamPosition:
+    """Totals of a stream, and its unfinished line.
+
+    Attributes:
+        n_lines: Number of complete lines scored.
+        n_bytes: Number of bytes scored.
+        n_tokens: Number of tokens scored.
+        bits: Sum of their surprisals in bits.
+        line_start: Offset in bytes of the unfinished line.
+        scored: Text and surprisal in bits of each token scored but not yet output.
+    """
+
+    n_lines: int
+    n_bytes: int
+    n_tokens: int
+    bits: float
+    line_start: int
+    scored: tuple[tuple[bytes, float], ...]
+
+
+@dataclass(frozen=True)
+class SessionState:
+    """A text read so far, as a value: continuing from it equals never having stopped.
+
+    Attributes:
+        model_state: Memory of the model.
+        last_token: Token that has been scored or sampled but that the model has not read.
+        pending: Text to be read before any other.
+        sampler: State of sampling, if the text was generated.
+        stream: Position in a stream, if it was streamed.
+    """
+
+    model_state: State
+    last_token: int
+    pending: PendingText
+    sampler: SamplerState | None = None
+    stream: StreamPosition | None = None
+
+    def fork(self) -> SessionState:
+        """A copy that shares no tensor of the memory, so that this one and the copy may both be continued."""
+        return replace(self, model_state=self.model_state.fork())
+
+
+def save_state(path: Path, session: SessionState, *, model: LoadedModel) -> None:
+    """Writes a state file atomically."""
+    tensors, scalars = _pack(session)
+    state = session.model_state
+    write_tensors(
+        path,
+        {f"state.{name}": t for name, t in state.tensors().items()}
+        | {f"session.{name}": t for name, t in tensors.items()},
+        {"schema": str(SCHEMA)}
+        | {f"model.{name}": value for name, value in model.fingerprints.items()}
+        | {f"state.{name}": value for name, value in state.describe().items()}
+        | {f"session.{name}": value for name, value in scalars.items()},
+    )
+
+
+def load_state(path: Path, *, model: LoadedModel, device: str) -> SessionState:
+    """The content of a state file, verified, with the memory on `device`.
 
     Raises:
-        StateError: The file is damaged, of another format, or of another model; names both sides.
+        StateError: The file is missing, damaged, of another format or of another model.
     """
     from xlcli.state import State
 
     try:
-        tensors, metadata = read_tensors(path, expected=None, device=device)
+        tensors, metadata = read_tensors(path, expected=None)
     except CheckpointError as error:
-        raise StateError(error.message, "Start without --state-in.") from None
-    if metadata.get("format") != FORMAT or "memory" not in metadata:
-        raise StateError(f"{path} is not a saved memory of format {FORMAT}.", "Give a file that --state-out wrote.")
-    _check_ties(path, metadata, model)
-    state = State.restore(tensors, metadata)
+        raise StateError(error.message, _AFRESH) from None
+    if metadata.get("schema") != str(SCHEMA) or "state.memory" not in metadata:
+        raise StateError(f"{path} is not a state file of format {SCHEMA}.", "Give a file that --state-out wrote.")
+    _check_model(path, metadata, model)
+    memory = {name: t.to(device) for name, t in _under("state.", tensors).items()}
+    state = State.restore(memory, _under("state.", metadata))
     if not model.network.is_compatible(state):
-        raise StateError(f"{path} does not have the shape of model {model.name}.", "Start without --state-in.")
-    carry = {name.removeprefix(_CARRY): value for name, value in metadata.items() if name.startswith(_CARRY)}
-    return state, carry
+        raise StateError(f"{path} does not have the shape of model {model.name}.", _AFRESH)
+    try:
+        return _unpack(state, _under("session.", tensors), _under("session.", metadata), model.tokenizer)
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise StateError(f"{path} is damaged: {str(error).splitlines()[0]}.", _AFRESH) from None
 
 
-def _check_ties(path: Path, metadata: Mapping[str, str], model: LoadedModel) -> None:
+def _check_model(path: Path, metadata: Mapping[str, str], model: LoadedModel) -> None:
     for name, here in model.fingerprints.items():
-        there = metadata.get(_TIE + name, "")
+        there = metadata.get(f"model.{name}", "")
         if there != here:
             raise StateError(
                 f"{path} was made with {name} {there[:12] or 'unknown'}, but {model.name} has {name} {here[:12]}.",
                 "Give the model it was made with (-m), or start without --state-in.",
             )
+
+
+def _pack(session: SessionState) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and scalars of everything but the memory."""
+    import torch
+
+    pending, sampler, stream = session.pending, session.sampler, session.stream
+    scalars: dict[str, object] = {"last_token": session.last_token, "pending.n_tokenized": pending.n_tokenized}
+    tensors = {
+        "pending.text": _byte_tensor(pending.data),
+        "pending.ids": torch.tensor(pending.ids, dtype=torch.int32),
+    }
+    if sampler is not None:
+        scalars["sampler.seed"] = sampler.seed
+        tensors["sampler.generator"] = sampler.generator
+        tensors["sampler.recent"] = torch.tensor(sampler.recent, dtype=torch.int32)
+    if stream is not None:
+        scalars |= {f"stream.{name}": getattr(stream, name) for name in (*_COUNTERS, "bits")}
+        texts = [text for text, _ in stream.scored]
+        tensors["stream.scored_text"] = _byte_tensor(b"".join(texts))
+        tensors["stream.scored_sizes"] = torch.tensor([len(text) for text in texts], dtype=torch.int32)
+        tensors["stream.scored_bits"] = torch.tensor([bits for _, bits in stream.scored], dtype=torch.float64)
+    return tensors, {name: str(value) for name, value in scalars.items()}
+
+
+_COUNTERS = ("n_lines", "n_bytes", "n_tokens", "line_start")
+
+
+def _unpack(
+    model_state: State, tensors: Mapping[str, Tensor], scalars: Mapping[str, str], tokenizer: Tokenizer
+) -> SessionState:
+    """The inverse of `_pack`; `KeyError`, `ValueError` or `RuntimeError` when an entry is missing or malformed."""
+    import torch
+
+    n_tokenized, ids = _count(scalars, "pending.n_tokenized"), _token_ids(tensors, "pending.ids", tokenizer)
+    pending = PendingText(_text(tensors, "pending.text"), ids, n_tokenized)
+    sizes = tokenizer.sizes(ids, pending.data[:n_tokenized])
+    if len(sizes) != len(ids) or int(sizes.sum()) != n_tokenized:
+        raise ValueError("unread text and its tokens do not fit together")
+    last_token = _count(scalars, "last_token")
+    if last_token >= tokenizer.vocab_size:
+        raise ValueError(f"token {last_token} is not in the vocabulary")
+    sampler = stream = None
+    if "sampler.seed" in scalars:
+        recent = _token_ids(tensors, "sampler.recent", tokenizer).tolist()
+        generator = _column(tensors, "sampler.generator", "uint8")
+        torch.Generator().set_state(generator)
+        sampler = SamplerState(_count(scalars, "sampler.seed"), generator, tuple(recent))
+    if "stream.bits" in scalars:
+        bits = float(scalars["stream.bits"])
+        if not math.isfinite(bits):
+            raise ValueError("'stream.bits' is not finite")
+        counters = {name: _count(scalars, f"stream.{name}") for name in _COUNTERS}
+        stream = StreamPosition(**counters, bits=bits, scored=_scored(tensors))
+    return SessionState(model_state, last_token, pending, sampler, stream)
+
+
+def _scored(tensors: Mapping[str, Tensor]) -> tuple[tuple[bytes, float], ...]:
+    """Text and bits of each token of the unfinished line."""
+    text, sizes = _text(tensors, "stream.scored_text"), _column(tensors, "stream.scored_sizes", "int32").tolist()
+    bits = _column(tensors, "stream.scored_bits", "float64").tolist()
+    stops = [*itertools.accumulate(sizes)]
+    if min(sizes, default=0) < 0 or (stops or [0])[-1] != len(text) or not all(map(math.isfinite, bits)):
+        raise ValueError("scored text and its tokens do not fit together")
+    return tuple((text[stop - size : stop], cost) for stop, size, cost in zip(stops, sizes, bits, strict=True))
+
+
+def _count(scalars: Mapping[str, str], name: str) -> int:
+    if not 0 <= (value := int(scalars[name])) < 2**63:
+        raise ValueError(f"'{name}' is {value}")
+    return value
+
+
+def _column(tensors: Mapping[str, Tensor], name: str, dtype: str) -> Tensor:
+    if (str(tensors[name].dtype), tensors[name].ndim) != (f"torch.{dtype}", 1):
+        raise ValueError(f"'{name}' is no vector of {dtype}")
+    return tensors[name]
+
+
+def _byte_tensor(data: bytes) -> Tensor:
+    import torch
+
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+
+
+def _text(tensors: Mapping[str, Tensor], name: str) -> bytes:
+    return _column(tensors, name, "uint8").numpy().tobytes()
+
+
+def _token_ids(tensors: Mapping[str, Tensor], name: str, tokenizer: Tokenizer) -> NDArray[np.int32]:
+    ids: NDArray[np.int32] = _column(tensors, name, "int32").numpy()
+    if len(ids) and not 0 <= ids.min() <= ids.max() < tokenizer.vocab_size:
+        raise ValueError(f"'{name}' holds a token that is not in the vocabulary")
+    return ids
+
+
+def _under(prefix: str, entries: Mapping[str, T]) -> dict[str, T]:
+    """Entries whose names begin with `prefix`, without it."""
+    return {name.removeprefix(prefix): value for name, value in entries.items() if name.startswith(prefix)}

@@ -1,14 +1,14 @@
-"""A run on disk and back: weights, optimizers, memory of every lane, place in the data, random numbers, counters.
+"""Checkpoints: a training run saved and restored, so that the resumed run equals the uninterrupted one to the bit.
 
 A checkpoint is one committed folder (see `store.commit`):
 
-    weights.safetensors  optimizer.safetensors  memory.safetensors  state.json
-    best.safetensors     the model's best weights at that time, where validation had found any
+    weights.safetensors    weights                           optimizer.safetensors  state of the optimizers
+    memory.safetensors     memory of every sequence          random.safetensors     random-number generator states
+    state.json             counters, position in the data    best.safetensors       best weights so far, if validated
 """
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 import os
@@ -21,24 +21,25 @@ import torch
 
 from xlcli.errors import CheckpointError, StateError
 from xlcli.files import read_json, read_tensors, sha256, write_atomic, write_tensors
+from xlcli.files.tensors import TensorInfo
 from xlcli.state import State
 from xlcli.store.commit import commit, step_name
 from xlcli.store.folder import weights
-from xlcli.store.layout import CHECKPOINTS, WEIGHTS
+from xlcli.store.layout import CHECKPOINTS, SCHEMA, WEIGHTS
 from xlcli.training.run import TrainingRun
 
-SCHEMA = 1
-"""Version of `state.json`. A reader refuses any other."""
 BEST = "best.safetensors"
-"""Another name of the model's weights file, whose next version is another file."""
+"""A hard link to the weights file of the model, which is never written in place."""
+
+_ANEW = "Train anew with --overwrite."
 
 
 def save(run: TrainingRun, folder: Path, *, seconds: float, corpus: Mapping[str, str]) -> Path:
-    """Commits the run as it stands after `run.step` steps and `seconds` of training; returns the new folder.
+    """Writes a checkpoint of the run after `seconds` of training and returns its folder.
 
     Raises:
-        DivergedError: The run could not go on from here; nothing was written.
-        ResourceError: No room; earlier checkpoints are as they were.
+        DivergedError: Weights, optimizers or memory are not finite; nothing was written.
+        ResourceError: The disk is full or fails; earlier checkpoints are unchanged.
     """
     run.check_finite()
 
@@ -47,6 +48,7 @@ def save(run: TrainingRun, folder: Path, *, seconds: float, corpus: Mapping[str,
         write_tensors(into / "optimizer.safetensors", run.optimizers.tensors(), {})
         memory = {f"{i}.{name}": t for i, state in enumerate(run.states) for name, t in state.tensors().items()}
         write_tensors(into / "memory.safetensors", memory, {})
+        write_tensors(into / "random.safetensors", _generator_states(), {})
         if run.best_step is not None:
             _link(folder / WEIGHTS, into / BEST)
         facts = {
@@ -61,8 +63,8 @@ def save(run: TrainingRun, folder: Path, *, seconds: float, corpus: Mapping[str,
             "validation_due": run.validation_due,
             "corpus": dict(corpus),
             "states": [state.describe() for state in run.states],
-            "random": _random_state(),
-            **_surroundings(run),
+            "seed": run.config.runtime.seed,
+            **_environment(run),
         }
         write_atomic(into / "state.json", json.dumps(facts, indent=1, sort_keys=True).encode())
 
@@ -72,17 +74,17 @@ def save(run: TrainingRun, folder: Path, *, seconds: float, corpus: Mapping[str,
 def load(
     run: TrainingRun, checkpoint: Path, folder: Path, *, corpus: Mapping[str, str], allow_data_change: bool
 ) -> tuple[str, ...]:
-    """Puts the run, and the best weights in `folder`, where they were when the checkpoint was taken.
+    """Restores a run, and the best weights in the model folder, from a checkpoint.
 
     Args:
         run: A run just built from the same configuration.
         checkpoint: A verified checkpoint.
         folder: The model folder.
-        corpus: Identity of texts and tokenizer at hand.
+        corpus: Checksums of the texts and the tokenizer in use.
         allow_data_change: Accept other texts.
 
     Returns:
-        Warnings about what may make the run differ from here on.
+        Warnings about differences that make the run deviate from the uninterrupted one.
 
     Raises:
         CheckpointError: The checkpoint is of another run, another text or another format.
@@ -90,38 +92,38 @@ def load(
     facts = read_json(checkpoint / "state.json")
     try:
         if facts["schema"] != SCHEMA:
-            raise CheckpointError(f"{checkpoint} has format {facts['schema']}, this is {SCHEMA}.", "Use a newer xlcli.")
-        changed = _check_corpus(facts["corpus"], corpus, allow_data_change)
+            raise CheckpointError(
+                f"{checkpoint} has format {facts['schema']}; this xlcli reads format {SCHEMA}.", "Use a newer xlcli."
+            )
+        if facts["seed"] != run.config.runtime.seed:
+            raise CheckpointError(f"{checkpoint} is of a run with the seed {facts['seed']}.", _ANEW)
+        changed = _changed_texts(facts["corpus"], corpus, allow_data_change)
         _load_tensors(run, checkpoint, facts["states"])
         run.step, run.tokens, run.seconds = facts["step"], facts["tokens"], facts["seconds"]
         run.loader.position = facts["position"]
         if "valid" not in changed:
             run.best_bits = math.inf if facts["best_bits"] is None else facts["best_bits"]
             run.best_step = facts["best_step"]
-            run.validated_step = facts.get("validated_step", run.step)
-            run.validation_due = facts.get("validation_due", False)
+            run.validated_step, run.validation_due = facts["validated_step"], facts["validation_due"]
         _restore_best(run, checkpoint, folder)
-        _restore_random(facts["random"])
         warnings = [
-            f"{name} was {facts[name]} and is {now}: the run goes on, but not to the bit as it would have"
-            for name, now in _surroundings(run).items()
-            if facts.get(name, now) != now
+            f"{name} was {facts[name]} and is {now}: the run continues, but not bit for bit as it would have"
+            for name, now in _environment(run).items()
+            if facts[name] != now
         ]
+        _restore_generators(checkpoint)
     except StateError as error:
         raise CheckpointError(f"{checkpoint}: {error.message}", _ANEW) from None
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{checkpoint} is incomplete: {error}.", _ANEW) from None
     if changed:
-        warnings.append("the text is not the one this run began with; lanes go on at the same places of it")
+        warnings.append("the text is not the one this run began with; sequences continue at the same positions")
     return tuple(warnings)
 
 
-_ANEW = "Train anew with --overwrite."
-
-
-def _check_corpus(saved: Mapping[str, str], here: Mapping[str, str], allow_change: bool) -> list[str]:
-    """Which texts have changed."""
-    changed = [name for name, identity in saved.items() if here.get(name) != identity]
+def _changed_texts(saved: Mapping[str, str], here: Mapping[str, str], allow_change: bool) -> list[str]:
+    """Names of the texts that differ from those of the checkpoint."""
+    changed = [name for name, checksum in saved.items() if here.get(name) != checksum]
     if "tokenizer" in changed:
         raise CheckpointError("the tokenizer in the folder is not the one this run began with.", _ANEW)
     if changed and not allow_change:
@@ -134,9 +136,8 @@ def _check_corpus(saved: Mapping[str, str], here: Mapping[str, str], allow_chang
 
 def _load_tensors(run: TrainingRun, checkpoint: Path, states: list[dict[str, str]]) -> None:
     own = weights(run.model)
-    saved, _ = read_tensors(
-        checkpoint / "weights.safetensors", expected={name: ("F32", tuple(t.shape)) for name, t in own.items()}
-    )
+    expected = {name: TensorInfo("F32", tuple(t.shape)) for name, t in own.items()}
+    saved, _ = read_tensors(checkpoint / "weights.safetensors", expected=expected)
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(saved[name])
@@ -150,8 +151,8 @@ def _load_tensors(run: TrainingRun, checkpoint: Path, states: list[dict[str, str
     ]
 
 
-def _surroundings(run: TrainingRun) -> dict[str, Any]:
-    """What else the bits of a result depend on."""
+def _environment(run: TrainingRun) -> dict[str, Any]:
+    """Properties of the machine and its settings that change the bits of a result."""
     return {
         "threads": run.runtime.threads,
         "device": run.runtime.device.type,
@@ -162,7 +163,7 @@ def _surroundings(run: TrainingRun) -> dict[str, Any]:
 
 
 def _link(weights: Path, name: Path) -> None:
-    """Costs no space where the file system has links, since weights are never written in place."""
+    """Links the weights, which takes no disk space; copies them where the file system has no links."""
     try:
         os.link(weights, name)
     except OSError:
@@ -170,7 +171,7 @@ def _link(weights: Path, name: Path) -> None:
 
 
 def _restore_best(run: TrainingRun, checkpoint: Path, folder: Path) -> None:
-    """Puts back the best weights of that time: later ones belong to a course that a crash undid."""
+    """Restores the best weights up to this checkpoint; later ones belong to steps that are undone."""
     if run.best_step is None:
         return
     weights, kept = folder / WEIGHTS, checkpoint / BEST
@@ -181,20 +182,15 @@ def _restore_best(run: TrainingRun, checkpoint: Path, folder: Path) -> None:
         run.best_bits, run.best_step = math.inf, None
 
 
-def _random_state() -> dict[str, str]:
+def _generator_states() -> dict[str, torch.Tensor]:
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
-    return {name: base64.b64encode(state.numpy().tobytes()).decode() for name, state in states.items()}
+    return states
 
 
-def _restore_random(states: Mapping[str, str]) -> None:
-    def tensor(name: str) -> torch.Tensor:
-        return torch.frombuffer(bytearray(base64.b64decode(states[name])), dtype=torch.uint8)
-
-    try:
-        torch.set_rng_state(tensor("cpu"))
-        if "cuda" in states and torch.cuda.is_available():
-            torch.cuda.set_rng_state(tensor("cuda"))
-    except RuntimeError as error:
-        raise ValueError(f"the state of the random numbers does not fit: {error}") from None
+def _restore_generators(checkpoint: Path) -> None:
+    states, _ = read_tensors(checkpoint / "random.safetensors", expected=None)
+    torch.set_rng_state(states["cpu"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])

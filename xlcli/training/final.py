@@ -35,7 +35,7 @@ def final_evaluation(
     model = store.load(folder, device=runtime.device)
     inference = make_runtime(RuntimeConfig(device=str(runtime.device), threads=runtime.threads))
     bits, sample = None, ""
-    if store.held_out(folder, "valid"):
+    if model.held_out("valid"):
         for event in evaluate(model, None, EvalConfig(limit=SCORED_BYTES), inference, stop=stop):
             if isinstance(event, Progress):
                 yield event
@@ -59,6 +59,7 @@ def describe_run(ready: Prepared, run: TrainingRun) -> dict[str, Any]:
         "test": {"bytes": parts.test.n_bytes, "corpus": parts.test.corpus.name, "start": parts.test.start},
         "tokenizer": {"kind": ready.tokenizer.kind, "vocab_size": ready.tokenizer.vocab_size},
         "preset": ready.preset,
+        "runtime": run.config.runtime.model_dump(mode="json"),
         "parameters": run.model.n_parameters,
         "hardware": {
             "device": str(runtime.device),

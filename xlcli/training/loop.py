@@ -11,6 +11,7 @@ from typing import Any
 from xlcli.config import TrainConfig
 from xlcli.events import Event, Saved, Step, Trained, Validation
 from xlcli.store import folder as store
+from xlcli.store import records
 from xlcli.training import checkpoint, defaults
 from xlcli.training.final import final_evaluation
 from xlcli.training.prepare import Prepared
@@ -92,7 +93,7 @@ class Trainer:
             "best_step": run.best_step,
             "finished": final is not None,
         }
-        store.write_record(self.folder, self.record)
+        records.write_record(self.folder, self.record)
         yield Trained(
             folder=self.folder,
             step=run.step,
@@ -134,7 +135,7 @@ class Trainer:
             "tokens_per_second": round(step.tokens_per_second, 1),
             **({} if mean_steps is None else {"mean_steps": mean_steps}),
         }
-        store.append_metrics(self.folder, row)
+        records.append_metrics(self.folder, row)
         return step
 
     def _validate(self, stop: Callable[[], bool]) -> Iterator[Event]:
@@ -154,7 +155,7 @@ class Trainer:
         run.validated_step, run.validation_due = run.step, False
         if bits is not None:
             row = {"step": run.step, "tokens": run.tokens, "validation_bits_per_byte": bits, "best": best}
-            store.append_metrics(self.folder, row)
+            records.append_metrics(self.folder, row)
             yield Validation(run.step, run.tokens, self.seconds, bits, best)
 
     def _keep_weights(self, bits: float | None) -> None:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from xlcli import config as settings
 from xlcli.config import Config, TextConfig, Tree
 from xlcli.errors import ConfigError, DataError
 from xlcli.events import Event, Progress
 from xlcli.runtime import Runtime, make_runtime
-from xlcli.store import folder as store
+from xlcli.store.layout import read_config_file
+from xlcli.store.records import read_record
 from xlcli.text.corpus import Corpus, open_corpus
 from xlcli.text.heldout import Split, split
 from xlcli.text.tokenizers.registry import SAMPLE_BYTES, Tokenizer, choose_tokenizer, load_tokenizer, train_tokenizer
@@ -81,8 +83,11 @@ def prepare_resumed(
         PreparationStoppedError: `stop` became true; only token files were written.
         ConfigError: A change that a resumed run cannot have.
     """
-    config = defaults.resumed(store.read_config(folder), changes)
-    begun_with = str(store.read_record(folder).get("preset") or preset or "")
+    record = read_record(folder)
+    saved = read_config_file(folder, strict=True).config
+    begun = settings.make(saved.model_dump(mode="json"), {"runtime": record.get("runtime", {})})
+    config = defaults.resumed(begun, changes)
+    begun_with = str(record.get("preset") or preset or "")
     if preset not in (None, begun_with):
         raise ConfigError(
             f"this run uses the preset {begun_with}, which cannot change when it is resumed.",

@@ -12,7 +12,6 @@ import torch
 from xlcli.config import Config, UniversalStackConfig
 from xlcli.errors import DivergedError
 from xlcli.model.build import build_model
-from xlcli.model.init import redraw
 from xlcli.model.lm import LanguageModel
 from xlcli.optim import Optimizers, lr_factor
 from xlcli.runtime import Runtime, compile_stack, has_bfloat16_units
@@ -120,7 +119,7 @@ class TrainingRun:
         every = {i: getattr(a, "redraw_every", None) for i, a in enumerate(self.config.model.attentions)}
         due = {i for i, steps in every.items() if steps and self.step and self.step % steps == 0}
         if due:
-            redraw(self.model.stack, due, torch.Generator().manual_seed((self.config.runtime.seed or 0) + self.step))
+            self.model.stack.redraw(due, torch.Generator().manual_seed((self.config.runtime.seed or 0) + self.step))
             self.states = [self.model.reset_layers(state, due) for state in self.states]
 
     @property

@@ -14,8 +14,10 @@ from xlcli.errors import CheckpointError, ConfigError, DivergedError
 from xlcli.events import Event, Notice, Plan
 from xlcli.files import write_atomic
 from xlcli.store import folder as store
+from xlcli.store import records
 from xlcli.store.commit import latest, step_of
 from xlcli.store.layout import CHECKPOINTS, CONFIG, HELD_OUT, WEIGHTS, write_config
+from xlcli.store.lock import lock
 from xlcli.training import checkpoint, defaults, memory
 from xlcli.training.final import describe_run
 from xlcli.training.loop import Trainer
@@ -127,7 +129,7 @@ _STOPPED_EARLY = Notice("stopped before the first step; nothing was changed.", "
 
 def _lock(folder: Path, held: ExitStack) -> Iterator[Notice]:
     """Locks the folder until `held` closes."""
-    if warning := held.enter_context(store.lock(folder)):
+    if warning := held.enter_context(lock(folder)):
         yield Notice(warning, "warning")
 
 
@@ -190,8 +192,8 @@ def _write_new(folder: Path, ready: Prepared, run: TrainingRun, record: dict[str
     """Writes a run that has taken no step; it can be resumed as soon as `config.json` exists."""
     ready.tokenizer.save(folder)
     _write_held_out(folder, ready)
-    store.trim_metrics(folder, -1)
-    store.write_record(folder, record | {"finished": False})
+    records.trim_metrics(folder, -1)
+    records.write_record(folder, record | {"finished": False})
     write_config(folder, ready.config)
     checkpoint.save(run, folder, seconds=0.0, corpus=ready.identity)
 
@@ -204,7 +206,7 @@ def _restore(
     yield from (Notice(warning, "warning") for warning in warnings)
     if allow_data_change:
         _write_held_out(folder, ready)
-    store.trim_metrics(folder, run.step)
+    records.trim_metrics(folder, run.step)
     write_config(folder, ready.config)
 
 

@@ -1,4 +1,8 @@
-"""Attention branches. What they share: a position encoding, and a memory that they make, read and extend."""
+"""Attention branches. Each has a position encoding, and creates, reads and extends its memory.
+
+A kind is one file here with a function `build`, a configuration class in `config/attention.py`, and a line in
+`model/build.py`.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,13 @@ from torch import Tensor, nn
 
 from xlcli.memory import Memory
 from xlcli.model.position import Position
-from xlcli.ops.span import AttentionContext
+from xlcli.ops.context import AttentionContext
 
 
 class Attention(nn.Module):
-    """The base of every branch."""
+    """Base of every attention branch."""
+
+    output: nn.Linear
 
     def __init__(self, position: Position) -> None:
         super().__init__()
@@ -25,28 +31,28 @@ class Attention(nn.Module):
         raise NotImplementedError
 
     def accepts(self, memory: Memory, n_kept: int) -> bool:
-        """Whether `memory` can be the memory of this layer when `n_kept` tokens should be remembered."""
+        """Whether `memory` can be the memory of this layer when `n_kept` tokens are remembered."""
         own = self.init_memory(0, "keyvalue")
         return (memory.kind, memory.shape) == (own.kind, own.shape)
 
-    def redraw(self, generator: torch.Generator | None = None) -> None:
-        """Draws new random features, if there are any. Memory made with the previous ones becomes invalid."""
-
     def receptive_field(self, mem_len: int) -> int | None:
-        """How many tokens back a token sees; None when that has no limit."""
+        """Number of earlier tokens that a token can attend to; None if unbounded."""
         raise NotImplementedError
 
+    def redraw(self, generator: torch.Generator | None = None) -> None:
+        """Draws new random features, if the kind has any. Memory made with the previous ones becomes invalid."""
+
     def forward(self, x: Tensor, memory: Memory, context: AttentionContext) -> tuple[Tensor, Memory]:
-        """Branch output (b t d) for input x (b t d), and the memory after it."""
+        """Output (b t d) for input x (b t d), and the new memory."""
         raise NotImplementedError
 
     def update_memory(self, x: Tensor, memory: Memory, context: AttentionContext) -> Memory:
-        """The memory after x (b t d), when nobody asks for the output."""
+        """New memory after input x (b t d), without the output."""
         raise NotImplementedError
 
 
-class Projected(Attention):
-    """A branch with queries, keys and values of its own; projections have no bias."""
+class ProjectedAttention(Attention):
+    """Attention with separate projections of queries, keys and values, without bias."""
 
     def __init__(self, *, dim: int, n_heads: int, head_dim: int, position: Position) -> None:
         super().__init__(position)
@@ -56,8 +62,12 @@ class Projected(Attention):
         self.value = nn.Linear(dim, n_heads * head_dim, bias=False)
         self.output = nn.Linear(n_heads * head_dim, dim, bias=False)
 
+    def queries(self, x: Tensor, context: AttentionContext) -> Tensor:
+        """Queries (b h t e) of inputs x (b t d), rotated to their positions."""
+        return self.position.rotate(self._heads(self.query(x)), context)
+
     def project(self, x: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
-        """Keys and values (b h n e) of the inputs x (b n d) of the n latest tokens."""
+        """Keys, rotated to their positions, and values (b h n e) of inputs x (b n d) of the n latest tokens."""
         return self.position.rotate(self._heads(self.key(x)), context), self._heads(self.value(x))
 
     def _heads(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Linear attention with random features of the softmax kernel, the Performer (Choromanski et al. 2021, section 2)."""
+"""Linear attention with random features of the softmax kernel: the Performer (Choromanski et al. 2021, section 2)."""
 
 from __future__ import annotations
 
@@ -9,18 +9,30 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from xlcli.config import LinearAttentionConfig, ModelConfig
 from xlcli.memory import Memory, Sums
-from xlcli.model.attention import Projected
+from xlcli.model.attention import ProjectedAttention
 from xlcli.model.position import Position
+from xlcli.ops.context import AttentionContext
 from xlcli.ops.favor import attend_linear, draw_features, key_features, query_features
-from xlcli.ops.span import AttentionContext
 
 
-class LinearAttention(Projected):
-    """Multi-head attention whose memory is two running sums over every token read: constant in size, no span.
+def build(model: ModelConfig, attention: LinearAttentionConfig, position: Position) -> LinearAttention:
+    """Attention of one layer."""
+    return LinearAttention(
+        dim=model.dim,
+        n_heads=attention.n_heads,
+        head_dim=model.head_dim,
+        position=position,
+        n_features=attention.n_features,
+        orthogonal=attention.orthogonal,
+    )
 
-    The random rows behind the features, `features` (f e), are a buffer that is saved with the model; all heads share
-    them. They are not a number until the first `redraw`.
+
+class LinearAttention(ProjectedAttention):
+    """Multi-head attention whose memory is two running sums over all tokens read: constant size, no span.
+
+    The random matrix `features` (f e) is shared by all heads and saved with the model; it is NaN until `redraw`.
     """
 
     features: Tensor
@@ -33,41 +45,41 @@ class LinearAttention(Projected):
         self.register_buffer("features", torch.full((n_features, head_dim), math.nan))
 
     def redraw(self, generator: torch.Generator | None = None) -> None:
-        """Draws fresh features. Sums of the features before mean nothing with them: states must start anew."""
+        """Draws a new random matrix. Sums made with the previous one become invalid."""
         f, e = self.features.shape
         with torch.no_grad():
             self.features.copy_(draw_features(f, e, generator, orthogonal=self.orthogonal))
 
     def init_memory(self, batch: int, kind: Literal["keyvalue", "hidden"]) -> Memory:
-        """Sums of nothing for `batch` rows, whatever the kind; float64, for a stream may add tokens for ever."""
+        """Zero sums for `batch` sequences, in float64 because a stream may add any number of tokens."""
         f, e = self.features.shape
         s = self.features.new_zeros((batch, self.n_heads, f, e), dtype=torch.float64)
         return Sums(s, s.new_zeros(s.shape[:3]))
 
     def receptive_field(self, mem_len: int) -> int | None:
-        """No limit."""
+        """Unbounded."""
         return None
 
     def forward(self, x: Tensor, memory: Memory, context: AttentionContext) -> tuple[Tensor, Memory]:
-        """Branch output (b t d) for input x (b t d), and the memory after it."""
+        """Output (b t d) for input x (b t d), and the new memory."""
         assert isinstance(memory, Sums)
-        q = self.position.rotate(self._heads(self.query(x)), context)
+        q = self.queries(x, context)
         k, v = self.project(x, context)
         with torch.autocast(x.device.type, enabled=False):
             k = key_features(k, self.features)
             y, s, z = attend_linear(query_features(q, self.features), k, v.to(k.dtype), memory.s, memory.z)
-        return self.output(rearrange(y.to(v.dtype), "b h t e -> b t (h e)")), _after(s, z, context)
+        return self.output(rearrange(y.to(v.dtype), "b h t e -> b t (h e)")), sums_to_keep(s, z, context)
 
     def update_memory(self, x: Tensor, memory: Memory, context: AttentionContext) -> Memory:
-        """The memory after x (b t d), when nobody asks for the output."""
+        """New memory after input x (b t d), without the output."""
         assert isinstance(memory, Sums)
         k, v = self.project(x, context)
         with torch.autocast(x.device.type, enabled=False):
             k = key_features(k, self.features)
-            return _after(memory.s + k.mT @ v.to(k.dtype), memory.z + k.sum(2), context)
+            return sums_to_keep(memory.s + k.mT @ v.to(k.dtype), memory.z + k.sum(2), context)
 
 
-def _after(s: Tensor, z: Tensor, context: AttentionContext) -> Memory:
-    """What is remembered: the sums, gradient stopped; nothing at the end of an independent segment."""
-    s, z = s.detach(), z.detach()
-    return Sums(s, z) if context.keep else Sums(torch.zeros_like(s), torch.zeros_like(z))
+def sums_to_keep(s: Tensor, z: Tensor, context: AttentionContext) -> Sums:
+    """Memory of the sums, detached from the graph; of zeros at the end of an independent segment."""
+    sums = Sums(s.detach(), z.detach())
+    return sums if context.keep else sums.empty()

@@ -1,4 +1,4 @@
-"""Hashed attention with shared queries and keys, the Reformer's (Kitaev et al. 2020, section 2)."""
+"""LSH attention with shared queries and keys: the Reformer (Kitaev et al. 2020, section 2)."""
 
 from __future__ import annotations
 
@@ -11,23 +11,38 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from xlcli.config import LSHAttentionConfig, ModelConfig
 from xlcli.config.attention import MAX_HASHES
 from xlcli.memory import Buckets, Memory
 from xlcli.model.attention import Attention
 from xlcli.model.position import Position
+from xlcli.ops.context import AttentionContext
 from xlcli.ops.lsh_attention import KeyWindow, attend_hashed, attend_hashed_one
 from xlcli.ops.lsh_table import Table, draw_rotations, hash_buckets, insert, rank_in_buckets
-from xlcli.ops.span import AttentionContext
 
 FEW = 32
-"""Tokens up to which a call reads them one at a time; measured on a CPU."""
+"""Largest number of new tokens that are processed one at a time at inference; measured on a CPU."""
+
+
+def build(model: ModelConfig, attention: LSHAttentionConfig, position: Position) -> LSHAttention:
+    """Attention of one layer."""
+    return LSHAttention(
+        dim=model.dim,
+        n_heads=attention.n_heads,
+        head_dim=model.head_dim,
+        position=position,
+        factors=attention.factors,
+        bucket_size=attention.bucket_size,
+        n_hashes=attention.n_hashes,
+        dropout=model.dropout.attention,
+    )
 
 
 class LSHAttention(Attention):
-    """Multi-head attention in which a token sees, in each round, the last `bucket_size` earlier tokens of its bucket.
+    """Multi-head attention to the last `bucket_size` earlier tokens of a token's bucket in each of `n_hashes` rounds.
 
-    A key is its query divided by its norm. The directions that hash, `rotations` (r f e), are a buffer that is saved
-    with the model; all heads share them. They are not a number until the first `redraw`.
+    A key is its query divided by its norm. The hash directions `rotations` (r f e) are shared by all heads and saved
+    with the model; they are NaN until `redraw`. The number of rounds used is that of the memory.
     """
 
     rotations: Tensor
@@ -59,13 +74,13 @@ class LSHAttention(Attention):
         self.register_buffer("rotations", torch.full((MAX_HASHES, n_directions, head_dim), math.nan))
 
     def redraw(self, generator: torch.Generator | None = None) -> None:
-        """Draws fresh directions. Buckets of the directions before mean nothing with them: states must start anew."""
+        """Draws new hash directions. Buckets made with the previous ones become invalid."""
         r, _, e = self.rotations.shape
         with torch.no_grad():
             self.rotations.copy_(draw_rotations(r, self.factors, e, generator))
 
     def init_memory(self, batch: int, kind: Literal["keyvalue", "hidden"]) -> Memory:
-        """Empty buckets for `batch` rows, whatever the kind; as many rounds as they have are made use of."""
+        """Empty table of `n_hashes` rounds for `batch` sequences."""
         like = self.rotations.to(torch.promote_types(self.rotations.dtype, torch.float32))
         n_buckets = math.prod(self.factors)
         return Buckets(Table.empty(like, batch, self.n_heads, self.n_hashes, n_buckets))
@@ -83,21 +98,21 @@ class LSHAttention(Attention):
         )
 
     def receptive_field(self, mem_len: int) -> int | None:
-        """How many tokens back a token sees at most."""
+        """All tokens of the memory, at most."""
         return mem_len
 
     def forward(self, x: Tensor, memory: Memory, context: AttentionContext) -> tuple[Tensor, Memory]:
-        """Branch output (b t d) for input x (b t d), and the memory after it."""
+        """Output (b t d) for input x (b t d), and the new memory."""
         assert isinstance(memory, Buckets)
         with torch.autocast(x.device.type, enabled=False):
             q, k, v, buckets = self.project(x, memory, context)
             one_by_one = context.n_new <= FEW and torch.is_inference_mode_enabled()
-            mix = self._mix_one_by_one if one_by_one else self._mix
-            y, memory = mix(q, k, v, buckets, memory, context)
+            attend = self._attend_one_by_one if one_by_one else self._attend_parallel
+            y, memory = attend(q, k, v, buckets, memory, context)
         return self.output(rearrange(y.to(self.output.weight.dtype), "b h t e -> b t (h e)")), memory
 
     def update_memory(self, x: Tensor, memory: Memory, context: AttentionContext) -> Memory:
-        """The memory after x (b t d), when nobody asks for the output."""
+        """New memory after input x (b t d), without the output."""
         assert isinstance(memory, Buckets)
         if not context.keep:
             return memory.empty()
@@ -107,16 +122,16 @@ class LSHAttention(Attention):
             insert(memory.table, rank_in_buckets(buckets, memory.table.counts), k, v, context.start)
         return memory
 
-    def _mix(
+    def _attend_parallel(
         self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, memory: Buckets, context: AttentionContext
     ) -> tuple[Tensor, Memory]:
-        """Values (b h t e) for all queries at once, and the memory after them."""
-        line = rank_in_buckets(buckets, memory.table.counts)
+        """Attention output (b h t e) of all queries at once, and the new memory."""
+        ranks = rank_in_buckets(buckets, memory.table.counts)
         y = attend_hashed(
             q,
             k,
             v,
-            line,
+            ranks,
             memory.table if context.n_memory and memory.table.n_slots else None,
             _key_window(context, 0),
             bucket_size=self.bucket_size,
@@ -126,13 +141,13 @@ class LSHAttention(Attention):
         if not context.keep:
             return y, memory.empty()
         memory = memory.writable(self.bucket_size)
-        insert(memory.table, line, k, v, context.start)
+        insert(memory.table, ranks, k, v, context.start)
         return y, memory
 
-    def _mix_one_by_one(
+    def _attend_one_by_one(
         self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, memory: Buckets, context: AttentionContext
     ) -> tuple[Tensor, Memory]:
-        """The same for few tokens: each looks up its buckets and nothing else."""
+        """`_attend_parallel` for few tokens, each of which reads its own buckets only."""
         memory = memory.writable(self.bucket_size)
         y = []
         for i in range(context.n_new):
@@ -142,9 +157,9 @@ class LSHAttention(Attention):
         return torch.cat(y, dim=2), memory if context.keep else memory.empty()
 
     def project(self, x: Tensor, memory: Buckets, context: AttentionContext) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Queries, keys and values (b h t e) of x (b t d), and their buckets (b h r t) in each round of the memory.
+        """Queries, keys and values (b h t e) of x (b t d), and buckets (b h r t) in each round of the memory.
 
-        What is hashed has not been turned: which keys a query sees depends on no position.
+        Queries are hashed before their rotation, so the visible keys do not depend on positions.
         """
         x = x.to(self.query.weight.dtype)
         wide = torch.promote_types(x.dtype, torch.float32)
@@ -157,5 +172,5 @@ class LSHAttention(Attention):
 
 
 def _key_window(context: AttentionContext, i: int) -> KeyWindow:
-    """What the i-th new token may see, or all from the first one on."""
-    return KeyWindow(context.start + i, context.start - context.n_memory, context.limit)
+    """Visible keys of the i-th new token, or of all new tokens if i is 0."""
+    return KeyWindow(context.start + i, context.start - context.n_memory, context.mask.max_distance)

@@ -7,11 +7,12 @@ attention.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 from torch import Tensor, nn
 
-from xlcli.ops.span import AttentionContext
+from xlcli.ops.context import AttentionContext
 
 Term = tuple[Tensor, Tensor]
 """A second score term: queries (b h t f), and keys (s f) shared by all heads."""
@@ -22,10 +23,10 @@ Heads = Callable[[Tensor], tuple[Tensor, Tensor]]
 class Position(nn.Module):
     """No position information; the base of every encoding. One instance a layer, and one at the embedding."""
 
+    initial_constants: ClassVar[Mapping[str, float]] = {}
+    """Parameters with a constant initial value; all others are drawn (`model/init.py`)."""
     n_terms = 1
     """Inner products that make up a score: scores are divided by sqrt(n_terms * head_dim)."""
-    adds_values = False
-    """Whether `values` adds anything, for which attention weights must be at hand."""
 
     def embed(self, x: Tensor, context: AttentionContext) -> Tensor:
         """Inputs (b t d) with their absolute positions marked."""
@@ -43,6 +44,6 @@ class Position(nn.Module):
         """What is added to the scaled scores of queries (b h t e) and keys (b h s e): (b h t s), (h t s) or None."""
         return None
 
-    def values(self, weights: Tensor, context: AttentionContext) -> Tensor | None:
-        """What is added to the output (b h t e), given the attention weights (b h t s)."""
+    def value_bias(self, context: AttentionContext) -> Callable[[Tensor], Tensor] | None:
+        """Function from the attention weights (b h t s) to an addition (b h t e) to the output, or None."""
         return None

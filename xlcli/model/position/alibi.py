@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from xlcli.model.position import Heads, Position
-from xlcli.ops.span import AttentionContext
+from xlcli.ops.context import AttentionContext
 
 
 class AlibiPosition(Position):
@@ -20,9 +20,9 @@ class AlibiPosition(Position):
 
         def make() -> Tensor:
             slope = torch.tensor(slopes(n_heads), device=q.device, dtype=torch.float64)
-            return (-slope[:, None, None] * context.distance).to(q.dtype)
+            return (-slope[:, None, None] * context.positions.distance).to(q.dtype)
 
-        return context.cached(("alibi", n_heads, q.dtype), make)
+        return context.cache.constant(("alibi", n_heads, q.dtype), make)
 
 
 def slopes(n_heads: int) -> list[float]:

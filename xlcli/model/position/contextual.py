@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from xlcli.model.position import Heads, Position
 from xlcli.model.position.t5 import buckets
-from xlcli.ops.span import AttentionContext
+from xlcli.ops.context import AttentionContext
 
 
 class Contextual1Position(Position):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from xlcli.errors import DataError
 from xlcli.model.position import Position
-from xlcli.ops.span import AttentionContext
+from xlcli.ops.context import AttentionContext
 
 
 class AxialPosition(Position):
@@ -32,7 +32,9 @@ class AxialPosition(Position):
 
     def embed(self, x: Tensor, context: AttentionContext) -> Tensor:
         """(b t d) with the vectors added."""
-        digits = context.cached(("digits", self.shape, self.overflow), lambda: self._digits(context.positions))
+        digits = context.cache.constant(
+            ("digits", self.shape, self.overflow), lambda: self._digits(context.positions.absolute)
+        )
         vectors = [axis(digit) for axis, digit in zip(self.axes, digits, strict=True)]
         return x + torch.cat(vectors, dim=-1).to(x.dtype)
 

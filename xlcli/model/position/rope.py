@@ -13,7 +13,8 @@ from einops import rearrange
 from torch import Tensor
 
 from xlcli.model.position import Position
-from xlcli.ops.span import AttentionContext, frequencies
+from xlcli.ops.context import AttentionContext
+from xlcli.ops.positions import frequencies
 
 Layout = Literal["half", "interleaved"]
 """Which features make a pair: f and f + e/2, or 2f and 2f + 1."""
@@ -32,10 +33,10 @@ class RopePosition(Position):
         n, width = x.shape[-2:]
 
         def make() -> tuple[Tensor, Tensor]:
-            stop = context.first + context.n_new
+            stop = context.positions.first + context.n_new
             return rope_angles(torch.arange(stop - n, stop, device=x.device), width, self.base)
 
-        return apply_rope(x, *context.cached(("rope_angles", n, width, self.base), make), self.layout)
+        return apply_rope(x, *context.cache.constant(("rope_angles", n, width, self.base), make), self.layout)
 
 
 class RopeEmbedding(RopePosition):
@@ -43,7 +44,7 @@ class RopeEmbedding(RopePosition):
 
     def embed(self, x: Tensor, context: AttentionContext) -> Tensor:
         """(b t d) turned by the absolute positions."""
-        return apply_rope(x, *rope_angles(context.positions, x.shape[-1], self.base), self.layout)
+        return apply_rope(x, *rope_angles(context.positions.absolute, x.shape[-1], self.base), self.layout)
 
 
 def rope_angles(positions: Tensor, width: int, base: float) -> tuple[Tensor, Tensor]:

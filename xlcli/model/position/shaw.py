@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 from xlcli.model.position import Heads, Position
-from xlcli.ops.span import AttentionContext
+from xlcli.ops.context import AttentionContext
 
 
 class ShawPosition(Position):
     """One vector for each distance up to `max_distance`, which also stands for all farther ones."""
-
-    adds_values = True
 
     def __init__(self, *, head_dim: int, max_distance: int, scale: float) -> None:
         super().__init__()
@@ -25,11 +25,19 @@ class ShawPosition(Position):
         place = self._clipped(context).expand(*q.shape[:-1], -1)
         return ((q * self.scale) @ self.keys.weight.T.to(q.dtype)).gather(-1, place)
 
-    def values(self, weights: Tensor, context: AttentionContext) -> Tensor:
-        """Sum of weight times a^V of the distance (b h t e); equation 3. Equal distances are summed first."""
-        place = self._clipped(context).expand_as(weights)
-        by_distance = weights.new_zeros(*weights.shape[:-1], self.max_distance + 1).scatter_add(-1, place, weights)
-        return by_distance @ self.value_vectors.weight.to(weights.dtype)
+    def value_bias(self, context: AttentionContext) -> Callable[[Tensor], Tensor]:
+        """Sum of weight times a^V of the distance (b h t e); equation 3."""
+        clipped = self._clipped(context)
+
+        def values(weights: Tensor) -> Tensor:
+            # Weights of equal distances are added before the product with the vectors.
+            index = clipped.expand_as(weights)
+            by_distance = weights.new_zeros(*weights.shape[:-1], self.max_distance + 1).scatter_add(-1, index, weights)
+            return by_distance @ self.value_vectors.weight.to(weights.dtype)
+
+        return values
 
     def _clipped(self, context: AttentionContext) -> Tensor:
-        return context.cached(("clipped", self.max_distance), lambda: context.distance.clamp(0, self.max_distance))
+        return context.cache.constant(
+            ("clipped", self.max_distance), lambda: context.positions.distance.clamp(0, self.max_distance)
+        )

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from xlcli.model.position import Position
-from xlcli.ops.span import AttentionContext, frequencies
+from xlcli.ops.context import AttentionContext
+from xlcli.ops.positions import frequencies
 
 
 class SinusoidalPosition(Position):
@@ -19,7 +20,7 @@ class SinusoidalPosition(Position):
     def embed(self, x: Tensor, context: AttentionContext) -> Tensor:
         """(b t d) with the signal added."""
         width = x.shape[-1]
-        signal = context.cached(("sinusoids", width), lambda: sinusoids(context.positions, width))
+        signal = context.cache.constant(("sinusoids", width), lambda: sinusoids(context.positions.absolute, width))
         return x + (self.amplitude * signal).to(x.dtype)
 
 

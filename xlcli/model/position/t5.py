@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from torch import Tensor, nn
 
 from xlcli.model.position import Heads, Position
+from xlcli.ops.context import AttentionContext
 from xlcli.ops.relative_buckets import bucket
-from xlcli.ops.span import AttentionContext
 
 
 class T5Position(Position):
     """The table (bucket h) may be shared by all layers."""
+
+    initial_constants: ClassVar[Mapping[str, float]] = {"table.weight": 0.0}
 
     def __init__(self, *, table: nn.Embedding, max_distance: int) -> None:
         super().__init__()
@@ -20,12 +25,12 @@ class T5Position(Position):
     def bias(self, q: Tensor, k: Tensor, context: AttentionContext, heads: Heads) -> Tensor:
         """The entry of the distance's bucket (h t s)."""
         place = buckets(context, self.table.num_embeddings, self.max_distance)
-        return context.cached((self.table, q.dtype), lambda: self.table.weight.T.to(q.dtype)[:, place])
+        return context.cache.learned((self.table, q.dtype), lambda: self.table.weight.T.to(q.dtype)[:, place])
 
 
 def buckets(context: AttentionContext, n_buckets: int, max_distance: int) -> Tensor:
     """The bucket of each distance (t s)."""
-    return context.cached(
+    return context.cache.constant(
         ("buckets", n_buckets, max_distance),
-        lambda: bucket(context.distance, n_buckets=n_buckets, max_distance=max_distance),
+        lambda: bucket(context.positions.distance, n_buckets=n_buckets, max_distance=max_distance),
     )

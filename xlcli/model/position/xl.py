@@ -10,7 +10,8 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from xlcli.model.position import Heads, Position, Term
-from xlcli.ops.span import AttentionContext, frequencies
+from xlcli.ops.context import AttentionContext
+from xlcli.ops.positions import frequencies
 from xlcli.ops.xl import position_keys, rotate_query, shifted_scores
 
 
@@ -49,7 +50,9 @@ class XLPosition(Position):
         content = q + rearrange(self.biases.content, "h e -> h 1 e").to(q.dtype)
         if self.clamp_len is not None:
             return content, None
-        sin, cos = context.angles(self.n_features, q.dtype)
+        sin, cos = context.cache.constant(
+            ("angles", self.n_features, q.dtype), lambda: context.positions.angles(self.n_features, q.dtype)
+        )
         weight = rearrange(self.relative.weight, "(h e) f -> h e f", h=self.n_heads)
         c = self._biased(q) @ weight.to(q.dtype)
         query = rotate_query(c, sin[context.n_memory :], cos[context.n_memory :])

@@ -1,0 +1,136 @@
+"""Context of one call of the model, shared by all layers: mask, positions and a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import cached_property
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from xlcli.ops.positions import Positions
+from xlcli.ops.span import Span
+
+T = TypeVar("T")
+
+
+class Mask:
+    """Keys that the queries of a call may attend to: earlier keys, at most `max_distance` back (None: any distance)."""
+
+    def __init__(self, positions: Positions, max_distance: int | None) -> None:
+        self.positions = positions
+        self.max_distance = max_distance
+
+    @cached_property
+    def visible(self) -> Tensor | None:
+        """Boolean mask (t s), true where the query may attend to the key; None if all queries may attend to all keys."""
+        n_memory, limit = self.positions.n_memory, self.max_distance
+        if self.positions.n_new == 1 and (limit is None or n_memory <= limit):
+            return None
+        distance = self.positions.distance
+        seen = distance >= 0
+        return seen if limit is None else seen & (distance <= limit)
+
+
+class Cache:
+    """Values that several layers need, computed at most once per call."""
+
+    def __init__(self) -> None:
+        self._constants: dict[Hashable, Any] = {}
+        self._learned: dict[Hashable, Any] = {}
+
+    def constant(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Value of `key`, from `make` at first use; it depends on no parameter."""
+        return _get(self._constants, key, make)
+
+    def learned(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Value of `key`, from `make` at first use; it is computed from parameters, so it carries gradients."""
+        return _get(self._learned, key, make)
+
+    def clear_learned(self) -> None:
+        """Removes the values computed from parameters, and with them their autograd graph."""
+        self._learned.clear()
+
+
+class AttentionContext:
+    """Context of a call with `n_memory` remembered tokens followed by `n_new` new tokens.
+
+    Attributes:
+        span: Rule for which tokens a token attends to.
+        n_memory: Number of remembered tokens.
+        n_new: Number of new tokens.
+        keep: Number of tokens to remember after the call.
+        start: Number of tokens read before the call.
+        positions: Distances and absolute positions.
+        mask: Visible keys.
+        cache: Values shared by layers.
+    """
+
+    def __init__(
+        self,
+        span: Span,
+        *,
+        n_memory: int,
+        n_new: int,
+        keep: int,
+        device: torch.device,
+        start: int = 0,
+        offsets: Tensor | None = None,
+        window: int | None = None,
+    ) -> None:
+        self.span = span
+        self.n_memory = n_memory
+        self.n_new = n_new
+        self.keep = keep
+        self.start = start
+        self.positions = Positions(
+            n_memory=n_memory,
+            n_new=n_new,
+            first=span.next_position(start),
+            offsets=None if span.kind == "segment" else offsets,
+            device=device,
+        )
+        self.mask = Mask(self.positions, span.max_distance(window))
+        self.cache = Cache()
+        self._derived: dict[Hashable, AttentionContext] = {}
+
+    def narrow(self, window: int) -> AttentionContext:
+        """Context of a layer that attends to, and remembers, at most `window` earlier tokens."""
+        return _get(
+            self._derived,
+            ("narrow", window),
+            lambda: AttentionContext(
+                self.span,
+                n_memory=min(self.n_memory, window),
+                n_new=self.n_new,
+                keep=min(self.keep, window),
+                device=self.positions.device,
+                start=self.start,
+                offsets=self.positions.offsets,
+                window=window,
+            ),
+        )
+
+    def block(self, window: int) -> AttentionContext:
+        """Context of any block of local attention: `window` remembered tokens and `window` new ones."""
+        return _get(
+            self._derived,
+            ("block", window),
+            lambda: AttentionContext(
+                self.span, n_memory=window, n_new=window, keep=0, device=self.positions.device, window=window
+            ),
+        )
+
+    def clear_learned(self) -> None:
+        """Removes cached values computed from parameters, here and in derived contexts."""
+        self.cache.clear_learned()
+        for context in self._derived.values():
+            context.clear_learned()
+
+
+def _get(values: dict[Hashable, Any], key: Hashable, make: Callable[[], T]) -> T:
+    if key not in values:
+        values[key] = make()
+    value: T = values[key]
+    return value

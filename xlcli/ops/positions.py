@@ -1,0 +1,55 @@
+"""Positions of the tokens of one call: distances, absolute positions and angles."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+class Positions:
+    """Positions of `n_memory` remembered tokens followed by `n_new` new tokens, together s keys.
+
+    Distances and angles are relative to the first new token, so they stay small in a stream of any length.
+
+    Attributes:
+        n_memory: Number of remembered tokens.
+        n_new: Number of new tokens.
+        first: Position of the first new token, counted from the first token read.
+        offsets: Position (b) in its text of the first token read, or None if it is 0.
+    """
+
+    def __init__(self, *, n_memory: int, n_new: int, first: int, offsets: Tensor | None, device: torch.device) -> None:
+        self.n_memory = n_memory
+        self.n_new = n_new
+        self.first = first
+        self.offsets = offsets
+        self.device = device
+
+    @cached_property
+    def distance(self) -> Tensor:
+        """Query position minus key position (t s); negative for future keys."""
+        query = torch.arange(self.n_new, device=self.device)
+        key = torch.arange(-self.n_memory, self.n_new, device=self.device)
+        return query[:, None] - key
+
+    @cached_property
+    def absolute(self) -> Tensor:
+        """Positions (b t) of the new tokens in their texts, or (1 t) if all sequences agree."""
+        new = self.first + torch.arange(self.n_new, device=self.device)
+        return new[None] if self.offsets is None else self.offsets[:, None] + new
+
+    def angles(self, n_features: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Sine and cosine (s f/2) of key positions times the frequencies 10000^(-2f/n_features) (Vaswani et al. 2017).
+
+        Computed in float64, then rounded. Rows from `n_memory` on belong to the new tokens.
+        """
+        position = torch.arange(-self.n_memory, self.n_new, device=self.device, dtype=torch.float64)
+        angle = position[:, None] * frequencies(n_features, self.device)
+        return angle.sin().to(dtype), angle.cos().to(dtype)
+
+
+def frequencies(n_features: int, device: torch.device, base: float = 10000.0) -> Tensor:
+    """Geometric series base^(-2f/n_features) for f = 0 .. n_features/2 - 1, in float64."""
+    return base ** -(torch.arange(0, n_features, 2, device=device, dtype=torch.float64) / n_features)

@@ -183,8 +183,8 @@ def test_parts_of_an_axial_position():
             {"model": {"dim": 11, "attention": {"n_heads": 1}, "position": {"kind": "axial", **position}}}
         ).model
 
-    assert dims(shape=[2, 3, 4]).axial_dims == (4, 4, 3)
-    assert dims(shape=[2, 3], dims=[1, 10]).axial_dims == (1, 10)
+    assert dims(shape=[2, 3, 4]).position.widths(11) == (4, 4, 3)
+    assert dims(shape=[2, 3], dims=[1, 10]).position.widths(11) == (1, 10)
     assert dims(shape=[2, 3, 4]).position.max_len == 24
 
 

@@ -115,7 +115,7 @@ def test_span(name):
 
 @pytest.mark.parametrize("name", [name for name in IN_TURN if not unbounded(name)])
 def test_reach(name):
-    """A prediction depends on `receptive_field` tokens before it and on its place in the text, on nothing farther back."""
+    """A prediction depends on the `receptive_field` tokens before it and on its position, on nothing else."""
     model = make(name)
     text, place, reach = tokens(1, 60), 20, model.receptive_field(7)
     with torch.inference_mode():

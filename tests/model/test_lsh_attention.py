@@ -69,7 +69,7 @@ def read(attention, x, cuts, span=UNIFORM, memory=None, start=0):
 
 
 def expected(attention, x, limit=20, apply_rope=lambda q, i: q):
-    """The branch written in loops, every projection included; `apply_rope` is what a position does to a query or key."""
+    """Output of the branch in index loops, projections included; `apply_rope` rotates a query or key."""
     rows = []
     for row in x:
         q, v = (

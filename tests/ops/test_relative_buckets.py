@@ -4,7 +4,7 @@ import pytest
 import torch
 from oracles import positions
 
-from xlcli.ops.relative_buckets import bucket
+from xlcli.ops.relative_buckets import relative_bucket
 
 SIZES = [(32, 128), (8, 16), (2, 4), (5, 40), (16, 64), (7, 9), (12, 96), (64, 1024), (32, 4096)]
 sizes = pytest.mark.parametrize(("n", "farthest"), SIZES)
@@ -19,20 +19,20 @@ def test_reference_has_the_borders_that_follow_from_the_paper():
 
 @sizes
 def test_equals_whole_number_arithmetic(n, farthest):
-    found = bucket(torch.arange(5001), n_buckets=n, max_distance=farthest)
+    found = relative_bucket(torch.arange(5001), n_buckets=n, max_distance=farthest)
     assert found.dtype == torch.int64
     assert found.tolist() == [positions.bucket(d, n, farthest) for d in range(5001)]
 
 
 @sizes
 def test_every_bucket_is_reached_in_order_and_the_last_holds_all_farther(n, farthest):
-    found = bucket(torch.arange(5001), n_buckets=n, max_distance=farthest)
+    found = relative_bucket(torch.arange(5001), n_buckets=n, max_distance=farthest)
     assert found[: n // 2].tolist() == list(range(n // 2))
     assert found.unique().tolist() == list(range(n))
     assert (found.diff() >= 0).all()
     assert (found[farthest:] == n - 1).all()
     far = torch.tensor([farthest, 10**6, 2**31, 2**53 + 1, 2**62])
-    assert bucket(far, n_buckets=n, max_distance=farthest).tolist() == [n - 1] * 5
+    assert relative_bucket(far, n_buckets=n, max_distance=farthest).tolist() == [n - 1] * 5
 
 
 @pytest.mark.parametrize("k", [2, 3, 10, 25, 30, 50])
@@ -41,12 +41,12 @@ def test_borders_that_are_whole_powers_are_exact(k):
     borders = [4 * k**i for i in range(1, 5)]
     around = [border + step for border in borders for step in (-1, 0, 1)]
     expected = [4 + i + (step >= 0) for i in range(4) for step in (-1, 0, 1)]
-    assert bucket(torch.tensor(around), n_buckets=9, max_distance=4 * k**5).tolist() == expected
+    assert relative_bucket(torch.tensor(around), n_buckets=9, max_distance=4 * k**5).tolist() == expected
     assert [positions.bucket(d, 9, 4 * k**5) for d in around] == expected
 
 
 def test_keeps_the_shape():
     distance = torch.arange(60).view(3, 4, 5)
-    found = bucket(distance, n_buckets=8, max_distance=16)
+    found = relative_bucket(distance, n_buckets=8, max_distance=16)
     assert found.shape == (3, 4, 5)
     assert found[1, 2, 3] == positions.bucket(distance[1, 2, 3].item(), 8, 16)

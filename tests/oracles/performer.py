@@ -56,7 +56,7 @@ def branch(x, weights, rows, *, n_heads, rotate=False):
 
 
 def attend_linear(q, k, v, s, z):
-    """Causal attention of features (b h t f) and values (b h t e), one token at a time, and the sums s and z after it."""
+    """Causal attention of features (b h t f) and values (b h t e), one token at a time, and the new sums s and z."""
     out = []
     for i in range(q.shape[2]):
         s = s + torch.einsum("bhf,bhe->bhfe", k[:, :, i], v[:, :, i])

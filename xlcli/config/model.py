@@ -1,4 +1,4 @@
-"""What a model may be made of, and which parts go together."""
+"""Configuration of a model: stacks, blocks, embedding, and the legal combinations of parts."""
 
 from __future__ import annotations
 
@@ -17,9 +17,6 @@ from xlcli.config.base import BaseConfig, Count, InvalidSettingError, Positive, 
 from xlcli.config.position import (
     POSITIONS,
     AnyPositionConfig,
-    AxialPositionConfig,
-    RopePositionConfig,
-    SinusoidalPositionConfig,
     XLPositionConfig,
 )
 from xlcli.errors import ConfigError
@@ -28,7 +25,7 @@ _OMIT = "Omit it to use the trained value."
 
 
 class StandardStackConfig(BaseConfig):
-    """`n_layers` blocks, one after the other."""
+    """`n_layers` blocks in sequence."""
 
     kind: Literal["standard"] = "standard"
 
@@ -36,10 +33,10 @@ class StandardStackConfig(BaseConfig):
 class UniversalStackConfig(BaseConfig):
     """Universal Transformer (Dehghani et al. 2019): the `n_layers` blocks are applied `n_steps` times.
 
-    `time_signal` adds a sinusoid of the step, as large as the stream is at first, to every step's input. With `act`
-    each position halts when its halting probabilities reach 1 - `epsilon`, or at the last step; `ponder_weight` weighs the
-    cost of a step in the loss, and `halt_bias` is where the halting logit starts: well below zero lets training begin
-    deep.
+    `time_signal` adds a sinusoid of the step, with the initial amplitude of the stream, to the input of every step.
+    With `act` (adaptive computation time) each position halts when its halting probabilities sum to 1 - `epsilon`, or
+    at the last step. `ponder_weight` is the weight of the ponder cost in the loss. `halt_bias` is the initial bias of
+    the halting logit; a negative value makes training start with many steps.
     """
 
     kind: Literal["universal"] = "universal"
@@ -52,7 +49,7 @@ class UniversalStackConfig(BaseConfig):
 
 
 class ReversibleStackConfig(BaseConfig):
-    """Two streams side by side, from which the backward pass rebuilds activations (Kitaev et al. 2020, section 3)."""
+    """Two streams, from which the backward pass recomputes activations (Kitaev et al. 2020, section 3)."""
 
     kind: Literal["reversible"] = "reversible"
 
@@ -61,13 +58,14 @@ AnyStackConfig = Annotated[
     StandardStackConfig | UniversalStackConfig | ReversibleStackConfig, Field(discriminator="kind")
 ]
 STACKS = {table.model_fields["kind"].default: table for table in get_args(get_args(AnyStackConfig)[0])}
-"""Kind to table."""
+"""Stack kind to configuration class."""
 
 
 class FeedForwardConfig(BaseConfig):
-    """PositionConfig-wise feed-forward branch; the gated kinds have three matrices, the others two.
+    """Feed-forward branch. The gated kinds `swiglu` and `geglu` have three matrices, the others two.
 
-    `chunk_len` computes that many tokens at a time and recomputes them in the backward pass: less memory, same numbers.
+    `chunk_len` is the number of tokens computed at once and recomputed in the backward pass, which saves memory and
+    changes no result; None computes all tokens at once.
     """
 
     kind: Literal["relu", "gelu", "swiglu", "geglu"] = "swiglu"
@@ -76,10 +74,10 @@ class FeedForwardConfig(BaseConfig):
 
 
 class NormConfig(BaseConfig):
-    """Where and how activations are normalized. `post` is the published Transformer-XL.
+    """Kind and placement of normalization. The published Transformer-XL uses `post`.
 
-    `sandwich` normalizes before and after a branch; `rezero` does not at all: each branch is multiplied by a number
-    that starts at zero (Bachlechner et al. 2021).
+    `sandwich` normalizes before and after a branch. `rezero` has no norms: the output of each branch is multiplied by a
+    learned scalar, initially 0 (Bachlechner et al. 2021).
     """
 
     kind: Literal["layer", "rms"] = "rms"
@@ -87,11 +85,12 @@ class NormConfig(BaseConfig):
 
 
 class EmbeddingConfig(BaseConfig):
-    """Token embedding and output head. `tied` shares their matrices; `scaled` multiplies by sqrt(dim) as in the paper.
+    """Token embedding and output head.
 
-    `inner_dim` factorizes the matrix (Lan et al. 2020). `cutoffs` divide the vocabulary, which is sorted by frequency,
-    into clusters, the later ones `div_val` times narrower than the one before (Baevski and Auli 2019); those beyond
-    the vocabulary are left out.
+    `tied` shares their matrices. `scaled` multiplies embeddings by sqrt(dim) (Vaswani et al. 2017). `inner_dim`
+    factorizes the matrix (Lan et al. 2020). `cutoffs` are the first words of the clusters of a vocabulary sorted by
+    frequency; each cluster is `div_val` times narrower than the previous one (Baevski and Auli 2019). Cutoffs beyond
+    the vocabulary are ignored.
     """
 
     tied: bool = True
@@ -129,10 +128,10 @@ class DropoutConfig(BaseConfig):
 
 
 class ModelConfig(BaseConfig):
-    """Shape of the network. `vocab_size` is filled in from the tokenizer.
+    """Shape of the network. `vocab_size` is set from the tokenizer.
 
-    `loss_chunk` computes the loss so many tokens at a time and recomputes logits in the backward pass; None does so
-    where the logits would take much memory.
+    `loss_chunk` is the number of tokens whose logits are computed at once and recomputed in the backward pass; None
+    chooses it so that the logits take little memory.
     """
 
     vocab_size: Annotated[int, Field(ge=2, le=2**24)] = 256
@@ -156,7 +155,7 @@ class ModelConfig(BaseConfig):
 
     @property
     def ffn_dim(self) -> int:
-        """Inner width of the feed-forward branch: 4 dim, or 8/3 dim (rounded up to 64) when gated, unless set."""
+        """Feed-forward width; if not set, 4 dim, or 8/3 dim rounded up to a multiple of 64 for gated kinds."""
         if self.feedforward.ffn_dim is not None:
             return self.feedforward.ffn_dim
         if self.feedforward.kind in ("swiglu", "geglu"):
@@ -165,24 +164,17 @@ class ModelConfig(BaseConfig):
 
     @property
     def cutoffs(self) -> tuple[int, ...]:
-        """Borders between the clusters of the vocabulary."""
+        """Cutoffs inside the vocabulary."""
         return tuple(cutoff for cutoff in self.embedding.cutoffs if cutoff < self.vocab_size)
 
     @property
-    def axial_dims(self) -> tuple[int, ...]:
-        """Width of each axis of an axial position encoding: as set, else equal parts of `dim`, the first ones wider."""
-        assert isinstance(self.position, AxialPositionConfig)
-        axes = len(self.position.shape)
-        return self.position.dims or tuple(self.dim // axes + (i < self.dim % axes) for i in range(axes))
-
-    @property
     def embedding_rms(self) -> float:
-        """Root mean square of an embedding that has not been trained."""
+        """Root mean square of embeddings before training."""
         return self.init_std * (self.dim**0.5 if self.embedding.scaled else 1.0)
 
     @property
     def stream_rms(self) -> float:
-        """Root mean square of what enters a block of a model that has not been trained: post-norm makes it 1."""
+        """Root mean square of the input of a block before training; 1 with norm `post`."""
         return 1.0 if self.norm.placement == "post" else self.embedding_rms
 
     @property
@@ -309,28 +301,12 @@ class ModelConfig(BaseConfig):
                 f"attention '{attention.kind}' does not have",
                 f"Set model.position.kind to {_any(positions)}, or model.attention.kind to {_any(attentions)}.",
             )
-        if isinstance(position, RopePositionConfig):
-            in_layers = position.placement == "layers"
-            key, width = ("model.attention.head_dim", self.head_dim) if in_layers else ("model.dim", self.dim)
-            if width % 2:
-                raise InvalidSettingError(
-                    key, f"{width} is odd, but position 'rope' rotates pairs of features", "Make it even."
-                )
-        if isinstance(position, SinusoidalPositionConfig) and self.dim % 2:
-            raise InvalidSettingError(
-                "model.dim", f"{self.dim} is odd, but position 'sinusoidal' consists of pairs", "Make it even."
-            )
+        position.check_dims(self.dim, self.head_dim)
         if isinstance(self.stack, UniversalStackConfig) and self.stack.time_signal and self.dim % 2:
             raise InvalidSettingError(
                 "model.dim",
                 f"{self.dim} is odd, but the time signal consists of pairs",
                 "Make it even or set model.stack.time_signal to false.",
-            )
-        if isinstance(position, AxialPositionConfig) and (sum(self.axial_dims) != self.dim or not all(self.axial_dims)):
-            raise InvalidSettingError(
-                "model.position.dims",
-                f"{list(self.axial_dims)} do not add up to model.dim {self.dim}",
-                "Change them, or leave them out for equal parts.",
             )
 
 
@@ -348,4 +324,4 @@ HOOKS = {
     "bias": "scores to add a bias to",
     "value_bias": "attention weights to compute a value bias from",
 }
-"""What each hook needs, in words."""
+"""Position hook to what it requires of attention, for error messages."""

@@ -1,4 +1,4 @@
-"""Kinds of position encoding and what each needs from attention."""
+"""Position encoding kinds. A configuration class holds the settings of its kind and the facts that follow from them."""
 
 from __future__ import annotations
 
@@ -13,35 +13,47 @@ Placement = Literal["embedding", "layers"]
 
 
 class PositionConfig(BaseConfig):
-    """A kind of position encoding."""
+    """Base of every position encoding."""
 
     @property
     def needs(self) -> frozenset[str]:
-        """Hooks that attention must offer: `rotate`, `term`, `bias`, `values`."""
+        """Hooks that attention must offer: `rotate`, `term`, `bias`, `value_bias`."""
         return frozenset()
+
+    def check_dims(self, dim: int, head_dim: int) -> None:
+        """`InvalidSettingError` unless the encoding is possible with these model and head widths."""
 
 
 class NoPositionConfig(PositionConfig):
-    """No position information beyond what causality gives."""
+    """No position information except the causal mask."""
 
     kind: Literal["none"] = "none"
 
 
 class SinusoidalPositionConfig(PositionConfig):
-    """Sinusoids of the absolute position (Vaswani et al. 2017), added to the embedding or to every layer's input.
+    """Sinusoids of the absolute position (Vaswani et al. 2017), added to the embedding or to the input of every layer.
 
-    `amplitude` is 1 in the paper, whose embeddings are initially as large; None keeps that ratio whatever their size.
+    `amplitude` is 1 in the paper. None uses the initial root mean square of the embeddings, as large as theirs in the
+    paper.
     """
 
     kind: Literal["sinusoidal"] = "sinusoidal"
     placement: Placement = "embedding"
     amplitude: Positive | None = None
 
+    def check_dims(self, dim: int, head_dim: int) -> None:
+        """The model width must be even."""
+        if dim % 2:
+            raise InvalidSettingError(
+                "model.dim", f"{dim} is odd, but position 'sinusoidal' consists of pairs", "Make it even."
+            )
+
 
 class LearnedPositionConfig(PositionConfig):
-    """A learned vector for each of `max_len` absolute positions; `layers` gives each layer its own.
+    """A learned vector for each of `max_len` absolute positions.
 
-    The latter is Al-Rfou et al. 2019. Beyond the last one positions begin again (`wrap`), or reading stops (`error`).
+    Placement `layers` has one table per layer (Al-Rfou et al. 2019). Positions beyond the table start again at 0
+    (`wrap`) or raise an error (`error`).
     """
 
     kind: Literal["learned"] = "learned"
@@ -51,10 +63,10 @@ class LearnedPositionConfig(PositionConfig):
 
 
 class AxialPositionConfig(PositionConfig):
-    """A position is a tuple of digits, the last one running fastest; each has learned vectors, which are joined.
+    """Concatenated learned vectors of the digits of a position in a mixed radix, least significant digit last.
 
-    `shape` are the numbers of digits, `dims` the widths of their vectors (default: equal parts of `dim`). Kitaev et
-    al. 2020, section "axial positional encodings" of the code; Ho et al. 2019.
+    `shape` lists the radices, `dims` the widths of the vectors (default: equal parts of `dim`). Ho et al. 2019; Kitaev
+    et al. 2020, section "axial positional encodings" of the code.
     """
 
     kind: Literal["axial"] = "axial"
@@ -65,8 +77,23 @@ class AxialPositionConfig(PositionConfig):
 
     @property
     def max_len(self) -> int:
-        """Positions that can be told apart."""
+        """Number of distinct positions."""
         return math.prod(self.shape)
+
+    def widths(self, dim: int) -> tuple[int, ...]:
+        """Width of the vectors of each digit: `dims`, or equal parts of `dim`, the first ones wider."""
+        axes = len(self.shape)
+        return self.dims or tuple(dim // axes + (i < dim % axes) for i in range(axes))
+
+    def check_dims(self, dim: int, head_dim: int) -> None:
+        """Widths must be positive and add up to the model width."""
+        widths = self.widths(dim)
+        if sum(widths) != dim or not all(widths):
+            raise InvalidSettingError(
+                "model.position.dims",
+                f"{list(widths)} do not add up to model.dim {dim}",
+                "Change them, or leave them out for equal parts.",
+            )
 
     @model_validator(mode="after")
     def _axes(self) -> AxialPositionConfig:
@@ -80,10 +107,10 @@ class AxialPositionConfig(PositionConfig):
 
 
 class RopePositionConfig(PositionConfig):
-    """Queries and keys rotated by their positions (Su et al. 2021).
+    """Rotation of queries and keys by their positions (Su et al. 2021).
 
-    `half` pairs feature f with f + e/2 (the layout of GPT-NeoX and LLaMA code), `interleaved` 2f with 2f + 1 (the
-    paper's). Rotating the embedding instead is not relative once projected; it is here to be compared with.
+    Layout `half` pairs features f and f + e/2 (code of GPT-NeoX and LLaMA), `interleaved` 2f and 2f + 1 (paper).
+    Placement `embedding` is an ablation: the rotation is not relative after a projection.
     """
 
     kind: Literal["rope"] = "rope"
@@ -93,25 +120,35 @@ class RopePositionConfig(PositionConfig):
 
     @property
     def needs(self) -> frozenset[str]:
-        """The rotation of queries and keys."""
+        """Rotation of queries and keys, with placement `layers`."""
         return frozenset({"rotate"}) if self.placement == "layers" else frozenset()
+
+    def check_dims(self, dim: int, head_dim: int) -> None:
+        """The rotated width must be even."""
+        in_layers = self.placement == "layers"
+        key, width = ("model.attention.head_dim", head_dim) if in_layers else ("model.dim", dim)
+        if width % 2:
+            raise InvalidSettingError(
+                key, f"{width} is odd, but position 'rope' rotates pairs of features", "Make it even."
+            )
 
 
 class AlibiPositionConfig(PositionConfig):
-    """A penalty on the score, linear in the distance, with a fixed slope a head (Press et al. 2022)."""
+    """Score penalty that is linear in the distance, with a fixed slope for each head (Press et al. 2022)."""
 
     kind: Literal["alibi"] = "alibi"
 
     @property
     def needs(self) -> frozenset[str]:
-        """A bias on the scores."""
+        """A score bias."""
         return frozenset({"bias"})
 
 
 class RelativeBucketConfig(PositionConfig):
-    """Distances fall into buckets, by the causal form of Raffel et al. 2020.
+    """Relative buckets of distances, in the causal form of Raffel et al. 2020.
 
-    The first half is exact, the others are log-spaced up to `max_distance`, and the last takes all farther ones.
+    The first half of the buckets has one distance each. The others are log-spaced up to `max_distance`, and the last
+    one contains all longer distances.
     """
 
     n_buckets: Annotated[int, Field(ge=2, le=2**16)] = 32
@@ -119,7 +156,7 @@ class RelativeBucketConfig(PositionConfig):
 
     @property
     def needs(self) -> frozenset[str]:
-        """A bias on the scores."""
+        """A score bias."""
         return frozenset({"bias"})
 
     @model_validator(mode="after")
@@ -135,16 +172,16 @@ class RelativeBucketConfig(PositionConfig):
 
 
 class T5PositionConfig(RelativeBucketConfig):
-    """A learned bias for each bucket of distances and head; `shared` by all layers, as published, or one table each."""
+    """Learned bias for each relative bucket and head. `shared` uses one table for all layers, as published."""
 
     kind: Literal["t5"] = "t5"
     shared: bool = True
 
 
 class ShawPositionConfig(PositionConfig):
-    """Learned vectors for distances up to `max_distance`, and one for all farther ones, on keys and values.
+    """Learned vectors of the distance, added to keys and values (Shaw et al. 2018).
 
-    Shaw et al. 2018, whose code uses a `max_distance` of 16 to 20.
+    All distances from `max_distance` on share one vector; the published code uses 16 to 20.
     """
 
     kind: Literal["shaw"] = "shaw"
@@ -152,15 +189,15 @@ class ShawPositionConfig(PositionConfig):
 
     @property
     def needs(self) -> frozenset[str]:
-        """A bias on the scores and a term on the values."""
+        """A score bias and a value bias."""
         return frozenset({"bias", "value_bias"})
 
 
 class XLPositionConfig(PositionConfig):
-    """Transformer-XL's relative encoding (Dai et al. 2019, section 3.3): content bias u, position bias v, sinusoids.
+    """Relative encoding of Transformer-XL (Dai et al. 2019, section 3.3): content bias u, position bias v, sinusoids.
 
-    `n_features` is the number of sinusoid features (the paper uses `dim`); `tied` shares u and v over the layers;
-    `clamp_len` treats every farther distance as this one.
+    `n_features` is the number of sinusoid features (default: `dim`, as in the paper). `tied` shares u and v among the
+    layers. `clamp_len` is the largest distance; longer ones are clamped to it.
     """
 
     kind: Literal["xl"] = "xl"
@@ -170,20 +207,20 @@ class XLPositionConfig(PositionConfig):
 
     @property
     def needs(self) -> frozenset[str]:
-        """A second term of the scores; a bias when distances are clamped."""
+        """A second score term, and a score bias if distances are clamped."""
         return frozenset({"term"}) if self.clamp_len is None else frozenset({"term", "bias"})
 
 
 class Contextual1PositionConfig(RelativeBucketConfig):
-    """The query times a projected vector for each bucket of distances, one set of vectors a layer."""
+    """Inner product of query and projected vector of the relative bucket, with one set of vectors per layer."""
 
     kind: Literal["contextual-1"] = "contextual-1"
 
 
 class Contextual2PositionConfig(RelativeBucketConfig):
-    """Disentangled: query times position key and key times position query, by the layer's own projections.
+    """Disentangled scores: query times position key plus key times position query, with the layer's projections.
 
-    He et al. 2021 (DeBERTa), with causal buckets.
+    He et al. 2021 (DeBERTa), with causal relative buckets.
     """
 
     kind: Literal["contextual-2"] = "contextual-2"
@@ -206,4 +243,4 @@ AnyPositionConfig = Annotated[
 POSITIONS: dict[str, type[PositionConfig]] = {
     c.model_fields["kind"].default: c for c in get_args(get_args(AnyPositionConfig)[0])
 }
-"""Kind to table."""
+"""Position kind to configuration class."""

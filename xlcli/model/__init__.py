@@ -1,1 +1,1 @@
-"""The network. `build` makes a `LanguageModel` from a configuration; `lm` is the way in."""
+"""Network. `build.build_model` makes a `LanguageModel` (`lm.py`) from a configuration."""

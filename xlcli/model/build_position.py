@@ -54,7 +54,9 @@ def _learned(config: ModelConfig) -> Positions:
 def _axial(config: ModelConfig) -> Positions:
     kind = config.position
     assert isinstance(kind, kinds.AxialPositionConfig)
-    return _placed(config, lambda: AxialPosition(shape=kind.shape, dims=config.axial_dims, overflow=kind.overflow))
+    return _placed(
+        config, lambda: AxialPosition(shape=kind.shape, dims=kind.widths(config.dim), overflow=kind.overflow)
+    )
 
 
 def _rope(config: ModelConfig) -> Positions:

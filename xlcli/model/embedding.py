@@ -1,4 +1,4 @@
-"""From tokens to vectors: one table, one factorized into two matrices, or one whose rare words are narrower."""
+"""Token embeddings: one table, a factorized table, or clusters with narrower vectors for rare words."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 
 class TokenEmbedding(nn.Module):
-    """Rows of one table, multiplied by sqrt(dim) when `scaled` (Vaswani et al. 2017, section 3.4).
+    """Table of vectors, multiplied by sqrt(dim) if `scaled` (Vaswani et al. 2017, section 3.4).
 
-    With `inner_dim` the rows have that width and a matrix takes them to `dim` (Lan et al. 2020, section 3.1).
+    With `inner_dim` the vectors have that width and the matrix `up` projects them to `dim` (Lan et al. 2020, sec. 3.1).
     """
 
     def __init__(
@@ -25,7 +25,7 @@ class TokenEmbedding(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(b t) to (b t d)."""
+        """Vectors (b t d) of tokens (b t)."""
         x = self.table(tokens)
         if self.up is not None:
             x = self.up(x)
@@ -33,11 +33,10 @@ class TokenEmbedding(nn.Module):
 
 
 class AdaptiveEmbedding(nn.Module):
-    """Adaptive input (Baevski and Auli 2019, section 3), with the details of Transformer-XL's code.
+    """Adaptive input embedding (Baevski and Auli 2019, section 3), as in the code of Transformer-XL.
 
-    Words are sorted by frequency, and `cutoffs` are the first words of all clusters but the first. Cluster i has rows
-    of width dim // div_val^i and, when `div_val` > 1, a matrix that takes them to `dim`; so has the first, whose rows
-    are as wide as that already.
+    Words are sorted by frequency; `cutoffs` are the first words of all clusters except the first. Cluster i has vectors
+    of width dim // div_val^i. If `div_val` > 1, every cluster, the first included, projects them to `dim` by a matrix.
     """
 
     def __init__(
@@ -54,15 +53,15 @@ class AdaptiveEmbedding(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def tables(self) -> Iterator[TokenEmbedding]:
-        """The clusters, frequent words first."""
+        """Clusters, frequent words first."""
         for cluster in self.clusters:
             assert isinstance(cluster, TokenEmbedding)
             yield cluster
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(b t) to (b t d)."""
-        # Every cluster sees every token, the foreign ones as its word 0: its matrix costs little, and no token's vector
-        # depends on which others share its call, not even in the last bit.
+        """Vectors (b t d) of tokens (b t)."""
+        # Every cluster embeds every token, those of other clusters as word 0. The matrices are small, and the vector of
+        # a token does not depend on the other tokens of the call, not even in the last bit.
         cluster = cluster_of(tokens, self.cutoffs)
         x: Tensor | None = None
         for i, (start, table) in enumerate(zip((0, *self.cutoffs), self.tables(), strict=True)):
@@ -74,7 +73,7 @@ class AdaptiveEmbedding(nn.Module):
 
 
 def cluster_of(words: Tensor, cutoffs: Sequence[int]) -> Tensor:
-    """The cluster of each word: how many cutoffs are not beyond it."""
+    """Cluster of each word: the number of cutoffs at or below it."""
     cluster = torch.zeros_like(words)
     for cutoff in cutoffs:
         cluster += words >= cutoff

@@ -1,4 +1,4 @@
-"""Position-wise feed-forward branches: two matrices (Vaswani et al. 2017) or gated with three (Shazeer 2020)."""
+"""Feed-forward branches with two matrices (Vaswani et al. 2017) or three, gated (Shazeer 2020)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch.nn import functional as F
 from xlcli.ops.chunks import map_chunks
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "swiglu": F.silu, "geglu": F.gelu}
-"""The nonlinearity of each kind."""
+"""Feed-forward kind to activation function."""
 GATED = frozenset({"swiglu", "geglu"})
-"""Kinds whose inner activation is multiplied by a second projection."""
+"""Kinds whose activation is multiplied by a second projection."""
 
 
 class FeedForward(nn.Module):
-    """down(act(up(x))), or down(act(gate(x)) * up(x)) when gated.
+    """down(act(up(x))), or down(act(gate(x)) * up(x)) if gated.
 
-    With `chunk_len` that many tokens of each row are computed at a time, and once more in the backward pass (Kitaev et
-    al. 2020, section 3): inner activations (b c f) instead of (b t f).
+    `chunk_len` is the number of tokens of each sequence that are computed at once and recomputed in the backward pass
+    (Kitaev et al. 2020, section 3): activations take (b c f) instead of (b t f). None computes all at once.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class FeedForward(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(b t d) to (b t d)."""
+        """Output (b t d) for input (b t d)."""
         if self.chunk_len is None:
             return self._branch(x)
         return map_chunks(self._branch, ((part,) for part in torch.split(x, self.chunk_len, dim=1)), x.device)

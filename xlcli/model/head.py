@@ -1,9 +1,9 @@
-"""From the last hidden states to predictions: per-token surprisal in token order, or logits.
+"""Output heads: logits, or surprisal of each token, from the last hidden states.
 
-softmax      one table; factorized when a matrix narrows the hidden states first
-adaptive     the vocabulary in clusters, rare ones normalized by themselves (Grave et al. 2017)
+softmax      one table, optionally after a projection to fewer features
+adaptive     clusters of the vocabulary, rare ones normalized separately (Grave et al. 2017)
 
-A head's matrices are given to it and may be the embedding's.
+The matrices of a head are arguments and may be shared with the embedding.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from xlcli.model.embedding import cluster_of
 from xlcli.ops.chunks import map_chunks
 
 MOST_LOGITS = 2**23
-"""Beyond how many numbers the loss is computed in chunks of its own accord, each about as large.
+"""Number of logits from which the loss is computed in chunks, each of about this size.
 
-In float32 that is 32 MiB, from where on the C library of Linux hands memory back as soon as it is free.
+In float32 they take 32 MiB. The C library of Linux returns larger blocks to the system as soon as they are freed.
 """
 
 
 class Head(nn.Module):
-    """The base of every head. `width` is how many logits it takes, at most, to score a token.
+    """Base of every head.
 
-    `loss_chunk` is how many tokens of each row are scored at a time; None is as many as `MOST_LOGITS` allows.
+    `width` is the largest number of logits for one token; `loss_chunk` the number of tokens of each sequence that are
+    scored at once, None for as many as `MOST_LOGITS` allows.
     """
 
     def __init__(self, *, width: int, loss_chunk: int | None) -> None:
@@ -37,27 +38,27 @@ class Head(nn.Module):
         self.loss_chunk = loss_chunk
 
     def logits(self, x: Tensor) -> Tensor:
-        """(... d) to float32 or wider (... v), whose softmax is the prediction."""
+        """Logits (... v) of hidden states (... d), in float32 or wider; their softmax is the prediction."""
         raise NotImplementedError
 
     def losses(self, x: Tensor, targets: Tensor) -> Tensor:
-        """As `nll`, with all logits alive."""
+        """`nll` without chunks: all logits are in memory."""
         raise NotImplementedError
 
     def nll(self, x: Tensor, targets: Tensor) -> Tensor:
-        """Nats (b t) of `targets` (b t) given x (b t d), in the order of the tokens."""
+        """Surprisal in nats (b t) of targets (b t), given hidden states x (b t d)."""
         n_new = x.shape[1]
         chunk = self.loss_chunk or -(-MOST_LOGITS // (x.shape[0] * self.width))
         if chunk >= n_new:
             return self.losses(x, targets)
-        # Slices made when they are needed, not `split`: their gradients are added up one by one. Those of a split all
-        # stay until the last is there, and the gaps between them do not take another gradient of the table.
+        # Slices made one by one, not `split`, whose gradients all stay allocated until the last one is computed and
+        # fragment the memory that the gradient of the table needs.
         parts = ((x[:, i : i + chunk], targets[:, i : i + chunk]) for i in range(0, n_new, chunk))
         return map_chunks(self.losses, parts, x.device)
 
 
 class SoftmaxHead(Head):
-    """Linear map to the vocabulary by a table (v w); `projection` (d w), if any, projects x to w features first."""
+    """Linear layer with table (v w); `projection` (d w), if any, projects hidden states to w features first."""
 
     def __init__(
         self, *, weight: Tensor, projection: Tensor | None = None, bias: bool, loss_chunk: int | None = None
@@ -68,15 +69,15 @@ class SoftmaxHead(Head):
         self.bias = nn.Parameter(torch.empty(weight.shape[0])) if bias else None
 
     def project(self, x: Tensor) -> Tensor:
-        """(... d) to (... w)."""
+        """Features (... w) of hidden states (... d)."""
         return x if self.projection is None else x @ self.projection
 
     def logits(self, x: Tensor) -> Tensor:
-        """(... d) to float32 or wider (... v)."""
+        """Logits (... v) of hidden states (... d), in float32 or wider."""
         return _widen(F.linear(self.project(x), self.weight, self.bias))
 
     def losses(self, x: Tensor, targets: Tensor) -> Tensor:
-        """Nats (b t) of `targets` (b t) given x (b t d)."""
+        """Surprisal in nats (b t) of targets (b t), given hidden states x (b t d)."""
         losses = _cross_entropy(rearrange(self.logits(x), "b t v -> (b t) v"), rearrange(targets, "b t -> (b t)"))
         return rearrange(losses, "(b t) -> b t", b=x.shape[0])
 
@@ -84,9 +85,9 @@ class SoftmaxHead(Head):
 class AdaptiveHead(Head):
     """Adaptive softmax (Grave et al. 2017, section 4.3) over clusters of words sorted by frequency.
 
-    The first cluster is predicted together with a logit for each later one, a tail, whose words share the probability
-    of that logit. Tails are counted from the front: cluster i is logit cutoffs[0] + i - 1. As in Transformer-XL the
-    vectors of these logits are as wide as the first cluster's words, and are used where those are.
+    The first softmax has the words of the first cluster and one logit for each other cluster, its tail. The words of a
+    tail share the probability of its logit. Cluster i has logit cutoffs[0] + i - 1. As in Transformer-XL, the vectors
+    of tail logits have the width of the first cluster and apply to its projected hidden states.
     """
 
     def __init__(
@@ -99,14 +100,14 @@ class AdaptiveHead(Head):
         self.tails = nn.Linear(clusters[0].weight.shape[1], len(cutoffs), bias=bias)
 
     def logits(self, x: Tensor) -> Tensor:
-        """(... d) to log-probabilities (... v) of all words."""
+        """Log-probabilities (... v) of all words, given hidden states (... d)."""
         head = self._head(x).log_softmax(-1)
         words, tails = head.tensor_split([self.cutoffs[0]], dim=-1)
         rare = [tails[..., i, None] + tail.logits(x).log_softmax(-1) for i, tail in enumerate(self._tails())]
         return torch.cat((words, *rare), dim=-1)
 
     def losses(self, x: Tensor, targets: Tensor) -> Tensor:
-        """Nats (b t) of `targets` (b t) given x (b t d). A tail scores only its own words."""
+        """Surprisal in nats (b t) of targets (b t), given hidden states x (b t d). A tail scores its own words only."""
         hidden, words = rearrange(x, "b t d -> (b t) d"), rearrange(targets, "b t -> (b t)")
         cluster = cluster_of(words, self.cutoffs)
         frequent = cluster == 0
@@ -123,7 +124,7 @@ class AdaptiveHead(Head):
             yield tail
 
     def _head(self, x: Tensor) -> Tensor:
-        """Logits (... cutoffs[0] + n) of the first cluster's words and the n tails."""
+        """Logits (... cutoffs[0] + n) of the words of the first cluster and of the n tails."""
         x = self.first.project(x)
         words = F.linear(x, self.first.weight, self.first.bias)
         return _widen(torch.cat((words, self.tails(x)), dim=-1))

@@ -1,7 +1,7 @@
-"""The language model: a function (tokens, state) -> (prediction, state'). It answers two questions and keeps nothing.
+"""Language model: a function (tokens, state) -> (prediction, state').
 
-tokens b t ─▶ embedding ─▶ stack ─▶ x b t d ─▶ head ─▶ nll b t      how surprised was I
-                                                    └▶ logits b v   what comes next
+tokens b t ─▶ embedding ─▶ stack ─▶ x b t d ─▶ head ─▶ nll b t      surprisal of each target
+                                                    └▶ logits b v   prediction of the next token
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from xlcli.state import State
 
 
 class ScoreOutput(NamedTuple):
-    """Nats (b t) of each target in token order, the state after them, and what adaptive computation cost."""
+    """Surprisal (b t) of the targets in nats, the new state, and the ponder cost of adaptive computation, if any."""
 
     nll: Tensor
     state: State
@@ -46,14 +46,14 @@ class LanguageModel(nn.Module):
 
     @property
     def n_parameters(self) -> int:
-        """Numbers to learn, shared ones counted once."""
+        """Number of parameters; shared ones count once."""
         return sum(p.numel() for p in self.parameters())
 
     def receptive_field(self, mem_len: int) -> int | None:
         """Number of earlier tokens that a prediction may depend on, the current token excluded; None if unbounded."""
-        steps = [block.attention.receptive_field(mem_len) for block in self.stack.unrolled()]
-        known = [step for step in steps if step is not None]
-        return sum(known) if len(known) == len(steps) else None
+        fields = [block.attention.receptive_field(mem_len) for block in self.stack.unrolled()]
+        bounded = [field for field in fields if field is not None]
+        return sum(bounded) if len(bounded) == len(fields) else None
 
     def init_state(
         self,
@@ -65,15 +65,15 @@ class LanguageModel(nn.Module):
         memory: Literal["keyvalue", "hidden"] = "keyvalue",
         offsets: Sequence[int] | None = None,
     ) -> State:
-        """The state of `batch` rows that have read nothing.
+        """State with empty memory.
 
         Args:
-            batch: Rows.
-            mem_len: Tokens of memory each layer sees; 0 makes segments independent.
-            segment_len: Their length.
-            span: What a token sees.
-            memory: What softmax attention keeps: projected keys and values, or inputs, for training.
-            offsets: Where in its text each row begins, for absolute positions; None is at the beginning.
+            batch: Number of sequences.
+            mem_len: Memory length in tokens; 0 makes segments independent.
+            segment_len: Length of an independent segment in tokens.
+            span: Tokens that a token attends to (`ops/span.py`).
+            memory: Memory of softmax attention: keys and values for inference, or layer inputs for training.
+            offsets: Position in its text at which each sequence begins; None: 0.
         """
         layers = tuple(block.attention.init_memory(batch, memory) for block in self.stack.unrolled())
         places = torch.as_tensor([0] * batch if offsets is None else offsets, dtype=torch.int64)
@@ -81,22 +81,19 @@ class LanguageModel(nn.Module):
         return State(layers, 0, Span.make(span, mem_len=mem_len, segment_len=segment_len), places.to(device))
 
     def reset(self, state: State) -> State:
-        """The state of the same rows, by the same rule, that have read nothing; offsets are at the beginning again."""
+        """State with empty memory for the same batch size and span, at the beginning of the text."""
         empty = self.reset_layers(state, range(self.config.n_layers))
         return replace(empty, seen=0, offsets=torch.zeros_like(state.offsets))
 
     def reset_layers(self, state: State, layers: Collection[int]) -> State:
-        """The state whose `layers`, named by number, have an empty memory.
-
-        Only linear and hashed attention can have one when tokens have been read.
-        """
+        """State in which these layers have an empty memory, for linear and LSH attention after `redraw`."""
         memories = tuple(
             memory.empty() if i % self.config.n_layers in layers else memory for i, memory in enumerate(state.layers)
         )
         return replace(state, layers=memories)
 
     def is_compatible(self, state: State) -> bool:
-        """Whether a state from elsewhere has the layers, shapes and lengths of this model's."""
+        """Whether layers, shapes and lengths of a loaded state fit the model."""
         n_kept = state.span.n_kept(state.seen)
         return self.stack.accepts_depth(len(state.layers)) and all(
             block.attention.accepts(memory, n_kept)
@@ -104,28 +101,28 @@ class LanguageModel(nn.Module):
         )
 
     def inference_settings(self, state: State) -> dict[str, int]:
-        """Settings fixed by the state, which may differ from the model's: `n_steps`, `n_hashes`."""
+        """Values of `n_steps` and `n_hashes` that the state was made with; they may differ from the model's."""
         settings = {"n_steps": len(state.layers) // self.config.n_layers}
         for memory in state.layers:
             settings |= memory.settings
         return settings
 
     def forward(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
-        """Last hidden states (b t d) of tokens (b t), and the state after them."""
+        """Last hidden states (b t d) of tokens (b t), and the new state."""
         x, state, _ = self._read(tokens, state)
         return x, state
 
     def score(self, tokens: Tensor, targets: Tensor, state: State) -> ScoreOutput:
-        """Nats (b t) of each target after its token, in token order, and the state after `tokens`."""
+        """Surprisal in nats of each target (b t) after its token (b t), the new state, and the ponder cost."""
         x, state, ponder = self._read(tokens, state)
         return ScoreOutput(self.head.nll(x, targets), state, ponder)
 
     def nll(self, tokens: Tensor, targets: Tensor, state: State) -> tuple[Tensor, State]:
-        """`score` without the cost of adaptive computation."""
+        """`score` without the ponder cost."""
         return self.score(tokens, targets, state)[:2]
 
     def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
-        """Logits (b v) of what follows the last token, and the state after `tokens`."""
+        """Logits (b v) of the next token after tokens (b t), and the new state."""
         x, state = self(tokens, state)
         return self.head.logits(x[:, -1]), state
 
@@ -153,14 +150,14 @@ class LanguageModel(nn.Module):
 
     @staticmethod
     def _pieces(tokens: Tensor, state: State) -> list[Tensor]:
-        """The call cut where memory must be dropped, which happens only when segments are independent."""
-        room = state.span.n_until_reset(state.seen)
-        if room is None or tokens.shape[1] <= room:
+        """Tokens cut at the ends of independent segments, where memory is reset."""
+        first = state.span.n_until_reset(state.seen)
+        if first is None or tokens.shape[1] <= first:
             return [tokens]
-        return [tokens[:, :room], *torch.split(tokens[:, room:], state.span.segment_len, dim=1)]
+        return [tokens[:, :first], *torch.split(tokens[:, first:], state.span.segment_len, dim=1)]
 
 
 def _joined(ponders: Sequence[Ponder | None]) -> Ponder | None:
-    """The costs of successive pieces as one."""
-    there = [ponder for ponder in ponders if ponder is not None]
-    return Ponder(*(torch.cat(parts, dim=1) for parts in zip(*there, strict=True))) if there else None
+    """Concatenated costs of successive pieces."""
+    costs = [ponder for ponder in ponders if ponder is not None]
+    return Ponder(*(torch.cat(parts, dim=1) for parts in zip(*costs, strict=True))) if costs else None

@@ -1,4 +1,4 @@
-"""Normalization layers by name."""
+"""Normalization layers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import nn
 
 
 def build_norm(kind: str, dim: int, *, bias: bool) -> nn.Module:
-    """A norm over the last axis: LayerNorm (Ba et al. 2016) or, without bias, RMSNorm (Zhang and Sennrich 2019)."""
+    """Norm over the last axis: LayerNorm (Ba et al. 2016), or RMSNorm, which has no bias (Zhang and Sennrich 2019)."""
     if kind == "layer":
         return nn.LayerNorm(dim, eps=1e-5, bias=bias)
     return nn.RMSNorm(dim, eps=1e-5)

@@ -1,4 +1,4 @@
-"""How much of what full attention would weigh does hashed attention find? Asked of a model on a text of its own."""
+"""Recall of LSH attention: the share of the weight of full attention that falls on the keys found by hashing."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from xlcli.ops.lsh_table import rank_in_buckets
 from xlcli.state import State
 
 QUERIES = 256
-"""Tokens that are asked, spread over those whose memory is full, or over the second half of a shorter text."""
+"""Number of queries measured, evenly spread over the tokens with a full memory, or over the second half of a shorter
+text."""
 AT_ONCE = 2**24
-"""Scores held at a time."""
+"""Largest number of scores in memory."""
 
 
-class _Heard(NamedTuple):
-    """What one application of a hashed layer made of a call: q, k (b h t e) and global_ranks (b h r t)."""
+class _LayerCall(NamedTuple):
+    """Queries and keys (b h t e) and global ranks (b h r t) of one LSH layer in one call."""
 
     layer: LSHAttention
     q: Tensor
@@ -32,64 +33,63 @@ class _Heard(NamedTuple):
     global_ranks: Tensor
 
     @staticmethod
-    def joined(calls: Sequence[_Heard]) -> _Heard:
-        """Of the same layer in successive calls."""
+    def joined(calls: Sequence[_LayerCall]) -> _LayerCall:
+        """Concatenation of successive calls."""
         layers, q, k, global_ranks = zip(*calls, strict=True)
-        return _Heard(layers[0], torch.cat(q, 2), torch.cat(k, 2), torch.cat(global_ranks, 3))
+        return _LayerCall(layers[0], torch.cat(q, 2), torch.cat(k, 2), torch.cat(global_ranks, 3))
 
 
-def lsh_recall(model: LanguageModel, tokens: Tensor, state: State, call: int) -> list[float]:
-    """Mean share of the softmax weight of full attention that each hashed layer finds, in order of use, 0 to 1.
+def lsh_recall(model: LanguageModel, tokens: Tensor, state: State, call_len: int) -> list[float]:
+    """Mean recall of each LSH layer, in the order of use, 0 to 1.
 
-    Queries and keys are those of the model as it is, which hashes; full attention is over all of its memory length. The
-    tokens of each call are held, so the text should be no longer than is worth it.
+    Queries and keys are those of the model with LSH attention. Full attention is over the whole memory length.
 
     Args:
-        model: Whose blocks are applied to every token of every call.
-        tokens: A text (1 t) of at least two tokens.
-        state: A state that has read nothing; `uniform`, or of segments at least as long as the text.
-        call: Tokens of a call.
+        model: Model under test; must not use adaptive computation time.
+        tokens: Text (1 t) of at least two tokens. Queries and keys of all of them are held in memory.
+        state: New state with span `uniform`, or `segment` with segments at least as long as the text.
+        call_len: Number of tokens per call.
     """
     n = tokens.shape[1]
     limit = state.span.mem_len or n
     calls = []
-    for piece in torch.split(tokens, call, dim=1):
-        with _listening(model) as heard:
+    for piece in torch.split(tokens, call_len, dim=1):
+        with _recording(model) as recorded:
             _, state = model(piece, state)
-        calls.append(heard)
+        calls.append(recorded)
     first = max(1, limit if limit < n else n // 2)
-    places = torch.linspace(first, n - 1, min(QUERIES, n - first), device=tokens.device).long()
-    return [_share(_Heard.joined(parts), places, limit) for parts in zip(*calls, strict=True)]
+    positions = torch.linspace(first, n - 1, min(QUERIES, n - first), device=tokens.device).long()
+    return [_mean_recall(_LayerCall.joined(parts), positions, limit) for parts in zip(*calls, strict=True)]
 
 
 @contextmanager
-def _listening(model: LanguageModel) -> Iterator[list[_Heard]]:
-    """Notes what hashed layers are given, and takes nothing away."""
-    heard: list[_Heard] = []
+def _recording(model: LanguageModel) -> Iterator[list[_LayerCall]]:
+    """Records the inputs of all LSH layers."""
+    recorded: list[_LayerCall] = []
 
-    def note(layer: LSHAttention, given: tuple[Tensor, Buckets, AttentionContext]) -> None:
+    def record(layer: LSHAttention, given: tuple[Tensor, Buckets, AttentionContext]) -> None:
         x, memory, context = given
         with torch.autocast(x.device.type, enabled=False):
             q, k, _, buckets = layer.project(x, memory, context)
-        heard.append(_Heard(layer, q, k, rank_in_buckets(buckets, memory.table.counts).global_ranks))
+        recorded.append(_LayerCall(layer, q, k, rank_in_buckets(buckets, memory.table.counts).global_ranks))
 
     layers = [module for module in model.modules() if isinstance(module, LSHAttention)]
-    hooks = [layer.register_forward_pre_hook(note) for layer in layers]
+    hooks = [layer.register_forward_pre_hook(record) for layer in layers]
     try:
-        yield heard
+        yield recorded
     finally:
         for hook in hooks:
             hook.remove()
 
 
-def _share(heard: _Heard, places: Tensor, limit: int) -> float:
-    """Mean over heads and the queries at these places (s)."""
-    layer, q, k, global_ranks = heard
+def _mean_recall(recorded: _LayerCall, positions: Tensor, limit: int) -> float:
+    """Mean recall over heads and the queries at these positions (s)."""
+    layer, q, k, global_ranks = recorded
     keys = torch.arange(k.shape[2], device=k.device)
     total = 0.0
-    for some in torch.split(places, max(1, AT_ONCE // (layer.n_heads * len(keys)))):
-        distance = some[:, None] - keys
+    for part in torch.split(positions, max(1, AT_ONCE // (layer.n_heads * len(keys)))):
+        distance = part[:, None] - keys
         there = (distance >= 1) & (distance <= limit)
-        seen = meet(global_ranks[..., some], global_ranks, layer.bucket_size)
-        total += recall(q[:, :, some], k, seen, there, scale=layer.scale).double().sum().item()
-    return total / (layer.n_heads * len(places))
+        seen = meet(global_ranks[..., part], global_ranks, layer.bucket_size)
+        total += recall(q[:, :, part], k, seen, there, scale=layer.scale).double().sum().item()
+    return total / (layer.n_heads * len(positions))

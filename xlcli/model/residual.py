@@ -1,9 +1,9 @@
-"""How a branch is joined to the stream x: what the branch is given, and what becomes of its output.
+"""Residual connections: the input of a branch, and the sum of its output and the stream x.
 
 pre        x + branch(norm(x))              Xiong et al. 2020
 post       norm(x + branch(x))              Vaswani et al. 2017, and the published Transformer-XL
 sandwich   x + norm(branch(norm(x)))        Ding et al. 2021
-rezero     x + alpha branch(x)              Bachlechner et al. 2021; alpha is learned and starts at zero
+rezero     x + alpha branch(x)              Bachlechner et al. 2021; alpha is learned and starts at 0
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class Residual(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def pre(self, x: Tensor) -> Tensor:
-        """What the branch is given (b t d)."""
+        """Input of the branch (b t d)."""
         return x
 
     def post(self, y: Tensor) -> Tensor:
-        """What is added to the stream (b t d), given the branch's output."""
+        """Addition to the stream (b t d), from the output of the branch."""
         return self.dropout(y)  # type: ignore[no-any-return]
 
     def merge(self, x: Tensor, y: Tensor) -> Tensor:
-        """The stream (b t d) after the branch."""
+        """Stream (b t d) after the branch."""
         return x + self.post(y)
 
 
@@ -58,7 +58,7 @@ class PostNorm(Residual):
         self.norm = norm
 
     def merge(self, x: Tensor, y: Tensor) -> Tensor:
-        """The normalized sum."""
+        """Normalized sum."""
         return self.norm(x + self.post(y))  # type: ignore[no-any-return]
 
 

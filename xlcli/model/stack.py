@@ -1,4 +1,4 @@
-"""Blocks, and stacks: the order in which blocks are applied and what becomes of their memories."""
+"""Blocks, and stacks of blocks."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from xlcli.ops.context import AttentionContext
 
 
 class Ponder(NamedTuple):
-    """What adaptive computation cost: `cost` (b t), to be weighed into the loss, and `steps` (b t) taken."""
+    """Adaptive computation: ponder cost (b t), which the loss includes with a weight, and number of steps (b t)."""
 
     cost: Tensor
     steps: Tensor
 
 
 class StackOutput(NamedTuple):
-    """What comes out of a stack: x (b t d), every memory, and what adaptive computation cost, if there is any."""
+    """Output x (b t d) of a stack, new memories, and the ponder cost of adaptive computation, if any."""
 
     x: Tensor
     memories: tuple[Memory, ...]
@@ -53,7 +53,7 @@ class Block(nn.Module):
         return self.attention.output.weight, self.feedforward.down.weight
 
     def forward(self, x: Tensor, memory: Memory, context: AttentionContext) -> tuple[Tensor, Memory]:
-        """(b t d) through both branches, and the memory after it, which holds what the attention branch is given."""
+        """Output for input (b t d), and the new memory, which holds inputs of the attention branch."""
         x = self.attention.position.embed(x, context)
         y, memory = self.attention(self.attention_residual.pre(x), memory, context)
         x = self.attention_residual.merge(x, y)
@@ -61,13 +61,13 @@ class Block(nn.Module):
         return self.feedforward_residual.merge(x, y), memory
 
     def update_memory(self, x: Tensor, memory: Memory, context: AttentionContext) -> Memory:
-        """The memory after x (b t d), when nobody asks for the output."""
+        """New memory after input x (b t d), without the output."""
         x = self.attention.position.embed(x, context)
         return self.attention.update_memory(self.attention_residual.pre(x), memory, context)
 
 
 class Stack(nn.Module):
-    """Blocks one after the other, and one norm (or another last layer) at the end."""
+    """Blocks in sequence, and a last layer, usually a norm."""
 
     def __init__(self, blocks: Sequence[Block], final: nn.Module) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Stack(nn.Module):
         return depth == len(self.blocks)
 
     def forward(self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> StackOutput:
-        """(b t d) through all blocks, and every memory after it."""
+        """Output for input (b t d), and the new memories."""
         x, memories = self._pass(x, memories, context)
         return StackOutput(self.final(x), memories)
 

@@ -1,9 +1,9 @@
-"""The Universal Transformer (Dehghani et al. 2019): the same blocks applied step after step, one memory a step.
+"""Universal Transformer (Dehghani et al. 2019): the same blocks applied in several steps, with a memory for each step.
 
-With adaptive computation time (Graves 2016, section 2; appendix C of the former) each position halts when its halting
-probabilities exceed 1 - epsilon, or at the last step, and the remainder takes the place of the last one; its output is
-the sum of its states weighted by them. From then on its state is copied, so that later tokens still find it at every
-step.
+With adaptive computation time (Graves 2016, section 2; Dehghani et al., appendix C) a position halts when the sum of
+its halting probabilities exceeds 1 - epsilon, or at the last step. The last probability is replaced by the remainder,
+and the output is the sum of the states weighted by the probabilities. The state of a halted position is copied to the
+following steps, where later tokens attend to it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from xlcli.ops.context import AttentionContext
 
 
 class UniversalStack(Stack):
-    """All blocks, `n_steps` times. How often is decided by the number of memories, so it may differ from training.
+    """All blocks, applied `n_steps` times; with a given state, as many times as it has memories.
 
-    `time_signal` multiplies what marks the step; 1 is the paper's, whose embeddings are as large as that, 0 is none.
+    `time_signal` is the amplitude of the sinusoid of the step, 0 for none; 1 in the paper, as are embeddings.
     """
 
     def __init__(self, blocks: Sequence[Block], final: nn.Module, *, n_steps: int, time_signal: float) -> None:
@@ -40,7 +40,7 @@ class UniversalStack(Stack):
         return depth > 0 and depth % len(self.blocks) == 0
 
     def forward(self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> StackOutput:
-        """(b t d) through all steps, and every memory after it."""
+        """Output for input (b t d), and the new memories."""
         after: tuple[Memory, ...] = ()
         for step, before in enumerate(self._by_step(memories), start=1):
             x, new = self._pass(self._signal(x, step), before, context)
@@ -52,7 +52,7 @@ class UniversalStack(Stack):
         return [memories[i : i + n] for i in range(0, len(memories), n)]
 
     def _signal(self, x: Tensor, step: int) -> Tensor:
-        """x with the step, counted from 1, marked: a sinusoid, as for positions (section 2.1, equations 4 and 5)."""
+        """Input plus the sinusoid of the step, counted from 1 (section 2.1, equations 4 and 5)."""
         if not self.time_signal:
             return x
         signal = sinusoids(torch.full((), step, device=x.device), x.shape[-1])
@@ -60,10 +60,10 @@ class UniversalStack(Stack):
 
 
 class AdaptiveStack(UniversalStack):
-    """Each position halts by itself, at the last step at the latest.
+    """Universal stack with adaptive computation time: each position halts by itself, at the last step at the latest.
 
-    Halting reads the state as the head would, which means normalized unless blocks already do that at their end: the
-    stream of a pre-norm network grows from step to step, and the probabilities would saturate.
+    Halting probabilities are computed from the state after the last norm, as logits are: the stream of a pre-norm
+    network grows from step to step, and probabilities computed from it would saturate.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class AdaptiveStack(UniversalStack):
         self.initial_constants = {"halt.bias": halt_bias}
 
     def forward(self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> StackOutput:
-        """(b t d) through as many steps as each position asks for, every memory after it, and what that cost."""
+        """Output for input (b t d), the new memories, and the ponder cost."""
         steps = self._by_step(memories)
         running = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
         total = x.new_zeros(x.shape[:2], dtype=torch.promote_types(x.dtype, torch.float32))
@@ -93,7 +93,7 @@ class AdaptiveStack(UniversalStack):
         for step, before in enumerate(steps, start=1):
             signalled = self._signal(x, step)
             if not (torch.is_grad_enabled() or running.any()):
-                # Nobody's state changes any more, but later tokens will look for it here.
+                # All positions have halted; later tokens still need their memory of this step.
                 after += self._remember(signalled, before, context)
                 continue
             new, memory = self._pass(signalled, before, context)
@@ -111,7 +111,7 @@ class AdaptiveStack(UniversalStack):
         return StackOutput(self.final(out), after, Ponder(taken + remainder, taken))
 
     def _remember(self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> tuple[Memory, ...]:
-        """Every memory after a step whose output nobody asks for: all of the last block but its memory is left out."""
+        """New memories of a step whose output is not needed: the last block only updates its memory."""
         *first, last = self.layers()
         after = []
         for block, before in zip(first, memories[:-1], strict=True):

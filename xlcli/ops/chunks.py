@@ -1,4 +1,4 @@
-"""A function of every token by itself, computed some tokens at a time, so that its inner values are never all alive."""
+"""Token-wise functions computed in chunks, so that the intermediate values of only one chunk are in memory."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch.utils.checkpoint import checkpoint
 
 
 def map_chunks(function: Callable[..., Tensor], parts: Iterable[tuple[Tensor, ...]], device: torch.device) -> Tensor:
-    """`function` of each part in turn, its results (b c ...) joined to (b t ...).
+    """Concatenation (b t ...) of the results (b c ...) of `function` for each part.
 
-    For the backward pass nothing but the parts is kept: each is computed once more, with the same dropout.
+    Only the parts are saved for the backward pass, which recomputes each result with the same dropout.
     """
     if not torch.is_grad_enabled():
         return torch.cat([function(*part) for part in parts], dim=1)
-    # Autocast would share one 16-bit copy of a weight among the parts and so add up their gradients in 16 bit.
+    # With its cache, autocast would share one 16-bit copy of a weight among parts and sum its gradients in 16 bits.
     with torch.autocast(
         device.type,
         dtype=torch.get_autocast_dtype(device.type),

@@ -24,7 +24,7 @@ class Mask:
 
     @cached_property
     def visible(self) -> Tensor | None:
-        """Boolean mask (t s), true where the query may attend to the key; None if all queries may attend to all keys."""
+        """Boolean mask (t s), true where the query may attend to the key; None if all keys are visible."""
         n_memory, limit = self.positions.n_memory, self.max_distance
         if self.positions.n_new == 1 and (limit is None or n_memory <= limit):
             return None

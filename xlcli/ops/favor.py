@@ -1,10 +1,10 @@
 """FAVOR+: softmax attention estimated by random features, at a cost linear in time (Choromanski et al. 2021).
 
-With rows w of a Gaussian matrix, exp(q·k) = E[exp(w·q - |q|²/2) exp(w·k - |k|²/2)] (lemma 1): positive features, which
-make attention a ratio of running sums over keys. Orthogonal rows lower the variance (section 2.4). Queries and keys are
-each scaled by head_dim^-1/4, so that the kernel is exp(q·k / √head_dim).
+With rows w of a Gaussian matrix, exp(q·k) = E[exp(w·q - |q|²/2) exp(w·k - |k|²/2)] (lemma 1). These features are
+positive and make attention a ratio of running sums over keys. Orthogonal rows lower the variance (section 2.4). Queries
+and keys are each scaled by head_dim^-1/4, so the kernel is exp(q·k / √head_dim).
 
-No feature depends on another token: a maximum over keys, the usual stabilizer, would tell a query of later ones.
+The features of a token depend on no other token. The usual stabilizer, a maximum over keys, would depend on later ones.
 """
 
 from __future__ import annotations
@@ -14,55 +14,55 @@ from torch import Tensor
 from torch.nn import functional as F
 
 LIMIT = 40.0
-"""Largest exponent of a key feature: 10^9 tokens at the limit sum to e^61, and float32 reaches from e^-87 to e^88.
+"""Largest exponent of a key feature. 10^9 tokens at the limit sum to e^61; float32 ranges from e^-87 to e^88.
 
-A key of norm r at head width e lies near exp(40 - e/2 - r²/2√e), from e = 80 on near exp(-r²/2√e): at e = 256 and twice
-the ordinary norm √e that is e^-32.
+Features of a key of norm r at head width e are near exp(40 - e/2 - r²/2√e), and near exp(-r²/2√e) for e >= 80. At
+e = 256 and r = 2√e, twice the usual norm, that is e^-32.
 """
 
 CHUNK = 64
-"""Tokens attended at once; measured on a CPU for 64 to 256 features and head widths 32 and 64."""
+"""Number of tokens per chunk; fastest on a CPU for 64 to 256 features and head widths 32 and 64."""
 
 
 def draw_features(
     n_features: int, head_dim: int, generator: torch.Generator | None, *, orthogonal: bool = True
 ) -> Tensor:
-    """Rows of a Gaussian matrix (f e); orthogonal within blocks of `head_dim` rows, each row Gaussian by itself."""
+    """Gaussian matrix (f e); `orthogonal` makes blocks of `head_dim` rows orthogonal; each row stays Gaussian."""
     shape = (-(-n_features // head_dim), head_dim, head_dim)
     device = generator.device if generator else None
     rows = torch.randn(shape, generator=generator, device=device, dtype=torch.float64)
     if orthogonal:
         norms = torch.randn(shape, generator=generator, device=device, dtype=torch.float64).norm(dim=-1)
         directions, triangle = torch.linalg.qr(rows)
-        # Uniform over all rotations and reflections only with the signs that make the triangle's diagonal positive.
+        # The distribution is uniform over rotations and reflections only if the diagonal of the triangle is positive.
         directions = directions * triangle.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
         rows = directions * norms.unsqueeze(-1)
     return rows.flatten(0, 1)[:n_features].float()
 
 
 def query_features(q: Tensor, w: Tensor) -> Tensor:
-    """Features (b h t f) of queries (b h t e), up to a factor for each query, which cancels: the largest is 1.
+    """Features (b h t f) of queries (b h t e), scaled for each query so that the largest is 1; attention is unchanged.
 
     Args:
-        q: Queries, unscaled. The result is float32, or float64 where they are.
-        w: Rows of a Gaussian matrix (f e).
+        q: Queries, unscaled. The result is float64 for float64 queries, else float32.
+        w: Gaussian matrix (f e).
     """
     q, w = _scaled(q, w)
     exponent = F.linear(q, w, -_share(w))
-    # The factor cancels from gradients as well.
+    # The scale cancels in the ratio and in its gradients, hence detach.
     return (exponent - exponent.detach().amax(-1, keepdim=True)).exp()
 
 
 def key_features(k: Tensor, w: Tensor) -> Tensor:
     """Features (b h t f) of keys (b h t e), at most e^LIMIT.
 
-    Since w·k - |k|²/2 <= |w|²/2, features are bounded without a look at another key: the key's is multiplied by
-    e^(LIMIT - |w|²/2) and the query's divided. Where |w|²/2 > LIMIT that would make ordinary keys underflow and is left
-    out; what a key nearly equal to such a w then has above the limit is cut off.
+    Since w·k - |k|²/2 <= |w|²/2, features can be bounded for each key alone: the key feature is multiplied by
+    e^(LIMIT - |w|²/2) and the query feature divided by it. For |w|²/2 > LIMIT the factor is 1, because ordinary keys
+    would underflow; features of keys close to such a w are clamped.
 
     Args:
-        k: Keys, unscaled. The result is float32, or float64 where they are.
-        w: Rows of a Gaussian matrix (f e).
+        k: Keys, unscaled. The result is float64 for float64 keys, else float32.
+        w: Gaussian matrix (f e).
     """
     k, w = _scaled(k, w)
     exponent = F.linear(k, w, _share(w)) - _half_square(k)
@@ -72,22 +72,22 @@ def key_features(k: Tensor, w: Tensor) -> Tensor:
 def attend_linear(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Causal attention out_i = Σ_{j<=i} (q_i·k_j) v_j / Σ_{j<=i} q_i·k_j.
 
-    A chunk of tokens at a time: masked matrix products within it, the running sums for what is before it. q, k and v
-    are of one type; sums may be wider, as they should be when very many tokens are added one at a time.
+    Computed in chunks: masked matrix products for the tokens of a chunk, running sums for the tokens before it. q, k
+    and v have one type; sums may have a wider one, which streams need because rounding errors add up.
 
     Args:
-        q: Features of queries (b h t f).
-        k: Features of keys (b h t f).
+        q: Query features (b h t f).
+        k: Key features (b h t f).
         v: Values (b h t e).
-        s: Σ k ⊗ v of the tokens before (b h f e).
-        z: Σ k of the tokens before (b h f).
+        s: Sum of k ⊗ v over earlier tokens (b h f e).
+        z: Sum of k over earlier tokens (b h f).
 
     Returns:
-        out (b h t e), and s and z with these tokens added.
+        Output (b h t e), and s and z including the new tokens.
     """
     if q.shape[2] == 1:
         return _attend_one(q, k, v, s, z)
-    # The denominator is the numerator of a value that is always one: a last column of v and s.
+    # The denominator is the numerator for a constant value of 1, appended as last column of v and s.
     v, s = F.pad(v, (0, 1), value=1.0), torch.cat((s, z.unsqueeze(-1)), dim=-1)
     out = []
     for q_c, k_c, v_c in zip(*(torch.split(x, CHUNK, dim=2) for x in (q, k, v)), strict=True):
@@ -115,7 +115,7 @@ def _half_square(x: Tensor) -> Tensor:
 
 
 def _share(w: Tensor) -> Tensor:
-    """LIMIT - |w|²/2 (f), or 0 when that is less: added to the exponents of keys, taken from those of queries."""
+    """LIMIT - |w|²/2 (f), at least 0: added to exponents of keys and subtracted from exponents of queries."""
     return (LIMIT - _half_square(w).squeeze(-1)).clamp(min=0.0)
 
 

@@ -1,14 +1,14 @@
-"""Hashed attention: a query looks only at keys of its own hash buckets (Kitaev et al. 2020, Reformer).
+"""LSH attention: a query attends to keys of its own hash buckets only (Kitaev et al. 2020, Reformer).
 
-In each of several rounds a query sees the most recent `bucket_size` earlier keys of its own bucket. It attends to the
-union over rounds, each key once; to itself only when that is empty. What a query sees thus never depends on later
-tokens, as it does where the whole sequence is sorted into chunks, nor on how the text is cut into calls.
+In each hash round a query sees the latest `bucket_size` earlier keys of its bucket. It attends to the union over all
+rounds, each key once, and to itself only if that union is empty. The visible keys therefore depend neither on later
+tokens, as they do in implementations that sort the whole sequence into chunks, nor on how the text is cut into calls.
 
-Each token draws in each round a global_rank: its bucket, and how many tokens that bucket had before it. Key j is in i's set
-of a round exactly when ticket_i - ticket_j lies in 1..bucket_size, whichever round they are compared in; a pair that
-meets in several rounds counts in the first of them.
+In each round a token has a global rank: its bucket times `RANKS_PER_BUCKET`, plus the number of earlier tokens in that
+bucket. Query i sees key j in a round if rank_i - rank_j is in 1..bucket_size. A pair that meets in several rounds
+counts in the first of them.
 
-Further axes: r hash round, n bucket, c slot of a bucket (or place in a chunk of as many tokens), m chunk.
+Further axes: r hash round, n bucket, c slot of a bucket or token of a chunk, m chunk or bucket of a list.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from torch.utils.checkpoint import checkpoint
 from xlcli.ops.lsh_table import RANKS_PER_BUCKET, BucketRanks, Table, numbers, write
 
 LARGE = 2**24
-"""Scores from which on a round is computed once more in the backward pass, rather than kept."""
+"""Number of scores from which a round is recomputed in the backward pass instead of stored."""
 
 BLOCK = 2**23
-"""Numbers of queries, keys and values arranged at once, if they are of several heads: larger blocks are never reused
-by the C library, and page after page must be cleared first."""
+"""Largest number of floats of queries, keys and values that are rearranged at once, unless one head has more. The C
+library returns larger blocks to the system, which clears every page again."""
 
 GROUP = 2**18
-"""Scores computed at once."""
+"""Number of scores computed at once."""
 
 
 class KeyWindow(NamedTuple):
-    """Which keys a query may see besides: those from position `oldest` on, at most `limit` before it (None: any)."""
+    """Positions of visible keys for a query at position `start`: from `oldest`, at most `limit` back (None: any)."""
 
     start: int
     oldest: int
@@ -56,21 +56,21 @@ def attend_hashed(
     scale: float,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Attention of new tokens over the table and themselves, at a cost linear in their number.
+    """LSH attention of new tokens over the table and themselves, at a cost linear in their number.
 
-    In each round the tokens of a bucket are cut into chunks in order of arrival, and each chunk sees itself and the one
-    before, or the table. Where a token stands in its chunk, and what stands around it, later tokens cannot change.
+    In each round the tokens of a bucket are cut into chunks in their order, and each chunk attends to itself and the
+    previous chunk, or to the table. Later tokens do not change the chunk of a token or its place in it.
 
     Args:
         q: Queries (b h t e).
-        k: Keys (b h t e) of the same tokens.
+        k: Keys (b h t e).
         v: Values (b h t w).
-        ranks: The same tokens at their buckets.
-        table: What arrived before them, without gradient; None when nothing may be seen.
-        key_window: Bounds on what is seen.
-        bucket_size: Keys seen in a round.
+        ranks: Buckets and ranks of the new tokens.
+        table: Earlier tokens, without gradient; None if they are not visible.
+        key_window: Positions of visible keys; `start` is the position of the first new token.
+        bucket_size: Largest number of keys that a query sees in a round.
         scale: Factor on the inner products.
-        dropout: Rate of dropping attention weights.
+        dropout: Dropout rate of the weights.
 
     Returns:
         (b h t w)
@@ -99,10 +99,10 @@ def attend_hashed(
 
 
 def _n_chunks(ranks: BucketRanks, size: int) -> list[int]:
-    """Chunks of `size` tokens in each round. Fake tensors, which have no values, count as hashed evenly."""
+    """Number of chunks of `size` tokens in each round. Fake tensors have no values, so even hashing is assumed."""
     b, h, n_rounds, n = ranks.sizes.shape
     if isinstance(ranks.sizes, FakeTensor):
-        tokens = ranks.buckets.shape[-1] / n  # of a bucket; its last chunk is half full on average
+        tokens = ranks.buckets.shape[-1] / n  # per bucket; its last chunk is half full on average
         return [round(b * h * n * max(tokens / size + 0.5, 1 - math.exp(-tokens)))] * n_rounds
     counts: list[int] = (-(-ranks.sizes // size)).sum((0, 1, 3)).tolist()
     return counts
@@ -118,7 +118,7 @@ def _of_heads(
     heads: slice,
     **settings: Any,
 ) -> Tensor:
-    """`attend_hashed` of some heads."""
+    """`attend_hashed` of a slice of heads."""
     q, k, v = (part[:, heads] for part in (q, k, v))
     ranks = BucketRanks(*(part[:, heads] for part in ranks))
     table = None if table is None else Table(*(part[:, heads] for part in table))
@@ -126,16 +126,16 @@ def _of_heads(
 
 
 class _Call(NamedTuple):
-    """What the rounds of a call have in common.
+    """Values shared by the rounds of a call.
 
-    x        (b·h·t 2e+w)  scaled queries, keys and values
-    width                  that of keys, e
-    ranks                   the tokens at their buckets
-    codes                  how to tell who meets
-    table                  what arrived before them
-    key_window                  bounds on what is seen
-    size                   tokens of a chunk
-    dropout                rate of dropping attention weights
+    x           (b·h·t 2e+w)  scaled queries, keys and values
+    width                     width of keys, e
+    ranks                     buckets and ranks of the new tokens
+    codes                     ranks as small numbers
+    table                     earlier tokens
+    key_window                positions of visible keys
+    size                      number of tokens of a chunk
+    dropout                   dropout rate of the weights
     """
 
     x: Tensor
@@ -149,13 +149,13 @@ class _Call(NamedTuple):
 
 
 class _Codes(NamedTuple):
-    """Tickets of one call as small numbers, in a type that subtracts fast.
+    """Global ranks as small floats, which subtract fast.
 
-    They differ by at most `size` where global_ranks do: successive ones in a bucket, one for all that arrived more than
-    `size` before the call, and more than `size` between buckets.
+    Two codes differ by at most `size` exactly where the global ranks do: tokens of a bucket have successive codes, all
+    tokens more than `size` before the call share one, and codes of different buckets differ by more than `size`.
 
-    first   (b h r n)  that of the first token of the call in each bucket
-    own     (b h r t)  those of the tokens of the call
+    first   (b h r n)  code of the first token of the call in each bucket
+    own     (b h r t)  codes of the tokens of the call
     """
 
     first: Tensor
@@ -170,7 +170,10 @@ def _codes(ranks: BucketRanks, size: int) -> _Codes:
 
 
 def _attend_round(call: _Call, r: int, n_chunks: int) -> tuple[Tensor, Tensor]:
-    """Attention (b·h·t w) to the keys first met in round r, of so many chunks, and the log (b·h·t 1) of its weight."""
+    """Attention (b·h·t w) to the keys first met in round r of `n_chunks` chunks, and the log of its total weight.
+
+    The log (b·h·t 1) is -inf for a query without visible keys.
+    """
     x, width, ranks, codes, table, key_window, size, dropout = call
     b, h, n_rounds, t = ranks.buckets.shape
     n = ranks.sizes.shape[-1]
@@ -179,7 +182,7 @@ def _attend_round(call: _Call, r: int, n_chunks: int) -> tuple[Tensor, Tensor]:
     begins = chunks.cumsum(0) - chunks + 1
     cells = numbers(ranks.buckets, b, h) * n + ranks.buckets[:, :, r]
     place = (begins[cells] * size + ranks.ranks[:, :, r]).flatten()
-    # Chunk 0 belongs to nobody, and places behind the last token of a bucket hold some token: neither is ever seen.
+    # Chunk 0 and the places after the last token of a bucket hold arbitrary tokens, which are never visible.
     order = place.new_zeros((n_chunks + 1) * size).index_copy_(0, place, torch.arange(len(place), device=x.device))
 
     def map_chunks(rows: Tensor) -> Tensor:
@@ -207,7 +210,7 @@ def _attend_round(call: _Call, r: int, n_chunks: int) -> tuple[Tensor, Tensor]:
         before = before.index_copy(0, first, entries.to(x.dtype))
         before_marks = before_marks.index_copy(0, first, theirs)
         there[first] = known
-    # Fake tensors hold no data: in one group there are fewer operators to trace.
+    # A single group of fake tensors has fewer operators to trace.
     group = n_chunks if isinstance(x, FakeTensor) else max(1, GROUP // size**2)
     parts = zip(*(torch.split(part, group) for part in (own, before, own_marks, before_marks, there)), strict=True)
     mixed = zip(*(_mix(*part, limit=limit, dropout=dropout) for part in parts), strict=True)
@@ -216,9 +219,11 @@ def _attend_round(call: _Call, r: int, n_chunks: int) -> tuple[Tensor, Tensor]:
 
 
 def _entries(table: Table, homes: Tensor, key_window: KeyWindow) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of buckets (m) of a table: keys and values (m c e+w), global_ranks (m c r), positions (m c), and which count (m c).
+    """Entries of the buckets `homes` (m) of a table.
 
-    Positions are from the first token of the call on, so below zero.
+    Returns:
+        Keys and values (m c e+w), global ranks (m c r), positions relative to the first new token (m c; negative), and
+        a mask (m c) of the visible entries.
     """
     keys, values, positions, global_ranks, there = _latest(table, homes, table.counts.flatten()[homes])
     known = there & (positions >= key_window.oldest)
@@ -226,12 +231,12 @@ def _entries(table: Table, homes: Tensor, key_window: KeyWindow) -> tuple[Tensor
 
 
 def _latest(table: Table, homes: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """What buckets (...) of a table hold, in order of arrival, where so many (...) have arrived.
+    """Entries of the buckets `homes` (...), to which `counts` (...) tokens have been written.
 
-    So that not even the rounding depends on what has been displaced.
+    Entries are in order of arrival, so that not even rounding depends on the entries that have been overwritten.
 
     Returns:
-        Keys (... c e), values (... c w), positions (... c), global_ranks (... c r), and which slots hold a token (... c).
+        Keys (... c e), values (... c w), positions (... c), global ranks (... c r), and a mask (... c) of used slots.
     """
     size = table.n_slots
     slots = torch.arange(size, device=homes.device)
@@ -243,7 +248,7 @@ def _latest(table: Table, homes: Tensor, counts: Tensor) -> tuple[Tensor, Tensor
 
 
 def _codes_of(global_ranks: Tensor, codes: _Codes, table: Table, heads: Tensor) -> Tensor:
-    """Codes (m c r) of earlier tokens with these global_ranks (m c r), in rows and heads numbered `heads` (m)."""
+    """Codes (m c r) of earlier tokens with these global ranks (m c r); `heads` (m) counts sequences and heads."""
     rounds, n = global_ranks.shape[-1], table.counts.shape[-1]
     buckets, counts = global_ranks // RANKS_PER_BUCKET, global_ranks % RANKS_PER_BUCKET
     cells = (rearrange(heads, "m -> m 1 1") * table.counts.shape[2] + numbers(heads, rounds).squeeze(-1)) * n + buckets
@@ -262,19 +267,19 @@ def _mix(
     limit: int | None,
     dropout: float,
 ) -> tuple[Tensor, Tensor]:
-    """Attention (m c w) of m chunks of queries to their own and earlier keys, and the logarithm of its weight (m c 1).
+    """Attention (m c w) of m chunks to their own and the previous keys, and the log of its total weight (m c 1).
 
-    The i-th query of a chunk sees its chunk's keys before the i-th, and the chunk before from the i-th on: as many keys
-    as a chunk is long, so that one square of scores holds both.
+    Query i of a chunk sees the keys before i in its chunk, and the keys from i on in the previous chunk. These are c
+    keys together, so one square of scores holds both.
 
     Args:
         own: Queries, keys and values (m c 2e+w).
-        before: Earlier keys and values (m c e+w).
-        own_marks: Positions, if there is a limit, and codes of earlier rounds (m c r).
-        before_marks: Those of the earlier keys.
-        there: Which earlier keys there are (m c).
-        limit: Greatest distance seen.
-        dropout: Rate of dropping weights.
+        before: Previous keys and values (m c e+w).
+        own_marks: Positions, if there is a limit, and codes in earlier rounds (m c r).
+        before_marks: Positions and codes of the previous keys.
+        there: Mask (m c) of the previous keys that exist.
+        limit: Largest distance of a visible key; None: any.
+        dropout: Dropout rate of the weights.
     """
     size = own.shape[1]
     width = own.shape[2] - before.shape[2]
@@ -285,7 +290,7 @@ def _mix(
     for i, (mine, theirs) in enumerate(zip(own_marks.unbind(-1), before_marks.unbind(-1), strict=True)):
         apart = mine.unsqueeze(2) - torch.where(near, mine.unsqueeze(1), theirs.unsqueeze(1))
         hidden |= apart > limit if limit is not None and not i else apart.abs_() <= size
-    # Finite, so that a query without any key has weights, which then do not count, rather than NaN.
+    # Finite: a query without visible keys gets weights, which are ignored later, and not NaN.
     barrier = torch.finfo(own.dtype).max / 2
     scores = torch.where(near, q @ k.mT, q @ k_before.mT).masked_fill(hidden, -barrier)
     top = scores.detach().amax(-1, keepdim=True)
@@ -299,15 +304,15 @@ def _mix(
 def attend_hashed_one(
     q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, table: Table, key_window: KeyWindow, *, scale: float
 ) -> Tensor:
-    """Attention of one new token (b h 1 w), which is then written into the table; without gradient.
+    """LSH attention (b h 1 w) of one new token, without gradient. The token is then written into the table.
 
     Args:
         q: Query (b h 1 e).
         k: Key (b h 1 e).
         v: Value (b h 1 w).
-        buckets: Its buckets (b h r 1).
-        table: What arrived before it; changed in place.
-        key_window: Bounds on what is seen.
+        buckets: Buckets of the token (b h r 1).
+        table: Earlier tokens; changed in place.
+        key_window: Positions of visible keys.
         scale: Factor on the inner products.
     """
     b, h, r, n, size, _ = table.keys.shape
@@ -337,20 +342,20 @@ def attend_hashed_one(
     return y.where(seen.any(-1)[..., None, None], v)
 
 
-def meet(global_ranks_q: Tensor, global_ranks: Tensor, bucket_size: int) -> Tensor:
-    """True (b h s t) where queries with global_ranks (b h r s) see, in some round, the keys with global_ranks (b h r t)."""
-    apart = global_ranks_q.unsqueeze(-1) - global_ranks.unsqueeze(-2)
+def meet(query_ranks: Tensor, global_ranks: Tensor, bucket_size: int) -> Tensor:
+    """Mask (b h s t) of the keys, of global ranks (b h r t), that queries of ranks (b h r s) see in any round."""
+    apart = query_ranks.unsqueeze(-1) - global_ranks.unsqueeze(-2)
     return ((apart >= 1) & (apart <= bucket_size)).any(2)
 
 
 def recall(q: Tensor, k: Tensor, seen: Tensor, there: Tensor, *, scale: float) -> Tensor:
-    """Share (b h s) of the weight in attention to all keys there that falls on those seen.
+    """Share (b h s) of the weight of full attention that falls on the keys that are seen, 0 to 1.
 
     Args:
         q: Queries (b h s e).
         k: Keys (b h t e).
-        seen: Which keys each query sees (b h s t).
-        there: Which keys full attention would see (s t), for each query at least one.
+        seen: Mask of the keys that LSH attention sees (b h s t).
+        there: Mask of the keys that full attention sees (s t), at least one per query.
         scale: Factor on the inner products.
     """
     weights = (q @ k.mT * scale).masked_fill(~there, -torch.inf).softmax(-1)

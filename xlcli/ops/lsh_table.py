@@ -1,6 +1,6 @@
-"""Tokens in hash buckets: which bucket, how many arrived before, and a table of the latest ones.
+"""Hash buckets of tokens, ranks of tokens within their buckets, and a table of the latest tokens of every bucket.
 
-Axes besides the project's: r hash round, n bucket, c slot of a bucket.
+Further axes: r hash round, n bucket, c slot of a bucket.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 RANKS_PER_BUCKET = 2**36
-"""Tickets of a bucket: so many tokens may arrive in one."""
+"""Distance of the global ranks of two buckets: the largest number of tokens that one bucket can count."""
 
 
 def draw_rotations(
     n_rounds: int, factors: Sequence[int], head_dim: int, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Random directions (r f e): n/2 of them in each round for each of the `factors` n of the number of buckets."""
+    """Random directions (r f e): in each round n/2 for each factor n of the number of buckets."""
     shape = (n_rounds, sum(n // 2 for n in factors), head_dim)
     device = generator.device if generator else None
     return torch.randn(shape, generator=generator, device=device, dtype=torch.float64).float()
@@ -30,19 +30,19 @@ def draw_rotations(
 
 @torch.no_grad()
 def hash_buckets(x: Tensor, rotations: Tensor, factors: Sequence[int]) -> Tensor:
-    """Buckets (b h r t) of vectors x (b h t e): argmax([xR; -xR]) (Andoni et al. 2015), which their norm cannot change.
+    """Buckets (b h r t) of vectors x (b h t e): argmax([xR; -xR]), independent of the norm (Andoni et al. 2015).
 
     Args:
         x: Queries or keys.
-        rotations: Random directions (r f e); all heads share them.
-        factors: Even numbers, each with its own n/2 directions: the digits of a bucket, the last one running fastest.
-            None at all is a single bucket.
+        rotations: Random directions (r f e), shared by all heads.
+        factors: Even factors of the number of buckets, each with n/2 directions. They give the digits of the bucket
+            number, least significant last; no factors mean a single bucket.
     """
     return torch.stack([_buckets(x, directions, factors) for directions in rotations], dim=2)
 
 
 def _buckets(x: Tensor, directions: Tensor, factors: Sequence[int]) -> Tensor:
-    """Buckets (b h t) of one round, with directions (f e)."""
+    """Buckets (b h t) of one round with directions (f e)."""
     buckets = torch.zeros(x.shape[:-1], dtype=torch.int64, device=x.device)
     parts = torch.split(F.linear(x, directions), [n // 2 for n in factors], dim=-1)
     for part, n in zip(parts, factors, strict=True):
@@ -53,13 +53,13 @@ def _buckets(x: Tensor, directions: Tensor, factors: Sequence[int]) -> Tensor:
 
 
 class Table(NamedTuple):
-    """The last `bucket_size` tokens of every bucket; the one that arrived a-th lies in slot a modulo `bucket_size`.
+    """Latest `bucket_size` tokens of every bucket. Token number a of a bucket is in slot a modulo `bucket_size`.
 
-    keys        (b h r n c e)
-    values      (b h r n c w)
-    positions   (b h r n c)    tokens read before it
-    global_ranks     (b h r n c r)  in every round
-    counts      (b h r n)      tokens that have arrived
+    keys          (b h r n c e)
+    values        (b h r n c w)
+    positions     (b h r n c)    number of tokens read before the token
+    global_ranks  (b h r n c r)  global rank of the token in every round
+    counts        (b h r n)      number of tokens written so far
     """
 
     keys: Tensor
@@ -70,9 +70,9 @@ class Table(NamedTuple):
 
     @staticmethod
     def empty(like: Tensor, batch: int, n_heads: int, n_rounds: int, n_buckets: int, bucket_size: int = 0) -> Table:
-        """A table that nothing has arrived in, for keys and values as wide as `like` (... e), of its type.
+        """Empty table for keys and values of the width and type of `like` (... e).
 
-        Without slots it takes next to no memory, and must be copied before it is written.
+        With a bucket size of 0 it takes almost no memory, and must be copied before tokens are written.
         """
         shape = (batch, n_heads, n_rounds, n_buckets, bucket_size)
         whole = partial(torch.zeros, dtype=torch.int64, device=like.device)
@@ -81,11 +81,11 @@ class Table(NamedTuple):
 
     @property
     def n_slots(self) -> int:
-        """Tokens that a bucket holds; none as long as nothing has arrived."""
+        """Number of slots per bucket; 0 in a table that has never been written."""
         return self.positions.shape[-1]
 
     def copy(self, bucket_size: int) -> Table:
-        """The same in memory of its own, with so many slots."""
+        """Copy with `bucket_size` slots per bucket."""
         if not self.n_slots:
             b, h, r, n = self.counts.shape
             return Table.empty(self.keys, b, h, r, n, bucket_size)
@@ -93,12 +93,12 @@ class Table(NamedTuple):
 
 
 class BucketRanks(NamedTuple):
-    """New tokens lined up at their buckets.
+    """Buckets of new tokens, and their ranks.
 
-    buckets   (b h r t)
-    ranks     (b h r t)  tokens before it in its bucket, in this call
-    sizes     (b h r n)  tokens of this call in each bucket
-    global_ranks   (b h r t)
+    buckets       (b h r t)
+    ranks         (b h r t)  number of earlier tokens of this call in the same bucket
+    sizes         (b h r n)  number of tokens of this call in each bucket
+    global_ranks  (b h r t)  bucket times `RANKS_PER_BUCKET`, plus number of all earlier tokens in the bucket
     """
 
     buckets: Tensor
@@ -108,7 +108,7 @@ class BucketRanks(NamedTuple):
 
 
 def rank_in_buckets(buckets: Tensor, counts: Tensor) -> BucketRanks:
-    """Lines up tokens with these buckets (b h r t) where so many (b h r n) have arrived before."""
+    """Ranks of tokens with these buckets (b h r t), after `counts` (b h r n) earlier tokens per bucket."""
     b, h, r, _ = buckets.shape
     n = counts.shape[-1]
     cells = (numbers(buckets, b, h, r) * n + buckets).flatten()
@@ -124,31 +124,31 @@ def rank_in_buckets(buckets: Tensor, counts: Tensor) -> BucketRanks:
 
 
 @torch.no_grad()
-def insert(table: Table, line: BucketRanks, k: Tensor, v: Tensor, start: int) -> None:
-    """Writes new tokens, the first of them at position `start`, into the table, which is changed in place.
+def insert(table: Table, ranks: BucketRanks, k: Tensor, v: Tensor, start: int) -> None:
+    """Writes new tokens into the table, in place.
 
     Args:
-        table: What arrived before them.
-        line: The tokens at their buckets.
+        table: Earlier tokens.
+        ranks: Buckets and ranks of the new tokens.
         k: Keys (b h t e).
         v: Values (b h t w).
-        start: Tokens read before them.
+        start: Position of the first new token.
     """
-    r, t = line.buckets.shape[2:]
+    r, t = ranks.buckets.shape[2:]
     n, size = table.positions.shape[-2:]
-    left = (line.sizes.gather(-1, line.buckets) - line.ranks <= size).flatten().nonzero().squeeze(1)
-    homes = left // t * n + line.buckets.flatten()[left]
+    left = (ranks.sizes.gather(-1, ranks.buckets) - ranks.ranks <= size).flatten().nonzero().squeeze(1)
+    homes = left // t * n + ranks.buckets.flatten()[left]
     tokens = left // (r * t) * t + left % t
-    counts = table.counts.flatten()[homes] + line.ranks.flatten()[left]
-    global_ranks = rearrange(line.global_ranks, "b h r t -> (b h t) r")[tokens]
+    counts = table.counts.flatten()[homes] + ranks.ranks.flatten()[left]
+    global_ranks = rearrange(ranks.global_ranks, "b h r t -> (b h t) r")[tokens]
     write(table, homes, counts, k.flatten(0, 2)[tokens], v.flatten(0, 2)[tokens], start + tokens % t, global_ranks)
-    table.counts.add_(line.sizes)
+    table.counts.add_(ranks.sizes)
 
 
 def write(
     table: Table, homes: Tensor, counts: Tensor, k: Tensor, v: Tensor, position: Tensor | int, global_ranks: Tensor
 ) -> None:
-    """Puts tokens into the slots of their buckets (m) where so many (m) have arrived before."""
+    """Writes one token to each of the buckets `homes` (m), to which `counts` (m) tokens have been written before."""
     size = table.positions.shape[-1]
     slots = homes * size + counts % size
     for part, rows in ((table.keys, k), (table.values, v), (table.global_ranks, global_ranks)):
@@ -157,5 +157,5 @@ def write(
 
 
 def numbers(like: Tensor, *shape: int) -> Tensor:
-    """0, 1, 2, ... in this shape and one more axis of one."""
+    """Tensor (*shape, 1) of 0, 1, 2, ..."""
     return torch.arange(math.prod(shape), device=like.device).view(*shape, 1)

@@ -1,12 +1,12 @@
-"""Transformer-XL's position term (Dai et al. 2019, section 3.3), as a rotation of the query and by the relative shift.
+"""Position term of Transformer-XL (Dai et al. 2019, section 3.3), as rotation of the query and by the relative shift.
 
-The paper's score of query i and key j is (q_i + u)·k_j + (q_i + v)·(W_R R_{i-j}), with R the sinusoids of the distance.
-Write a, b for the sine and cosine halves of W_Rᵀ(q_i + v). The angle-difference identities give, exactly,
+The score of query i and key j is (q_i + u)·k_j + (q_i + v)·(W_R R_{i-j}), where R are sinusoids of the distance. Let
+a and b be the sine and cosine halves of W_Rᵀ(q_i + v). The angle-difference identities give exactly
 
     Σ_f a_f sin((i-j)ω_f) + b_f cos((i-j)ω_f) = q̃_i · p_j
     q̃_i = [a sin iω + b cos iω ; b sin iω - a cos iω]        p_j = [cos jω ; sin jω]
 
-so that the position term is one more inner product, with keys that depend on the position alone.
+The position term is thus one more inner product, with keys that depend on the position only.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from torch.nn import functional as F
 
 
 def rotate_query(c: Tensor, sin: Tensor, cos: Tensor) -> Tensor:
-    """q̃ (b h t f) from c = W_Rᵀ(q + v) (b h t f), sine half first, and the angles of the queries (t f/2)."""
+    """Queries q̃ (b h t f) from c = W_Rᵀ(q + v) (b h t f), sine half first, and query angles (t f/2)."""
     a, b = c.chunk(2, dim=-1)
     return torch.cat((a * sin + b * cos, b * sin - a * cos), dim=-1)
 
 
 def position_keys(sin: Tensor, cos: Tensor) -> Tensor:
-    """p (s f) from the angles of the keys (s f/2)."""
+    """Keys p (s f) from key angles (s f/2)."""
     return torch.cat((cos, sin), dim=-1)
 
 
 def shifted_scores(q: Tensor, r: Tensor) -> Tensor:
-    """The position term by the paper's relative shift (appendix B).
+    """Position term by the relative shift of the paper (appendix B).
 
     Args:
-        q: q + v, (b h t e).
-        r: W_R R (h s e) for distances s-1 down to 0.
+        q: Queries plus position bias, q + v (b h t e).
+        r: Projected sinusoids W_R R (h s e) for distances s-1 down to 0.
 
     Returns:
-        Scores (b h t s). Entries of keys in the future hold leftovers of the shift and must be masked.
+        Scores (b h t s). Entries of future keys are arbitrary and must be masked.
     """
     scores = torch.einsum("bhte,hse->bhts", q, r)
     b, h, t, s = scores.shape

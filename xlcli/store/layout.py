@@ -170,7 +170,7 @@ def _model_section(folder: Path, model: ModelConfig) -> Tree:
     tree["attention"]["head_dim"] = model.head_dim
     tree["feedforward"]["ffn_dim"] = model.ffn_dim
     if isinstance(model.position, AxialPositionConfig):
-        tree["position"]["dims"] = list(model.axial_dims)
+        tree["position"]["dims"] = list(model.position.widths(model.dim))
     with suppress(CheckpointError):
         stored = _read_tree(folder / CONFIG)
         if _sections(folder / CONFIG, stored, strict=False).model == settings.validate(ModelConfig, tree):

@@ -1,8 +1,7 @@
-"""Position encodings: how a score depends on where query and key stand.
+"""Position encodings: modules with hooks that attention calls, all of which do nothing by default.
 
-Every hook does nothing by default. Attention calls those that it offers (`xlcli.config.attention`), in the order of
-this file. All but the first two consume distances, never positions, so that one encoding serves every kind of softmax
-attention.
+An attention kind calls the hooks that it offers (`config/attention.py`), in the order of this file. `embed` and
+`rotate` use absolute positions, all others distances only, so one encoding serves every kind of softmax attention.
 """
 
 from __future__ import annotations
@@ -12,36 +11,35 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from xlcli.ops.attend import ScoreTerm
 from xlcli.ops.context import AttentionContext
 
-Term = tuple[Tensor, Tensor]
-"""A second score term: queries (b h t f), and keys (s f) shared by all heads."""
 Heads = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""Vectors (n d) to the queries and keys (h n e) that the layer's projections make of them."""
+"""Projection of vectors (n d) to queries and keys (h n e) by the layer."""
 
 
 class Position(nn.Module):
-    """No position information; the base of every encoding. One instance a layer, and one at the embedding."""
+    """Base of all encodings, without position information. One instance for each layer and one at the embedding."""
 
     initial_constants: ClassVar[Mapping[str, float]] = {}
     """Parameters with a constant initial value; all others are drawn (`model/init.py`)."""
     n_terms = 1
-    """Inner products that make up a score: scores are divided by sqrt(n_terms * head_dim)."""
+    """Number of inner products in a score; the softmax scale is 1/sqrt(n_terms * head_dim)."""
 
     def embed(self, x: Tensor, context: AttentionContext) -> Tensor:
-        """Inputs (b t d) with their absolute positions marked."""
+        """Inputs (b t d) with absolute positions added."""
         return x
 
     def rotate(self, x: Tensor, context: AttentionContext) -> Tensor:
-        """Queries or keys (b h n e) of the n latest tokens as the inner product should see them; keys are kept so."""
+        """Rotated queries or keys (b h n e) of the n latest tokens; keys are stored in this form."""
         return x
 
-    def term(self, q: Tensor, context: AttentionContext) -> tuple[Tensor, Term | None]:
-        """Queries (b h t e) for the keys, and an additional score term."""
+    def term(self, q: Tensor, context: AttentionContext) -> tuple[Tensor, ScoreTerm | None]:
+        """Queries (b h t e), and a second score term or None."""
         return q, None
 
     def bias(self, q: Tensor, k: Tensor, context: AttentionContext, heads: Heads) -> Tensor | None:
-        """What is added to the scaled scores of queries (b h t e) and keys (b h s e): (b h t s), (h t s) or None."""
+        """Addition (b h t s) or (h t s) to the scaled scores of queries (b h t e) and keys (b h s e), or None."""
         return None
 
     def value_bias(self, context: AttentionContext) -> Callable[[Tensor], Tensor] | None:

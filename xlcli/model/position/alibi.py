@@ -1,4 +1,4 @@
-"""ALiBi (Press et al. 2022): a penalty on the score, linear in the distance, with a fixed slope for each head."""
+"""ALiBi (Press et al. 2022): score penalty that is linear in the distance, with a fixed slope for each head."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from xlcli.ops.context import AttentionContext
 
 
 class AlibiPosition(Position):
-    """Nothing to learn; the same in every layer."""
+    """Bias without parameters, the same in all layers."""
 
     def bias(self, q: Tensor, k: Tensor, context: AttentionContext, heads: Heads) -> Tensor:
-        """-slope * distance (h t s)."""
+        """Bias -slope * distance (h t s)."""
         n_heads = q.shape[1]
 
         def make() -> Tensor:
@@ -26,9 +26,9 @@ class AlibiPosition(Position):
 
 
 def slopes(n_heads: int) -> list[float]:
-    """2^(-8i/n) for i = 1..n, where n is a power of two (section 3 of the paper).
+    """Slopes 2^(-8i/n) for i = 1..n if the number of heads n is a power of two (section 3 of the paper).
 
-    Other numbers of heads get the slopes of the power below, then every second one of the power above, as in its code.
+    Otherwise the slopes of the next lower power, then every second slope of the next higher power, as in its code.
     """
     power = 2 ** math.floor(math.log2(n_heads))
     own = [2 ** (-8 * i / power) for i in range(1, power + 1)]

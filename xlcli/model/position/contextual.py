@@ -1,6 +1,6 @@
-"""Contextual encodings: the score of a distance depends on what stands there. One vector for each bucket of distances.
+"""Contextual encodings: position scores that depend on query and key, with one vector for each relative bucket.
 
-Vectors are projected once for each bucket and picked by distance, never once for each pair of tokens.
+Vectors are projected once per bucket and gathered by distance, not projected per pair of tokens.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from xlcli.model.position import Heads, Position
-from xlcli.model.position.t5 import buckets
+from xlcli.model.position.t5 import relative_buckets
 from xlcli.ops.context import AttentionContext
 
 
 class Contextual1Position(Position):
-    """q · W_r e(bucket): the query asks for a distance."""
+    """Position score q · W_r e(bucket)."""
 
     n_terms = 2
 
@@ -30,15 +30,15 @@ class Contextual1Position(Position):
         self.relative = nn.Linear(dim, n_heads * head_dim, bias=False)
 
     def bias(self, q: Tensor, k: Tensor, context: AttentionContext, heads: Heads) -> Tensor:
-        """The bias (b h t s)."""
-        place = buckets(context, self.table.num_embeddings, self.max_distance)
+        """Position scores (b h t s)."""
+        index = relative_buckets(context, self.table.num_embeddings, self.max_distance)
         keys = rearrange(self.relative(self.table.weight), "n (h e) -> h e n", h=self.n_heads)
-        asked: Tensor = (q * self.scale) @ keys.to(q.dtype)
-        return asked.gather(-1, place.expand(*q.shape[:-1], -1))
+        query_scores: Tensor = (q * self.scale) @ keys.to(q.dtype)
+        return query_scores.gather(-1, index.expand(*q.shape[:-1], -1))
 
 
 class Contextual2Position(Position):
-    """q · W_k e(bucket) + k · W_q e(bucket), by the layer's own projections (He et al. 2021, section 3.1)."""
+    """Position score q · W_k e(bucket) + k · W_q e(bucket), with the layer's projections (He et al. 2021, sec. 3.1)."""
 
     n_terms = 3
 
@@ -49,11 +49,11 @@ class Contextual2Position(Position):
         self.table = nn.Embedding(n_buckets, dim)
 
     def bias(self, q: Tensor, k: Tensor, context: AttentionContext, heads: Heads) -> Tensor:
-        """The bias (b h t s)."""
-        place = buckets(context, self.table.num_embeddings, self.max_distance)
+        """Position scores (b h t s)."""
+        index = relative_buckets(context, self.table.num_embeddings, self.max_distance)
         queries, keys = (part.to(q.dtype) * self.scale for part in heads(self.table.weight))
-        asked = (q @ keys.mT).gather(-1, place.expand(*q.shape[:-1], -1))
-        if len(place) == 1:
-            return asked + torch.einsum("bhse,hse->bhs", k, queries[:, place[0]])[:, :, None]
-        answered = (k @ queries.mT).gather(-1, place.T.expand(*k.shape[:-1], -1))
-        return asked + answered.mT
+        query_scores = (q @ keys.mT).gather(-1, index.expand(*q.shape[:-1], -1))
+        if len(index) == 1:
+            return query_scores + torch.einsum("bhse,hse->bhs", k, queries[:, index[0]])[:, :, None]
+        key_scores = (k @ queries.mT).gather(-1, index.T.expand(*k.shape[:-1], -1))
+        return query_scores + key_scores.mT

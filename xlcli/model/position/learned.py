@@ -1,7 +1,6 @@
-"""Learned vectors of absolute positions: one for each, or axial, one for each digit of the position.
+"""Learned vectors of absolute positions: one per position, or axial, one per digit of the position.
 
-Positions count from the beginning of the text, so that memory stays coherent. They begin again behind the last vector,
-or reading stops there, as configured.
+Positions count from the beginning of the text. Beyond the last vector they wrap around or raise an error.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from xlcli.ops.context import AttentionContext
 
 
 class AxialPosition(Position):
-    """Position p of shape (n1, n2) is the pair (p div n2, p mod n2); the vectors of its digits are joined.
+    """Concatenated vectors of the digits of a position: for shape (n1, n2), the digits (p div n2, p mod n2).
 
-    Kitaev et al. 2020. With a single axis this is a plain table of learned positions (Gehring et al. 2017).
+    Kitaev et al. 2020. With a single axis, a table of learned positions (Gehring et al. 2017).
     """
 
     def __init__(self, *, shape: Sequence[int], dims: Sequence[int], overflow: Literal["wrap", "error"]) -> None:
@@ -31,7 +30,7 @@ class AxialPosition(Position):
         self.axes = nn.ModuleList(nn.Embedding(n, width) for n, width in zip(shape, dims, strict=True))
 
     def embed(self, x: Tensor, context: AttentionContext) -> Tensor:
-        """(b t d) with the vectors added."""
+        """Input (b t d) plus position vectors."""
         digits = context.cache.constant(
             ("digits", self.shape, self.overflow), lambda: self._digits(context.positions.absolute)
         )
@@ -42,7 +41,7 @@ class AxialPosition(Position):
         total = math.prod(self.shape)
         if self.overflow == "error" and (last := int(positions.max())) >= total:
             raise DataError(
-                f"position {last:,} is beyond the {total:,} that this model has learned.",
+                f"position {last:,} is beyond the {total:,} learned positions of this model.",
                 "Read a shorter text, use --mem-len 0, or train with model.position.overflow=wrap.",
             )
         rest = positions % total

@@ -1,7 +1,7 @@
-"""Rotary encoding (Su et al. 2021): features of queries and keys are turned in pairs by their position.
+"""Rotary encoding (Su et al. 2021): pairs of features of queries and keys are rotated by their position.
 
-Turned by absolute positions, whose inner products depend on the distance alone. Angles are computed in float64, so the
-position may be of any size, and a key is turned once, when it is read.
+The rotation uses absolute positions, but inner products depend on the distance only, so a key is rotated once. Angles
+are computed in float64, exact for positions of any size.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from xlcli.ops.context import AttentionContext
 from xlcli.ops.positions import frequencies
 
 Layout = Literal["half", "interleaved"]
-"""Which features make a pair: f and f + e/2, or 2f and 2f + 1."""
+"""Features of a pair: `half` f and f + e/2, `interleaved` 2f and 2f + 1."""
 
 
 class RopePosition(Position):
-    """In the layers: queries and keys are turned, values are not."""
+    """Rotation of queries and keys in every layer."""
 
     def __init__(self, *, layout: Layout, base: float) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class RopePosition(Position):
         self.base = base
 
     def rotate(self, x: Tensor, context: AttentionContext) -> Tensor:
-        """(b h n e) turned; the n tokens are the latest of memory and call."""
+        """Rotated queries or keys (b h n e) of the n latest tokens."""
         n, width = x.shape[-2:]
 
         def make() -> tuple[Tensor, Tensor]:
@@ -40,10 +40,10 @@ class RopePosition(Position):
 
 
 class RopeEmbedding(RopePosition):
-    """At the embedding: not relative, because the projections that follow do not commute with it. An ablation."""
+    """Rotation of the embedding, an ablation: not relative, because projections do not commute with the rotation."""
 
     def embed(self, x: Tensor, context: AttentionContext) -> Tensor:
-        """(b t d) turned by the absolute positions."""
+        """Rotated input (b t d)."""
         return apply_rope(x, *rope_angles(context.positions.absolute, x.shape[-1], self.base), self.layout)
 
 
@@ -54,7 +54,7 @@ def rope_angles(positions: Tensor, width: int, base: float) -> tuple[Tensor, Ten
 
 
 def apply_rope(x: Tensor, sin: Tensor, cos: Tensor, layout: Layout) -> Tensor:
-    """x (... n e) with its pairs turned by the angles (... n e/2); in float32 at least, then of x's type again."""
+    """Rotation of the pairs of x (... n e) by the angles (... n e/2), computed in at least float32; type of x."""
     exact = torch.promote_types(x.dtype, torch.float32)
     sin, cos = sin.to(exact), cos.to(exact)
     pairs = "... (two f) -> two ... f" if layout == "half" else "... (f two) -> two ... f"

@@ -1,4 +1,4 @@
-"""Shaw et al. 2018: learned vectors for the distance, added to keys and to values, shared by the heads of a layer."""
+"""Shaw et al. 2018: learned vectors of the distance, added to keys and values, shared by the heads of a layer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from xlcli.ops.context import AttentionContext
 
 
 class ShawPosition(Position):
-    """One vector for each distance up to `max_distance`, which also stands for all farther ones."""
+    """One vector for each distance up to `max_distance`, and that of `max_distance` for all longer ones."""
 
     def __init__(self, *, head_dim: int, max_distance: int, scale: float) -> None:
         super().__init__()
@@ -21,9 +21,9 @@ class ShawPosition(Position):
         self.value_vectors = nn.Embedding(max_distance + 1, head_dim)
 
     def bias(self, q: Tensor, k: Tensor, context: AttentionContext, heads: Heads) -> Tensor:
-        """q · a^K of the distance (b h t s); equation 4."""
-        place = self._clipped(context).expand(*q.shape[:-1], -1)
-        return ((q * self.scale) @ self.keys.weight.T.to(q.dtype)).gather(-1, place)
+        """Scores q · a^K of the distance (b h t s); equation 4."""
+        index = self._clipped(context).expand(*q.shape[:-1], -1)
+        return ((q * self.scale) @ self.keys.weight.T.to(q.dtype)).gather(-1, index)
 
     def value_bias(self, context: AttentionContext) -> Callable[[Tensor], Tensor]:
         """Sum of weight times a^V of the distance (b h t e); equation 3."""

@@ -11,14 +11,14 @@ from xlcli.ops.positions import frequencies
 
 
 class SinusoidalPosition(Position):
-    """Added to x, `amplitude` times; computed in float64, so that positions of any size are exact."""
+    """Sinusoids times `amplitude`, added to x. Angles are computed in float64, exact for positions of any size."""
 
     def __init__(self, amplitude: float) -> None:
         super().__init__()
         self.amplitude = amplitude
 
     def embed(self, x: Tensor, context: AttentionContext) -> Tensor:
-        """(b t d) with the signal added."""
+        """Input (b t d) plus sinusoids."""
         width = x.shape[-1]
         signal = context.cache.constant(("sinusoids", width), lambda: sinusoids(context.positions.absolute, width))
         return x + (self.amplitude * signal).to(x.dtype)

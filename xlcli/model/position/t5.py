@@ -1,4 +1,4 @@
-"""T5's bias (Raffel et al. 2020, section 2.1): a learned number for each bucket of distances and head."""
+"""T5 bias (Raffel et al. 2020, section 2.1): a learned scalar for each relative bucket and head."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from xlcli.model.position import Heads, Position
 from xlcli.ops.context import AttentionContext
-from xlcli.ops.relative_buckets import bucket
+from xlcli.ops.relative_buckets import relative_bucket
 
 
 class T5Position(Position):
-    """The table (bucket h) may be shared by all layers."""
+    """Bias from a table (bucket h), which all layers may share; initially zero."""
 
     initial_constants: ClassVar[Mapping[str, float]] = {"table.weight": 0.0}
 
@@ -23,14 +23,14 @@ class T5Position(Position):
         self.max_distance = max_distance
 
     def bias(self, q: Tensor, k: Tensor, context: AttentionContext, heads: Heads) -> Tensor:
-        """The entry of the distance's bucket (h t s)."""
-        place = buckets(context, self.table.num_embeddings, self.max_distance)
-        return context.cache.learned((self.table, q.dtype), lambda: self.table.weight.T.to(q.dtype)[:, place])
+        """Table entries (h t s)."""
+        index = relative_buckets(context, self.table.num_embeddings, self.max_distance)
+        return context.cache.learned((self.table, q.dtype), lambda: self.table.weight.T.to(q.dtype)[:, index])
 
 
-def buckets(context: AttentionContext, n_buckets: int, max_distance: int) -> Tensor:
-    """The bucket of each distance (t s)."""
+def relative_buckets(context: AttentionContext, n_buckets: int, max_distance: int) -> Tensor:
+    """Relative bucket of each distance (t s)."""
     return context.cache.constant(
-        ("buckets", n_buckets, max_distance),
-        lambda: bucket(context.positions.distance, n_buckets=n_buckets, max_distance=max_distance),
+        ("relative buckets", n_buckets, max_distance),
+        lambda: relative_bucket(context.positions.distance, n_buckets=n_buckets, max_distance=max_distance),
     )

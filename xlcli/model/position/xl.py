@@ -1,6 +1,6 @@
-"""Transformer-XL's relative encoding (Dai et al. 2019, section 3.3): score = (q+u)·k + (q+v)·(W_R R_distance).
+"""Relative encoding of Transformer-XL (Dai et al. 2019, section 3.3): score = (q+u)·k + (q+v)·(W_R R_distance).
 
-Ours to the paper's: `content_bias` is u, `position_bias` is v, `relative` is W_{k,R}.
+`biases.content` is the paper's u, `biases.position` its v, `relative` its W_{k,R}.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from xlcli.model.position import Heads, Position, Term
+from xlcli.model.position import Heads, Position
+from xlcli.ops.attend import ScoreTerm
 from xlcli.ops.context import AttentionContext
 from xlcli.ops.positions import frequencies
 from xlcli.ops.xl import position_keys, rotate_query, shifted_scores
 
 
 class XLBiases(nn.Module):
-    """The two bias vectors u and v (h e), one pair a layer or, tied, one pair for all layers."""
+    """Bias vectors u and v (h e), one pair per layer or, tied, one pair for all layers."""
 
     def __init__(self, n_heads: int, head_dim: int) -> None:
         super().__init__()
@@ -25,7 +26,7 @@ class XLBiases(nn.Module):
 
 
 class XLPosition(Position):
-    """The rotation form; with `clamp_len` the relative shift, since a clamped distance has no such identity."""
+    """Rotation form of the position term; with `clamp_len` the relative shift, because clamping breaks the identity."""
 
     def __init__(
         self,
@@ -45,8 +46,8 @@ class XLPosition(Position):
         self.relative = nn.Linear(n_features, n_heads * head_dim, bias=False)
         self.biases = biases
 
-    def term(self, q: Tensor, context: AttentionContext) -> tuple[Tensor, Term | None]:
-        """q + u, and the position term q̃, p."""
+    def term(self, q: Tensor, context: AttentionContext) -> tuple[Tensor, ScoreTerm | None]:
+        """Queries q + u, and the position term of queries q̃ and keys p."""
         content = q + rearrange(self.biases.content, "h e -> h 1 e").to(q.dtype)
         if self.clamp_len is not None:
             return content, None
@@ -59,7 +60,7 @@ class XLPosition(Position):
         return content, (query, position_keys(sin, cos))
 
     def bias(self, q: Tensor, k: Tensor, context: AttentionContext, heads: Heads) -> Tensor | None:
-        """The position term with clamped distances (b h t s)."""
+        """Position scores with clamped distances (b h t s)."""
         if self.clamp_len is None:
             return None
         distance = torch.arange(k.shape[-2] - 1, -1, -1, device=q.device).clamp(max=self.clamp_len)

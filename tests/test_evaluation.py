@@ -1,12 +1,13 @@
 import itertools
 import math
+import os
 
 import pytest
 import torch
 from toys import PROSE, RUNTIME, VARIANTS, prose_bits, slow_bits, toy
 
 from xlcli.config import EvalConfig
-from xlcli.errors import CheckpointError, DataError
+from xlcli.errors import CheckpointError, DataError, ResourceError
 from xlcli.evaluation import evaluate
 from xlcli.events import Notice, Score, TokenScore
 
@@ -217,7 +218,7 @@ def test_the_models_own_held_out_text(tmp_path):
         scores(model, None, split="test")
 
 
-def test_unknown_words_are_told(tmp_path):
+def test_unknown_words_are_a_warning(tmp_path):
     (tmp_path / "t").write_text("the zebra is lazy\n")
     notices = [e for e in evaluate(toy("words"), [tmp_path / "t"], EvalConfig(), RUNTIME) if isinstance(e, Notice)]
     assert any("not in the vocabulary" in n.text and n.level == "warning" for n in notices)
@@ -238,6 +239,42 @@ def test_damaged_weights_are_not_a_score(prose):
         scores(model, prose)
 
 
-def test_nothing_is_left_behind(prose, tmp_path):
+def test_only_the_token_file_is_left(prose, tmp_path):
     scores(toy(), prose, per_token=True)
-    assert list((tmp_path / "cache").iterdir()) == []
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".tokens"]
+
+
+@pytest.mark.parametrize("kind", ["bytes", "sentencepiece", "words"])
+def test_a_text_is_tokenized_once(kind, prose, monkeypatch):
+    def first(options):
+        return scores(toy(kind), prose, per_token=True, **options)
+
+    def refuse(self, data):
+        raise AssertionError("tokenized again")
+
+    whole, part = first({}), first({"limit": 50})
+    monkeypatch.setattr(type(toy(kind).tokenizer), "encode", refuse)
+    for before, options in ((whole, {}), (part, {"limit": 50})):
+        *tokens, score = first(options)
+        assert tokens == before[:-1]
+        assert score.by_context == before[-1].by_context
+        assert (score.nats, score.bytes, score.words) == (before[-1].nats, before[-1].bytes, before[-1].words)
+
+
+@pytest.mark.parametrize("failing", ["fsync", "posix_fallocate"])
+def test_a_full_disk_is_a_resource_error(failing, prose, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, failing, full)
+    with pytest.raises(ResourceError, match="No space left") as caught:
+        scores(toy(), prose, per_token=True)
+    assert "XLCLI_CACHE" in caught.value.remedy
+
+
+def test_skipped_files_of_a_folder_are_named(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "text.txt").write_text(PROSE[:50])
+    (tmp_path / "folder" / "picture.png").write_bytes(b"\x89PNG\0")
+    notice, *_ = evaluate(toy(), [tmp_path / "folder"], EvalConfig(), RUNTIME)
+    assert (notice.level, "picture.png (binary data)" in notice.text) == ("warning", True)

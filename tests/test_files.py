@@ -49,7 +49,7 @@ def sealed(tree: dict, data: bytes = b"", **metadata: str) -> bytes:
         start, stop = facts["data_offsets"]
         tensors.update(f"{name} {TORCH_NAMES[facts['dtype']]} {tuple(facts['shape'])}\n".encode() + data[start:stop])
     metadata = metadata | {"sha256": tensors.hexdigest()}
-    seal = hashlib.sha256(json.dumps(dict(sorted(metadata.items()))).encode()).hexdigest()
+    seal = hashlib.sha256(json.dumps(metadata, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
     return pack({"__metadata__": {**metadata, "metadata_sha256": seal}, **tree}, data)
 
 

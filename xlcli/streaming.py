@@ -222,7 +222,7 @@ class _Scorer:
     def _n_ready(self) -> int:
         """Number of queued tokens to score now."""
         line_end = self.text.rfind(b"\n") + 1
-        n_in_lines = self._n_tokens_within(self.sizes, line_end)
+        n_in_lines = self._n_tokens_within(line_end)
         if self.reset_pattern is not None:
             return len(self.ids) if len(self.text) - line_end >= LINE_LIMIT else n_in_lines
         if self.options.emit == "tokens":
@@ -263,15 +263,14 @@ class _Scorer:
             end = self.text.find(b"\n", start) + 1 or len(self.text)
             if self.reset_pattern.search(self.text[start : min(end, start + LINE_LIMIT)].rstrip(b"\r\n")):
                 if start:
-                    return self._n_tokens_within(self.sizes, start)
+                    return self._n_tokens_within(start)
                 self.session.reset()
             start = end
         return n
 
-    @staticmethod
-    def _n_tokens_within(sizes: NDArray[np.int32], n_bytes: int) -> int:
-        """Number of leading tokens that lie within the first `n_bytes` bytes."""
-        return int(np.searchsorted(np.cumsum(sizes), n_bytes, side="right"))
+    def _n_tokens_within(self, n_bytes: int) -> int:
+        """Number of queued tokens that lie within the first `n_bytes` bytes of the queue."""
+        return int(np.searchsorted(np.cumsum(self.sizes), n_bytes, side="right"))
 
     def _output(self, sizes: NDArray[np.int32], text: bytes, bits: NDArray[np.float64]) -> Iterator[StreamEvent]:
         """Counts scored tokens and outputs them, or the lines that they complete."""

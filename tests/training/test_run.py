@@ -60,7 +60,7 @@ def test_memory_carries_over_from_step_to_step():
     assert [(s.seen, *(layer.length for layer in s.layers)) for s in run.states] == [(16, 16, 16)]
     run.train_step(0.0)
     assert [(s.seen, *(layer.length for layer in s.layers)) for s in run.states] == [(32, 16, 16)]
-    assert run.lanes.position == 2
+    assert run.loader.position == 2
     assert (run.step, run.tokens) == (2, 128)
 
 

@@ -24,6 +24,7 @@ from xlcli.store.folder import load
 from xlcli.store.layout import is_model
 from xlcli.store.lock import lock
 from xlcli.store.records import read_record
+from xlcli.text.cache import cache_folder
 
 
 def _finite(folder):
@@ -111,6 +112,24 @@ def test_without_held_out_text_the_latest_weights_are_kept():
     assert events[-1].best_step == 5
     assert read_header(Path("m/model.safetensors"))[1]["step"] == "5"
     assert not Path("m/valid.txt").exists()
+
+
+def test_training_and_evaluation_share_tokens():
+    go(small(), corpus(), "m")
+    assert len(list(cache_folder().iterdir())) == 2, "the final evaluation reads the tokens of validation"
+    runtime = make_runtime(RuntimeConfig(device="cpu", threads=1))
+    list(evaluate(load(Path("m")), None, EvalConfig(), runtime))
+    assert len(list(cache_folder().iterdir())) == 2
+
+
+def test_skipped_files_of_folders_are_named():
+    for folder in ("texts", "held"):
+        Path(folder).mkdir()
+        corpus(folder)
+        Path(folder, "picture.png").write_bytes(b"\x89PNG\0")
+    events = go(small(text={"valid": "held"}), "texts", "m")
+    warnings = [event.text for event in of_kind(events, Notice) if event.level == "warning"]
+    assert warnings == [f"skipped 1 file: {folder}/picture.png (binary data)" for folder in ("texts", "held")]
 
 
 def test_held_out_text_may_be_a_folder():

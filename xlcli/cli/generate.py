@@ -103,10 +103,7 @@ def generate(
     stop: Annotated[
         list[str] | None,
         typer.Option(
-            "--stop",
-            metavar="TEXT",
-            help="Stop before this text. May be repeated.",
-            rich_help_panel="Sampling",
+            "--stop", metavar="TEXT", help="Stop before this text. May be repeated.", rich_help_panel="Sampling"
         ),
     ] = None,
     num_samples: Annotated[
@@ -131,8 +128,7 @@ def generate(
     print_config: options.PrintConfig = False,
     dry_run: options.DryRun = False,
     no_prompt: Annotated[
-        bool,
-        typer.Option("--no-prompt", help="Print the continuation without the prompt.", rich_help_panel="Output"),
+        bool, typer.Option("--no-prompt", help="Print the continuation without the prompt.", rich_help_panel="Output")
     ] = False,
     json: options.Json = False,
     quiet: options.Quiet = False,

@@ -22,11 +22,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-@app.command(
-    cls=Command,
-    context_settings=CONTEXT,
-    epilog="xlcli models show small\nxlcli models copy small my.toml",
-)
+@app.command(cls=Command, context_settings=CONTEXT, epilog="xlcli models show small\nxlcli models copy small my.toml")
 def models(
     context: typer.Context,
     words: Annotated[list[str] | None, typer.Argument(metavar="[show NAME | copy PRESET FILE.toml]")] = None,

@@ -39,36 +39,20 @@ def train(
     out: Annotated[
         str | None,
         typer.Option(
-            "-o",
-            "--out",
-            metavar="FOLDER",
-            help="Model folder. Default: models/<corpus>.",
-            rich_help_panel="Run",
+            "-o", "--out", metavar="FOLDER", help="Model folder. Default: models/<corpus>.", rich_help_panel="Run"
         ),
     ] = None,
     resume: Annotated[
         bool,
         typer.Option(
-            "--resume",
-            help="Continue the run in that folder from its newest checkpoint.",
-            rich_help_panel="Run",
+            "--resume", help="Continue the run in that folder from its newest checkpoint.", rich_help_panel="Run"
         ),
     ] = False,
     overwrite: Annotated[
-        bool,
-        typer.Option(
-            "--overwrite",
-            help="Replace the model in that folder.",
-            rich_help_panel="Run",
-        ),
+        bool, typer.Option("--overwrite", help="Replace the model in that folder.", rich_help_panel="Run")
     ] = False,
     allow_data_change: Annotated[
-        bool,
-        typer.Option(
-            "--allow-data-change",
-            help="Resume although the text has changed.",
-            rich_help_panel="Run",
-        ),
+        bool, typer.Option("--allow-data-change", help="Resume although the text has changed.", rich_help_panel="Run")
     ] = False,
     preset: Annotated[
         str | None,
@@ -156,8 +140,7 @@ def train(
         ),
     ] = None,
     optimizer: Annotated[
-        Literal["muon", "adamw"] | None,
-        typer.Option("--optimizer", help="Optimizer.", rich_help_panel="Training"),
+        Literal["muon", "adamw"] | None, typer.Option("--optimizer", help="Optimizer.", rich_help_panel="Training")
     ] = None,
     warmup_steps: Annotated[
         int | None,

@@ -15,7 +15,7 @@ import math
 import os
 import secrets
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -193,6 +193,11 @@ def sha256(path: Path) -> str:
         for block in _blocks(descriptor, status.st_size + 1):
             digest.update(block)
     return digest.hexdigest()
+
+
+def json_digest(tree: Mapping[str, Any]) -> str:
+    """SHA-256 of the canonical JSON of a table (keys sorted, no blanks, ASCII) as hexadecimal digits."""
+    return hashlib.sha256(json.dumps(tree, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def _blocks(descriptor: int, limit: int) -> Iterator[bytes]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from xlcli.errors import CheckpointError
-from xlcli.files.plain import RESTORE, open_regular, write_atomic
+from xlcli.files.plain import RESTORE, json_digest, open_regular, write_atomic
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,7 +65,7 @@ def read_tensors(
         checksum, metadata_checksum = metadata.get("sha256"), metadata.pop("metadata_sha256", None)
         if checksum is None or metadata_checksum is None:
             raise CheckpointError(f"{path} has no checksum, so xlcli did not write it.", RESTORE)
-        if metadata_checksum != _metadata_digest(metadata):
+        if metadata_checksum != json_digest(metadata):
             raise CheckpointError(f"{path} is damaged: its metadata does not match its checksum.", RESTORE)
         tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in infos}
     if checksum != digest(tensors):
@@ -92,7 +92,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     blob = save(ready)
     start = 8 + int.from_bytes(blob[:8], "little")
     sealed = dict(metadata) | {"sha256": digest(ready)}
-    sealed["metadata_sha256"] = _metadata_digest(sealed)
+    sealed["metadata_sha256"] = json_digest(sealed)
     # The library writes metadata in random order; sorted, equal models are equal files.
     entries = json.loads(blob[8:start])
     header = json.dumps({"__metadata__": dict(sorted(sealed.items())), **entries}, separators=(",", ":")).encode()
@@ -112,10 +112,6 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
         if tensor.numel():  # an empty one may have a stride of 0, which `view` refuses
             result.update(tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return result.hexdigest()
-
-
-def _metadata_digest(metadata: Mapping[str, str]) -> str:
-    return hashlib.sha256(json.dumps(dict(sorted(metadata.items()))).encode()).hexdigest()
 
 
 @contextmanager

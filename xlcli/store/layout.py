@@ -11,19 +11,17 @@ A model folder holds no symbolic link, no script and no pickle.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from xlcli import config as settings
 from xlcli.config import BaseConfig, Config, ModelConfig, TextConfig, TrainConfig, Tree
 from xlcli.config.position import AxialPositionConfig
 from xlcli.errors import CheckpointError, ConfigError
-from xlcli.files import read_json, sha256, write_atomic
+from xlcli.files import json_digest, read_json, sha256, write_atomic
 
 SCHEMA = 2
 """Version of `config.json`, `model.safetensors`, checkpoints and state files. A reader refuses any other."""
@@ -119,7 +117,7 @@ def write_config(folder: Path, config: Config | SavedConfig, *, encoding: str = 
         "files": {name: sha256(folder / name) for name in present},
         "adapted_from": None,
     }
-    tree["sha256"] = _digest(tree)
+    tree["sha256"] = json_digest(tree)
     write_atomic(folder / CONFIG, json.dumps(tree, indent=2, sort_keys=True).encode() + b"\n")
 
 
@@ -145,7 +143,7 @@ def _read_tree(path: Path) -> Tree:
         raise CheckpointError(f"{path} has format {schema}; this xlcli reads format {SCHEMA}.", remedy)
     if wrong := tree.keys() ^ _KEYS:
         raise CheckpointError(f"{path} has {'no' if min(wrong) in _KEYS else 'an unknown'} key '{min(wrong)}'.", _NEWER)
-    if tree["sha256"] != _digest({key: value for key, value in tree.items() if key != "sha256"}):
+    if tree["sha256"] != json_digest({key: value for key, value in tree.items() if key != "sha256"}):
         raise CheckpointError(f"{path} does not match its checksum.", _RESTORE)
     return tree
 
@@ -181,9 +179,4 @@ def _model_section(folder: Path, model: ModelConfig) -> Tree:
 
 
 def _fingerprint(model: Tree) -> str:
-    return _digest({"schema": SCHEMA, "model": model})
-
-
-def _digest(tree: Mapping[str, Any]) -> str:
-    """SHA-256 of the canonical JSON of a table: keys sorted, no blanks, ASCII."""
-    return hashlib.sha256(json.dumps(tree, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return json_digest({"schema": SCHEMA, "model": model})

@@ -18,7 +18,7 @@ _LINE_LIMIT = 2**16
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
-    """Replaces `record.json`. `xlcli models` shows `corpus` and `bits_per_byte`; a resumed run uses `preset`, `runtime`."""
+    """Replaces `record.json`. `xlcli models` shows `corpus` and `bits_per_byte`; resuming uses `preset`, `runtime`."""
     text = json.dumps(record, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False)
     write_atomic(folder / RECORD, text.encode() + b"\n")
 

@@ -37,11 +37,11 @@ _ANEW = "Train anew with --overwrite."
 def save(run: TrainingRun, folder: Path, *, seconds: float, corpus: Mapping[str, str]) -> Path:
     """Writes a checkpoint of the run after `seconds` of training and returns its folder.
 
+    The caller has checked that weights, optimizers and memory are finite.
+
     Raises:
-        DivergedError: Weights, optimizers or memory are not finite; nothing was written.
         ResourceError: The disk is full or fails; earlier checkpoints are unchanged.
     """
-    run.check_finite()
 
     def write(into: Path) -> None:
         write_tensors(into / "weights.safetensors", weights(run.model), {})

@@ -41,6 +41,7 @@ class Trainer:
         self.record = record
         self.started = started
         self.saved_at = (run.step, run.validated_step)
+        self.checked_step = run.step
 
     @property
     def seconds(self) -> float:
@@ -161,14 +162,21 @@ class Trainer:
     def _keep_weights(self, bits: float | None) -> None:
         """Writes the present weights as the weights of the model."""
         run = self.run
-        run.check_finite()
+        self._check_finite()
         metadata = {"step": str(run.step), "validation_bits_per_byte": "" if bits is None else f"{bits:.6f}"}
         store.save_model(self.folder, run.config, store.weights(run.model), self.prepared.tokenizer, metadata)
 
     def _save(self) -> Saved:
+        self._check_finite()
         path = checkpoint.save(self.run, self.folder, seconds=self.seconds, corpus=self.prepared.identity)
         self.saved_at = (self.run.step, self.run.validated_step)
         return Saved(self.run.step, path)
+
+    def _check_finite(self) -> None:
+        """`TrainingRun.check_finite`, once per step: a step may be validated and saved."""
+        if self.checked_step != self.run.step:
+            self.run.check_finite()
+            self.checked_step = self.run.step
 
 
 class IntervalTrigger:

@@ -103,6 +103,9 @@ def _read(paths: Sequence[str], text: TextConfig, stop: Callable[[], bool]) -> G
     yield from corpus.notices()
     yield from _until(stop, _whole(corpus))
     parts = split(corpus, text.valid, text.test)
+    for part in (parts.valid, parts.test):
+        if part.corpus is not corpus:
+            yield from part.corpus.notices()
     if parts.train.n_bytes == 0:
         raise DataError("the held-out parts leave nothing to train on.", "Give a longer text or a smaller --valid.")
     return parts

@@ -35,6 +35,11 @@ class AttentionConfig(BaseConfig):
         """Hooks of a position encoding that this attention calls."""
         return frozenset()
 
+    @property
+    def redraw_interval(self) -> int | None:
+        """Number of training steps between draws of random features; None if they are never redrawn."""
+        return None
+
     def score_scale(self, n_terms: int, head_dim: int) -> float:
         """Factor on scores that are sums of `n_terms` inner products: 1/sqrt(n_terms * head_dim)."""
         return float((n_terms * head_dim) ** -0.5)
@@ -101,11 +106,21 @@ class LocalAttentionConfig(SoftmaxAttentionConfig):
         return min(mem_len, self.window)
 
 
-class LinearAttentionConfig(AttentionConfig):
+class RandomAttentionConfig(AttentionConfig):
+    """Base of attention with random features. A draw every `redraw_every` training steps clears the layer's memory."""
+
+    redraw_every: Count | None = None
+
+    @property
+    def redraw_interval(self) -> int | None:
+        """`redraw_every`."""
+        return self.redraw_every
+
+
+class LinearAttentionConfig(RandomAttentionConfig):
     """Performer (Choromanski et al. 2021): softmax kernel estimated with `n_features` random features.
 
-    Memory is a running sum over all tokens read: constant size, no span. `redraw_every` is the number of training steps
-    between new random features; drawing them clears the memory.
+    Memory is a running sum over all tokens read: constant size, no span.
     """
 
     supports_dropout: ClassVar[bool] = False
@@ -113,7 +128,6 @@ class LinearAttentionConfig(AttentionConfig):
     kind: Literal["linear"] = "linear"
     n_features: Annotated[int, Field(ge=1, le=2**16)] = 128
     orthogonal: bool = True
-    redraw_every: Count | None = None
 
     @property
     def offers(self) -> frozenset[str]:
@@ -133,14 +147,13 @@ class LinearAttentionConfig(AttentionConfig):
         return f"running sums over {'all tokens read' if mem_len else _tokens(0, segment_len)}"
 
 
-class LSHAttentionConfig(AttentionConfig):
+class LSHAttentionConfig(RandomAttentionConfig):
     """LSH attention with shared queries and keys (Kitaev et al. 2020, Reformer); cost is linear in the length.
 
     In each of `n_hashes` rounds a token attends to the last `bucket_size` earlier tokens of its hash bucket, within the
     memory length; to itself only if there are none. `n_buckets` is an even number, or a list of even numbers whose
     product is the number of buckets. The memory is the table of buckets: its size and the cost of a look-up do not
-    depend on the memory length. `redraw_every` is the number of training steps between new hash directions; drawing
-    them clears the memory of the layer.
+    depend on the memory length.
     """
 
     inference_settings: ClassVar[frozenset[str]] = frozenset({"n_hashes"})
@@ -150,7 +163,6 @@ class LSHAttentionConfig(AttentionConfig):
     n_buckets: int | tuple[int, ...] = 64
     bucket_size: Annotated[int, Field(ge=1, le=2**16)] = 32
     n_hashes: Annotated[int, Field(ge=1, le=MAX_HASHES)] = 4
-    redraw_every: Count | None = None
 
     @property
     def offers(self) -> frozenset[str]:

@@ -13,6 +13,7 @@ from torch import nn
 
 from xlcli import config as settings
 from xlcli.config import AttentionConfig, ModelConfig
+from xlcli.config import attention as kinds
 from xlcli.model.attention import Attention, full, linear, local, lsh
 from xlcli.model.build_position import POSITIONS
 from xlcli.model.embedding import AdaptiveEmbedding, TokenEmbedding
@@ -139,9 +140,9 @@ def _residual(config: ModelConfig) -> Residual:
 
 
 ATTENTIONS: dict[type[AttentionConfig], Callable[[ModelConfig, Any, Position], Attention]] = {
-    settings.FullAttentionConfig: full.build,
-    settings.LocalAttentionConfig: local.build,
-    settings.LinearAttentionConfig: linear.build,
-    settings.LSHAttentionConfig: lsh.build,
+    kinds.FullAttentionConfig: full.build,
+    kinds.LocalAttentionConfig: local.build,
+    kinds.LinearAttentionConfig: linear.build,
+    kinds.LSHAttentionConfig: lsh.build,
 }
 """Configuration class to builder of one attention branch."""

@@ -116,7 +116,7 @@ class TrainingRun:
 
     def _redraw_features(self) -> None:
         """Draws new random features and rotations where that is due, and empties the memories of their layers."""
-        every = {i: getattr(a, "redraw_every", None) for i, a in enumerate(self.config.model.attentions)}
+        every = {i: a.redraw_interval for i, a in enumerate(self.config.model.attentions)}
         due = {i for i, steps in every.items() if steps and self.step and self.step % steps == 0}
         if due:
             self.model.stack.redraw(due, torch.Generator().manual_seed((self.config.runtime.seed or 0) + self.step))

@@ -8,7 +8,8 @@ from typing import Literal
 from einops import rearrange
 from torch import Tensor
 
-from xlcli.config import FullAttentionConfig, ModelConfig
+from xlcli.config import ModelConfig
+from xlcli.config.attention import FullAttentionConfig
 from xlcli.memory import Hidden, KeyValue, Memory, TokenMemory
 from xlcli.model.attention import ProjectedAttention
 from xlcli.model.position import Position

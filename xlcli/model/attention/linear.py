@@ -9,7 +9,8 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from xlcli.config import LinearAttentionConfig, ModelConfig
+from xlcli.config import ModelConfig
+from xlcli.config.attention import LinearAttentionConfig
 from xlcli.memory import Memory, Sums
 from xlcli.model.attention import ProjectedAttention
 from xlcli.model.position import Position

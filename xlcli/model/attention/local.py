@@ -11,7 +11,8 @@ from einops import rearrange
 from torch import Tensor
 from torch.nn import functional as F
 
-from xlcli.config import LocalAttentionConfig, ModelConfig
+from xlcli.config import ModelConfig
+from xlcli.config.attention import LocalAttentionConfig
 from xlcli.memory import Memory
 from xlcli.model.attention.full import FullAttention
 from xlcli.model.position import Position

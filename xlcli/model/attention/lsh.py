@@ -11,8 +11,8 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from xlcli.config import LSHAttentionConfig, ModelConfig
-from xlcli.config.attention import MAX_HASHES
+from xlcli.config import ModelConfig
+from xlcli.config.attention import MAX_HASHES, LSHAttentionConfig
 from xlcli.memory import Buckets, Memory
 from xlcli.model.attention import Attention
 from xlcli.model.position import Position

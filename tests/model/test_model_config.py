@@ -1,0 +1,102 @@
+"""Facts that follow from the configuration of a model: its memory, and the settings that inference may change."""
+
+import pytest
+import torch
+
+from xlcli import config
+from xlcli.config.attention import MAX_HASHES
+from xlcli.errors import ConfigError
+from xlcli.model.build import build_model
+
+LSH = {"kind": "lsh", "n_buckets": [2, 4], "bucket_size": 6, "n_hashes": 2}
+LINEAR = {"kind": "linear", "n_features": 16}
+LOCAL = {"kind": "local", "window": 7}
+UNIVERSAL = {"stack": {"kind": "universal", "n_steps": 3}}
+ACT = {"stack": {"kind": "universal", "n_steps": 3, "act": True}}
+
+
+def model(*layers, **more):
+    """A configuration with these attention kinds in its layers."""
+    attention = layers[0] if len(set(map(str, layers))) == 1 else {"kind": "mixed", "layers": list(layers)}
+    tree = {"dim": 16, "n_layers": len(layers), "position": {"kind": "none"}, "attention": attention | {"n_heads": 2}}
+    return config.make({"model": tree | more}).model
+
+
+FULL = {"kind": "full"}
+
+
+@pytest.mark.parametrize(("layers", "more", "said"), [
+    ([FULL] * 6, {}, "512 tokens in each of 6 layers"),
+    ([FULL], {}, "512 tokens in one layer"),
+    ([LOCAL] * 2, {}, "7 tokens in each of 2 layers"),
+    ([LOCAL | {"window": 1}], {}, "1 token in one layer"),
+    ([LINEAR] * 2, {}, "running sums over all tokens read in each of 2 layers"),
+    ([LSH] * 2, {}, "the last 6 tokens of 2 x 8 buckets in each of 2 layers"),
+    ([LOCAL, LSH, LOCAL], {}, "7 tokens in 2 layers, the last 6 tokens of 2 x 8 buckets in 1 layer"),
+    ([FULL] * 2, UNIVERSAL, "512 tokens in each of 2 layers at each of 3 steps"),
+])  # fmt: skip
+def test_memory_is_described(layers, more, said):
+    assert model(*layers, **more).describe_memory(512, 128) == said
+
+
+@pytest.mark.parametrize(("layer", "said"), [
+    (FULL, "one segment of 128 tokens in each of 2 layers"),
+    (LINEAR, "running sums over one segment of 128 tokens in each of 2 layers"),
+])  # fmt: skip
+def test_without_memory_a_segment_is_described(layer, said):
+    assert model(layer, layer).describe_memory(0, 128) == said
+
+
+@pytest.mark.parametrize(("layers", "effective"), [
+    ([FULL, LOCAL], 20), ([LOCAL], 7), ([LSH, LOCAL], 20), ([LINEAR, LINEAR], None), ([LINEAR, FULL], None),
+])  # fmt: skip
+def test_effective_memory_is_the_longest_of_all_layers(layers, effective):
+    assert model(*layers).effective_mem_len(20) == effective
+
+
+@pytest.mark.parametrize(("layers", "mem_len", "said"), [
+    ([FULL, LOCAL], 20, None), ([LOCAL, LOCAL], 7, None), ([LOCAL, LOCAL], 8, "at most 7 earlier tokens"),
+    ([LINEAR], 8, "all tokens"), ([LINEAR], 0, None), ([LINEAR, LOCAL], 8, "at most 7 earlier tokens"),
+    ([LINEAR, FULL], 8, None), ([LSH], 10**6, None),
+])  # fmt: skip
+def test_a_memory_length_without_effect_is_warned_of(layers, mem_len, said):
+    warning = model(*layers).mem_len_warning(mem_len)
+    assert (warning is None) == (said is None)
+    assert said is None or said in warning
+
+
+def test_inference_settings_change_nothing_else():
+    trained = model(LOCAL, LSH, **UNIVERSAL)
+    chosen = trained.for_inference(n_steps=5, n_hashes=8)
+    assert (chosen.stack.n_steps, chosen.depth, [a.kind for a in chosen.attentions]) == (5, 10, ["local", "lsh"])
+    assert chosen.attentions[1].n_hashes == 8
+    assert chosen.for_inference(n_steps=3, n_hashes=2) == trained == trained.for_inference()
+    weights, others = (build_model(c, torch.Generator().manual_seed(0)).state_dict() for c in (trained, chosen))
+    assert {name: t.shape for name, t in weights.items()} == {name: t.shape for name, t in others.items()}
+    assert chosen.memory_floats(9) == 5 * sum(
+        model(layer).for_inference(n_hashes=n).memory_floats(9) for layer, n in ((LOCAL, None), (LSH, 8))
+    )
+
+
+@pytest.mark.parametrize(("shape", "settings", "said"), [
+    (model(FULL), {"n_steps": 2}, "universal"),
+    (model(FULL, LINEAR), {"n_hashes": 2}, "LSH"),
+    (model(LSH), {"n_hashes": 0}, "n_hashes is 0"),
+    (model(LOCAL, LSH), {"n_hashes": MAX_HASHES + 1}, "n_hashes is 9"),
+    (model(FULL, **UNIVERSAL), {"n_steps": 0}, "n_steps is 0"),
+])  # fmt: skip
+def test_inference_settings_that_do_not_apply_are_refused(shape, settings, said):
+    with pytest.raises(ConfigError, match=said):
+        shape.for_inference(**settings)
+
+
+def test_recall_is_for_hashed_layers_of_models_that_do_not_halt():
+    assert model(LSH).supports_recall
+    assert model(FULL, LSH, **UNIVERSAL).supports_recall
+    assert not model(FULL, LINEAR).supports_recall
+    assert not model(LSH, **ACT).supports_recall
+
+
+def test_random_features_are_redrawn_when_asked():
+    layers = model(FULL, LINEAR, LSH | {"redraw_every": 5}).attentions
+    assert [layer.redraw_interval for layer in layers] == [None, None, 5]

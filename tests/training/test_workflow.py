@@ -12,7 +12,6 @@ import pytest
 import torch
 from runs import PROSE, After, corpus, curve, go, of_kind, small, train
 
-from xlcli import config
 from xlcli.config import EvalConfig, RuntimeConfig
 from xlcli.errors import BusyError, ConfigError, DataError, DivergedError, ResourceError, XLError
 from xlcli.evaluation import evaluate
@@ -25,6 +24,8 @@ from xlcli.store.layout import is_model
 from xlcli.store.lock import lock
 from xlcli.store.records import read_record
 from xlcli.text.cache import cache_folder
+from xlcli.training import loop, workflow
+from xlcli.training.run import TrainingRun
 
 
 def _finite(folder):
@@ -281,8 +282,6 @@ def test_a_gradient_that_is_no_number_stops_the_run(step, monkeypatch):
 
 
 def test_held_out_text_without_a_score_stops_the_run(monkeypatch):
-    from xlcli.training.run import TrainingRun
-
     def poisoned(self, held_out, stop):
         with torch.no_grad():
             next(iter(self.model.parameters())).fill_(math.nan)
@@ -415,20 +414,27 @@ def test_a_full_disk_at_the_lock_is_told():
 # Budgets in time
 
 
-def test_a_time_budget_is_spent_and_no_more(monkeypatch):
-    """A clock that ticks a hundredth of a second at every look."""
-    from xlcli.training import loop, workflow
+class Clock:
+    """Stands in for `time`: advances by a hundredth of a second at every look."""
 
-    now = [0.0]
+    def __init__(self):
+        self.now = 0.0
 
-    class Clock:
-        @staticmethod
-        def monotonic():
-            now[0] += 0.01
-            return now[0]
+    def monotonic(self):
+        self.now += 0.01
+        return self.now
 
-    monkeypatch.setattr(loop, "time", Clock)
-    monkeypatch.setattr(workflow, "time", Clock)
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(loop, "time", clock)
+    monkeypatch.setattr(workflow, "time", clock)
+    return clock
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_time_budget_is_spent_and_no_more():
     budget = {"max_steps": None, "max_time": 2.0, "eval_every": None, "save_every": 0.5, "warmup_steps": 0}
     events = go(small(train=budget), corpus(), "m")
     steps = of_kind(events, Step)
@@ -440,25 +446,40 @@ def test_a_time_budget_is_spent_and_no_more(monkeypatch):
     assert 5 <= len(of_kind(events, Validation)) <= 10
 
 
-def test_reading_the_text_leaves_time_for_training():
-    from xlcli.training.workflow import _start_of_budget
+@pytest.mark.parametrize(("preparation", "counted"), [(5.0, 5.0), (5000.0, 10.0)])
+def test_preparation_takes_at_most_a_tenth_of_a_time_budget(preparation, counted, clock, monkeypatch):
+    def slow(*args):
+        clock.now += preparation
+        return (yield from prepare_new(*args))
 
-    settings = config.make({"train": {"max_time": 100.0}})
-    import time
+    prepare_new = workflow.prepare_new
+    monkeypatch.setattr(workflow, "prepare_new", slow)
+    stop = After(1)
+    events = stop.run(small(train={"max_steps": None, "max_time": 100.0}), corpus(), "m")
+    assert of_kind(events, Step)[0].seconds == pytest.approx(counted, abs=1.0)
 
-    now = time.monotonic()
-    assert now - _start_of_budget(now - 5, settings) == pytest.approx(5, abs=0.1)
-    assert now - _start_of_budget(now - 5000, settings) == pytest.approx(10, abs=0.1)
 
+@pytest.mark.parametrize(
+    ("budget", "least", "most"),
+    [
+        ({"max_time": 20.0}, 1, 3),
+        ({"max_time": 20.0, "eval_every": 1.0}, 9, 20),
+        ({"max_steps": 40, "max_time": 1000.0}, 10, 10),
+        ({"max_tokens": 40 * 64, "max_time": 1000.0}, 10, 10),
+    ],
+)
+def test_validation_takes_at_most_a_tenth_of_a_time_budget_unless_its_interval_is_given(
+    budget, least, most, clock, monkeypatch
+):
+    def slow(self, valid, stop):
+        clock.now += 1.0
+        return validation_bits(self, valid, stop)
 
-def test_validation_does_not_eat_a_time_budget():
-    from xlcli.training.loop import _too_costly
-
-    train_ = config.make({"train": {"max_time": 100.0}}).train
-    assert not _too_costly(train_, 1.0, 20.0)
-    assert _too_costly(train_, 5.0, 20.0)
-    for said in ({"eval_every": 5.0}, {"max_steps": 9}, {"max_tokens": 9}):
-        assert not _too_costly(config.make({"train": {"max_time": 100.0, **said}}).train, 5.0, 20.0)
+    validation_bits = TrainingRun.validation_bits
+    monkeypatch.setattr(TrainingRun, "validation_bits", slow)
+    unset = dict.fromkeys(("max_steps", "max_tokens", "eval_every", "save_every"))
+    events = go(small(train=unset | budget), corpus(), "m")
+    assert least <= len(of_kind(events, Validation)) <= most
 
 
 def test_a_lock_is_given_back():

@@ -1,6 +1,6 @@
-"""Optimizers and the learning-rate lr_factor of a run.
+"""Optimizers and learning-rate schedule.
 
-Muon (Jordan 2024) for the matrices inside blocks, AdamW for embeddings, head, norms and biases; both are PyTorch's own.
+Muon (Jordan 2024) updates the matrices of blocks, AdamW embeddings, head, norms and biases; both are PyTorch's.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from xlcli.errors import CheckpointError
 
 
 class Float32Muon(Muon):
-    """PyTorch's Muon with the orthogonalization in float32; what it remembers is the same.
+    """PyTorch's Muon with orthogonalization in float32 instead of bfloat16, and the same optimizer state.
 
-    The learning rate is adjusted as by "match_rms_adamw", whatever else may be asked for.
-
-    PyTorch does it in bfloat16, which a CPU without bfloat16 units multiplies at a fifth of the float32 rate.
+    A CPU without bfloat16 units multiplies bfloat16 at a fifth of the float32 rate. `adjust_lr_fn` is always
+    "match_rms_adamw".
     """
 
     @torch.no_grad()
@@ -44,7 +43,7 @@ class Float32Muon(Muon):
 
 
 def orthogonalize(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
-    """Newton-Schulz iteration towards the nearest orthogonal matrix, in the matrix's own type (Jordan 2024)."""
+    """Newton-Schulz iteration toward the nearest orthogonal matrix, in the type of the matrix (Jordan 2024)."""
     a, b, c = coefficients
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.mT if tall else matrix
@@ -83,8 +82,8 @@ class Optimizers:
         adamw = AdamW([g for g in groups if g["params"]], lr=adam_lr, betas=config.betas, fused=True)
         self.optimizers.append((adamw, adam_lr))
         for parameter in parameters:
-            # Made now, side by side, rather than between the activations of the first backward pass, where they would
-            # keep the C library from giving back or using again what is around them.
+            # Allocated now, next to each other: allocated between the activations of the first backward pass, they
+            # would fragment the heap.
             parameter.grad = torch.zeros_like(parameter)
 
     def step(self, factor: float) -> None:
@@ -100,7 +99,7 @@ class Optimizers:
             optimizer.zero_grad(set_to_none=False)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything the optimizers remember: `parameter:quantity`."""
+        """Optimizer state by name, `parameter:quantity`."""
         return {
             f"{self.names[id(parameter)]}:{key}": value
             for optimizer, _ in self.optimizers
@@ -109,7 +108,7 @@ class Optimizers:
         }
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restores what `tensors` gave; `CheckpointError` when a quantity is missing."""
+        """Restores the state that `tensors` returned; `CheckpointError` if a quantity is missing."""
         kinds = {Muon: ("momentum_buffer",), AdamW: ("step", "exp_avg", "exp_avg_sq")}
         for optimizer, _ in self.optimizers:
             quantities = next(names for kind, names in kinds.items() if isinstance(optimizer, kind))
@@ -126,13 +125,13 @@ class Optimizers:
 
 
 def hidden_matrices(model: nn.Module) -> set[int]:
-    """Ids of the weights of linear maps inside the stack: what Muon is meant for."""
+    """Ids of the weight matrices of linear layers in the stack, which Muon updates."""
     stack = getattr(model, "stack", model)
     return {id(m.weight) for m in stack.modules() if isinstance(m, nn.Linear) and min(m.weight.shape) > 1}
 
 
 def n_state_floats(model: nn.Module, config: TrainConfig) -> int:
-    """Numbers that the optimizers keep: the momentum of Muon's matrices, two moments of all other parameters."""
+    """Size of the optimizer state in numbers: one momentum per Muon parameter, two moments per AdamW parameter."""
     matrices = hidden_matrices(model) if config.optimizer == "muon" else set()
     return sum(p.numel() * (1 if id(p) in matrices else 2) for p in model.parameters())
 
@@ -145,25 +144,25 @@ def lr_factor(
     lr_schedule: Literal["cosine", "linear", "constant", "inverse_sqrt"],
     min_lr_ratio: float,
 ) -> float:
-    """Factor on the learning rate: linear warm-up, and decay towards `min_lr_ratio`.
+    """Learning rate divided by its peak: linear warmup, then decay to `min_lr_ratio`.
 
     Args:
-        fraction: What is spent of the budget, 0 to 1; `cosine` and `linear` reach `min_lr_ratio` at its end.
-        step: Steps taken; `inverse_sqrt` falls with its root from the end of warm-up on (Vaswani et al. 2017, section
-            5.3), however long the run.
-        warmup_steps: Steps until the factor is at its highest.
-        lr_schedule: The form; `constant` stays at the highest.
-        min_lr_ratio: The lowest factor.
+        fraction: Share of the budget spent, 0 to 1; `cosine` and `linear` end at `min_lr_ratio`.
+        step: Number of steps taken.
+        warmup_steps: Number of warmup steps.
+        lr_schedule: Decay; `inverse_sqrt` is proportional to 1/sqrt(step), whatever the budget (Vaswani et al. 2017,
+            section 5.3).
+        min_lr_ratio: Lowest factor after warmup.
     """
     fraction = min(max(fraction, 0.0), 1.0)
     warm = min(1.0, (step + 1) / (warmup_steps + 1))
     match lr_schedule:
         case "linear":
-            left = 1.0 - fraction
+            decay = 1.0 - fraction
         case "cosine":
-            left = 0.5 * (1.0 + math.cos(math.pi * fraction))
+            decay = 0.5 * (1.0 + math.cos(math.pi * fraction))
         case "constant":
-            left = 1.0
+            decay = 1.0
         case "inverse_sqrt":
-            left = min(1.0, (warmup_steps + 1) / (step + 1)) ** 0.5
-    return warm * (min_lr_ratio + (1.0 - min_lr_ratio) * left)
+            decay = min(1.0, (warmup_steps + 1) / (step + 1)) ** 0.5
+    return warm * (min_lr_ratio + (1.0 - min_lr_ratio) * decay)

@@ -126,7 +126,7 @@ def evaluate(
 ) -> int:
     """Score a text: bits per byte and more, every token once and in order."""
     from xlcli.cli.plot import check_plot, draw
-    from xlcli.cli.prologue import begin, warn_mem_len, find_model, load_model
+    from xlcli.cli.prologue import begin, find_model, load_model, warn_mem_len
 
     config, screen = begin(context, SECTIONS)
     settings = config.eval

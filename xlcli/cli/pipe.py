@@ -34,7 +34,7 @@ def open_source(name: str) -> int:
 
 
 def portions(source: int, stop: Stop, flush_ms: int | None) -> Iterator[bytes | None]:
-    """Bytes of `source` as they arrive; None after `flush_ms` ms without input. Ends at the end of input or a signal."""
+    """Bytes of `source` as they arrive; None after `flush_ms` ms without input. Ends with the input or at a signal."""
     timeout = None if flush_ms is None else flush_ms / 1000
     idle = True
     while not stop():

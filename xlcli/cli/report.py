@@ -233,7 +233,9 @@ def score_text(score: Score, model: ModelConfig) -> str:
     text = "\n".join(lines) + "\n"
     if score.by_context:
         heading = ("context seen", "tokens", "bits per byte")
-        context_rows = [(f"{b.start} to {b.stop - 1}", str(b.tokens), f"{b.bits_per_byte:.4f}") for b in score.by_context]
+        context_rows = [
+            (f"{b.start} to {b.stop - 1}", str(b.tokens), f"{b.bits_per_byte:.4f}") for b in score.by_context
+        ]
         text += "\n" + table([heading, *context_rows])
     return text
 

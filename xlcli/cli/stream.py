@@ -100,11 +100,11 @@ def stream(
     from xlcli.cli.prologue import (
         begin,
         check_state_files,
-        warn_mem_len,
         find_model,
         load_model,
         open_state_files,
         print_plan,
+        warn_mem_len,
     )
 
     config, screen = begin(context, SECTIONS)

@@ -38,7 +38,7 @@ def discard_stdout() -> None:
 
 
 class Visible:
-    """Incremental decoder from bytes to safe text. An incomplete UTF-8 character is held back; invalid bytes are escaped."""
+    """Incremental decoder from bytes to safe text. Holds back incomplete UTF-8 characters, escapes invalid bytes."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")

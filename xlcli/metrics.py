@@ -1,9 +1,9 @@
-"""Scores from sums: nats in, bits per byte, bits per character and perplexities out. Never imports torch.
+"""Bits per byte, bits per character and perplexity from a sum of nats. Never imports torch.
 
-Bits per byte is the headline because it does not depend on the vocabulary: nats / ln 2 / bytes of text, each token
-scored once. A character is a Unicode code point. Words are counted as the published word-level benchmarks count them
-(Mikolov et al. 2010, Merity et al. 2017): a run of bytes that are not ASCII white space, and one more word for every
-line end. So the perplexity per word of a word-level model is its perplexity, and a byte-level model's compares with it.
+Bits per byte (nats / ln 2 / bytes of text, each token scored once) is the main metric because it does not depend on
+the tokenizer. A character is a Unicode code point. A word is a run of bytes other than ASCII white space, and each line
+end counts as one more, as in the published word-level benchmarks (Mikolov et al. 2010, Merity et al. 2017): the
+perplexity per word of a word-level model is its perplexity per token, and models of other tokenizers compare with it.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import math
 from dataclasses import dataclass
 
 LN2 = math.log(2.0)
-"""Nats in a bit."""
+"""Nats per bit."""
 
 
 def bits_per(nats: float, count: int) -> float:
-    """Bits for each of `count` units of text; 0 for no text."""
+    """Bits per unit of text, of which there are `count`; 0 for an empty text."""
     return nats / LN2 / count if count else 0.0
 
 
 def perplexity(nats: float, count: int) -> float:
-    """The exponential of the mean nats a unit; infinity where that overflows, 1 for no text."""
+    """exp(nats / count); infinity on overflow, 1 for an empty text."""
     try:
         return math.exp(nats / count) if count else 1.0
     except OverflowError:
@@ -31,7 +31,7 @@ def perplexity(nats: float, count: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TextCounts:
-    """Size of a text. `chars` and `words` are None when it is not UTF-8; `lines` counts line ends."""
+    """Size of a text. `chars` and `words` are None if it is not UTF-8; `lines` is the number of line ends."""
 
     bytes: int
     lines: int
@@ -40,7 +40,7 @@ class TextCounts:
 
 
 class TextCounter:
-    """Counts a text that comes in portions, in constant memory; the counts do not depend on the portions."""
+    """Counts a text fed in portions, in constant memory."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("strict")
@@ -49,7 +49,7 @@ class TextCounter:
         self._valid = True
 
     def feed(self, data: bytes) -> None:
-        """Counts the next portion."""
+        """Adds the next portion."""
         if not data:
             return
         self._bytes += len(data)
@@ -63,7 +63,7 @@ class TextCounter:
                 self._valid = False
 
     def counts(self) -> TextCounts:
-        """Counts of all that was fed, taken as the whole text: an unfinished character at the end is not UTF-8."""
+        """Counts of the text fed so far. An unfinished character at its end is not UTF-8."""
         valid = self._valid and not self._decoder.getstate()[0]
         return TextCounts(
             bytes=self._bytes,
@@ -74,7 +74,7 @@ class TextCounter:
 
 
 def context_bin_edges(longest: int) -> list[int]:
-    """Borders of the buckets of context: 1, 2, 4, 8 ... and one past `longest`, which the last bucket reaches."""
+    """Edges of the context bins in tokens: 1, 2, 4, 8 ... and `longest` + 1, where the last bin ends."""
     edges = [1]
     while 2 * edges[-1] < longest:
         edges.append(2 * edges[-1])

@@ -1,4 +1,4 @@
-"""Optimizers and the learning-rate lr_factor of a run.
+"""Optimizers and the learning-rate schedule.
 
 Muon (Jordan 2024) for the matrices inside blocks, AdamW for embeddings, head, norms and biases; both are PyTorch's own.
 """
@@ -18,11 +18,10 @@ from xlcli.errors import CheckpointError
 
 
 class Float32Muon(Muon):
-    """PyTorch's Muon with the orthogonalization in float32; what it remembers is the same.
+    """PyTorch's Muon with orthogonalization in float32 and the same state.
 
-    The learning rate is adjusted as by "match_rms_adamw", whatever else may be asked for.
-
-    PyTorch does it in bfloat16, which a CPU without bfloat16 units multiplies at a fifth of the float32 rate.
+    PyTorch orthogonalizes in bfloat16, which a CPU without bfloat16 units multiplies at a fifth of the float32 rate.
+    The learning rate is always adjusted as by "match_rms_adamw".
     """
 
     @torch.no_grad()
@@ -44,7 +43,7 @@ class Float32Muon(Muon):
 
 
 def orthogonalize(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
-    """Newton-Schulz iteration towards the nearest orthogonal matrix, in the matrix's own type (Jordan 2024)."""
+    """Newton-Schulz iteration towards the nearest orthogonal matrix, in the type of `matrix` (Jordan 2024)."""
     a, b, c = coefficients
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.mT if tall else matrix
@@ -83,8 +82,7 @@ class Optimizers:
         adamw = AdamW([g for g in groups if g["params"]], lr=adam_lr, betas=config.betas, fused=True)
         self.optimizers.append((adamw, adam_lr))
         for parameter in parameters:
-            # Made now, side by side, rather than between the activations of the first backward pass, where they would
-            # keep the C library from giving back or using again what is around them.
+            # Allocated here in one place: between activations of the first backward pass they would fragment the heap.
             parameter.grad = torch.zeros_like(parameter)
 
     def step(self, factor: float) -> None:
@@ -100,7 +98,7 @@ class Optimizers:
             optimizer.zero_grad(set_to_none=False)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything the optimizers remember: `parameter:quantity`."""
+        """State of the optimizers, named `parameter:quantity`."""
         return {
             f"{self.names[id(parameter)]}:{key}": value
             for optimizer, _ in self.optimizers
@@ -109,7 +107,11 @@ class Optimizers:
         }
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restores what `tensors` gave; `CheckpointError` when a quantity is missing."""
+        """Restores the state that `tensors` returned.
+
+        Raises:
+            CheckpointError: A quantity is missing.
+        """
         kinds = {Muon: ("momentum_buffer",), AdamW: ("step", "exp_avg", "exp_avg_sq")}
         for optimizer, _ in self.optimizers:
             quantities = next(names for kind, names in kinds.items() if isinstance(optimizer, kind))
@@ -126,7 +128,7 @@ class Optimizers:
 
 
 def hidden_matrices(model: nn.Module) -> set[int]:
-    """Ids of the weights of linear maps inside the stack: what Muon is meant for."""
+    """`id` of each weight matrix inside the stack; Muon trains these."""
     stack = getattr(model, "stack", model)
     return {id(m.weight) for m in stack.modules() if isinstance(m, nn.Linear) and min(m.weight.shape) > 1}
 
@@ -145,18 +147,18 @@ def lr_factor(
     lr_schedule: Literal["cosine", "linear", "constant", "inverse_sqrt"],
     min_lr_ratio: float,
 ) -> float:
-    """Factor on the learning rate: linear warm-up, and decay towards `min_lr_ratio`.
+    """Learning-rate schedule: factor after linear warmup and decay.
 
     Args:
-        fraction: What is spent of the budget, 0 to 1; `cosine` and `linear` reach `min_lr_ratio` at its end.
-        step: Steps taken; `inverse_sqrt` falls with its root from the end of warm-up on (Vaswani et al. 2017, section
-            5.3), however long the run.
-        warmup_steps: Steps until the factor is at its highest.
-        lr_schedule: The form; `constant` stays at the highest.
-        min_lr_ratio: The lowest factor.
+        fraction: Share of the budget spent, 0 to 1; `cosine` and `linear` reach `min_lr_ratio` at 1.
+        step: Steps taken; `inverse_sqrt` decays with their root after warmup (Vaswani et al. 2017, section 5.3),
+            whatever the budget.
+        warmup_steps: Steps of warmup.
+        lr_schedule: Kind of decay; `constant` is none.
+        min_lr_ratio: Lowest factor.
     """
     fraction = min(max(fraction, 0.0), 1.0)
-    warm = min(1.0, (step + 1) / (warmup_steps + 1))
+    warmup = min(1.0, (step + 1) / (warmup_steps + 1))
     match lr_schedule:
         case "linear":
             left = 1.0 - fraction
@@ -166,4 +168,4 @@ def lr_factor(
             left = 1.0
         case "inverse_sqrt":
             left = min(1.0, (warmup_steps + 1) / (step + 1)) ** 0.5
-    return warm * (min_lr_ratio + (1.0 - min_lr_ratio) * left)
+    return warmup * (min_lr_ratio + (1.0 - min_lr_ratio) * left)

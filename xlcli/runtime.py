@@ -1,4 +1,4 @@
-"""Where and in which number type to compute: decided once, outside the model."""
+"""Device, number type, threads and compilation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class Runtime:
-    """A device, the type matrices are multiplied in (weights stay float32), and the number of CPU threads."""
+    """Device, number type of matrix products (weights stay float32), and number of CPU threads."""
 
     device: torch.device
     dtype: torch.dtype
@@ -40,20 +40,20 @@ class Runtime:
         return str(self.dtype).removeprefix("torch.")
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
-        """Matrix products in `dtype`; nothing at all for float32."""
+        """Context in which matrix products use `dtype`; does nothing for float32."""
         if self.dtype == torch.float32:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, self.dtype)
 
 
 def make_runtime(config: RuntimeConfig, *, training: bool = False) -> Runtime:
-    """Chooses device and number type and sets threads.
+    """Chooses device and number type, and sets threads and determinism of torch.
 
-    `auto` is float32 for evaluation and generation, whose numbers must not depend on how the text is cut; training
-    takes bfloat16 where the hardware multiplies it natively.
+    Number type `auto` is bfloat16 for training on hardware that multiplies it natively, else float32: a score must not
+    depend on how the text is cut into calls.
 
     Raises:
-        ConfigError: The device is not there, or cannot do what is asked.
+        ConfigError: The device is missing or does not support the settings.
     """
     if training and config.dtype == "float16":
         raise ConfigError(
@@ -66,7 +66,7 @@ def make_runtime(config: RuntimeConfig, *, training: bool = False) -> Runtime:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     if config.deterministic:
-        # cuBLAS reads this when it is first used, and without it deterministic products are refused
+        # Required by cuBLAS for deterministic products; read at its first use.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     if config.dtype != "auto":
@@ -77,9 +77,9 @@ def make_runtime(config: RuntimeConfig, *, training: bool = False) -> Runtime:
 
 
 def compile_stack(stack: Stack) -> None:
-    """Has the stack compiled for training, at its first call with a full memory; all other calls stay as they are.
+    """Compiles the stack for training calls with full memory, at the first of them; other calls run eagerly.
 
-    One shape is compiled, so that no result depends on what was compiled before: a resumed run goes on to the bit.
+    Only one shape is compiled, so that a resumed run continues to the bit.
     """
     plain = stack.forward
     compiled = torch.compile(plain, dynamic=False)
@@ -87,22 +87,22 @@ def compile_stack(stack: Stack) -> None:
     def forward(x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> StackOutput:
         if not stack.training or context.n_memory < context.span.mem_len:
             return plain(x, memories, context)
-        _ = context.mask.visible  # made outside: the lock of a cached property cannot be traced on Python 3.11
-        whole = tuple(memory.map(Tensor.contiguous) for memory in memories)  # one layout, lest another is compiled
+        _ = context.mask.visible  # computed here, since the lock of a cached property cannot be traced on Python 3.11
+        whole = tuple(memory.map(Tensor.contiguous) for memory in memories)  # one layout, so that one graph is compiled
         return compiled(x, whole, context)
 
     stack.forward = forward  # type: ignore[method-assign]
 
 
 def has_bfloat16_units(device: torch.device) -> bool:
-    """Whether matrix products in bfloat16 are native, and so faster than float32."""
+    """Whether the device multiplies bfloat16 natively, which is faster than float32."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def peak_rss_bytes() -> int:
-    """Most memory this process has held."""
+    """Peak resident memory of this process in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

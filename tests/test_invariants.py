@@ -1,4 +1,4 @@
-"""The laws every variant obeys, over every legal combination. See docs/architecture.md for what each one means."""
+"""Invariants of the model, for every legal combination of its parts. docs/architecture.md lists them."""
 
 from typing import get_args
 
@@ -27,15 +27,15 @@ from xlcli.state import State
 every = pytest.mark.parametrize("name", COMBINATIONS)
 in_turn = pytest.mark.parametrize("name", IN_TURN)
 SINGLE = {0: 15, 7: 30, 200: 10}
-"""Lengths of memory, and how many tokens are then read one at a time."""
+"""Memory length to number of tokens that are read one at a time."""
 PLACES = (0, 5, 11)
-"""Where in their texts rows begin."""
+"""Positions in their texts at which the sequences begin."""
 CUTS = (([7], 42, "hidden"), ([64], 80, "hidden"), ([3, 1, 29, 2], 64, "keyvalue"))
-"""Lengths of calls, in turn; how much is read so; and the memory that carries it."""
+"""Call lengths (cycled), number of tokens read, and kind of memory."""
 
 
 def test_every_kind_is_here():
-    """A kind that is in a registry or a choice of the configuration stands in some combination."""
+    """Every kind of every registry and every choice of the configuration is in some combination."""
     models = [config.make({"model": tree}).model for tree in COMBINATIONS.values()]
     for registry, part in ((ATTENTIONS, "attention"), (POSITIONS, "position"), (STACKS, "stack")):
         assert {getattr(model, part).kind for model in models} == set(registry)
@@ -48,7 +48,7 @@ def test_every_kind_is_here():
 
 @every
 def test_prefix(name):
-    """Changing any token after i leaves the logits up to i unchanged."""
+    """Prefix: a change of any token after i leaves the logits up to i unchanged, to the bit."""
     model = make(name)
     text = tokens(1, 40)
     with torch.inference_mode():
@@ -65,7 +65,7 @@ def test_prefix(name):
 
 @every
 def test_cutting(name):
-    """With a uniform span, how the text is cut into calls and which kind of memory carries it change nothing."""
+    """Cutting: with a uniform span, call lengths and kind of memory do not change the result."""
     model = make(name)
     text = tokens(2, 81)
     with torch.inference_mode():
@@ -79,7 +79,7 @@ def test_cutting(name):
 
 @in_turn
 def test_cutting_in_float32(name):
-    """The same in the type people run."""
+    """Cutting, in the number type of the commands."""
     model = make(name, dtype=torch.float32)
     text = tokens(2, 81)
     with torch.inference_mode():
@@ -91,13 +91,13 @@ def test_cutting_in_float32(name):
 
 
 def unchanged(name, before, after):
-    """Equal to the bit; where tokens are cut into chunks by their order in a bucket, but for the order of sums."""
+    """Equal to the bit; for LSH attention, whose chunks depend on buckets, equal up to the order of sums."""
     return torch.allclose(before, after, rtol=0, atol=1e-12) if hashed(name, 1) else torch.equal(before, after)
 
 
 @every
 def test_span(name):
-    """A token sees itself and exactly `mem_len` tokens before it, or its segment: one layer shows the border."""
+    """Span: in one layer a token attends to itself and exactly `mem_len` earlier tokens, or to its segment."""
     model = make(name, n_layers=1, n_steps=1)
     text = tokens(1, 60)
     at = 58
@@ -114,23 +114,23 @@ def test_span(name):
 
 
 @pytest.mark.parametrize("name", [name for name in IN_TURN if not unbounded(name)])
-def test_reach(name):
-    """A prediction depends on the `receptive_field` tokens before it and on its position, on nothing else."""
+def test_receptive_field(name):
+    """Receptive field: a prediction depends on its position and `receptive_field` earlier tokens, nothing else."""
     model = make(name)
-    text, place, reach = tokens(1, 60), 20, model.receptive_field(7)
+    text, place, field = tokens(1, 60), 20, model.receptive_field(7)
     with torch.inference_mode():
         whole, _ = read(model, text, [59], mem_len=7)
         state = model.init_state(1, mem_len=7, segment_len=13, offsets=[place])
         late, _ = read(model, text[:, place:], [11], state=state)
     difference = (late - whole[:, place:]).abs()
-    assert difference[:, reach:].max() < 1e-10
-    assert difference[:, : reach - 1].max() > 1e-3
-    assert adaptive(name) or hashed(name) or difference[:, reach - 1] > 1e-8, "it could be less"
+    assert difference[:, field:].max() < 1e-10
+    assert difference[:, : field - 1].max() > 1e-3
+    assert adaptive(name) or hashed(name) or difference[:, field - 1] > 1e-8, "the receptive field is smaller"
 
 
 @in_turn
 def test_segments_are_independent(name):
-    """Without memory a text may be read from the beginning of any of its segments on."""
+    """Without memory a text can be read from the start of any of its segments."""
     model = make(name)
     text, place = tokens(1, 50), 26
     with torch.inference_mode():
@@ -142,7 +142,7 @@ def test_segments_are_independent(name):
 
 @every
 def test_growing_span_is_the_papers_training(name):
-    """A token of a segment sees the whole memory and the segment up to itself."""
+    """With a growing span a token attends to the whole memory and to its segment up to itself."""
     model = make(name, n_layers=1, n_steps=1)
     text = tokens(1, 30)
     with torch.inference_mode():
@@ -165,7 +165,7 @@ def test_growing_span_is_the_papers_training(name):
 
 @every
 def test_continue(name, tmp_path):
-    """Save, load, continue equals continue, to the bit."""
+    """Continue: a saved and loaded state continues as the original does, to the bit."""
     model = make(name, dtype=torch.float32)
     text = tokens(3, 50)
     with torch.inference_mode():
@@ -206,7 +206,7 @@ def test_continue_with_any_head_width(name, width, tmp_path):
 
 @every
 def test_rows(name):
-    """A row of a batch equals the row alone, wherever it began; rows may be picked, repeated and forked."""
+    """Rows: a sequence of a batch equals the sequence alone; sequences can be selected, repeated and forked."""
     model = make(name)
     text = tokens(3, 29)
     start = lambda *places: model.init_state(len(places), mem_len=12, segment_len=13, offsets=places)  # noqa: E731
@@ -225,7 +225,7 @@ def test_rows(name):
 
 @in_turn
 def test_a_fork_is_not_touched(name):
-    """Continuing one state in place leaves its fork as it was."""
+    """Continuing a state in place does not change its fork."""
     model = make(name)
     text = tokens(1, 30)
     with torch.inference_mode():
@@ -238,7 +238,7 @@ def test_a_fork_is_not_touched(name):
 
 @in_turn
 def test_training_memory_has_no_gradient(name):
-    """The gradient stops at memory, and the same arithmetic with either memory gives the same loss."""
+    """No gradient flows into memory, and both memories of softmax attention give the same loss."""
     model = make(name).train()
     text = tokens(2, 40)
     losses = []
@@ -254,7 +254,7 @@ def test_training_memory_has_no_gradient(name):
 
 @every
 def test_gradients_reach_every_parameter(name):
-    """No parameter is forgotten, none gets a NaN, with memory, without dropout and with it."""
+    """Every parameter gets a finite, nonzero gradient, with memory, with and without dropout."""
     model = make(name, dropout=0.3)
     text = tokens(2, 40)
     torch.manual_seed(0)
@@ -271,14 +271,14 @@ def test_gradients_reach_every_parameter(name):
 
 
 STEPS = 300
-"""Most are done after 30; adaptive softmax behind a post-norm takes up to 140."""
+"""Largest number of steps; most need 30, adaptive softmax after a post-norm up to 140."""
 RATES = {"pre": 0.02, "post": 0.005, "sandwich": 0.02, "rezero": 0.02}
-"""Post-norm wants a smaller one: at 0.02 it depends on the seed whether some combinations learn."""
+"""Learning rates; with post-norm at 0.02 some combinations learn only for some seeds."""
 
 
 @in_turn
 def test_learning(name):
-    """Each attention with each position overfits a little text."""
+    """Learning: each attention with each position overfits a short text."""
     torch.manual_seed(0)
     model = make(name, dtype=torch.float32, seed=3).train()
     with torch.no_grad():
@@ -300,7 +300,7 @@ def test_learning(name):
 
 @in_turn
 def test_positions_matter(name):
-    """With a position encoding the order of earlier tokens changes a one-layer prediction; without one it does not."""
+    """Positions: the order of earlier tokens changes a one-layer prediction if, and only if, there is an encoding."""
     model = make(name, n_layers=1, n_steps=1)
     text = tokens(1, 12)
     swapped = text[:, [*range(9), 10, 9, 11]]

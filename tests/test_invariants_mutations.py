@@ -1,4 +1,4 @@
-"""The invariants are worth something: what is broken on purpose is caught by the law that names it."""
+"""Mutations: each defect, introduced on purpose, is caught by the test of the invariant that it violates."""
 
 import copy
 import inspect
@@ -32,7 +32,7 @@ BIASES = ("alibi", "t5", "contextual-1", "contextual-2")
 
 
 def names(attention=("full", "local"), *, position=None, around="", **settings):
-    """Combinations of these kinds, each with what stands around it in turn; `settings` are the position's."""
+    """Combinations of `IN_TURN` with these kinds; `settings` are those of the position."""
     return [
         name
         for name in IN_TURN
@@ -44,7 +44,7 @@ def names(attention=("full", "local"), *, position=None, around="", **settings):
 
 
 def recorded(found):
-    """Those whose blocks autograd records: a reversible stack leaves no memory a gradient, whatever it holds."""
+    """Combinations without a reversible stack, which detaches every memory."""
     return [name for name in found if COMBINATIONS[name].get("stack", {}).get("kind") != "reversible"]
 
 
@@ -53,7 +53,7 @@ WITH_EMBEDDING = (SinusoidalPosition, AxialPosition, RopeEmbedding)
 
 
 def altered(context, **facts):
-    """The context with other facts about its positions; its mask stays as it is."""
+    """Context with other positions and the same mask."""
     other = copy.copy(context)
     other.positions = altered_positions(context.positions, **facts)
     other.cache = Cache()
@@ -69,7 +69,7 @@ def altered_positions(positions, **facts):
 
 
 def alter(monkeypatch, encodings, hook, facts):
-    """Calls this hook of these encodings with `facts(positions)` in place of the true ones; masks stay right."""
+    """Calls this hook of these encodings with `facts(positions)` changed; masks stay correct."""
     for encoding in encodings:
         right = getattr(encoding, hook)
 
@@ -106,7 +106,7 @@ def angles_without_memory(monkeypatch):
     right = Positions.angles
 
     def wrong(self, n_features, dtype):
-        """Positions of the new tokens count from the call, those of all keys from the oldest one."""
+        """Positions of new tokens count from the call, positions of all keys from the oldest one."""
         keys = right(altered_positions(self, n_memory=0, n_new=self.n_memory + self.n_new), n_features, dtype)
         queries = right(altered_positions(self, n_memory=0), n_features, dtype)
         return tuple(torch.cat((k[: self.n_memory], q)) for k, q in zip(keys, queries, strict=True))
@@ -227,7 +227,7 @@ BROKEN = [
     (angles_without_memory, invariants.test_cutting, names(position=["xl"], clamp_len=None)),
     (clamped_distances_not_shifted, invariants.test_cutting, names(position=["xl"], clamp_len=9)),
     (embeddings_begin_again_at_every_call, invariants.test_cutting, names(position=ABSOLUTE)),
-    (embeddings_begin_where_the_text_does, invariants.test_reach, names(position=ABSOLUTE)),
+    (embeddings_begin_where_the_text_does, invariants.test_receptive_field, names(position=ABSOLUTE)),
     (rows_all_begin_where_the_first_does, invariants.test_rows, names(position=ABSOLUTE)),
     (segments_go_on_counting, invariants.test_segments_are_independent, names(EXACT, position=ABSOLUTE)),
     (segments_go_on_counting, invariants.test_segments_are_independent, names(["linear"], position=["rope"])),
@@ -246,7 +246,7 @@ BROKEN = [
     (a_fork_shares, invariants.test_a_fork_is_not_touched, names()[::3]),
     (a_parameter_forgotten, invariants.test_gradients_reach_every_parameter, names(around="rezero")),
 ]  # fmt: skip
-"""What is broken, the invariant it violates, and for which combinations."""
+"""Mutation, test of the invariant that it violates, and affected combinations."""
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def test_totals_equal_evaluation(emit, portion, tmp_path, monkeypatch):
     assert stats.state_bytes == 2 * 2 * 9 * 16 * 8
 
 
-def test_a_line_is_answered_the_moment_it_ends():
+def test_a_line_is_output_when_its_end_arrives():
     model, heard = toy("sentencepiece"), []
 
     def pipe():
@@ -224,7 +224,7 @@ def test_reset_on_starts_afresh_before_the_line():
         assert run(model, [TEXT], reset_on="^She|lazy dog", emit=emit)[-1].bits == pytest.approx(sum(expected))
 
 
-def test_long_lines_come_in_parts_and_are_judged_by_their_beginning(monkeypatch):
+def test_long_lines_come_in_parts_and_reset_on_searches_their_start(monkeypatch):
     monkeypatch.setattr(streaming, "LINE_LIMIT", 2048)
     LINE_LIMIT = streaming.LINE_LIMIT
     model = toy(mem_len=3)

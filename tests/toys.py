@@ -1,4 +1,4 @@
-"""Toy models that are ready for use, and the slow obvious way to score a text with them."""
+"""Toy models that are ready for use, and a slow reference for the score of a text."""
 
 import functools
 import math
@@ -38,7 +38,7 @@ VARIANTS = {
     "adaptive": {"stack": {"kind": "universal", "n_steps": 3, "act": True, "halt_bias": 0.0}, "n_layers": 1},
     "reversible": {"stack": {"kind": "reversible"}, "position": {"kind": "shaw"}},
 }
-"""Tables `model` that read text in another way than the plain toy does."""
+"""Changes of the table `model`, one for each different way of reading text."""
 
 
 def toy(
@@ -53,7 +53,7 @@ def toy(
     variant=None,
     n_steps=None,
 ):
-    """A random model over the vocabulary `kind` whose weights are large enough that mistakes show."""
+    """Random model with the tokenizer `kind` and weights large enough that errors are visible."""
     tokenizer = _tokenizer(kind)
     tree = {
         "model": {
@@ -75,7 +75,7 @@ def toy(
 
 
 def slow_bits(model, text, *, mem_len=None, segment_len=None):
-    """Bits of every token of `text`, one at a time, everything before it read afresh for each."""
+    """Surprisal of every token of `text` in bits, each from a new state that reads all earlier tokens in one call."""
     train = model.config.train
     mem_len = train.mem_len if mem_len is None else mem_len
     segment_len = segment_len or train.segment_len

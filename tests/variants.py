@@ -1,4 +1,4 @@
-"""Every legal combination of what a model may be made of, at toy size. A variant is tested by being in a registry."""
+"""Every legal combination of the parts of a model, at toy size. A kind is tested as soon as it is in a registry."""
 
 import itertools
 
@@ -33,7 +33,7 @@ SETTINGS = {
         {"layers": ["full", {"kind": "linear", "n_features": 16}]},
     ],
 }
-"""Settings of a kind worth a combination of their own; a kind that is not here is tested with its defaults."""
+"""Settings to test for each kind, one combination each; other kinds are tested with their defaults."""
 
 AROUND = [
     {"norm": {"kind": "rms", "placement": "pre"}, "feedforward": {"kind": "swiglu"}},
@@ -62,7 +62,7 @@ AROUND = [
         "stack": {"kind": "reversible"},
     },
 ]
-"""What stands around attention; each entry is crossed with every attention and position."""
+"""Settings of the other parts; each entry is combined with every attention and position."""
 
 
 def _combinations():
@@ -80,7 +80,7 @@ def _combinations():
 
 
 COMBINATIONS = dict(_combinations())
-"""Name to the table `model`."""
+"""Name of a combination to its table `model`."""
 
 
 def _in_turn():
@@ -91,44 +91,45 @@ def _in_turn():
 
 
 IN_TURN = _in_turn()
-"""Every attention, position and setting once, what stands around it taken in turn."""
+"""Every attention, position and setting once, with the entries of `AROUND` in turn."""
 
 ALPHA = 0.3
-"""ReZero's factor: nothing else keeps activations near one."""
+"""Factor of ReZero; larger ones let activations grow."""
 
 
 def attentions(name, n_layers=2):
-    """The attention of each of so many layers of this combination."""
+    """Attention of each of `n_layers` layers of this combination."""
     return config.make({"model": COMBINATIONS[name] | {"n_layers": n_layers}}).model.attentions
 
 
 def unbounded(name, n_layers=2):
-    """Whether some layer remembers everything, so that a memory length means nothing to it."""
-    return any(layer.kind == "linear" for layer in attentions(name, n_layers))
+    """Whether some layer has an unbounded memory, on which the memory length has no effect."""
+    return any(layer.effective_mem_len(1) is None for layer in attentions(name, n_layers))
 
 
 def window(name, mem_len):
-    """How many tokens back the first layer of this combination sees."""
-    return min(mem_len, getattr(attentions(name, 1)[0], "window", mem_len))
+    """Number of earlier tokens that the first layer of this combination can attend to; `mem_len` if unbounded."""
+    effective = attentions(name, 1)[0].effective_mem_len(mem_len)
+    return mem_len if effective is None else effective
 
 
 def hashed(name, n_layers=2):
-    """Whether a layer sees only what a hash finds alike, so that no particular token need be seen."""
+    """Whether a layer attends only to tokens of the same hash bucket, so that a given token may be invisible."""
     return any(getattr(layer, "n_buckets", 1) != 1 for layer in attentions(name, n_layers))
 
 
 def adaptive(name):
-    """Whether positions decide by themselves how many steps they take."""
+    """Whether the combination uses adaptive computation time."""
     return COMBINATIONS[name].get("stack", {}).get("act", False)
 
 
 def order_matters(name):
-    """Whether it has any notion of where a token stands."""
+    """Whether the combination has a position encoding."""
     return COMBINATIONS[name]["position"]["kind"] != "none"
 
 
 def make(name, *, dtype=torch.float64, seed=0, dropout=0.0, n_layers=None, n_steps=None, head_dim=None):
-    """A toy model of this combination whose weights are large enough that mistakes show."""
+    """Toy model of this combination, with weights large enough that errors are visible."""
     tree = {"n_layers": 2} | COMBINATIONS[name]
     if n_layers is not None:
         tree["n_layers"] = n_layers
@@ -155,7 +156,7 @@ def tokens(rows, length, seed=1):
 
 
 def read(model, text, cuts, *, mem_len=None, span="uniform", memory="keyvalue", segment_len=13, state=None):
-    """Nats of text[:, 1:] read in calls of the lengths in `cuts` (cycled), and the state at the end."""
+    """Surprisal of text[:, 1:] in nats, read in calls of the lengths `cuts` (cycled), and the last state."""
     if state is None:
         state = model.init_state(len(text), mem_len=mem_len, segment_len=segment_len, span=span, memory=memory)
     out, at, sizes = [], 0, itertools.cycle(cuts)

@@ -1,4 +1,4 @@
-"""The reversible stack: its equations over real blocks, and law 6, gradients as if activations had been kept."""
+"""The reversible stack: its equations over real blocks, and gradients equal to those with stored activations."""
 
 import gc
 import itertools

@@ -281,7 +281,7 @@ def test_a_later_release_reads_the_model_under_the_same_fingerprint(model, monke
 
 
 def test_a_run_resumed_by_a_later_release_keeps_the_fingerprint(model, monkeypatch):
-    """It resolves and writes the configuration anew, with the key that it knows in addition."""
+    """The later release writes the configuration again, with its additional key."""
     before = store.load(model)
     monkeypatch.setattr(layout, "SavedConfig", LaterConfig)
     monkeypatch.setattr(layout, "ModelConfig", LaterModelConfig)
@@ -365,7 +365,7 @@ def test_configurations_that_are_refused(model, change, message):
     assert caught.value.remedy
 
 
-def test_a_newer_format_asks_for_a_newer_program(model):
+def test_a_newer_format_needs_a_newer_program(model):
     """Before anything else is compared: a later format may have another checksum, other keys and other sections."""
     (model / CONFIG).write_text('{"schema": 3, "network": {}}')
     with pytest.raises(CheckpointError) as caught:
@@ -507,7 +507,7 @@ def test_held_out_text(tmp_path, split):
     assert store.load(folder).held_out(split) is None
 
 
-def test_held_out_text_that_somebody_added(model):
+def test_held_out_text_without_a_checksum(model):
     assert store.load(model).held_out("valid") is None
     (model / "valid.txt").write_text("x")
     assert store.load(model).held_out("valid") == model / "valid.txt"

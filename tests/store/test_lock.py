@@ -55,7 +55,7 @@ def test_held_and_given_back(tmp_path):
         pass
 
 
-def test_second_writer_is_told_who_and_kill_frees(tmp_path):
+def test_the_error_names_the_holder_and_a_kill_frees_the_lock(tmp_path):
     with hold(tmp_path) as child:
         start = time.monotonic()
         with pytest.raises(BusyError) as caught, lock(tmp_path):
@@ -93,7 +93,7 @@ def test_never_two_writers(tmp_path):
     assert sum(won) >= 25
 
 
-def test_a_note_of_the_dead_names_nobody(tmp_path):
+def test_a_dead_holder_is_not_named(tmp_path):
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     with lock(tmp_path):
@@ -107,7 +107,7 @@ def test_a_note_of_the_dead_names_nobody(tmp_path):
 @pytest.mark.parametrize(
     "note", ["", "{}", '{"pid": "1", "host": "x"}', '{"pid": -1, "host": "x"}', '{"pid": true, "host": "x"}', "\x1b[2J"]
 )
-def test_a_bad_note_names_nobody(tmp_path, note):
+def test_an_unreadable_holder_is_not_named(tmp_path, note):
     (tmp_path / HOLDER).write_text(note)
     assert holder(tmp_path) is None
 

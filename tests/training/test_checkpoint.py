@@ -146,7 +146,7 @@ def test_the_best_weights_go_back_with_the_run():
     assert Path("m/model.safetensors").exists()
 
 
-def test_a_damaged_checkpoint_is_passed_over_aloud():
+def test_a_damaged_checkpoint_is_skipped_with_a_notice():
     text, tree = corpus(), small(train={"keep_checkpoints": 3})
     go(tree, text, "whole")
     After(5).run(tree, text, "m")
@@ -289,7 +289,7 @@ def test_another_tokenizer_in_the_folder_is_refused_even_then():
         go({}, text, "m", resume=True, allow_data_change=True)
 
 
-def test_another_number_of_threads_is_told():
+def test_another_number_of_threads_is_reported():
     text = corpus()
     After(3).run(small(), text, "m")
     before = torch.get_num_threads()

@@ -114,8 +114,6 @@ def validate(kind: type[S], tree: Mapping[str, Any]) -> S:
         ) from None
 
 
-
-
 def _explain(kind: type[BaseConfig], error: ValidationError) -> ConfigError:
     """The first fault of a validation as one sentence."""
     first = error.errors(include_url=False)[0]

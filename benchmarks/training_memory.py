@@ -1,7 +1,7 @@
-"""Peak memory of training, compared with the estimate of `xlcli train --dry-run`.
+"""Peak memory of training against the estimate of `xlcli train --dry-run`.
 
-Each shape trains in its own process, which first trains a tiny model so that libraries are loaded. The increase of peak
-resident memory after that is compared with `memory.memory_bytes`. Linux only.
+Each shape trains in a process of its own, which first trains a very small model so that libraries are loaded. The
+increase of peak resident memory is compared with `memory.memory_bytes`. Linux only.
 
     python benchmarks/training_memory.py [--write]
 """
@@ -21,7 +21,7 @@ SMALL = {
     "position": {"kind": "xl", "n_features": 32},
     "vocab_size": 1024,
 }
-DEFAULTS = {"segment_len": 128, "mem_len": 128, "batch_size": 16, "lr": 1e-3, "max_steps": 9}
+TRAIN = {"segment_len": 128, "mem_len": 128, "batch_size": 16, "lr": 1e-3, "max_steps": 9}
 BFLOAT16 = {"dtype": "bfloat16"}
 DROPOUT = dict.fromkeys(("embedding", "attention", "residual", "feedforward"), 0.1)
 PUBLISHED = {
@@ -48,43 +48,39 @@ def with_attention(kind, position="rope", **settings):
     return with_position(position) | {"attention": {"kind": kind, "n_heads": 4, **settings}}
 
 
-LONG_MEMORY = DEFAULTS | {"mem_len": 512, "batch_size": 8}
-LONG_SEGMENT = DEFAULTS | {"segment_len": 256, "batch_size": 8}
+LONG_MEMORY = TRAIN | {"mem_len": 512, "batch_size": 8}
+LONG_SEGMENT = TRAIN | {"segment_len": 256, "batch_size": 8}
 ACT = {"kind": "universal", "n_steps": 3, "act": True}
 SHAPES = {
-    "small": {"model": SMALL, "train": DEFAULTS},
-    "vocab 256": {"model": SMALL | {"vocab_size": 256}, "train": DEFAULTS},
-    "vocab 4096": {"model": SMALL | {"vocab_size": 4096}, "train": DEFAULTS},
-    "bfloat16": {"model": SMALL, "train": DEFAULTS, "runtime": BFLOAT16},
-    "memory 512": {"model": SMALL, "train": DEFAULTS | {"mem_len": 512, "batch_size": 8}},
-    "memory 512, bfloat16": {
-        "model": SMALL,
-        "train": DEFAULTS | {"mem_len": 512, "batch_size": 8},
-        "runtime": BFLOAT16,
-    },
-    "no memory": {"model": SMALL, "train": DEFAULTS | {"segment_len": 256, "mem_len": 0, "batch_size": 8}},
-    "four parts": {"model": SMALL, "train": DEFAULTS | {"grad_accum": 4}},
-    "adamw": {"model": SMALL, "train": DEFAULTS | {"optimizer": "adamw"}},
-    "dropout": {"model": SMALL | {"dropout": DROPOUT}, "train": DEFAULTS},
-    "published": {"model": PUBLISHED, "train": DEFAULTS | {"batch_size": 8, "optimizer": "adamw"}},
-    "wide": {"model": WIDE, "train": DEFAULTS | {"segment_len": 64, "mem_len": 64, "batch_size": 4}},
+    "small": {"model": SMALL, "train": TRAIN},
+    "vocab 256": {"model": SMALL | {"vocab_size": 256}, "train": TRAIN},
+    "vocab 4096": {"model": SMALL | {"vocab_size": 4096}, "train": TRAIN},
+    "bfloat16": {"model": SMALL, "train": TRAIN, "runtime": BFLOAT16},
+    "memory 512": {"model": SMALL, "train": TRAIN | {"mem_len": 512, "batch_size": 8}},
+    "memory 512, bfloat16": {"model": SMALL, "train": TRAIN | {"mem_len": 512, "batch_size": 8}, "runtime": BFLOAT16},
+    "no memory": {"model": SMALL, "train": TRAIN | {"segment_len": 256, "mem_len": 0, "batch_size": 8}},
+    "four parts": {"model": SMALL, "train": TRAIN | {"grad_accum": 4}},
+    "adamw": {"model": SMALL, "train": TRAIN | {"optimizer": "adamw"}},
+    "dropout": {"model": SMALL | {"dropout": DROPOUT}, "train": TRAIN},
+    "published": {"model": PUBLISHED, "train": TRAIN | {"batch_size": 8, "optimizer": "adamw"}},
+    "wide": {"model": WIDE, "train": TRAIN | {"segment_len": 64, "mem_len": 64, "batch_size": 4}},
     "t5": {"model": with_position("t5"), "train": LONG_MEMORY},
-    "shaw": {"model": with_position("shaw"), "train": DEFAULTS},
-    "contextual-2": {"model": with_position("contextual-2"), "train": DEFAULTS},
+    "shaw": {"model": with_position("shaw"), "train": TRAIN},
+    "contextual-2": {"model": with_position("contextual-2"), "train": TRAIN},
     "contextual-2, bfloat16": {"model": with_position("contextual-2"), "train": LONG_MEMORY, "runtime": BFLOAT16},
     "clamped": {"model": with_position("xl", clamp_len=64), "train": LONG_MEMORY},
     "local": {"model": with_attention("local", window=32), "train": LONG_SEGMENT},
-    "linear": {"model": with_attention("linear"), "train": DEFAULTS},
-    "hashed": {"model": with_attention("lsh", "none", n_buckets=8, bucket_size=16, n_hashes=2), "train": DEFAULTS},
-    "universal, act": {"model": SMALL | {"n_layers": 2, "stack": ACT}, "train": DEFAULTS},
-    "reversible": {"model": SMALL | {"stack": {"kind": "reversible"}}, "train": DEFAULTS},
-    "vocab 16384": {"model": SMALL | {"vocab_size": 16384}, "train": DEFAULTS},
+    "linear": {"model": with_attention("linear"), "train": TRAIN},
+    "hashed": {"model": with_attention("lsh", "none", n_buckets=8, bucket_size=16, n_hashes=2), "train": TRAIN},
+    "universal, act": {"model": SMALL | {"n_layers": 2, "stack": ACT}, "train": TRAIN},
+    "reversible": {"model": SMALL | {"stack": {"kind": "reversible"}}, "train": TRAIN},
+    "vocab 16384": {"model": SMALL | {"vocab_size": 16384}, "train": TRAIN},
     "adaptive": {
         "model": SMALL | {"vocab_size": 32768, "embedding": {"cutoffs": [4096, 16384], "div_val": 4}},
-        "train": DEFAULTS,
+        "train": TRAIN,
     },
-    "chunked": {"model": SMALL | {"feedforward": {"chunk_len": 16}, "loss_chunk": 16}, "train": DEFAULTS},
-    "tiny": {"model": TINY, "train": DEFAULTS | {"segment_len": 64, "mem_len": 64, "batch_size": 8}},
+    "chunked": {"model": SMALL | {"feedforward": {"chunk_len": 16}, "loss_chunk": 16}, "train": TRAIN},
+    "tiny": {"model": TINY, "train": TRAIN | {"segment_len": 64, "mem_len": 64, "batch_size": 8}},
 }
 
 
@@ -99,9 +95,7 @@ def train(tree):
 
     settings = config.make({"runtime": {"dtype": "float32", "device": "cpu", "threads": 1}}, tree)
     ids = np.random.default_rng(0).integers(0, settings.model.vocab_size, 100_000).astype(np.uint16)
-    run = make_training_run(
-        settings, make_runtime(settings.runtime, training=True), TokenFile(ids, len(ids), Path()), 0
-    )
+    run = make_training_run(settings, make_runtime(settings.runtime, training=True), TokenFile(ids, len(ids)), 0)
     for _ in range(2 + -(-settings.train.mem_len // settings.train.segment_len)):
         run.train_step(0.5)
     return run
@@ -112,8 +106,8 @@ def measure(tree):
     from xlcli import config
     from xlcli.training.memory import memory_bytes
 
-    minute = {"dim": 32, "n_layers": 1, "vocab_size": 64, "attention": {"n_heads": 2, "head_dim": 16}}
-    train(config.merge(tree, {"model": minute, "train": {"batch_size": 4}}))
+    smallest = {"dim": 32, "n_layers": 1, "vocab_size": 64, "attention": {"n_heads": 2, "head_dim": 16}}
+    train(config.merge(tree, {"model": smallest, "train": {"batch_size": 4}}))
     gc.collect()
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * 4096
     Path("/proc/self/clear_refs").write_text("5")

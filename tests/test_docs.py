@@ -40,7 +40,7 @@ def test_every_option_that_a_page_names_exists():
     known = {name for command in COMMANDS.values() for param in command.params for name in param.opts}
     known |= {"--help", "-h", "--version"}
     for path in pages():
-        for line in re.findall(r"xlcli (?:train|eval|generate|stream|models)\b[^`|\n]*", path.read_text()):
+        for line in re.findall(rf"xlcli (?:{'|'.join(COMMANDS)})\b[^`|\n]*", path.read_text()):
             for option in re.findall(r"(?<!\S)-{1,2}[a-z][a-z-]*", line):
                 assert option in known, f"{path.name}: {line}"
 

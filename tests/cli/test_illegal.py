@@ -18,7 +18,7 @@ REFUSED = [
             "xl": "a second score term",
             "t5": "scores to add a bias to",
             "alibi": "scores to add a bias to",
-            "shaw": "scores to add a bias to and weights to add a term to the values",
+            "shaw": "scores to add a bias to and attention weights to compute a value bias from",
             "contextual-1": "scores to add a bias to",
             "contextual-2": "scores to add a bias to",
         }.items()

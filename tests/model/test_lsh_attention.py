@@ -8,6 +8,7 @@ from oracles import positions, reformer
 from pydantic import ValidationError
 
 from xlcli import config
+from xlcli.config.attention import LSHAttentionConfig
 from xlcli.errors import StateError
 from xlcli.model.attention.lsh import LSHAttention
 from xlcli.model.build import build_model
@@ -242,4 +243,4 @@ def test_a_state_with_other_numbers_than_whole_ones_is_refused():
 @pytest.mark.parametrize("n_buckets", [0, 3, -2, [2, 3], [], [1], 2**17, [2**10, 2**10]])
 def test_buckets_must_come_in_pairs(n_buckets):
     with pytest.raises(ValidationError, match="n_buckets"):
-        config.LSHAttentionConfig(n_buckets=tuple(n_buckets) if isinstance(n_buckets, list) else n_buckets)
+        LSHAttentionConfig(n_buckets=tuple(n_buckets) if isinstance(n_buckets, list) else n_buckets)

@@ -450,12 +450,15 @@ def test_another_model_never_leaves_a_mixture(model, monkeypatch):
     assert not is_model(model)
 
 
-def test_a_missing_weight_is_a_bug(tmp_path):
+@pytest.mark.parametrize(("change", "problem"), [(None, "is missing"), (torch.zeros(3, 5), "has shape \\[3, 5\\]")])
+def test_weights_that_do_not_fit_the_configuration_are_not_saved(change, problem, tmp_path):
     config, network = tiny()
     weights = store.weights(network)
-    weights.popitem()
-    with pytest.raises(KeyError):
+    name, _ = weights.popitem()
+    weights |= {} if change is None else {name: change}
+    with pytest.raises(CheckpointError, match=f"'{name}' {problem}; the configuration needs"):
         store.save_model(tmp_path / "m", config, weights, BytesTokenizer(), {})
+    assert not (tmp_path / "m").exists()
 
 
 def test_read_only_folder_says_so(tmp_path, monkeypatch):

@@ -313,7 +313,8 @@ def test_a_file_may_be_held_out_instead(tmp_path: Path) -> None:
 def test_parts_join_to_the_text(text: bytes) -> None:
     parts = split(corpus_of(text), 0.2, 0.3)
     assert whole(parts.train) + whole(parts.valid) + whole(parts.test) == text
-    assert parts.train.n_bytes > 0 or len(text) < 8
+    # Each of the two boundaries lies at most 3 bytes, an unfinished character, before its target.
+    assert parts.train.n_bytes > 0 or len(text) <= 12
 
 
 @pytest.mark.parametrize("text", ["word " * 30_000, "漢字" * 20_000])

@@ -19,7 +19,7 @@ CPU = Runtime(torch.device("cpu"), torch.float32, 1)
 
 
 def _text(text=PROSE_BYTES):
-    return TokenFile(np.frombuffer(text, np.uint8), len(text), None)
+    return TokenFile(np.frombuffer(text, np.uint8), len(text))
 
 
 def _run(tree, runtime=CPU):

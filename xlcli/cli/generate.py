@@ -103,7 +103,11 @@ def generate(
     stop: Annotated[
         list[str] | None,
         typer.Option(
-            "--stop", metavar="TEXT", help="Stop before this text. May be repeated.", rich_help_panel="Sampling"
+            "--stop",
+            metavar="TEXT",
+            allow_from_autoenv=False,  # Typer would split a variable at blanks
+            help="Stop before this text. May be repeated.",
+            rich_help_panel="Sampling",
         ),
     ] = None,
     num_samples: Annotated[

@@ -6,11 +6,6 @@ combinations raise `ConfigError` with the legal choices.
 
 from xlcli.config.attention import ATTENTIONS as ATTENTIONS
 from xlcli.config.attention import AttentionConfig as AttentionConfig
-from xlcli.config.attention import FullAttentionConfig as FullAttentionConfig
-from xlcli.config.attention import LinearAttentionConfig as LinearAttentionConfig
-from xlcli.config.attention import LocalAttentionConfig as LocalAttentionConfig
-from xlcli.config.attention import LSHAttentionConfig as LSHAttentionConfig
-from xlcli.config.attention import MixedAttentionConfig as MixedAttentionConfig
 from xlcli.config.base import BaseConfig as BaseConfig
 from xlcli.config.base import InvalidSettingError as InvalidSettingError
 from xlcli.config.model import ModelConfig as ModelConfig

@@ -203,9 +203,9 @@ class LSHAttentionConfig(RandomAttentionConfig):
         return n_buckets
 
 
-LayerAttentionConfig = Annotated[
-    FullAttentionConfig | LocalAttentionConfig | LinearAttentionConfig | LSHAttentionConfig, Field(discriminator="kind")
-]
+LayerKind = FullAttentionConfig | LocalAttentionConfig | LinearAttentionConfig | LSHAttentionConfig
+"""Union of all attention kinds that a layer can have. A new kind is added here."""
+LayerAttentionConfig = Annotated[LayerKind, Field(discriminator="kind")]
 """Attention of one layer."""
 
 
@@ -280,10 +280,8 @@ def _strict(table: dict[str, Any]) -> dict[str, Any]:
 HEADS = ("n_heads", "head_dim")
 """Keys that all attention kinds share."""
 
-AnyAttentionConfig = Annotated[
-    FullAttentionConfig | LocalAttentionConfig | LinearAttentionConfig | LSHAttentionConfig | MixedAttentionConfig,
-    Field(discriminator="kind"),
-]
+AnyAttentionConfig = Annotated[LayerKind | MixedAttentionConfig, Field(discriminator="kind")]
+"""Attention of a model."""
 ATTENTIONS: dict[str, type[AttentionConfig]] = {
     c.model_fields["kind"].default: c for c in get_args(get_args(AnyAttentionConfig)[0])
 }

@@ -15,7 +15,7 @@ from xlcli import config as settings
 from xlcli.config import AttentionConfig, ModelConfig
 from xlcli.config import attention as kinds
 from xlcli.model.attention import Attention, full, linear, local, lsh
-from xlcli.model.build_position import POSITIONS
+from xlcli.model.build_position import POSITION_BUILDERS
 from xlcli.model.embedding import AdaptiveEmbedding, TokenEmbedding
 from xlcli.model.feedforward import FeedForward
 from xlcli.model.head import AdaptiveHead, Head, SoftmaxHead
@@ -31,7 +31,7 @@ from xlcli.model.universal import AdaptiveStack, UniversalStack
 
 def build_model(config: ModelConfig, generator: torch.Generator | None = None) -> LanguageModel:
     """Newly initialized model on the current default device; a model on the meta device stays uninitialized."""
-    absolute, positions = POSITIONS[config.position.kind](config)
+    absolute, positions = POSITION_BUILDERS[config.position.kind](config)
     embedding = _embedding(config)
     model = LanguageModel(
         config=config,
@@ -108,7 +108,7 @@ def _block(config: ModelConfig, attention: AttentionConfig, position: Position) 
     if not config.position.needs <= attention.offers:
         position = Position()
     return Block(
-        attention=ATTENTIONS[type(attention)](config, attention, position),
+        attention=ATTENTION_BUILDERS[type(attention)](config, attention, position),
         feedforward=FeedForward(
             kind=config.feedforward.kind,
             dim=config.dim,
@@ -139,7 +139,7 @@ def _residual(config: ModelConfig) -> Residual:
             return ReZero(dropout)
 
 
-ATTENTIONS: dict[type[AttentionConfig], Callable[[ModelConfig, Any, Position], Attention]] = {
+ATTENTION_BUILDERS: dict[type[AttentionConfig], Callable[[ModelConfig, Any, Position], Attention]] = {
     kinds.FullAttentionConfig: full.build,
     kinds.LocalAttentionConfig: local.build,
     kinds.LinearAttentionConfig: linear.build,

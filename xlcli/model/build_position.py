@@ -136,7 +136,7 @@ def _contextual_2(config: ModelConfig) -> Positions:
     )
 
 
-POSITIONS: dict[str, Callable[[ModelConfig], Positions]] = {
+POSITION_BUILDERS: dict[str, Callable[[ModelConfig], Positions]] = {
     "none": _none,
     "sinusoidal": _sinusoidal,
     "learned": _learned,

@@ -110,9 +110,17 @@ def save_model(
         network_state: `weights(network)` or a `state_dict()`; floating-point tensors of one type.
         tokenizer: The tokenizer that the weights were trained with.
         metadata: Further entries for the metadata of the weights.
+
+    Raises:
+        CheckpointError: `network_state` lacks a tensor of the network, or has it in another shape.
     """
-    names = weights(_on_meta(config.model)).keys()
-    tensors = {name: network_state[name] for name in names}
+    shapes = {name: tensor.shape for name, tensor in weights(_on_meta(config.model)).items()}
+    tensors = {name: network_state[name] for name in shapes if name in network_state}
+    for name, shape in shapes.items():
+        found = tensors[name].shape if name in tensors else None
+        if found != shape:
+            problem = "is missing" if found is None else f"has shape {list(found)}"
+            raise CheckpointError(f"weight '{name}' {problem}; the configuration needs {list(shape)}.", _KEEP_TOGETHER)
     encoding = _encoding(tensors)
     required = {
         "schema": str(SCHEMA),

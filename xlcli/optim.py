@@ -167,5 +167,5 @@ def lr_factor(
         case "constant":
             decay = 1.0
         case "inverse_sqrt":
-            left = min(1.0, (warmup_steps + 1) / (step + 1)) ** 0.5
-    return warmup * (min_lr_ratio + (1.0 - min_lr_ratio) * left)
+            decay = min(1.0, (warmup_steps + 1) / (step + 1)) ** 0.5
+    return warmup * (min_lr_ratio + (1.0 - min_lr_ratio) * decay)

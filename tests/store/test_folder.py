@@ -346,7 +346,7 @@ def test_another_tokenizer(model, monkeypatch):
         ({"weights": {"group": 32}}, "the weights are encoded as"),
         ({"weights": "float32"}, "the weights are encoded as None"),
         ({"adapted_from": "0" * 64}, "an adaptation of another model"),
-        ({"files": 3}, "'files' is no table"),
+        ({"files": 3}, "'files' is not a table"),
         ({"files": {"tokenizer.json": 3}}, r"tokenizer\.json does not match its checksum"),
         ({"model": {"_target_": "os.system"}}, "unknown key"),
         ({"model": {"dim": "big"}}, "dim"),

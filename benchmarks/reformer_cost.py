@@ -1,9 +1,9 @@
 """Cost of a Reformer in xlcli and in two PyTorch ports: memory by depth, length, speed, long memories.
 
-    python benchmarks/reformer_cost.py memory  [--peers PYTHON] [--write]   # peak of a training step by depth
-    python benchmarks/reformer_cost.py length  [--write]                    # a training step by tokens
-    python benchmarks/reformer_cost.py forward [--peers PYTHON] [--write]   # one pass without gradients
-    python benchmarks/reformer_cost.py reach   [--write]                    # a generated token after a long memory
+    python benchmarks/reformer_cost.py memory   [--peers PYTHON] [--write]   # peak of a training step by depth
+    python benchmarks/reformer_cost.py length   [--write]                    # a training step by tokens
+    python benchmarks/reformer_cost.py forward  [--peers PYTHON] [--write]   # one pass without gradients
+    python benchmarks/reformer_cost.py generate [--write]                    # a generated token after a long memory
 
 The ports are those of Hugging Face and of lucidrains. PYTHON is the interpreter of an environment with the ports;
 without it they are left out:
@@ -210,7 +210,7 @@ def measure_forward(spec):
     return {"seconds": times, "parameters": sum(p.numel() for p in model.parameters())}
 
 
-def measure_reach(spec):
+def measure_generation(spec):
     """Milliseconds of a call of one token with full memory, and the time to fill it."""
     import torch
 
@@ -242,7 +242,7 @@ def measure(spec):
 
     torch.set_num_threads(spec["threads"])
     torch.manual_seed(0)
-    measures = {"forward": measure_forward, "reach": measure_reach}
+    measures = {"forward": measure_forward, "generate": measure_generation}
     return measures.get(spec["question"], measure_training)(spec)
 
 
@@ -309,7 +309,7 @@ def forward(options, keep):
             keep(name, found)
 
 
-def receptive_field(options, keep):
+def generation(options, keep):
     """Our model with all memory lengths, and full attention with the shortest."""
     same, ratios = {"tokens": int}, ("ms_per_token", "memory_bytes")
     series(options, keep, "reversible, hashed", "mem_len", options.mem_lens, ratios=ratios, **same)
@@ -320,7 +320,7 @@ OPTIONS = {
     "memory": {"tokens": 4096, "layers": [2, 4, 8, 12], "bucket_size": 32, "n_hashes": 2},
     "length": {"lengths": [1024, 4096, 16384, 65536], "n_layers": 6, "bucket_size": 32, "n_hashes": 4},
     "forward": {"tokens": 16384, "n_layers": 6, "bucket_size": 64, "n_hashes": 4, "rounds": 3},
-    "reach": {
+    "generate": {
         "mem_lens": [4096, 1_000_000], "n_layers": 6, "bucket_size": 32, "n_hashes": 4, "steps": 100, "call": 4096,
     },
 }  # fmt: skip
@@ -365,7 +365,7 @@ def main():
             whole = json.loads(RESULT.read_text()) if RESULT.exists() else {}
             RESULT.write_text(json.dumps(whole | {options.question: result}, indent=2) + "\n")
 
-    {"memory": memory, "length": length, "forward": forward, "reach": receptive_field}[options.question](options, keep)
+    {"memory": memory, "length": length, "forward": forward, "generate": generation}[options.question](options, keep)
     print(json.dumps(result, indent=2))
 
 

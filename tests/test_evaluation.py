@@ -92,11 +92,11 @@ def test_depth_is_chosen_when_scoring(variant, n_steps, tmp_path):
 
 
 def test_steps_are_counted_once_a_token(prose):
-    """Not those of tokens that only warm a lane."""
+    """The steps of warmup tokens do not count."""
     model = toy(variant="adaptive")
-    alone, lanes = (scores(model, prose, batch_size=n, segment_len=32)[0].mean_steps for n in (1, 4))
-    assert 1 < alone < 3
-    assert lanes == pytest.approx(alone, abs=1e-12)
+    single, batched = (scores(model, prose, batch_size=n, segment_len=32)[0].mean_steps for n in (1, 4))
+    assert 1 < single < 3
+    assert batched == pytest.approx(single, abs=1e-12)
 
 
 def test_without_memory_only_the_segment_length_matters(prose):

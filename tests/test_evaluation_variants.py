@@ -54,7 +54,7 @@ def score(model, path, **options):
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_segments_and_batches_change_the_speed_only(name, tmp_path):
-    """Absolute positions are those of the text in every lane, and without a limit to its reach there is one lane."""
+    """Absolute positions are those of the text in every sequence; an unbounded receptive field allows one sequence."""
     path = tmp_path / "prose.txt"
     path.write_bytes(PROSE.encode())
     model = variant(name)

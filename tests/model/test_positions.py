@@ -267,9 +267,9 @@ def test_positions_count_on_from_call_to_call_and_from_the_offset_of_a_row(name)
     model = make(KINDS[name])
     mark, x = twin(model)["embed"], torch.randn(2, 3, DIM, dtype=torch.float64)
     place = {"n_memory": 2, "n_new": 3, "keep": 0, "device": x.device, "start": 6}
-    lanes = AttentionContext(Span("uniform", 9, 4), **place, offsets=torch.tensor([0, 11]))
+    sequences = AttentionContext(Span("uniform", 9, 4), **place, offsets=torch.tensor([0, 11]))
     segments = AttentionContext(Span("segment", 0, 9), **{**place, "start": 24})
-    for context, firsts in ((lanes, (6, 17)), (segments, (6, 6))):
+    for context, firsts in ((sequences, (6, 17)), (segments, (6, 6))):
         out = model.position.embed(x, context)
         for row, first in enumerate(firsts):
             expected = torch.stack([mark(x[row, i], first + i) for i in range(3)])

@@ -94,7 +94,7 @@ def agree(one, other, within):
         assert a is None or (a - b).abs().max() <= within, name
 
 
-# Law 6.
+# Invariant 6.
 
 
 @every_kind
@@ -200,7 +200,7 @@ def test_accumulated_gradients_equal_those_of_one_batch():
 
 
 def test_no_gradient_flows_through_memory_of_any_kind():
-    """The call before leaves nothing for a later loss to reach, whichever memory carries it."""
+    """No gradient of a later loss flows into the previous call, through a memory of any kind."""
     for rebuild, memory in itertools.product((True, False), ("hidden", "keyvalue")):
         model = build("full-xl", rebuild=rebuild)
         _, state = losses(model, tokens(2, 14), memory=memory)

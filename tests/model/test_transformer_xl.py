@@ -64,7 +64,7 @@ def test_attention_equals_the_paper(position, t, m, kind):
 
 
 def test_memory_of_a_layer_is_the_input_of_that_layer():
-    """Reach grows by one memory length a layer, as in the paper: n_layers * mem_len tokens back and no further."""
+    """The receptive field is n_layers * mem_len tokens, one memory length per layer, as in the paper."""
     tree = {"dim": 8, "n_layers": 3, "attention": {"n_heads": 2}, "vocab_size": 11}
     model = build_model(config.make({"model": tree}).model).double().eval()
     with torch.no_grad():

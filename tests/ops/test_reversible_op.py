@@ -67,14 +67,14 @@ def test_equations(way):
     """y1 = x1 + F(x2), y2 = x2 + G(y1), layer after layer."""
     couplings = deep(3, dropout=0.0)
     x1, x2 = streams()
-    y1, y2, told = run(way, couplings, x1, x2)
+    y1, y2, further = run(way, couplings, x1, x2)
     with torch.no_grad():
         for c in couplings:
             x1 = x1 + torch.tanh(x2 @ c.f_weight @ c.shared)
             x2 = x2 + torch.sin(x1 @ c.g_weight.T) @ c.shared
     assert torch.allclose(y1, x1, rtol=0, atol=1e-13)
     assert torch.allclose(y2, x2, rtol=0, atol=1e-13)
-    assert told == [1, 1, 1]
+    assert further == [1, 1, 1]
 
 
 def test_gradients_by_finite_differences():

@@ -53,11 +53,11 @@ def build(data: bytes, kind: str = "bytes") -> TokenFile:
 
 
 def prose(n_bytes: int, seed: int = 0) -> bytes:
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     lines = []
     size = 0
     while size < n_bytes:
-        lines.append(b" ".join(b"word%d" % dice.randrange(300) for _ in range(dice.randrange(1, 15))) + b"\n")
+        lines.append(b" ".join(b"word%d" % rng.randrange(300) for _ in range(rng.randrange(1, 15))) + b"\n")
         size += len(lines[-1])
     return b"".join(lines)[:n_bytes]
 
@@ -77,9 +77,9 @@ def test_files_are_one_text_as_cat_makes_it(tmp_path: Path) -> None:
     assert corpus.facts.has_nul
     assert corpus.facts.n_chars is None
     assert whole(corpus) == text, "a corpus can be read again, standard input too"
-    dice = random.Random(2)
+    rng = random.Random(2)
     for _ in range(20):
-        start, stop = sorted(dice.randrange(len(text) + 1) for _ in range(2))
+        start, stop = sorted(rng.randrange(len(text) + 1) for _ in range(2))
         assert b"".join(corpus.read(start, stop)) == text[start:stop]
 
 
@@ -226,13 +226,13 @@ def test_utf8_is_judged_over_the_whole_text(files: list[bytes]) -> None:
         assert corpus.facts.n_chars == len(good)
         corpus.require_utf8()
         return
-    with pytest.raises(UnicodeDecodeError) as told:
+    with pytest.raises(UnicodeDecodeError) as invalid:
         text.decode()
     assert corpus.facts.n_chars is None
     name, offset = corpus.facts.bad_byte or ("", -1)
     starts = [sum(map(len, files[:i])) for i in range(len(files))]
     assert name == "standard input"
-    assert offset in {told.value.start - start for start in starts}
+    assert offset in {invalid.value.start - start for start in starts}
     with pytest.raises(DataError, match=rf"offset {offset} ") as caught:
         corpus.require_utf8()
     assert "--tokenizer bytes" in caught.value.remedy

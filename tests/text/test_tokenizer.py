@@ -101,7 +101,7 @@ def test_ids_do_not_depend_on_the_word_cache(tokenizers: dict[str, Tokenizer], m
 
 
 def random_text(kind: str) -> bytes:
-    dice = random.Random(kind)
+    rng = random.Random(kind)
     if kind == "log":
         return b"".join(
             b"%06d INFO dfs.DataNode: block blk_%d of size %d\n" % (i, i * 7919, i * 64) for i in range(200)
@@ -111,10 +111,10 @@ def random_text(kind: str) -> bytes:
             b"  <page>\n    <title>Page %d</title>\n    <id>%d</id>\n  </page>\n" % (i, i) for i in range(200)
         )
     if kind == "cjk":
-        return "".join(chr(0x4E00 + int(dice.expovariate(1 / 500))) for _ in range(4000)).encode()
+        return "".join(chr(0x4E00 + int(rng.expovariate(1 / 500))) for _ in range(4000)).encode()
     if kind == "one line":
-        return b" ".join(dice.choice([b"some", b"words", b"again"]) for _ in range(25_000))
-    return dice.randbytes(10_000)
+        return b" ".join(rng.choice([b"some", b"words", b"again"]) for _ in range(25_000))
+    return rng.randbytes(10_000)
 
 
 @pytest.mark.parametrize("kind", ["log", "xml", "cjk", "one line", "noise"])
@@ -214,12 +214,12 @@ def test_missing_and_damaged_files_are_refused(tokenizers: dict[str, Tokenizer],
 
 def test_mutated_models_load_losslessly_or_are_refused(tokenizers: dict[str, Tokenizer]) -> None:
     whole = tokenizers["sentencepiece"].files()["tokenizer.model"]  # type: ignore[attr-defined]
-    dice = random.Random(0)
+    rng = random.Random(0)
     refused = 0
     for _ in range(200):
         mutant = bytearray(whole)
-        for _ in range(dice.randint(1, 4)):
-            mutant[dice.randrange(len(mutant))] = dice.randrange(256)
+        for _ in range(rng.randint(1, 4)):
+            mutant[rng.randrange(len(mutant))] = rng.randrange(256)
         try:
             tokenizer = SentencePieceTokenizer(bytes(mutant))
             assert tokenizer.decode(tokenizer.encode(MIXED[-300:])) == MIXED[-300:]

@@ -107,7 +107,7 @@ def load(
             run.validated_step, run.validation_due = facts["validated_step"], facts["validation_due"]
         _restore_best(run, checkpoint, folder)
         warnings = [
-            f"{name} was {facts[name]} and is {now}: the run continues, but not bit for bit as it would have"
+            f"{name} was {facts[name]} and is {now}: the resumed run will not equal the uninterrupted one to the bit"
             for name, now in _environment(run).items()
             if facts[name] != now
         ]

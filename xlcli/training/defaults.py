@@ -1,4 +1,4 @@
-"""Values that a training run fills in where the configuration leaves them open, from text and device."""
+"""Default values of a training run that depend on text and device."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ BASE_ABOVE = 8_000_000
 """Bytes of training text from which the default preset on a GPU is `base`."""
 BUDGETS = ("max_steps", "max_tokens", "max_time")
 """Keys of `train` that limit a run."""
-FREE = frozenset(
+CHANGEABLE = frozenset(
     {f"train.{key}" for key in (*BUDGETS, "eval_every", "save_every", "keep_checkpoints", "lr", "adam_lr", "grad_clip")}
     | {"text.valid", "text.test"}
     | {f"runtime.{key}" for key in ("device", "dtype", "threads", "compile", "deterministic")}
 )
-"""Keys that may change when a run is resumed. Held-out text may move; `checkpoint.load` compares its content."""
+"""Keys that may change when a run is resumed. Held-out text is compared by content (`checkpoint.load`), not by path."""
 
 
 def choose_preset(train_bytes: int, device: torch.device) -> str:
@@ -64,7 +64,7 @@ def resumed(saved: Config, changes: Tree) -> Config:
     """The saved configuration of a run with the user's changes. A new budget replaces all saved budgets.
 
     Raises:
-        ConfigError: A changed key is not among `FREE`.
+        ConfigError: A changed key is not in `CHANGEABLE`.
     """
     if any(budget in changes.get("train", {}) for budget in BUDGETS):
         changes = settings.merge({"train": dict.fromkeys(BUDGETS)}, changes)
@@ -73,7 +73,7 @@ def resumed(saved: Config, changes: Tree) -> Config:
     config = settings.change(saved, changes)
     sections = {"model", "text", "train", "runtime"}
     changed = differences(saved.model_dump(include=sections), config.model_dump(include=sections))
-    if wrong := [key for key in changed if key not in FREE]:
+    if wrong := [key for key in changed if key not in CHANGEABLE]:
         key = next((key for key in wrong if key.endswith(".kind")), wrong[0])  # a kind implies its other keys
         reason = "cannot change when a run is resumed"
         raise ConfigError(

@@ -64,7 +64,7 @@ def _of_depth(config: Config, runtime: Runtime) -> Usage:
 
 
 def _shallow(model: ModelConfig) -> Iterator[tuple[ModelConfig, ModelConfig, int]]:
-    """For each kind of layer the model with one and with two of them, and their number in the whole model.
+    """For each kind of layer: the model with one and with two such layers, and their number in the whole model.
 
     A layer of a universal stack is one step of all its blocks.
     """
@@ -93,7 +93,7 @@ def _one_step(config: Config, runtime: Runtime) -> Usage:
         )
         with runtime.autocast():
             if train.mem_len:
-                # Memory of unbounded reach has a constant size.
+                # Unbounded memory has a constant size.
                 length = max(attention.effective_mem_len(train.mem_len) or 1 for attention in config.model.attentions)
                 with torch.no_grad():
                     _, state = model(torch.zeros(rows, length, dtype=torch.int64), state)
@@ -106,7 +106,7 @@ def _one_step(config: Config, runtime: Runtime) -> Usage:
 
 
 def _drop_gradient(parameter: Tensor) -> None:
-    """Frees a gradient, which training adds to a buffer that is always there."""
+    """Frees a gradient: training adds it to a preallocated buffer, which is counted elsewhere."""
     parameter.grad = None
 
 
@@ -115,11 +115,11 @@ WITHOUT_VALUES: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.bincount.default: lambda x, weights=None, minlength=0: x.new_zeros(minlength),
     torch.ops.aten._local_scalar_dense.default: lambda x: 0,
 }
-"""Operators whose result depends on data, which fake tensors lack: every element is nonzero, a number read is 0."""
+"""Data-dependent operators, for fake tensors without data: every element is nonzero, and a number read is 0."""
 
 
 class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of all live tensors that were made under it."""
+    """Mode that counts the bytes of all live tensors made in it."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -127,7 +127,7 @@ class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.total = self.peak = 0
 
     def reset(self) -> None:
-        """Counts from here on; tensors that are alive now count as nothing."""
+        """Restarts the count; tensors that are alive now count as 0 bytes."""
         self.live = dict.fromkeys(self.live, 0)
         self.total = self.peak = 0
 

@@ -14,7 +14,7 @@ from xlcli.events import Event, Progress
 from xlcli.runtime import Runtime, make_runtime
 from xlcli.store.layout import read_config_file
 from xlcli.store.records import read_record
-from xlcli.text.corpus import Corpus, open_corpus
+from xlcli.text.corpus import open_corpus
 from xlcli.text.heldout import Split, split
 from xlcli.text.tokenizers.registry import SAMPLE_BYTES, Tokenizer, choose_tokenizer, load_tokenizer, train_tokenizer
 from xlcli.text.tokens import TokenFile, token_file
@@ -58,7 +58,7 @@ def prepare_new(
         PreparationStoppedError: `stop` became true; only token files were written.
         ConfigError: `configs` lacks the preset that fits text and device.
     """
-    preset, config = next(iter(configs.items()))  # presets to choose from differ in model and training only
+    preset, config = next(iter(configs.items()))  # text and runtime settings are equal in all presets
     runtime = make_runtime(config.runtime, training=True)
     parts = yield from _read(paths, config.text, stop)
     if len(configs) > 1:
@@ -101,7 +101,7 @@ def prepare_resumed(
 def _read(paths: Sequence[str], text: TextConfig, stop: Callable[[], bool]) -> Generator[Event, None, Split]:
     corpus = open_corpus(paths)
     yield from corpus.notices()
-    yield from _until(stop, _whole(corpus))
+    yield from _until(stop, corpus.scan())
     parts = split(corpus, text.valid, text.test)
     for part in (parts.valid, parts.test):
         if part.corpus is not corpus:
@@ -109,10 +109,6 @@ def _read(paths: Sequence[str], text: TextConfig, stop: Callable[[], bool]) -> G
     if parts.train.n_bytes == 0:
         raise DataError("the held-out parts leave nothing to train on.", "Give a longer text or a smaller --valid.")
     return parts
-
-
-def _whole(corpus: Corpus) -> Generator[Progress, None, None]:
-    yield from corpus.scan()
 
 
 def _train_tokenizer(text: TextConfig, parts: Split) -> Tokenizer:

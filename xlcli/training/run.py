@@ -115,7 +115,7 @@ class TrainingRun:
         return StepResult(nats.item(), norm.item(), factor, steps.item() or None)
 
     def _redraw_features(self) -> None:
-        """Draws new random features and rotations where that is due, and empties the memories of their layers."""
+        """Draws new random features in the layers whose redraw interval has ended, and empties their memories."""
         every = {i: a.redraw_interval for i, a in enumerate(self.config.model.attentions)}
         due = {i for i, steps in every.items() if steps and self.step and self.step % steps == 0}
         if due:
@@ -179,7 +179,7 @@ class TrainingRun:
         return total / len(ids) / math.log(2) * len(valid) / valid.n_bytes
 
     def check_finite(self) -> None:
-        """Checks before saving that training can continue from here.
+        """Checks, before a save, that training can continue from this state.
 
         Raises:
             DivergedError: A weight, optimizer state or memory is not finite, or the loss of the next batch exceeds

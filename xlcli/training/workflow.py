@@ -26,7 +26,7 @@ from xlcli.training.run import TrainingRun, make_training_run
 
 PREPARATION_SHARE = 0.1
 """Maximum share of a time budget that preparation counts for."""
-LOWER = 3.0
+LR_DIVISOR = 3.0
 """Divisor of the learning rate in the remedy for a run that diverged."""
 
 
@@ -39,13 +39,13 @@ def train(
     dry_run: bool = False,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Event]:
-    """Trains a model: the best weights end up in `folder`, checkpoints beside them.
+    """Trains a model. Saves the best weights in `folder`, and checkpoints in its subfolder.
 
     Args:
         paths: Files, folders or `-`.
         folder: Model folder; refused when it holds a model, unless `overwrite` is set.
-        configs: Configuration of each preset that may be used; text size and device choose among several, which may
-            differ in model and training only. `presets.configurations` makes them.
+        configs: Preset name to configuration, from `presets.configurations`. The preset is chosen by text size and
+            device; the configurations may differ in model and training settings only.
         overwrite: Remove the model in `folder` as soon as the new run is ready for its first step.
         dry_run: End with the plan; only token files are written.
         stop: Called between steps; when true, the run is saved and ends.
@@ -90,7 +90,7 @@ def resume(
     Args:
         paths: The text of the run.
         folder: Model folder.
-        changes: Settings that replace saved ones; only those in `defaults.FREE` may differ.
+        changes: Settings that replace saved ones; only keys in `defaults.CHANGEABLE` may differ.
         preset: Refused unless the run uses it.
         dry_run: As in `train`.
         allow_data_change: Continue although the text has changed.
@@ -159,10 +159,10 @@ def _check_new(folder: Path, *, overwrite: bool) -> None:
         raise ConfigError(
             f"{folder} already holds a model.", "Add --resume to continue it, --overwrite to replace it, or -o NAME."
         )
-    theirs = [name for name in HELD_OUT.values() if (folder / name).exists()]
-    if theirs and not begun and not any(folder.glob("tokenizer.*")):
+    user_files = [name for name in HELD_OUT.values() if (folder / name).exists()]
+    if user_files and not begun and not any(folder.glob("tokenizer.*")):
         raise ConfigError(
-            f"{folder} is no model folder and holds a file {theirs[0]}, which would be lost.",
+            f"{folder} is no model folder and holds a file {user_files[0]}, which would be lost.",
             "Choose another folder with -o NAME.",
         )
 
@@ -189,7 +189,7 @@ def _newest_checkpoint(folder: Path) -> tuple[Path | None, list[Notice]]:
 
 
 def _write_new(folder: Path, ready: Prepared, run: TrainingRun, record: dict[str, Any]) -> None:
-    """Writes a run that has taken no step; it can be resumed as soon as `config.json` exists."""
+    """Writes a run at step 0. It can be resumed as soon as `config.json` exists."""
     ready.tokenizer.save(folder)
     _write_held_out(folder, ready)
     records.trim_metrics(folder, -1)
@@ -226,12 +226,12 @@ def _start_of_budget(began: float, config: Config) -> float:
 
 
 def _lower_rate(config: Config, paths: Sequence[str], folder: Path) -> str:
-    """The remedy for a run that diverged: the command that resumes it at a lower learning rate."""
+    """Remedy for a run that diverged: the command that resumes it at a lower learning rate."""
     train = config.train
     assert train.lr is not None
-    rates = ["--lr", f"{min(train.lr / LOWER, defaults.RATES[train.optimizer]):.2g}"]
+    rates = ["--lr", f"{min(train.lr / LR_DIVISOR, defaults.RATES[train.optimizer]):.2g}"]
     if train.optimizer == "muon":
-        rates += ["--set", f"train.adam_lr={min(train.adam_lr / LOWER, TrainConfig().adam_lr):.2g}"]
+        rates += ["--set", f"train.adam_lr={min(train.adam_lr / LR_DIVISOR, TrainConfig().adam_lr):.2g}"]
     command = shlex.join(["xlcli", "train", *paths, "-o", str(folder), "--resume", *rates])
     return f"Continue from the last checkpoint at a lower learning rate: {command}"
 

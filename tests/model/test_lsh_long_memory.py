@@ -1,4 +1,4 @@
-"""A fact that was read half a million tokens ago, asked for again: what hashed memory is for."""
+"""LSH memory over long distances: a token read 500,000 tokens ago changes a prediction."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from xlcli import config
 from xlcli.model.build import build_model
 
 N_COMMON, FACT, OTHER, RARE = 16, 40, 41, 42
-"""Tokens below the first are what the long text between is made of."""
+"""Tokens below N_COMMON make up the long text between the rare tokens."""
 
 
 def build(kind):
@@ -17,16 +17,16 @@ def build(kind):
     tree |= {"feedforward": {"ffn_dim": 8}}
     model = build_model(config.make({"model": tree}).model, torch.Generator().manual_seed(0)).eval()
     with torch.no_grad():
-        # What is hashed is then next to the same wherever a token stands.
+        # The hashed vectors of a token are then almost equal at all positions.
         for branch in (model.stack.blocks[0].attention.output, model.stack.blocks[0].feedforward.down):
             branch.weight.mul_(0.05)
     return model
 
 
 def asked(model, gap, mem_len):
-    """Log probabilities (texts, v) of what follows the rare token, and a common one, in four texts.
+    """Log-probabilities (texts v) of the token after the rare token, and after a common one, in four texts.
 
-    They begin with the rare token after one fact, after another fact, in no place at all; and the first once more.
+    The texts begin with the rare token after a fact, after another fact, without the rare token, and as the first.
     """
     beginnings = torch.tensor([[FACT, RARE], [OTHER, RARE], [FACT, OTHER], [FACT, RARE]])
     between = torch.randint(0, N_COMMON, (1, gap), generator=torch.Generator().manual_seed(1))
@@ -41,10 +41,10 @@ def asked(model, gap, mem_len):
 @pytest.mark.parametrize("gap", [100, 500_000])
 def test_a_planted_fact_changes_the_prediction_when_asked_for_again(gap):
     question, control = asked(build("lsh"), gap, 1_000_000)
-    assert (question[0] - question[2]).abs().max() > 1e-2, "whether the rare token was ever read"
-    assert (question[0] - question[1]).abs().max() > 1e-4, "what stood before it"
+    assert (question[0] - question[2]).abs().max() > 1e-2, "depends on whether the rare token was read"
+    assert (question[0] - question[1]).abs().max() > 1e-4, "depends on the token before it"
     assert torch.equal(question[0], question[3])
-    assert torch.equal(control, control[:1].expand_as(control)), "who does not ask is not told"
+    assert torch.equal(control, control[:1].expand_as(control)), "the control does not depend on the beginning"
 
 
 def test_beyond_the_memory_length_it_is_forgotten():

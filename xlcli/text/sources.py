@@ -202,7 +202,7 @@ def _cannot_open(path: Path, error: OSError | ValueError) -> DataError:
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return DataError(f"there is no file {path}.", "Check the path.")
     if error.errno == errno.ELOOP:
-        return DataError(f"{path} is a symbolic link to itself.", "Give the file itself.")
+        return DataError(f"{path} is a link that leads back to itself.", "Give the file itself.")
     if error.errno in (errno.EACCES, errno.EPERM):
         return DataError(f"{path} cannot be read by this user.", f"Allow it with: chmod u+r {path}")
     if error.errno == errno.ENXIO:

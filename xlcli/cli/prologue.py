@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from xlcli.cli.settings import option_names, print_config, resolve
-from xlcli.config import Config, EvalConfig, InferenceConfig, ModelConfig, RuntimeConfig
+from xlcli.config import Config, InferenceConfig, ModelConfig, RuntimeConfig
 from xlcli.errors import ConfigError, StateError
 
 if TYPE_CHECKING:
@@ -54,11 +54,7 @@ def find_model(context: typer.Context, settings: InferenceConfig) -> Path:
     section = str(context.info_name)
     with option_names(context, (section,)):
         try:
-            model = read_config(folder).model.for_inference(settings.n_steps, settings.n_hashes)
-            if isinstance(settings, EvalConfig) and settings.recall and not model.supports_recall:
-                hashed = any(layer.supports_recall for layer in model.attentions)
-                reason = "cannot be measured with adaptive computation time" if hashed else "needs LSH attention"
-                raise ConfigError(f"recall {reason}.", "Leave it out.", key="recall", reason=reason)
+            settings.check_model(read_config(folder).model)
         except ConfigError as error:
             key, reason = f"{section}.{error.key}", f"does not apply to model {folder.name}; it {error.reason}"
             raise ConfigError(f"{key} {reason}.", error.remedy, key=key, reason=reason) from None

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from xlcli.config.attention import MAX_HASHES
 from xlcli.config.base import BaseConfig, Count, InvalidSettingError, Length, Positive, Rate
 from xlcli.config.model import ModelConfig
+from xlcli.errors import ConfigError
 
 Interval = Count | Positive
 """Interval in steps (int) or in seconds (float)."""
@@ -113,6 +114,10 @@ class InferenceConfig(BaseConfig):
     n_steps: Annotated[int, Field(ge=1, le=1024)] | None = None
     n_hashes: Annotated[int, Field(ge=1, le=MAX_HASHES)] | None = None
 
+    def check_model(self, model: ModelConfig) -> None:
+        """`ConfigError` if a setting does not apply to this model."""
+        model.for_inference(self.n_steps, self.n_hashes)
+
 
 class EvalConfig(InferenceConfig):
     """An evaluation.
@@ -134,6 +139,14 @@ class EvalConfig(InferenceConfig):
     sweep_mem_len: tuple[Length, ...] = ()
     limit: Count | None = None
     recall: bool = False
+
+    def check_model(self, model: ModelConfig) -> None:
+        """`ConfigError` if a setting does not apply to this model."""
+        super().check_model(model)
+        if self.recall and not model.supports_recall:
+            hashed = any(layer.supports_recall for layer in model.attentions)
+            reason = "cannot be measured with adaptive computation time" if hashed else "needs LSH attention"
+            raise ConfigError(f"recall {reason}.", "Leave it out.", key="recall", reason=reason)
 
 
 class GenerateConfig(InferenceConfig):

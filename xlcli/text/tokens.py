@@ -65,19 +65,18 @@ class TokenFile:
         return np.asarray(self.id_sizes[self.ids[index]])
 
 
-def token_file(part: Part, tokenizer: Tokenizer, *, folder: Path | None = None) -> Generator[Progress, None, TokenFile]:
+def token_file(part: Part, tokenizer: Tokenizer) -> Generator[Progress, None, TokenFile]:
     """Tokens of `part`, from the cache or tokenized now. Yields progress, returns the tokens.
 
     Args:
         part: The text.
         tokenizer: Its tokenizer.
-        folder: Folder of the file; None is the cache folder.
 
     Raises:
         DataError: The text cannot be read, or has changed since it was opened.
         ResourceError: The cache folder is full or cannot be written.
     """
-    folder = folder or cache_folder()
+    folder = cache_folder()
     name = sha256(f"{_MAGIC.decode()}:{part.sha256}:{tokenizer.fingerprint}".encode()).hexdigest()[:40]
     path = folder / f"{name}.tokens"
     if (known := _open(path, part.n_bytes, tokenizer)) is not None:

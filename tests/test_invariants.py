@@ -20,7 +20,8 @@ from variants import (
 
 from xlcli import config
 from xlcli.config import ATTENTIONS, POSITIONS
-from xlcli.config.model import STACKS, FeedForwardConfig, NormConfig
+from xlcli.config.model import FeedForwardConfig, NormConfig
+from xlcli.config.stack import STACKS
 from xlcli.files import read_tensors, write_tensors
 from xlcli.state import State
 

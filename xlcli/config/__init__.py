@@ -9,10 +9,10 @@ from xlcli.config.attention import AttentionConfig as AttentionConfig
 from xlcli.config.base import BaseConfig as BaseConfig
 from xlcli.config.base import InvalidSettingError as InvalidSettingError
 from xlcli.config.model import ModelConfig as ModelConfig
-from xlcli.config.model import ReversibleStackConfig as ReversibleStackConfig
-from xlcli.config.model import StandardStackConfig as StandardStackConfig
-from xlcli.config.model import UniversalStackConfig as UniversalStackConfig
 from xlcli.config.position import POSITIONS as POSITIONS
+from xlcli.config.stack import ReversibleStackConfig as ReversibleStackConfig
+from xlcli.config.stack import StandardStackConfig as StandardStackConfig
+from xlcli.config.stack import UniversalStackConfig as UniversalStackConfig
 from xlcli.config.tree import Tree as Tree
 from xlcli.config.tree import change as change
 from xlcli.config.tree import make as make

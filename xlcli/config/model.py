@@ -1,9 +1,9 @@
-"""Configuration of a model: stacks, blocks, embedding, and the legal combinations of parts."""
+"""Configuration of a model: its parts and their legal combinations."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -19,46 +19,10 @@ from xlcli.config.position import (
     AnyPositionConfig,
     XLPositionConfig,
 )
+from xlcli.config.stack import AnyStackConfig, StandardStackConfig
 from xlcli.errors import ConfigError
 
 _OMIT = "Omit it to use the trained value."
-
-
-class StandardStackConfig(BaseConfig):
-    """`n_layers` blocks in sequence."""
-
-    kind: Literal["standard"] = "standard"
-
-
-class UniversalStackConfig(BaseConfig):
-    """Universal Transformer (Dehghani et al. 2019): the `n_layers` blocks are applied `n_steps` times.
-
-    `time_signal` adds a sinusoid of the step, with the initial amplitude of the stream, to the input of every step.
-    With `act` (adaptive computation time) each position halts when its halting probabilities sum to 1 - `epsilon`, or
-    at the last step. `ponder_weight` is the weight of the ponder cost in the loss. `halt_bias` is the initial bias of
-    the halting logit; a negative value makes training start with many steps.
-    """
-
-    kind: Literal["universal"] = "universal"
-    n_steps: Annotated[int, Field(ge=1, le=1024)] = 4
-    time_signal: bool = True
-    act: bool = False
-    epsilon: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.01
-    ponder_weight: Annotated[float, Field(ge=0.0, le=1e3)] = 0.01
-    halt_bias: Annotated[float, Field(ge=-20.0, le=20.0)] = -3.0
-
-
-class ReversibleStackConfig(BaseConfig):
-    """Two streams, from which the backward pass recomputes activations (Kitaev et al. 2020, section 3)."""
-
-    kind: Literal["reversible"] = "reversible"
-
-
-AnyStackConfig = Annotated[
-    StandardStackConfig | UniversalStackConfig | ReversibleStackConfig, Field(discriminator="kind")
-]
-STACKS = {table.model_fields["kind"].default: table for table in get_args(get_args(AnyStackConfig)[0])}
-"""Stack kind to configuration class."""
 
 
 class FeedForwardConfig(BaseConfig):
@@ -180,7 +144,7 @@ class ModelConfig(BaseConfig):
     @property
     def n_repeats(self) -> int:
         """Number of times the blocks are applied."""
-        return self.stack.n_steps if isinstance(self.stack, UniversalStackConfig) else 1
+        return self.stack.n_repeats
 
     @property
     def depth(self) -> int:
@@ -195,8 +159,7 @@ class ModelConfig(BaseConfig):
     @property
     def supports_recall(self) -> bool:
         """Whether recall can be measured: some layer has LSH attention, and there is no adaptive computation time."""
-        halts = isinstance(self.stack, UniversalStackConfig) and self.stack.act
-        return not halts and any(attention.supports_recall for attention in self.attentions)
+        return not self.stack.halts_early and any(attention.supports_recall for attention in self.attentions)
 
     def of_layer(self, attention: AttentionConfig) -> ModelConfig:
         """Copy in which all layers have this attention."""
@@ -215,9 +178,9 @@ class ModelConfig(BaseConfig):
         stack, attention = self.stack, self.attention
         try:
             if n_steps is not None:
-                if not isinstance(stack, UniversalStackConfig):
+                if "n_steps" not in stack.inference_settings:
                     raise _not_applicable("n_steps", "needs a universal stack, but this model applies its blocks once")
-                stack = UniversalStackConfig(**(dict(stack) | {"n_steps": n_steps}))
+                stack = type(stack)(**(dict(stack) | {"n_steps": n_steps}))
             if n_hashes is not None:
                 if not any("n_hashes" in layer.inference_settings for layer in self.attentions):
                     raise _not_applicable("n_hashes", "needs LSH attention, but this model has none")
@@ -239,7 +202,7 @@ class ModelConfig(BaseConfig):
 
     def describe_memory(self, mem_len: int, segment_len: int) -> str:
         """Contents of the memory, for example "512 tokens in each of 6 layers"."""
-        steps = f" at each of {self.n_repeats} steps" if isinstance(self.stack, UniversalStackConfig) else ""
+        steps = f" at each of {self.n_repeats} steps" if self.n_repeats > 1 else ""
         contents = Counter(layer.describe_memory(mem_len, segment_len) for layer in self.attentions)
         if len(contents) == 1:
             [text] = contents
@@ -273,12 +236,7 @@ class ModelConfig(BaseConfig):
                 f"{len(self.cutoffs) + 1} clusters",
                 "Lower it, raise model.dim, or use fewer cutoffs.",
             )
-        if isinstance(self.stack, ReversibleStackConfig) and self.norm.placement == "post":
-            raise InvalidSettingError(
-                "model.norm.placement",
-                "'post' does not allow stack 'reversible' to reconstruct its inputs by subtraction",
-                "Set model.norm.placement to pre, sandwich or rezero, or model.stack.kind to standard or universal.",
-            )
+        self.stack.check(dim=self.dim, norm_placement=self.norm.placement)
         if self.dropout.attention and not all(layer.supports_dropout for layer in self.attentions):
             without = [kind for kind, table in ATTENTIONS.items() if not table.supports_dropout]
             raise InvalidSettingError(
@@ -302,12 +260,6 @@ class ModelConfig(BaseConfig):
                 f"Set model.position.kind to {_any(positions)}, or model.attention.kind to {_any(attentions)}.",
             )
         position.check_dims(self.dim, self.head_dim)
-        if isinstance(self.stack, UniversalStackConfig) and self.stack.time_signal and self.dim % 2:
-            raise InvalidSettingError(
-                "model.dim",
-                f"{self.dim} is odd, but the time signal consists of pairs",
-                "Make it even or set model.stack.time_signal to false.",
-            )
 
 
 def _not_applicable(key: str, reason: str) -> ConfigError:

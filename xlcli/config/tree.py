@@ -14,8 +14,8 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from xlcli.config.attention import ATTENTIONS, HEADS
 from xlcli.config.base import BaseConfig, InvalidSettingError
-from xlcli.config.model import STACKS
 from xlcli.config.position import POSITIONS
+from xlcli.config.stack import STACKS
 from xlcli.config.workflows import Config
 from xlcli.errors import ConfigError
 

@@ -55,22 +55,22 @@ def _explain(error: Exception) -> tuple[int, str, str]:
         return error.exit_code, error.message, error.remedy
     if _is_out_of_memory(error):
         detail = str(error).strip().partition("\n")[0]
-        about = f"out of memory{': ' + detail if detail else ''}."
-        return 4, about, "Use a smaller --batch-size, --segment-len, --mem-len or model."
+        message = f"out of memory{': ' + detail if detail else ''}."
+        return 4, message, "Use a smaller --batch-size, --segment-len, --mem-len or model."
     if isinstance(error, OSError) and error.errno is not None:
         where = f"{error.filename}: " if error.filename is not None else ""
         if error.errno in _OUT_OF_DISK:
             return 4, f"cannot write: {where}{error.strerror}.", "Free some space, or write elsewhere."
         return 3, f"{where}{error.strerror}.", "Check that path."
-    place = error.__traceback__
-    while place is not None and place.tb_next is not None:
-        place = place.tb_next
-    at = f" at {os.path.basename(place.tb_frame.f_code.co_filename)}:{place.tb_lineno}" if place else ""  # noqa: PTH119
-    said = str(error).strip().partition("\n")[0]
+    entry = error.__traceback__
+    while entry is not None and entry.tb_next is not None:
+        entry = entry.tb_next
+    at = f" at {os.path.basename(entry.tb_frame.f_code.co_filename)}:{entry.tb_lineno}" if entry else ""  # noqa: PTH119
+    detail = str(error).strip().partition("\n")[0]
     return (
         1,
-        f"this is a bug: {type(error).__name__}{': ' + said if said else ''}{at}.",
-        "Add --debug and report what it shows.",
+        f"this is a bug: {type(error).__name__}{': ' + detail if detail else ''}{at}.",
+        "Add --debug and report its output.",
     )
 
 
@@ -79,6 +79,12 @@ def _is_out_of_memory(error: Exception) -> bool:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def _discard_stdout() -> None:
+    from xlcli.cli.terminal import discard_stdout
+
+    discard_stdout()
 
 
 def _print_error(message: str, remedy: str) -> None:
@@ -115,16 +121,12 @@ def _silence_stdout() -> None:
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         return
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.close(nowhere)
+    _discard_stdout()
 
 
 def _leave_quietly() -> int:
-    """Ends the process by SIGPIPE, as Unix tools do. Until here it is ignored: sockets of torch may raise it."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.close(nowhere)
+    """Ends the process by SIGPIPE, as Unix tools do. Python ignores the signal by default."""
+    _discard_stdout()
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGPIPE)

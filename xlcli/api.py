@@ -80,7 +80,7 @@ class TextScore:
     """Score of one text: its tokens with their surprisal in bits; sums and means over the text."""
 
     tokens: tuple[TokenScore, ...]
-    """Tokens in the order of the text; `byte` counts from the start of the text."""
+    """Tokens in text order; `byte` is the offset from the start of the text."""
 
     @property
     def bytes(self) -> int:
@@ -110,9 +110,9 @@ class TextScore:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TextState:
-    """State after a text: memory of every layer, last token, and the end of the text, which is not read yet.
+    """State after a text: memory of every layer, last token, and the unread end of the text.
 
-    The state is a value: no call changes it. It fits the model that made it and no other.
+    Immutable: no call changes it. Only the model that made it accepts it.
     """
 
     session: SessionState
@@ -137,7 +137,7 @@ class TextState:
 class Model:
     """A model ready for use; made by `load`.
 
-    `mem_len` is the memory length in tokens; None is that of the state, else as in training. All methods raise
+    `mem_len` is the memory length in tokens; None uses that of the state, else of training. All methods raise
     `ConfigError` for an illegal option, and `StateError` for a state of another model or memory length.
     """
 
@@ -202,7 +202,7 @@ class Model:
             prompt: Text to continue; may be empty. The pieces are of its type: `str` (invalid UTF-8 is U+FFFD) or
                 `bytes`.
             state: State to continue (default: nothing read).
-            seed: Seed of the random-number generator; None draws one.
+            seed: Seed of the random-number generator; None takes a random seed.
             options: Keys of `GenerateConfig`.
         """
         for event in generate(self, prompt, state=state, seed=seed, **options):
@@ -260,7 +260,7 @@ def load(
         model: Name or folder. Default: `XLCLI_MODEL`, else the newest model in `./models`, else the bundled one.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         dtype: Number type of matrix products; `auto` is float32.
-        threads: Number of CPU threads of the process; None leaves it as it is.
+        threads: Number of CPU threads of the process; None keeps the current number.
         n_steps: Number of times a universal stack applies its blocks; None uses the trained value.
         n_hashes: Number of hash rounds of LSH attention; None uses the trained value.
 
@@ -325,7 +325,7 @@ def resume(
 def evaluate(
     model: Model, text: Source | None = None, *, per_token: bool = False, **options: Unpack[EvalOptions]
 ) -> Iterator[Event]:
-    """Scores files, for each memory length once; see `xlcli.evaluation.evaluate`.
+    """Scores files, once per memory length; see `xlcli.evaluation.evaluate`.
 
     Args:
         model: Model under test.
@@ -352,7 +352,7 @@ def generate(
         model: Model.
         prompt: Text to continue; may be empty.
         state: State to continue (default: nothing read).
-        seed: Seed of the first sample; sample i has `seed + i`. None draws one.
+        seed: Seed of the first sample; sample i has `seed + i`. None takes a random seed.
         save: Called at the end with the state after the last token; one sample only.
         options: Keys of `GenerateConfig`.
     """
@@ -380,7 +380,7 @@ def stream(
 
     Args:
         model: Model.
-        text: A text, or its parts in order: an open file, a socket, any iterable. Its cuts do not change the result.
+        text: A text, or its parts in order: an open file, a socket, any iterable. Scores do not depend on the division.
         state: State to continue (default: nothing read).
         save: Called every `save_every` seconds and at the end with the state.
         options: Keys of `StreamConfig`.

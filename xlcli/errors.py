@@ -2,11 +2,11 @@
 
 
 class XLError(Exception):
-    """Base of every error that xlcli raises on purpose.
+    """Base of all errors of xlcli.
 
     Args:
-        message: Sentence that says what happened and where.
-        remedy: Sentence that says what to do instead.
+        message: Sentence that describes the problem and its place.
+        remedy: Sentence that suggests a solution; may be empty.
     """
 
     exit_code = 1
@@ -26,7 +26,7 @@ class ConfigError(XLError):
     Args:
         message: As in `XLError`.
         remedy: As in `XLError`.
-        key: Dotted configuration key at fault, if there is one.
+        key: Dotted key of the invalid setting, if there is one.
         reason: Rest of the sentence that begins with the key, without its period.
     """
 

@@ -1,13 +1,13 @@
 """Evaluation: the surprisal of a text under a model. Every token is scored once, in order.
 
-How the text is cut into calls and sequences changes the speed and not the result: each sequence but the first starts
-with as many tokens of warmup as a prediction can depend on (the receptive field); where that is unlimited there is one
-sequence. Only without memory, and with span "growing" of the published set-ups, does the result depend on the segment
-length. Sequences start where segments do.
+Batch size and segment length change the speed, not the result: each sequence but the first starts with unscored warmup
+tokens, as many as the receptive field; an unbounded receptive field allows one sequence only. Exceptions: without
+memory, and with the span "growing" of published setups, the result depends on the segment length. Sequences start at
+multiples of the segment length.
 
-Loss by context length: without memory it comes from the pass over the text, whose segments all start with an empty
-memory. With memory nearly every token of that pass has a full one, so windows of up to `2 * mem_len` tokens, evenly
-spread over the text, are read again from an empty memory, except windows as long as the text.
+Loss by context length: without memory it comes from the pass over the text, whose segments all start with empty memory.
+With memory nearly every token of that pass has full memory, so windows of up to `2 * mem_len` tokens, evenly spread
+over the text, are read again from empty memory, unless one window is the whole text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from xlcli.model.recall import QUERIES, lsh_recall
 from xlcli.runtime import Runtime, peak_rss_bytes
 from xlcli.text.corpus import Corpus, open_corpus
 from xlcli.text.loaders import EvalLoader, inputs_and_targets
-from xlcli.tokenized import TokenizedText, column, tokenize
+from xlcli.tokenized import TokenizedText, mapped_scores, tokenize
 
 if TYPE_CHECKING:
     from xlcli.state import State
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 TOKENS_PER_CALL = {"cpu": 2**11, "cuda": 2**14}
 """Default number of tokens per call of the model, over all sequences: enough to keep the device busy."""
 DEFAULT_SEGMENT_LEN = 512
-"""Longest segment chosen by default; beyond the memory length most of the attention mask is hidden."""
+"""Longest segment chosen by default; most of the attention mask of a longer segment would be hidden."""
 MAX_SEGMENT_LEN = 2**12
-"""Longest segment used where it does not change the result, since the attention mask grows with it."""
+"""Longest segment where the length does not change the result; bounds the size of the attention mask."""
 STATE_LIMIT = 2**28
 """Maximum bytes of memory tensors for the default batch size."""
 WINDOW_SHARE = 4
@@ -73,7 +73,7 @@ def evaluate(
 
     Args:
         model: The model.
-        source: Files, folders or `-`, joined to one text; None is the held-out text of the model.
+        source: Files, folders or `-`, joined to one text; None is the held-out text `options.split` of the model.
         options: Memory lengths, segment length, batch size, and `limit`, the maximum bytes of text.
         runtime: Device and number type.
         per_token: Also yield a `TokenScore` for each token, in order, before each `Score`.
@@ -95,7 +95,7 @@ def evaluate(
     with ExitStack() as files:
         for mem_len in options.sweep_mem_len or (options.mem_len,):
             lengths = _choose_lengths(model, runtime, options, mem_len, len(text.tokens))
-            nats = column(len(text.tokens), files) if per_token else None
+            nats = mapped_scores(len(text.tokens), files) if per_token else None
             started = time.perf_counter()
             totals = yield from _score_text(model, runtime, text, lengths, nats, stop)
             if totals is None:
@@ -163,7 +163,7 @@ class _Lengths:
 def _choose_lengths(
     model: LoadedModel, runtime: Runtime, options: EvalConfig, mem_len: int | None, n_tokens: int
 ) -> _Lengths:
-    """Memory length as in training unless given; lengths that change only the speed are chosen for speed."""
+    """Memory length of the options, else of training; lengths that do not change the result are chosen for speed."""
     train = model.config.train
     mem_len = train.mem_len if mem_len is None else mem_len
     exact = mem_len > 0 and options.span == "uniform"
@@ -173,24 +173,24 @@ def _choose_lengths(
         segment_len = min(DEFAULT_SEGMENT_LEN, max(64, 2 ** (mem_len - 1).bit_length()))
     else:
         segment_len = train.segment_len
-    field = model.network.receptive_field(mem_len if exact else mem_len + segment_len) if mem_len else 0
-    warmup_len = n_tokens if field is None else field
+    receptive_field = model.network.receptive_field(mem_len if exact else mem_len + segment_len) if mem_len else 0
+    warmup_len = n_tokens if receptive_field is None else receptive_field
     state_bytes = 4 * model.config.model.memory_floats(2 * mem_len + segment_len)
     by_call = TOKENS_PER_CALL.get(runtime.device.type, TOKENS_PER_CALL["cuda"]) // segment_len
     by_warmup = 1 + n_tokens // (10 * warmup_len) if warmup_len else n_tokens
     chosen = max(1, min(by_call, STATE_LIMIT // state_bytes, by_warmup))
-    batch_size = 1 if field is None else options.batch_size or chosen
+    batch_size = 1 if receptive_field is None else options.batch_size or chosen
     return _Lengths(mem_len, segment_len, batch_size, options.span, warmup_len)
 
 
-class _ByContext:
+class _ContextSums:
     """Sums by context length: entry i belongs to tokens with a context of i + 1 tokens."""
 
     def __init__(self, longest: int) -> None:
         self.nats, self.n_bytes, self.n_tokens = np.zeros((3, longest))
 
     def add(self, first: int, nats: Floats, n_bytes: NDArray[Any], n_tokens: NDArray[Any]) -> None:
-        """Adds the tokens (b t), whose entries begin at `first`."""
+        """Adds values (b t) of tokens to the entries from `first` on."""
         for total, part in ((self.nats, nats), (self.n_bytes, n_bytes), (self.n_tokens, n_tokens)):
             total[first : first + part.shape[1]] += part.sum(0)
 
@@ -206,10 +206,10 @@ class _ByContext:
 
 @dataclass
 class _Totals:
-    """Sums over a text, and the number of sequences it was read in. `steps` is None without adaptive computation."""
+    """Sums over a text, and the batch size. `steps` is None without adaptive computation time."""
 
     batch_size: int
-    by_context: _ByContext
+    by_context: _ContextSums
     nats: float = 0.0
     steps: float | None = None
 
@@ -232,7 +232,7 @@ def _score_text(
         start_id=model.tokenizer.start_id,
     )
     whole = _is_window(loader.batch_size, lengths, n)
-    totals = _Totals(loader.batch_size, _ByContext(n if whole else lengths.segment_len))
+    totals = _Totals(loader.batch_size, _ContextSums(n if whole else lengths.segment_len))
     state = _init_state(model, lengths, loader.starts)
     n_done, meter = 0, ProgressMeter(f"memory {lengths.mem_len}", n, "tokens")
     for inputs, targets, scored, positions in loader:
@@ -264,28 +264,28 @@ def _score_windows(
     text: TokenizedText,
     lengths: _Lengths,
     batch_size: int,
-    of_text: _ByContext,
+    text_sums: _ContextSums,
     stop: Callable[[], bool],
-) -> Generator[Progress, None, _ByContext]:
-    """Sums by context length over windows that start with an empty memory; `of_text` are those of the whole text."""
+) -> Generator[Progress, None, _ContextSums]:
+    """Sums by context length over windows that start with empty memory; `text_sums` are those of the whole text."""
     ids, n = text.tokens.ids, len(text.tokens)
     longest = min(2 * lengths.mem_len, n)
     widths = sorted({min(SHORT_WINDOW, longest), longest})
     budget = min(n // WINDOW_SHARE, WINDOW_LIMIT) // len(widths)
-    by_context = _ByContext(longest)
+    by_context = _ContextSums(longest)
     if _is_window(batch_size, lengths, n):
-        by_context = of_text
+        by_context = text_sums
         widths.pop()
     windows = [np.linspace(0, n - width, max(1, budget // width)).astype(np.int64) for width in widths]
     total = sum(width * len(starts) for width, starts in zip(widths, windows, strict=True))
     n_done, meter = 0, ProgressMeter("loss by context", total, "tokens")
     for width, starts in zip(widths, windows, strict=True):
-        for some in np.split(starts, range(batch_size, len(starts), batch_size)):
-            state = _init_state(model, lengths, some)
+        for batch in np.split(starts, range(batch_size, len(starts), batch_size)):
+            state = _init_state(model, lengths, batch)
             for first in range(0, width, lengths.segment_len):
                 if stop():
                     return by_context
-                positions = some[:, None] + np.arange(first, min(first + lengths.segment_len, width))
+                positions = batch[:, None] + np.arange(first, min(first + lengths.segment_len, width))
                 inputs, targets = inputs_and_targets(ids, positions, model.tokenizer.start_id)
                 nll, _, state = _token_nats(model, runtime, inputs, targets, state)
                 by_context.add(first, nll, text.tokens.sizes(positions), np.ones_like(positions))
@@ -330,7 +330,7 @@ def _token_nats(
 
 
 def _unknown_words(ids: NDArray[Any]) -> Iterator[Notice]:
-    """A warning if some words are not in the vocabulary."""
+    """Warning about words that are not in the vocabulary, if there are any."""
     unknown = sum(int(np.count_nonzero(ids[at : at + 2**20] == 0)) for at in range(0, len(ids), 2**20))
     if unknown:
         share = f"{100 * unknown / len(ids):.1f} %"

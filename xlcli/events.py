@@ -38,7 +38,7 @@ PROGRESS_INTERVAL = 0.2
 
 
 class ProgressMeter:
-    """Makes `Progress` events of one stage at most every `PROGRESS_INTERVAL` seconds.
+    """Makes the `Progress` events of one stage, at most one every `PROGRESS_INTERVAL` seconds.
 
     Args:
         stage: Name of the stage, such as "tokenizing".
@@ -102,7 +102,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """Validation during training. `best`: the best so far, whose weights were kept."""
+    """Validation during training. `best`: the lowest value so far; the weights were saved."""
 
     step: int
     tokens: int
@@ -121,7 +121,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """End of a run. `bits_per_byte` is the score of the best weights; `stopped`: before the budget was spent."""
+    """End of a run. `bits_per_byte` is the score of the best weights. `stopped`: ended before the budget was spent."""
 
     folder: Path
     step: int
@@ -154,7 +154,7 @@ class ContextBin:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One evaluation; the JSON keys of `xlcli eval`. `chars`, `words` are None for text that is not UTF-8.
+    """One evaluation; its fields are the JSON keys of `xlcli eval`. `chars`, `words`: None if the text is not UTF-8.
 
     `mean_steps` is the mean number of steps per token of a model with adaptive computation time, else None. `recall`
     is the share of the weight of full attention that LSH attention finds, if measured: the mean, and of each LSH layer.
@@ -196,7 +196,7 @@ class GeneratedText:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """One finished sample; the JSON keys of `xlcli generate`."""
+    """One finished sample; its fields are the JSON keys of `xlcli generate`."""
 
     sample: int
     prompt: str

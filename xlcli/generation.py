@@ -1,7 +1,7 @@
-"""Generation: continues a prompt, which is read in large calls, then one token per call.
+"""Generation: reads a prompt in large calls, then samples one token per call.
 
 Samples of a batch continue copies of the state after the prompt, each with its own random-number generator. They are
-output in order: the text of the first sample as it is made, then the text that the second has by then, and so on.
+output in order: the text of a sample is held back until all samples before it have ended.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def generate(
         options: Length, sampling and stop texts.
         runtime: Device and number type.
         seed: Seed of the first sample; sample i has the seed `seed + i` and can be repeated alone with it. None
-            continues the generator of `resume`, or else takes a random seed.
+            continues the generator of `resume`, if it has one, else takes a random seed.
         resume: Session saved by `generate` or `stream`, whose text the prompt follows.
         save: Called once at the end, with the session after the last token.
         stop: Called before every call of the model; once true, all samples end as "interrupted".
@@ -104,11 +104,11 @@ def _initial_rng(resume: SessionState | None, seed: int | None) -> SampleRNG:
 
 
 def _prompt_tokens(tokenizer: Tokenizer, resume: SessionState | None, prompt: bytes) -> tuple[bytes, NDArray[np.int32]]:
-    """The text to read before the first sampled token, and its tokens (t)."""
+    """Text to read before sampling, and its tokens (t)."""
     pending = resume.pending if resume else PendingText(b"", np.empty(0, np.int32), 0)
     text = pending.data + prompt
-    rest = text[pending.n_tokenized :]
-    portions = (rest[start : start + 2**18] for start in range(0, len(rest), 2**18))
+    new = text[pending.n_tokenized :]
+    portions = (new[start : start + 2**18] for start in range(0, len(new), 2**18))
     return text, np.concatenate((pending.ids, *map(tokenizer.encode, whole_words(portions))))
 
 
@@ -145,24 +145,24 @@ def _sample_batch(
     prompt: bytes,
     prompt_rate: float,
 ) -> Iterator[GeneratedText | Generated]:
-    """Generates all samples together; `session` has one row for each."""
+    """Generates a batch of samples; `session` has one row per sample."""
     started = time.perf_counter()
-    running, not_output = samples, deque(samples)
+    running, unfinished = samples, deque(samples)
     while True:
         _end_samples(running, options, stop, time.perf_counter() - started)
         rows = [row for row, sample in enumerate(running) if sample.stop_reason is None]
         if 0 < len(rows) < len(running):
             session = session.select(rows)
         running = [running[row] for row in rows]
-        while not_output:
-            sample = not_output[0]
+        while unfinished:
+            sample = unfinished[0]
             if sample.unshown:
                 yield GeneratedText(sample.number, sample.unshown)
                 sample.unshown = b""
             if sample.stop_reason is None:
                 break
             yield _result(sample, sample.stop_reason, prompt, prompt_rate)
-            not_output.popleft()
+            unfinished.popleft()
         if not running:
             return
         session.last_tokens = sample_tokens(session.predict(), [sample.rng for sample in running], options)

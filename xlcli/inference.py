@@ -1,8 +1,7 @@
-"""A model in use on a text: its state and its last token, moved on together.
+"""Inference session: a model with its state and last token.
 
-A token is read by the model when the next one is to be predicted. There is therefore always one token, the last one,
-that has been scored or sampled but not read. At the start it is the tokenizer's `start_id`: a text is taken to begin
-after a line end.
+The model reads a token when it predicts the next one. The last token, scored or sampled, is therefore always unread. At
+the start of a text it is the tokenizer's `start_id`, a line end.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ if TYPE_CHECKING:
     from xlcli.store.folder import LoadedModel
 
 TOKENS_PER_CALL = 512
-"""Maximum number of tokens per call of the model: bounds memory, and the delay until a signal is obeyed."""
+"""Maximum number of tokens per call of the model: bounds memory use and the response time to a signal."""
 
 SaveState = Callable[[SessionState], None]
-"""Writes a session. It must not keep the value: continuing the session may overwrite the memory in place."""
+"""Function that writes a session. It must not keep the value: the session may overwrite its memory in place later."""
 
 
 class InferenceSession:
@@ -38,7 +37,7 @@ class InferenceSession:
     Attributes:
         model: The model.
         runtime: Device and number type.
-        state: Memory of the model, of all tokens before the last one.
+        state: State of the model after all tokens before the last one.
         last_tokens: Token of each row that has been scored or sampled but not read.
     """
 
@@ -52,12 +51,12 @@ class InferenceSession:
     def open(
         cls, model: LoadedModel, runtime: Runtime, options: InferenceConfig, resume: SessionState | None
     ) -> InferenceSession:
-        """A session of one row, at the start of a text or where `resume` is.
+        """A session of one row, at the start of a text or continuing `resume`.
 
         Args:
             model: The model.
             runtime: Device and number type.
-            options: Memory length, steps and hash rounds; None means as in `resume`, or else as trained.
+            options: Memory length, steps and hash rounds; None uses the value of `resume`, else of training.
             resume: A saved session, or None.
 
         Raises:
@@ -74,7 +73,7 @@ class InferenceSession:
         return cls(model, runtime, state, [model.tokenizer.start_id])
 
     def score(self, ids: NDArray[np.integer]) -> NDArray[np.float64]:
-        """Surprisal in nats of each of `ids` (t, at least one), which become the latest tokens. One row."""
+        """Surprisal (t) in nats of the next tokens `ids` (t, at least one). One row only."""
         tokens = torch.tensor([[*self.last_tokens, *ids[:-1].tolist()]], device=self.runtime.device)
         targets = torch.tensor([ids.tolist()], device=self.runtime.device)
         with torch.inference_mode(), self.runtime.autocast():
@@ -83,19 +82,19 @@ class InferenceSession:
         return nll[0].double().cpu().numpy()
 
     def read(self, ids: NDArray[np.integer], stop: Callable[[], bool]) -> int:
-        """Reads `ids` (t, may be empty) without scoring them, until `stop` is true; number of tokens read. One row."""
+        """Reads `ids` (t, may be empty) without scoring, until `stop`; returns the number read. One row only."""
         for start in range(0, len(ids), TOKENS_PER_CALL):
             if stop():
                 return start
-            piece = ids[start : start + TOKENS_PER_CALL].tolist()
-            tokens = torch.tensor([[*self.last_tokens, *piece[:-1]]], device=self.runtime.device)
+            chunk = ids[start : start + TOKENS_PER_CALL].tolist()
+            tokens = torch.tensor([[*self.last_tokens, *chunk[:-1]]], device=self.runtime.device)
             with torch.inference_mode(), self.runtime.autocast():
                 _, self.state = self.model.network.logits(tokens, self.state)
-            self.last_tokens = [piece[-1]]
+            self.last_tokens = [chunk[-1]]
         return len(ids)
 
     def predict(self) -> Tensor:
-        """Reads the last token of each row: logits (b v) of the next ones. The caller assigns them to `last_tokens`."""
+        """Logits (b v) of the next token of each row. The caller assigns the sampled tokens to `last_tokens`."""
         tokens = torch.tensor(self.last_tokens, device=self.runtime.device)[:, None]
         with torch.inference_mode(), self.runtime.autocast():
             logits, self.state = self.model.network.logits(tokens, self.state)
@@ -115,12 +114,12 @@ class InferenceSession:
     def saved(
         self, pending: PendingText, *, sampler: SamplerState | None = None, stream: StreamPosition | None = None
     ) -> SessionState:
-        """The session of one row as a value, with text that is still to be read."""
+        """State of the session as a value, with unread text. One row only."""
         return SessionState(self.state, self.last_tokens[0], pending, sampler, stream)
 
 
 def _check_options(model: LoadedModel, options: InferenceConfig, state: State) -> None:
-    """Raises `StateError` where a saved state contradicts the options."""
+    """Raises `StateError` if a saved state contradicts the options."""
     if state.batch_size != 1:
         raise StateError(f"the state holds {state.batch_size} texts, not one.", "Start without --state-in.")
     if options.mem_len not in (None, state.span.mem_len):

@@ -12,7 +12,7 @@ from xlcli import config
 from xlcli.errors import ConfigError
 
 AUTOMATIC = ("small", "base", "tiny")
-"""Presets that training chooses from, by text size and device, when none is named."""
+"""Presets that training chooses among, by text size and device, if no preset is given."""
 
 
 @dataclass(frozen=True, slots=True)

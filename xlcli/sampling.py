@@ -1,8 +1,8 @@
-"""Sampling: logits to tokens by a chain of pure functions and an explicit generator; tokens to text as they arrive.
+"""Sampling: logits to tokens by pure functions and an explicit generator; streaming detokenizer.
 
-The chain is repetition penalty (Keskar et al. 2019), temperature, top-k (Fan et al. 2018), top-p or nucleus sampling
-(Holtzman et al. 2020), min-p (Nguyen et al. 2024), one draw. Each sample has its own generator, so its text does not
-depend on the other samples of the batch.
+The functions are, in order, repetition penalty (Keskar et al. 2019), temperature, top-k (Fan et al. 2018), top-p or
+nucleus sampling (Holtzman et al. 2020), min-p (Nguyen et al. 2024), and inversion of the cumulative distribution. Each
+sample has its own generator, so its text does not depend on the other samples of the batch.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class SampleRNG:
 
 
 def sample_tokens(logits: Tensor, rngs: Sequence[SampleRNG], options: GenerateConfig) -> list[int]:
-    """The next token of each row of logits (b v), sampled with the generator of that row, whose `recent` it joins.
+    """The next token of each row of logits (b v), sampled with the generator of that row and appended to its `recent`.
 
     Raises:
         CheckpointError: The logits are NaN.
@@ -112,7 +112,7 @@ def sample_tokens(logits: Tensor, rngs: Sequence[SampleRNG], options: GenerateCo
 
 
 class StreamingDetokenizer:
-    """Bytes of tokens to text that can be shown: holds back unfinished characters and possible starts of a stop text.
+    """Bytes of tokens to text: holds back unfinished UTF-8 characters and possible beginnings of a stop text.
 
     Attributes:
         stopped: Whether a stop text has been completed.
@@ -126,11 +126,11 @@ class StreamingDetokenizer:
     def feed(self, data: bytes) -> bytes:
         """The text that can be shown after `data`. A stop text and everything after it are dropped."""
         text = self._held + data
-        found = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
-        if found:
+        matches = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
+        if matches:
             self.stopped = True
             self._held = b""
-            _, start = min(found)  # the stop text that is completed first
+            _, start = min(matches)  # the stop text that is completed first
             return text[:start]
         n_held = max((_overlap(text, stop) for stop in self._stops), default=0)
         n_held = n_held or len(text) - whole_characters(text)

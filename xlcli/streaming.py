@@ -6,9 +6,9 @@ Text is scored as soon as its score can be output: a line when its end arrives, 
 output. Calls of the model are as large as the text that has arrived allows, so throughput grows with the rate of input.
 A line of more than `LINE_LIMIT` bytes is output in parts: several `LineScore` with the same `line` and growing `byte`.
 
-A saved session is the one before the unfinished end of the text, whose bytes are saved with it. That end is scored and
-output when the input ends, but a stream that resumes reads it again, together with the text that follows. Two streams
-with a saved session between them thus give the scores of one.
+A session is saved as it was before the unfinished end of the text, together with the bytes of that end. The end is
+scored and output when the input ends, and again, together with new text, by a stream that resumes. Two streams
+connected by a saved session thus give the scores of one stream.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BLOCK_BYTES = 2**14
 LINE_LIMIT = 2**14
 """Number of bytes after which a line is output in parts, and up to which `reset_on` is searched for in a line."""
 BACKLOG_BYTES = 2**17
-"""Maximum size of the unscored text of a stopped stream. A longer backlog is scored until it is that short."""
+"""Maximum size of the unscored text of a stopped stream. A longer backlog is scored down to this size."""
 STATS_SECONDS = 1.0
 """Time between two `StreamStats`."""
 
@@ -68,7 +68,7 @@ def stream(
         runtime: Device and number type.
         resume: Saved session. Line numbers, byte offsets and totals continue from it.
         save: Called every `save_every` seconds if text has arrived, and at the end.
-        stop: Called between calls of the model. Once true, unscored text is left to the saved session.
+        stop: Called between calls of the model. Once true, unscored text is saved with the session and not scored.
         sampling: Options of the `continue_tokens` sampled after the text; by default those of `generate`.
         seed: Seed of that sampling; random by default.
 
@@ -146,7 +146,7 @@ class _Scorer:
         self.model_seconds, self.model_tokens = 0.0, 0
 
     def receive(self, portion: bytes | None) -> None:
-        """Takes bytes that have arrived; None for none."""
+        """Appends bytes that have arrived; None means that nothing has arrived for a while."""
         now = time.monotonic()
         flush_ms = self.options.flush_ms
         if portion is None:
@@ -157,7 +157,7 @@ class _Scorer:
             self.has_new_text = True
 
     def score_arrived(self, stop: Callable[[], bool]) -> Iterator[StreamEvent]:
-        """Scores the text that can be output already."""
+        """Scores the text whose scores can be output now."""
         stop = self._after_backlog(stop)
         while self.arrived and not stop():
             self._enqueue(self.pretokenizer.feed(self.arrived[:BLOCK_BYTES]))
@@ -193,7 +193,7 @@ class _Scorer:
         )
 
     def session_state(self) -> SessionState:
-        """Everything from which another stream continues exactly."""
+        """State from which another stream continues exactly."""
         unscored = PendingText(self.text + self.pretokenizer.pending + self.arrived, self.ids, len(self.text))
         return self.session.saved(
             unscored,
@@ -208,7 +208,7 @@ class _Scorer:
         )
 
     def _after_backlog(self, stop: Callable[[], bool]) -> Callable[[], bool]:
-        """`stop`, but false while more text waits than a saved session may hold."""
+        """`stop`, but false while the backlog is larger than a saved session may hold."""
         return lambda: len(self.arrived) <= BACKLOG_BYTES and stop()
 
     def _enqueue(self, words: bytes) -> None:

@@ -1,4 +1,4 @@
-"""A tokenized text for evaluation: cached tokens, counts of its units, and room on disk for a score per token."""
+"""A tokenized text for evaluation: cached tokens, counts of bytes, characters and words, and token scores on disk."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def tokenize(
     return TokenizedText(part, tokens, counter.counts())
 
 
-def column(length: int, files: ExitStack) -> NDArray[Any]:
-    """`length` float32 numbers in an unnamed file, which is deleted when `files` closes.
+def mapped_scores(length: int, files: ExitStack) -> NDArray[Any]:
+    """Array of `length` float32 scores in an unnamed file, which is deleted when `files` closes.
 
     Raises:
         ResourceError: The cache folder is full.
@@ -74,7 +74,7 @@ def column(length: int, files: ExitStack) -> NDArray[Any]:
     try:
         file = files.enter_context(tempfile.TemporaryFile(dir=cache_folder()))  # noqa: SIM115
         if hasattr(os, "posix_fallocate"):
-            # Writing to a hole in a mapped file on a full disk would kill the process by SIGBUS.
+            # On a full disk, writing to an unallocated block of a mapped file kills the process by SIGBUS.
             os.posix_fallocate(file.fileno(), 0, 4 * length)
         return np.memmap(file, np.float32, mode="r+" if hasattr(os, "posix_fallocate") else "w+", shape=(length,))
     except OSError as error:

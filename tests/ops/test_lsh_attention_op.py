@@ -13,8 +13,8 @@ from xlcli.ops.lsh_attention import (
     KeyWindow,
     attend_hashed,
     attend_hashed_one,
-    meet,
     recall,
+    share_bucket,
 )
 from xlcli.ops.lsh_table import Table, draw_rotations, hash_buckets, insert, rank_in_buckets
 
@@ -148,8 +148,8 @@ def test_later_tokens_change_no_bit(dtype):
 @pytest.mark.parametrize("seed", range(8))
 def test_gradients(seed, large, monkeypatch):
     """Those of the definition, whether scores are kept or computed again, in groups of any size."""
-    monkeypatch.setattr(lsh, "LARGE", large)
-    monkeypatch.setattr(lsh, "GROUP", 500)
+    monkeypatch.setattr(lsh, "CHECKPOINT_SCORES", large)
+    monkeypatch.setattr(lsh, "MAX_SCORES", 500)
     case = Case(seed, longest=100)
     leaves = case.q.requires_grad_(), case.v.requires_grad_()
     weight = case.normal(*case.v.shape)
@@ -235,5 +235,5 @@ def test_tickets_tell_who_meets(seed):
     seen = reformer.attended_mask(case.buckets, bucket_size=case.size)
     others = ~torch.eye(50, dtype=torch.bool)
     assert torch.equal(
-        meet(global_ranks[..., 20:], global_ranks, case.size) & others[20:], seen[:, :, 20:] & others[20:]
+        share_bucket(global_ranks[..., 20:], global_ranks, case.size) & others[20:], seen[:, :, 20:] & others[20:]
     )

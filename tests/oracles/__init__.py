@@ -1,1 +1,1 @@
-"""Slow, obvious twins written from the papers with loops over indices; nothing here imports the code it judges."""
+"""Slow reference implementations, written from the papers with index loops. They import no code under test."""

@@ -1,4 +1,4 @@
-"""The program `xlcli`: its commands, and the one place that runs them."""
+"""The Typer program `xlcli`: registration of its commands, and `run`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def run(arguments: Sequence[str]) -> int:
     if "_XLCLI_COMPLETE" in os.environ:
         command.main(args=list(arguments), prog_name="xlcli")
     try:
-        # Unlike `main`, which would turn a broken pipe into exit code 1.
+        # Not `command.main`, which turns a broken pipe into exit code 1.
         with command.make_context("xlcli", list(arguments)) as context:
             return command.invoke(context) or 0
     except typer.Exit as end:

@@ -83,7 +83,7 @@ def evaluate(
             "--batch-size",
             metavar="N",
             parser=Unit(units.count, "8"),
-            help="Parts of the text per batch; changes speed, not results.",
+            help="Sequences per batch; changes speed, not results.",
             rich_help_panel="Memory",
         ),
     ] = None,
@@ -126,7 +126,7 @@ def evaluate(
 ) -> int:
     """Score a text: bits per byte and more, every token once and in order."""
     from xlcli.cli.plot import check_plot, draw
-    from xlcli.cli.prologue import begin, explain_memory, find_model, load_model
+    from xlcli.cli.prologue import begin, find_model, load_model, warn_mem_len
 
     config, screen = begin(context, SECTIONS)
     settings = config.eval
@@ -144,7 +144,7 @@ def evaluate(
 
         loaded, runtime = load_model(folder, settings, config.runtime, screen)
         shape = loaded.config.model
-        explain_memory(shape, settings.sweep_mem_len or (settings.mem_len,), screen)
+        warn_mem_len(shape, settings.sweep_mem_len or (settings.mem_len,), screen)
         events = evaluation.evaluate(
             loaded, files or None, settings, runtime, per_token=per_token is not None, stop=stop
         )
@@ -153,25 +153,25 @@ def evaluate(
             return stop.exit_code
         if plot is not None:
             draw(plot, scores)
-        show_scores(scores, screen, shape, sweep=bool(settings.sweep_mem_len), aside=per_token == "-")  # noqa: S105
+        show_scores(scores, screen, shape, sweep=bool(settings.sweep_mem_len), to_stderr=per_token == "-")  # noqa: S105
     return 0
 
 
 def print_eval_plan(folder: Path, files: list[str] | None, settings: EvalConfig, screen: Screen) -> None:
-    """The plan of an evaluation."""
+    """Prints the plan of an evaluation."""
     from xlcli.cli.prologue import print_plan
     from xlcli.store.layout import read_config
 
-    text = ", ".join(files or ()) or f"its own held-out text ({settings.split})"
+    text = ", ".join(files or ()) or f"the {'validation' if settings.split == 'valid' else 'test'} text of the model"
     unbounded = read_config(folder).model.effective_mem_len(1) is None
     batch_size = 1 if unbounded else settings.batch_size or 8
-    print_plan(folder, settings, screen, batch_size=batch_size, what=f"scores {text}")
+    print_plan(folder, settings, screen, batch_size=batch_size, action=f"scores {text}")
 
 
 def read_scores(
     events: Iterator[Event], screen: Screen, tokens: BinaryIO | None, stop: Callable[[], bool]
 ) -> list[Score]:
-    """The scores among the events of an evaluation; progress is shown, scores of tokens are written to `tokens`."""
+    """Scores of an evaluation. Shows progress and writes token scores to `tokens`."""
     from xlcli.cli import report
     from xlcli.events import Notice, Progress, Score, TokenScore
 
@@ -191,11 +191,11 @@ def read_scores(
     return scores
 
 
-def show_scores(scores: list[Score], screen: Screen, model: ModelConfig, *, sweep: bool, aside: bool) -> None:
-    """Scores as text or JSON; on stderr if `aside`, because stdout holds the tokens."""
+def show_scores(scores: list[Score], screen: Screen, model: ModelConfig, *, sweep: bool, to_stderr: bool) -> None:
+    """Prints scores as text or JSON; as text on stderr if stdout holds the token scores."""
     from xlcli.cli import report
 
-    if aside:
+    if to_stderr:
         for score in scores:
             screen.say(report.score_text(score, model))
     elif screen.json:
@@ -207,7 +207,7 @@ def show_scores(scores: list[Score], screen: Screen, model: ModelConfig, *, swee
 
 @contextlib.contextmanager
 def token_file(name: str | None, stop: Callable[[], bool]) -> Iterator[BinaryIO | None]:
-    """The file of `--per-token`, which appears once complete and never when stopped; standard output for `-`."""
+    """File of `--per-token`, which appears when it is complete, and not after a stop; standard output for `-`."""
     if name is None:
         yield None
         return

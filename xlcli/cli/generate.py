@@ -145,11 +145,11 @@ def generate(
     from xlcli.cli.prologue import (
         begin,
         check_state_files,
-        explain_memory,
         find_model,
         load_model,
         open_state_files,
         print_plan,
+        warn_mem_len,
     )
 
     config, screen = begin(context, SECTIONS)
@@ -161,8 +161,8 @@ def generate(
         raise ConfigError("--state-out saves one state, but --num-samples asks for several.", "Drop one of the two.")
     folder = find_model(context, settings)
     if dry_run:
-        what = f"generates {n_samples} x {settings.max_new_tokens} tokens"
-        print_plan(folder, settings, screen, batch_size=n_samples, what=what)
+        action = f"generates {n_samples} x {settings.max_new_tokens} tokens"
+        print_plan(folder, settings, screen, batch_size=n_samples, action=action)
         return 0
     check_state_files(state_in, state_out)
     with Stop(screen.say) as stopping, screen:
@@ -171,7 +171,7 @@ def generate(
         from xlcli import generation
 
         loaded, runtime = load_model(folder, settings, config.runtime, screen)
-        explain_memory(loaded.config.model, [settings.mem_len], screen)
+        warn_mem_len(loaded.config.model, [settings.mem_len], screen)
         resume, save = open_state_files(state_in, state_out, loaded, runtime)
         seed = config.runtime.seed
         events = generation.generate(

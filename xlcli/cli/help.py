@@ -20,12 +20,12 @@ class Command(TyperCommand):
     """A command whose help shows panels as headings; its `epilog` holds examples, one per line."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """The arguments as their metavars show them, then `[OPTIONS]`."""
+        """Metavars of the arguments, then `[OPTIONS]`."""
         arguments = (str(param.metavar) for param in self.params if param.param_type_name == "argument")
         return [*arguments, "[OPTIONS]"]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """One section per panel."""
+        """Writes one section per panel."""
         _write_panels(self.get_params(ctx), self.callback, formatter, default="Output")
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
@@ -34,14 +34,14 @@ class Command(TyperCommand):
 
 
 class Program(TyperGroup):
-    """The program: its help lists the commands first."""
+    """The program, whose help lists commands before options."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Any command."""
+        """`COMMAND [OPTIONS]`."""
         return ["COMMAND", "[OPTIONS]"]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Commands, then options."""
+        """Writes commands, then options."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, command.help or "") for name, command in self.commands.items()])
         _write_panels(self.get_params(ctx), self.callback, formatter, default="Options")

@@ -84,7 +84,7 @@ def _list(screen: Screen) -> None:
 
 
 def _groups(presets: Sequence[Preset]) -> list[tuple[str, list[Preset]]]:
-    """Presets under their headings. Published ones set the number of steps; others leave it open."""
+    """Presets by heading. Only presets of published architectures set `train.max_steps`."""
     from xlcli.presets import read_preset
 
     published = [preset for preset in presets if "max_steps" in read_preset(preset.name).get("train", {})]

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the parser that gives an option its unit.
+"""Options shared by several commands, and `Unit`, the parser of values with units.
 
 An option named like a configuration key sets that key; see `xlcli.cli.settings`.
 """
@@ -99,7 +99,7 @@ Device = Annotated[
         "--device",
         metavar="auto|cpu|cuda[:N]",
         parser=Unit(units.device, "cpu"),
-        help="Device that computes.",
+        help="Device to compute on.",
         rich_help_panel="Machine",
     ),
 ]

@@ -34,13 +34,13 @@ def open_source(name: str) -> int:
 
 
 def portions(source: int, stop: Stop, flush_ms: int | None) -> Iterator[bytes | None]:
-    """Bytes read from `source` as they arrive; None after `flush_ms` without any. Ends with the input or a signal."""
+    """Bytes of `source` as they arrive; None after `flush_ms` ms without input. Ends with the input or at a signal."""
     timeout = None if flush_ms is None else flush_ms / 1000
-    silent = True
+    idle = True
     while not stop():
-        ready, _, _ = select.select([source, stop.fd], [], [], None if silent else timeout)
+        ready, _, _ = select.select([source, stop.fd], [], [], None if idle else timeout)
         if not ready:
-            silent = True
+            idle = True
             yield None
         elif stop.fd in ready:
             return
@@ -48,12 +48,12 @@ def portions(source: int, stop: Stop, flush_ms: int | None) -> Iterator[bytes | 
             data = os.read(source, PORTION)
             if not data:
                 return
-            silent = False
+            idle = False
             yield data
 
 
 class _Input(io.RawIOBase):
-    """Standard input as a file; a signal raises `Stopped` in a read that waits."""
+    """Standard input as a file; a signal raises `Stopped` in a waiting read."""
 
     def __init__(self, stop: Stop) -> None:
         self._stop = stop
@@ -72,7 +72,7 @@ class _Input(io.RawIOBase):
 
 @contextlib.contextmanager
 def standard_input(stop: Stop) -> Iterator[None]:
-    """Makes reads of `sys.stdin` stop on a signal while the context is open."""
+    """Context in which a signal interrupts reads of `sys.stdin`."""
     before = sys.stdin
     sys.stdin = io.TextIOWrapper(io.BufferedReader(_Input(stop), PORTION))
     try:

@@ -9,13 +9,13 @@ from pathlib import Path
 from xlcli.errors import ConfigError
 from xlcli.events import Score
 
-_KINDS = (".png", ".svg", ".pdf")
+_SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def check_plot(name: str) -> None:
     """Checks that the plot can be drawn and written; `ConfigError` otherwise."""
     path = Path(name)
-    if path.suffix.lower() not in _KINDS:
+    if path.suffix.lower() not in _SUFFIXES:
         raise ConfigError(f"--plot {name} is not a picture file.", "Try --plot loss.png.")
     if not path.parent.is_dir():
         raise ConfigError(f"the folder of --plot {name} does not exist.", f"Create it: mkdir -p {path.parent}.")

@@ -1,4 +1,4 @@
-"""Steps that commands share before their work: configuration, screen, model, dry run, loading."""
+"""First steps of every command: configuration, screen, model, dry run, loading."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from xlcli.store.state_files import SessionState
 
 _PROGRAM_BYTES = 300 * 2**20
-"""Memory of the interpreter with torch loaded and nothing computed."""
+"""Memory in bytes of the interpreter with torch imported."""
 
 
 def begin(context: typer.Context, sections: Sequence[str]) -> tuple[Config, Screen]:
@@ -34,7 +34,7 @@ def begin(context: typer.Context, sections: Sequence[str]) -> tuple[Config, Scre
 
 
 def open_screen(context: typer.Context) -> Screen:
-    """The screen that the output options of a command describe."""
+    """Screen with the output options of a command."""
     from xlcli.cli.render import Screen
 
     names = ("json", "quiet", "verbose", "no_progress", "color")
@@ -65,13 +65,13 @@ def find_model(context: typer.Context, settings: InferenceConfig) -> Path:
     return folder
 
 
-def explain_memory(model: ModelConfig, mem_lens: Iterable[int | None], screen: Screen) -> None:
-    """Warns about a memory length that makes no difference to this model."""
+def warn_mem_len(model: ModelConfig, mem_lens: Iterable[int | None], screen: Screen) -> None:
+    """Warns if a memory length has no effect in this model."""
     if warning := model.mem_len_warning(max((length for length in mem_lens if length is not None), default=0)):
         screen.say(warning, "warning")
 
 
-def print_plan(folder: Path, settings: InferenceConfig, screen: Screen, *, batch_size: int, what: str) -> None:
+def print_plan(folder: Path, settings: InferenceConfig, screen: Screen, *, batch_size: int, action: str) -> None:
     """Prints the plan of a command that uses a model: model size and memory needed. Nothing is loaded."""
     from xlcli.cli import report
     from xlcli.store.discover import summarize
@@ -86,7 +86,7 @@ def print_plan(folder: Path, settings: InferenceConfig, screen: Screen, *, batch
     state = 4 * batch_size * model.memory_floats(mem_len or segment_len)
     plan: dict[str, Any] = {
         "model": str(folder),
-        "does": what,
+        "does": action,
         "parameters": parameters,
         "mem_len": mem_len,
         "batch_size": batch_size,
@@ -100,7 +100,7 @@ def print_plan(folder: Path, settings: InferenceConfig, screen: Screen, *, batch
     texts = f"{batch_size} texts at a time" if batch_size > 1 else "one text at a time"
     rows = [
         ("model", f"{folder} ({report.amount(parameters)} parameters, {report.size(weights)})"),
-        ("does", what),
+        ("does", action),
         ("memory", f"{model.describe_memory(mem_len, segment_len)}, {texts}: {report.size(state)}"),
         ("needs", f"about {report.size(plan['memory_bytes'])} of main memory"),
     ]
@@ -110,7 +110,7 @@ def print_plan(folder: Path, settings: InferenceConfig, screen: Screen, *, batch
 def load_model(
     folder: Path, settings: InferenceConfig, config: RuntimeConfig, screen: Screen
 ) -> tuple[LoadedModel, Runtime]:
-    """Chooses device and number type and loads the model there. Imports torch."""
+    """Runtime of the settings, and the model loaded on its device. Imports torch."""
     from xlcli.cli import report
     from xlcli.runtime import make_runtime
     from xlcli.store.folder import load
@@ -138,7 +138,7 @@ def check_state_files(state_in: str | None, state_out: str | None) -> None:
 def open_state_files(
     state_in: str | None, state_out: str | None, model: LoadedModel, runtime: Runtime
 ) -> tuple[SessionState | None, SaveState | None]:
-    """The session in `--state-in`, and a function that writes `--state-out`."""
+    """Session saved in `--state-in`, and function that writes `--state-out`; None for an option not given."""
     from xlcli.store.state_files import load_state, save_state
 
     resume = load_state(Path(state_in), model=model, device=str(runtime.device)) if state_in is not None else None

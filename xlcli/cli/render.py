@@ -25,7 +25,7 @@ from xlcli.events import Notice, Progress, Step
 REFRESH_SECONDS = 0.1
 """Minimum time between two updates of the live line."""
 PLAIN_SECONDS = 10.0
-"""Time between two plain lines; the first one comes after a tenth of it."""
+"""Time between two plain lines; the first line comes after a tenth of it."""
 _RAMP = (245, 252, 229, 222, 215, 208, 202, 196)
 """Colors of the 256-color palette by surprisal, one per bit per byte."""
 
@@ -130,12 +130,6 @@ class Screen:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
 
-    def abandon_stdout(self) -> None:
-        """Redirects stdout to the null device, after its reader has closed it."""
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 1)
-        os.close(nowhere)
-
     def print(self, text: str) -> None:
         """Prints text to stdout, with control characters escaped on a terminal."""
         self.write((visible(text) if self.on_terminal else text).encode("utf-8", "surrogateescape"))
@@ -158,15 +152,15 @@ class Screen:
         self.write(text.encode())
 
     def scored_text(self, spans: Sequence[tuple[bytes, float]]) -> None:
-        """Writes pieces of text, colored by their bits per byte if colors are on."""
+        """Writes tokens, given as (text, bits), colored by their bits per byte if colors are on."""
         if not self.colored:
-            self.model_text(b"".join(piece for piece, _ in spans))
+            self.model_text(b"".join(text for text, _ in spans))
             return
         out = []
-        for piece, bits in spans:
-            shown = self._visible.feed(piece)
+        for text, bits in spans:
+            shown = self._visible.feed(text)
             if shown.strip():
-                color = _RAMP[min(len(_RAMP) - 1, max(0, int(bits / max(1, len(piece)))))]
+                color = _RAMP[min(len(_RAMP) - 1, max(0, int(bits / max(1, len(text)))))]
                 out.append(f"\x1b[38;5;{color}m{shown}\x1b[39m")
             else:
                 out.append(shown)

@@ -1,4 +1,4 @@
-"""Events as text, tables and JSON: pure functions. Model text in their results is not yet safe for a terminal."""
+"""Events as text, tables and JSON: pure functions. Model text in the results must be escaped for a terminal."""
 
 from __future__ import annotations
 
@@ -90,13 +90,13 @@ def time(seconds: float) -> str:
         return "-"
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 def sparkline(values: Sequence[float], width: int = 24) -> str:
-    """The values as a row of at most `width` bars, each the mean of some of them."""
+    """A row of at most `width` bars, each the mean of consecutive values."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return ""
@@ -111,7 +111,7 @@ def sparkline(values: Sequence[float], width: int = 24) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
-    """Rows, the heading first, as aligned columns: the first `left` flush left, the others flush right."""
+    """Aligned columns, heading first: the first `left` columns flush left, the others flush right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:
@@ -233,8 +233,10 @@ def score_text(score: Score, model: ModelConfig) -> str:
     text = "\n".join(lines) + "\n"
     if score.by_context:
         heading = ("context seen", "tokens", "bits per byte")
-        rows_by = [(f"{b.start} to {b.stop - 1}", str(b.tokens), f"{b.bits_per_byte:.4f}") for b in score.by_context]
-        text += "\n" + table([heading, *rows_by])
+        context_rows = [
+            (f"{b.start} to {b.stop - 1}", str(b.tokens), f"{b.bits_per_byte:.4f}") for b in score.by_context
+        ]
+        text += "\n" + table([heading, *context_rows])
     return text
 
 

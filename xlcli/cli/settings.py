@@ -1,4 +1,4 @@
-"""From options to a configuration: options > `--set` > environment > file > preset > default. Never imports torch.
+"""Configuration of a command: options over `--set`, environment, file, preset and defaults. Never imports torch.
 
 An option sets the key with the name of its parameter, in the first of the command's sections that has such a key:
 `mem_len` of `xlcli eval` sets `eval.mem_len`.
@@ -39,7 +39,7 @@ def resolve(context: typer.Context, sections: Sequence[str]) -> Config:
 
 
 def user_settings(context: typer.Context, sections: Sequence[str]) -> Tree:
-    """Everything the user set: file, environment, `--set` and options, merged."""
+    """Settings of file, environment, `--set` and options, merged in this order."""
     for param in context.command.params:
         if context.params.get(param.name) == "":
             see = f"See xlcli {context.info_name} --help."
@@ -59,7 +59,7 @@ def user_settings(context: typer.Context, sections: Sequence[str]) -> Tree:
 
 @contextlib.contextmanager
 def option_names(context: typer.Context, sections: Sequence[str]) -> Iterator[None]:
-    """Lets a `ConfigError` name the option that set the key at fault, instead of the key."""
+    """Context in which a `ConfigError` names the option that set the key at fault instead of the key."""
     try:
         yield
     except ConfigError as error:
@@ -80,7 +80,7 @@ def print_config(resolved: Config, sections: Sequence[str], *, as_json: bool) ->
 
 def to_toml(tree: Mapping[str, Any], prefix: str = "") -> str:
     """Tables as TOML. A key without a value becomes a comment."""
-    without = "is not set" if prefix.startswith("model.") else "is decided when the run starts"
+    reason = "is not set" if prefix.startswith("model.") else "is decided when the run starts"
     lines = []
     tables = []
     for key, value in tree.items():
@@ -89,7 +89,7 @@ def to_toml(tree: Mapping[str, Any], prefix: str = "") -> str:
             body = to_toml(value, f"{name}.")
             tables.append(f"\n[{name}]\n{body}" if not body.startswith("\n[") else body)
         elif value is None:
-            lines.append(f"# {key} {without}\n")
+            lines.append(f"# {key} {reason}\n")
         else:
             lines.append(f"{key} = {_toml_value(value)}\n")
     return "".join(lines) + "".join(tables)
@@ -97,8 +97,8 @@ def to_toml(tree: Mapping[str, Any], prefix: str = "") -> str:
 
 def _toml_value(value: Any) -> str:
     if isinstance(value, Mapping):
-        there = (f"{key} = {_toml_value(item)}" for key, item in value.items() if item is not None)
-        return "{" + ", ".join(there) + "}"
+        items = (f"{key} = {_toml_value(item)}" for key, item in value.items() if item is not None)
+        return "{" + ", ".join(items) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml_value(item) for item in value) + "]"
     if isinstance(value, str):
@@ -147,7 +147,7 @@ def _section(name: str, sections: Sequence[str]) -> str | None:
 
 
 def _option_of(key: str, context: typer.Context, sections: Sequence[str]) -> Any:
-    """The parameter whose option or variable set a key of the configuration, if one did."""
+    """Parameter whose option or environment variable set this key of the configuration, or None."""
     overrides = _read_overrides(context, sections)
     for param in context.command.params:
         section, origin = _section(param.name, sections), source(context, param.name)

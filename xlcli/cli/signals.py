@@ -1,4 +1,4 @@
-"""Signal handling that lets work be saved: the first signal requests a stop, a second SIGINT exits at once.
+"""Signal handling: the first signal requests a stop, so that work can be saved; a second SIGINT exits at once.
 
 Python runs signal handlers between two bytecodes of the main thread, which may spend seconds inside a kernel. The C
 handler of the interpreter writes the signal number to a socket immediately, so a thread that reads this socket reacts
@@ -19,7 +19,7 @@ _NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
 _SHOW_CURSOR = b"\x1b[?25h"
 
 
-def _arrived(number: int, frame: FrameType | None) -> None:
+def _ignore(number: int, frame: FrameType | None) -> None:
     """Replaces the default action; the watcher thread has already read the signal from the socket."""
 
 
@@ -43,7 +43,7 @@ class Stop:
         self.signal: int | None = None
         self._notice = notice
         self._previous: dict[int, object] = {}
-        self.fd, self._raise = os.pipe()
+        self.fd, self._fd_writer = os.pipe()
 
     def __call__(self) -> bool:
         """Whether a signal has arrived."""
@@ -63,7 +63,7 @@ class Stop:
         for number in (getattr(signal, name) for name in _NAMES if hasattr(signal, name)):
             # A signal that is ignored at the start (nohup, background jobs of a shell) stays ignored.
             if signal.getsignal(number) is not signal.SIG_IGN:
-                self._previous[number] = signal.signal(number, _arrived)
+                self._previous[number] = signal.signal(number, _ignore)
         self._watcher = threading.Thread(target=self._watch, name="signals", daemon=True)
         self._watcher.start()
         return self
@@ -80,7 +80,7 @@ class Stop:
             self._wakeup.close()
             self._inbox.close()
         os.close(self.fd)
-        os.close(self._raise)
+        os.close(self._fd_writer)
 
     def _watch(self) -> None:
         while True:
@@ -88,9 +88,9 @@ class Stop:
                 if number == 0:
                     return
                 if number in self._previous:
-                    self._first_or_second(number)
+                    self._handle(number)
 
-    def _first_or_second(self, number: int) -> None:
+    def _handle(self, number: int) -> None:
         if self.signal is not None:
             if number == signal.SIGINT:
                 with contextlib.suppress(OSError):
@@ -98,6 +98,6 @@ class Stop:
                 os._exit(130)
             return
         self.signal = number
-        os.write(self._raise, b"!")
+        os.write(self._fd_writer, b"!")
         with contextlib.suppress(Exception):
             self._notice(f"{signal.Signals(number).name}: stopping; interrupt again to exit at once")

@@ -96,15 +96,15 @@ def stream(
     color: options.Color = None,
     debug: options.Debug = False,
 ) -> int:
-    """Score text as it arrives, line by line, for ever, in constant memory."""
+    """Score text line by line as it arrives, without end, in constant memory."""
     from xlcli.cli.prologue import (
         begin,
         check_state_files,
-        explain_memory,
         find_model,
         load_model,
         open_state_files,
         print_plan,
+        warn_mem_len,
     )
 
     config, screen = begin(context, SECTIONS)
@@ -117,7 +117,7 @@ def stream(
     folder = find_model(context, settings)
     check_state_files(state_in, state_out)
     if dry_run:
-        print_plan(folder, settings, screen, batch_size=1, what=f"scores {name}")
+        print_plan(folder, settings, screen, batch_size=1, action=f"scores {name}")
         return 0
     source = open_source(name)
     if name == "-" and sys.stdin is not None and sys.stdin.isatty():
@@ -127,7 +127,7 @@ def stream(
         from xlcli import streaming
 
         loaded, runtime = load_model(folder, settings, config.runtime, screen)
-        explain_memory(loaded.config.model, [settings.mem_len], screen)
+        warn_mem_len(loaded.config.model, [settings.mem_len], screen)
         resume, save = open_state_files(state_in, state_out, loaded, runtime)
         for event in streaming.stream(
             loaded,

@@ -1,19 +1,20 @@
 r"""Untrusted text made safe for a terminal.
 
 A terminal executes control characters: text could repaint the screen, set the title or fill the clipboard. C0 (except
-newline and tab), ESC, DEL, C1 and marks of writing direction are therefore replaced by escapes such as `\x1b`. Each
-character is replaced on its own, so a sequence split over two calls is harmless too. Output to a pipe stays exact.
+newline and tab), ESC, DEL, C1 and bidirectional control characters are therefore replaced by escapes such as `\x1b`.
+Each character is replaced independently, so a sequence split over two calls is harmless too. Output to a pipe is exact.
 """
 
 from __future__ import annotations
 
 import codecs
+import os
 
-_DIRECTION_MARKS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_BIDI_CONTROLS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _SEPARATORS = (0x2028, 0x2029)
-_SHOWN = {
+_ESCAPES = {
     **{code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t\r"},
-    **{code: f"\\u{code:04x}" for code in (*_DIRECTION_MARKS, *_SEPARATORS)},
+    **{code: f"\\u{code:04x}" for code in (*_BIDI_CONTROLS, *_SEPARATORS)},
     **{code: f"\\x{code - 0xDC00:02x}" for code in range(0xDC80, 0xDD00)},
     ord("\r"): "\\r",
 }
@@ -21,7 +22,7 @@ _SHOWN = {
 
 def visible(text: str) -> str:
     """`text` with control characters escaped, except newline and tab."""
-    return text.translate(_SHOWN)
+    return text.translate(_ESCAPES)
 
 
 def one_line(text: str) -> str:
@@ -29,8 +30,15 @@ def one_line(text: str) -> str:
     return visible(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
+def discard_stdout() -> None:
+    """Redirects stdout to the null device, after its reader has closed it."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)
+
+
 class Visible:
-    """Incremental decoder from bytes to safe text. Incomplete UTF-8 characters wait; invalid bytes are escaped."""
+    """Incremental decoder from bytes to safe text. Holds back incomplete UTF-8 characters, escapes invalid bytes."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")

@@ -15,6 +15,7 @@ from xlcli.cli.help import CONTEXT, Command
 from xlcli.cli.options import Unit
 from xlcli.cli.pipe import standard_input
 from xlcli.cli.signals import Stop
+from xlcli.cli.terminal import discard_stdout
 from xlcli.cli.usage import nearest
 from xlcli.errors import ConfigError, DataError
 
@@ -229,7 +230,7 @@ def train(
     compile: Annotated[  # noqa: A002
         bool,
         typer.Option(
-            "--compile", help="Compile the model before training; worth it in long runs.", rich_help_panel="Machine"
+            "--compile", help="Compile the model before training; faster in long runs only.", rich_help_panel="Machine"
         ),
     ] = False,
     config_file: options.ConfigFile = None,
@@ -253,7 +254,7 @@ def train(
         configs = {} if resume and not print_config else configurations(settings, preset)
         screen = open_screen(context)
         if print_config:
-            print_first(configs, screen, chosen=preset is not None)
+            print_preset(configs, screen, is_chosen=preset is not None)
             return 0
         check_paths(paths or (), settings.get("text", {}))
         if resume and overwrite:
@@ -284,12 +285,12 @@ def dropout_rates(text: str) -> dict[str, float]:
     return dict.fromkeys(("embedding", "attention", "residual", "feedforward"), units.number(text))
 
 
-def print_first(configs: Mapping[str, Config], screen: Screen, *, chosen: bool) -> None:
-    """Prints the configuration of the first of several presets."""
+def print_preset(configs: Mapping[str, Config], screen: Screen, *, is_chosen: bool) -> None:
+    """Prints the configuration of the first preset; unless the user chose it, a comment says so."""
     from xlcli.cli.settings import print_config
 
     name, config = next(iter(configs.items()))
-    if not chosen and not screen.json:
+    if not is_chosen and not screen.json:
         screen.print(f"# No --preset: text size and device decide. This is preset {name}.\n\n")
     screen.print(print_config(config, SECTIONS, as_json=screen.json))
 
@@ -304,8 +305,8 @@ def check_paths(paths: Sequence[str], held_out: Mapping[str, object]) -> None:
         if name == "-" or os.path.lexists(name):
             continue
         path = Path(name)
-        beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-        near = nearest(path.name, beside)
+        siblings = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
+        near = nearest(path.name, siblings)
         raise DataError(
             f"there is no file {name}.", f"Did you mean {path.parent / near}?" if near else "Check the path."
         )
@@ -320,7 +321,7 @@ def model_name(paths: Sequence[str]) -> str:
 
 
 def show_all(events: Iterator[Event], screen: Screen, stop: Stop, *, dry_run: bool) -> None:
-    """Shows the events of a run until it ends, or is stopped before it has a plan."""
+    """Shows the events of a run until it ends, or until a stop request before its `Plan`."""
     from xlcli.events import Plan
 
     begun = False
@@ -331,7 +332,7 @@ def show_all(events: Iterator[Event], screen: Screen, stop: Stop, *, dry_run: bo
         try:
             show(event, screen, dry_run=dry_run)
         except BrokenPipeError:
-            screen.abandon_stdout()
+            discard_stdout()
 
 
 def show(event: Event, screen: Screen, *, dry_run: bool) -> None:

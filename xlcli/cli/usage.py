@@ -16,7 +16,7 @@ from xlcli.errors import ConfigError
 
 
 def explain(error: typer.TyperException, arguments: Sequence[str], program: TyperGroup) -> ConfigError:
-    """The error of the program for a usage error of Typer."""
+    """`ConfigError` for a usage error of Typer."""
     context: Any = getattr(error, "ctx", None)
     param = getattr(error, "param", None)
     if context is not None and param is not None:
@@ -58,7 +58,7 @@ def spelling(context: typer.Context, param: Any) -> str:
 
 
 def suggestion(context: typer.Context, param: Any) -> str:
-    """A sentence with a valid value of the option; empty when there is no example."""
+    """Sentence with a valid value of the option; empty without an example."""
     return _try(spelling(context, param), _example(context.command.callback, param.name))
 
 
@@ -75,7 +75,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def _bad_value(message: str, context: Any, param: Any) -> ConfigError:
-    """The error of a value that the parser or the type of an option refuses."""
+    """`ConfigError` for a value that the parser or type of an option refuses."""
     spelled = spelling(context, param)
     if param.is_flag:
         value = one_line(os.environ.get(spelled, ""))

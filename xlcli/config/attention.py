@@ -1,4 +1,4 @@
-"""Attention kinds. A configuration class holds the settings of its kind and the facts that follow from them."""
+"""Attention kinds. A configuration class has the settings of its kind and the properties derived from them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from xlcli.config.base import BaseConfig, Count, InvalidSettingError
 MAX_BUCKETS = 2**16
 """Largest number of hash buckets."""
 MAX_HASHES = 8
-"""Largest number of hash rounds. Directions for all of them are stored, so inference may use more than training did."""
+"""Largest number of hash rounds. Directions for all rounds are stored, so inference may use more than training."""
 
 
 class AttentionConfig(BaseConfig):
@@ -25,7 +25,7 @@ class AttentionConfig(BaseConfig):
     supports_dropout: ClassVar[bool] = True
     """Whether there are attention weights to drop."""
     supports_recall: ClassVar[bool] = False
-    """Whether the share of full attention that is found can be measured (`model/recall.py`)."""
+    """Whether recall, the share of full-attention weight that is found, can be measured (`model/recall.py`)."""
 
     n_heads: Count = 4
     head_dim: Count | None = None
@@ -188,7 +188,7 @@ class LSHAttentionConfig(RandomAttentionConfig):
 
     @field_validator("n_buckets")
     @classmethod
-    def _even(cls, n_buckets: int | tuple[int, ...]) -> int | tuple[int, ...]:
+    def _check_n_buckets(cls, n_buckets: int | tuple[int, ...]) -> int | tuple[int, ...]:
         factors = (n_buckets,) if isinstance(n_buckets, int) else n_buckets
         if n_buckets != 1 and (not factors or any(n < 2 or n % 2 for n in factors)):
             raise InvalidSettingError(
@@ -242,7 +242,7 @@ class MixedAttentionConfig(AttentionConfig):
 
     @model_validator(mode="before")
     @classmethod
-    def _tables(cls, data: Any) -> Any:
+    def _expand_layers(cls, data: Any) -> Any:
         """Names of kinds become tables, and every table gets the shared heads."""
         if not isinstance(data, dict):
             return data
@@ -256,7 +256,7 @@ class MixedAttentionConfig(AttentionConfig):
         }
 
     @model_validator(mode="after")
-    def _alike(self) -> MixedAttentionConfig:
+    def _check_layers(self) -> MixedAttentionConfig:
         if any(getattr(layer, name) != getattr(self, name) for layer in self.layers for name in HEADS):
             raise InvalidSettingError(
                 "model.attention.layers",

@@ -26,7 +26,7 @@ class InvalidSettingError(ValueError):
     """Raised by a validator; pydantic collects it and `tree.validate` turns it into a `ConfigError`.
 
     Args:
-        key: Dotted key of the value at fault.
+        key: Dotted key of the invalid setting.
         reason: Rest of the sentence that begins with the key, without its period.
         remedy: Sentence on how to correct it.
     """

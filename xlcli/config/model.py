@@ -100,7 +100,7 @@ class EmbeddingConfig(BaseConfig):
     div_val: Annotated[int, Field(ge=1, le=64)] = 1
 
     @model_validator(mode="after")
-    def _one_way(self) -> EmbeddingConfig:
+    def _check_clusters(self) -> EmbeddingConfig:
         if self.cutoffs and self.inner_dim is not None:
             raise InvalidSettingError(
                 "model.embedding.cutoffs", "and model.embedding.inner_dim exclude each other", "Leave one of them out."
@@ -194,7 +194,7 @@ class ModelConfig(BaseConfig):
 
     @property
     def supports_recall(self) -> bool:
-        """Whether the recall of hashed attention can be measured: some layer hashes, and tokens do not halt early."""
+        """Whether recall can be measured: some layer has LSH attention, and there is no adaptive computation time."""
         halts = isinstance(self.stack, UniversalStackConfig) and self.stack.act
         return not halts and any(attention.supports_recall for attention in self.attentions)
 
@@ -257,7 +257,7 @@ class ModelConfig(BaseConfig):
         return None
 
     @model_validator(mode="after")
-    def _legal(self) -> ModelConfig:
+    def _check_combinations(self) -> ModelConfig:
         if self.attention.head_dim is None and self.dim % self.attention.n_heads:
             raise InvalidSettingError(
                 "model.dim",
@@ -324,4 +324,4 @@ HOOKS = {
     "bias": "scores to add a bias to",
     "value_bias": "attention weights to compute a value bias from",
 }
-"""Position hook to what it requires of attention, for error messages."""
+"""Requirement of each position hook on the attention, for error messages."""

@@ -1,9 +1,9 @@
-"""Position encoding kinds. A configuration class holds the settings of its kind and the facts that follow from them."""
+"""Position encoding kinds. A configuration class has the settings of its kind and the properties derived from them."""
 
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -23,6 +23,10 @@ class PositionConfig(BaseConfig):
     def check_dims(self, dim: int, head_dim: int) -> None:
         """`InvalidSettingError` unless the encoding is possible with these model and head widths."""
 
+    def derived_settings(self, dim: int) -> dict[str, Any]:
+        """Settings to store with a model of this width in place of those that are not set."""
+        return {}
+
 
 class NoPositionConfig(PositionConfig):
     """No position information except the causal mask."""
@@ -33,8 +37,8 @@ class NoPositionConfig(PositionConfig):
 class SinusoidalPositionConfig(PositionConfig):
     """Sinusoids of the absolute position (Vaswani et al. 2017), added to the embedding or to the input of every layer.
 
-    `amplitude` is 1 in the paper. None uses the initial root mean square of the embeddings, as large as theirs in the
-    paper.
+    `amplitude` is 1 in the paper. None uses the initial root mean square of the embeddings, which is
+    the ratio in the paper.
     """
 
     kind: Literal["sinusoidal"] = "sinusoidal"
@@ -85,6 +89,10 @@ class AxialPositionConfig(PositionConfig):
         axes = len(self.shape)
         return self.dims or tuple(dim // axes + (i < dim % axes) for i in range(axes))
 
+    def derived_settings(self, dim: int) -> dict[str, Any]:
+        """The widths."""
+        return {"dims": list(self.widths(dim))}
+
     def check_dims(self, dim: int, head_dim: int) -> None:
         """Widths must be positive and add up to the model width."""
         widths = self.widths(dim)
@@ -96,7 +104,7 @@ class AxialPositionConfig(PositionConfig):
             )
 
     @model_validator(mode="after")
-    def _axes(self) -> AxialPositionConfig:
+    def _check_axes(self) -> AxialPositionConfig:
         if self.dims is not None and len(self.dims) != len(self.shape):
             raise InvalidSettingError(
                 "model.position.dims",
@@ -160,12 +168,12 @@ class RelativeBucketConfig(PositionConfig):
         return frozenset({"bias"})
 
     @model_validator(mode="after")
-    def _reachable(self) -> RelativeBucketConfig:
+    def _check_max_distance(self) -> RelativeBucketConfig:
         if self.max_distance < 2 * self.n_buckets:
             raise InvalidSettingError(
                 "model.position.max_distance",
                 f"{self.max_distance} is less than twice model.position.n_buckets {self.n_buckets}, so that some "
-                "buckets could never be reached",
+                "buckets would contain no distance",
                 "Raise it or use fewer buckets.",
             )
         return self

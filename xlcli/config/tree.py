@@ -64,7 +64,7 @@ def parse_override(text: str) -> Tree:
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Tree:
-    """Tables of both; `above` wins.
+    """Tables of both; values of `above` override those of `below`.
 
     A table of `UNIONS` whose `kind` changes keeps only the keys in `HEADS`, because other keys belong to the old kind.
     """
@@ -82,7 +82,7 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Tree:
 
 
 def make(*layers: Mapping[str, Any]) -> Config:
-    """The configuration of these tables above the defaults; later tables win.
+    """The configuration of these tables over the defaults; later tables override earlier ones.
 
     Raises:
         ConfigError: With the key at fault and the legal values.
@@ -103,7 +103,7 @@ def change(config: Config, changes: Mapping[str, Any]) -> Config:
 
 
 def validate(kind: type[S], tree: Mapping[str, Any]) -> S:
-    """`tree` as a section of this class; `ConfigError` names the first value at fault."""
+    """`tree` as a section of this class; `ConfigError` names the first invalid key."""
     try:
         return TypeAdapter(kind).validate_json(json.dumps(tree))
     except (TypeError, ValueError) as error:
@@ -115,7 +115,7 @@ def validate(kind: type[S], tree: Mapping[str, Any]) -> S:
 
 
 def _explain(kind: type[BaseConfig], error: ValidationError) -> ConfigError:
-    """The first fault of a validation as one sentence."""
+    """`ConfigError` for the first error of a validation."""
     first = error.errors(include_url=False)[0]
     path = _path(first["loc"])
     name, value, details = ".".join(path), first["input"], first.get("ctx", {})
@@ -143,7 +143,7 @@ def _fault(key: str, reason: str, remedy: str = "") -> ConfigError:
 
 
 def _no_choice(key: str, value: object, expected: str) -> ConfigError:
-    """The error of a value that is not among the `expected` ones: `'a', 'b' or 'c'`."""
+    """`ConfigError` for a value that is not one of `expected`, a text such as `'a', 'b' or 'c'`."""
     choices = [choice.strip("'") for choice in expected.replace(" or ", ", ").split(", ")]
     near = difflib.get_close_matches(str(value).lower(), choices, n=1)
     quoted = [f"'{choice}'" for choice in choices]
@@ -155,7 +155,7 @@ def _no_choice(key: str, value: object, expected: str) -> ConfigError:
 
 
 def _unknown_key(kind: type[BaseConfig], name: str, loc: tuple[int | str, ...]) -> ConfigError:
-    """The error of a key that does not exist, or only in another kind of its table."""
+    """`ConfigError` for a key that does not exist, or only in another kind of its table."""
     table, _, last = name.rpartition(".")
     kinds = UNIONS.get(_LAYER.sub("", table).rpartition(".")[2], {})
     if others := [other for other, section in kinds.items() if last in section.model_fields]:
@@ -174,7 +174,7 @@ def _unknown_key(kind: type[BaseConfig], name: str, loc: tuple[int | str, ...]) 
 
 
 def _path(loc: tuple[int | str, ...]) -> list[str]:
-    """The keys of a pydantic location, without its entries for validators, types and kinds."""
+    """Keys of a pydantic error location, without its entries for validators, types and kinds."""
     names: list[str] = []
     for part in map(str, loc):
         follows_table = names[-1:] and (names[-1] in UNIONS or names[-1].isdigit())

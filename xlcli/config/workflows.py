@@ -33,7 +33,7 @@ class TextConfig(BaseConfig):
     test: str | float | None = None
 
     @model_validator(mode="after")
-    def _fractions(self) -> TextConfig:
+    def _check_fractions(self) -> TextConfig:
         for name, value in (("valid", self.valid), ("test", self.test)):
             if isinstance(value, float) and not 0.0 <= value < 0.5:
                 raise InvalidSettingError(
@@ -90,7 +90,7 @@ class TrainConfig(BaseConfig):
     keep_checkpoints: Count = 2
 
     @model_validator(mode="after")
-    def _groups(self) -> TrainConfig:
+    def _check_grad_accum(self) -> TrainConfig:
         if self.grad_accum > self.batch_size:
             raise InvalidSettingError(
                 "train.grad_accum",
@@ -119,7 +119,7 @@ class EvalConfig(InferenceConfig):
 
     Attributes:
         segment_len: Tokens per call of the model; changes the result only without memory or with span `growing`.
-        batch_size: Parts of the text per batch; does not change the result.
+        batch_size: Sequences per batch; does not change the result.
         span: Tokens that a token attends to; see `xlcli.ops.span.Span`.
         split: Held-out text of the model that is scored when no text is given.
         sweep_mem_len: Memory lengths; one evaluation for each.
@@ -178,7 +178,7 @@ class StreamConfig(InferenceConfig):
     reset_on: str | None = None
 
     @model_validator(mode="after")
-    def _pattern(self) -> StreamConfig:
+    def _check_pattern(self) -> StreamConfig:
         if self.reset_on is not None:
             try:
                 re.compile(self.reset_on.encode())

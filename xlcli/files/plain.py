@@ -1,7 +1,7 @@
 """Bytes and JSON on disk: writes are atomic and durable, reads are bounded in size.
 
 - A symbolic link is never followed as the last part of a path: reading refuses it, writing replaces it. Pass
-  `path.resolve()` where a user's own link should be followed.
+  `path.resolve()` to follow a link of the user.
 - Reading raises `CheckpointError`; writing raises `ResourceError` (disk full, I/O error, read-only, no permission) or
   `ConfigError` (a path that cannot be a file).
 """
@@ -223,9 +223,8 @@ def _kind(mode: int) -> str:
 
 
 def _parse_json(data: bytes, path: Path) -> dict[str, Any]:
-
-    def damaged(why: str) -> CheckpointError:
-        return CheckpointError(f"{path} is damaged: {why}.", RESTORE)
+    def damaged(reason: str) -> CheckpointError:
+        return CheckpointError(f"{path} is damaged: {reason}.", RESTORE)
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)

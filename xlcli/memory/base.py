@@ -26,7 +26,7 @@ class Memory(ABC):
     @classmethod
     @abstractmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
-        """Memory made of the tensors that `tensors` returned."""
+        """Memory of the tensors that `tensors` returned."""
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
@@ -34,18 +34,18 @@ class Memory(ABC):
 
     @abstractmethod
     def empty(self) -> Self:
-        """Memory of the same kind, shape and batch that holds nothing."""
+        """Empty memory of this kind, shape and batch size."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Sizes of all axes that two memories of one layer must share: all but batch, tokens and slots."""
+        """Sizes of the axes that are fixed for a layer: all except batch, tokens and slots."""
         tensors = self.tensors()
         sizes = {axis: n for name, axes in self.axes.items() for axis, n in zip(axes, tensors[name].shape, strict=True)}
         return tuple(n for axis, n in sizes.items() if axis not in "bmc")
 
     @property
     def settings(self) -> Mapping[str, int]:
-        """Inference settings that the memory was made with and that its shape fixes."""
+        """Inference settings that the memory was made with, read from its shape."""
         return {}
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:

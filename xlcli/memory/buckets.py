@@ -15,7 +15,7 @@ from xlcli.ops.lsh_table import Table
 
 @dataclass(frozen=True)
 class Buckets(Memory):
-    """Table of hash buckets. A table in which nothing is stored has no slots.
+    """Table of hash buckets. An empty table has no slots.
 
     `owned` marks a table that no other memory shares, which `writable` may return as it is. Under inference mode
     writing then changes it in place, so the old memory must not be used any more; copy it with `State.fork`.
@@ -57,7 +57,7 @@ class Buckets(Memory):
         return {"n_hashes": self.n_hashes}
 
     def writable(self, bucket_size: int) -> Buckets:
-        """Memory whose table may be changed in place: itself if it owns its table under inference mode, else a copy."""
+        """This memory if it owns its table and is in inference mode, else a copy: its table may be changed in place."""
         if self.owned and torch.is_inference_mode_enabled():
             return self
         return Buckets(self.table.copy(bucket_size), owned=True)

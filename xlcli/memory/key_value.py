@@ -12,7 +12,7 @@ from torch import Tensor
 from xlcli.memory.base import Project, TokenMemory
 
 MAX_SLACK = 1024
-"""Largest number of unused rows in a buffer: bounds the waste, and keeps moves to the front rare."""
+"""Maximum number of unused rows in a buffer. A larger number wastes memory, a smaller one moves rows more often."""
 ALIGNMENT = 64
 """Alignment of buffer rows in bytes: that of PyTorch's CPU allocator, and the size of a 512-bit vector register."""
 
@@ -58,7 +58,7 @@ class KeyValue(TokenMemory):
         if not torch.is_inference_mode_enabled():
             k, v = torch.cat((self._rows(self.keys), k), dim=2), torch.cat((self._rows(self.values), v), dim=2)
             return k, v, KeyValue(k, v, k.shape[2] - keep, k.shape[2])
-        keys, values, start, stop = self._make_room(new, keep, k, v)
+        keys, values, start, stop = self._reserve(new, keep, k, v)
         keys[:, :, stop : stop + new] = k
         values[:, :, stop : stop + new] = v
         stop += new
@@ -67,8 +67,8 @@ class KeyValue(TokenMemory):
     def _rows(self, buffer: Tensor) -> Tensor:
         return buffer[:, :, self.start : self.stop]
 
-    def _make_room(self, new: int, keep: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, int, int]:
-        """Buffers with room for `new` more rows, and start and stop in them; full buffers are moved or replaced."""
+    def _reserve(self, new: int, keep: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, int, int]:
+        """Buffers with `new` unused rows after the memory, and its start and stop; moves or replaces full buffers."""
         capacity = self.keys.shape[2]
         if self.stop + new <= capacity:
             return self.keys, self.values, self.start, self.stop
@@ -86,8 +86,8 @@ class KeyValue(TokenMemory):
 def _aligned_buffer(like: Tensor, capacity: int) -> Tensor:
     """Buffer (b h capacity e) in which every row begins at a multiple of `ALIGNMENT` bytes.
 
-    Matrix products (MKL, cuBLAS) sum in an order that depends on the alignment of their operands. In packed rows of
-    width 41, say, the result would depend on `start`, which differs between a memory and its copy.
+    Matrix products (MKL, cuBLAS) sum in an order that depends on the alignment of their operands. With packed rows of
+    width 41, for example, results would depend on `start`, which differs between a memory and its copy.
     """
     width = like.shape[3]
     step = ALIGNMENT // like.element_size()

@@ -46,21 +46,21 @@ def build_model(config: ModelConfig, generator: torch.Generator | None = None) -
 
 
 def _embedding(config: ModelConfig) -> TokenEmbedding | AdaptiveEmbedding:
-    made = config.embedding
+    embedding = config.embedding
     if not config.cutoffs:
         return TokenEmbedding(
             vocab_size=config.vocab_size,
             dim=config.dim,
-            inner_dim=made.inner_dim,
-            scaled=made.scaled,
+            inner_dim=embedding.inner_dim,
+            scaled=embedding.scaled,
             dropout=config.dropout.embedding,
         )
     return AdaptiveEmbedding(
         vocab_size=config.vocab_size,
         dim=config.dim,
         cutoffs=config.cutoffs,
-        div_val=made.div_val,
-        scaled=made.scaled,
+        div_val=embedding.div_val,
+        scaled=embedding.scaled,
         dropout=config.dropout.embedding,
     )
 

@@ -41,8 +41,8 @@ def _none(config: ModelConfig) -> Positions:
 def _sinusoidal(config: ModelConfig) -> Positions:
     kind = config.position
     assert isinstance(kind, kinds.SinusoidalPositionConfig)
-    size = config.embedding_rms if kind.placement == "embedding" else config.stream_rms
-    return _placed(config, lambda: SinusoidalPosition(amplitude=kind.amplitude or size))
+    rms = config.embedding_rms if kind.placement == "embedding" else config.stream_rms
+    return _placed(config, lambda: SinusoidalPosition(amplitude=kind.amplitude or rms))
 
 
 def _learned(config: ModelConfig) -> Positions:
@@ -62,8 +62,8 @@ def _axial(config: ModelConfig) -> Positions:
 def _rope(config: ModelConfig) -> Positions:
     kind = config.position
     assert isinstance(kind, kinds.RopePositionConfig)
-    made = RopeEmbedding if kind.placement == "embedding" else RopePosition
-    return _placed(config, lambda: made(layout=kind.layout, base=kind.base))
+    encoding = RopeEmbedding if kind.placement == "embedding" else RopePosition
+    return _placed(config, lambda: encoding(layout=kind.layout, base=kind.base))
 
 
 def _alibi(config: ModelConfig) -> Positions:
@@ -74,8 +74,9 @@ def _t5(config: ModelConfig) -> Positions:
     kind = config.position
     assert isinstance(kind, kinds.T5PositionConfig)
     tables = [nn.Embedding(kind.n_buckets, config.attention.n_heads) for _ in range(config.n_layers)]
-    chosen = tables[:1] * config.n_layers if kind.shared else tables
-    return Position(), [T5Position(table=table, max_distance=kind.max_distance) for table in chosen]
+    if kind.shared:
+        tables = tables[:1] * config.n_layers
+    return Position(), [T5Position(table=table, max_distance=kind.max_distance) for table in tables]
 
 
 def _shaw(config: ModelConfig) -> Positions:

@@ -60,8 +60,8 @@ class AdaptiveEmbedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Vectors (b t d) of tokens (b t)."""
-        # Every cluster embeds every token, those of other clusters as word 0. The matrices are small, and the vector of
-        # a token does not depend on the other tokens of the call, not even in the last bit.
+        # Every cluster embeds every token; tokens of other clusters become word 0. With indexing, the vector of a token
+        # could depend on the other tokens of the call in its last bits.
         cluster = cluster_of(tokens, self.cutoffs)
         x: Tensor | None = None
         for i, (start, table) in enumerate(zip((0, *self.cutoffs), self.tables(), strict=True)):

@@ -18,18 +18,18 @@ from torch.nn import functional as F
 from xlcli.model.embedding import cluster_of
 from xlcli.ops.chunks import map_chunks
 
-MOST_LOGITS = 2**23
-"""Number of logits from which the loss is computed in chunks, each of about this size.
+MAX_LOGITS = 2**23
+"""Number of logits above which the loss is computed in chunks of about this size.
 
-In float32 they take 32 MiB. The C library of Linux returns larger blocks to the system as soon as they are freed.
+In float32 a chunk takes 32 MiB; glibc returns larger blocks to the system as soon as they are freed.
 """
 
 
 class Head(nn.Module):
     """Base of every head.
 
-    `width` is the largest number of logits for one token; `loss_chunk` the number of tokens of each sequence that are
-    scored at once, None for as many as `MOST_LOGITS` allows.
+    `width` is the largest number of logits of one token, `loss_chunk` the number of tokens of each sequence whose loss
+    is computed at once; None derives it from `MAX_LOGITS`.
     """
 
     def __init__(self, *, width: int, loss_chunk: int | None) -> None:
@@ -48,11 +48,11 @@ class Head(nn.Module):
     def nll(self, x: Tensor, targets: Tensor) -> Tensor:
         """Surprisal in nats (b t) of targets (b t), given hidden states x (b t d)."""
         n_new = x.shape[1]
-        chunk = self.loss_chunk or -(-MOST_LOGITS // (x.shape[0] * self.width))
+        chunk = self.loss_chunk or -(-MAX_LOGITS // (x.shape[0] * self.width))
         if chunk >= n_new:
             return self.losses(x, targets)
-        # Slices made one by one, not `split`, whose gradients all stay allocated until the last one is computed and
-        # fragment the memory that the gradient of the table needs.
+        # Slices, not `split`: the gradients of the parts of `split` all stay allocated until the last one is computed,
+        # and fragment the memory that the gradient of the table needs.
         parts = ((x[:, i : i + chunk], targets[:, i : i + chunk]) for i in range(0, n_new, chunk))
         return map_chunks(self.losses, parts, x.device)
 
@@ -85,9 +85,10 @@ class SoftmaxHead(Head):
 class AdaptiveHead(Head):
     """Adaptive softmax (Grave et al. 2017, section 4.3) over clusters of words sorted by frequency.
 
-    The first softmax has the words of the first cluster and one logit for each other cluster, its tail. The words of a
-    tail share the probability of its logit. Cluster i has logit cutoffs[0] + i - 1. As in Transformer-XL, the vectors
-    of tail logits have the width of the first cluster and apply to its projected hidden states.
+    The first softmax has the words of the first cluster and one logit for each other cluster, its tail. The probability
+    of a tail is divided among its words by a softmax of its own. Cluster i has logit cutoffs[0] + i - 1. As in
+    Transformer-XL, the vectors of tail logits have the width of the first cluster and apply to its projected hidden
+    states.
     """
 
     def __init__(

@@ -76,12 +76,12 @@ class LanguageModel(nn.Module):
             offsets: Position in its text at which each sequence begins; None: 0.
         """
         layers = tuple(block.attention.init_memory(batch, memory) for block in self.stack.unrolled())
-        places = torch.as_tensor([0] * batch if offsets is None else offsets, dtype=torch.int64)
+        starts = torch.as_tensor([0] * batch if offsets is None else offsets, dtype=torch.int64)
         device = next(self.parameters()).device
-        return State(layers, 0, Span.make(span, mem_len=mem_len, segment_len=segment_len), places.to(device))
+        return State(layers, 0, Span.make(span, mem_len=mem_len, segment_len=segment_len), starts.to(device))
 
     def reset(self, state: State) -> State:
-        """State with empty memory for the same batch size and span, at the beginning of the text."""
+        """State with empty memory at the beginning of the text; batch size and span are kept."""
         empty = self.reset_layers(state, range(self.config.n_layers))
         return replace(empty, seen=0, offsets=torch.zeros_like(state.offsets))
 
@@ -128,8 +128,8 @@ class LanguageModel(nn.Module):
 
     def _read(self, tokens: Tensor, state: State) -> tuple[Tensor, State, Ponder | None]:
         hidden, ponders = [], []
-        for piece in self._pieces(tokens, state):
-            n_new = piece.shape[1]
+        for part in self._split_at_resets(tokens, state):
+            n_new = part.shape[1]
             seen = state.seen + n_new
             context = AttentionContext(
                 state.span,
@@ -140,24 +140,24 @@ class LanguageModel(nn.Module):
                 start=state.seen,
                 offsets=state.offsets,
             )
-            x, layers, ponder = self.stack(self.position.embed(self.embedding(piece), context), state.layers, context)
+            x, layers, ponder = self.stack(self.position.embed(self.embedding(part), context), state.layers, context)
             state = State(layers, seen, state.span, state.offsets)
             hidden.append(x)
             ponders.append(ponder)
         if len(hidden) == 1:
             return hidden[0], state, ponders[0]
-        return torch.cat(hidden, dim=1), state, _joined(ponders)
+        return torch.cat(hidden, dim=1), state, _concatenate(ponders)
 
     @staticmethod
-    def _pieces(tokens: Tensor, state: State) -> list[Tensor]:
-        """Tokens cut at the ends of independent segments, where memory is reset."""
+    def _split_at_resets(tokens: Tensor, state: State) -> list[Tensor]:
+        """Tokens split at the ends of independent segments, where memory is reset."""
         first = state.span.n_until_reset(state.seen)
         if first is None or tokens.shape[1] <= first:
             return [tokens]
         return [tokens[:, :first], *torch.split(tokens[:, first:], state.span.segment_len, dim=1)]
 
 
-def _joined(ponders: Sequence[Ponder | None]) -> Ponder | None:
-    """Concatenated costs of successive pieces."""
+def _concatenate(ponders: Sequence[Ponder | None]) -> Ponder | None:
+    """Concatenated ponder costs of successive parts."""
     costs = [ponder for ponder in ponders if ponder is not None]
     return Ponder(*(torch.cat(parts, dim=1) for parts in zip(*costs, strict=True))) if costs else None

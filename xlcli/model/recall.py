@@ -13,15 +13,15 @@ from xlcli.memory import Buckets
 from xlcli.model.attention.lsh import LSHAttention
 from xlcli.model.lm import LanguageModel
 from xlcli.ops.context import AttentionContext
-from xlcli.ops.lsh_attention import meet, recall
+from xlcli.ops.lsh_attention import recall, share_bucket
 from xlcli.ops.lsh_table import rank_in_buckets
 from xlcli.state import State
 
 QUERIES = 256
 """Number of queries measured, evenly spread over the tokens with a full memory, or over the second half of a shorter
 text."""
-AT_ONCE = 2**24
-"""Largest number of scores in memory."""
+MAX_SCORES = 2**24
+"""Maximum number of attention scores in memory."""
 
 
 class _LayerCall(NamedTuple):
@@ -46,16 +46,16 @@ def lsh_recall(model: LanguageModel, tokens: Tensor, state: State, call_len: int
 
     Args:
         model: Model under test; must not use adaptive computation time.
-        tokens: Text (1 t) of at least two tokens. Queries and keys of all of them are held in memory.
+        tokens: Text (1 t) of at least two tokens. The queries and keys of all tokens are held in memory.
         state: New state with span `uniform`, or `segment` with segments at least as long as the text.
         call_len: Number of tokens per call.
     """
     n = tokens.shape[1]
     limit = state.span.mem_len or n
     calls = []
-    for piece in torch.split(tokens, call_len, dim=1):
+    for part in torch.split(tokens, call_len, dim=1):
         with _recording(model) as recorded:
-            _, state = model(piece, state)
+            _, state = model(part, state)
         calls.append(recorded)
     first = max(1, limit if limit < n else n // 2)
     positions = torch.linspace(first, n - 1, min(QUERIES, n - first), device=tokens.device).long()
@@ -87,9 +87,9 @@ def _mean_recall(recorded: _LayerCall, positions: Tensor, limit: int) -> float:
     layer, q, k, global_ranks = recorded
     keys = torch.arange(k.shape[2], device=k.device)
     total = 0.0
-    for part in torch.split(positions, max(1, AT_ONCE // (layer.n_heads * len(keys)))):
+    for part in torch.split(positions, max(1, MAX_SCORES // (layer.n_heads * len(keys)))):
         distance = part[:, None] - keys
-        there = (distance >= 1) & (distance <= limit)
-        seen = meet(global_ranks[..., part], global_ranks, layer.bucket_size)
-        total += recall(q[:, :, part], k, seen, there, scale=layer.scale).double().sum().item()
+        visible = (distance >= 1) & (distance <= limit)
+        found = share_bucket(global_ranks[..., part], global_ranks, layer.bucket_size)
+        total += recall(q[:, :, part], k, found, visible, scale=layer.scale).double().sum().item()
     return total / (layer.n_heads * len(positions))

@@ -49,7 +49,7 @@ class Block(nn.Module):
 
     @property
     def last_matrices(self) -> tuple[Tensor, Tensor]:
-        """Last matrix of each branch."""
+        """Output matrix of each branch."""
         return self.attention.output.weight, self.feedforward.down.weight
 
     def forward(self, x: Tensor, memory: Memory, context: AttentionContext) -> tuple[Tensor, Memory]:
@@ -76,13 +76,13 @@ class Stack(nn.Module):
         self.initial_constants: dict[str, float] = {}
 
     def redraw(self, layers: Collection[int], generator: torch.Generator | None = None) -> None:
-        """Draws new random features in these layers, whose memories become invalid."""
+        """Draws new random features in these layers. Their memories become invalid."""
         for i, block in enumerate(self.layers()):
             if i in layers:
                 block.attention.redraw(generator)
 
     def unrolled(self) -> Iterator[Block]:
-        """Blocks in the order of use, repeated where the stack applies them several times."""
+        """Blocks in the order of use; a block is repeated if the stack applies it several times."""
         yield from self.layers()
 
     def accepts_depth(self, depth: int) -> bool:
@@ -91,10 +91,10 @@ class Stack(nn.Module):
 
     def forward(self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> StackOutput:
         """Output for input (b t d), and the new memories."""
-        x, memories = self._pass(x, memories, context)
+        x, memories = self._apply_blocks(x, memories, context)
         return StackOutput(self.final(x), memories)
 
-    def _pass(
+    def _apply_blocks(
         self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext
     ) -> tuple[Tensor, tuple[Memory, ...]]:
         after = []

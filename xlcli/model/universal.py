@@ -1,4 +1,4 @@
-"""Universal Transformer (Dehghani et al. 2019): the same blocks applied in several steps, with a memory for each step.
+"""Universal Transformer (Dehghani et al. 2019): blocks applied in several steps, with a memory for each step.
 
 With adaptive computation time (Graves 2016, section 2; Dehghani et al., appendix C) a position halts when the sum of
 its halting probabilities exceeds 1 - epsilon, or at the last step. The last probability is replaced by the remainder,
@@ -20,9 +20,10 @@ from xlcli.ops.context import AttentionContext
 
 
 class UniversalStack(Stack):
-    """All blocks, applied `n_steps` times; with a given state, as many times as it has memories.
+    """All blocks applied `n_steps` times. `forward` takes the number of steps from the memories of the state.
 
-    `time_signal` is the amplitude of the sinusoid of the step, 0 for none; 1 in the paper, as are embeddings.
+    `time_signal` is the amplitude of the sinusoid of the step; 0 disables it. In the paper it is 1, the scale of the
+    embeddings.
     """
 
     def __init__(self, blocks: Sequence[Block], final: nn.Module, *, n_steps: int, time_signal: float) -> None:
@@ -43,7 +44,7 @@ class UniversalStack(Stack):
         """Output for input (b t d), and the new memories."""
         after: tuple[Memory, ...] = ()
         for step, before in enumerate(self._by_step(memories), start=1):
-            x, new = self._pass(self._signal(x, step), before, context)
+            x, new = self._apply_blocks(self._signal(x, step), before, context)
             after += new
         return StackOutput(self.final(x), after)
 
@@ -60,7 +61,7 @@ class UniversalStack(Stack):
 
 
 class AdaptiveStack(UniversalStack):
-    """Universal stack with adaptive computation time: each position halts by itself, at the last step at the latest.
+    """Universal stack with adaptive computation time: each position halts independently, or at the last step.
 
     Halting probabilities are computed from the state after the last norm, as logits are: the stream of a pre-norm
     network grows from step to step, and probabilities computed from it would saturate.
@@ -96,7 +97,7 @@ class AdaptiveStack(UniversalStack):
                 # All positions have halted; later tokens still need their memory of this step.
                 after += self._remember(signalled, before, context)
                 continue
-            new, memory = self._pass(signalled, before, context)
+            new, memory = self._apply_blocks(signalled, before, context)
             after += memory
             p = self.halt(self.final(new)).squeeze(-1).to(total.dtype).sigmoid()
             halts = running & ((total + p > 1 - self.epsilon) | (step == len(steps)))

@@ -1,4 +1,4 @@
-"""Softmax attention: one function, with a fused kernel and a plain kernel that agree."""
+"""Softmax attention: one function with a fused and a plain kernel, which give equal results."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def attend(
     if term is not None:
         if q.shape[-2] == 1 and visible is None and bias is None and value_bias is None and not dropout:
             return attend_one(q, k, v, term=term, scale=scale)
-        q, k = _join(q, k, term)
+        q, k = _append_term(q, k, term)
     if value_bias is None and not _plain_is_faster(q):
         return attend_fused(q, k, v, visible=visible, scale=scale, bias=bias, dropout=dropout)
     return attend_plain(q, k, v, visible=visible, scale=scale, bias=bias, value_bias=value_bias, dropout=dropout)
@@ -62,20 +62,20 @@ def attend_plain(
     value_bias: Callable[[Tensor], Tensor] | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """`attend` without a second term, by its definition; holds all scores (b h t s)."""
+    """`attend` without a second term, as defined there; holds all scores (b h t s) in memory."""
     scores = (q * scale) @ k.mT
     if bias is not None:
         scores = scores + bias
-    blind = _blind(visible)
-    if visible is not None and blind is not None:
+    without_keys = _without_keys(visible)
+    if visible is not None and without_keys is not None:
         # An addition is free in the backward pass; masked_fill would read the scores once more.
-        scores = scores + _barrier(visible | blind, scores.dtype)
+        scores = scores + _additive_mask(visible | without_keys, scores.dtype)
     weights = scores.softmax(-1)
     weights = F.dropout(weights, dropout) if dropout else weights
     out = weights.to(v.dtype) @ v
     if value_bias is not None:
         out = out + value_bias(weights).to(out.dtype)
-    return _blank(out, blind)
+    return _zero_where(without_keys, out)
 
 
 def attend_fused(
@@ -95,13 +95,13 @@ def attend_fused(
         v = F.pad(v, (0, pad))
     elif pad < 0:
         q, k = F.pad(q, (0, -pad)), F.pad(k, (0, -pad))
-    blind = _blind(visible)
-    mask = None if visible is None or blind is None else visible | blind
+    without_keys = _without_keys(visible)
+    mask = None if visible is None or without_keys is None else visible | without_keys
     if bias is not None:
         mask = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
         mask = mask.expand(*q.shape[:-1], k.shape[-2])
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, dropout_p=dropout)
-    return _blank(out[..., :width], blind)
+    return _zero_where(without_keys, out[..., :width])
 
 
 def attend_one(q: Tensor, k: Tensor, v: Tensor, *, term: ScoreTerm, scale: float) -> Tensor:
@@ -112,26 +112,27 @@ def attend_one(q: Tensor, k: Tensor, v: Tensor, *, term: ScoreTerm, scale: float
     return (scores * scale).softmax(-1).to(v.dtype) @ v
 
 
-def _join(q: Tensor, k: Tensor, term: ScoreTerm) -> tuple[Tensor, Tensor]:
-    """Queries and keys whose inner products include the second term."""
+def _append_term(q: Tensor, k: Tensor, term: ScoreTerm) -> tuple[Tensor, Tensor]:
+    """Queries and keys with those of the second term appended, so that one inner product is the sum of both."""
     query, key = term
     keys = repeat(key, "s f -> b h s f", b=q.shape[0], h=q.shape[1])
     return torch.cat((q, query), dim=-1), torch.cat((k, keys), dim=-1)
 
 
-def _blind(visible: Tensor | None) -> Tensor | None:
-    """Queries (... t 1) without visible keys."""
+def _without_keys(visible: Tensor | None) -> Tensor | None:
+    """Boolean mask (... t 1) of the queries without visible keys."""
     return None if visible is None else ~visible.any(-1, keepdim=True)
 
 
-def _barrier(visible: Tensor, dtype: torch.dtype) -> Tensor:
+def _additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 for visible keys, -inf for hidden ones."""
     return torch.zeros_like(visible, dtype=dtype).masked_fill(~visible, float("-inf"))
 
 
-def _blank(out: Tensor, blind: Tensor | None) -> Tensor:
-    return out if blind is None else out.masked_fill(blind, 0.0)
+def _zero_where(without_keys: Tensor | None, out: Tensor) -> Tensor:
+    return out if without_keys is None else out.masked_fill(without_keys, 0.0)
 
 
 def _plain_is_faster(q: Tensor) -> bool:
-    """On CPU in bfloat16, where the fused kernel runs at float32 speed (measured), and for a single query."""
+    """Whether the plain kernel is faster: on CPU, in bfloat16 or for a single query (measured)."""
     return q.device.type == "cpu" and (q.dtype == torch.bfloat16 or q.shape[-2] == 1)

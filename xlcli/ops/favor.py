@@ -27,7 +27,7 @@ CHUNK = 64
 def draw_features(
     n_features: int, head_dim: int, generator: torch.Generator | None, *, orthogonal: bool = True
 ) -> Tensor:
-    """Gaussian matrix (f e); `orthogonal` makes blocks of `head_dim` rows orthogonal; each row stays Gaussian."""
+    """Gaussian matrix (f e). With `orthogonal`, blocks of `head_dim` rows are orthogonal; each row stays Gaussian."""
     shape = (-(-n_features // head_dim), head_dim, head_dim)
     device = generator.device if generator else None
     rows = torch.randn(shape, generator=generator, device=device, dtype=torch.float64)

@@ -1,6 +1,6 @@
 """Hash buckets of tokens, ranks of tokens within their buckets, and a table of the latest tokens of every bucket.
 
-Further axes: r hash round, n bucket, c slot of a bucket.
+Further axes: n bucket, c slot of a bucket.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 RANKS_PER_BUCKET = 2**36
-"""Distance of the global ranks of two buckets: the largest number of tokens that one bucket can count."""
+"""Difference between the global ranks of adjacent buckets: the maximum number of tokens of a bucket."""
 
 
 def draw_rotations(
@@ -72,12 +72,12 @@ class Table(NamedTuple):
     def empty(like: Tensor, batch: int, n_heads: int, n_rounds: int, n_buckets: int, bucket_size: int = 0) -> Table:
         """Empty table for keys and values of the width and type of `like` (... e).
 
-        With a bucket size of 0 it takes almost no memory, and must be copied before tokens are written.
+        With bucket size 0 it takes almost no memory, and must be copied before tokens are written.
         """
         shape = (batch, n_heads, n_rounds, n_buckets, bucket_size)
-        whole = partial(torch.zeros, dtype=torch.int64, device=like.device)
+        integers = partial(torch.zeros, dtype=torch.int64, device=like.device)
         keys = like.new_zeros((*shape, like.shape[-1]))
-        return Table(keys, torch.zeros_like(keys), whole(shape), whole((*shape, n_rounds)), whole(shape[:-1]))
+        return Table(keys, torch.zeros_like(keys), integers(shape), integers((*shape, n_rounds)), integers(shape[:-1]))
 
     @property
     def n_slots(self) -> int:
@@ -111,12 +111,12 @@ def rank_in_buckets(buckets: Tensor, counts: Tensor) -> BucketRanks:
     """Ranks of tokens with these buckets (b h r t), after `counts` (b h r n) earlier tokens per bucket."""
     b, h, r, _ = buckets.shape
     n = counts.shape[-1]
-    cells = (numbers(buckets, b, h, r) * n + buckets).flatten()
-    arrived, order = cells.sort(stable=True)
-    sizes = torch.bincount(cells, minlength=b * h * r * n)
+    bucket_ids = (flat_index(buckets, b, h, r) * n + buckets).flatten()
+    arrived, order = bucket_ids.sort(stable=True)
+    sizes = torch.bincount(bucket_ids, minlength=b * h * r * n)
     first = sizes.cumsum(0) - sizes
-    ranks = torch.empty_like(cells)
-    ranks[order] = torch.arange(len(cells), device=cells.device) - first[arrived]
+    ranks = torch.empty_like(bucket_ids)
+    ranks[order] = torch.arange(len(bucket_ids), device=bucket_ids.device) - first[arrived]
     ranks = ranks.view_as(buckets)
     return BucketRanks(
         buckets, ranks, sizes.view_as(counts), buckets * RANKS_PER_BUCKET + counts.gather(-1, buckets) + ranks
@@ -136,26 +136,29 @@ def insert(table: Table, ranks: BucketRanks, k: Tensor, v: Tensor, start: int) -
     """
     r, t = ranks.buckets.shape[2:]
     n, size = table.positions.shape[-2:]
-    left = (ranks.sizes.gather(-1, ranks.buckets) - ranks.ranks <= size).flatten().nonzero().squeeze(1)
-    homes = left // t * n + ranks.buckets.flatten()[left]
-    tokens = left // (r * t) * t + left % t
-    counts = table.counts.flatten()[homes] + ranks.ranks.flatten()[left]
+    kept = (ranks.sizes.gather(-1, ranks.buckets) - ranks.ranks <= size).flatten().nonzero().squeeze(1)
+    bucket_ids = kept // t * n + ranks.buckets.flatten()[kept]
+    tokens = kept // (r * t) * t + kept % t
+    counts = table.counts.flatten()[bucket_ids] + ranks.ranks.flatten()[kept]
     global_ranks = rearrange(ranks.global_ranks, "b h r t -> (b h t) r")[tokens]
-    write(table, homes, counts, k.flatten(0, 2)[tokens], v.flatten(0, 2)[tokens], start + tokens % t, global_ranks)
+    write(table, bucket_ids, counts, k.flatten(0, 2)[tokens], v.flatten(0, 2)[tokens], start + tokens % t, global_ranks)
     table.counts.add_(ranks.sizes)
 
 
 def write(
-    table: Table, homes: Tensor, counts: Tensor, k: Tensor, v: Tensor, position: Tensor | int, global_ranks: Tensor
+    table: Table, bucket_ids: Tensor, counts: Tensor, k: Tensor, v: Tensor, position: Tensor | int, global_ranks: Tensor
 ) -> None:
-    """Writes one token to each of the buckets `homes` (m), to which `counts` (m) tokens have been written before."""
+    """Writes one token to each bucket of `bucket_ids` (m), after `counts` (m) earlier tokens.
+
+    `bucket_ids` are indices into the flattened axes b h r n.
+    """
     size = table.positions.shape[-1]
-    slots = homes * size + counts % size
+    slots = bucket_ids * size + counts % size
     for part, rows in ((table.keys, k), (table.values, v), (table.global_ranks, global_ranks)):
         part.view(-1, part.shape[-1]).index_copy_(0, slots, rows.to(part.dtype))
     table.positions.view(-1)[slots] = position
 
 
-def numbers(like: Tensor, *shape: int) -> Tensor:
+def flat_index(like: Tensor, *shape: int) -> Tensor:
     """Tensor (*shape, 1) of 0, 1, 2, ..."""
     return torch.arange(math.prod(shape), device=like.device).view(*shape, 1)

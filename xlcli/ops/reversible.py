@@ -36,7 +36,7 @@ class Layer(NamedTuple, Generic[T]):
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def reversible_forward(x1: Tensor, x2: Tensor, layers: Sequence[Layer[T]]) -> tuple[Tensor, Tensor, list[T]]:
-    """Both streams (b t d) after all layers, and the further values of all F. Activations are not kept.
+    """Both streams (b t d) after all layers, and the further value of each F. Activations are not kept.
 
     Gradients flow to the streams and to the listed parameters only. Without gradients, streams keep their own type.
     """
@@ -62,7 +62,7 @@ def _forward_without_gradients(x1: Tensor, x2: Tensor, layers: Sequence[Layer[T]
 
 
 class _Recomputed(torch.autograd.Function):
-    """Layer number `place`. The last layer saves its outputs; the others get theirs, recomputed, from `call`."""
+    """Layer number `place`, from 1. The last layer saves its outputs; other layers get recomputed ones from `call`."""
 
     @staticmethod
     def forward(
@@ -90,10 +90,10 @@ class _Recomputed(torch.autograd.Function):
         *_, y1, y2 = *kept, *(() if ctx.place == call.n_layers else call.inputs)
         gradients: dict[int, Tensor] = {}
 
-        def take(
+        def differentiate(
             branch: Callable[[Tensor], Tensor], x: Tensor, d: Tensor, parameters: Sequence[Tensor]
         ) -> tuple[Tensor, Tensor]:
-            """Output of the branch, and the gradient of its input given that of its output."""
+            """Recomputed output of a branch, and the gradient of its input; collects gradients of parameters."""
             x, y = call.branch(branch, x)
             learned = [p for p in parameters if p.requires_grad]
             d_x, *found = torch.autograd.grad(y, (x, *learned), d.to(y.dtype), allow_unused=True)
@@ -106,10 +106,10 @@ class _Recomputed(torch.autograd.Function):
         before_f, before_g = ctx.random_states
         with torch.random.fork_rng([call.device] if call.device.type == "cuda" else []):
             before_g.restore(call.device)
-            y, d = take(ctx.layer.g, y1, d2, ctx.layer.g_parameters)
+            y, d = differentiate(ctx.layer.g, y1, d2, ctx.layer.g_parameters)
             x2, d1 = y2 - y, d1 + d
             before_f.restore(call.device)
-            y, d = take(lambda x: ctx.layer.f(x)[0], x2, d1, ctx.layer.f_parameters)
+            y, d = differentiate(lambda x: ctx.layer.f(x)[0], x2, d1, ctx.layer.f_parameters)
             x1, d2 = y1 - y, d2 + d
         call.inputs = (x1, x2) if ctx.place > 1 else ()
         return d1, d2, None, None, None, None, *(gradients.get(id(p)) for p in ctx.used)
@@ -129,7 +129,7 @@ class _Call:
     def branch(self, branch: Callable[[Tensor], Tensor], stream: Tensor) -> tuple[Tensor, Tensor]:
         """Input and output of a branch, with the graph between them.
 
-        The forward pass builds the graph as well, because kernels may differ without one. Autocast must not cache
+        The forward pass builds the graph too, because kernels may differ without a graph. Autocast must not cache
         16-bit copies of weights, which would belong to a graph that has been freed.
         """
         with (

@@ -1,6 +1,6 @@
-"""Span: the rule for which tokens a token attends to and how many are remembered.
+"""Attention span: the rule for the tokens that a token attends to, and for the number of tokens in memory.
 
-uniform   a token attends to itself and the `mem_len` tokens before it, however the text is cut into calls
+uniform   a token attends to itself and the `mem_len` tokens before it, for any division of the text into calls
 growing   a token attends to the earlier tokens of its call, itself, and the `mem_len` tokens before the call (the
           training pattern of Dai et al. 2019)
 segment   a token attends to the earlier tokens of its segment of `segment_len` tokens and itself (no recurrence)
@@ -14,7 +14,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Span:
-    """Rule of one text. A memory length of 0 always means `segment`: independent segments, the vanilla Transformer."""
+    """Attention span. With memory length 0 it is always `segment`: independent segments, the vanilla Transformer."""
 
     kind: Literal["uniform", "growing", "segment"]
     mem_len: int

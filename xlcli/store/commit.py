@@ -2,10 +2,10 @@
 
     commit   writes and syncs each file in .tmp-<step>-<pid>/, then manifest.json with sizes and SHA-256; syncs the
              folder, renames it to step-<step>/, syncs the parent, replaces LATEST, removes the oldest checkpoints
-    latest   verifies manifests from the newest checkpoint downwards and takes the first that is right
+    latest   verifies checkpoints against their manifests, newest first, and takes the first undamaged one
 
-LATEST names the newest checkpoint for people; no code reads it. Functions that write expect the caller to hold the lock
-of the model folder, and raise the errors of `files.cannot_write`. A checkpoint that differs from its manifest is a
+LATEST contains the name of the newest checkpoint, for people only. Functions that write expect the caller to hold the
+lock of the model folder, and raise the errors of `files.cannot_write`. A checkpoint that differs from its manifest is a
 `CheckpointError`.
 """
 
@@ -74,7 +74,7 @@ def commit(folder: Path, name: str, write: Callable[[Path], None], keep: int) ->
         folder: The folder of checkpoints; made if missing.
         name: `step_name(step)`. A checkpoint of this name is replaced. Checkpoints of later steps, which a resumed run
             has undone, are removed.
-        write: Writes the files of the checkpoint into the empty folder that it is given.
+        write: Function that writes the files of the checkpoint into an empty folder.
         keep: Number of checkpoints to keep, at least 1. None is removed before this one is durable.
     """
     if not (match := _STEP.fullmatch(name)) or match[2] or keep < 1:
@@ -196,7 +196,7 @@ def _displace(final: Path) -> None:
 def _prune(folder: Path, newest: Path, keep: int) -> None:
     """Removes all but the `keep` newest complete checkpoints, and those of steps later than `newest`.
 
-    An incomplete checkpoint does not count and is kept while it is newer than one that is kept: it may have been
+    An incomplete checkpoint does not count, and is removed only when `keep` newer ones are complete: it may be
     unreadable for a moment only. A failed removal is repeated by the next commit.
     """
     kept = {step_of(newest)}

@@ -1,4 +1,4 @@
-"""Saving and loading a model folder, which may come from a stranger. Torch is imported only in `save_model` and `load`.
+"""Saving and loading a model folder, which may be untrusted. Torch is imported only in `save_model` and `load`.
 
 `load` checks sizes before it allocates: the network is built on the meta device, its shapes are compared with the file,
 then tensors are read and checksums and fingerprints compared.
@@ -99,9 +99,9 @@ def save_model(
     tokenizer: Tokenizer,
     metadata: Mapping[str, str],
 ) -> None:
-    """Makes `folder` a model with these weights. The caller holds its lock.
+    """Writes configuration, tokenizer and weights to a model folder. The caller holds its lock.
 
-    Existing weights are replaced in one move. Weights of another configuration, tokenizer or encoding are removed
+    Existing weights are replaced atomically. Weights of another configuration, tokenizer or encoding are removed
     first, so that a crash never leaves files of different models together.
 
     Args:
@@ -122,7 +122,7 @@ def save_model(
             problem = "is missing" if found is None else f"has shape {list(found)}"
             raise CheckpointError(f"weight '{name}' {problem}; the configuration needs {list(shape)}.", _KEEP_TOGETHER)
     encoding = _encoding(tensors)
-    ties = {
+    required = {
         "schema": str(SCHEMA),
         "encoding": encoding,
         "config": config_fingerprint(folder, config.model),
@@ -130,13 +130,13 @@ def save_model(
     }
     try:
         make_folder(folder)
-        if not ties.items() <= _metadata(folder).items() or not (folder / CONFIG).is_file():
+        if not required.items() <= _metadata(folder).items() or not (folder / CONFIG).is_file():
             (folder / WEIGHTS).unlink(missing_ok=True)
             tokenizer.save(folder)
         write_config(folder, config, encoding=encoding)
     except OSError as error:
         raise cannot_write(folder, error) from error
-    write_tensors(folder / WEIGHTS, tensors, {**metadata, **ties})
+    write_tensors(folder / WEIGHTS, tensors, {**metadata, **required})
 
 
 def load(
@@ -222,7 +222,7 @@ def _metadata(folder: Path) -> dict[str, str]:
 
 
 def _on_meta(model: ModelConfig) -> LanguageModel:
-    """The network's shapes, without memory for its tensors."""
+    """The network on the meta device: shapes without memory."""
     import torch
 
     from xlcli.model.build import build_model
@@ -232,9 +232,9 @@ def _on_meta(model: ModelConfig) -> LanguageModel:
 
 
 def _empty_network(model: ModelConfig, folder: Path) -> LanguageModel:
-    """The network on the meta device, once it is known to be no larger than the weights file.
+    """The network on the meta device, after a check that it is no larger than the weights file.
 
-    Even meta tensors cost time and memory in the number of modules, and buffers are computed.
+    Even on the meta device modules take time and memory, and buffers are computed.
     """
     largest = model.dim * max(model.ffn_dim, model.attention.n_heads * model.head_dim)
     mismatch = CheckpointError(
@@ -250,14 +250,14 @@ def _empty_network(model: ModelConfig, folder: Path) -> LanguageModel:
 
 
 def _dtype(tensor: Tensor, encoding: str) -> str:
-    """Safetensors type that a tensor of the network is stored as."""
+    """Safetensors type of a stored tensor of the network."""
     if tensor.is_floating_point():
         return encoding
     return {"torch.int64": "I64", "torch.int32": "I32", "torch.uint8": "U8"}[str(tensor.dtype)]
 
 
 def _encoding(tensors: Mapping[str, Tensor]) -> str:
-    """The encoding that the weights are in: the type of their floating-point tensors."""
+    """Encoding of the weights: the type of their floating-point tensors."""
     found = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values() if tensor.is_floating_point()}
     if len(found) != 1 or not found <= ENCODINGS.keys():
         raise ValueError(f"weights must be of one of the types {', '.join(ENCODINGS)}, not {', '.join(sorted(found))}")
@@ -286,10 +286,10 @@ def _warnings(name: str, tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
 
     floats = {key: tensor for key, tensor in tensors.items() if tensor.is_floating_point() and tensor.numel()}
     bad = [key for key, tensor in floats.items() if not bool(torch.isfinite(tensor).all())]
-    faint = [key for key, tensor in floats.items() if 0 < float(tensor.abs().max()) < torch.finfo(torch.float32).tiny]
+    tiny = [key for key, tensor in floats.items() if 0 < float(tensor.abs().max()) < torch.finfo(torch.float32).tiny]
     warnings = []
     if bad:
         warnings.append(f"weights of {name} hold NaN or infinity, first in '{bad[0]}'; its output will make no sense.")
-    if faint:
-        warnings.append(f"weights of {name} are next to zero throughout '{faint[0]}'; its output may make no sense.")
+    if tiny:
+        warnings.append(f"weights of {name} are almost zero throughout '{tiny[0]}'; its output may make no sense.")
     return tuple(warnings)

@@ -19,7 +19,6 @@ from pathlib import Path
 
 from xlcli import config as settings
 from xlcli.config import BaseConfig, Config, ModelConfig, TextConfig, TrainConfig, Tree
-from xlcli.config.position import AxialPositionConfig
 from xlcli.errors import CheckpointError, ConfigError
 from xlcli.files import json_digest, read_json, sha256, write_atomic
 
@@ -100,7 +99,7 @@ def read_config_file(folder: Path, *, strict: bool = False) -> ConfigFile:
             f"{path}: the weights are encoded as {encoding!r}; this xlcli reads {', '.join(ENCODINGS)}.", _NEWER
         )
     if not isinstance(files, dict):
-        raise CheckpointError(f"{path}: 'files' is no table of checksums.", _RESTORE)
+        raise CheckpointError(f"{path}: 'files' is not a table of checksums.", _RESTORE)
     return ConfigFile(_sections(path, tree, strict=strict), _fingerprint(tree["model"]), encoding, files)
 
 
@@ -133,7 +132,7 @@ def verify_file(folder: Path, name: str, files: Mapping[str, str]) -> None:
 
 
 def _read_tree(path: Path) -> Tree:
-    """All keys of `config.json`, after a look at schema and checksum."""
+    """All keys of `config.json`, with schema and checksum verified."""
     tree = read_json(path)
     schema = tree.get("schema")
     if type(schema) is not int or schema < 1:
@@ -161,16 +160,15 @@ def _sections(path: Path, tree: Tree, *, strict: bool) -> SavedConfig:
 
 
 def _model_section(folder: Path, model: ModelConfig) -> Tree:
-    """The model section to store: derived sizes filled in, so that a changed rule does not change a saved model.
+    """Model section to store, with derived sizes filled in, so that a changed default does not change a saved model.
 
-    A stored section of the same meaning is kept as it stands. Another release may have written it with fewer keys, and
-    its fingerprint ties weights and states to it.
+    A stored section that validates to the same configuration is kept as it is: another release may have written it with
+    fewer keys, and its fingerprint ties weights and states to it.
     """
     tree = model.model_dump(mode="json")
     tree["attention"]["head_dim"] = model.head_dim
     tree["feedforward"]["ffn_dim"] = model.ffn_dim
-    if isinstance(model.position, AxialPositionConfig):
-        tree["position"]["dims"] = list(model.position.widths(model.dim))
+    tree["position"] |= model.position.derived_settings(model.dim)
     with suppress(CheckpointError):
         stored = _read_tree(folder / CONFIG)
         if _sections(folder / CONFIG, stored, strict=False).model == settings.validate(ModelConfig, tree):

@@ -19,13 +19,13 @@ from xlcli.store.layout import CHECKPOINTS
 
 LOCK = ".lock"
 HOLDER = ".lock.json"
-"""File with the process id and host of the holder. Not the lock file itself, which locking may empty."""
-_PATIENCE = 0.3
+"""File with the process id and host of the holder, separate from the lock file, which locking may truncate."""
+_HOLDER_TIMEOUT = 0.3
 """Maximum time in seconds between taking the lock and writing `HOLDER`."""
 
 
 class Holder(NamedTuple):
-    """The process that holds a lock, or held it when it was killed."""
+    """Process that holds a lock, or held it when it was killed."""
 
     pid: int
     host: str
@@ -78,7 +78,7 @@ def holder(folder: Path) -> Holder | None:
 
 
 def _busy(folder: Path) -> BusyError:
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _HOLDER_TIMEOUT
     while not (found := holder(folder)) or not _may_live(found):
         if time.monotonic() > deadline:
             return BusyError(f"{folder} is in use by another process.", "Wait for it, or train into another folder.")

@@ -1,4 +1,4 @@
-"""State files: everything that continues a text exactly, in one safetensors file tied to its model by fingerprints.
+"""State files: the state of an inference session in one safetensors file, tied to its model by fingerprints.
 
 Tensors `state.*` are the memory of the model, tensors `session.*` unread text, scored tokens and the random-number
 generator; counters are metadata. docs/format.md lists the names.
@@ -28,20 +28,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_AFRESH = "Start without --state-in."
+_REMEDY = "Start without --state-in."
+_COUNTERS = ("n_lines", "n_bytes", "n_tokens", "line_start")
+"""Counters of a stream, saved as metadata."""
 
 
 @dataclass(frozen=True)
 class PendingText:
-    """Text that has arrived but that the model has not read.
+    """Text that the model has not read yet.
 
-    Its beginning may be tokenized already. Those tokens are saved, because text cut between tokens need not be
-    tokenized into the same tokens again.
+    Its beginning may be tokenized already. Those tokens are saved, because text cut between tokens could be tokenized
+    differently.
 
     Attributes:
         data: All of the text.
         ids: Tokens (n) of its first `n_tokenized` bytes.
-        n_tokenized: Number of bytes that `ids` stand for.
+        n_tokenized: Number of bytes of text of `ids`.
     """
 
     data: bytes
@@ -81,12 +83,12 @@ class StreamPosition:
 
 @dataclass(frozen=True)
 class SessionState:
-    """A text read so far, as a value: continuing from it equals never having stopped.
+    """State of an inference session as a value. A session that continues it equals one that never stopped.
 
     Attributes:
         model_state: Memory of the model.
-        last_token: Token that has been scored or sampled but that the model has not read.
-        pending: Text to be read before any other.
+        last_token: Token that has been scored or sampled, but not read by the model.
+        pending: Unread text, which comes before any new text.
         sampler: State of sampling, if the text was generated.
         stream: Position in a stream, if it was streamed.
     """
@@ -98,7 +100,7 @@ class SessionState:
     stream: StreamPosition | None = None
 
     def fork(self) -> SessionState:
-        """A copy that shares no tensor of the memory, so that this one and the copy may both be continued."""
+        """Copy that shares no tensor of the memory, so that both can be continued."""
         return replace(self, model_state=self.model_state.fork())
 
 
@@ -128,18 +130,18 @@ def load_state(path: Path, *, model: LoadedModel, device: str) -> SessionState:
     try:
         tensors, metadata = read_tensors(path, expected=None)
     except CheckpointError as error:
-        raise StateError(error.message, _AFRESH) from None
+        raise StateError(error.message, _REMEDY) from None
     if metadata.get("schema") != str(SCHEMA) or "state.memory" not in metadata:
         raise StateError(f"{path} is not a state file of format {SCHEMA}.", "Give a file that --state-out wrote.")
     _check_model(path, metadata, model)
-    memory = {name: t.to(device) for name, t in _under("state.", tensors).items()}
-    state = State.restore(memory, _under("state.", metadata))
+    memory = {name: t.to(device) for name, t in _with_prefix("state.", tensors).items()}
+    state = State.restore(memory, _with_prefix("state.", metadata))
     if not model.network.is_compatible(state):
-        raise StateError(f"{path} does not have the shape of model {model.name}.", _AFRESH)
+        raise StateError(f"{path} does not have the shape of model {model.name}.", _REMEDY)
     try:
-        return _unpack(state, _under("session.", tensors), _under("session.", metadata), model.tokenizer)
+        return _unpack(state, _with_prefix("session.", tensors), _with_prefix("session.", metadata), model.tokenizer)
     except (KeyError, ValueError, RuntimeError) as error:
-        raise StateError(f"{path} is damaged: {str(error).splitlines()[0]}.", _AFRESH) from None
+        raise StateError(f"{path} is damaged: {str(error).splitlines()[0]}.", _REMEDY) from None
 
 
 def _check_model(path: Path, metadata: Mapping[str, str], model: LoadedModel) -> None:
@@ -153,7 +155,7 @@ def _check_model(path: Path, metadata: Mapping[str, str], model: LoadedModel) ->
 
 
 def _pack(session: SessionState) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and scalars of everything but the memory."""
+    """Tensors and scalars of the session, without the memory."""
     import torch
 
     pending, sampler, stream = session.pending, session.sampler, session.stream
@@ -173,9 +175,6 @@ def _pack(session: SessionState) -> tuple[dict[str, Tensor], dict[str, str]]:
         tensors["stream.scored_sizes"] = torch.tensor([len(text) for text in texts], dtype=torch.int32)
         tensors["stream.scored_bits"] = torch.tensor([bits for _, bits in stream.scored], dtype=torch.float64)
     return tensors, {name: str(value) for name, value in scalars.items()}
-
-
-_COUNTERS = ("n_lines", "n_bytes", "n_tokens", "line_start")
 
 
 def _unpack(
@@ -214,7 +213,7 @@ def _scored(tensors: Mapping[str, Tensor]) -> tuple[tuple[bytes, float], ...]:
     stops = [*itertools.accumulate(sizes)]
     if min(sizes, default=0) < 0 or (stops or [0])[-1] != len(text) or not all(map(math.isfinite, bits)):
         raise ValueError("scored text and its tokens do not fit together")
-    return tuple((text[stop - size : stop], cost) for stop, size, cost in zip(stops, sizes, bits, strict=True))
+    return tuple((text[stop - size : stop], own_bits) for stop, size, own_bits in zip(stops, sizes, bits, strict=True))
 
 
 def _count(scalars: Mapping[str, str], name: str) -> int:
@@ -225,7 +224,7 @@ def _count(scalars: Mapping[str, str], name: str) -> int:
 
 def _column(tensors: Mapping[str, Tensor], name: str, dtype: str) -> Tensor:
     if (str(tensors[name].dtype), tensors[name].ndim) != (f"torch.{dtype}", 1):
-        raise ValueError(f"'{name}' is no vector of {dtype}")
+        raise ValueError(f"'{name}' is not a vector of {dtype}")
     return tensors[name]
 
 
@@ -246,6 +245,6 @@ def _token_ids(tensors: Mapping[str, Tensor], name: str, tokenizer: Tokenizer) -
     return ids
 
 
-def _under(prefix: str, entries: Mapping[str, T]) -> dict[str, T]:
+def _with_prefix(prefix: str, entries: Mapping[str, T]) -> dict[str, T]:
     """Entries whose names begin with `prefix`, without it."""
     return {name.removeprefix(prefix): value for name, value in entries.items() if name.startswith(prefix)}

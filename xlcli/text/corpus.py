@@ -1,7 +1,7 @@
 """Text of any size from files, folders, gzip files and standard input, read in bounded memory.
 
-Several files are one text, joined as by `cat`. The first scan fixes the text: later reads are compared with its
-checksums, so that a file that has grown is read up to its former length and a file that has changed is refused.
+Several files are one text, joined as by `cat`. Later reads are compared with the checksums of the first scan: a file
+that has grown is read up to its length in the scan, and a file that has changed is refused.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import sys
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -19,8 +19,8 @@ from xlcli.errors import DataError
 from xlcli.events import Notice, Progress, ProgressMeter
 from xlcli.text.sources import BLOCK, Source, copy_stdin, files_below, is_folder, open_source
 
-NAMED = 3
-"""Names of skipped files that a notice contains at most."""
+MAX_NAMED = 3
+"""Maximum number of skipped files that a notice names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Corpus:
 
     @property
     def facts(self) -> Facts:
-        """Result of the scan, which is made now if it has not been made."""
+        """Result of the scan. The first access scans the text."""
         if self._facts is None:
             for _ in self.scan():
                 pass
@@ -85,11 +85,11 @@ class Corpus:
         return self.facts.n_bytes
 
     def notices(self) -> Iterator[Notice]:
-        """A warning that names skipped files, if there are any."""
+        """Warning about skipped files, if there are any."""
         if self.skipped:
             n = len(self.skipped)
-            named = [f"{path} ({reason})" for path, reason in list(self.skipped.items())[:NAMED]]
-            more = f" and {n - NAMED} more" if n > NAMED else ""
+            named = [f"{path} ({reason})" for path, reason in list(self.skipped.items())[:MAX_NAMED]]
+            more = f" and {n - MAX_NAMED} more" if n > MAX_NAMED else ""
             yield Notice(f"skipped {n} file{'s' if n > 1 else ''}: {', '.join(named)}{more}", "warning")
 
     @property
@@ -97,8 +97,8 @@ class Corpus:
         """Hash of the text."""
         return self.facts.sha256
 
-    def scan(self) -> Iterator[Progress]:
-        """Scans the text unless that has been done. Yields progress.
+    def scan(self) -> Generator[Progress, None, None]:
+        """Scans the text at the first call. Yields progress.
 
         Raises:
             DataError: The text is empty or cannot be read.

@@ -10,7 +10,7 @@ from xlcli.text.pretokenize import stable_prefix_len, whole_characters
 
 DEFAULT_FRACTION = 0.05
 LARGEST_DEFAULT = 2**20
-"""Maximum bytes of a held-out part whose size is not given."""
+"""Maximum bytes of a held-out part of default size."""
 _SEARCH = 2**16
 _SAMPLE_BLOCK = 2**16
 
@@ -62,12 +62,12 @@ class Split:
 
 
 def split(corpus: Corpus, valid: str | float | None = None, test: str | float | None = None) -> Split:
-    """Splits a corpus into training, validation and test part, in this order, at line ends where there are any.
+    """Splits a corpus into training, validation and test part, in this order, at line ends if possible.
 
     Args:
         corpus: The text.
         valid: Fraction of the text, or a file; None is 5 %, at most 1 MiB.
-        test: Likewise; None is nothing if `valid` is a file.
+        test: As `valid`; None is an empty part if `valid` is a file.
 
     Raises:
         DataError: A file cannot be read or is empty.

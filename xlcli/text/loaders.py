@@ -29,8 +29,8 @@ def inputs_and_targets(
 class TrainLoader:
     """Training batches: `batch_size` sequences that start evenly spaced in the text and wrap around at its end.
 
-    Each segment of a sequence continues the one before, so memory carries over. `position`, the number of batches
-    taken, is the whole state.
+    Each segment of a sequence continues the previous one, so memory carries over. The only state is `position`, the
+    number of batches taken.
 
     Args:
         ids: Tokens of the text, at least one.
@@ -81,7 +81,7 @@ class EvalLoader:
 
     The first sequence starts with the text. The others start with `warmup_len` tokens that are not scored, so that
     their memory is as full as in one pass over the text. All start at multiples of `segment_len`, like the segments of
-    one pass. There are fewer sequences than `batch_size` where warmup would be half of the work.
+    one pass. Fewer sequences than `batch_size` are used if warmup would be half of the tokens or more.
 
     Args:
         ids: Tokens of the text; may be empty.
@@ -123,5 +123,5 @@ class EvalLoader:
 
 
 def _stride(n: int, sequences: int, segment_len: int, warmup_len: int) -> int:
-    """Tokens between the starts of sequences: the least multiple of `segment_len` that covers `n` tokens."""
+    """Tokens between the starts of sequences: the smallest multiple of `segment_len` that covers `n` tokens."""
     return -(-max(n - warmup_len, 1) // (sequences * segment_len)) * segment_len

@@ -1,4 +1,4 @@
-"""Pre-tokenization: the text is split into words, and no token crosses a word boundary, whatever the tokenizer.
+"""Pre-tokenization: the text is split into words, and no token of any tokenizer crosses a word boundary.
 
 A word is a run of spaces, then any bytes but spaces and line ends, then at most one line end. A word of more than
 `LONGEST` bytes (a line of Chinese, a run of one character) is split every `LONGEST` bytes, before an unfinished UTF-8
@@ -26,7 +26,7 @@ def split_words(data: bytes) -> list[bytes]:
 
 
 def stable_prefix_len(data: bytes) -> int:
-    """Length of the longest prefix of `data` that consists of whole words, whatever follows; 0 if there is none.
+    """Length of the longest prefix of `data` that consists of whole words for any continuation; 0 if there is none.
 
     `data` starts at a word boundary.
     """
@@ -55,7 +55,7 @@ class PreTokenizer:
     """Turns a text in portions of any size into portions of whole words.
 
     Attributes:
-        pending: The end of the input so far, less than a word and at most `LONGEST` bytes, which is not returned yet.
+        pending: Unfinished word at the end of the input so far, at most `LONGEST` bytes, which is not returned yet.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class PreTokenizer:
 
 
 def whole_words(portions: Iterable[bytes], at_least: int = 2**18) -> Iterator[bytes]:
-    """The text in portions of whole words, each fed with `at_least` bytes except the last."""
+    """The text in portions of whole words, each from at least `at_least` bytes of input except the last."""
     pretokenizer = PreTokenizer()
     waiting: list[bytes] = []
     size = 0
@@ -91,12 +91,12 @@ def whole_words(portions: Iterable[bytes], at_least: int = 2**18) -> Iterator[by
             if whole := pretokenizer.feed(b"".join(waiting)):
                 yield whole
             waiting, size = [], 0
-    if rest := pretokenizer.feed(b"".join(waiting)) + pretokenizer.finish():
-        yield rest
+    if last := pretokenizer.feed(b"".join(waiting)) + pretokenizer.finish():
+        yield last
 
 
 def _parts(word: bytes) -> list[bytes]:
-    """The word in parts of at most `LONGEST` bytes, of whole characters where it is UTF-8."""
+    """The word in parts of at most `LONGEST` bytes; UTF-8 characters are not split."""
     parts = []
     start = 0
     while len(word) - start > LONGEST:

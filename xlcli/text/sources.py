@@ -26,7 +26,7 @@ _SNIFF = 8192
 
 
 class Spool:
-    """An unnamed file, open as long as this object lives."""
+    """An unnamed file, open for the lifetime of this object."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -69,7 +69,7 @@ class Source:
         )
 
     def fault(self) -> str | None:
-        """Reason why this is not a text file, judged by its beginning; None for text."""
+        """Reason why this is not a text file, from its first bytes; None for a text file."""
         try:
             head, _ = next(self.blocks(), (b"", 0))
         except XLError:
@@ -140,7 +140,7 @@ def copy_stdin(stdin: BinaryIO) -> Source:
     except OSError as error:
         raise ResourceError(
             f"cannot keep a copy of standard input in {folder}: {error.strerror}.",
-            "Make room there, or set XLCLI_CACHE to a folder on a larger disk.",
+            "Free some space there, or set XLCLI_CACHE to a folder on a larger disk.",
         ) from None
     return Source("standard input", Path("-"), os.fstat(spool.descriptor).st_size, spool)
 
@@ -202,7 +202,7 @@ def _cannot_open(path: Path, error: OSError | ValueError) -> DataError:
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return DataError(f"there is no file {path}.", "Check the path.")
     if error.errno == errno.ELOOP:
-        return DataError(f"{path} is a link that leads back to itself.", "Give the file itself.")
+        return DataError(f"{path} is a symbolic link to itself.", "Give the file itself.")
     if error.errno in (errno.EACCES, errno.EPERM):
         return DataError(f"{path} cannot be read by this user.", f"Allow it with: chmod u+r {path}")
     if error.errno == errno.ENXIO:

@@ -1,8 +1,8 @@
 """Token cache: the token ids of a text on disk, built once and memory-mapped.
 
 A token file has a header of `HEADER` bytes (magic, item size, number of tokens, bytes of text, CRC-32 of the tokens)
-and one little-endian record per token: its id as uint16 or uint32, and its size in bytes as uint16 if the tokenizer
-cannot tell it from the id. The name is a hash of text and tokenizer. Files are written under a temporary name and
+and one little-endian record per token: its id as uint16 or uint32, and its size in bytes as uint16 if it does
+not follow from the id. The name is a hash of text and tokenizer. Files are written under a temporary name and
 renamed when complete.
 """
 
@@ -90,14 +90,14 @@ def token_file(part: Part, tokenizer: Tokenizer, *, folder: Path | None = None) 
     except OSError as error:
         raise ResourceError(
             f"cannot write the token file in {folder}: {error.strerror}.",
-            "Make room there, or set XLCLI_CACHE to a folder on a larger disk.",
+            "Free some space there, or set XLCLI_CACHE to a folder on a larger disk.",
         ) from None
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
     built = _open(path, part.n_bytes, tokenizer)
     if built is None:
-        raise ResourceError(f"the token file {path} differs from what was written.", "Check the disk.")
+        raise ResourceError(f"the token file {path} was not written correctly.", "Check the disk.")
     return built
 
 
@@ -139,9 +139,14 @@ def _open(path: Path, n_bytes: int, tokenizer: Tokenizer) -> TokenFile | None:
             header = file.read(HEADER)
             if len(header) < HEADER:
                 return None
-            magic, item_size, n_tokens, said, crc = _LAYOUT.unpack_from(header)
+            magic, item_size, n_tokens, text_bytes, crc = _LAYOUT.unpack_from(header)
             size = os.fstat(file.fileno()).st_size
-            if (magic, item_size, said, size) != (_MAGIC, record.itemsize, n_bytes, HEADER + n_tokens * item_size):
+            if (magic, item_size, text_bytes, size) != (
+                _MAGIC,
+                record.itemsize,
+                n_bytes,
+                HEADER + n_tokens * item_size,
+            ):
                 return None
             found = 0
             while block := file.read(2**20):

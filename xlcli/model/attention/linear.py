@@ -31,7 +31,7 @@ def build(model: ModelConfig, attention: LinearAttentionConfig, position: Positi
 
 
 class LinearAttention(ProjectedAttention):
-    """Multi-head attention whose memory is two running sums over all tokens read: constant size, no span.
+    """Multi-head attention; its memory is two running sums over all tokens read: constant size, no span.
 
     The random matrix `features` (f e) is shared by all heads and saved with the model; it is NaN until `redraw`.
     """

@@ -20,8 +20,8 @@ from xlcli.ops.context import AttentionContext
 from xlcli.ops.lsh_attention import KeyWindow, attend_hashed, attend_hashed_one
 from xlcli.ops.lsh_table import Table, draw_rotations, hash_buckets, insert, rank_in_buckets
 
-FEW = 32
-"""Largest number of new tokens that are processed one at a time at inference; measured on a CPU."""
+MAX_SEQUENTIAL = 32
+"""Largest number of new tokens that inference processes one at a time, because that is faster (CPU)."""
 
 
 def build(model: ModelConfig, attention: LSHAttentionConfig, position: Position) -> LSHAttention:
@@ -106,7 +106,7 @@ class LSHAttention(Attention):
         assert isinstance(memory, Buckets)
         with torch.autocast(x.device.type, enabled=False):
             q, k, v, buckets = self.project(x, memory, context)
-            one_by_one = context.n_new <= FEW and torch.is_inference_mode_enabled()
+            one_by_one = context.n_new <= MAX_SEQUENTIAL and torch.is_inference_mode_enabled()
             attend = self._attend_one_by_one if one_by_one else self._attend_parallel
             y, memory = attend(q, k, v, buckets, memory, context)
         return self.output(rearrange(y.to(self.output.weight.dtype), "b h t e -> b t (h e)")), memory

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from xlcli.ops.attend import ScoreTerm
 from xlcli.ops.context import AttentionContext
 
-Heads = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""Projection of vectors (n d) to queries and keys (h n e) by the layer."""
+ProjectVectors = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Function from vectors (n d) to their queries and keys (h n e), by the projections of the layer."""
 
 
 class Position(nn.Module):
@@ -38,7 +38,7 @@ class Position(nn.Module):
         """Queries (b h t e), and a second score term or None."""
         return q, None
 
-    def bias(self, q: Tensor, k: Tensor, context: AttentionContext, heads: Heads) -> Tensor | None:
+    def bias(self, q: Tensor, k: Tensor, context: AttentionContext, project: ProjectVectors) -> Tensor | None:
         """Addition (b h t s) or (h t s) to the scaled scores of queries (b h t e) and keys (b h s e), or None."""
         return None
 

@@ -9,7 +9,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from xlcli.model.position import Heads, Position
+from xlcli.model.position import Position, ProjectVectors
 from xlcli.model.position.t5 import relative_buckets
 from xlcli.ops.context import AttentionContext
 
@@ -29,7 +29,7 @@ class Contextual1Position(Position):
         self.table = nn.Embedding(n_buckets, dim)
         self.relative = nn.Linear(dim, n_heads * head_dim, bias=False)
 
-    def bias(self, q: Tensor, k: Tensor, context: AttentionContext, heads: Heads) -> Tensor:
+    def bias(self, q: Tensor, k: Tensor, context: AttentionContext, project: ProjectVectors) -> Tensor:
         """Position scores (b h t s)."""
         index = relative_buckets(context, self.table.num_embeddings, self.max_distance)
         keys = rearrange(self.relative(self.table.weight), "n (h e) -> h e n", h=self.n_heads)
@@ -48,10 +48,10 @@ class Contextual2Position(Position):
         self.scale = scale
         self.table = nn.Embedding(n_buckets, dim)
 
-    def bias(self, q: Tensor, k: Tensor, context: AttentionContext, heads: Heads) -> Tensor:
+    def bias(self, q: Tensor, k: Tensor, context: AttentionContext, project: ProjectVectors) -> Tensor:
         """Position scores (b h t s)."""
         index = relative_buckets(context, self.table.num_embeddings, self.max_distance)
-        queries, keys = (part.to(q.dtype) * self.scale for part in heads(self.table.weight))
+        queries, keys = (part.to(q.dtype) * self.scale for part in project(self.table.weight))
         query_scores = (q @ keys.mT).gather(-1, index.expand(*q.shape[:-1], -1))
         if len(index) == 1:
             return query_scores + torch.einsum("bhse,hse->bhs", k, queries[:, index[0]])[:, :, None]

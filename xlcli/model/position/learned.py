@@ -44,9 +44,9 @@ class AxialPosition(Position):
                 f"position {last:,} is beyond the {total:,} learned positions of this model.",
                 "Read a shorter text, use --mem-len 0, or train with model.position.overflow=wrap.",
             )
-        rest = positions % total
+        quotient = positions % total
         digits = []
         for n in reversed(self.shape):
-            digits.append(rest % n)
-            rest = rest // n
+            digits.append(quotient % n)
+            quotient = quotient // n
         return digits[::-1]

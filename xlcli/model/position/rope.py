@@ -59,6 +59,6 @@ def apply_rope(x: Tensor, sin: Tensor, cos: Tensor, layout: Layout) -> Tensor:
     sin, cos = sin.to(exact), cos.to(exact)
     pairs = "... (two f) -> two ... f" if layout == "half" else "... (f two) -> two ... f"
     a, b = rearrange(x.to(exact), pairs, two=2)
-    turned = torch.stack((a * cos - b * sin, b * cos + a * sin))
+    rotated = torch.stack((a * cos - b * sin, b * cos + a * sin))
     left, _, right = pairs.partition(" -> ")
-    return rearrange(turned, f"{right} -> {left}").to(x.dtype)
+    return rearrange(rotated, f"{right} -> {left}").to(x.dtype)

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from xlcli.model.position import Heads, Position
+from xlcli.model.position import Position, ProjectVectors
 from xlcli.ops.context import AttentionContext
 
 
 class ShawPosition(Position):
-    """One vector for each distance up to `max_distance`, and that of `max_distance` for all longer ones."""
+    """One vector for each distance up to `max_distance`; longer distances use the vector of `max_distance`."""
 
     def __init__(self, *, head_dim: int, max_distance: int, scale: float) -> None:
         super().__init__()
@@ -20,7 +20,7 @@ class ShawPosition(Position):
         self.keys = nn.Embedding(max_distance + 1, head_dim)
         self.value_vectors = nn.Embedding(max_distance + 1, head_dim)
 
-    def bias(self, q: Tensor, k: Tensor, context: AttentionContext, heads: Heads) -> Tensor:
+    def bias(self, q: Tensor, k: Tensor, context: AttentionContext, project: ProjectVectors) -> Tensor:
         """Scores q · a^K of the distance (b h t s); equation 4."""
         index = self._clipped(context).expand(*q.shape[:-1], -1)
         return ((q * self.scale) @ self.keys.weight.T.to(q.dtype)).gather(-1, index)
@@ -30,7 +30,7 @@ class ShawPosition(Position):
         clipped = self._clipped(context)
 
         def values(weights: Tensor) -> Tensor:
-            # Weights of equal distances are added before the product with the vectors.
+            # Weights of equal distance are summed before the product with the vectors.
             index = clipped.expand_as(weights)
             by_distance = weights.new_zeros(*weights.shape[:-1], self.max_distance + 1).scatter_add(-1, index, weights)
             return by_distance @ self.value_vectors.weight.to(weights.dtype)

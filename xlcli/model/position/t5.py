@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from xlcli.model.position import Heads, Position
+from xlcli.model.position import Position, ProjectVectors
 from xlcli.ops.context import AttentionContext
 from xlcli.ops.relative_buckets import relative_bucket
 
@@ -22,7 +22,7 @@ class T5Position(Position):
         self.table = table
         self.max_distance = max_distance
 
-    def bias(self, q: Tensor, k: Tensor, context: AttentionContext, heads: Heads) -> Tensor:
+    def bias(self, q: Tensor, k: Tensor, context: AttentionContext, project: ProjectVectors) -> Tensor:
         """Table entries (h t s)."""
         index = relative_buckets(context, self.table.num_embeddings, self.max_distance)
         return context.cache.learned((self.table, q.dtype), lambda: self.table.weight.T.to(q.dtype)[:, index])

@@ -9,7 +9,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from xlcli.model.position import Heads, Position
+from xlcli.model.position import Position, ProjectVectors
 from xlcli.ops.attend import ScoreTerm
 from xlcli.ops.context import AttentionContext
 from xlcli.ops.positions import frequencies
@@ -59,7 +59,7 @@ class XLPosition(Position):
         query = rotate_query(c, sin[context.n_memory :], cos[context.n_memory :])
         return content, (query, position_keys(sin, cos))
 
-    def bias(self, q: Tensor, k: Tensor, context: AttentionContext, heads: Heads) -> Tensor | None:
+    def bias(self, q: Tensor, k: Tensor, context: AttentionContext, project: ProjectVectors) -> Tensor | None:
         """Position scores with clamped distances (b h t s)."""
         if self.clamp_len is None:
             return None

@@ -1,7 +1,7 @@
 """The protocol of tokenizers.
 
 A tokenizer encodes each word (see `xlcli.text.pretokenize`) independently, so that the ids do not depend on how a text
-is cut into calls. There is no token for the beginning of a text, which is taken to follow `start_id`, a line end.
+is cut into calls. There is no begin-of-text token: a text is treated as following a line end, `start_id`.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class Tokenizer(Protocol):
         ...
 
     def decode(self, ids: NDArray[np.int32] | Sequence[int]) -> bytes:
-        """Text of `ids`, each decoded by itself. Inverse of `encode`, except for the words tokenizer."""
+        """Text of `ids`, each decoded independently. Inverse of `encode`, except for the words tokenizer."""
         ...
 
     def files(self) -> dict[str, bytes]:
-        """Contents by name of the files to save besides `tokenizer.json`."""
+        """Files to save in addition to `tokenizer.json`: name to content."""
         ...
 
     def save(self, folder: Path) -> None:

@@ -35,7 +35,7 @@ class BytesTokenizer(Tokenizer):
         return np.asarray(ids, np.uint8).tobytes()
 
     def files(self) -> dict[str, bytes]:
-        """None."""
+        """No files."""
         return {}
 
     @classmethod

@@ -1,9 +1,9 @@
 """Sentencepiece tokenizer (byte-pair encoding), lossless for any bytes.
 
 Tab, line end and carriage return, which the sentencepiece trainer strips or refuses, are replaced by their Unicode
-pictures. A word whose pieces do not decode to its bytes (invalid UTF-8, U+2581, the pictures themselves) is spelled in
-byte pieces <0xNN> where needed. Words are encoded independently and cached. A line end is a piece of its own: if ":"
-and a line end were one piece, a prompt that ends in ":" could not continue as in the training text.
+pictures. A word that its pieces do not decode to (invalid UTF-8, U+2581, the pictures themselves) is spelled in
+byte pieces <0xNN> where needed. Words are encoded independently and cached. A line end is always a separate piece:
+if ":" and a line end were one piece, a prompt that ends in ":" could not continue as in the training text.
 
 Byte-pair encoding, not the unigram model: on the same text and vocabulary size it had more bytes per token, trained in
 a tenth of the time, and has no float sum whose rounding depends on the length of the text.
@@ -39,10 +39,10 @@ CACHED_WORDS = 2**15
 
 _SPACE = "\u2581"
 _PICTURES = {"\t": "\u2409", "\n": "\u240a", "\r": "\u240d"}
-_SHOW = str.maketrans(_PICTURES)
-_HIDE = {picture: char for char, picture in _PICTURES.items()} | {_SPACE: " "}
-_UNHIDE = str.maketrans(_HIDE)
-_UNTRAINABLE = frozenset({*_HIDE, "\u2585", "\0"})
+_TO_PICTURES = str.maketrans(_PICTURES)
+_DECODED = {picture: char for char, picture in _PICTURES.items()} | {_SPACE: " "}
+_FROM_PICTURES = str.maketrans(_DECODED)
+_UNTRAINABLE = frozenset({*_DECODED, "\u2585", "\0"})
 """Characters with a special meaning here or in the trainer; words that contain one are not trained on."""
 _BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 _FIXED_PIECES = 257
@@ -91,7 +91,7 @@ class SentencePieceTokenizer(Tokenizer):
             elif model.IsUnknown(i) or model.IsControl(i):
                 self._text.append(b"")
             else:
-                self._text.append(piece.translate(_UNHIDE).encode())
+                self._text.append(piece.translate(_FROM_PICTURES).encode())
         if len(byte_ids) != 256:
             raise CheckpointError(
                 f"{name} has no byte pieces, so it cannot encode every text.", "Train it with byte fallback."
@@ -110,7 +110,7 @@ class SentencePieceTokenizer(Tokenizer):
         return self.id_sizes[np.asarray(ids, np.intp)]
 
     def decode(self, ids: NDArray[np.int32] | Sequence[int]) -> bytes:
-        """Text of `ids`, each decoded by itself."""
+        """Text of `ids`, each decoded independently."""
         return b"".join([self._text[i] for i in ids])
 
     def files(self) -> dict[str, bytes]:
@@ -130,9 +130,9 @@ class SentencePieceTokenizer(Tokenizer):
 
     @classmethod
     def train(cls, chunks: Iterable[bytes], vocab_size: int | None = None) -> Self:
-        """Trains a tokenizer of about `vocab_size` pieces (None: 2048), fewer if the text has not enough.
+        """Trains a tokenizer of about `vocab_size` pieces (None: 2048), fewer for a short text.
 
-        Depends on the text in `chunks` and the size alone. Time and memory grow with the text, so give a sample.
+        Deterministic, given the text in `chunks` and the size. Time and memory grow with the text, so give a sample.
 
         Raises:
             ConfigError: `vocab_size` is too small for the byte pieces.
@@ -162,7 +162,7 @@ class SentencePieceTokenizer(Tokenizer):
 
     def _pieces(self, text: str) -> list[int]:
         try:
-            ids: list[int] = self._model.EncodeAsIds(text.translate(_SHOW))
+            ids: list[int] = self._model.EncodeAsIds(text.translate(_TO_PICTURES))
         except (RuntimeError, OSError):
             raise CheckpointError(f"{self._name} cannot encode text; it is damaged.", _REMEDY) from None
         return ids
@@ -171,7 +171,7 @@ class SentencePieceTokenizer(Tokenizer):
         """Pieces where they decode to the bytes of `word`, byte pieces elsewhere."""
         stretch = ""
         for char in word.decode(errors="surrogateescape") + "\ud800":
-            if char in _HIDE or "\ud800" <= char <= "\udfff":
+            if char in _DECODED or "\ud800" <= char <= "\udfff":
                 if stretch:
                     ids = self._pieces(stretch)
                     if self.decode(ids) != (text := stretch.encode()):
@@ -209,7 +209,7 @@ def _train(counts: Counter[bytes], vocab_size: int) -> bytes:
     for word, count in counts.items():
         text = word.decode(errors="ignore")
         if _UNTRAINABLE.isdisjoint(text):
-            text = text.translate(_SHOW)
+            text = text.translate(_TO_PICTURES)
             body = text.removesuffix(_PICTURES["\n"]).removesuffix(_PICTURES["\r"])
             texts[body] += count
             texts[text[len(body) :]] += count
@@ -250,10 +250,10 @@ def _train(counts: Counter[bytes], vocab_size: int) -> bytes:
 def _frequent(characters: Counter[str], most: int) -> set[str]:
     """The most frequent characters, up to `_COVERAGE` of the text and `most` in number."""
     kept: set[str] = set()
-    rest = characters.total() * (1 - _COVERAGE)
+    uncovered = characters.total() * (1 - _COVERAGE)
     missing = characters.total()
     for char, count in sorted(characters.items(), key=lambda item: (-item[1], item[0])):
-        if missing <= rest or len(kept) >= most:
+        if missing <= uncovered or len(kept) >= most:
             break
         kept.add(char)
         missing -= count

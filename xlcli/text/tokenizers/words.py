@@ -27,7 +27,7 @@ LARGEST_VOCABULARY = 2**18
 
 _UNKNOWN, _END = b"<unk>", b"<eos>"
 _SPLIT = re.compile(rb"\s*\S+")
-_MANY = 2**22
+_MAX_COUNTED = 2**22
 
 
 class WordsTokenizer(Tokenizer):
@@ -73,8 +73,8 @@ class WordsTokenizer(Tokenizer):
         from xlcli.files import read_bounded
 
         vocabulary = read_bounded(folder / FILE, LARGEST_FILE).removesuffix(b"\n").split(b"\n")
-        proper = all(len(word.split()) == 1 for word in vocabulary) and len(set(vocabulary)) == len(vocabulary)
-        if vocabulary[:2] != [_UNKNOWN, _END] or not proper:
+        is_valid = all(len(word.split()) == 1 for word in vocabulary) and len(set(vocabulary)) == len(vocabulary)
+        if vocabulary[:2] != [_UNKNOWN, _END] or not is_valid:
             raise CheckpointError(
                 f"{folder / FILE} is not a list of distinct words that begins with <unk> and <eos>.",
                 "Copy the model folder again from its source.",
@@ -96,7 +96,7 @@ class WordsTokenizer(Tokenizer):
         counts: Counter[bytes] = Counter()
         for portion in pretokenize.whole_words(chunks):
             counts.update(portion.split())
-            if len(counts) > _MANY:
+            if len(counts) > _MAX_COUNTED:
                 counts = Counter({word: count for word, count in counts.items() if count > 1})
         for special in (_UNKNOWN, _END):
             counts.pop(special, None)

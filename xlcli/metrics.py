@@ -1,9 +1,9 @@
-"""Bits per byte, bits per character and perplexity from a sum of nats. Never imports torch.
+"""Bits per byte, bits per character and perplexities from sums of nats; sizes of texts. Never imports torch.
 
-Bits per byte (nats / ln 2 / bytes of text, each token scored once) is the main metric because it does not depend on
-the tokenizer. A character is a Unicode code point. A word is a run of bytes other than ASCII white space, and each line
-end counts as one more, as in the published word-level benchmarks (Mikolov et al. 2010, Merity et al. 2017): the
-perplexity per word of a word-level model is its perplexity per token, and models of other tokenizers compare with it.
+Bits per byte is the main score because it does not depend on the vocabulary: nats / ln 2 / bytes of text, each token
+scored once. A character is a Unicode code point. A word is a run of bytes that are not ASCII white space, or a line
+end, as in the published word-level benchmarks (Mikolov et al. 2010, Merity et al. 2017). The perplexity per word of a
+word-level model is thus its perplexity per token, and comparable with that of a byte-level model.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ LN2 = math.log(2.0)
 
 
 def bits_per(nats: float, count: int) -> float:
-    """Bits per unit of text, of which there are `count`; 0 for an empty text."""
+    """Mean bits per unit of text; 0 if `count` is 0."""
     return nats / LN2 / count if count else 0.0
 
 
 def perplexity(nats: float, count: int) -> float:
-    """exp(nats / count); infinity on overflow, 1 for an empty text."""
+    """Exponential of the mean nats per unit of text; infinity on overflow, 1 if `count` is 0."""
     try:
         return math.exp(nats / count) if count else 1.0
     except OverflowError:
@@ -40,7 +40,7 @@ class TextCounts:
 
 
 class TextCounter:
-    """Counts a text fed in portions, in constant memory."""
+    """Counts a text read in portions, in constant memory; the counts do not depend on the division."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("strict")
@@ -63,7 +63,7 @@ class TextCounter:
                 self._valid = False
 
     def counts(self) -> TextCounts:
-        """Counts of the text fed so far. An unfinished character at its end is not UTF-8."""
+        """Counts of the text so far. A text that ends in an unfinished character is not UTF-8."""
         valid = self._valid and not self._decoder.getstate()[0]
         return TextCounts(
             bytes=self._bytes,
@@ -74,7 +74,7 @@ class TextCounter:
 
 
 def context_bin_edges(longest: int) -> list[int]:
-    """Edges of the context bins in tokens: 1, 2, 4, 8 ... and `longest` + 1, where the last bin ends."""
+    """Edges of the context bins: 1, 2, 4, 8, ..., `longest` + 1. A bin includes its lower edge, not its upper one."""
     edges = [1]
     while 2 * edges[-1] < longest:
         edges.append(2 * edges[-1])

@@ -1,4 +1,4 @@
-"""Optimizers and the learning-rate schedule.
+"""Optimizers and learning-rate schedule.
 
 Muon (Jordan 2024) updates the matrices of blocks, AdamW embeddings, head, norms and biases; both are PyTorch's.
 """
@@ -18,10 +18,10 @@ from xlcli.errors import CheckpointError
 
 
 class Float32Muon(Muon):
-    """PyTorch's Muon with orthogonalization in float32 and the same state.
+    """PyTorch's Muon with orthogonalization in float32 instead of bfloat16, and the same optimizer state.
 
-    PyTorch orthogonalizes in bfloat16, which a CPU without bfloat16 units multiplies at a fifth of the float32 rate.
-    The learning rate is always adjusted as by "match_rms_adamw".
+    A CPU without bfloat16 units multiplies bfloat16 at a fifth of the float32 rate. `adjust_lr_fn` is always
+    "match_rms_adamw".
     """
 
     @torch.no_grad()
@@ -43,7 +43,7 @@ class Float32Muon(Muon):
 
 
 def orthogonalize(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
-    """Newton-Schulz iteration towards the nearest orthogonal matrix, in the type of `matrix` (Jordan 2024)."""
+    """Newton-Schulz iteration toward the nearest orthogonal matrix, in the type of the matrix (Jordan 2024)."""
     a, b, c = coefficients
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.mT if tall else matrix
@@ -82,7 +82,8 @@ class Optimizers:
         adamw = AdamW([g for g in groups if g["params"]], lr=adam_lr, betas=config.betas, fused=True)
         self.optimizers.append((adamw, adam_lr))
         for parameter in parameters:
-            # Allocated here in one place: between activations of the first backward pass they would fragment the heap.
+            # Allocated now, next to each other: allocated between the activations of the first backward pass, they
+            # would fragment the heap.
             parameter.grad = torch.zeros_like(parameter)
 
     def step(self, factor: float) -> None:
@@ -98,7 +99,7 @@ class Optimizers:
             optimizer.zero_grad(set_to_none=False)
 
     def tensors(self) -> dict[str, Tensor]:
-        """State of the optimizers, named `parameter:quantity`."""
+        """Optimizer state by name, `parameter:quantity`."""
         return {
             f"{self.names[id(parameter)]}:{key}": value
             for optimizer, _ in self.optimizers
@@ -107,11 +108,7 @@ class Optimizers:
         }
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restores the state that `tensors` returned.
-
-        Raises:
-            CheckpointError: A quantity is missing.
-        """
+        """Restores the state that `tensors` returned; `CheckpointError` if a quantity is missing."""
         kinds = {Muon: ("momentum_buffer",), AdamW: ("step", "exp_avg", "exp_avg_sq")}
         for optimizer, _ in self.optimizers:
             quantities = next(names for kind, names in kinds.items() if isinstance(optimizer, kind))
@@ -128,7 +125,7 @@ class Optimizers:
 
 
 def hidden_matrices(model: nn.Module) -> set[int]:
-    """`id` of each weight matrix inside the stack; Muon trains these."""
+    """Ids of the weight matrices of linear layers in the stack, which Muon updates."""
     stack = getattr(model, "stack", model)
     return {id(m.weight) for m in stack.modules() if isinstance(m, nn.Linear) and min(m.weight.shape) > 1}
 
@@ -147,18 +144,18 @@ def lr_factor(
     lr_schedule: Literal["cosine", "linear", "constant", "inverse_sqrt"],
     min_lr_ratio: float,
 ) -> float:
-    """Learning-rate schedule: factor after linear warmup and decay.
+    """Learning rate divided by its peak: linear warmup, then decay to `min_lr_ratio`.
 
     Args:
-        fraction: Share of the budget spent, 0 to 1; `cosine` and `linear` reach `min_lr_ratio` at 1.
-        step: Steps taken; `inverse_sqrt` decays with their root after warmup (Vaswani et al. 2017, section 5.3),
-            whatever the budget.
-        warmup_steps: Steps of warmup.
-        lr_schedule: Kind of decay; `constant` is none.
-        min_lr_ratio: Lowest factor.
+        fraction: Share of the budget spent, 0 to 1; `cosine` and `linear` end at `min_lr_ratio`.
+        step: Number of steps taken.
+        warmup_steps: Number of warmup steps.
+        lr_schedule: Decay; `inverse_sqrt` is proportional to 1/sqrt(step), whatever the budget (Vaswani et al. 2017,
+            section 5.3).
+        min_lr_ratio: Lowest factor after warmup.
     """
     fraction = min(max(fraction, 0.0), 1.0)
-    warmup = min(1.0, (step + 1) / (warmup_steps + 1))
+    warm = min(1.0, (step + 1) / (warmup_steps + 1))
     match lr_schedule:
         case "linear":
             decay = 1.0 - fraction
@@ -168,4 +165,4 @@ def lr_factor(
             decay = 1.0
         case "inverse_sqrt":
             decay = min(1.0, (warmup_steps + 1) / (step + 1)) ** 0.5
-    return warmup * (min_lr_ratio + (1.0 - min_lr_ratio) * decay)
+    return warm * (min_lr_ratio + (1.0 - min_lr_ratio) * decay)

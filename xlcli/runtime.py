@@ -1,4 +1,4 @@
-"""Device, number type, threads and compilation."""
+"""Runtime: device, number type, CPU threads, and compilation."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ class Runtime:
         return str(self.dtype).removeprefix("torch.")
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
-        """Context in which matrix products use `dtype`; does nothing for float32."""
+        """Context for matrix products in `dtype`; does nothing for float32."""
         if self.dtype == torch.float32:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, self.dtype)
 
 
 def make_runtime(config: RuntimeConfig, *, training: bool = False) -> Runtime:
-    """Chooses device and number type, and sets threads and determinism of torch.
+    """Chooses device and number type, and sets the number of threads of the process.
 
-    Number type `auto` is bfloat16 for training on hardware that multiplies it natively, else float32: a score must not
-    depend on how the text is cut into calls.
+    Number type `auto` is float32 at inference, whose results must not depend on the division of the text into calls; in
+    training it is bfloat16 where the hardware supports it natively.
 
     Raises:
-        ConfigError: The device is missing or does not support the settings.
+        ConfigError: The device does not exist, or does not support the settings.
     """
     if training and config.dtype == "float16":
         raise ConfigError(
@@ -66,7 +66,7 @@ def make_runtime(config: RuntimeConfig, *, training: bool = False) -> Runtime:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     if config.deterministic:
-        # Required by cuBLAS for deterministic products; read at its first use.
+        # Read by cuBLAS at its first use; deterministic matrix products require it.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     if config.dtype != "auto":
@@ -77,9 +77,10 @@ def make_runtime(config: RuntimeConfig, *, training: bool = False) -> Runtime:
 
 
 def compile_stack(stack: Stack) -> None:
-    """Compiles the stack for training calls with full memory, at the first of them; other calls run eagerly.
+    """Compiles the stack for training steps with full memory, at the first such call; other calls are not compiled.
 
-    Only one shape is compiled, so that a resumed run continues to the bit.
+    Only one shape is compiled. Results therefore do not depend on earlier compilations, and a resumed run equals an
+    uninterrupted one to the bit.
     """
     plain = stack.forward
     compiled = torch.compile(plain, dynamic=False)
@@ -87,22 +88,24 @@ def compile_stack(stack: Stack) -> None:
     def forward(x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> StackOutput:
         if not stack.training or context.n_memory < context.span.mem_len:
             return plain(x, memories, context)
-        _ = context.mask.visible  # computed here, since the lock of a cached property cannot be traced on Python 3.11
-        whole = tuple(memory.map(Tensor.contiguous) for memory in memories)  # one layout, so that one graph is compiled
-        return compiled(x, whole, context)
+        _ = context.mask.visible  # computed here: the lock of a cached property cannot be traced on Python 3.11
+        contiguous = tuple(
+            memory.map(Tensor.contiguous) for memory in memories
+        )  # one layout: another would be compiled separately
+        return compiled(x, contiguous, context)
 
     stack.forward = forward  # type: ignore[method-assign]
 
 
 def has_bfloat16_units(device: torch.device) -> bool:
-    """Whether the device multiplies bfloat16 natively, which is faster than float32."""
+    """Whether the device has native bfloat16 matrix products, which are faster than float32."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def peak_rss_bytes() -> int:
-    """Peak resident memory of this process in bytes."""
+    """Peak resident memory of the process in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

@@ -195,7 +195,7 @@ def test_every_fact_is_needed():
         ({"schema": 3}, "has format 3; this xlcli reads format 2"),
         ({"seed": 5}, "a run with the seed 5"),
         ({"states": []}, "taken with another --grad-accum"),
-        ({"states": [{"memory": "hidden"}]}, "does not fit together"),
+        ({"states": [{"memory": "hidden"}]}, "is missing or unknown"),
         ({"states": 3}, "incomplete"),
         ({"corpus": []}, "incomplete"),
         ({"corpus": {"tokenizer": "0"}}, "the tokenizer in the folder is not the one"),

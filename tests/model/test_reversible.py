@@ -324,7 +324,7 @@ def test_peak_memory_is_flat_in_depth(kind, mem_len):
 
 def test_norm_after_the_sum_is_refused():
     with pytest.raises(
-        ConfigError, match=r"norm 'post' .*norm.placement to pre, sandwich or rezero, .* to standard or"
+        ConfigError, match=r"norm.placement 'post' .*norm.placement to pre, sandwich or rezero, .* to standard or"
     ):
         config.make({"model": {"stack": {"kind": "reversible"}, "norm": {"placement": "post"}}})
 

@@ -24,6 +24,9 @@ from xlcli.runtime import Runtime
 FRAGMENTATION = 1.3
 """Bytes the allocator holds per byte of live activations: 1.2 to 1.5 with glibc (`benchmarks/training_memory.py`)."""
 
+MAX_CHUNKS = 32
+"""Maximum number of traced feed-forward chunks per segment; the activations of one are a small part of the peak."""
+
 
 def n_parameters(model: ModelConfig) -> int:
     """Number of parameters, counted on the meta device."""
@@ -84,8 +87,9 @@ def _one_step(config: Config, runtime: Runtime) -> Usage:
     """Forward and backward pass of one microbatch on fake tensors, with full memory."""
     train = config.train
     rows = -(-train.batch_size // train.grad_accum)
+    shape = _with_few_chunks(config.model, train.segment_len)
     with FakeTensorMode(), torch.device(runtime.device), PeakMemory() as meter:
-        model = build_model(config.model).train()
+        model = build_model(shape).train()
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(_drop_gradient)  # type: ignore[no-untyped-call]
         state = model.init_state(
@@ -103,6 +107,15 @@ def _one_step(config: Config, runtime: Runtime) -> Usage:
         loss = nll.sum() if ponder is None else nll.sum() + ponder.cost.sum()
         loss.backward()  # type: ignore[no-untyped-call]
         return Usage(state.bytes, meter.peak)
+
+
+def _with_few_chunks(model: ModelConfig, segment_len: int) -> ModelConfig:
+    """The model with at most `MAX_CHUNKS` feed-forward chunks per segment: tracing thousands takes long."""
+    feedforward = model.feedforward
+    if feedforward.chunk_len is None or segment_len <= MAX_CHUNKS * feedforward.chunk_len:
+        return model
+    longer = feedforward.model_copy(update={"chunk_len": -(-segment_len // MAX_CHUNKS)})
+    return model.model_copy(update={"feedforward": longer})
 
 
 def _drop_gradient(parameter: Tensor) -> None:

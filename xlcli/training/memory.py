@@ -42,7 +42,7 @@ def memory_bytes(config: Config, runtime: Runtime) -> int:
     with torch.device("meta"):
         model = build_model(config.model)
     weights = 4 * (2 * model.n_parameters + n_state_floats(model, config.train))
-    states, activations = _of_depth(config, runtime)
+    states, activations = _extrapolate(config, runtime)
     return weights + states * config.train.grad_accum + int(FRAGMENTATION * activations)
 
 
@@ -53,17 +53,17 @@ class Usage(NamedTuple):
     activations: int
 
 
-def _of_depth(config: Config, runtime: Runtime) -> Usage:
-    """Usage of the whole model, extrapolated from shallow copies where it is deep."""
+def _extrapolate(config: Config, runtime: Runtime) -> Usage:
+    """Usage of the whole model, extrapolated from shallow copies if it is deep."""
     if config.model.depth <= 2:
         return _one_step(config, runtime)
-    state = activations = rest = 0
+    state = activations = fixed = 0
     for one, two, count in _shallow(config.model):
         a, b = (_one_step(config.model_copy(update={"model": model}), runtime) for model in (one, two))
         state += (b.state - a.state) * count
         activations += (b.activations - a.activations) * count
-        rest = max(rest, 2 * a.activations - b.activations)
-    return Usage(state, activations + rest)
+        fixed = max(fixed, 2 * a.activations - b.activations)
+    return Usage(state, activations + fixed)
 
 
 def _shallow(model: ModelConfig) -> Iterator[tuple[ModelConfig, ModelConfig, int]]:

@@ -85,17 +85,17 @@ def prepare_resumed(
     """
     record = read_record(folder)
     saved = read_config_file(folder, strict=True).config
-    begun = settings.make(saved.model_dump(mode="json"), {"runtime": record.get("runtime", {})})
-    config = defaults.resumed(begun, changes)
-    begun_with = str(record.get("preset") or preset or "")
-    if preset not in (None, begun_with):
+    saved_config = settings.make(saved.model_dump(mode="json"), {"runtime": record.get("runtime", {})})
+    config = defaults.resumed(saved_config, changes)
+    saved_preset = str(record.get("preset") or preset or "")
+    if preset not in (None, saved_preset):
         raise ConfigError(
-            f"this run uses the preset {begun_with}, which cannot change when it is resumed.",
+            f"this run uses the preset {saved_preset}, which cannot change when it is resumed.",
             "Leave --preset out, or train a new model with -o NAME.",
         )
     runtime = make_runtime(config.runtime, training=True)
     parts = yield from _read(paths, config.text, stop)
-    return (yield from _tokenize(config, runtime, begun_with, parts, load_tokenizer(folder), stop))
+    return (yield from _tokenize(config, runtime, saved_preset, parts, load_tokenizer(folder), stop))
 
 
 def _read(paths: Sequence[str], text: TextConfig, stop: Callable[[], bool]) -> Generator[Event, None, Split]:

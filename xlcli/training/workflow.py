@@ -53,11 +53,11 @@ def train(
     Raises:
         ConfigError, DataError, ResourceError, BusyError, DivergedError: See `xlcli.errors`.
     """
-    began = time.monotonic()
-    with ExitStack() as held:
+    started = time.monotonic()
+    with ExitStack() as contexts:
         if not dry_run:
             _check_new(folder, overwrite=overwrite)
-            yield from _lock(folder, held)
+            yield from _lock(folder, contexts)
             _check_new(folder, overwrite=overwrite)  # another run may have ended in the meantime
         try:
             ready = yield from prepare_new(paths, configs, stop)
@@ -72,7 +72,7 @@ def train(
         if overwrite:
             store.clear(folder)
         _write_new(folder, ready, run, record)
-        yield from _take_steps(run, ready, folder, record, paths, began=began, stop=stop)
+        yield from _take_steps(run, ready, folder, record, paths, started=started, stop=stop)
 
 
 def resume(
@@ -100,11 +100,11 @@ def resume(
         CheckpointError: There is no run, or every checkpoint is damaged.
         ConfigError, DataError, ResourceError, BusyError, DivergedError: See `xlcli.errors`.
     """
-    began = time.monotonic()
-    with ExitStack() as held:
-        _check_begun(folder)
+    started = time.monotonic()
+    with ExitStack() as contexts:
+        _check_has_run(folder)
         if not dry_run:
-            yield from _lock(folder, held)
+            yield from _lock(folder, contexts)
         try:
             ready = yield from prepare_resumed(paths, folder, changes or {}, preset, stop)
         except PreparationStoppedError:
@@ -121,15 +121,15 @@ def resume(
             _write_new(folder, ready, run, record)
         else:
             yield from _restore(point, run, ready, folder, allow_data_change=allow_data_change)
-        yield from _take_steps(run, ready, folder, record, paths, began=began, stop=stop)
+        yield from _take_steps(run, ready, folder, record, paths, started=started, stop=stop)
 
 
 _STOPPED_EARLY = Notice("stopped before the first step; nothing was changed.", "warning")
 
 
-def _lock(folder: Path, held: ExitStack) -> Iterator[Notice]:
-    """Locks the folder until `held` closes."""
-    if warning := held.enter_context(lock(folder)):
+def _lock(folder: Path, contexts: ExitStack) -> Iterator[Notice]:
+    """Locks the folder until `contexts` closes."""
+    if warning := contexts.enter_context(lock(folder)):
         yield Notice(warning, "warning")
 
 
@@ -140,11 +140,11 @@ def _take_steps(
     record: dict[str, Any],
     paths: Sequence[str],
     *,
-    began: float,
+    started: float,
     stop: Callable[[], bool],
 ) -> Iterator[Event]:
     """Trains until the budget is spent or `stop` is true, then evaluates."""
-    trainer = Trainer(run, ready, folder, record=record, started=_start_of_budget(began, ready.config))
+    trainer = Trainer(run, ready, folder, record=record, started=_start_of_budget(started, ready.config))
     try:
         yield from trainer.train(stop)
         yield from trainer.finish(stop)
@@ -154,20 +154,20 @@ def _take_steps(
 
 def _check_new(folder: Path, *, overwrite: bool) -> None:
     """Refuses a folder in which a new run would replace a model or a file of the user."""
-    begun = any((folder / name).exists() for name in (CONFIG, WEIGHTS, CHECKPOINTS))
-    if begun and not overwrite:
+    has_model = any((folder / name).exists() for name in (CONFIG, WEIGHTS, CHECKPOINTS))
+    if has_model and not overwrite:
         raise ConfigError(
             f"{folder} already holds a model.", "Add --resume to continue it, --overwrite to replace it, or -o NAME."
         )
     user_files = [name for name in HELD_OUT.values() if (folder / name).exists()]
-    if user_files and not begun and not any(folder.glob("tokenizer.*")):
+    if user_files and not has_model and not any(folder.glob("tokenizer.*")):
         raise ConfigError(
             f"{folder} is no model folder and holds a file {user_files[0]}, which would be lost.",
             "Choose another folder with -o NAME.",
         )
 
 
-def _check_begun(folder: Path) -> None:
+def _check_has_run(folder: Path) -> None:
     """Refuses a folder without a run."""
     if not (folder / CONFIG).exists():
         raise CheckpointError(f"there is no run to resume in {folder}.", "Drop --resume, or give its folder with -o.")
@@ -218,11 +218,11 @@ def _write_held_out(folder: Path, ready: Prepared) -> None:
             (folder / HELD_OUT[name]).unlink(missing_ok=True)
 
 
-def _start_of_budget(began: float, config: Config) -> float:
+def _start_of_budget(started: float, config: Config) -> float:
     """Start of the time budget: the start of the workflow, or later if preparation took too large a share."""
     if config.train.max_time is None:
-        return began
-    return max(began, time.monotonic() - PREPARATION_SHARE * config.train.max_time)
+        return started
+    return max(started, time.monotonic() - PREPARATION_SHARE * config.train.max_time)
 
 
 def _lower_rate(config: Config, paths: Sequence[str], folder: Path) -> str:

@@ -52,6 +52,7 @@ sizes = st.lists(st.integers(1, 90), min_size=1, max_size=6)
 def test_tokens_as_the_slow_way_whatever_the_portions(sizes, case):
     kind, mem_len = case
     *tokens, stats = run(toy(kind), cut(TEXT, sizes), emit="tokens", mem_len=mem_len)
+    tokens = only(tokens, TokenScore)
     assert [t.bits for t in tokens] == pytest.approx(prose_bits(*case), abs=1e-9)
     assert b"".join(t.text for t in tokens) == TEXT
     assert [t.byte for t in tokens] == [0, *itertools.accumulate(len(t.text) for t in tokens)][:-1]
@@ -92,6 +93,7 @@ def test_lines(sizes, ended):
     model = toy("sentencepiece")
     text = TEXT if ended else TEXT[:-1]
     *lines, stats = run(model, cut(text, sizes))
+    lines = only(lines, LineScore)
     assert [line.text for line in lines] == text.splitlines(keepends=True)
     assert [line.line for line in lines] == list(range(1, len(lines) + 1))
     assert stats.lines == len(lines)

@@ -34,7 +34,7 @@ def program(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
-    """Train, evaluate, generate and stream with a Transformer-XL, from one text file.
+    """Train Transformer-XL language models on your text; evaluate them, generate text, and score a pipe.
 
     Options of a command can also come from the environment: --mem-len is XLCLI_MEM_LEN.
     """

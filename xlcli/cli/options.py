@@ -105,7 +105,7 @@ Device = Annotated[
 ]
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"] | None,
-    typer.Option("--dtype", help="Number type of matrix products.", rich_help_panel="Machine"),
+    typer.Option("--dtype", help="Precision of matrix products.", rich_help_panel="Machine"),
 ]
 Threads = Annotated[
     int | None,

@@ -11,7 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xlcli.config import ModelConfig
-from xlcli.events import Event, Plan, Progress, Saved, Score, Step, StreamStats, TokenScore, Trained, Validation
+from xlcli.events import (
+    ContextBin,
+    Event,
+    Plan,
+    Progress,
+    Saved,
+    Score,
+    Step,
+    StreamStats,
+    TokenScore,
+    Trained,
+    Validation,
+)
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -233,11 +245,15 @@ def score_text(score: Score, model: ModelConfig) -> str:
     text = "\n".join(lines) + "\n"
     if score.by_context:
         heading = ("context seen", "tokens", "bits per byte")
-        context_rows = [
-            (f"{b.start} to {b.stop - 1}", str(b.tokens), f"{b.bits_per_byte:.4f}") for b in score.by_context
-        ]
+        context_rows = [(_bin_range(b), str(b.tokens), f"{b.bits_per_byte:.4f}") for b in score.by_context]
         text += "\n" + table([heading, *context_rows])
     return text
+
+
+def _bin_range(context: ContextBin) -> str:
+    """Tokens of context of a bin: `1`, `2 to 3`."""
+    last = context.stop - 1
+    return str(last) if last == context.start else f"{context.start} to {last}"
 
 
 def sweep_text(scores: Sequence[Score]) -> str:
@@ -257,7 +273,7 @@ def sweep_text(scores: Sequence[Score]) -> str:
         )
         for s in scores
     ]
-    about = f"{first.model} on {first.file}, segments of {first.segment_len}, span {first.span}\n\n"
+    about = f"{first.model} on {first.file}, span {first.span}\n\n"
     return about + table([heading, *rows])
 
 

@@ -32,8 +32,9 @@ UNIONS: Mapping[str, Mapping[str, type[BaseConfig]]] = {
 """Tables whose keys depend on their `kind`."""
 
 
-def read_toml(path: Path) -> Tree:
+def read_toml(path: str | Path) -> Tree:
     """Tables of a TOML file; `ConfigError` names the line that is not TOML."""
+    path = Path(path)
     try:
         if path.stat().st_size > 2**20:
             raise ConfigError(f"{path} is larger than 1 MiB.", "A configuration file is short; check the path.")
@@ -134,7 +135,7 @@ def _explain(kind: type[BaseConfig], error: ValidationError) -> ConfigError:
             return _fault(name, f"is {value!r}, but should be a table", remedy)
         case "tuple_type":
             return _fault(name, f"is {value!r}, not a list", f"Type for example --set {name}=[{value}].")
-    reason = first["msg"].replace(" after validation", "")
+    reason = first["msg"].replace(" after validation", "").replace("Input should be", "it must be")
     return _fault(name, f"is {value!r}: {reason[:1].lower() + reason[1:]}")
 
 

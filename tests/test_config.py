@@ -262,3 +262,8 @@ def test_sections_can_be_made_alone_and_are_frozen():
 def test_it_needs_no_torch():
     code = "import sys, xlcli.config, xlcli.presets; xlcli.presets.list_presets(); print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout.strip() == b"False"
+
+
+def test_a_value_that_is_not_utf8_is_refused():
+    with pytest.raises(ConfigError, match="not valid UTF-8"):
+        make({"generate": {"stop": [b"\xff".decode(errors="surrogateescape")]}})

@@ -81,3 +81,8 @@ def test_a_number_of_steps_is_refused_by_other_stacks(tmp_path):
     path.write_bytes(PROSE.encode())
     with pytest.raises(ConfigError, match="steps"):
         score(variant("rope"), path, n_steps=2)
+
+
+def test_recall_needs_lsh_attention():
+    with pytest.raises(ConfigError, match="recall needs LSH attention"):
+        list(evaluate(toy(), None, EvalConfig(recall=True), RUNTIME))

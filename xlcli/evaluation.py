@@ -83,11 +83,12 @@ def evaluate(
         Progress, notices, and a `Score` for each memory length.
 
     Raises:
-        ConfigError: The model was loaded with other values of `n_steps` or `n_hashes` than the options name.
+        ConfigError: A setting does not apply to this model, or differs from those the model was loaded with.
         DataError: The text cannot be read, or the model has no held-out text.
         CheckpointError: The loss is not finite.
         ResourceError: The disk is too full for the tokens.
     """
+    options.check_model(model.config.model)
     model.check_settings(options.n_steps, options.n_hashes)
     text = yield from tokenize(_open(model, source, options), model.tokenizer, options.limit)
     if model.tokenizer.kind == "words":

@@ -108,7 +108,12 @@ class Optimizers:
         }
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restores the state that `tensors` returned; `CheckpointError` if a quantity is missing."""
+        """Restores the state that `tensors` returned.
+
+        Raises:
+            CheckpointError: A quantity is missing, or has another shape or type than its parameter. PyTorch's fused
+                optimizers do not check and would write out of bounds.
+        """
         kinds = {Muon: ("momentum_buffer",), AdamW: ("step", "exp_avg", "exp_avg_sq")}
         for optimizer, _ in self.optimizers:
             quantities = next(names for kind, names in kinds.items() if isinstance(optimizer, kind))
@@ -121,6 +126,13 @@ class Optimizers:
                             f"the optimizer state of '{name}' is incomplete.", "Train anew with --overwrite."
                         )
                     for quantity, value in state.items():
+                        shape = () if quantity == "step" else parameter.shape
+                        if value.shape != shape or value.dtype != parameter.dtype:
+                            raise CheckpointError(
+                                f"the optimizer state '{name}:{quantity}' is {value.dtype} {list(value.shape)}, "
+                                f"not {parameter.dtype} {list(shape)}.",
+                                "Train anew with --overwrite.",
+                            )
                         optimizer.state[parameter][quantity] = value.to(parameter.device).clone()
 
 

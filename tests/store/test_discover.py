@@ -120,3 +120,12 @@ def test_a_damaged_model_is_listed_with_its_problem(cwd, bundled):
     (cwd / "models" / "other" / "record.json").write_text(json.dumps({"corpus": 1, "bits_per_byte": "low"}))
     odd = next(summary for summary in local_models(cwd) if summary.name == "other")
     assert (odd.corpus, odd.bits_per_byte, odd.problem) == (None, None, None)
+
+
+def test_a_record_with_an_endless_number_is_a_problem_of_its_model_only(cwd, bundled):
+    make(cwd / "models" / "a")
+    record = cwd / "models" / "a" / "record.json"
+    record.write_text('{"bits_per_byte": 1' + "0" * 400 + "}")
+    [found] = local_models(cwd)
+    assert found.bits_per_byte is None
+    assert found.problem == f"{record} has a number that is too large"

@@ -343,6 +343,7 @@ def test_another_tokenizer(model, monkeypatch):
         ({"sha256": ["0" * 64]}, "does not match its checksum"),
         ({"weights": {"encoding": "int8-rows"}}, "the weights are encoded as 'int8-rows'"),
         ({"weights": {"encoding": None}}, "the weights are encoded as None"),
+        ({"weights": {"encoding": ["float32"]}}, r"the weights are encoded as \['float32'\]"),
         ({"weights": {"group": 32}}, "the weights are encoded as"),
         ({"weights": "float32"}, "the weights are encoded as None"),
         ({"adapted_from": "0" * 64}, "an adaptation of another model"),

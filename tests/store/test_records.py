@@ -79,3 +79,11 @@ def test_links_and_pipes_are_refused(tmp_path):
     os.mkfifo(tmp_path / METRICS)
     with pytest.raises(CheckpointError, match="pipe"):
         read_metrics(tmp_path)
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_a_row_with_a_number_that_is_not_finite_is_left_out(tmp_path, number):
+    (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1, "nats": 2.5}}\n{{"step": 2, "nats": {number}}}\n')
+    assert read_metrics(tmp_path) == [{"step": 1, "nats": 2.5}]
+    trim_metrics(tmp_path, 9)
+    assert read_metrics(tmp_path) == [{"step": 1, "nats": 2.5}]

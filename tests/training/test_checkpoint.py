@@ -197,6 +197,13 @@ def test_every_fact_is_needed():
         ({"states": []}, "taken with another --grad-accum"),
         ({"states": [{"memory": "hidden"}]}, "is missing or unknown"),
         ({"states": 3}, "incomplete"),
+        ({"step": "abc"}, "'step' is 'abc': it must be a valid integer"),
+        ({"step": 1.5}, "'step' is 1.5"),
+        ({"step": 2**63}, "'step' is 9223372036854775808"),
+        ({"tokens": {}}, "'tokens' is {}"),
+        ({"position": 10**400}, "'position' is 1000"),
+        ({"seconds": "abc"}, "'seconds' is 'abc'"),
+        ({"best_bits": []}, r"'best_bits' is \[\]"),
         ({"corpus": []}, "incomplete"),
         ({"corpus": {"tokenizer": "0"}}, "the tokenizer in the folder is not the one"),
     ],
@@ -334,3 +341,41 @@ def _seal_again(point):
     files = {name: (point / name).read_bytes() for name in names}
     entries = {name: {"bytes": len(data), "sha256": sha256(data).hexdigest()} for name, data in files.items()}
     (point / "manifest.json").write_text(json.dumps({"schema": 2, "files": entries}))
+
+
+MISFITS = {
+    "cut": lambda t: t[..., :-1], "empty": lambda t: t[:0], "of another type": lambda t: t.half(), "scalar": torch.sum,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("quantity", "misfit"),
+    [
+        *itertools.product(("embedding.table.weight:exp_avg", ":momentum_buffer"), MISFITS),
+        *itertools.product(("embedding.table.weight:step",), ("cut", "empty", "of another type")),
+    ],
+)
+def test_an_optimizer_state_that_does_not_fit_is_refused(quantity, misfit):
+    text = corpus()
+    After(3).run(small(), text, "m")
+    point = latest(Path("m/checkpoints")).path
+    tensors, _ = read_tensors(point / "optimizer.safetensors", expected=None)
+    name = next(name for name in tensors if name.endswith(quantity))
+    tensor = tensors[name]
+    tensors[name] = MISFITS[misfit](tensor if tensor.ndim else tensor.expand(2)).clone()
+    write_tensors(point / "optimizer.safetensors", tensors, {})
+    _seal_again(point)
+    with pytest.raises(CheckpointError, match=f"the optimizer state '{name}' is"):
+        go({}, text, "m", resume=True)
+
+
+def test_a_memory_of_another_shape_is_refused():
+    text = corpus()
+    After(3).run(small(), text, "m")
+    point = latest(Path("m/checkpoints")).path
+    tensors, _ = read_tensors(point / "memory.safetensors", expected=None)
+    tensors["0.0.h"] = tensors["0.0.h"][..., :-1].clone()
+    write_tensors(point / "memory.safetensors", tensors, {})
+    _seal_again(point)
+    with pytest.raises(CheckpointError, match="the memory does not fit the model"):
+        go({}, text, "m", resume=True)

@@ -124,6 +124,8 @@ def _explain(kind: type[BaseConfig], error: ValidationError) -> ConfigError:
     if isinstance(fault, InvalidSettingError):
         return ConfigError(f"{fault.key} {fault.reason}.", fault.remedy, key=fault.key, reason=fault.reason)
     match first["type"]:
+        case "json_invalid":
+            return ConfigError("a setting is not valid UTF-8.", "Rename the file, or give the text in UTF-8.")
         case "extra_forbidden":
             return _unknown_key(kind, name, first["loc"])
         case "union_tag_invalid":

@@ -13,7 +13,7 @@ from xlcli.errors import CheckpointError
 from xlcli.files import read_header
 from xlcli.presets import models_folder
 from xlcli.store.layout import CHECKPOINTS, CONFIG, WEIGHTS, is_model
-from xlcli.store.records import read_record
+from xlcli.store.records import RECORD, read_record
 
 LOCAL = "models"
 """Folder of the user's models inside the working folder."""
@@ -93,6 +93,8 @@ def summarize(folder: Path, *, bundled: bool = False) -> ModelSummary:
         score = float(record["bits_per_byte"]) if isinstance(record.get("bits_per_byte"), int | float) else None
     except CheckpointError as error:
         problem = error.message
+    except OverflowError:
+        problem = f"{folder / RECORD} has a number that is too large"
     try:
         size = (folder / WEIGHTS).stat().st_size
     except OSError:

@@ -94,7 +94,7 @@ def read_config_file(folder: Path, *, strict: bool = False) -> ConfigFile:
         raise CheckpointError(f"{path} describes an adaptation of another model, which is not supported.", _NEWER)
     weights, files = tree["weights"], tree["files"]
     encoding = weights.get("encoding") if isinstance(weights, dict) else None
-    if encoding not in ENCODINGS or len(weights) != 1:
+    if not isinstance(encoding, str) or encoding not in ENCODINGS or len(weights) != 1:
         raise CheckpointError(
             f"{path}: the weights are encoded as {encoding!r}; this xlcli reads {', '.join(ENCODINGS)}.", _NEWER
         )

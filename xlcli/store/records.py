@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -50,13 +51,24 @@ def trim_metrics(folder: Path, step: int) -> None:
         write_atomic(folder / METRICS, (json.dumps(row, allow_nan=False).encode() + b"\n" for row in kept))
 
 
+def _parse_row(line: bytes) -> Any:
+    """The JSON value of a line; `ValueError` if it is none, or holds a number that is not finite."""
+
+    def finite(text: str) -> float:
+        if not math.isfinite(value := float(text)):
+            raise ValueError(f"{text} is not finite")
+        return value
+
+    return json.loads(line, parse_float=finite, parse_constant=finite)
+
+
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
     if not os.path.lexists(path):
         return
     with open_regular(path) as (descriptor, _), os.fdopen(os.dup(descriptor), "rb") as file:
         while line := file.readline(_LINE_LIMIT):
             try:
-                row = json.loads(line)
+                row = _parse_row(line)
             except (ValueError, RecursionError):
                 continue
             if isinstance(row, dict) and isinstance(row.get("step", 0), int | float):

@@ -15,11 +15,13 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 
-from xlcli.errors import CheckpointError, StateError
+from xlcli.config import BaseConfig, validate
+from xlcli.errors import CheckpointError, ConfigError, StateError
 from xlcli.files import read_json, read_tensors, sha256, write_atomic, write_tensors
 from xlcli.files.tensors import TensorInfo
 from xlcli.state import State
@@ -32,6 +34,21 @@ BEST = "best.safetensors"
 """A hard link to the weights file of the model, which is never written in place."""
 
 _ANEW = "Train anew with --overwrite."
+
+Steps = Annotated[int, Field(ge=0, lt=10**12)]
+
+
+class Counters(BaseConfig):
+    """Counters of `state.json`; see `TrainingRun`."""
+
+    step: Steps
+    tokens: Annotated[int, Field(ge=0, lt=10**18)]
+    seconds: Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+    position: Steps
+    best_bits: Annotated[float, Field(allow_inf_nan=False)] | None
+    best_step: Steps | None
+    validated_step: Steps | None
+    validation_due: bool
 
 
 def save(run: TrainingRun, folder: Path, *, seconds: float, corpus: Mapping[str, str]) -> Path:
@@ -99,12 +116,13 @@ def load(
             raise CheckpointError(f"{checkpoint} is of a run with the seed {facts['seed']}.", _ANEW)
         changed = _changed_texts(facts["corpus"], corpus, allow_data_change)
         _load_tensors(run, checkpoint, facts["states"])
-        run.step, run.tokens, run.seconds = facts["step"], facts["tokens"], facts["seconds"]
-        run.loader.position = facts["position"]
+        counters = validate(Counters, {name: facts[name] for name in Counters.model_fields})
+        run.step, run.tokens, run.seconds = counters.step, counters.tokens, counters.seconds
+        run.loader.position = counters.position
         if "valid" not in changed:
-            run.best_bits = math.inf if facts["best_bits"] is None else facts["best_bits"]
-            run.best_step = facts["best_step"]
-            run.validated_step, run.validation_due = facts["validated_step"], facts["validation_due"]
+            run.best_bits = math.inf if counters.best_bits is None else counters.best_bits
+            run.best_step = counters.best_step
+            run.validated_step, run.validation_due = counters.validated_step, counters.validation_due
         _restore_best(run, checkpoint, folder)
         warnings = [
             f"{name} was {facts[name]} and is {now}: the resumed run will not equal the uninterrupted one to the bit"
@@ -112,7 +130,7 @@ def load(
             if facts[name] != now
         ]
         _restore_generators(checkpoint)
-    except StateError as error:
+    except (StateError, ConfigError) as error:
         raise CheckpointError(f"{checkpoint}: {error.message}", _ANEW) from None
     except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{checkpoint} is incomplete: {error}.", _ANEW) from None
@@ -149,6 +167,8 @@ def _load_tensors(run: TrainingRun, checkpoint: Path, states: list[dict[str, str
         State.restore({n.removeprefix(f"{i}."): t for n, t in memory.items() if n.startswith(f"{i}.")}, description)
         for i, description in enumerate(states)
     ]
+    if not all(run.model.is_compatible(state) for state in run.states):
+        raise StateError("the memory does not fit the model.", _ANEW)
 
 
 def _environment(run: TrainingRun) -> dict[str, Any]:

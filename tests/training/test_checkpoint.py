@@ -362,7 +362,7 @@ def test_an_optimizer_state_that_does_not_fit_is_refused(quantity, misfit):
     tensors, _ = read_tensors(point / "optimizer.safetensors", expected=None)
     name = next(name for name in tensors if name.endswith(quantity))
     tensor = tensors[name]
-    tensors[name] = MISFITS[misfit](tensor if tensor.ndim else tensor.expand(2)).clone()
+    tensors[name] = MISFITS[misfit](tensor if tensor.ndim else torch.stack([tensor, tensor])).clone()
     write_tensors(point / "optimizer.safetensors", tensors, {})
     _seal_again(point)
     with pytest.raises(CheckpointError, match=f"the optimizer state '{name}' is"):

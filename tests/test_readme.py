@@ -70,7 +70,7 @@ def test_outputs_shown_have_the_form_of_today():
         if "--emit none" not in command and "copy" not in command:
             assert output.strip(), f"{command} shows no output: make readme"
     training = next(output for command, output in shown.items() if command.startswith("xlcli train"))
-    assert [line.split()[0] for line in training.strip().splitlines()[:3]] == ["model", "held-out", "training"]
+    assert [line.split()[0] for line in training.strip().splitlines()[:3]] == ["model", "valid", "training"]
 
 
 def outputs(block: str) -> list[tuple[str, str]]:

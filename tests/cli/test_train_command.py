@@ -31,7 +31,7 @@ def test_from_a_text_to_the_next_commands(run, text):
     done = run("train", text, "--max-steps", "4", "--eval-every", "2", *SMALL)
     assert done.code == 0, done.err
     said = done.out.decode("utf-8", "replace")
-    assert re.search(r"held-out  \d+\.\d{4} bits per byte", said)
+    assert re.search(r"valid     \d+\.\d{4} bits per byte", said)
     for line in re.findall(r"^  xlcli (.*)$", said, re.MULTILINE):
         name, *_ = line.split()
         assert name in ("eval", "generate")

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from programs import TEXT
 
 from xlcli.__main__ import main
-
-TEXT = b"The quick brown fox jumps over the lazy dog.\n"
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ import xlcli
 from xlcli.cli.app import app
 
 SOURCE = Path(xlcli.__file__).parents[1]
+TEXT = b"The quick brown fox jumps over the lazy dog.\n"
 COMMANDS = get_command(app).commands
 """Name to command of Typer."""
 

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import TEXT
+from programs import TEXT
 
 KEYS = {
     "model", "file", "bytes", "chars", "words", "tokens", "nats", "bits_per_byte", "bits_per_char", "perplexity",

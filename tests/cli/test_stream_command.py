@@ -2,8 +2,7 @@ import json
 import re
 
 import pytest
-from conftest import TEXT
-from programs import Terminal, command
+from programs import TEXT, Terminal, command
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ import types
 from pathlib import Path
 
 import pytest
-from conftest import TEXT
-from programs import Terminal, command, environment
+from programs import TEXT, Terminal, command, environment
 
 from xlcli import presets
 

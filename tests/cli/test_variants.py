@@ -15,7 +15,7 @@ LINE = "the cat sat on a mat; it saw two dogs and ran up that tall tree.\n"
 WORDS = LINE.split(" ")
 TEXT = " ".join(WORDS[(i * i + i // 7) % len(WORDS)] for i in range(600)).encode()
 READ = TEXT[200:900]
-"""Scored text; longer than several memories."""
+"""Text to score, longer than several memories."""
 SMALL = (
     "--preset", "tiny", "--tokenizer", "bytes", "--threads", "1", "--segment-len", "16", "--mem-len", "24",
     "--batch-size", "2", "--eval-every", "9", "--set", "model.dim=16", "--set", "model.feedforward.ffn_dim=24",

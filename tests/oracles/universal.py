@@ -11,7 +11,7 @@ import torch
 from oracles import transformer_xl
 
 
-class Reading(NamedTuple):
+class Outputs(NamedTuple):
     """States (t d) given back, the weight (t n_steps) of each step in them, N(t) and rho(t) = N(t) + R(t)."""
 
     out: torch.Tensor
@@ -72,4 +72,4 @@ def read(inputs, blocks, *, n_steps, n_heads, window, steps_marked, positions_ma
         weights.append(torch.stack(shares))
         steps.append(n)
         ponder.append(None if n is None else n + rest)
-    return Reading(torch.stack(out), torch.stack(weights), steps, ponder)
+    return Outputs(torch.stack(out), torch.stack(weights), steps, ponder)

@@ -88,8 +88,7 @@ def evaluate(
         CheckpointError: The loss is not finite.
         ResourceError: The disk is too full for the tokens.
     """
-    options.check_model(model.config.model)
-    model.check_settings(options.n_steps, options.n_hashes)
+    model.check_settings(options)
     text = yield from tokenize(_open(model, source, options), model.tokenizer, options.limit)
     if model.tokenizer.kind == "words":
         yield from _unknown_words(text.tokens.ids)

@@ -63,7 +63,7 @@ class InferenceSession:
             ConfigError: The model was loaded with another number of steps or hash rounds than `options` gives.
             StateError: `resume` was saved with other values than `options` gives, or holds several rows.
         """
-        model.check_settings(options.n_steps, options.n_hashes)
+        model.check_settings(options)
         if resume is not None:
             _check_options(model, options, resume.model_state)
             return cls(model, runtime, resume.model_state, [resume.last_token])

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from xlcli.config import InferenceConfig
     from xlcli.model.lm import LanguageModel
     from xlcli.text.tokenizers.registry import Tokenizer
 
@@ -79,9 +80,10 @@ class LoadedModel:
             verify_file(self.folder, path.name, self.files)
         return path
 
-    def check_settings(self, n_steps: int | None, n_hashes: int | None) -> None:
-        """`ConfigError` unless the model was loaded with these inference settings; None accepts any value."""
-        if self.config.model.for_inference(n_steps, n_hashes) != self.config.model:
+    def check_settings(self, options: InferenceConfig) -> None:
+        """`ConfigError` if a setting does not apply to the model, or differs from the one it was loaded with."""
+        options.check_model(self.config.model)
+        if self.config.model.for_inference(options.n_steps, options.n_hashes) != self.config.model:
             raise ConfigError("n_steps and n_hashes are fixed when a model is loaded.", "Give them to load().")
 
 

@@ -12,6 +12,7 @@ from variants import (
     hashed,
     make,
     order_matters,
+    pairs,
     read,
     tokens,
     unbounded,
@@ -104,7 +105,7 @@ def test_span(name):
     at = 58
     with torch.inference_mode():
         for mem_len in (0, 1, 7, 40):
-            border = window(name, mem_len or at % 13)
+            border = window(name, mem_len) + pairs(name) if mem_len else min(window(name, 13) + pairs(name), at % 13)
             last = lambda t, m=mem_len: model(t[:, : at + 1], model.init_state(1, mem_len=m, segment_len=13))[0][:, -1]  # noqa: E731
             before = last(text)
             for distance, seen in ((border, True), (border + 1, unbounded(name, 1) and mem_len > 0)):
@@ -155,7 +156,7 @@ def test_growing_span_is_the_papers_training(name):
             return x[:, -1]
 
         before = last_of_third_segment(text)
-        oldest = 0 if unbounded(name, 1) else max(10, 29 - window(name, 29))
+        oldest = 0 if unbounded(name, 1) else max(10, 29 - window(name, 29)) - pairs(name)
         for i in (9, 10, 19, 24, 28):
             changed = text.clone()
             changed[:, i] = (changed[:, i] + 1) % VOCAB

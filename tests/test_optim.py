@@ -181,3 +181,9 @@ def test_the_inverse_square_root_is_the_formula_of_its_paper():
             ours = lr_factor(fraction, n - 1, warmup_steps=warmup - 1, lr_schedule="inverse_sqrt", min_lr_ratio=0.0)
             assert ours == pytest.approx(theirs, rel=1e-12)
     assert lr_factor(0.0, 15_999, warmup_steps=3999, lr_schedule="inverse_sqrt", min_lr_ratio=0.2) == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize(("fraction", "factor"), [(0.0, 1.0), (0.5, 1.0), (0.75, 1.0), (0.875, 0.55), (1.0, 0.1)])
+def test_wsd_is_constant_and_then_decays(fraction, factor):
+    got = lr_factor(fraction, 99, warmup_steps=10, lr_schedule="wsd", min_lr_ratio=0.1, decay_fraction=0.25)
+    assert math.isclose(got, factor)

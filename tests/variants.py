@@ -21,7 +21,8 @@ SETTINGS = {
     "xl": [{"n_features": 8}, {"n_features": 6, "tied": True}, {"n_features": 8, "clamp_len": 9}],
     "contextual-1": [{"n_buckets": 6, "max_distance": 20}],
     "contextual-2": [{"n_buckets": 6, "max_distance": 20}],
-    "local": [{"window": 5}],
+    "full": [{}, {"qk_norm": True}],
+    "local": [{"window": 5}, {"window": 5, "qk_norm": True}],
     "linear": [{"n_features": 16}],
     "lsh": [
         {"n_heads": 3, "n_buckets": 1, "bucket_size": 64, "n_hashes": 1},
@@ -59,7 +60,16 @@ AROUND = [
     {
         "norm": {"kind": "layer", "placement": "pre"},
         "feedforward": {"kind": "geglu"},
+        "embedding": {"per_layer": True},
         "stack": {"kind": "reversible"},
+    },
+    {
+        "norm": {"kind": "rms", "placement": "pre"},
+        "feedforward": {"kind": "relu2"},
+        "embedding": {"n_bigrams": 57, "per_layer": True},
+        "stack": {"kind": "standard", "input_residual": True},
+        "logit_softcap": 8.0,
+        "zero_init": True,
     },
 ]
 """Settings of the other parts; each entry is combined with every attention and position."""
@@ -111,6 +121,11 @@ def window(name, mem_len):
     """Number of earlier tokens that the first layer of this combination can attend to; `mem_len` if unbounded."""
     effective = attentions(name, 1)[0].effective_mem_len(mem_len)
     return mem_len if effective is None else effective
+
+
+def pairs(name):
+    """1 if the vector of a token depends on the token before it, which extends all windows by one token, else 0."""
+    return int("n_bigrams" in COMBINATIONS[name].get("embedding", {}))
 
 
 def hashed(name, n_layers=2):

@@ -153,18 +153,21 @@ def lr_factor(
     step: int,
     *,
     warmup_steps: int,
-    lr_schedule: Literal["cosine", "linear", "constant", "inverse_sqrt"],
+    lr_schedule: Literal["cosine", "linear", "wsd", "constant", "inverse_sqrt"],
     min_lr_ratio: float,
+    decay_fraction: float = 0.2,
 ) -> float:
     """Learning rate divided by its peak: linear warmup, then decay to `min_lr_ratio`.
 
     Args:
-        fraction: Share of the budget spent, 0 to 1; `cosine` and `linear` end at `min_lr_ratio`.
+        fraction: Share of the budget spent, 0 to 1; `cosine`, `linear` and `wsd` end at `min_lr_ratio`.
         step: Number of steps taken.
         warmup_steps: Number of warmup steps.
-        lr_schedule: Decay; `inverse_sqrt` is proportional to 1/sqrt(step), whatever the budget (Vaswani et al. 2017,
-            section 5.3).
+        lr_schedule: Decay; `wsd` (warmup, stable, decay) is constant, then linear in the last `decay_fraction` of the
+            budget (Hu et al. 2024, section 4); `inverse_sqrt` is proportional to 1/sqrt(step), whatever the budget
+            (Vaswani et al. 2017, section 5.3).
         min_lr_ratio: Lowest factor after warmup.
+        decay_fraction: Share of the budget in which `wsd` decays.
     """
     fraction = min(max(fraction, 0.0), 1.0)
     warm = min(1.0, (step + 1) / (warmup_steps + 1))
@@ -173,6 +176,8 @@ def lr_factor(
             decay = 1.0 - fraction
         case "cosine":
             decay = 0.5 * (1.0 + math.cos(math.pi * fraction))
+        case "wsd":
+            decay = min(1.0, (1.0 - fraction) / decay_fraction)
         case "constant":
             decay = 1.0
         case "inverse_sqrt":

@@ -22,12 +22,14 @@ class State:
         seen: Number of tokens read since the start, the same for every sequence of the batch.
         span: Rule for which tokens a token attends to.
         offsets: Position (b) in its text at which each sequence began.
+        last: Last token (b) read of each sequence, -1 before the first; None if the model has no bigram embedding.
     """
 
     layers: tuple[Memory, ...]
     seen: int
     span: Span
     offsets: Tensor
+    last: Tensor | None = None
 
     @property
     def batch_size(self) -> int:
@@ -41,7 +43,12 @@ class State:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> State:
         """State with `change` applied to every tensor."""
-        return replace(self, layers=tuple(layer.map(change) for layer in self.layers), offsets=change(self.offsets))
+        return replace(
+            self,
+            layers=tuple(layer.map(change) for layer in self.layers),
+            offsets=change(self.offsets),
+            last=None if self.last is None else change(self.last),
+        )
 
     def select(self, index: Sequence[int] | Tensor) -> State:
         """Copy of the sequences `index`, in that order; `select([0] * 8)` gives eight copies of the first one."""
@@ -56,9 +63,10 @@ class State:
         return self.map(torch.clone)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors by name: `offsets`, and `0.k` for tensor k of the memory of layer 0."""
+        """All tensors by name: `offsets`, `last` if there is one, and `0.k` for tensor k of the memory of layer 0."""
         memories = {f"{i}.{name}": t for i, layer in enumerate(self.layers) for name, t in layer.tensors().items()}
-        return {"offsets": self.offsets, **memories}
+        last = {} if self.last is None else {"last": self.last}
+        return {"offsets": self.offsets, **last, **memories}
 
     def describe(self) -> dict[str, str]:
         """Metadata to save with the tensors: memory kinds, tokens read and span."""
@@ -83,13 +91,16 @@ class State:
                 own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
                 MEMORIES[kind].check(own, batch_size)
                 layers.append(MEMORIES[kind].from_tensors(own))
-            state = State(tuple(layers), int(description["seen"]), _span(description["span"]), tensors["offsets"])
+            span = _span(description["span"])
+            state = State(tuple(layers), int(description["seen"]), span, tensors["offsets"], tensors.get("last"))
             if not 0 <= state.seen < 2**62:
                 raise ValueError(f"{state.seen} tokens read")
             if extra := tensors.keys() - state.tensors().keys():
                 raise ValueError(f"unknown tensor '{min(extra)}'")
-            if (state.offsets.ndim, state.offsets.dtype) != (1, torch.int64):
-                raise ValueError("'offsets' is not a vector of int64")
+            for name in ("offsets", "last"):
+                t = tensors.get(name, state.offsets)
+                if (t.shape, t.dtype) != ((batch_size,), torch.int64):
+                    raise ValueError(f"'{name}' is not a vector of int64, one for each sequence")
             return state
         except KeyError as error:
             raise StateError(f"the state is damaged: {error} is missing or unknown.", _REMEDY) from None

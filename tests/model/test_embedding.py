@@ -7,7 +7,7 @@ from oracles import adaptive_softmax as oracle
 from xlcli import config
 from xlcli.errors import ConfigError
 from xlcli.model.build import build_model
-from xlcli.model.embedding import AdaptiveEmbedding, TokenEmbedding
+from xlcli.model.embedding import AdaptiveEmbedding, BigramEmbedding, TokenEmbedding, bigram_rows
 from xlcli.model.head import SoftmaxHead
 
 CUTOFFS = (5, 6, 14)
@@ -123,3 +123,58 @@ def test_names_in_saved_models_and_initial_values():
     for name in [*names, *clusters]:
         if name.startswith(("embedding", "head")):
             assert (names | clusters)[name].std().item() == pytest.approx(0.02, rel=0.25), name
+
+
+def test_bigram_rows_are_a_hash_of_both_tokens():
+    """The formula in Python's integers; every row is in the table, and pairs spread evenly."""
+    previous = torch.arange(-1, 199).repeat_interleave(200)
+    tokens = torch.arange(200).repeat(200)
+    for n_rows in (1, 57, 4096, 32768):
+        rows = bigram_rows(previous, tokens, n_rows)
+        for i in (0, 1, 777, 39_999):
+            mixed = ((int(previous[i]) + 1) * 2_654_435_761 + int(tokens[i])) * 668_265_263
+            mixed = (mixed + 2**63) % 2**64 - 2**63
+            assert rows[i] == (mixed ^ (mixed >> 15)) % n_rows
+        counts = torch.bincount(rows, minlength=n_rows)
+        assert len(counts) == n_rows
+        expected = len(tokens) / n_rows
+        assert ((counts - expected) ** 2).mean() < 1.2 * max(expected, 0.01)
+
+
+def test_bigram_vectors_follow_the_previous_token():
+    """Vectors of a text do not depend on where it is cut; before the first token there is none."""
+    table = BigramEmbedding(64, 6)
+    text = torch.randint(0, 31, (3, 20))
+    none = torch.full((3,), -1)
+    whole = table(text, none)
+    parts = torch.cat((table(text[:, :7], none), table(text[:, 7:], text[:, 6])), dim=1)
+    assert torch.equal(whole, parts)
+    assert torch.equal(whole[:, 1], table.table.weight[bigram_rows(text[:, 0], text[:, 1], 64)])
+
+
+@pytest.mark.parametrize("embedding", [{"n_bigrams": 40}, {"per_layer": True}])
+def test_new_tables_start_at_zero(embedding):
+    """At the start of training a model with further tables equals the model without them."""
+    plain, extended = model(tied=False), model(tied=False, **embedding)
+    extended.load_state_dict(plain.state_dict(), strict=False)
+    text = torch.randint(0, 31, (2, 9))
+    outputs = [m(text, m.init_state(2, mem_len=4, segment_len=4))[0] for m in (plain, extended)]
+    assert torch.equal(*outputs)
+    assert extended.n_parameters == plain.n_parameters + (40 if "n_bigrams" in embedding else 31) * 16
+
+
+@pytest.mark.parametrize("stack", ["standard", "reversible"])
+def test_vectors_of_a_layer_are_added_to_its_input(stack):
+    """By hand: the first block, given its input plus the vectors, without a table of its own."""
+    tree = {"vocab_size": 31, "dim": 16, "n_layers": 1, "attention": {"n_heads": 2}, "stack": {"kind": stack}}
+    built = build_model(config.make({"model": tree | {"embedding": {"per_layer": True}}}).model)
+    torch.nn.init.normal_(built.stack.blocks[0].vectors.weight)
+    text = torch.randint(0, 31, (2, 9))
+    state = built.init_state(2, mem_len=4, segment_len=4)
+    expected, seen = [], {}
+    hook = built.stack.blocks[0].attention.register_forward_hook(lambda _, inputs, __: seen.update(x=inputs[0]))
+    built(text, state)
+    hook.remove()
+    x = built.embedding(text) + built.stack.blocks[0].vectors.weight[text]
+    expected = built.stack.blocks[0].attention_residual.norm(x)
+    assert torch.allclose(seen["x"], expected, atol=1e-6)

@@ -272,3 +272,17 @@ def test_chunks_take_a_tenth_of_the_memory():
     assert whole["allocated"] > 10 * cut["allocated"]
     if whole["resident"] is not None:
         assert whole["resident"] > 5 * cut["resident"]
+
+
+@every
+def test_softcap_limits_logits(kind):
+    """The formula, and losses that are those of the limited logits."""
+    plain, capped = make(kind, seed=3).head, make(kind, seed=3, logit_softcap=2.0).head
+    x, targets = inputs()
+    logits = capped.logits(x)
+    assert torch.allclose(
+        capped.nll(x, targets), nn.functional.cross_entropy(logits.mT, targets, reduction="none"), atol=1e-12
+    )
+    if kind in ("plain", "factorized"):
+        assert torch.allclose(logits, 2.0 * torch.tanh(plain.logits(x) / 2.0), atol=1e-12)
+        assert logits.abs().max() < 2.0

@@ -67,9 +67,14 @@ class AttentionConfig(BaseConfig):
 
 
 class SoftmaxAttentionConfig(AttentionConfig):
-    """Base of softmax attention. `scaled` divides scores by sqrt(head_dim); T5 does not (Raffel et al. 2020)."""
+    """Base of softmax attention.
+
+    `scaled` divides scores by sqrt(head_dim); T5 does not (Raffel et al. 2020). `qk_norm` applies an
+    RMSNorm to the queries and keys of each head (Henry et al. 2020; Dehghani et al. 2023, section 2).
+    """
 
     scaled: bool = True
+    qk_norm: bool = False
 
     @property
     def offers(self) -> frozenset[str]:

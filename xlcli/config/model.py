@@ -28,11 +28,13 @@ _OMIT = "Omit it to use the trained value."
 class FeedForwardConfig(BaseConfig):
     """Feed-forward branch. The gated kinds `swiglu` and `geglu` have three matrices, the others two.
 
+    `relu2` is the squared ReLU (So et al. 2021).
+
     `chunk_len` is the number of tokens computed at once and recomputed in the backward pass, which saves memory and
     changes no result; None computes all tokens at once.
     """
 
-    kind: Literal["relu", "gelu", "swiglu", "geglu"] = "swiglu"
+    kind: Literal["relu", "gelu", "relu2", "swiglu", "geglu"] = "swiglu"
     ffn_dim: Count | None = None
     chunk_len: Count | None = None
 
@@ -51,12 +53,18 @@ class NormConfig(BaseConfig):
 class EmbeddingConfig(BaseConfig):
     """Token embedding and output head.
 
-    `tied` shares their matrices. `scaled` multiplies embeddings by sqrt(dim) (Vaswani et al. 2017). `inner_dim`
-    factorizes the matrix (Lan et al. 2020). `cutoffs` are the first words of the clusters of a vocabulary sorted by
-    frequency; each cluster is `div_val` times narrower than the previous one (Baevski and Auli 2019). Cutoffs beyond
-    the vocabulary are ignored.
+    `n_bigrams` is the number of rows of a table of vectors for pairs of successive tokens, which are added to the token
+    vectors; pairs are assigned to rows by a hash, and 0 disables the table. `per_layer` adds a further token vector,
+    from a table of each layer, to the input of that layer (Gemma Team 2025).
+
+    `tied` shares the matrices of embedding and head. `scaled` multiplies embeddings by sqrt(dim) (Vaswani et al. 2017).
+    `inner_dim` factorizes the matrix (Lan et al. 2020). `cutoffs` are the first words of the clusters of a vocabulary
+    sorted by frequency; each cluster is `div_val` times narrower than the previous one (Baevski and Auli 2019). Cutoffs
+    beyond the vocabulary are ignored.
     """
 
+    n_bigrams: Annotated[int, Field(ge=0, le=2**24)] = 0
+    per_layer: bool = False
     tied: bool = True
     scaled: bool = False
     inner_dim: Count | None = None
@@ -95,7 +103,9 @@ class ModelConfig(BaseConfig):
     """Shape of the network. `vocab_size` is set from the tokenizer.
 
     `loss_chunk` is the number of tokens whose logits are computed at once and recomputed in the backward pass; None
-    chooses it so that the logits take little memory.
+    chooses it so that the logits take little memory. `logit_softcap` limits logits z to c·tanh(z/c) (Gemma Team 2024,
+    section 2); None disables it. With `zero_init` the last matrix of each branch is zero before training, so that the
+    stack starts as the identity.
     """
 
     vocab_size: Annotated[int, Field(ge=2, le=2**24)] = 256
@@ -109,6 +119,8 @@ class ModelConfig(BaseConfig):
     embedding: EmbeddingConfig = EmbeddingConfig()
     dropout: DropoutConfig = DropoutConfig()
     loss_chunk: Count | None = None
+    logit_softcap: Positive | None = None
+    zero_init: bool = False
     bias: bool = False
     init_std: Positive = 0.02
 

@@ -30,9 +30,14 @@ class StackConfig(BaseConfig):
 
 
 class StandardStackConfig(StackConfig):
-    """`n_layers` blocks in sequence."""
+    """`n_layers` blocks in sequence.
+
+    With `input_residual` the input of each block is a x + b x0 with two learned scalars for each block, initially 1 and
+    0, where x is the stream and x0 the embedding.
+    """
 
     kind: Literal["standard"] = "standard"
+    input_residual: bool = False
 
 
 class UniversalStackConfig(StackConfig):

@@ -44,11 +44,13 @@ class TextConfig(BaseConfig):
 
 
 class TrainConfig(BaseConfig):
-    """A training run. It ends when its first budget is spent; schedules `linear` and `cosine` end at the same time.
+    """A training run. It ends when its first budget is spent, and so do schedules `linear`, `cosine` and `wsd`.
 
     Attributes:
         segment_len: Tokens per training segment.
         mem_len: Memory length of each layer in tokens; 0 disables recurrence.
+        memory: Memory of softmax attention: `keyvalue` keeps keys and values, `hidden` keeps layer inputs and projects
+            them again in each step (Dai et al. 2019), which costs about a sixth more.
         span: Tokens that a token attends to; see `xlcli.ops.span.Span`.
         batch_size: Sequences per batch.
         grad_accum: Microbatches per step; does not change the result.
@@ -57,7 +59,8 @@ class TrainConfig(BaseConfig):
         betas: AdamW betas.
         momentum: Muon momentum.
         warmup_steps: Steps of learning-rate warmup; None is at most 40.
-        lr_schedule: Learning-rate schedule after the warmup.
+        lr_schedule: Learning-rate schedule after the warmup; see `xlcli.optim.lr_factor`.
+        decay_fraction: Share of the budget at its end in which schedule `wsd` decays.
         min_lr_ratio: Final learning rate divided by the peak.
         grad_clip: Gradient-clipping norm; 0 disables clipping.
         max_steps: Budget in steps.
@@ -70,6 +73,7 @@ class TrainConfig(BaseConfig):
 
     segment_len: Count = 128
     mem_len: Length = 128
+    memory: Literal["keyvalue", "hidden"] = "hidden"
     span: SpanKind = "growing"
     batch_size: Count = 16
     grad_accum: Count = 1
@@ -80,7 +84,8 @@ class TrainConfig(BaseConfig):
     betas: tuple[Rate, Rate] = (0.9, 0.95)
     momentum: Rate = 0.95
     warmup_steps: Length | None = None
-    lr_schedule: Literal["cosine", "linear", "constant", "inverse_sqrt"] = "linear"
+    lr_schedule: Literal["cosine", "linear", "wsd", "constant", "inverse_sqrt"] = "linear"
+    decay_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.2
     min_lr_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     grad_clip: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 1.0
     max_steps: Count | None = None

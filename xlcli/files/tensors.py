@@ -109,8 +109,10 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     result = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         result.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        if tensor.numel():  # an empty one may have a stride of 0, which `view` refuses
-            result.update(tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        if tensor.numel():
+            # Tensors with one element may have any stride, even if contiguous; `view` needs a stride of 1.
+            flat = tensor.detach().to("cpu").contiguous().as_strided((tensor.numel(),), (1,))
+            result.update(flat.view(torch.uint8).numpy().data)
     return result.hexdigest()
 
 

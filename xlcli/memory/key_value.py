@@ -21,7 +21,8 @@ ALIGNMENT = 64
 class KeyValue(TokenMemory):
     """Past keys and values (b h m e): rows `start` to `stop` of two buffers with unused rows at the end.
 
-    Under inference mode `extend` writes into the buffers, so the old memory must not be used any more; copy it with
+    In training, memory is detached from the graph, and was projected with the weights of earlier steps. Under inference
+    mode `extend` writes into the buffers, so the old memory must not be used any more; copy it with
     `State.fork` to continue it twice.
     """
 
@@ -56,8 +57,12 @@ class KeyValue(TokenMemory):
         k, v = project(x)
         new = k.shape[2]
         if not torch.is_inference_mode_enabled():
-            k, v = torch.cat((self._rows(self.keys), k), dim=2), torch.cat((self._rows(self.values), v), dim=2)
-            return k, v, KeyValue(k, v, k.shape[2] - keep, k.shape[2])
+            if self.length:
+                k = torch.cat((self._rows(self.keys).to(k.dtype), k), dim=2)
+                v = torch.cat((self._rows(self.values).to(v.dtype), v), dim=2)
+            # Copies: views would keep the keys and values of the whole call alive.
+            keys, values = (part[:, :, part.shape[2] - keep :].detach().clone() for part in (k, v))
+            return k, v, KeyValue(keys, values, 0, keep)
         keys, values, start, stop = self._reserve(new, keep, k, v)
         keys[:, :, stop : stop + new] = k
         values[:, :, stop : stop + new] = v

@@ -16,7 +16,7 @@ from xlcli.config import AttentionConfig, ModelConfig
 from xlcli.config import attention as kinds
 from xlcli.model.attention import Attention, full, linear, local, lsh
 from xlcli.model.build_position import POSITION_BUILDERS
-from xlcli.model.embedding import AdaptiveEmbedding, TokenEmbedding
+from xlcli.model.embedding import AdaptiveEmbedding, BigramEmbedding, TokenEmbedding
 from xlcli.model.feedforward import FeedForward
 from xlcli.model.head import AdaptiveHead, Head, SoftmaxHead
 from xlcli.model.init import init_weights
@@ -36,6 +36,7 @@ def build_model(config: ModelConfig, generator: torch.Generator | None = None) -
     model = LanguageModel(
         config=config,
         embedding=embedding,
+        bigrams=BigramEmbedding(config.embedding.n_bigrams, config.dim) if config.embedding.n_bigrams else None,
         position=absolute,
         stack=_stack(config, [_block(config, *layer) for layer in zip(config.attentions, positions, strict=True)]),
         head=_head(config, embedding if config.embedding.tied else _embedding(config)),
@@ -70,12 +71,24 @@ def _head(config: ModelConfig, source: TokenEmbedding | AdaptiveEmbedding) -> He
     if isinstance(source, TokenEmbedding):
         return _softmax(config, source, config.loss_chunk)
     clusters = [_softmax(config, table) for table in source.tables()]
-    return AdaptiveHead(clusters=clusters, cutoffs=config.cutoffs, bias=config.bias, loss_chunk=config.loss_chunk)
+    return AdaptiveHead(
+        clusters=clusters,
+        cutoffs=config.cutoffs,
+        bias=config.bias,
+        softcap=config.logit_softcap,
+        loss_chunk=config.loss_chunk,
+    )
 
 
 def _softmax(config: ModelConfig, source: TokenEmbedding, loss_chunk: int | None = None) -> SoftmaxHead:
     projection = None if source.up is None else source.up.weight
-    return SoftmaxHead(weight=source.table.weight, projection=projection, bias=config.bias, loss_chunk=loss_chunk)
+    return SoftmaxHead(
+        weight=source.table.weight,
+        projection=projection,
+        bias=config.bias,
+        softcap=config.logit_softcap,
+        loss_chunk=loss_chunk,
+    )
 
 
 def _stack(config: ModelConfig, blocks: list[Block]) -> Stack:
@@ -88,7 +101,8 @@ def _stack(config: ModelConfig, blocks: list[Block]) -> Stack:
     if isinstance(kind, settings.ReversibleStackConfig):
         return ReversibleStack(blocks, final)
     if not isinstance(kind, settings.UniversalStackConfig):
-        return Stack(blocks, final)
+        assert isinstance(kind, settings.StandardStackConfig)
+        return Stack(blocks, final, input_residual=kind.input_residual)
     signal = config.stream_rms if kind.time_signal else 0.0
     if not kind.act:
         return UniversalStack(blocks, final, n_steps=kind.n_steps, time_signal=signal)
@@ -108,6 +122,7 @@ def _block(config: ModelConfig, attention: AttentionConfig, position: Position) 
     if not config.position.needs <= attention.offers:
         position = Position()
     return Block(
+        vectors=nn.Embedding(config.vocab_size, config.dim) if config.embedding.per_layer else None,
         attention=ATTENTION_BUILDERS[type(attention)](config, attention, position),
         feedforward=FeedForward(
             kind=config.feedforward.kind,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -70,6 +71,31 @@ class AdaptiveEmbedding(nn.Module):
             x = vectors if x is None else torch.where(own[..., None], vectors, x)
         assert x is not None
         return self.dropout(x * self.scale if self.scale != 1.0 else x)  # type: ignore[no-any-return]
+
+
+class BigramEmbedding(nn.Module):
+    """Table (n d) of vectors for pairs of successive tokens, which are assigned to rows by a hash.
+
+    n-gram tables of this kind add parameters without arithmetic (Svenstrup et al. 2017; Huang et al. 2025).
+    """
+
+    initial_constants: ClassVar[Mapping[str, float]] = {"table.weight": 0.0}
+    """Parameters with a constant initial value (`model/init.py`)."""
+
+    def __init__(self, n_rows: int, dim: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(n_rows, dim)
+
+    def forward(self, tokens: Tensor, previous: Tensor) -> Tensor:
+        """Vectors (b t d) of tokens (b t) with their predecessors; `previous` (b) precedes the first, -1 if none."""
+        before = torch.cat((previous[:, None], tokens[:, :-1]), dim=1)
+        return self.table(bigram_rows(before, tokens, self.table.num_embeddings))  # type: ignore[no-any-return]
+
+
+def bigram_rows(previous: Tensor, tokens: Tensor, n_rows: int) -> Tensor:
+    """Row of each pair of tokens (int64), 0 to `n_rows` - 1: a multiplicative hash of both numbers."""
+    mixed = ((previous + 1) * 2_654_435_761 + tokens) * 668_265_263
+    return (mixed ^ (mixed >> 15)) % n_rows
 
 
 def cluster_of(words: Tensor, cutoffs: Sequence[int]) -> Tensor:

@@ -10,7 +10,13 @@ from torch.nn import functional as F
 
 from xlcli.ops.chunks import map_chunks
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "swiglu": F.silu, "geglu": F.gelu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),
+    "gelu": F.gelu,
+    "swiglu": F.silu,
+    "geglu": F.gelu,
+}
 """Feed-forward kind to activation function."""
 GATED = frozenset({"swiglu", "geglu"})
 """Kinds whose activation is multiplied by a second projection."""

@@ -29,13 +29,14 @@ class Head(nn.Module):
     """Base of every head.
 
     `width` is the largest number of logits of one token, `loss_chunk` the number of tokens of each sequence whose loss
-    is computed at once; None derives it from `MAX_LOGITS`.
+    is computed at once; None derives it from `MAX_LOGITS`. `softcap` limits logits z to softcap·tanh(z/softcap).
     """
 
-    def __init__(self, *, width: int, loss_chunk: int | None) -> None:
+    def __init__(self, *, width: int, loss_chunk: int | None, softcap: float | None) -> None:
         super().__init__()
         self.width = width
         self.loss_chunk = loss_chunk
+        self.softcap = softcap
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits (... v) of hidden states (... d), in float32 or wider; their softmax is the prediction."""
@@ -56,14 +57,25 @@ class Head(nn.Module):
         parts = ((x[:, i : i + chunk], targets[:, i : i + chunk]) for i in range(0, n_new, chunk))
         return map_chunks(self.losses, parts, x.device)
 
+    def _limit(self, logits: Tensor) -> Tensor:
+        """Logits in float32 or wider, limited by `softcap`."""
+        wide = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+        return wide if self.softcap is None else self.softcap * torch.tanh(wide / self.softcap)
+
 
 class SoftmaxHead(Head):
     """Linear layer with table (v w); `projection` (d w), if any, projects hidden states to w features first."""
 
     def __init__(
-        self, *, weight: Tensor, projection: Tensor | None = None, bias: bool, loss_chunk: int | None = None
+        self,
+        *,
+        weight: Tensor,
+        projection: Tensor | None = None,
+        bias: bool,
+        softcap: float | None = None,
+        loss_chunk: int | None = None,
     ) -> None:
-        super().__init__(width=weight.shape[0], loss_chunk=loss_chunk)
+        super().__init__(width=weight.shape[0], loss_chunk=loss_chunk, softcap=softcap)
         self.weight = weight
         self.projection = projection
         self.bias = nn.Parameter(torch.empty(weight.shape[0])) if bias else None
@@ -74,7 +86,7 @@ class SoftmaxHead(Head):
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits (... v) of hidden states (... d), in float32 or wider."""
-        return _widen(F.linear(self.project(x), self.weight, self.bias))
+        return self._limit(F.linear(self.project(x), self.weight, self.bias))
 
     def losses(self, x: Tensor, targets: Tensor) -> Tensor:
         """Surprisal in nats (b t) of targets (b t), given hidden states x (b t d)."""
@@ -92,10 +104,16 @@ class AdaptiveHead(Head):
     """
 
     def __init__(
-        self, *, clusters: Sequence[SoftmaxHead], cutoffs: Sequence[int], bias: bool, loss_chunk: int | None = None
+        self,
+        *,
+        clusters: Sequence[SoftmaxHead],
+        cutoffs: Sequence[int],
+        bias: bool,
+        softcap: float | None = None,
+        loss_chunk: int | None = None,
     ) -> None:
         width = cutoffs[0] + len(cutoffs) + max(tail.width for tail in clusters[1:])
-        super().__init__(width=width, loss_chunk=loss_chunk)
+        super().__init__(width=width, loss_chunk=loss_chunk, softcap=softcap)
         self.cutoffs = tuple(cutoffs)
         self.first, self.rest = clusters[0], nn.ModuleList(clusters[1:])
         self.tails = nn.Linear(clusters[0].weight.shape[1], len(cutoffs), bias=bias)
@@ -128,11 +146,7 @@ class AdaptiveHead(Head):
         """Logits (... cutoffs[0] + n) of the words of the first cluster and of the n tails."""
         x = self.first.project(x)
         words = F.linear(x, self.first.weight, self.first.bias)
-        return _widen(torch.cat((words, self.tails(x)), dim=-1))
-
-
-def _widen(logits: Tensor) -> Tensor:
-    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+        return self._limit(torch.cat((words, self.tails(x)), dim=-1))
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from xlcli.config import ModelConfig
+from xlcli.model.embedding import BigramEmbedding
 from xlcli.model.head import Head
 from xlcli.model.position import Position
 from xlcli.model.stack import Ponder, Stack
@@ -35,11 +36,19 @@ class LanguageModel(nn.Module):
     """Embedding, stack and head."""
 
     def __init__(
-        self, *, config: ModelConfig, embedding: nn.Module, position: Position, stack: Stack, head: Head
+        self,
+        *,
+        config: ModelConfig,
+        embedding: nn.Module,
+        bigrams: BigramEmbedding | None,
+        position: Position,
+        stack: Stack,
+        head: Head,
     ) -> None:
         super().__init__()
         self.config = config
         self.embedding = embedding
+        self.bigrams = bigrams
         self.position = position
         self.stack = stack
         self.head = head
@@ -53,7 +62,8 @@ class LanguageModel(nn.Module):
         """Number of earlier tokens that a prediction may depend on, the current token excluded; None if unbounded."""
         fields = [block.attention.receptive_field(mem_len) for block in self.stack.unrolled()]
         bounded = [field for field in fields if field is not None]
-        return sum(bounded) if len(bounded) == len(fields) else None
+        n_pairs = 1 if self.bigrams is not None and mem_len else 0
+        return sum(bounded) + n_pairs if len(bounded) == len(fields) else None
 
     def init_state(
         self,
@@ -78,7 +88,8 @@ class LanguageModel(nn.Module):
         layers = tuple(block.attention.init_memory(batch, memory) for block in self.stack.unrolled())
         starts = torch.as_tensor([0] * batch if offsets is None else offsets, dtype=torch.int64)
         device = next(self.parameters()).device
-        return State(layers, 0, Span.make(span, mem_len=mem_len, segment_len=segment_len), starts.to(device))
+        last = None if self.bigrams is None else torch.full_like(starts, -1).to(device)
+        return State(layers, 0, Span.make(span, mem_len=mem_len, segment_len=segment_len), starts.to(device), last)
 
     def reset(self, state: State) -> State:
         """State with empty memory at the beginning of the text; batch size and span are kept."""
@@ -95,6 +106,8 @@ class LanguageModel(nn.Module):
     def is_compatible(self, state: State) -> bool:
         """Whether layers, shapes and lengths of a loaded state fit the model."""
         n_kept = state.span.n_kept(state.seen)
+        if (state.last is None) != (self.bigrams is None):
+            return False
         return self.stack.accepts_depth(len(state.layers)) and all(
             block.attention.accepts(memory, n_kept)
             for block, memory in zip(itertools.cycle(self.stack.layers()), state.layers, strict=False)
@@ -139,14 +152,25 @@ class LanguageModel(nn.Module):
                 device=tokens.device,
                 start=state.seen,
                 offsets=state.offsets,
+                tokens=part,
             )
-            x, layers, ponder = self.stack(self.position.embed(self.embedding(part), context), state.layers, context)
-            state = State(layers, seen, state.span, state.offsets)
+            x, layers, ponder = self.stack(self._embed(part, state, context), state.layers, context)
+            state = State(layers, seen, state.span, state.offsets, None if state.last is None else part[:, -1].clone())
             hidden.append(x)
             ponders.append(ponder)
         if len(hidden) == 1:
             return hidden[0], state, ponders[0]
         return torch.cat(hidden, dim=1), state, _concatenate(ponders)
+
+    def _embed(self, tokens: Tensor, state: State, context: AttentionContext) -> Tensor:
+        """Input (b t d) of the stack."""
+        x = self.embedding(tokens)
+        if self.bigrams is not None:
+            assert state.last is not None
+            # At the start of an independent segment the token before it does not count.
+            previous = state.last if context.n_memory else torch.full_like(state.last, -1)
+            x = x + self.bigrams(tokens, previous)
+        return self.position.embed(x, context)
 
     @staticmethod
     def _split_at_resets(tokens: Tensor, state: State) -> list[Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 
 
 def build_norm(kind: str, dim: int, *, bias: bool) -> nn.Module:
@@ -10,3 +10,11 @@ def build_norm(kind: str, dim: int, *, bias: bool) -> nn.Module:
     if kind == "layer":
         return nn.LayerNorm(dim, eps=1e-5, bias=bias)
     return nn.RMSNorm(dim, eps=1e-5)
+
+
+class HeadNorm(nn.RMSNorm):
+    """RMSNorm of queries or keys (... e), computed in the type of its weight: under autocast the input is 16-bit."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalized input, in the type of the input."""
+        return super().forward(x.to(self.weight.dtype)).to(x.dtype)

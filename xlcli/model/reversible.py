@@ -4,7 +4,8 @@ Both streams start as the embedding. In each block the attention branch of the s
 the feed-forward branch of the first to the second; both steps can be inverted. The output is the mean of the streams,
 which is as large as one stream, so with ReZero the stack starts as the identity.
 
-Encodings with placement `layers` are added to the input of the attention branch, not to the stream.
+Token vectors of a layer, and encodings with placement `layers`, are added to the input of the attention branch, not to
+the stream.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class ReversibleStack(Stack):
 
 def _layer(block: Block, memory: Memory, context: AttentionContext) -> Layer[Memory]:
     def attend(x: Tensor) -> tuple[Tensor, Memory]:
-        x = block.attention.position.embed(x, context)
+        x = block.embed(x, context)
         y, after = block.attention(block.attention_residual.pre(x), memory, context)
         # Each branch has a graph of its own, so cached values computed from parameters cannot be shared by layers.
         context.clear_learned()
@@ -44,9 +45,10 @@ def _layer(block: Block, memory: Memory, context: AttentionContext) -> Layer[Mem
     def feed(x: Tensor) -> Tensor:
         return block.feedforward_residual.post(block.feedforward(block.feedforward_residual.pre(x)))
 
+    vectors = [] if block.vectors is None else [block.vectors.weight]
     return Layer(
         attend,
         feed,
-        [*block.attention.parameters(), *block.attention_residual.parameters()],
+        [*vectors, *block.attention.parameters(), *block.attention_residual.parameters()],
         [*block.feedforward.parameters(), *block.feedforward_residual.parameters()],
     )

@@ -31,17 +31,23 @@ class StackOutput(NamedTuple):
 
 
 class Block(nn.Module):
-    """An attention branch and a feed-forward branch, each joined to the stream by its residual."""
+    """An attention branch and a feed-forward branch, each joined to the stream by its residual.
+
+    `vectors`, if any, is a table of token vectors that are added to the input of the block.
+    """
 
     def __init__(
         self,
         *,
+        vectors: nn.Embedding | None,
         attention: Attention,
         feedforward: FeedForward,
         attention_residual: Residual,
         feedforward_residual: Residual,
     ) -> None:
         super().__init__()
+        self.vectors = vectors
+        self.initial_constants = {} if vectors is None else {"vectors.weight": 0.0}
         self.attention = attention
         self.feedforward = feedforward
         self.attention_residual = attention_residual
@@ -54,26 +60,41 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, memory: Memory, context: AttentionContext) -> tuple[Tensor, Memory]:
         """Output for input (b t d), and the new memory, which holds inputs of the attention branch."""
-        x = self.attention.position.embed(x, context)
+        x = self.embed(x, context)
         y, memory = self.attention(self.attention_residual.pre(x), memory, context)
         x = self.attention_residual.merge(x, y)
         y = self.feedforward(self.feedforward_residual.pre(x))
         return self.feedforward_residual.merge(x, y), memory
 
+    def embed(self, x: Tensor, context: AttentionContext) -> Tensor:
+        """Input x (b t d) with the token vectors and absolute positions of this layer added."""
+        if self.vectors is not None:
+            x = x + self.vectors(context.tokens)
+        return self.attention.position.embed(x, context)
+
     def update_memory(self, x: Tensor, memory: Memory, context: AttentionContext) -> Memory:
         """New memory after input x (b t d), without the output."""
-        x = self.attention.position.embed(x, context)
+        x = self.embed(x, context)
         return self.attention.update_memory(self.attention_residual.pre(x), memory, context)
 
 
 class Stack(nn.Module):
-    """Blocks in sequence, and a last layer, usually a norm."""
+    """Blocks in sequence, and a last layer, usually a norm.
 
-    def __init__(self, blocks: Sequence[Block], final: nn.Module) -> None:
+    With `input_residual` the input of block i is stream_scale[i] x + input_scale[i] x0, where x0 is the input of the
+    stack.
+    """
+
+    def __init__(self, blocks: Sequence[Block], final: nn.Module, *, input_residual: bool = False) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
         self.final = final
         self.initial_constants: dict[str, float] = {}
+        self.input_residual = input_residual
+        if input_residual:
+            self.stream_scale = nn.Parameter(torch.empty(len(blocks)))
+            self.input_scale = nn.Parameter(torch.empty(len(blocks)))
+            self.initial_constants |= {"stream_scale": 1.0, "input_scale": 0.0}
 
     def redraw(self, layers: Collection[int], generator: torch.Generator | None = None) -> None:
         """Draws new random features in these layers. Their memories become invalid."""
@@ -98,7 +119,10 @@ class Stack(nn.Module):
         self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext
     ) -> tuple[Tensor, tuple[Memory, ...]]:
         after = []
-        for block, before in zip(self.layers(), memories, strict=True):
+        x0 = x
+        for i, (block, before) in enumerate(zip(self.layers(), memories, strict=True)):
+            if self.input_residual:
+                x = self.stream_scale[i] * x + self.input_scale[i] * x0
             x, memory = block(x, before, context)
             after.append(memory)
         return x, tuple(after)

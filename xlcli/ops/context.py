@@ -62,6 +62,7 @@ class AttentionContext:
         n_new: Number of new tokens.
         keep: Number of tokens to remember after the call.
         start: Number of tokens read before the call.
+        tokens: New tokens (b t), or None if no layer reads them.
         positions: Distances and absolute positions.
         mask: Visible keys.
         cache: Values shared by layers.
@@ -77,6 +78,7 @@ class AttentionContext:
         device: torch.device,
         start: int = 0,
         offsets: Tensor | None = None,
+        tokens: Tensor | None = None,
         window: int | None = None,
     ) -> None:
         self.span = span
@@ -84,6 +86,7 @@ class AttentionContext:
         self.n_new = n_new
         self.keep = keep
         self.start = start
+        self.tokens = tokens
         self.positions = Positions(
             n_memory=n_memory,
             n_new=n_new,
@@ -108,6 +111,7 @@ class AttentionContext:
                 device=self.positions.device,
                 start=self.start,
                 offsets=self.positions.offsets,
+                tokens=self.tokens,
                 window=window,
             ),
         )

@@ -93,7 +93,7 @@ def _one_step(config: Config, runtime: Runtime) -> Usage:
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(_drop_gradient)  # type: ignore[no-untyped-call]
         state = model.init_state(
-            rows, mem_len=train.mem_len, segment_len=train.segment_len, span=train.span, memory="hidden"
+            rows, mem_len=train.mem_len, segment_len=train.segment_len, span=train.span, memory=train.memory
         )
         with runtime.autocast():
             if train.mem_len:

@@ -107,7 +107,12 @@ class TrainingRun:
             raise DivergedError(f"the loss or its gradient is not finite at step {self.step + 1}.")
         warmup = defaults.warmup_steps(train)
         factor = lr_factor(
-            fraction, self.step, warmup_steps=warmup, lr_schedule=train.lr_schedule, min_lr_ratio=train.min_lr_ratio
+            fraction,
+            self.step,
+            warmup_steps=warmup,
+            lr_schedule=train.lr_schedule,
+            min_lr_ratio=train.min_lr_ratio,
+            decay_fraction=train.decay_fraction,
         )
         self.optimizers.step(factor)
         self.step += 1
@@ -229,7 +234,7 @@ def init_states(model: LanguageModel, config: Config, offsets: list[int]) -> lis
             mem_len=train.mem_len,
             segment_len=train.segment_len,
             span=train.span,
-            memory="hidden",
+            memory=train.memory,
             offsets=part.tolist(),
         )
         for part in torch.tensor(offsets).tensor_split(train.grad_accum)

@@ -13,6 +13,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from xlcli.memory import Memory
+from xlcli.model.norm import HeadNorm
 from xlcli.model.position import Position
 from xlcli.ops.context import AttentionContext
 
@@ -52,11 +53,16 @@ class Attention(nn.Module):
 
 
 class ProjectedAttention(Attention):
-    """Attention with separate projections of queries, keys and values, without bias."""
+    """Attention with separate projections of queries, keys and values, without bias.
 
-    def __init__(self, *, dim: int, n_heads: int, head_dim: int, position: Position) -> None:
+    With `qk_norm` an RMSNorm is applied to the queries and keys of each head.
+    """
+
+    def __init__(self, *, dim: int, n_heads: int, head_dim: int, position: Position, qk_norm: bool = False) -> None:
         super().__init__(position)
         self.n_heads = n_heads
+        self.query_norm = HeadNorm(head_dim, eps=1e-5) if qk_norm else nn.Identity()
+        self.key_norm = HeadNorm(head_dim, eps=1e-5) if qk_norm else nn.Identity()
         self.query = nn.Linear(dim, n_heads * head_dim, bias=False)
         self.key = nn.Linear(dim, n_heads * head_dim, bias=False)
         self.value = nn.Linear(dim, n_heads * head_dim, bias=False)
@@ -64,11 +70,11 @@ class ProjectedAttention(Attention):
 
     def queries(self, x: Tensor, context: AttentionContext) -> Tensor:
         """Queries (b h t e) of inputs x (b t d), rotated to their positions."""
-        return self.position.rotate(self._heads(self.query(x)), context)
+        return self.position.rotate(self.query_norm(self._heads(self.query(x))), context)
 
     def project(self, x: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
         """Keys, rotated to their positions, and values (b h n e) of inputs x (b n d) of the n latest tokens."""
-        return self.position.rotate(self._heads(self.key(x)), context), self._heads(self.value(x))
+        return self.position.rotate(self.key_norm(self._heads(self.key(x))), context), self._heads(self.value(x))
 
     def _heads(self, x: Tensor) -> Tensor:
         return rearrange(x, "b t (h e) -> b h t e", h=self.n_heads)

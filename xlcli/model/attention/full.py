@@ -26,6 +26,7 @@ def build(model: ModelConfig, attention: FullAttentionConfig, position: Position
         position=position,
         scale=attention.score_scale(position.n_terms, model.head_dim),
         dropout=model.dropout.attention,
+        qk_norm=attention.qk_norm,
     )
 
 
@@ -33,9 +34,17 @@ class FullAttention(ProjectedAttention):
     """Multi-head attention; scores are multiplied by `scale`."""
 
     def __init__(
-        self, *, dim: int, n_heads: int, head_dim: int, position: Position, scale: float, dropout: float
+        self,
+        *,
+        dim: int,
+        n_heads: int,
+        head_dim: int,
+        position: Position,
+        scale: float,
+        dropout: float,
+        qk_norm: bool = False,
     ) -> None:
-        super().__init__(dim=dim, n_heads=n_heads, head_dim=head_dim, position=position)
+        super().__init__(dim=dim, n_heads=n_heads, head_dim=head_dim, position=position, qk_norm=qk_norm)
         self.scale = scale
         self.dropout = dropout
 
@@ -96,4 +105,4 @@ class FullAttention(ProjectedAttention):
     def _project_vectors(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys (h n e) of vectors x (n d)."""
         queries, keys = (rearrange(part(x), "n (h e) -> h n e", h=self.n_heads) for part in (self.query, self.key))
-        return queries, keys
+        return self.query_norm(queries), self.key_norm(keys)

@@ -6,6 +6,8 @@ blocks are computed as sequences of a batch: distances are equal in all blocks, 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from einops import rearrange
 from torch import Tensor
@@ -28,6 +30,7 @@ def build(model: ModelConfig, attention: LocalAttentionConfig, position: Positio
         position=position,
         scale=attention.score_scale(position.n_terms, model.head_dim),
         dropout=model.dropout.attention,
+        qk_norm=attention.qk_norm,
         window=attention.window,
     )
 
@@ -35,10 +38,8 @@ def build(model: ModelConfig, attention: LocalAttentionConfig, position: Positio
 class LocalAttention(FullAttention):
     """Remembers at most `window` tokens."""
 
-    def __init__(
-        self, *, dim: int, n_heads: int, head_dim: int, position: Position, scale: float, dropout: float, window: int
-    ) -> None:
-        super().__init__(dim=dim, n_heads=n_heads, head_dim=head_dim, position=position, scale=scale, dropout=dropout)
+    def __init__(self, *, window: int, **settings: Any) -> None:
+        super().__init__(**settings)
         self.window = window
 
     def receptive_field(self, mem_len: int) -> int | None:

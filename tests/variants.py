@@ -21,8 +21,7 @@ SETTINGS = {
     "xl": [{"n_features": 8}, {"n_features": 6, "tied": True}, {"n_features": 8, "clamp_len": 9}],
     "contextual-1": [{"n_buckets": 6, "max_distance": 20}],
     "contextual-2": [{"n_buckets": 6, "max_distance": 20}],
-    "full": [{}, {"qk_norm": True}],
-    "local": [{"window": 5}, {"window": 5, "qk_norm": True}],
+    "local": [{"window": 5, "qk_norm": True}],
     "linear": [{"n_features": 16}],
     "lsh": [
         {"n_heads": 3, "n_buckets": 1, "bucket_size": 64, "n_hashes": 1},
@@ -37,7 +36,14 @@ SETTINGS = {
 """Settings to test for each kind, one combination each; other kinds are tested with their defaults."""
 
 AROUND = [
-    {"norm": {"kind": "rms", "placement": "pre"}, "feedforward": {"kind": "swiglu"}},
+    {
+        "norm": {"kind": "rms", "placement": "pre"},
+        "feedforward": {"kind": "swiglu"},
+        "embedding": {"n_bigrams": 57, "per_layer": True},
+        "stack": {"kind": "standard", "input_residual": True},
+        "logit_softcap": 8.0,
+        "zero_init": True,
+    },
     {
         "norm": {"kind": "layer", "placement": "post"},
         "feedforward": {"kind": "relu", "chunk_len": 4},
@@ -46,7 +52,7 @@ AROUND = [
     },
     {
         "norm": {"kind": "layer", "placement": "sandwich"},
-        "feedforward": {"kind": "geglu"},
+        "feedforward": {"kind": "relu2"},
         "embedding": {"tied": False, "inner_dim": 6},
         "stack": {"kind": "universal", "n_steps": 2},
     },
@@ -62,14 +68,6 @@ AROUND = [
         "feedforward": {"kind": "geglu"},
         "embedding": {"per_layer": True},
         "stack": {"kind": "reversible"},
-    },
-    {
-        "norm": {"kind": "rms", "placement": "pre"},
-        "feedforward": {"kind": "relu2"},
-        "embedding": {"n_bigrams": 57, "per_layer": True},
-        "stack": {"kind": "standard", "input_residual": True},
-        "logit_softcap": 8.0,
-        "zero_init": True,
     },
 ]
 """Settings of the other parts; each entry is combined with every attention and position."""
@@ -139,8 +137,8 @@ def adaptive(name):
 
 
 def order_matters(name):
-    """Whether the combination has a position encoding."""
-    return COMBINATIONS[name]["position"]["kind"] != "none"
+    """Whether the combination has a position encoding, or vectors of pairs of successive tokens."""
+    return COMBINATIONS[name]["position"]["kind"] != "none" or pairs(name) > 0
 
 
 def make(name, *, dtype=torch.float64, seed=0, dropout=0.0, n_layers=None, n_steps=None, head_dim=None):

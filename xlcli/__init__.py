@@ -27,6 +27,7 @@ __all__ = [
     "TextState",
     "XLError",
     "__version__",
+    "copy_model",
     "evaluate",
     "generate",
     "list_presets",
@@ -38,7 +39,18 @@ __all__ = [
 ]
 
 _MODULES = {
-    "xlcli.api": ("Model", "TextScore", "TextState", "evaluate", "generate", "load", "resume", "stream", "train"),
+    "xlcli.api": (
+        "Model",
+        "TextScore",
+        "TextState",
+        "copy_model",
+        "evaluate",
+        "generate",
+        "load",
+        "resume",
+        "stream",
+        "train",
+    ),
     "xlcli.config": ("read_toml",),
     "xlcli.errors": (
         "BusyError",
@@ -55,7 +67,7 @@ _MODULES = {
 """Module of each public name."""
 
 if TYPE_CHECKING:
-    from xlcli.api import Model, TextScore, TextState, evaluate, generate, load, resume, stream, train
+    from xlcli.api import Model, TextScore, TextState, copy_model, evaluate, generate, load, resume, stream, train
     from xlcli.config import read_toml
     from xlcli.errors import (
         BusyError,

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any, AnyStr, Literal, TypedDict, Unpack
 
 from xlcli import evaluation, generation, streaming, training
-from xlcli.config import EvalConfig, GenerateConfig, RuntimeConfig, SpanKind, StreamConfig, validate
+from xlcli.config import EvalConfig, GenerateConfig, RuntimeConfig, SpanKind, StreamConfig, WeightEncoding, validate
 from xlcli.errors import StateError
 from xlcli.events import Event, Generated, GeneratedText, TokenScore
 from xlcli.inference import SaveState
 from xlcli.metrics import LN2, bits_per, perplexity
 from xlcli.presets import configurations
 from xlcli.runtime import Runtime, make_runtime
+from xlcli.store.copy import copy_model as copy_folder
 from xlcli.store.discover import find
 from xlcli.store.folder import LoadedModel
 from xlcli.store.folder import load as load_folder
@@ -274,6 +275,19 @@ def load(
     for warning in loaded.warnings:
         warnings.warn(warning, stacklevel=2)
     return Model(loaded, runtime)
+
+
+def copy_model(
+    model: str | os.PathLike[str], folder: str | os.PathLike[str], *, weights: WeightEncoding | None = None
+) -> None:
+    """Copies a model without its checkpoints; see `xlcli.store.copy.copy_model`.
+
+    Args:
+        model: Name or folder.
+        folder: Path of the copy; must not exist.
+        weights: Encoding of the weights of the copy; None keeps the present one.
+    """
+    copy_folder(find(os.fspath(model)), Path(folder), weights)
 
 
 def train(

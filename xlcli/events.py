@@ -60,7 +60,10 @@ class ProgressMeter:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Plan of a training run, and the result of `--dry-run`. `memory_bytes` is an estimated peak."""
+    """Plan of a training run, and the result of `--dry-run`.
+
+    `memory_bytes` is an estimated peak; `weights` and `weights_bytes` are encoding and size of the stored weights.
+    """
 
     folder: Path
     corpus: str
@@ -73,6 +76,8 @@ class Plan:
     preset: str
     parameters: int
     memory_bytes: int
+    weights: str
+    weights_bytes: int
     device: str
     dtype: str
     threads: int

@@ -1,4 +1,5 @@
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -42,6 +43,31 @@ def test_show_what_does_not_exist(run, model):
     done = run("models", "show", "smal")
     assert done.code == 3
     assert "small" in done.err
+
+
+def test_encoding_and_size_are_listed(run, model):
+    assert re.search(r"^tiny +\d+\.\dk +\d+\.\d KiB +float32 ", run("models").out.decode(), re.MULTILINE)
+    [listed] = json.loads(run("models", "--json").out)["local"]
+    shown = json.loads(run("models", "show", "tiny", "--json").out)
+    size = (model / "model.safetensors").stat().st_size
+    assert (listed["encoding"], listed["bytes"]) == (shown["encoding"], shown["bytes"]) == ("float32", size)
+
+
+def test_weights_are_an_option_of_copy_only(run, model, monkeypatch):
+    for arguments in ([], ["show", "tiny"]):
+        done = run("models", *arguments, "--weights", "int8")
+        assert (done.code, "copies of models" in done.err) == (2, True)
+    done = run("models", "copy", "small", "mine.toml", "--weights", "int8")
+    assert (done.code, "copies of models" in done.err) == (2, True)
+    assert not Path("mine.toml").exists()
+    monkeypatch.setenv("XLCLI_WEIGHTS", "int8")  # for train
+    assert run("models").code == 0
+
+
+def test_a_preset_is_copied_to_a_file(run):
+    done = run("models", "copy", "small", "models/mine")
+    assert (done.code, "xlcli models copy small FILE.toml" in done.err) == (3, True)
+    assert run("models", "copy", "small").code == 2
 
 
 def test_copy(run):

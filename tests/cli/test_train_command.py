@@ -68,6 +68,18 @@ def test_dry_run_leaves_nothing(run, text):
     assert json.loads(run("train", text, "--dry-run", "--json", *SMALL).out)["event"] == "plan"
 
 
+def test_the_plan_shows_the_size_of_the_stored_weights(run, text):
+    plans = {}
+    for weights in ("float32", "int8"):
+        done = run("train", text, "--dry-run", "--json", "--weights", weights, *SMALL)
+        plans[weights] = json.loads(done.out)
+        assert plans[weights]["weights"] == weights
+    assert plans["int8"]["weights_bytes"] < plans["float32"]["weights_bytes"] / 2.5
+    shown = run("train", text, "--dry-run", "--weights", "int8", *SMALL).out.decode()
+    assert re.search(r"^weights  [\d.]+ KiB on disk in int8$", shown, re.MULTILINE)
+    assert run("train", text, "--weights", "int4", *SMALL).code == 2
+
+
 @pytest.mark.parametrize("data", [b"", b"a", b"abc\n"])
 def test_next_to_no_text_is_refused_or_works(run, data):
     Path("corpus.txt").write_bytes(data)

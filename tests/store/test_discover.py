@@ -15,7 +15,8 @@ from xlcli.store.records import write_record
 def make(folder: Path, age: float = 0.0) -> Path:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
-    write_tensors(folder / "model.safetensors", {"a": torch.zeros(2, 3), "b": torch.zeros(4)}, {})
+    tensors = {"a": torch.zeros(2, 3), "a:scale": torch.zeros(2), "b": torch.zeros(4)}
+    write_tensors(folder / "model.safetensors", tensors, {"encoding": "int8"})
     os.utime(folder / "model.safetensors", (1e9 - age, 1e9 - age))
     return folder
 
@@ -106,7 +107,7 @@ def test_summaries(cwd, bundled):
     make(bundled / "books")
     found, old = local_models(cwd)
     assert (found.name, found.corpus, found.bits_per_byte, found.parameters) == ("new", "tiny.txt", 2.5, 10)
-    assert (found.bundled, found.problem, found.modified) == (False, None, 1e9)
+    assert (found.bundled, found.problem, found.modified, found.encoding) == (False, None, 1e9, "int8")
     assert found.bytes == (new / "model.safetensors").stat().st_size
     assert (old.name, old.corpus, old.bits_per_byte) == ("old", None, None)
     assert [(model.name, model.bundled) for model in bundled_models()] == [("books", True)]
@@ -120,6 +121,18 @@ def test_a_damaged_model_is_listed_with_its_problem(cwd, bundled):
     (cwd / "models" / "other" / "record.json").write_text(json.dumps({"corpus": 1, "bits_per_byte": "low"}))
     odd = next(summary for summary in local_models(cwd) if summary.name == "other")
     assert (odd.corpus, odd.bits_per_byte, odd.problem) == (None, None, None)
+
+
+@pytest.mark.parametrize("encoding", ["", "int4", "\x1b[2J"])
+def test_an_unknown_encoding_is_not_shown(cwd, bundled, encoding):
+    folder = make(cwd / "models" / "a")
+    write_tensors(folder / "model.safetensors", {"a": torch.zeros(2)}, {"encoding": encoding})
+    assert [(model.encoding, model.parameters) for model in local_models(cwd)] == [(None, 2)]
+
+
+def test_an_unfinished_copy_is_not_a_model(cwd, bundled):
+    make(cwd / "models" / ".tmp-a-1")
+    assert local_models(cwd) == ()
 
 
 def test_a_record_with_an_endless_number_is_a_problem_of_its_model_only(cwd, bundled):

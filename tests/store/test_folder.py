@@ -15,6 +15,7 @@ from xlcli.files import read_header, read_tensors, write_tensors
 from xlcli.model.build import build_model
 from xlcli.store import folder as store
 from xlcli.store import layout
+from xlcli.store.encodings import ENCODINGS, decode, encode, stored_infos
 from xlcli.store.layout import CONFIG, WEIGHTS, is_model, read_config, read_config_file, write_config
 from xlcli.store.records import write_record
 from xlcli.text.tokenizers.bytes import BytesTokenizer
@@ -27,9 +28,9 @@ def tiny(**more):
     return config, build_model(config.model, torch.Generator().manual_seed(0))
 
 
-def saved(folder: Path, **more) -> Path:
+def saved(folder: Path, *, encoding: str = "float32", **more) -> Path:
     config, network = tiny(**more)
-    store.save_model(folder, config, store.weights(network), BytesTokenizer(), {"step": "7"})
+    store.save_model(folder, config, store.weights(network), BytesTokenizer(), {"step": "7"}, encoding=encoding)
     return folder
 
 
@@ -63,6 +64,7 @@ def retie(folder: Path) -> None:
     write_tensors(folder / WEIGHTS, tensors, metadata)
 
 
+MATRIX = "embedding.table.weight"
 VARIANTS = {
     "plain": {},
     "untied": {"embedding": {"tied": False}},
@@ -98,34 +100,86 @@ def test_round_trip(tmp_path, variant):
         assert torch.equal(network.logits(tokens, state[0])[0], loaded.network.logits(tokens, state[1])[0])
 
 
-@pytest.mark.parametrize(
-    ("encoding", "stored"), [("float32", "F32"), ("bfloat16", "BF16"), ("float16", "F16"), ("float64", "F64")]
-)
-def test_each_encoding(tmp_path, encoding, stored):
-    config, network = tiny()
-    weights = {name: tensor.to(getattr(torch, encoding)) for name, tensor in store.weights(network).items()}
-    store.save_model(tmp_path / "m", config, weights, BytesTokenizer(), {})
-    assert {info.dtype for info in read_header(tmp_path / "m" / WEIGHTS)[0].values()} == {stored}
+HASHED = {"attention": {"kind": "lsh", "n_heads": 2, "n_buckets": 4, "bucket_size": 4}, "position": {"kind": "none"}}
+LINEAR = {"attention": {"kind": "linear", "n_heads": 2, "n_features": 8}, "position": {"kind": "none"}}
+
+
+@pytest.mark.parametrize("variant", [*VARIANTS.values(), HASHED, LINEAR], ids=[*VARIANTS, "hashed", "linear"])
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_each_encoding(tmp_path, encoding, variant):
+    config, network = tiny(**variant)
+    store.save_model(tmp_path / "m", config, network.state_dict(), BytesTokenizer(), {}, encoding=encoding)
+    infos = stored_infos(store.weights(network), encoding)
+    assert read_header(tmp_path / "m" / WEIGHTS)[0] == infos
     assert json.loads((tmp_path / "m" / CONFIG).read_text())["weights"] == {"encoding": encoding}
-    for name, parameter in store.load(tmp_path / "m").network.named_parameters():
-        assert parameter.dtype == torch.float32
-        assert torch.equal(parameter, weights[name].float())
+    loaded = store.load(tmp_path / "m")
+    expected = decode(encode(store.weights(network), infos))
+    found = store.weights(loaded.network)
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        assert tensor.dtype == torch.float32
+        assert torch.equal(tensor, expected[name])
+    assert loaded.network.state_dict().keys() == network.state_dict().keys()
+    assert loaded.network.n_parameters == network.n_parameters
+    header, data = read_size(tmp_path / "m" / WEIGHTS)
+    assert data == store.weights_bytes(config.model, encoding)
+    assert header < 2**14
+    store.save_model(tmp_path / "again", loaded.config, found, BytesTokenizer(), {}, encoding=encoding)
+    assert (tmp_path / "again" / WEIGHTS).read_bytes() == (tmp_path / "m" / WEIGHTS).read_bytes()
+    assert store.load(tmp_path / "again").fingerprints == loaded.fingerprints
 
 
-def test_weights_of_several_types_are_not_saved(tmp_path):
-    config, network = tiny()
-    weights = store.weights(network)
-    weights[next(iter(weights))] = next(iter(weights.values())).half()
-    with pytest.raises(ValueError, match="not float16, float32"):
-        store.save_model(tmp_path / "m", config, weights, BytesTokenizer(), {})
-    assert not (tmp_path / "m").exists()
+def read_size(path: Path) -> tuple[int, int]:
+    """Size of the header of a safetensors file and of the data behind it."""
+    data = path.read_bytes()
+    header = 8 + int.from_bytes(data[:8], "little")
+    return header, len(data) - header
 
 
-@pytest.mark.parametrize("stored", ["bfloat16", "float16", "float64"])
-def test_weights_stored_in_another_type_than_said(model, stored):
-    rewrite_config(model, weights={"encoding": stored})
-    with pytest.raises(CheckpointError, match="is F32"):
+@pytest.mark.parametrize("said", ENCODINGS)
+@pytest.mark.parametrize("stored", ENCODINGS)
+def test_weights_stored_in_another_encoding_than_said(tmp_path, stored, said):
+    model = saved(tmp_path / "m", encoding=stored)
+    rewrite_config(model, weights={"encoding": said})
+    if said == stored:
         store.load(model)
+        return
+    with pytest.raises(CheckpointError, match=r"is needed|has no tensor '.*:scale'|unexpected tensor '.*:scale'"):
+        store.load(model)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t | {f"{MATRIX}:scale": t[f"{MATRIX}:scale"] * 0}, f"{MATRIX}:scale' has a scale that is not a pos"),
+        (lambda t: t | {f"{MATRIX}:scale": t[f"{MATRIX}:scale"] / 0}, f"{MATRIX}:scale' has a scale that is not a pos"),
+        (lambda t: t | {f"{MATRIX}:scale": -t[f"{MATRIX}:scale"]}, f"{MATRIX}:scale' has a scale that is not a pos"),
+        (lambda t: t | {f"{MATRIX}:scale": t[f"{MATRIX}:scale"].float()}, "is needed"),
+        (lambda t: t | {f"{MATRIX}:scale": t[f"{MATRIX}:scale"][1:]}, "is needed"),
+        (lambda t: t | {f"{MATRIX}:scale": t[f"{MATRIX}:scale"][:, None]}, "is needed"),
+        (lambda t: t | {MATRIX: torch.full_like(t[MATRIX], -128)}, f"'{MATRIX}' holds -128"),
+        (lambda t: t | {MATRIX: t[MATRIX].view(torch.uint8)}, "is needed"),
+        (lambda t: t | {"stack.final.weight:scale": t[f"{MATRIX}:scale"]}, "unexpected tensor"),
+        (lambda t: {name: tensor for name, tensor in t.items() if name != f"{MATRIX}:scale"}, "has no tensor"),
+        (lambda t: {name: tensor for name, tensor in t.items() if name != MATRIX}, "has no tensor"),
+    ],
+)
+def test_int8_weights_that_are_refused(tmp_path, change, message):
+    model = saved(tmp_path / "m", encoding="int8")
+    tensors, metadata = read_tensors(model / WEIGHTS, expected=None)
+    write_tensors(model / WEIGHTS, change(tensors), metadata)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        store.load(model)
+    assert caught.value.remedy
+
+
+def test_an_enormous_scale_is_pointed_at(tmp_path):
+    model = saved(tmp_path / "m", encoding="int8")
+    tensors, metadata = read_tensors(model / WEIGHTS, expected=None)
+    tensors[f"{MATRIX}:scale"].fill_(3e38)
+    write_tensors(model / WEIGHTS, tensors, metadata)
+    (warning,) = store.load(model).warnings
+    assert MATRIX in warning
 
 
 def test_loading_draws_no_random_numbers(model):
@@ -341,7 +395,7 @@ def test_another_tokenizer(model, monkeypatch):
         ({"without": "sha256"}, "no key 'sha256'"),
         ({"sha256": None}, "does not match its checksum"),
         ({"sha256": ["0" * 64]}, "does not match its checksum"),
-        ({"weights": {"encoding": "int8-rows"}}, "the weights are encoded as 'int8-rows'"),
+        ({"weights": {"encoding": "int4"}}, "the weights are encoded as 'int4'"),
         ({"weights": {"encoding": None}}, "the weights are encoded as None"),
         ({"weights": {"encoding": ["float32"]}}, r"the weights are encoded as \['float32'\]"),
         ({"weights": {"group": 32}}, "the weights are encoded as"),
@@ -396,8 +450,10 @@ ABSURD = [
 ]
 
 
+@pytest.mark.parametrize("encoding", ["float32", "int8"])
 @pytest.mark.parametrize("change", ABSURD, ids=lambda change: str(change)[:60])
-def test_absurd_sizes_allocate_nothing(model, change):
+def test_absurd_sizes_allocate_nothing(tmp_path, change, encoding):
+    model = saved(tmp_path / "m", encoding=encoding)
     rewrite_config(model, model=change)
     retie(model)
     start = time.process_time()
@@ -451,6 +507,19 @@ def test_another_model_never_leaves_a_mixture(model, monkeypatch):
     assert not is_model(model)
 
 
+@pytest.mark.parametrize(("before", "after"), [("float32", "int8"), ("int8", "bfloat16")])
+def test_another_encoding_never_leaves_a_mixture(tmp_path, monkeypatch, before, after):
+    model = saved(tmp_path / "m", encoding=before)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "write_tensors", lambda *_: (_ for _ in ()).throw(ResourceError("disk full.")))
+        with pytest.raises(ResourceError):
+            saved(model, encoding=after)
+    assert not is_model(model)
+    saved(model, encoding=after)
+    assert read_config_file(model).encoding == after
+    store.load(model)
+
+
 @pytest.mark.parametrize(("change", "problem"), [(None, "is missing"), (torch.zeros(3, 5), "has shape \\[3, 5\\]")])
 def test_weights_that_do_not_fit_the_configuration_are_not_saved(change, problem, tmp_path):
     config, network = tiny()
@@ -459,6 +528,15 @@ def test_weights_that_do_not_fit_the_configuration_are_not_saved(change, problem
     weights |= {} if change is None else {name: change}
     with pytest.raises(CheckpointError, match=f"'{name}' {problem}; the configuration needs"):
         store.save_model(tmp_path / "m", config, weights, BytesTokenizer(), {})
+    assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize("encoding", ["bfloat16", "int8"])
+def test_weights_that_an_encoding_cannot_represent_are_not_saved(encoding, tmp_path):
+    config, network = tiny()
+    weights = store.weights(network) | {MATRIX: torch.full((256, 16), float("nan"))}
+    with pytest.raises(CheckpointError, match=f"'{MATRIX}' holds NaN"):
+        store.save_model(tmp_path / "m", config, weights, BytesTokenizer(), {}, encoding=encoding)
     assert not (tmp_path / "m").exists()
 
 

@@ -10,10 +10,16 @@ import pytest
 import torch
 from runs import After, corpus, curve, go, of_kind, remains, small, train
 
+from xlcli.config import EvalConfig, RuntimeConfig
 from xlcli.errors import CheckpointError, ConfigError
-from xlcli.events import Notice, Saved, Step, Trained, Validation
-from xlcli.files import read_tensors, write_tensors
+from xlcli.evaluation import evaluate
+from xlcli.events import Notice, Saved, Score, Step, Trained, Validation
+from xlcli.files import digest, read_header, read_tensors, write_tensors
+from xlcli.runtime import make_runtime
 from xlcli.store.commit import latest
+from xlcli.store.encodings import decode, encode, stored_infos
+from xlcli.store.folder import load, weights
+from xlcli.store.layout import read_config_file
 
 STEPS = 6
 WAYS = list(itertools.product(("float32", "bfloat16"), ("muon", "adamw"), (1, 2), (0, 16)))
@@ -144,6 +150,64 @@ def test_the_best_weights_go_back_with_the_run():
     Path("m/model.safetensors").unlink()
     go({}, text, "m", resume=True)
     assert Path("m/model.safetensors").exists()
+
+
+@pytest.mark.parametrize("encoding", ["bfloat16", "int8"])
+def test_the_encoding_of_the_stored_weights_changes_nothing_else(encoding):
+    text, tree = corpus(), small(train={"weights": encoding})
+    go(small(), text, "plain")
+    go(tree, text, "whole")
+    plain, expected = remains("plain"), remains("whole")
+    assert expected["tensors"].pop("best.safetensors") != plain["tensors"].pop("best.safetensors")
+    assert (expected["tensors"], expected["curve"]) == (plain["tensors"], plain["curve"])
+    assert stored(Path("whole")) == (encoding, rounded(load(Path("plain")), encoding))
+    expected = remains("whole")
+    for split in range(STEPS):
+        After(split).run(tree, text, f"split{split}")
+        go({}, text, f"split{split}", resume=True)
+        assert remains(f"split{split}") == expected, split
+
+
+@pytest.mark.parametrize(("before", "after"), [("float32", "int8"), ("int8", "bfloat16"), ("int8", "float32")])
+def test_a_resumed_run_may_store_its_weights_in_another_encoding(before, after):
+    text, tree = corpus(), small(train={"weights": before, "eval_every": 4})
+    After(5).run(tree, text, "m")
+    expected = rounded(load(Path("m")), after)
+    After(0).run({"train": {"weights": after}}, text, "m", resume=True)
+    assert stored(Path("m")) == (after, expected)
+    kept = latest(Path("m/checkpoints")).path
+    assert read_header(kept / "best.safetensors")[1]["encoding"] == before  # as if killed before its next checkpoint
+    After(0).run({}, text, "m", resume=True)
+    assert stored(Path("m")) == (after, expected)
+    end = go({}, text, "m", resume=True)[-1]
+    assert stored(Path("m"))[0] == after
+    go(small(train={"weights": after, "eval_every": 4}), text, "whole")
+    if end.best_step == STEPS:  # later than the change
+        assert Path("m/model.safetensors").read_bytes() == Path("whole/model.safetensors").read_bytes()
+
+
+def test_a_finished_run_may_store_its_weights_in_another_encoding():
+    text = corpus()
+    go(small(), text, "m")
+    expected = rounded(load(Path("m")), "int8")
+    events = go({"train": {"weights": "int8"}}, text, "m", resume=True)
+    assert not of_kind(events, Step)
+    assert stored(Path("m")) == ("int8", expected)
+    runtime = make_runtime(RuntimeConfig(device="cpu", threads=1))
+    score = of_kind(evaluate(load(Path("m")), None, EvalConfig(), runtime), Score)[0]
+    assert events[-1].bits_per_byte == score.bits_per_byte
+
+
+def rounded(model, encoding):
+    """Digest of the weights of a loaded model after they were stored in an encoding."""
+    tensors = weights(model.network)
+    return digest(decode(encode(tensors, stored_infos(tensors, encoding))))
+
+
+def stored(folder):
+    """Encoding of a model folder and digest of its weights."""
+    assert read_header(folder / "model.safetensors")[1]["encoding"] == read_config_file(folder).encoding
+    return read_config_file(folder).encoding, digest(weights(load(folder).network))
 
 
 def test_a_damaged_checkpoint_is_skipped_with_a_notice():

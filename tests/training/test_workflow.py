@@ -67,6 +67,14 @@ def test_nothing_said_is_all_decided():
     assert not Path("m").exists()
 
 
+@pytest.mark.parametrize("encoding", ["float32", "bfloat16", "int8"])
+def test_the_plan_has_the_size_of_the_weights(encoding):
+    plan = of_kind(go(small(train={"weights": encoding}), corpus(), "m"), Plan)[0]
+    data = Path("m/model.safetensors").read_bytes()
+    assert plan.weights == encoding
+    assert plan.weights_bytes == len(data) - 8 - int.from_bytes(data[:8], "little")
+
+
 def test_the_best_weights_are_in_front():
     """With a rate that ruins what was learned, the weights kept are the earlier ones."""
     train_ = {"eval_every": 1, "lr": 0.3, "adam_lr": 0.3, "max_steps": 12, "warmup_steps": 0}
@@ -344,7 +352,7 @@ def test_files_of_the_user_are_not_lost():
 def test_a_folder_left_by_a_kill_at_its_very_beginning_can_be_used(monkeypatch):
     from xlcli.training import workflow
 
-    def killed(folder, settings):
+    def killed(folder, settings, encoding):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

@@ -184,6 +184,7 @@ def plan_text(plan: Plan) -> str:
     tokens = f" = {amount(plan.train_tokens)} tokens" if plan.train_tokens else ""
     rows = [
         ("model", f"{plan.folder} (preset {plan.preset}, {amount(plan.parameters)} parameters)"),
+        ("weights", f"{size(plan.weights_bytes)} on disk in {plan.weights}"),
         ("corpus", plan.corpus),
         (
             "text",

@@ -224,6 +224,15 @@ def train(
             rich_help_panel="Training",
         ),
     ] = None,
+    weights: Annotated[
+        Literal["float32", "bfloat16", "int8"] | None,
+        typer.Option(
+            "--weights",
+            help="Encoding of the saved weights; int8 is a quarter of float32. The final score is that of the saved "
+            "weights.",
+            rich_help_panel="Run",
+        ),
+    ] = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
     threads: options.Threads = None,

@@ -30,3 +30,4 @@ from xlcli.config.workflows import StreamConfig as StreamConfig
 from xlcli.config.workflows import TextConfig as TextConfig
 from xlcli.config.workflows import TokenizerKind as TokenizerKind
 from xlcli.config.workflows import TrainConfig as TrainConfig
+from xlcli.config.workflows import WeightEncoding as WeightEncoding

@@ -16,6 +16,8 @@ Interval = Count | Positive
 """Interval in steps (int) or in seconds (float)."""
 TokenizerKind = Literal["auto", "bytes", "sentencepiece", "words"]
 SpanKind = Literal["uniform", "growing"]
+WeightEncoding = Literal["float32", "bfloat16", "int8"]
+"""Encoding in which weights are written; see `xlcli.store.encodings`."""
 
 
 class TextConfig(BaseConfig):
@@ -69,6 +71,8 @@ class TrainConfig(BaseConfig):
         eval_every: Interval between validations; None is 10 validations in a run.
         save_every: Interval between checkpoints; None is 60 seconds.
         keep_checkpoints: Number of checkpoints to keep.
+        weights: Encoding of the weights of the model folder. Checkpoints are in float32; the final score is that of the
+            stored weights.
     """
 
     segment_len: Count = 128
@@ -94,6 +98,7 @@ class TrainConfig(BaseConfig):
     eval_every: Interval | None = None
     save_every: Interval | None = None
     keep_checkpoints: Count = 2
+    weights: WeightEncoding = "float32"
 
     @model_validator(mode="after")
     def _check_grad_accum(self) -> TrainConfig:

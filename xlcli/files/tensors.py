@@ -76,7 +76,7 @@ def read_tensors(
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Writes a safetensors file with `write_atomic`; equal input gives equal bytes.
 
-    Adds to the metadata `sha256`, the `digest` of the tensors, and `metadata_sha256`, a digest of the metadata.
+    Sets in the metadata `sha256`, the `digest` of the tensors, and `metadata_sha256`, a digest of the metadata.
     """
     from safetensors.torch import save
 
@@ -91,7 +91,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         seen.add(storage)
     blob = save(ready)
     start = 8 + int.from_bytes(blob[:8], "little")
-    sealed = dict(metadata) | {"sha256": digest(ready)}
+    sealed = {key: value for key, value in metadata.items() if key != "metadata_sha256"} | {"sha256": digest(ready)}
     sealed["metadata_sha256"] = json_digest(sealed)
     # The library writes metadata in random order; sorted, equal models are equal files.
     entries = json.loads(blob[8:start])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,7 +10,9 @@ from pathlib import Path
 
 from xlcli.errors import CheckpointError
 from xlcli.files import read_header
+from xlcli.files.plain import TEMPORARY
 from xlcli.presets import models_folder
+from xlcli.store.encodings import ENCODINGS, n_weights
 from xlcli.store.layout import CHECKPOINTS, CONFIG, WEIGHTS, is_model
 from xlcli.store.records import RECORD, read_record
 
@@ -31,6 +32,7 @@ class ModelSummary:
         bundled: Whether the model came with xlcli.
         bytes: Size of the weights file.
         modified: Time of its last change in seconds since 1970.
+        encoding: Encoding of the weights, a key of `ENCODINGS`.
         parameters: Number of stored weights.
         corpus: Name of the training text.
         bits_per_byte: Score on the validation text at the end of training.
@@ -42,6 +44,7 @@ class ModelSummary:
     bundled: bool
     bytes: int
     modified: float
+    encoding: str | None
     parameters: int | None
     corpus: str | None
     bits_per_byte: float | None
@@ -82,12 +85,15 @@ def bundled_models() -> tuple[ModelSummary, ...]:
 
 def summarize(folder: Path, *, bundled: bool = False) -> ModelSummary:
     """Summary of a model, read from its record and the header of its weights."""
+    encoding: str | None = None
     parameters: int | None = None
     corpus: str | None = None
     score: float | None = None
     problem: str | None = None
     try:
-        parameters = sum(math.prod(tensor.shape) for tensor in read_header(folder / WEIGHTS)[0].values())
+        tensors, metadata = read_header(folder / WEIGHTS)
+        parameters = n_weights(tensors)
+        encoding = metadata["encoding"] if metadata.get("encoding") in ENCODINGS else None
         record = read_record(folder)
         corpus = str(record["corpus"]) if isinstance(record.get("corpus"), str) else None
         score = float(record["bits_per_byte"]) if isinstance(record.get("bits_per_byte"), int | float) else None
@@ -100,7 +106,7 @@ def summarize(folder: Path, *, bundled: bool = False) -> ModelSummary:
     except OSError:
         size = 0
     return ModelSummary(
-        folder.resolve().name, folder, bundled, size, _modified(folder), parameters, corpus, score, problem
+        folder.resolve().name, folder, bundled, size, _modified(folder), encoding, parameters, corpus, score, problem
     )
 
 
@@ -133,7 +139,8 @@ def _choices(wanted: str, known: Iterable[Path]) -> str:
 
 def _models(folder: Path) -> tuple[Path, ...]:
     try:
-        return tuple(sorted(path for path in folder.iterdir() if is_model(path)))
+        paths = [path for path in folder.iterdir() if not path.name.startswith(TEMPORARY)]
+        return tuple(sorted(path for path in paths if is_model(path)))
     except OSError:
         return ()
 

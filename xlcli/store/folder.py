@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from xlcli.config import Config, ModelConfig
 from xlcli.errors import CheckpointError, ConfigError
 from xlcli.files import cannot_write, make_folder, read_header, read_tensors, write_tensors
-from xlcli.files.plain import TEMPORARY
-from xlcli.files.tensors import TensorInfo
+from xlcli.files.plain import RESTORE, TEMPORARY
+from xlcli.store.encodings import decode, encode, n_bytes, stored_infos
 from xlcli.store.layout import (
     CHECKPOINTS,
     CONFIG,
-    ENCODINGS,
     HELD_OUT,
     SCHEMA,
     TOKENIZER,
@@ -100,6 +99,8 @@ def save_model(
     network_state: Mapping[str, Tensor],
     tokenizer: Tokenizer,
     metadata: Mapping[str, str],
+    *,
+    encoding: str = "float32",
 ) -> None:
     """Writes configuration, tokenizer and weights to a model folder. The caller holds its lock.
 
@@ -109,21 +110,24 @@ def save_model(
     Args:
         folder: Made if missing.
         config: Resolved configuration.
-        network_state: `weights(network)` or a `state_dict()`; floating-point tensors of one type.
+        network_state: `weights(network)` or a `state_dict()`.
         tokenizer: The tokenizer that the weights were trained with.
         metadata: Further entries for the metadata of the weights.
+        encoding: Encoding of the stored weights, a key of `ENCODINGS`.
 
     Raises:
-        CheckpointError: `network_state` lacks a tensor of the network, or has it in another shape.
+        CheckpointError: `network_state` lacks a tensor of the network, or has it in another shape, or the encoding
+            cannot represent it.
     """
-    shapes = {name: tensor.shape for name, tensor in weights(_on_meta(config.model)).items()}
-    tensors = {name: network_state[name] for name in shapes if name in network_state}
-    for name, shape in shapes.items():
-        found = tensors[name].shape if name in tensors else None
-        if found != shape:
+    needed = weights(_on_meta(config.model))
+    for name, tensor in needed.items():
+        found = network_state[name].shape if name in network_state else None
+        if found != tensor.shape:
             problem = "is missing" if found is None else f"has shape {list(found)}"
-            raise CheckpointError(f"weight '{name}' {problem}; the configuration needs {list(shape)}.", _KEEP_TOGETHER)
-    encoding = _encoding(tensors)
+            raise CheckpointError(
+                f"weight '{name}' {problem}; the configuration needs {list(tensor.shape)}.", _KEEP_TOGETHER
+            )
+    tensors = encode({name: network_state[name] for name in needed}, stored_infos(needed, encoding))
     required = {
         "schema": str(SCHEMA),
         "encoding": encoding,
@@ -167,9 +171,7 @@ def load(
             verify_file(folder, name, header.files)
     shape = header.config.model.for_inference(n_steps, n_hashes)
     network = _empty_network(shape, folder)
-    stored = ENCODINGS[header.encoding]
-    expected = {name: TensorInfo(_dtype(t, stored), tuple(t.shape)) for name, t in weights(network).items()}
-    tensors, metadata = read_tensors(path, expected=expected)
+    tensors, metadata = read_weights(path, network, header.encoding)
     tokenizer = load_tokenizer(folder)
     if metadata.get("config", "") != header.fingerprint:
         raise CheckpointError(f"{path} was saved with another model configuration than {CONFIG}.", _KEEP_TOGETHER)
@@ -199,6 +201,29 @@ def load(
         warnings=_warnings(name, tensors),
         files=header.files,
     )
+
+
+def read_weights(path: Path, network: torch.nn.Module, encoding: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Weights in float32 and metadata of a weights file, verified.
+
+    Args:
+        path: The file.
+        network: The network that the weights belong to; may be on the meta device.
+        encoding: Encoding of the file, a key of `ENCODINGS`.
+
+    Raises:
+        CheckpointError: The file is missing, damaged, or of another network or encoding.
+    """
+    stored, metadata = read_tensors(path, expected=stored_infos(weights(network), encoding))
+    try:
+        return decode(stored), metadata
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {error}.", RESTORE) from None
+
+
+def weights_bytes(model: ModelConfig, encoding: str) -> int:
+    """Size of the stored weights of a model in bytes, without the header of their file (less than 1 MiB)."""
+    return n_bytes(stored_infos(weights(_on_meta(model)), encoding))
 
 
 def clear(folder: Path) -> None:
@@ -251,29 +276,13 @@ def _empty_network(model: ModelConfig, folder: Path) -> LanguageModel:
         raise mismatch from None
 
 
-def _dtype(tensor: Tensor, encoding: str) -> str:
-    """Safetensors type of a stored tensor of the network."""
-    if tensor.is_floating_point():
-        return encoding
-    return {"torch.int64": "I64", "torch.int32": "I32", "torch.uint8": "U8"}[str(tensor.dtype)]
-
-
-def _encoding(tensors: Mapping[str, Tensor]) -> str:
-    """Encoding of the weights: the type of their floating-point tensors."""
-    found = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values() if tensor.is_floating_point()}
-    if len(found) != 1 or not found <= ENCODINGS.keys():
-        raise ValueError(f"weights must be of one of the types {', '.join(ENCODINGS)}, not {', '.join(sorted(found))}")
-    return found.pop()
-
-
 def _fill(network: torch.nn.Module, tensors: Mapping[str, Tensor], device: torch.device) -> None:
     """Replaces the meta tensors of the network by `tensors`; shared parameters stay shared."""
-    import torch
     from torch import nn
 
     filled: dict[int, Tensor] = {}
     for name, empty in weights(network).items():
-        tensor = tensors[name].to(device, torch.float32 if empty.is_floating_point() else empty.dtype)
+        tensor = tensors[name].to(device)
         is_parameter = isinstance(empty, nn.Parameter)
         filled[id(empty)] = nn.Parameter(tensor, requires_grad=empty.requires_grad) if is_parameter else tensor
     for module in network.modules():

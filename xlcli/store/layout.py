@@ -21,6 +21,7 @@ from xlcli import config as settings
 from xlcli.config import BaseConfig, Config, ModelConfig, TextConfig, TrainConfig, Tree
 from xlcli.errors import CheckpointError, ConfigError
 from xlcli.files import json_digest, read_json, sha256, write_atomic
+from xlcli.store.encodings import ENCODINGS
 
 SCHEMA = 2
 """Version of `config.json`, `model.safetensors`, checkpoints and state files. A reader refuses any other."""
@@ -31,8 +32,6 @@ HELD_OUT = {"valid": "valid.txt", "test": "test.txt"}
 """File of the validation text and of the test text."""
 TOKENIZER = ("tokenizer.json", "tokenizer.model", "tokenizer.words")
 """Files of a tokenizer: its description and, depending on the kind, its vocabulary."""
-ENCODINGS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "float64": "F64"}
-"""Encodings of weights: name in `config.json` to safetensors type of every floating-point tensor."""
 
 _KEYS = {"schema", "model", "text", "train", "weights", "files", "adapted_from", "sha256"}
 _RESTORE = "Restore the file from a copy."

@@ -22,12 +22,14 @@ from pydantic import Field
 
 from xlcli.config import BaseConfig, validate
 from xlcli.errors import CheckpointError, ConfigError, StateError
-from xlcli.files import read_json, read_tensors, sha256, write_atomic, write_tensors
+from xlcli.files import read_header, read_json, read_tensors, sha256, write_atomic, write_tensors
 from xlcli.files.tensors import TensorInfo
 from xlcli.state import State
 from xlcli.store.commit import commit, step_name
-from xlcli.store.folder import weights
+from xlcli.store.encodings import ENCODINGS
+from xlcli.store.folder import read_weights, save_model, weights
 from xlcli.store.layout import CHECKPOINTS, SCHEMA, WEIGHTS
+from xlcli.text.tokenizers.registry import Tokenizer
 from xlcli.training.run import TrainingRun
 
 BEST = "best.safetensors"
@@ -89,7 +91,13 @@ def save(run: TrainingRun, folder: Path, *, seconds: float, corpus: Mapping[str,
 
 
 def load(
-    run: TrainingRun, checkpoint: Path, folder: Path, *, corpus: Mapping[str, str], allow_data_change: bool
+    run: TrainingRun,
+    checkpoint: Path,
+    folder: Path,
+    tokenizer: Tokenizer,
+    *,
+    corpus: Mapping[str, str],
+    allow_data_change: bool,
 ) -> tuple[str, ...]:
     """Restores a run, and the best weights in the model folder, from a checkpoint.
 
@@ -97,6 +105,7 @@ def load(
         run: A run just built from the same configuration.
         checkpoint: A verified checkpoint.
         folder: The model folder.
+        tokenizer: The tokenizer of the run.
         corpus: Checksums of the texts and the tokenizer in use.
         allow_data_change: Accept other texts.
 
@@ -123,7 +132,7 @@ def load(
             run.best_bits = math.inf if counters.best_bits is None else counters.best_bits
             run.best_step = counters.best_step
             run.validated_step, run.validation_due = counters.validated_step, counters.validation_due
-        _restore_best(run, checkpoint, folder)
+        _restore_best(run, checkpoint, folder, tokenizer)
         warnings = [
             f"{name} was {facts[name]} and is {now}: the resumed run will not equal the uninterrupted one to the bit"
             for name, now in _environment(run).items()
@@ -190,16 +199,25 @@ def _link(weights: Path, name: Path) -> None:
         shutil.copyfile(weights, name)
 
 
-def _restore_best(run: TrainingRun, checkpoint: Path, folder: Path) -> None:
-    """Restores the best weights up to this checkpoint; later ones belong to steps that are undone."""
+def _restore_best(run: TrainingRun, checkpoint: Path, folder: Path, tokenizer: Tokenizer) -> None:
+    """Restores the best weights up to this checkpoint, in the encoding of the run.
+
+    Later ones belong to steps that are undone.
+    """
     if run.best_step is None:
         return
-    weights, kept = folder / WEIGHTS, checkpoint / BEST
-    if kept.exists():
-        if not weights.exists() or sha256(weights) != sha256(kept):
-            write_atomic(weights, kept.read_bytes())
-    elif not weights.exists():
-        run.best_bits, run.best_step = math.inf, None
+    present, kept = folder / WEIGHTS, checkpoint / BEST
+    if not kept.exists():
+        if not present.exists():
+            run.best_bits, run.best_step = math.inf, None
+            return
+        kept = present
+    encoding, stored = run.config.train.weights, read_header(kept)[1].get("encoding", "")
+    if stored not in ENCODINGS:
+        raise CheckpointError(f"{kept} does not say its encoding.", _ANEW)
+    if stored != encoding or not present.exists() or sha256(present) != sha256(kept):
+        best, metadata = read_weights(kept, run.model, stored)
+        save_model(folder, run.config, best, tokenizer, metadata, encoding=encoding)
 
 
 def _generator_states() -> dict[str, torch.Tensor]:

@@ -164,7 +164,14 @@ class Trainer:
         run = self.run
         self._check_finite()
         metadata = {"step": str(run.step), "validation_bits_per_byte": "" if bits is None else f"{bits:.6f}"}
-        store.save_model(self.folder, run.config, store.weights(run.model), self.prepared.tokenizer, metadata)
+        store.save_model(
+            self.folder,
+            run.config,
+            store.weights(run.model),
+            self.prepared.tokenizer,
+            metadata,
+            encoding=run.config.train.weights,
+        )
 
     def _save(self) -> Saved:
         self._check_finite()

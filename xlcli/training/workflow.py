@@ -194,7 +194,7 @@ def _write_new(folder: Path, ready: Prepared, run: TrainingRun, record: dict[str
     _write_held_out(folder, ready)
     records.trim_metrics(folder, -1)
     records.write_record(folder, record | {"finished": False})
-    write_config(folder, ready.config)
+    write_config(folder, ready.config, encoding=ready.config.train.weights)
     checkpoint.save(run, folder, seconds=0.0, corpus=ready.identity)
 
 
@@ -202,12 +202,14 @@ def _restore(
     point: Path, run: TrainingRun, ready: Prepared, folder: Path, *, allow_data_change: bool
 ) -> Iterator[Notice]:
     """Restores run and folder from a checkpoint."""
-    warnings = checkpoint.load(run, point, folder, corpus=ready.identity, allow_data_change=allow_data_change)
+    warnings = checkpoint.load(
+        run, point, folder, ready.tokenizer, corpus=ready.identity, allow_data_change=allow_data_change
+    )
     yield from (Notice(warning, "warning") for warning in warnings)
     if allow_data_change:
         _write_held_out(folder, ready)
     records.trim_metrics(folder, run.step)
-    write_config(folder, ready.config)
+    write_config(folder, ready.config, encoding=ready.config.train.weights)
 
 
 def _write_held_out(folder: Path, ready: Prepared) -> None:
@@ -250,6 +252,8 @@ def _plan(folder: Path, ready: Prepared, resumed_at: int) -> Plan:
         preset=ready.preset,
         parameters=memory.n_parameters(config.model),
         memory_bytes=memory.memory_bytes(config, runtime),
+        weights=config.train.weights,
+        weights_bytes=store.weights_bytes(config.model, config.train.weights),
         device=str(runtime.device),
         dtype=runtime.dtype_name,
         threads=runtime.threads,

@@ -1,0 +1,73 @@
+"""A copy of a model folder with weights in another encoding. Torch is imported in the function."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from xlcli.config import WeightEncoding
+from xlcli.errors import ConfigError
+from xlcli.files import cannot_write, make_folder, read_header, write_atomic
+from xlcli.files.plain import TEMPORARY, sync_folder
+from xlcli.files.tensors import digest
+from xlcli.store.folder import load, save_model, weights
+from xlcli.store.layout import CONFIG, WEIGHTS, read_config_file
+from xlcli.store.records import write_record
+
+
+def copy_model(source: Path, target: Path, encoding: WeightEncoding | None = None) -> None:
+    """Copies configuration, tokenizer, weights, held-out texts and record of a model.
+
+    The copy is made under a temporary name and then renamed. Weights are rounded to the encoding; converting rounded
+    weights back to float32 does not restore them. The record loses its `bits_per_byte` if a weight changes.
+
+    Args:
+        source: Model folder.
+        target: Path of the copy; must not exist.
+        encoding: Encoding of the weights of the copy; None keeps the present one.
+
+    Raises:
+        CheckpointError: The model is damaged, or has weights that the encoding cannot represent.
+        ConfigError: `target` exists.
+        ResourceError: The disk is full or fails.
+    """
+    if os.path.lexists(target):
+        raise ConfigError(f"{target} exists.", "Choose another name, or remove it first.")
+    model = load(source)
+    held_out = [path for path in (model.held_out("valid"), model.held_out("test")) if path]
+    temporary = target.parent / f"{TEMPORARY}{target.name}-{os.getpid()}"
+    try:
+        make_folder(target.parent)
+        temporary.mkdir()
+        try:
+            # The stored model section must stay as it is, since its fingerprint ties state files to the model.
+            for path in (source / CONFIG, *held_out):
+                _copy_file(path, temporary / path.name)
+            save_model(
+                temporary,
+                model.config,
+                weights(model.network),
+                model.tokenizer,
+                read_header(source / WEIGHTS)[1],
+                encoding=encoding or read_config_file(source).encoding,
+            )
+            record = dict(model.record)
+            if digest(weights(load(temporary).network)) != digest(weights(model.network)):
+                record.pop("bits_per_byte", None)
+            if record:
+                write_record(temporary, record)
+            temporary.rename(target)
+        except BaseException:
+            with suppress(OSError):
+                shutil.rmtree(temporary)
+            raise
+        sync_folder(target.parent)
+    except OSError as error:
+        raise cannot_write(target, error) from error
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    with source.open("rb") as file:
+        write_atomic(target, iter(lambda: file.read(2**20), b""))

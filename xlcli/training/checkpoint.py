@@ -202,16 +202,14 @@ def _link(weights: Path, name: Path) -> None:
 def _restore_best(run: TrainingRun, checkpoint: Path, folder: Path, tokenizer: Tokenizer) -> None:
     """Restores the best weights up to this checkpoint, in the encoding of the run.
 
-    Later ones belong to steps that are undone.
+    Later ones belong to steps that are undone. Without a best step the weights in the folder stay.
     """
-    if run.best_step is None:
-        return
     present, kept = folder / WEIGHTS, checkpoint / BEST
-    if not kept.exists():
-        if not present.exists():
-            run.best_bits, run.best_step = math.inf, None
-            return
+    if run.best_step is None or not kept.exists():
         kept = present
+    if not kept.exists():
+        run.best_bits, run.best_step = math.inf, None
+        return
     encoding, stored = run.config.train.weights, read_header(kept)[1].get("encoding", "")
     if stored not in ENCODINGS:
         raise CheckpointError(f"{kept} does not say its encoding.", _ANEW)

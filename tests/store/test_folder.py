@@ -75,6 +75,7 @@ VARIANTS = {
         "position": {"kind": "xl", "clamp_len": 8},
     },
     "no positions": {"position": {"kind": "none"}},
+    "token vectors": {"embedding": {"n_bigrams": 64, "per_layer": True}},
 }
 
 

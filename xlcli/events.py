@@ -60,7 +60,10 @@ class ProgressMeter:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Plan of a training run, and the result of `--dry-run`. `memory_bytes` is an estimated peak."""
+    """Plan of a training run, and the result of `--dry-run`. `memory_bytes` is an estimated peak.
+
+    `threads_measured`: training chooses the number of threads by measuring; `threads` is the maximum.
+    """
 
     folder: Path
     corpus: str
@@ -78,6 +81,7 @@ class Plan:
     threads: int
     budget: str
     resumed_at: int
+    threads_measured: bool = False
 
 
 @dataclass(frozen=True, slots=True)

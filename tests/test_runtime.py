@@ -76,3 +76,64 @@ def test_autocast_is_on_only_where_it_does_something():
 
 def test_peak_memory_is_that_of_this_process():
     assert 2**26 < peak_rss_bytes() < 2**36
+
+
+@pytest.fixture
+def no_number_given(monkeypatch):
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(runtime, "cpu_limit", lambda: 8)
+    torch.set_num_threads(3)
+    return monkeypatch
+
+
+@pytest.mark.usefixtures("no_number_given")
+def test_training_measures_threads_only_if_nobody_has_given_a_number():
+    made = make_runtime(RuntimeConfig(device="cpu"), training=True)
+    assert (made.threads, made.threads_measured) == (3, True)
+    assert not make_runtime(RuntimeConfig(device="cpu")).threads_measured
+    for settings in ({"threads": 3}, {"deterministic": True}, {"compile": True}):
+        made = make_runtime(RuntimeConfig(device="cpu", **settings), training=True)
+        assert (made.threads, made.threads_measured) == (3, False)
+
+
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "MKL_NUM_THREADS"])
+def test_a_number_in_the_environment_is_given(name, no_number_given):
+    no_number_given.setenv(name, "3")
+    assert not make_runtime(RuntimeConfig(device="cpu"), training=True).threads_measured
+
+
+@pytest.mark.parametrize(("cpus", "threads"), [(1, 1), (2, 2), (8, 3)])
+def test_training_uses_no_more_threads_than_cpus(cpus, threads, no_number_given):
+    no_number_given.setattr(runtime, "cpu_limit", lambda: cpus)
+    made = make_runtime(RuntimeConfig(device="cpu"), training=True)
+    assert (made.threads, made.threads_measured) == (threads, threads > 1)
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize(
+    ("table", "files", "limit"),
+    [
+        ("0::/\n", {}, 8),
+        ("0::/a/b\n", {"a/cpu.max": "150000 100000\n", "a/b/cpu.max": "max 100000\n"}, 2),
+        ("0::/\n", {"cpu.max": "50000 100000\n"}, 1),
+        ("1:cpu,cpuacct:/docker/x\n0::/\n", {"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3),
+        ("1:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 8),
+        ("1:cpuset:/\n", {"cpu/cpu.cfs_quota_us": "100000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 8),
+    ],
+)
+def test_cpus_are_limited_by_cgroups(table, files, limit, tmp_path, monkeypatch):
+    monkeypatch.setattr(runtime.os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
+    assert runtime.cpu_limit(tmp_path) == 8
+    for name, content in {"proc/self/cgroup": table, **{f"sys/fs/cgroup/{k}": v for k, v in files.items()}}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    assert runtime.cpu_limit(tmp_path) == limit
+    monkeypatch.setattr(runtime.os, "sched_getaffinity", lambda process: {3}, raising=False)
+    assert runtime.cpu_limit(tmp_path) == 1
+
+
+def test_a_parallel_loop_is_measured_without_changing_the_threads():
+    torch.set_num_threads(1)
+    assert 0.0 < runtime.parallel_loop_seconds(2) < 60.0
+    assert torch.get_num_threads() == 1

@@ -63,6 +63,7 @@ class Plan:
     """Plan of a training run, and the result of `--dry-run`.
 
     `memory_bytes` is an estimated peak; `weights` and `weights_bytes` are encoding and size of the stored weights.
+    `threads_measured`: training chooses the number of threads by measuring; `threads` is the maximum.
     """
 
     folder: Path
@@ -83,6 +84,7 @@ class Plan:
     threads: int
     budget: str
     resumed_at: int
+    threads_measured: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import math
 import os
 import resource
 import shutil
 import sys
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,15 +28,25 @@ if TYPE_CHECKING:
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Number types by name."""
+LOOP_SECONDS = 0.05
+"""Duration of the measurement of a parallel loop."""
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """Device, number type of matrix products (weights stay float32), and number of CPU threads."""
+    """Device, number type of matrix products (weights stay float32), and number of CPU threads.
+
+    Attributes:
+        device: Device of the model.
+        dtype: Number type of matrix products.
+        threads: Number of CPU threads.
+        threads_measured: Whether training chooses the number by measuring, with `threads` as the maximum at its start.
+    """
 
     device: torch.device
     dtype: torch.dtype
     threads: int
+    threads_measured: bool = False
 
     @property
     def dtype_name(self) -> str:
@@ -50,7 +64,9 @@ def make_runtime(config: RuntimeConfig, *, training: bool = False) -> Runtime:
     """Chooses device and number type, and sets the number of threads of the process.
 
     Number type `auto` is float32 at inference, whose results must not depend on the division of the text into calls; in
-    training it is bfloat16 where the hardware supports it natively.
+    training it is bfloat16 where the hardware supports it natively. Training on a CPU measures how many threads are
+    fastest, unless the number is given (`threads`, `OMP_NUM_THREADS` or `MKL_NUM_THREADS`), or another one would change
+    results (`deterministic`) or recompile the model (`compile`).
 
     Raises:
         ConfigError: The device does not exist, or does not support the settings.
@@ -73,7 +89,56 @@ def make_runtime(config: RuntimeConfig, *, training: bool = False) -> Runtime:
         dtype = DTYPES[config.dtype]
     else:
         dtype = torch.bfloat16 if training and has_bfloat16_units(device) else torch.float32
-    return Runtime(device, dtype, torch.get_num_threads())
+    given = config.threads is not None or any(os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
+    measured = training and device.type == "cpu" and not (given or config.deterministic or config.compile)
+    if measured:
+        torch.set_num_threads(min(torch.get_num_threads(), cpu_limit()))
+    threads = torch.get_num_threads()
+    return Runtime(device, dtype, threads, threads_measured=measured and threads > 1)
+
+
+def cpu_limit(root: Path = Path("/")) -> int:
+    """Number of CPUs that the process may use: its affinity, and the CPU quotas of its cgroup and those around it.
+
+    Args:
+        root: Folder of the files `proc/self/cgroup` and `sys/fs/cgroup`.
+    """
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, math.ceil(min([cpus, *_cgroup_quotas(root)])))
+
+
+def parallel_loop_seconds(threads: int) -> float:
+    """Mean duration of a parallel loop of about a millisecond with this number of CPU threads, in seconds.
+
+    Much longer than with one thread if the threads wait for cores. Measures for about `LOOP_SECONDS`.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    x = torch.zeros(2**20)
+    x.exp()  # starts the threads
+    started, n_loops = time.perf_counter(), 0
+    while (seconds := time.perf_counter() - started) < LOOP_SECONDS:
+        x.exp()
+        n_loops += 1
+    torch.set_num_threads(before)
+    return seconds / n_loops
+
+
+def _cgroup_quotas(root: Path) -> Iterator[float]:
+    """CPU quotas in CPUs, from version 1 (`cpu.cfs_quota_us`) and version 2 (`cpu.max`) of cgroups."""
+    table = root / "proc" / "self" / "cgroup"
+    lines = table.read_text().splitlines() if table.exists() else []
+    for _, controllers, path in (line.split(":", 2) for line in lines):
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        top = root / "sys" / "fs" / "cgroup" / ("cpu" if controllers else "")
+        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
+        folder = top / path.lstrip("/")
+        for place in (folder, *folder.parents):
+            if place.is_relative_to(top) and all((place / name).exists() for name in names):
+                quota, period = " ".join((place / name).read_text() for name in names).split()
+                if quota not in ("max", "-1"):
+                    yield float(quota) / float(period)
 
 
 def compile_stack(stack: Stack) -> None:

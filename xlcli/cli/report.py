@@ -182,6 +182,7 @@ def saved_line(event: Saved) -> str:
 def plan_text(plan: Plan) -> str:
     """The plan of a training run."""
     tokens = f" = {amount(plan.train_tokens)} tokens" if plan.train_tokens else ""
+    threads = ("up to " if plan.threads_measured else "") + counted(plan.threads, "thread")
     rows = [
         ("model", f"{plan.folder} (preset {plan.preset}, {amount(plan.parameters)} parameters)"),
         ("weights", f"{size(plan.weights_bytes)} on disk in {plan.weights}"),
@@ -191,10 +192,7 @@ def plan_text(plan: Plan) -> str:
             f"train {size(plan.train_bytes)}{tokens}, valid {size(plan.valid_bytes)}, test {size(plan.test_bytes)}",
         ),
         ("tokens", f"{plan.tokenizer}, vocabulary of {plan.vocab_size}"),
-        (
-            "machine",
-            f"{plan.device} {plan.dtype}, {counted(plan.threads, 'thread')}, about {size(plan.memory_bytes)} of memory",
-        ),
+        ("machine", f"{plan.device} {plan.dtype}, {threads}, about {size(plan.memory_bytes)} of memory"),
         ("budget", plan.budget + (f", resuming at step {plan.resumed_at}" if plan.resumed_at else "")),
     ]
     return "".join(f"{name:8} {text}\n" for name, text in rows)

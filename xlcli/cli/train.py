@@ -235,7 +235,16 @@ def train(
     ] = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
-    threads: options.Threads = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            "--threads",
+            metavar="N",
+            parser=Unit(units.count, "2"),
+            help="Number of CPU threads. Default: chosen by measuring, so that runs do not repeat to the bit.",
+            rich_help_panel="Machine",
+        ),
+    ] = None,
     seed: options.Seed = None,
     compile: Annotated[  # noqa: A002
         bool,

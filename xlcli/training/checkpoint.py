@@ -1,4 +1,6 @@
-"""Checkpoints: a training run saved and restored, so that the resumed run equals the uninterrupted one to the bit.
+"""Checkpoints: a training run saved and restored.
+
+On a CPU with a fixed number of threads the resumed run equals the uninterrupted one to the bit.
 
 A checkpoint is one committed folder (see `store.commit`):
 
@@ -183,7 +185,7 @@ def _load_tensors(run: TrainingRun, checkpoint: Path, states: list[dict[str, str
 def _environment(run: TrainingRun) -> dict[str, Any]:
     """Properties of the machine and its settings that change the bits of a result."""
     return {
-        "threads": run.runtime.threads,
+        "threads": "measured" if run.runtime.threads_measured else run.runtime.threads,
         "device": run.runtime.device.type,
         "dtype": run.runtime.dtype_name,
         "torch": torch.__version__,

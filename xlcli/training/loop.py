@@ -9,16 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from xlcli.config import TrainConfig
-from xlcli.events import Event, Saved, Step, Trained, Validation
+from xlcli.events import Event, Notice, Saved, Step, Trained, Validation
+from xlcli.runtime import parallel_loop_seconds
 from xlcli.store import folder as store
 from xlcli.store import records
 from xlcli.training import checkpoint, defaults
 from xlcli.training.final import final_evaluation
 from xlcli.training.prepare import Prepared
 from xlcli.training.run import TrainingRun
+from xlcli.training.threads import ThreadTuner, thread_changes
 
 VALIDATION_SHARE = 0.1
 """Maximum share of a time budget for validation at the default interval."""
+MAX_WARMUP_STEPS = 16
+"""Maximum number of steps for which the choice of threads waits until memory is full, because steps become longer."""
 
 
 class Trainer:
@@ -42,6 +46,7 @@ class Trainer:
         self.started = started
         self.saved_at = (run.step, run.validated_step)
         self.checked_step = run.step
+        self.tuner = _make_tuner(run)
 
     @property
     def seconds(self) -> float:
@@ -58,8 +63,8 @@ class Trainer:
         loop_started, tokens_before, validation_seconds = time.monotonic(), run.tokens, 0.0
         if run.validation_due:
             yield from self._validate(stop)
-        while (fraction := run.fraction(self.seconds)) < 1.0 and not stop():
-            yield self._train_step(fraction, loop_started, tokens_before)
+        while run.fraction(started := self.seconds) < 1.0 and not stop():
+            yield from self._train_step(started, loop_started, tokens_before)
             fraction = run.fraction(self.seconds)
             if fraction == 1.0:
                 break
@@ -75,6 +80,8 @@ class Trainer:
     def finish(self, stop: Callable[[], bool]) -> Iterator[Event]:
         """Validates, saves and evaluates the best weights; a run that was stopped is only saved."""
         run = self.run
+        if self.tuner:
+            run.set_threads(self.tuner.chosen)
         spent = run.fraction(self.seconds) == 1.0
         if spent and run.validated_step != run.step:
             yield from self._validate(stop)
@@ -94,6 +101,8 @@ class Trainer:
             "best_step": run.best_step,
             "finished": final is not None,
         }
+        if changes := thread_changes(records.read_metrics(self.folder)):
+            self.record["threads"] = changes
         records.write_record(self.folder, self.record)
         yield Trained(
             folder=self.folder,
@@ -106,10 +115,13 @@ class Trainer:
             sample=sample,
         )
 
-    def _train_step(self, fraction: float, loop_started: float, tokens_before: int) -> Step:
-        """One training step, logged to the metrics. The loop started after `tokens_before` tokens."""
+    def _train_step(self, started: float, loop_started: float, tokens_before: int) -> Iterator[Event]:
+        """One training step after `started` seconds of training, logged to the metrics, and the threads for the next.
+
+        The loop started after `tokens_before` tokens.
+        """
         run = self.run
-        nats, grad_norm, lr_factor, mean_steps = run.train_step(fraction)
+        nats, grad_norm, lr_factor, mean_steps = run.train_step(run.fraction(started))
         seconds = self.seconds
         spent = run.fraction(seconds)
         step = Step(
@@ -135,9 +147,16 @@ class Trainer:
             "grad_norm": grad_norm,
             "tokens_per_second": round(step.tokens_per_second, 1),
             **({} if mean_steps is None else {"mean_steps": mean_steps}),
+            **({"threads": run.runtime.threads, "trial": self.tuner.trying} if self.tuner else {}),
         }
         records.append_metrics(self.folder, row)
-        return step
+        yield step
+        if self.tuner:
+            trial = self.tuner.observe(seconds - started)
+            if self.tuner.threads != run.runtime.threads:
+                run.set_threads(self.tuner.threads)
+            if trial:
+                yield Notice(f"step {run.step}  {trial.describe()}", "info" if trial.adopted else "detail")
 
     def _validate(self, stop: Callable[[], bool]) -> Iterator[Event]:
         """Validates, and keeps the weights if they are the best so far or there is no validation text.
@@ -219,3 +238,14 @@ def _exceeds_share(train: TrainConfig, validation_seconds: float, seconds: float
     if train.eval_every is not None or train.max_steps is not None or train.max_tokens is not None:
         return False
     return validation_seconds > VALIDATION_SHARE * seconds
+
+
+def _make_tuner(run: TrainingRun) -> ThreadTuner | None:
+    """A tuner if the number of threads is measured; sets its first number. Steps are measured once memory is full."""
+    if not run.runtime.threads_measured:
+        return None
+    train = run.config.train
+    filling = min(MAX_WARMUP_STEPS, math.ceil(train.mem_len / train.segment_len))
+    tuner = ThreadTuner(run.runtime.threads, parallel_loop_seconds, warmup_steps=filling + 1)
+    run.set_threads(tuner.threads)
+    return tuner

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -76,6 +76,11 @@ class TrainingRun:
         if train.max_time is not None:
             spent.append(seconds / train.max_time)
         return min(1.0, max(spent))
+
+    def set_threads(self, threads: int) -> None:
+        """Sets the number of CPU threads of the process, for all later steps, validations and the final evaluation."""
+        torch.set_num_threads(threads)
+        self.runtime = replace(self.runtime, threads=threads)
 
     def train_step(self, fraction: float) -> StepResult:
         """Forward and backward pass of each microbatch, gradient clipping, and one optimizer step.

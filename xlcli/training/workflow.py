@@ -1,4 +1,7 @@
-"""The training workflow: from text to a model folder. A stopped run is saved; a resumed one continues to the bit."""
+"""The training workflow: from text to a model folder. A stopped run is saved and can be resumed.
+
+With a fixed number of CPU threads the resumed run equals the uninterrupted one to the bit.
+"""
 
 from __future__ import annotations
 
@@ -144,12 +147,15 @@ def _take_steps(
     stop: Callable[[], bool],
 ) -> Iterator[Event]:
     """Trains until the budget is spent or `stop` is true, then evaluates."""
-    trainer = Trainer(run, ready, folder, record=record, started=_start_of_budget(started, ready.config))
+    threads = run.runtime.threads
     try:
+        trainer = Trainer(run, ready, folder, record=record, started=_start_of_budget(started, ready.config))
         yield from trainer.train(stop)
         yield from trainer.finish(stop)
     except DivergedError as error:
         raise DivergedError(error.message, _lower_rate(ready.config, paths, folder)) from None
+    finally:
+        run.set_threads(threads)
 
 
 def _check_new(folder: Path, *, overwrite: bool) -> None:
@@ -257,6 +263,7 @@ def _plan(folder: Path, ready: Prepared, resumed_at: int) -> Plan:
         device=str(runtime.device),
         dtype=runtime.dtype_name,
         threads=runtime.threads,
+        threads_measured=runtime.threads_measured,
         budget=defaults.budget_in_words(config),
         resumed_at=resumed_at,
     )

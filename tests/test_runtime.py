@@ -135,5 +135,5 @@ def test_cpus_are_limited_by_cgroups(table, files, limit, tmp_path, monkeypatch)
 
 def test_a_parallel_loop_is_measured_without_changing_the_threads():
     torch.set_num_threads(1)
-    assert 0.0 < runtime.parallel_loop_seconds(2) < 60.0
+    assert 0.0 < runtime.parallel_loop_seconds(2, 2) < 60.0
     assert torch.get_num_threads() == 1

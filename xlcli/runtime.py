@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Number types by name."""
-LOOP_SECONDS = 0.05
+LOOP_SECONDS = 0.02
 """Duration of the measurement of a parallel loop."""
 
 
@@ -107,14 +107,19 @@ def cpu_limit(root: Path = Path("/")) -> int:
     return max(1, math.ceil(min([cpus, *_cgroup_quotas(root)])))
 
 
-def parallel_loop_seconds(threads: int) -> float:
-    """Mean duration of a parallel loop of about a millisecond with this number of CPU threads, in seconds.
+def parallel_loop_seconds(threads: int, n_parts: int) -> float:
+    """Mean duration of a short parallel loop with this number of CPU threads, in seconds.
 
-    Much longer than with one thread if the threads wait for cores. Measures for about `LOOP_SECONDS`.
+    A part of the loop takes about 20 microseconds. If threads wait for cores, which they get milliseconds later, the
+    loop takes many times as long as with one thread. Measures for about `LOOP_SECONDS`.
+
+    Args:
+        threads: Number of threads.
+        n_parts: Number of parts of the loop, at least the number of threads.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    x = torch.zeros(2**20)
+    x = torch.zeros(n_parts * 2**15)  # PyTorch splits loops over elements into parts of at least 2^15
     x.exp()  # starts the threads
     started, n_loops = time.perf_counter(), 0
     while (seconds := time.perf_counter() - started) < LOOP_SECONDS:

@@ -13,7 +13,15 @@ from xlcli.events import Notice, Plan, Step
 from xlcli.store.commit import latest
 from xlcli.store.records import read_metrics, read_record
 from xlcli.training import loop, workflow
-from xlcli.training.threads import RETRY_SECONDS, TRIAL_SHARE, WINDOW, ThreadTuner, thread_changes, thread_counts
+from xlcli.training.threads import (
+    LOOP_CHECKS,
+    RETRY_SECONDS,
+    TRIAL_SHARE,
+    WINDOW,
+    ThreadTuner,
+    thread_changes,
+    thread_counts,
+)
 
 MEASURED = {"threads": None}
 
@@ -62,7 +70,7 @@ def test_all_threads_are_kept_on_an_idle_machine_after_one_trial():
     assert set(used[5 + WINDOW :]) == {2}
     assert [(trial.tried, trial.adopted) for trial in trials] == [(1, False)]
     assert (trials[0].before_seconds, trials[0].tried_seconds) == (machine.step(2), machine.step(1))
-    assert machine.loops == 2
+    assert machine.loops == 3 * 2
 
 
 @pytest.mark.parametrize("delay", [3.0, 50.0])
@@ -102,6 +110,20 @@ def test_trials_that_the_loop_recommends_wrongly_lose_a_small_share(delay):
     assert 0 < lost < 1.2 * TRIAL_SHARE * 20_000
 
 
+def test_more_threads_are_tried_only_if_the_loop_is_fast_after_consecutive_steps():
+    start = [True, False, True]  # the slowest of three decides the number at the start
+    checks = LOOP_CHECKS - 1
+    fast = iter([*start, *[True] * checks, False, *[True] * checks, False, *[True] * (checks + 1)])
+    tuner = ThreadTuner(2, lambda threads: 1.0 if threads == 1 else 0.5 if next(fast) else 2.0)
+    used = []
+    while tuner.threads == 1:
+        used.append(tuner.threads)
+        tuner.observe(0.5)
+    wait = int(RETRY_SECONDS / 0.5)
+    assert len(used) == WINDOW + checks + 2 * (wait + checks)
+    assert list(fast) == []
+
+
 def test_single_slow_steps_change_nothing():
     machine = Machine()
     tuner = machine.tuner()
@@ -135,11 +157,11 @@ def test_a_search_on_a_large_idle_machine_does_not_go_down_to_one_thread():
     assert (tried, tuner.chosen) == ([63, 32, 16, 8], 64)
 
 
-def test_a_search_goes_on_while_it_succeeds():
+def test_the_number_is_changed_as_long_as_it_helps():
     tuner = ThreadTuner(8, lambda threads: 1.0 / threads)
     tried = [trial.tried for _ in range(50) if (trial := tuner.observe(tuner.threads / 10))]
     assert (tried, tuner.chosen) == ([7, 4, 2, 1], 1)
-    tried = [trial.tried for _ in range(50) if (trial := tuner.observe(1.0 / tuner.threads))]
+    tried = [trial.tried for _ in range(500) if (trial := tuner.observe(1.0 / tuner.threads))]
     assert (tried, tuner.chosen) == ([2, 4, 7, 8], 8)
 
 
@@ -175,7 +197,7 @@ def two_cores(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(torch, "set_num_threads", clock.set_threads)
     monkeypatch.setattr(torch, "get_num_threads", lambda: clock.threads)
-    monkeypatch.setattr(loop, "parallel_loop_seconds", lambda threads: 1.0 / threads)
+    monkeypatch.setattr(loop, "parallel_loop_seconds", lambda threads, n_parts: 1.0 / threads)
     monkeypatch.setattr(loop, "time", clock)
     monkeypatch.setattr(workflow, "time", clock)
 

@@ -246,6 +246,7 @@ def _make_tuner(run: TrainingRun) -> ThreadTuner | None:
         return None
     train = run.config.train
     filling = min(MAX_WARMUP_STEPS, math.ceil(train.mem_len / train.segment_len))
-    tuner = ThreadTuner(run.runtime.threads, parallel_loop_seconds, warmup_steps=filling + 1)
+    limit = run.runtime.threads
+    tuner = ThreadTuner(limit, lambda threads: parallel_loop_seconds(threads, limit), warmup_steps=filling + 1)
     run.set_threads(tuner.threads)
     return tuner

@@ -28,6 +28,10 @@ TRIAL_SHARE = 0.03
 """Maximum share of the time that unsuccessful trials may lose."""
 RETRY_SECONDS = 10.0
 """Minimum time between two trials."""
+LOOP_ROUNDS = 3
+"""Number of measurements of a parallel loop at the start, of which the slowest counts."""
+LOOP_CHECKS = 5
+"""Number of consecutive steps after which a parallel loop must be fast before more threads are tried."""
 
 
 class Trial(NamedTuple):
@@ -51,7 +55,7 @@ class ThreadTuner:
 
     A trial of another number consists of ordinary training steps. Fewer threads are tried at the start and when steps
     have become slower. More are tried from time to time while fewer than `limit` are in use, if a short parallel loop
-    is not slower with that number, because a single step with too many threads can take very long.
+    with that number is not slower, because a single step with too many threads can take very long.
 
     Args:
         limit: Largest number of threads.
@@ -67,12 +71,15 @@ class ThreadTuner:
         self._counts = thread_counts(limit)
         self._loop_seconds = loop_seconds
         self._warmup_steps = warmup_steps
-        self.threads = self.chosen = min(self._counts, key=loop_seconds)
+        rounds = [[loop_seconds(n) for n in self._counts] for _ in range(LOOP_ROUNDS)]
+        slowest = dict(zip(self._counts, map(max, *rounds), strict=True))
+        self.threads = self.chosen = min(self._counts, key=slowest.__getitem__)
         self._recent: deque[float] = deque(maxlen=WINDOW)
         self._usual = 0.0
         """Lowest median duration of a step since the last search; 0 before the first, which starts it."""
         self._trial: list[float] = []
         self._direction = 1
+        self._fast_loops = 0
         self._elapsed = 0.0
         self._lost = 0.0
         self._next_trial = 0.0
@@ -98,9 +105,9 @@ class ThreadTuner:
                 self._try(self.chosen, 1)
             elif 0.0 < MUCH_SLOWER * self._usual < seconds and self.chosen > 1:
                 self._recent = deque([seconds], WINDOW)
-                self._try_if_loop_is_fast(1)
-            elif full:
-                self._try_if_loop_is_fast(-1)
+                self._try_if_loop_is_fast(1, checks=1)
+            elif full and self.chosen < self._counts[0]:
+                self._try_if_loop_is_fast(-1, checks=LOOP_CHECKS)
         if full:
             self._usual = min(self._usual, present)
         return None
@@ -113,16 +120,18 @@ class ThreadTuner:
         self.threads, self._direction, self._trial = self._counts[i], direction, []
         return True
 
-    def _try_if_loop_is_fast(self, direction: int) -> None:
-        if self._try(self.chosen, direction) and not self._loop_is_fast():
+    def _try_if_loop_is_fast(self, direction: int, *, checks: int) -> None:
+        """Starts a trial if a parallel loop with that number is not slower in `checks` consecutive calls."""
+        candidate = self._counts[self._counts.index(self.chosen) + direction]
+        if self._loop_seconds(candidate) > SLOWER * self._loop_seconds(self.chosen):
             self._end_search()
-
-    def _loop_is_fast(self) -> bool:
-        """Whether a parallel loop with the number to try is about as fast as with the chosen number, or faster."""
-        return self._loop_seconds(self.threads) <= SLOWER * self._loop_seconds(self.chosen)
+            return
+        self._fast_loops += 1
+        if self._fast_loops >= checks:
+            self._try(self.chosen, direction)
 
     def _end_trial(self) -> Trial | None:
-        """Ends the trial if its result is clear, and starts the next one of the search."""
+        """Ends the trial if its result is clear. A search among fewer threads goes on with the next number."""
         before = median(self._recent)
         first, *measured = self._trial  # the first step starts threads and prepares kernels
         if not measured and first <= MUCH_SLOWER * before:
@@ -136,8 +145,8 @@ class ThreadTuner:
             self._recent = deque(measured, WINDOW)
         else:
             self._lost += max(0.0, math.fsum(self._trial) - before * len(self._trial))
-        goes_on = trial.adopted or (self._direction == 1 and self._lost <= SEARCH_STEPS * before)
-        if not (goes_on and self._try(trial.tried, self._direction)):
+        goes_on = self._direction == 1 and (trial.adopted or self._lost <= SEARCH_STEPS * before)
+        if not (goes_on and self._try(trial.tried, 1)):
             self._usual = median(self._recent)
             self._recent.clear()
             self._end_search()
@@ -146,6 +155,7 @@ class ThreadTuner:
     def _end_search(self) -> None:
         """Returns to the chosen number until the next trial is due."""
         self.threads = self.chosen
+        self._fast_loops = 0
         self._next_trial = self._elapsed + max(RETRY_SECONDS, self._lost / TRIAL_SHARE)
         self._lost = 0.0
 

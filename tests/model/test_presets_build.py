@@ -16,6 +16,7 @@ VOCAB = 19
 SMALLER = {
     "dim": 16, "n_layers": 2, "n_heads": 2, "head_dim": 8, "ffn_dim": 24, "n_features": 6, "n_steps": 3, "window": 5,
     "max_len": 16, "shape": (4, 4), "dims": (6, 10), "max_distance": 9, "n_buckets": 6, "inner_dim": 4, "div_val": 2,
+    "n_bigrams": 40,
 }  # fmt: skip
 """Values for keys that make a model large; those that a preset does not set stay away."""
 

@@ -60,7 +60,10 @@ class ProgressMeter:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Plan of a training run, and the result of `--dry-run`. `memory_bytes` is an estimated peak."""
+    """Plan of a training run, and the result of `--dry-run`.
+
+    `memory_bytes` is an estimated peak; `init` is the name of the model whose weights the run starts from, or None.
+    """
 
     folder: Path
     corpus: str
@@ -78,6 +81,7 @@ class Plan:
     threads: int
     budget: str
     resumed_at: int
+    init: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

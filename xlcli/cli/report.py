@@ -182,8 +182,9 @@ def saved_line(event: Saved) -> str:
 def plan_text(plan: Plan) -> str:
     """The plan of a training run."""
     tokens = f" = {amount(plan.train_tokens)} tokens" if plan.train_tokens else ""
+    source = f"preset {plan.preset}" if plan.init is None else f"from {plan.init}"
     rows = [
-        ("model", f"{plan.folder} (preset {plan.preset}, {amount(plan.parameters)} parameters)"),
+        ("model", f"{plan.folder} ({source}, {amount(plan.parameters)} parameters)"),
         ("corpus", plan.corpus),
         (
             "text",

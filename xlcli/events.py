@@ -16,10 +16,10 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Message for the user: a choice made automatically, or a warning."""
+    """Message for the user: a choice made automatically, a warning, or a hint at a better choice."""
 
     text: str
-    level: Literal["info", "warning", "detail"] = "info"
+    level: Literal["info", "warning", "detail", "hint"] = "info"
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,6 +205,8 @@ def trained_text(event: Trained) -> str:
     lines = [f"model     {event.folder}"]
     if event.bits_per_byte is not None:
         best = f" (step {event.best_step})" if event.best_step is not None else ""
+        if event.best_step == 0:
+            best = " (the weights that the run started from: no step was better)"
         lines.append(f"valid     {event.bits_per_byte:.4f} bits per byte{best}")
     lines.append(f"training  {counted(event.step, 'step')}, {counted(event.tokens, 'token')}, {time(event.seconds)}")
     if event.sample.strip():

@@ -11,7 +11,7 @@ from xlcli import presets
 from xlcli.config import Config, TrainConfig, Tree
 from xlcli.errors import ConfigError
 from xlcli.files import read_json
-from xlcli.store.layout import TOKENIZER, SavedConfig, read_config
+from xlcli.store.layout import TOKENIZER, SavedConfig, read_config_file, verify_file
 from xlcli.store.records import read_record
 
 if TYPE_CHECKING:
@@ -47,7 +47,11 @@ def configurations(
         return presets.configurations(changes, preset)
     if preset is not None:
         raise ConfigError("--preset and --init exclude each other: a model has its own shape.", "Give one of them.")
-    saved, record, tokenizer = read_config(folder), read_record(folder), str(read_json(folder / TOKENIZER[0])["kind"])
+    header, record = read_config_file(folder), read_record(folder)
+    saved, description = header.config, TOKENIZER[0]
+    if description in header.files:
+        verify_file(folder, description, header.files)
+    tokenizer = str(read_json(folder / description).get("kind"))
     factor = RATE_FACTOR if origin_of(record) is None else 1.0
     own = {
         "model": saved.model.model_dump(mode="json"),

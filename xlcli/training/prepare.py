@@ -22,7 +22,7 @@ from xlcli.text.corpus import open_corpus
 from xlcli.text.heldout import Split, split
 from xlcli.text.tokenizers.registry import SAMPLE_BYTES, Tokenizer, choose_tokenizer, load_tokenizer, train_tokenizer
 from xlcli.text.tokens import TokenFile, token_file
-from xlcli.training import defaults
+from xlcli.training import defaults, vocabulary
 
 T = TypeVar("T")
 
@@ -72,6 +72,8 @@ def prepare_new(
     runtime = make_runtime(config.runtime, training=True)
     parts = yield from _read(paths, config.text, stop)
     if len(configs) > 1:
+        if runtime.device.type == "cpu":
+            yield from vocabulary.hint(config.text, parts.train)
         preset = defaults.choose_preset(parts.train.n_bytes, runtime.device)
         if preset not in configs:
             raise ConfigError(
@@ -88,7 +90,10 @@ def prepare_new(
         from_model=model is not None,
     )
     described = None if model is None else describe(model)
-    return (yield from _tokenize(config, runtime, preset, described, parts, tokenizer, stop))
+    ready = yield from _tokenize(config, runtime, preset, described, parts, tokenizer, stop)
+    if model is not None:
+        yield from vocabulary.warnings(model, ready.train_ids)
+    return ready
 
 
 def prepare_resumed(
@@ -142,7 +147,7 @@ def _read(paths: Sequence[str], text: TextConfig, stop: Callable[[], bool]) -> G
 def _train_tokenizer(text: TextConfig, parts: Split) -> Tokenizer:
     kind, size = choose_tokenizer(text.tokenizer, text.vocab_size, parts.train.corpus.facts, parts.train.n_bytes)
     if kind != "bytes":
-        _require_utf8(parts)
+        _require_utf8(parts, None)
     portions = parts.train.read() if kind == "words" else parts.train.sample(SAMPLE_BYTES)
     return train_tokenizer(kind, portions, size)
 
@@ -157,15 +162,22 @@ def _tokenize(
     stop: Callable[[], bool],
 ) -> Generator[Event, None, Prepared]:
     if tokenizer.kind != "bytes":
-        _require_utf8(parts)
+        _require_utf8(parts, origin)
     train_ids = yield from _until(stop, token_file(parts.train, tokenizer))
     valid_ids = yield from _until(stop, token_file(parts.valid, tokenizer))
     return Prepared(config, runtime, preset, origin, parts, tokenizer, train_ids, valid_ids)
 
 
-def _require_utf8(parts: Split) -> None:
-    for part in (parts.train, parts.valid, parts.test):
-        part.corpus.require_utf8()
+def _require_utf8(parts: Split, origin: Tree | None) -> None:
+    """Refuses text that is not UTF-8; a run that starts from a model cannot change the tokenizer."""
+    try:
+        for part in (parts.train, parts.valid, parts.test):
+            part.corpus.require_utf8()
+    except DataError as error:
+        if origin is None:
+            raise
+        remedy = "Convert the file with iconv, or train without --init and with --tokenizer bytes."
+        raise DataError(error.message, remedy) from None
 
 
 def _names(model: str) -> set[str]:

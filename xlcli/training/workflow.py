@@ -244,7 +244,7 @@ def _restore(
     yield from (Notice(warning, "warning") for warning in warnings)
     if allow_data_change:
         _write_held_out(folder, ready)
-    records.trim_metrics(folder, run.step)
+    records.trim_metrics(folder, run.step if run.step or run.validated_step == 0 else -1)
     write_config(folder, ready.config)
 
 

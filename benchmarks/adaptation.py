@@ -5,8 +5,8 @@
 DATA holds `tinyshakespeare.txt`, `logs/Linux_2k.log` and `code/python-stdlib-*`. Of the first two the last 10 % are
 held out; of the third, the validation modules. Each run validates on the last 5 % of its training text, and its best
 weights are scored once on the held-out text, which training never reads. Without --preset, runs from scratch take the
-default of `xlcli train`. Results are written after each run, and runs that are in the file are not repeated. For budgets
-in minutes, run it on an idle machine.
+default of `xlcli train`. Results are written after each run, and runs that are in the file are not repeated. Run it on
+an idle machine if budgets are in minutes.
 """
 
 import argparse

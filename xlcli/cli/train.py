@@ -267,7 +267,7 @@ def train(
         configs = configurations(settings, preset, model) if is_new else {}
         screen = open_screen(context)
         if print_config:
-            print_preset(configs, screen, is_chosen=len(configs) == 1)
+            print_preset(configs, screen, is_chosen=preset is not None or model is not None)
             return 0
         check_paths(paths or (), settings.get("text", {}))
         if resume and overwrite:

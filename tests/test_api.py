@@ -15,7 +15,7 @@ import pytest
 
 import xlcli
 from xlcli import api, config, evaluation, generation
-from xlcli.events import Generated, LineScore, Score, Step, StreamStats, TokenScore, Trained
+from xlcli.events import Generated, LineScore, Score, Step, StreamStats, TokenScore, Trained, Validation
 
 SOURCE = Path(__file__).parents[1]
 TEXT = "It was a dark night, and the sea was calm.\nNobody spoke: naïve, they thought – or wise.\n\nAt last"
@@ -201,6 +201,21 @@ def test_train_evaluate_and_load_by_name(tmp_path, monkeypatch):
     assert [event.step for event in events if isinstance(event, Step)] == [4, 5]
     with pytest.raises(xlcli.StateError, match="another model"):
         mine.score("x", state=xlcli.load("books").read("x"))
+
+
+def test_training_starts_from_a_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus.txt").write_text(TEXT * 100)
+    settings = {"train": {"max_steps": 2}, "runtime": {"threads": 1}}
+    list(xlcli.train("corpus.txt", "models/one", preset="tiny", settings=settings | {"text": {"tokenizer": "bytes"}}))
+    for init in ("one", tmp_path / "models" / "one"):
+        events = list(xlcli.train("corpus.txt", "models/two", init=init, settings=settings, overwrite=True))
+        assert next(event.step for event in events if isinstance(event, Validation)) == 0
+        assert xlcli.load("two").loaded.record["init"]["model"] == "one"
+    with pytest.raises(xlcli.ConfigError, match=r"model\.dim must be 64 as in one"):
+        xlcli.train("corpus.txt", "models/three", init="one", settings={"model": {"dim": 32}})
+    with pytest.raises(xlcli.CheckpointError, match="there is no model"):
+        xlcli.train("corpus.txt", "models/three", init="none of these")
 
 
 @pytest.mark.parametrize("mem_len", [-1, 1.5, "x"])

@@ -20,12 +20,12 @@ from xlcli.errors import StateError
 from xlcli.events import Event, Generated, GeneratedText, TokenScore
 from xlcli.inference import SaveState
 from xlcli.metrics import LN2, bits_per, perplexity
-from xlcli.presets import configurations
 from xlcli.runtime import Runtime, make_runtime
 from xlcli.store.copy import copy_model as copy_folder
 from xlcli.store.discover import find
 from xlcli.store.folder import LoadedModel
 from xlcli.store.folder import load as load_folder
+from xlcli.store.origin import configurations
 from xlcli.store.state_files import SessionState, load_state, save_state
 
 Text = str | bytes
@@ -296,6 +296,7 @@ def train(
     *,
     settings: Mapping[str, Any] | None = None,
     preset: str | None = None,
+    init: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
     dry_run: bool = False,
     stop: Callable[[], bool] = lambda: False,
@@ -307,12 +308,16 @@ def train(
         folder: Model folder.
         settings: Tables of a configuration file, as `{"train": {"max_steps": 100}}`; they override the preset.
         preset: Preset by name; None chooses one by text size and device.
+        init: Name or folder of a model whose weights, vocabulary and shape the run starts from.
         overwrite: Replace the model in `folder`.
         dry_run: End with the `Plan`.
         stop: Called between steps; once it returns True, the run is saved and ends.
     """
-    configs = configurations(settings or {}, preset)
-    return training.train(_paths(text), Path(folder), configs, overwrite=overwrite, dry_run=dry_run, stop=stop)
+    model = None if init is None else find(os.fspath(init))
+    configs = configurations(settings or {}, preset, model)
+    return training.train(
+        _paths(text), Path(folder), configs, init=model, overwrite=overwrite, dry_run=dry_run, stop=stop
+    )
 
 
 def resume(

@@ -16,10 +16,10 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Message for the user: a choice made automatically, or a warning."""
+    """Message for the user: a choice made automatically, a warning, or a hint at a better choice."""
 
     text: str
-    level: Literal["info", "warning", "detail"] = "info"
+    level: Literal["info", "warning", "detail", "hint"] = "info"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,7 @@ class Plan:
 
     `memory_bytes` is an estimated peak; `weights` and `weights_bytes` are encoding and size of the stored weights.
     `threads_measured`: training chooses the number of threads by measuring; `threads` is the maximum.
+    `init` is the name of the model whose weights the run starts from, or None.
     """
 
     folder: Path
@@ -85,6 +86,7 @@ class Plan:
     budget: str
     resumed_at: int
     threads_measured: bool = False
+    init: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

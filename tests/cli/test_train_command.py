@@ -204,3 +204,50 @@ def test_every_preset_that_may_be_chosen_is_listed():
         choose_preset(size, types.SimpleNamespace(type=kind)) for size in (10, 10**6, 10**9) for kind in ("cpu", "cuda")
     }
     assert chosen == set(presets.AUTOMATIC)
+
+
+def test_a_run_starts_from_a_model(run, text, model):
+    """`model` is an untrained model `tiny` in ./models."""
+    budget = ("--max-steps", "3", "--eval-every", "1", "--threads", "1")
+    done = run("train", text, "--init", "tiny", *budget, "--json")
+    assert done.code == 0, done.err
+    plan, first, *_ = (json.loads(line) for line in done.out.splitlines())
+    assert (plan["init"], plan["tokenizer"], plan["resumed_at"]) == ("tiny", "bytes", 0)
+    assert (first["event"], first["step"]) == ("validation", 0)
+    assert json.loads(Path("models/corpus/record.json").read_bytes())["init"]["model"] == "tiny"
+    more = ("--max-steps", "4", "--threads", "1", "--resume")
+    for init in ((), ("--init", "tiny"), ("--init", model)):
+        assert run("train", text, *init, *more).code == 0
+    other = run("train", text, "--init", "corpus", *more)
+    assert (other.code, "this run started from tiny, not from corpus" in other.err) == (2, True)
+    dry = run("train", text, "--init", "models/tiny", "-o", "models/other", "--dry-run")
+    assert "models/other (from tiny, " in dry.out.decode()
+    same = run("train", text, "--init", "tiny", "-o", "models/tiny", "--overwrite")
+    assert (same.code, "Choose another one with -o NAME" in same.err) == (2, True)
+
+
+@pytest.mark.usefixtures("without_torch")
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (("--preset", "small"), 2, "--preset and --init exclude each other: a model has its own shape. Give one"),
+        (("--tokenizer", "words"), 2, "--tokenizer must be sentencepiece as in books, whose weights the run starts"),
+        (("--vocab-size", "77"), 2, "--vocab-size must be 4096 as in books, whose weights the run starts from."),
+        (("--set", "model.dim=8"), 2, "model.dim must be 256 as in books, whose weights the run starts from. Leave"),
+        (("--set", "model.position.kind=rope"), 2, "model.position.kind must be xl as in books"),
+        (("--init", "boks"), 3, "there is no model 'boks'. Did you mean books?"),
+        (("--grad-accum", "99"), 2, "--grad-accum 99 is more than"),
+        (("--print-config", "--dropout", "0.25", "--tokenizer", "auto", "--lr", "0.125"), 0, ""),
+    ],
+)
+def test_settings_that_contradict_a_model_are_refused_at_once(run, text, options, code, message):
+    done = run("train", text, "--init", "books", *options)
+    assert (done.code, message in " ".join(done.err.split())) == (code, True), done.err
+    if code == 0:
+        assert all(line in done.out.decode() for line in ("lr = 0.125", "dim = 256", "residual = 0.25"))
+
+
+def test_a_hint_is_hidden_from_json_and_quiet(run):
+    Path("story.txt").write_text("It was a dark night, and the wind was in the trees. He had not spoken.\n" * 99)
+    said = {option: run("train", "story.txt", "--dry-run", *option).err for option in ((), ("-q",), ("--json",))}
+    assert [err.count("--init books") for err in said.values()] == [1, 0, 0]

@@ -82,7 +82,7 @@ def test_parameters_are_counted_without_making_them(preset):
     ],
 )  # fmt: skip
 def test_differences_are_named(old, new, keys):
-    assert defaults.differences(old, new) == keys
+    assert config.differences(old, new) == keys
 
 
 def test_what_a_resumed_run_cannot_change_is_named_by_its_kind():

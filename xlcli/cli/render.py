@@ -88,8 +88,9 @@ class Screen:
             self._console.print(shown, soft_wrap=True)
 
     def notice(self, event: Notice) -> None:
-        """Prints the notice of a workflow."""
-        self.say(event.text, event.level)
+        """Prints the notice of a workflow; a hint only beside text."""
+        if event.level != "hint" or not self.json:
+            self.say(event.text, event.level)
 
     def wait(self, text: str) -> None:
         """Shows the current activity while there is no progress to count; on a terminal only."""

@@ -183,8 +183,9 @@ def plan_text(plan: Plan) -> str:
     """The plan of a training run."""
     tokens = f" = {amount(plan.train_tokens)} tokens" if plan.train_tokens else ""
     threads = ("up to " if plan.threads_measured else "") + counted(plan.threads, "thread")
+    source = f"preset {plan.preset}" if plan.init is None else f"from {plan.init}"
     rows = [
-        ("model", f"{plan.folder} (preset {plan.preset}, {amount(plan.parameters)} parameters)"),
+        ("model", f"{plan.folder} ({source}, {amount(plan.parameters)} parameters)"),
         ("weights", f"{size(plan.weights_bytes)} on disk in {plan.weights}"),
         ("corpus", plan.corpus),
         (
@@ -203,6 +204,8 @@ def trained_text(event: Trained) -> str:
     lines = [f"model     {event.folder}"]
     if event.bits_per_byte is not None:
         best = f" (step {event.best_step})" if event.best_step is not None else ""
+        if event.best_step == 0:
+            best = " (the weights that the run started from: no step was better)"
         lines.append(f"valid     {event.bits_per_byte:.4f} bits per byte{best}")
     lines.append(f"training  {counted(event.step, 'step')}, {counted(event.tokens, 'token')}, {time(event.seconds)}")
     if event.sample.strip():

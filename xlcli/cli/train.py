@@ -64,6 +64,15 @@ def train(
             rich_help_panel="Run",
         ),
     ] = None,
+    init: Annotated[
+        str | None,
+        typer.Option(
+            "--init",
+            metavar="NAME|FOLDER",
+            help="Start from the weights, vocabulary and shape of this model instead of new weights.",
+            rich_help_panel="Run",
+        ),
+    ] = None,
     tokenizer: Annotated[
         Literal["auto", "bytes", "sentencepiece", "words"] | None,
         typer.Option("--tokenizer", help="Tokenizer. auto: by size and content of the text.", rich_help_panel="Text"),
@@ -266,14 +275,17 @@ def train(
     """Train a model on a text and save it in models/. Everything has a default."""
     from xlcli.cli.prologue import open_screen
     from xlcli.cli.settings import option_names, user_settings
-    from xlcli.presets import configurations
+    from xlcli.store.discover import find
+    from xlcli.store.origin import configurations
 
     settings = user_settings(context, SECTIONS)
     with option_names(context, SECTIONS):
-        configs = {} if resume and not print_config else configurations(settings, preset)
+        is_new = print_config or not resume
+        model = find(init) if init is not None and is_new else None
+        configs = configurations(settings, preset, model) if is_new else {}
         screen = open_screen(context)
         if print_config:
-            print_preset(configs, screen, is_chosen=preset is not None)
+            print_preset(configs, screen, is_chosen=preset is not None or model is not None)
             return 0
         check_paths(paths or (), settings.get("text", {}))
         if resume and overwrite:
@@ -289,12 +301,15 @@ def train(
                     folder,
                     settings,
                     preset=preset,
+                    init=init,
                     dry_run=dry_run,
                     allow_data_change=allow_data_change,
                     stop=stop,
                 )
             else:
-                events = training.train(paths or (), folder, configs, overwrite=overwrite, dry_run=dry_run, stop=stop)
+                events = training.train(
+                    paths or (), folder, configs, init=model, overwrite=overwrite, dry_run=dry_run, stop=stop
+                )
             show_all(events, screen, stop, dry_run=dry_run)
             return stop.exit_code
 

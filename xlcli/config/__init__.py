@@ -15,6 +15,7 @@ from xlcli.config.stack import StandardStackConfig as StandardStackConfig
 from xlcli.config.stack import UniversalStackConfig as UniversalStackConfig
 from xlcli.config.tree import Tree as Tree
 from xlcli.config.tree import change as change
+from xlcli.config.tree import differences as differences
 from xlcli.config.tree import make as make
 from xlcli.config.tree import merge as merge
 from xlcli.config.tree import parse_override as parse_override

@@ -103,6 +103,18 @@ def change(config: Config, changes: Mapping[str, Any]) -> Config:
     return validate(Config, merge(config.model_dump(mode="json"), changes))
 
 
+def differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Dotted keys whose values differ."""
+    found = []
+    for key in sorted(saved.keys() | now.keys()):
+        old, new = saved.get(key), now.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            found += differences(old, new, f"{prefix}{key}.")
+        elif old != new:
+            found.append(f"{prefix}{key}")
+    return found
+
+
 def validate(kind: type[S], tree: Mapping[str, Any]) -> S:
     """`tree` as a section of this class; `ConfigError` names the first invalid key."""
     try:

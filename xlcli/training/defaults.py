@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 
 from xlcli import config as settings
 from xlcli.config import Config, TrainConfig, Tree
 from xlcli.errors import ConfigError
+from xlcli.store.origin import RATE_FACTOR
 
 CPU_SECONDS, CUDA_SECONDS = 600.0, 1800.0
 """Default time budgets."""
@@ -42,13 +40,18 @@ def choose_preset(train_bytes: int, device: torch.device) -> str:
     return "base" if device.type == "cuda" and train_bytes >= BASE_ABOVE else "small"
 
 
-def fill_in(config: Config, *, tokenizer: str, vocab_size: int, device: torch.device) -> Config:
-    """The configuration with tokenizer and vocabulary of the text, and defaults for budget, learning rate and seed."""
+def fill_in(
+    config: Config, *, tokenizer: str, vocab_size: int, device: torch.device, from_model: bool = False
+) -> Config:
+    """The configuration with tokenizer and vocabulary of the text, and defaults for budget, learning rate and seed.
+
+    `from_model`: the run starts from the weights of a model.
+    """
     train: Tree = {}
     if all(getattr(config.train, budget) is None for budget in BUDGETS):
         train["max_time"] = CUDA_SECONDS if device.type == "cuda" else CPU_SECONDS
     if config.train.lr is None:
-        train["lr"] = RATES[config.train.optimizer]
+        train["lr"] = RATES[config.train.optimizer] * (RATE_FACTOR if from_model else 1.0)
     return settings.change(
         config,
         {
@@ -72,7 +75,7 @@ def resumed(saved: Config, changes: Tree) -> Config:
         changes = settings.merge(changes, {"text": {"tokenizer": saved.text.tokenizer}})
     config = settings.change(saved, changes)
     sections = {"model", "text", "train", "runtime"}
-    changed = differences(saved.model_dump(include=sections), config.model_dump(include=sections))
+    changed = settings.differences(saved.model_dump(include=sections), config.model_dump(include=sections))
     if wrong := [key for key in changed if key not in CHANGEABLE]:
         key = next((key for key in wrong if key.endswith(".kind")), wrong[0])  # a kind implies its other keys
         reason = "cannot change when a run is resumed"
@@ -112,15 +115,3 @@ def budget_in_words(config: Config) -> str:
         seconds = f"{train.max_time:g} second{'' if train.max_time == 1 else 's'}"
         words.append(f"{minutes:g} minutes" if minutes >= 2 else seconds)
     return " or ".join(words)
-
-
-def differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Dotted keys whose values differ."""
-    found = []
-    for key in sorted(saved.keys() | now.keys()):
-        old, new = saved.get(key), now.get(key)
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            found += differences(old, new, f"{prefix}{key}.")
-        elif old != new:
-            found.append(f"{prefix}{key}")
-    return found

@@ -15,6 +15,7 @@ from xlcli.events import Generated, Progress, Score
 from xlcli.generation import generate
 from xlcli.runtime import Runtime, make_runtime
 from xlcli.store import folder as store
+from xlcli.store.origin import INIT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,6 +60,7 @@ def describe_run(ready: Prepared, run: TrainingRun) -> dict[str, Any]:
         "test": {"bytes": parts.test.n_bytes, "corpus": parts.test.corpus.name, "start": parts.test.start},
         "tokenizer": {"kind": ready.tokenizer.kind, "vocab_size": ready.tokenizer.vocab_size},
         "preset": ready.preset,
+        **({} if ready.origin is None else {INIT: ready.origin}),
         "runtime": run.config.runtime.model_dump(mode="json"),
         "parameters": run.model.n_parameters,
         "hardware": {

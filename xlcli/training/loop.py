@@ -47,6 +47,7 @@ class Trainer:
         self.saved_at = (run.step, run.validated_step)
         self.checked_step = run.step
         self.tuner = _make_tuner(run)
+        self.validation_seconds = 0.0
 
     @property
     def seconds(self) -> float:
@@ -60,7 +61,7 @@ class Trainer:
         save = IntervalTrigger(defaults.SAVE_SECONDS if train.save_every is None else train.save_every)
         for trigger in (validate, save):
             trigger.reset(run.step, self.seconds, run.fraction(self.seconds))
-        loop_started, tokens_before, validation_seconds = time.monotonic(), run.tokens, 0.0
+        loop_started, tokens_before = time.monotonic(), run.tokens
         if run.validation_due:
             yield from self._validate(stop)
         while run.fraction(started := self.seconds) < 1.0 and not stop():
@@ -69,11 +70,9 @@ class Trainer:
             if fraction == 1.0:
                 break
             due = validate.due(run.step, self.seconds, fraction)
-            if due and not _exceeds_share(train, validation_seconds, self.seconds):
+            if due and not _exceeds_share(train, self.validation_seconds, self.seconds):
                 run.validation_due = True
-                validation_started = time.monotonic()
                 yield from self._validate(stop)
-                validation_seconds += time.monotonic() - validation_started
             if not stop() and save.due(run.step, self.seconds, fraction):
                 yield self._save()
 
@@ -163,7 +162,7 @@ class Trainer:
 
         If `stop` becomes true, validation stays due.
         """
-        run, bits = self.run, None
+        run, bits, started = self.run, None, time.monotonic()
         if len(self.prepared.valid_ids):
             bits = run.validation_bits(self.prepared.valid_ids, stop)
             if bits is None:
@@ -172,6 +171,7 @@ class Trainer:
         if best:
             self._keep_weights(bits)
             run.best_bits, run.best_step = math.inf if bits is None else bits, run.step
+        self.validation_seconds += time.monotonic() - started
         run.validated_step, run.validation_due = run.step, False
         if bits is not None:
             row = {"step": run.step, "tokens": run.tokens, "validation_bits_per_byte": bits, "best": best}

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from xlcli import config as settings
 from xlcli.config import Config, TextConfig, Tree
-from xlcli.errors import ConfigError, DataError
+from xlcli.errors import CheckpointError, ConfigError, DataError
 from xlcli.events import Event, Progress
 from xlcli.runtime import Runtime, make_runtime
+from xlcli.store.discover import find
+from xlcli.store.folder import LoadedModel
 from xlcli.store.layout import read_config_file
+from xlcli.store.origin import describe, origin_of
 from xlcli.store.records import read_record
 from xlcli.text.corpus import open_corpus
 from xlcli.text.heldout import Split, split
 from xlcli.text.tokenizers.registry import SAMPLE_BYTES, Tokenizer, choose_tokenizer, load_tokenizer, train_tokenizer
 from xlcli.text.tokens import TokenFile, token_file
-from xlcli.training import defaults
+from xlcli.training import defaults, vocabulary
 
 T = TypeVar("T")
 
@@ -29,11 +33,17 @@ class PreparationStoppedError(Exception):
 
 @dataclass(frozen=True)
 class Prepared:
-    """Inputs of a training run. `preset` is the name of its preset."""
+    """Inputs of a training run.
+
+    Attributes:
+        preset: Name of its preset; empty if unknown.
+        origin: Description of the model that it starts from (`store.origin.describe`); None for new weights.
+    """
 
     config: Config
     runtime: Runtime
     preset: str
+    origin: Tree | None
     parts: Split
     tokenizer: Tokenizer
     train_ids: TokenFile
@@ -50,9 +60,9 @@ class Prepared:
 
 
 def prepare_new(
-    paths: Sequence[str], configs: Mapping[str, Config], stop: Callable[[], bool]
+    paths: Sequence[str], configs: Mapping[str, Config], stop: Callable[[], bool], model: LoadedModel | None
 ) -> Generator[Event, None, Prepared]:
-    """Inputs of a new run; see `workflow.train` for the arguments.
+    """Inputs of a new run, which starts from the weights of `model`; see `workflow.train` for the other arguments.
 
     Raises:
         PreparationStoppedError: `stop` became true; only token files were written.
@@ -62,6 +72,8 @@ def prepare_new(
     runtime = make_runtime(config.runtime, training=True)
     parts = yield from _read(paths, config.text, stop)
     if len(configs) > 1:
+        if runtime.device.type == "cpu":
+            yield from vocabulary.hint(config.text, parts.train)
         preset = defaults.choose_preset(parts.train.n_bytes, runtime.device)
         if preset not in configs:
             raise ConfigError(
@@ -69,13 +81,28 @@ def prepare_new(
                 f"Choose another: --preset {' or '.join(configs)}.",
             )
         config = configs[preset]
-    tokenizer = _train_tokenizer(config.text, parts)
-    config = defaults.fill_in(config, tokenizer=tokenizer.kind, vocab_size=tokenizer.vocab_size, device=runtime.device)
-    return (yield from _tokenize(config, runtime, preset, parts, tokenizer, stop))
+    tokenizer = _train_tokenizer(config.text, parts) if model is None else model.tokenizer
+    config = defaults.fill_in(
+        config,
+        tokenizer=tokenizer.kind,
+        vocab_size=tokenizer.vocab_size,
+        device=runtime.device,
+        from_model=model is not None,
+    )
+    described = None if model is None else describe(model)
+    ready = yield from _tokenize(config, runtime, preset, described, parts, tokenizer, stop)
+    if model is not None:
+        yield from vocabulary.warnings(model, ready.train_ids)
+    return ready
 
 
 def prepare_resumed(
-    paths: Sequence[str], folder: Path, changes: Tree, preset: str | None, stop: Callable[[], bool]
+    paths: Sequence[str],
+    folder: Path,
+    changes: Tree,
+    preset: str | None,
+    init: str | None,
+    stop: Callable[[], bool],
 ) -> Generator[Event, None, Prepared]:
     """Inputs of the run in `folder` when it is resumed; see `workflow.resume` for the arguments.
 
@@ -93,9 +120,15 @@ def prepare_resumed(
             f"this run uses the preset {saved_preset}, which cannot change when it is resumed.",
             "Leave --preset out, or train a new model with -o NAME.",
         )
+    origin = origin_of(record)
+    if init is not None and (origin is None or origin["model"] not in _names(init)):
+        raise ConfigError(
+            f"this run started from {origin['model'] if origin else 'new weights'}, not from {init}.",
+            "Leave --init out, or train a new model with -o NAME.",
+        )
     runtime = make_runtime(config.runtime, training=True)
     parts = yield from _read(paths, config.text, stop)
-    return (yield from _tokenize(config, runtime, saved_preset, parts, load_tokenizer(folder), stop))
+    return (yield from _tokenize(config, runtime, saved_preset, origin, parts, load_tokenizer(folder), stop))
 
 
 def _read(paths: Sequence[str], text: TextConfig, stop: Callable[[], bool]) -> Generator[Event, None, Split]:
@@ -114,7 +147,7 @@ def _read(paths: Sequence[str], text: TextConfig, stop: Callable[[], bool]) -> G
 def _train_tokenizer(text: TextConfig, parts: Split) -> Tokenizer:
     kind, size = choose_tokenizer(text.tokenizer, text.vocab_size, parts.train.corpus.facts, parts.train.n_bytes)
     if kind != "bytes":
-        _require_utf8(parts)
+        _require_utf8(parts, None)
     portions = parts.train.read() if kind == "words" else parts.train.sample(SAMPLE_BYTES)
     return train_tokenizer(kind, portions, size)
 
@@ -123,20 +156,36 @@ def _tokenize(
     config: Config,
     runtime: Runtime,
     preset: str,
+    origin: Tree | None,
     parts: Split,
     tokenizer: Tokenizer,
     stop: Callable[[], bool],
 ) -> Generator[Event, None, Prepared]:
     if tokenizer.kind != "bytes":
-        _require_utf8(parts)
+        _require_utf8(parts, origin)
     train_ids = yield from _until(stop, token_file(parts.train, tokenizer))
     valid_ids = yield from _until(stop, token_file(parts.valid, tokenizer))
-    return Prepared(config, runtime, preset, parts, tokenizer, train_ids, valid_ids)
+    return Prepared(config, runtime, preset, origin, parts, tokenizer, train_ids, valid_ids)
 
 
-def _require_utf8(parts: Split) -> None:
-    for part in (parts.train, parts.valid, parts.test):
-        part.corpus.require_utf8()
+def _require_utf8(parts: Split, origin: Tree | None) -> None:
+    """Refuses text that is not UTF-8; a run that starts from a model cannot change the tokenizer."""
+    try:
+        for part in (parts.train, parts.valid, parts.test):
+            part.corpus.require_utf8()
+    except DataError as error:
+        if origin is None:
+            raise
+        remedy = "Convert the file with iconv, or train without --init and with --tokenizer bytes."
+        raise DataError(error.message, remedy) from None
+
+
+def _names(model: str) -> set[str]:
+    """Names by which a record may know the model that the user calls `model`."""
+    names = {Path(model).resolve().name}
+    with suppress(CheckpointError):
+        names.add(find(model).resolve().name)
+    return names
 
 
 def _until(stop: Callable[[], bool], work: Generator[Progress, None, T]) -> Generator[Progress, None, T]:

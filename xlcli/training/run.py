@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from xlcli.model.lm import LanguageModel
 from xlcli.optim import Optimizers, lr_factor
 from xlcli.runtime import Runtime, compile_stack, has_bfloat16_units
 from xlcli.state import State
+from xlcli.store.folder import weights as weights_of
 from xlcli.text.loaders import EvalLoader, TrainLoader
 from xlcli.text.tokens import TokenFile
 from xlcli.training import defaults
@@ -208,10 +209,23 @@ class TrainingRun:
             raise DivergedError(f"the loss has risen to {nats:.3g} nats per token after step {self.step}.")
 
 
-def make_training_run(config: Config, runtime: Runtime, train_ids: TokenFile, start_id: int) -> TrainingRun:
-    """A new run: initialized model, empty memory, loader at its start."""
+def make_training_run(
+    config: Config,
+    runtime: Runtime,
+    train_ids: TokenFile,
+    start_id: int,
+    weights: Mapping[str, torch.Tensor] | None = None,
+) -> TrainingRun:
+    """A new run: model with these weights (None: new ones), empty memory, loader at its start.
+
+    Given weights are validated before the first step, so that the kept ones are never worse.
+    """
     torch.manual_seed(config.runtime.seed or 0)
     model = build_model(config.model).to(runtime.device)
+    if weights is not None:
+        with torch.no_grad():
+            for name, tensor in weights_of(model).items():
+                tensor.copy_(weights[name])
     train = config.train
     assert train.lr is not None
     native = has_bfloat16_units(runtime.device)
@@ -227,6 +241,7 @@ def make_training_run(config: Config, runtime: Runtime, train_ids: TokenFile, st
         loader=loader,
         states=init_states(model, config, loader.starts.tolist()),
         bytes_per_token=train_ids.n_bytes / len(train_ids),
+        validation_due=weights is not None,
     )
 
 

@@ -12,6 +12,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from xlcli.config import Config, TrainConfig, Tree
 from xlcli.errors import CheckpointError, ConfigError, DivergedError
 from xlcli.events import Event, Notice, Plan
@@ -19,6 +21,8 @@ from xlcli.files import write_atomic
 from xlcli.store import folder as store
 from xlcli.store import records
 from xlcli.store.commit import latest, step_of
+from xlcli.store.discover import find
+from xlcli.store.folder import LoadedModel
 from xlcli.store.layout import CHECKPOINTS, CONFIG, HELD_OUT, WEIGHTS, write_config
 from xlcli.store.lock import lock
 from xlcli.training import checkpoint, defaults, memory
@@ -38,6 +42,7 @@ def train(
     folder: Path,
     configs: Mapping[str, Config],
     *,
+    init: Path | None = None,
     overwrite: bool = False,
     dry_run: bool = False,
     stop: Callable[[], bool] = lambda: False,
@@ -49,28 +54,34 @@ def train(
         folder: Model folder; refused when it holds a model, unless `overwrite` is set.
         configs: Preset name to configuration, from `presets.configurations`. The preset is chosen by text size and
             device; the configurations may differ in model and training settings only.
+        init: Folder of a model whose weights and vocabulary the run starts from; `configs` is then from
+            `store.origin.configurations`.
         overwrite: Remove the model in `folder` as soon as the new run is ready for its first step.
         dry_run: End with the plan; only token files are written.
         stop: Called between steps; when true, the run is saved and ends.
 
     Raises:
+        CheckpointError: The model in `init` is missing or damaged.
         ConfigError, DataError, ResourceError, BusyError, DivergedError: See `xlcli.errors`.
     """
     started = time.monotonic()
     with ExitStack() as contexts:
+        model = None if init is None else _load_origin(init, folder)
         if not dry_run:
             _check_new(folder, overwrite=overwrite)
             yield from _lock(folder, contexts)
             _check_new(folder, overwrite=overwrite)  # another run may have ended in the meantime
         try:
-            ready = yield from prepare_new(paths, configs, stop)
+            ready = yield from prepare_new(paths, configs, stop, model)
         except PreparationStoppedError:
             yield _STOPPED_EARLY
             return
         yield _plan(folder, ready, 0)
         if dry_run:
             return
-        run = make_training_run(ready.config, ready.runtime, ready.train_ids, ready.tokenizer.start_id)
+        weights = None if model is None else store.weights(model.network)
+        run = make_training_run(ready.config, ready.runtime, ready.train_ids, ready.tokenizer.start_id, weights)
+        model = weights = None  # free before training
         record = describe_run(ready, run)
         if overwrite:
             store.clear(folder)
@@ -84,6 +95,7 @@ def resume(
     changes: Tree | None = None,
     *,
     preset: str | None = None,
+    init: str | None = None,
     dry_run: bool = False,
     allow_data_change: bool = False,
     stop: Callable[[], bool] = lambda: False,
@@ -95,6 +107,7 @@ def resume(
         folder: Model folder.
         changes: Settings that replace saved ones; only keys in `defaults.CHANGEABLE` may differ.
         preset: Refused unless the run uses it.
+        init: Name or folder of a model; refused unless the run started from it.
         dry_run: As in `train`.
         allow_data_change: Continue although the text has changed.
         stop: As in `train`.
@@ -109,7 +122,7 @@ def resume(
         if not dry_run:
             yield from _lock(folder, contexts)
         try:
-            ready = yield from prepare_resumed(paths, folder, changes or {}, preset, stop)
+            ready = yield from prepare_resumed(paths, folder, changes or {}, preset, init, stop)
         except PreparationStoppedError:
             yield _STOPPED_EARLY
             return
@@ -118,7 +131,9 @@ def resume(
         yield _plan(folder, ready, step_of(point) if point else 0)
         if dry_run:
             return
-        run = make_training_run(ready.config, ready.runtime, ready.train_ids, ready.tokenizer.start_id)
+        weights = _origin_again(ready.origin) if point is None and ready.origin else None
+        run = make_training_run(ready.config, ready.runtime, ready.train_ids, ready.tokenizer.start_id, weights)
+        weights = None
         record = describe_run(ready, run)
         if point is None:
             _write_new(folder, ready, run, record)
@@ -156,6 +171,29 @@ def _take_steps(
         raise DivergedError(error.message, _lower_rate(ready.config, paths, folder)) from None
     finally:
         run.set_threads(threads)
+
+
+def _load_origin(init: Path, folder: Path) -> LoadedModel:
+    """The model in `init`, checked: a run in `folder` can start from it."""
+    if init.resolve() == folder.resolve():
+        raise ConfigError(
+            f"{folder} is the folder of the model that the run starts from.", "Choose another one with -o NAME."
+        )
+    model = store.load(init)
+    bad = [name for name, tensor in store.weights(model.network).items() if not bool(tensor.isfinite().all())]
+    if bad:
+        raise CheckpointError(f"weights of {init} hold NaN or infinity, first in '{bad[0]}'.", "Use another model.")
+    return model
+
+
+def _origin_again(origin: Tree) -> dict[str, Tensor]:
+    """Weights that a run starts from which was killed before its first checkpoint."""
+    model = store.load(find(origin["model"]))
+    if model.fingerprints["weights"] != origin["weights"]:
+        raise CheckpointError(
+            f"the run had taken no step, and model {model.name} has changed since.", "Train anew with --overwrite."
+        )
+    return store.weights(model.network)
 
 
 def _check_new(folder: Path, *, overwrite: bool) -> None:
@@ -214,7 +252,7 @@ def _restore(
     yield from (Notice(warning, "warning") for warning in warnings)
     if allow_data_change:
         _write_held_out(folder, ready)
-    records.trim_metrics(folder, run.step)
+    records.trim_metrics(folder, run.step if run.step or run.validated_step == 0 else -1)
     write_config(folder, ready.config, encoding=ready.config.train.weights)
 
 
@@ -266,4 +304,5 @@ def _plan(folder: Path, ready: Prepared, resumed_at: int) -> Plan:
         threads_measured=runtime.threads_measured,
         budget=defaults.budget_in_words(config),
         resumed_at=resumed_at,
+        init=ready.origin["model"] if ready.origin else None,
     )

@@ -1,0 +1,109 @@
+"""Configuration of a training run that starts from the weights of a model. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xlcli import config as settings
+from xlcli import presets
+from xlcli.config import Config, TrainConfig, Tree
+from xlcli.errors import ConfigError
+from xlcli.files import read_json
+from xlcli.store.layout import TOKENIZER, SavedConfig, read_config_file, verify_file
+from xlcli.store.records import read_record
+
+if TYPE_CHECKING:
+    from xlcli.store.folder import LoadedModel
+
+RATE_FACTOR = 0.3
+"""Peak learning rates of the run divided by those of the model's own training (docs/log.md)."""
+INIT = "init"
+"""Key of `record.json`: the model that a run started from."""
+
+_OF_THE_RUN = frozenset(
+    {"lr_schedule", "decay_fraction", "min_lr_ratio", "warmup_steps", "max_steps", "max_tokens", "max_time"}
+    | {"eval_every", "save_every", "keep_checkpoints", "weights"}
+)
+"""Keys of `train` that have their own defaults in the new run; it takes all others from the model."""
+_WITHOUT_WEIGHTS = ("model.dropout", "model.loss_chunk", "model.feedforward.chunk_len")
+"""Keys of `model` that a run may change, because no weight depends on them."""
+
+
+def configurations(
+    changes: Mapping[str, Any], preset: str | None = None, folder: Path | None = None
+) -> dict[str, Config]:
+    """The user's settings over those of the model in `folder`, by the name of the model's preset; see `presets`.
+
+    Shape and vocabulary are those of the model. Peak learning rates are `RATE_FACTOR` times those of its training,
+    unless that run had itself started from a model.
+
+    Raises:
+        CheckpointError: The model's configuration is missing or damaged.
+        ConfigError: A setting is illegal, or contradicts shape or vocabulary of the model.
+    """
+    if folder is None:
+        return presets.configurations(changes, preset)
+    if preset is not None:
+        raise ConfigError("--preset and --init exclude each other: a model has its own shape.", "Give one of them.")
+    header, record = read_config_file(folder), read_record(folder)
+    saved, description = header.config, TOKENIZER[0]
+    if description in header.files:
+        verify_file(folder, description, header.files)
+    tokenizer = str(read_json(folder / description).get("kind"))
+    factor = RATE_FACTOR if origin_of(record) is None else 1.0
+    own = {
+        "model": saved.model.model_dump(mode="json"),
+        "text": {"tokenizer": tokenizer},
+        "train": _train_section(saved.train, changes.get("train", {}), factor),
+    }
+    text = dict(changes.get("text", {}))
+    if text.get("tokenizer") == "auto":
+        text["tokenizer"] = tokenizer
+    config = settings.make(own, {**changes, "text": text})
+    _check(config, saved, tokenizer, folder.resolve().name)
+    return {str(record.get("preset", "")): config}
+
+
+def describe(model: LoadedModel) -> Tree:
+    """Entry `INIT` of the record of a run that starts from this model: its name, weights, training, and own origin."""
+    entry = {"model": model.name, "weights": model.fingerprints["weights"]}
+    return entry | {key: model.record[key] for key in ("corpus", "tokens", INIT) if key in model.record}
+
+
+def origin_of(record: Mapping[str, Any]) -> Tree | None:
+    """Description of the model that a run started from, by its record; None for new weights or a damaged entry."""
+    entry = record.get(INIT)
+    if isinstance(entry, dict) and isinstance(entry.get("model"), str) and isinstance(entry.get("weights"), str):
+        return entry
+    return None
+
+
+def _train_section(saved: TrainConfig, changes: Mapping[str, Any], factor: float) -> Tree:
+    """Section `train` of the run before the user's changes; `lr` is None if it cannot be derived."""
+    tree = saved.model_dump(mode="json", exclude=set(_OF_THE_RUN))
+    tree["adam_lr"] = factor * saved.adam_lr
+    same = changes.get("optimizer", saved.optimizer) == saved.optimizer
+    tree["lr"] = factor * saved.lr if same and saved.lr is not None else None
+    batch_size = changes.get("batch_size", saved.batch_size)
+    if isinstance(batch_size, int):
+        tree["grad_accum"] = min(saved.grad_accum, batch_size)
+    return tree
+
+
+def _check(config: Config, saved: SavedConfig, tokenizer: str, name: str) -> None:
+    """`ConfigError` if the configuration contradicts shape or vocabulary of the model."""
+    before: Tree = {"model": saved.model.model_dump(), "text": {"tokenizer": tokenizer}}
+    now: Tree = {"model": config.model.model_dump(), "text": {"tokenizer": config.text.tokenizer}}
+    if config.text.vocab_size not in (None, saved.text.vocab_size):
+        before["text"]["vocab_size"] = saved.model.vocab_size
+        now["text"]["vocab_size"] = config.text.vocab_size
+    changed = [key for key in settings.differences(before, now) if not key.startswith(_WITHOUT_WEIGHTS)]
+    if changed:
+        key = next((key for key in changed if key.endswith(".kind")), changed[0])  # a kind implies its other keys
+        value: Any = before
+        for part in key.split("."):
+            value = value.get(part)
+        reason = f"must be {value} as in {name}, whose weights the run starts from"
+        raise ConfigError(f"{key} {reason}.", "Leave it out, or train without --init.", key=key, reason=reason)

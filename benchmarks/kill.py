@@ -48,6 +48,10 @@ def rows(folder: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
+def has_begun(folder: Path) -> bool:
+    return (folder / "config.json").exists() or (folder / ".installing").exists()
+
+
 def kill_once(arguments: list[str], folder: Path, rng: random.Random, share: float) -> str | None:
     """Starts the run and kills it at a random moment; returns the moment, or None if the run ended before it."""
     goal = rows(folder) + rng.randrange(1, max(2, int(share * STEPS))) if rng.random() < 0.85 else 0
@@ -82,7 +86,7 @@ def trial(place: Path, kills: int, seed: int) -> tuple[list[str], dict[str, str]
     subprocess.run(command(text, whole), check=True, stdout=subprocess.DEVNULL)
     rng, moments = random.Random(seed), []
     while len(moments) < kills:
-        more = ("--resume",) if (killed / "config.json").exists() else ()
+        more = ("--resume",) if has_begun(killed) else ()
         moment = kill_once([*command(text, killed, *more)], killed, rng, share=2 / kills)
         if moment is None:  # the run has ended: another one takes the remaining kills
             if remains(killed) != remains(whole):
@@ -91,7 +95,7 @@ def trial(place: Path, kills: int, seed: int) -> tuple[list[str], dict[str, str]
         else:
             moments.append(moment)
             print(f"kill {len(moments)}: {moment}", flush=True)
-    more = ("--resume",) if (killed / "config.json").exists() else ()
+    more = ("--resume",) if has_begun(killed) else ()
     subprocess.run(command(text, killed, *more), check=True, stdout=subprocess.DEVNULL)
     return moments, remains(killed), remains(whole)
 

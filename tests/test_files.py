@@ -187,6 +187,20 @@ def test_folder_that_cannot_be_synced_is_no_error(tmp_path, monkeypatch):
     assert (tmp_path / "file").read_bytes() == b"x"
 
 
+def test_a_copy_shares_nothing(tmp_path):
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_bytes(b"ab" * 2**20)
+    files.copy_file(source, target)
+    assert target.read_bytes() == source.read_bytes()
+    assert target.stat().st_ino != source.stat().st_ino
+    (tmp_path / "link").symlink_to(source)
+    for name in ("link", "missing"):
+        with pytest.raises(CheckpointError):
+            files.copy_file(tmp_path / name, target)
+    assert target.read_bytes() == source.read_bytes()
+    assert leftovers(tmp_path) == []
+
+
 def test_append_closes_a_torn_line(tmp_path):
     path = tmp_path / "lines"
     files.append_line(path, b"one")
@@ -421,25 +435,31 @@ def test_mismatch_is_named(tmp_path, expected, message):
 def test_what_could_not_be_read_is_not_written(tmp_path):
     with pytest.raises(ValueError, match="not a tensor name"):
         files.write_tensors(tmp_path / "file", {"a b": torch.ones(1)}, {})
-    with pytest.raises(ValueError, match="could not be read"):
-        files.write_tensors(tmp_path / "file", {}, {"a": "x" * 2**20})
+    with pytest.raises(ConfigError, match=r"cannot write .*file: 0 tensors need a header of 16,777,\d+ bytes"):
+        files.write_tensors(tmp_path / "file", {}, {"a": "x" * 2**24})
     assert not (tmp_path / "file").exists()
     assert leftovers(tmp_path) == []
 
 
-def test_headers_of_up_to_a_mebibyte(tmp_path):
+def test_headers_of_up_to_16_mebibytes(tmp_path):
     path = tmp_path / "file"
     whole = sealed({"a": entry()}, b"\0" * 8, k="v")
     length = int.from_bytes(whole[:8], "little")
-    for size in (2**20, 2**20 + 8):
+    for size in (2**24, 2**24 + 8):
         path.write_bytes(pack(whole[8 : 8 + length].ljust(size), b"\0" * 8))
-        if size == 2**20:
+        if size == 2**24:
             assert files.read_tensors(path, expected=None)[0]["a"].tolist() == [0.0, 0.0]
             assert files.read_header(path)[0] == {"a": TensorInfo("F32", (2,))}
         else:
             for read in (files.read_header, lambda path: files.read_tensors(path, expected=None)):
-                with pytest.raises(CheckpointError, match="its header claims 1,048,584 bytes"):
+                with pytest.raises(CheckpointError, match="its header claims 16,777,224 bytes"):
                     read(path)
+
+
+def test_the_tensors_of_1024_layers(tmp_path):
+    tensors = {f"stack.blocks.{i}.attention.position.biases.{n}": torch.ones(1) for i in range(1024) for n in range(13)}
+    files.write_tensors(tmp_path / "file", tensors, {})
+    assert files.read_tensors(tmp_path / "file", expected=None)[0] == tensors
 
 
 def test_every_bit_counts(tmp_path):
@@ -519,10 +539,9 @@ DAMAGED = {
     "header of 2^64-1": pack(b"{}", length=2**64 - 1),
     "header of 100 MB": pack(b"{}", length=100 * 2**20),
     "negative header": pack(b"{}", length=2**64 - 8),
-    "real header of 2 MB": pack(b"{}" + b" " * 2**21),
+    "real header of 17 MB": pack(b"{}" + b" " * 2**24),
     "500,000 names": many(500_000),
-    "30,000 names": many(30_000),
-    "metadata of 2 MB": pack({"__metadata__": {"a": "x" * 2**21}, "a": entry()}, b"\0" * 8),
+    "metadata of 17 MB": pack({"__metadata__": {"a": "x" * 2**24}, "a": entry()}, b"\0" * 8),
 }
 
 
@@ -543,6 +562,7 @@ def test_damaged_headers(tmp_path, name, read):
 
 
 UNSEALED = {
+    "30,000 names": (many(30_000), "has no checksum"),
     "no checksums": (pack({"a": entry()}, b"\0" * 8), "has no checksum"),
     "one checksum": (pack({"__metadata__": {"sha256": "0" * 64}, "a": entry()}, b"\0" * 8), "has no checksum"),
     "other tensors": (sealed({"a": entry()}, b"\0" * 8)[:-1] + b"\1", "its tensors do not match"),

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+import safetensors
 import torch
 
 from xlcli.config import ModelConfig, TrainConfig, make
 from xlcli.errors import CheckpointError, ResourceError, XLError
-from xlcli.files import read_header, read_tensors, write_tensors
+from xlcli.files import read_header, read_tensors, write_atomic, write_tensors
 from xlcli.model.build import build_model
 from xlcli.store import folder as store
 from xlcli.store import layout
@@ -551,24 +552,6 @@ def test_read_only_folder_says_so(tmp_path, monkeypatch):
     assert caught.value.exit_code == 4
 
 
-def test_clear_removes_the_model_and_nothing_else(model):
-    for name in ("record.json", "metrics.jsonl", "valid.txt", "test.txt", "mine.txt", ".lock", ".tmp-1-a"):
-        (model / name).touch()
-    (model / "checkpoints" / "step-00000001").mkdir(parents=True)
-    (model / "notes").mkdir()
-    store.clear(model)
-    assert sorted(path.name for path in model.iterdir()) == [".lock", "mine.txt", "notes"]
-
-
-def test_clear_follows_no_link(tmp_path, model):
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "precious").touch()
-    (model / "checkpoints").symlink_to(outside)
-    store.clear(model)
-    assert (outside / "precious").exists()
-
-
 def with_held_out(folder: Path, split: Literal["valid", "test"], text: str) -> Path:
     """A model saved beside a held-out text, as training does it."""
     folder.mkdir()
@@ -588,6 +571,28 @@ def test_held_out_text(tmp_path, split):
     assert store.load(folder).held_out(split) is None
     path.symlink_to("/etc/passwd")
     assert store.load(folder).held_out(split) is None
+
+
+@pytest.mark.parametrize("at", [1, 2, -1])
+def test_a_model_is_read_while_its_weights_are_replaced(model, monkeypatch, at):
+    """At one of the times when the file is opened, or (-1) at each of them."""
+    data, opened, real = (model / WEIGHTS).read_bytes(), [0], safetensors.safe_open
+
+    def replacing(*args, **options):
+        file = real(*args, **options)
+        opened[0] += 1
+        if at in (opened[0], -1):
+            write_atomic(model / WEIGHTS, data)
+        return file
+
+    monkeypatch.setattr(store, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(safetensors, "safe_open", replacing)
+    if at > 0:
+        assert store.load(model).name == "model"
+        assert opened[0] >= at
+    else:
+        with pytest.raises(CheckpointError, match="changed while it was read"):
+            store.load(model)
 
 
 def test_held_out_text_without_a_checksum(model):

@@ -122,10 +122,12 @@ def test_a_hostile_host_name_is_shown_harmlessly(tmp_path):
 
 def test_rubbish_of_a_crash_is_removed(tmp_path):
     (tmp_path / "checkpoints" / ".tmp-00000001-1").mkdir(parents=True)
-    (tmp_path / ".tmp-1-abc").touch()
-    (tmp_path / "mine").touch()
+    (tmp_path / ".tmp-1-0123abcd").touch()
+    mine = [".tmp-notes", ".tmp-1", ".tmp-1-abc", ".tmp-old-1", "mine"]
+    for name in mine:
+        (tmp_path / name).touch()
     with lock(tmp_path):
-        assert sorted(path.name for path in tmp_path.iterdir()) == [LOCK, HOLDER, "checkpoints", "mine"]
+        assert {path.name for path in tmp_path.iterdir()} == {LOCK, HOLDER, "checkpoints", *mine}
         assert list((tmp_path / "checkpoints").iterdir()) == []
 
 

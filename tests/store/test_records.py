@@ -19,7 +19,7 @@ def test_record(tmp_path):
 
 def test_rows_in_order(tmp_path):
     assert read_metrics(tmp_path) == []
-    trim_metrics(tmp_path, 0)
+    trim_metrics(tmp_path, 0, validated=False)
     assert not (tmp_path / METRICS).exists()
     rows = [{"step": step, "nats": 1 / step} for step in range(1, 6)]
     for row in rows:
@@ -46,10 +46,20 @@ def test_a_resumed_run_writes_no_row_twice(tmp_path):
         append_metrics(tmp_path, {"step": step})
     with (tmp_path / METRICS).open("ab") as file:
         file.write(b'{"step": 8, "na')
-    trim_metrics(tmp_path, 5)
+    trim_metrics(tmp_path, 5, validated=False)
     append_metrics(tmp_path, {"step": 6})
     assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2, 3, 4, 5, 6]
     assert len((tmp_path / METRICS).read_bytes().splitlines()) == 6
+
+
+@pytest.mark.parametrize("validated", [True, False])
+def test_a_validation_that_is_repeated_has_one_row(tmp_path, validated):
+    rows = [{"step": 1}, {"step": 1, "validation_bits_per_byte": 3.0}, {"step": 2}]
+    rows.append({"step": 2, "validation_bits_per_byte": 2.0})
+    for row in rows:
+        append_metrics(tmp_path, row)
+    trim_metrics(tmp_path, 2, validated=validated)
+    assert read_metrics(tmp_path) == rows[: 4 if validated else 3]
 
 
 def test_other_peoples_lines_do_no_harm(tmp_path):
@@ -85,5 +95,5 @@ def test_links_and_pipes_are_refused(tmp_path):
 def test_a_row_with_a_number_that_is_not_finite_is_left_out(tmp_path, number):
     (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1, "nats": 2.5}}\n{{"step": 2, "nats": {number}}}\n')
     assert read_metrics(tmp_path) == [{"step": 1, "nats": 2.5}]
-    trim_metrics(tmp_path, 9)
+    trim_metrics(tmp_path, 9, validated=False)
     assert read_metrics(tmp_path) == [{"step": 1, "nats": 2.5}]

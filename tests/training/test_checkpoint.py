@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import shutil
 from hashlib import sha256
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from runs import After, corpus, curve, go, of_kind, remains, small, train
 
 from xlcli.config import EvalConfig, RuntimeConfig
-from xlcli.errors import CheckpointError, ConfigError
+from xlcli.errors import CheckpointError, ConfigError, DataError
 from xlcli.evaluation import evaluate
 from xlcli.events import Notice, Saved, Score, Step, Trained, Validation
 from xlcli.files import digest, read_header, read_tensors, write_tensors
@@ -230,6 +231,147 @@ def test_a_damaged_checkpoint_is_skipped_with_a_notice():
     assert any("damaged and was skipped" in notice.text for notice in of_kind(events, Notice))
     assert of_kind(events, Step)[0].step == 5
     assert remains("m") == remains("whole")
+
+
+def _damage(path):
+    """Changes the last byte in place, as a bad sector does, so that every link to the file is damaged."""
+    with Path(path).open("r+b") as file:
+        file.seek(-1, 2)
+        last = file.read(1)[0]
+        file.seek(-1, 2)
+        file.write(bytes([last ^ 1]))
+
+
+def test_checkpoints_and_model_share_nothing():
+    go(small(train={"keep_checkpoints": 3}), corpus(), "m")
+    files = [path for path in Path("m").rglob("*") if path.is_file() and not path.name.startswith(".lock")]
+    assert {path.stat().st_nlink for path in files} == {1}
+    assert sum(path.name == "best.safetensors" for path in files) == 2
+
+
+@pytest.mark.parametrize("damaged", ["model.safetensors", "best.safetensors"])
+def test_damage_to_one_copy_of_the_best_weights_changes_nothing(damaged):
+    text = corpus()
+    go(small(), text, "whole")
+    After(5).run(small(), text, "m")
+    point = latest(Path("m/checkpoints")).path
+    _damage("m/model.safetensors" if damaged == "model.safetensors" else point / damaged)
+    events = go({}, text, "m", resume=True)
+    assert of_kind(events, Step)[0].step == 6
+    assert remains("m") == remains("whole")
+
+
+def test_the_best_weights_may_be_taken_from_an_earlier_checkpoint():
+    text, tree = corpus(), small(train={"max_steps": 6, "keep_checkpoints": 3})
+    After(5).run(tree, text, "m")
+    best = Path("m/model.safetensors").read_bytes()
+    assert (Path("m/checkpoints/step-00000004/best.safetensors")).read_bytes() == best
+    _damage("m/model.safetensors")
+    Path("m/checkpoints/step-00000005/best.safetensors").unlink()
+    After(0).run({}, text, "m", resume=True)
+    assert Path("m/model.safetensors").read_bytes() == best
+
+
+def test_when_the_best_weights_are_lost_the_present_ones_are_validated():
+    text, tree = corpus(), small(train={"eval_every": 4, "keep_checkpoints": 1})
+    After(5).run(tree, text, "m")
+    _damage("m/model.safetensors")
+    _damage("m/checkpoints/step-00000005/best.safetensors")
+    events = go({}, text, "m", resume=True)
+    warnings = [notice.text for notice in of_kind(events, Notice) if notice.level == "warning"]
+    assert warnings == [
+        "the best weights, of step 4, are missing or damaged in every copy; those of step 5 replace them"
+    ]
+    assert next((v.step, v.best) for v in of_kind(events, Validation)) == (5, True)
+    assert events[-1].step == 6
+    load(Path("m"))
+
+
+def test_a_model_that_cannot_be_read_does_not_stop_training():
+    text, tree = corpus(), small(train={"max_steps": 9, "save_every": 1, "eval_every": 3})
+    run = train(tree, [text], Path("m"))
+    for event in run:
+        if isinstance(event, Saved) and event.step == 3:
+            Path("m/model.safetensors").unlink()
+            Path("m/model.safetensors").symlink_to(text)
+        if isinstance(event, Saved) and event.step == 4:
+            assert not (event.folder / "best.safetensors").exists()
+    assert event.step == 9
+    load(Path("m"))
+
+
+@pytest.mark.parametrize("name", ["weights", "optimizer", "memory", "random"])
+def test_only_listed_files_are_read(name):
+    text = corpus()
+    After(3).run(small(), text, "m")
+    point = latest(Path("m/checkpoints")).path
+    _unlist(point, f"{name}.safetensors")
+    with pytest.raises(CheckpointError, match=f"its manifest has no '{name}.safetensors'"):
+        go({}, text, "m", resume=True)
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "file"])
+def test_best_weights_that_are_not_listed_are_not_read(kind):
+    text = corpus()
+    go(small(), text, "other")
+    go(small(), text, "whole")
+    After(5).run(small(), text, "m")
+    point = latest(Path("m/checkpoints")).path
+    _unlist(point, "best.safetensors")
+    other, best = Path("other/model.safetensors").absolute(), point / "best.safetensors"
+    best.unlink()
+    {"link": lambda: best.symlink_to(other), "fifo": lambda: os.mkfifo(best), "file": lambda: shutil.copy(other, best)}[
+        kind
+    ]()
+    go({}, text, "m", resume=True)
+    assert remains("m") == remains("whole")
+
+
+def _unlist(point, name):
+    manifest = json.loads((point / "manifest.json").read_bytes())
+    manifest["files"].pop(name)
+    (point / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_a_validation_that_is_repeated_has_one_row():
+    """Interrupted in a validation, resumed, and killed after this validation."""
+    text, tree = corpus(), small()
+    go(tree, text, "whole")
+    validating = [False]
+    for event in train(tree, [text], Path("m"), stop=lambda: validating[0]):
+        validating[0] = isinstance(event, Step) and event.step == 3
+    run = train({}, [text], Path("m"), resume=True)
+    while not isinstance(next(run), Validation):
+        pass
+    run.close()
+    go({}, text, "m", resume=True)
+    assert remains("m") == remains("whole")
+
+
+@pytest.mark.parametrize("record", ["", "{", '{"corpus": "a', None])
+def test_a_torn_record_blocks_nothing(record):
+    text, tree = corpus(), small(runtime={"seed": 7, "dtype": "bfloat16"})
+    go(tree, text, "whole")
+    After(4).run(tree, text, "m")
+    if record is None:
+        Path("m/record.json").unlink()
+    else:
+        Path("m/record.json").write_text(record)
+        assert "record.json is damaged" in load(Path("m")).warnings[0]
+    events = go({}, text, "m", resume=True, preset=None)
+    assert any("number type and threads are those of the checkpoint" in n.text for n in of_kind(events, Notice))
+    assert remains("m") == remains("whole")
+    assert json.loads(Path("m/record.json").read_bytes())["finished"]
+
+
+def test_a_folder_with_its_own_models_is_resumed():
+    corpus()
+    go(small(), ".", "models/other")
+    After(3).run(small(), ".", "models/m")
+    assert go({}, ".", "models/m", resume=True)[-1].step == 6
+    assert json.loads(Path("models/m/record.json").read_bytes())["corpus"] == "corpus.txt"
+    with pytest.raises(DataError, match="holds no text files"):
+        go(small(), "models", "elsewhere")
 
 
 def test_when_all_are_damaged_it_says_so():

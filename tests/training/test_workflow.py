@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from runs import PROSE, After, corpus, curve, go, of_kind, small, train
+from safetensors.torch import save_file
 
 from xlcli.config import EvalConfig, RuntimeConfig
 from xlcli.errors import BusyError, ConfigError, DataError, DivergedError, ResourceError, XLError
@@ -343,10 +344,38 @@ def test_a_model_is_overwritten_only_when_the_new_one_can_begin():
 def test_files_of_the_user_are_not_lost():
     text = corpus()
     Path("here").mkdir()
-    Path("here/valid.txt").write_text("mine")
-    with pytest.raises(ConfigError, match=r"holds a file valid\.txt, which would be lost"):
-        go(small(), text, "here", overwrite=True)
-    assert Path("here/valid.txt").read_text() == "mine"
+    for name in ("valid.txt", "metrics.jsonl", "record.json", "tokenizer.json", ".tmp-notes", ".lock", "config.json"):
+        Path("here", name).write_text("mine")
+        before = _files("here")
+        for overwrite in (False, True):
+            with pytest.raises(ConfigError, match=rf"here is not a model folder and not empty: it holds {name}\."):
+                go(small(), text, "here", overwrite=overwrite)
+        with pytest.raises(XLError, match="no run to resume in here"):
+            go({}, text, "here", resume=True)
+        assert _files("here") == before
+        Path("here", name).unlink()
+    assert go(small(), text, "here")[-1].step == 6
+
+
+def test_a_model_of_another_program_is_not_replaced():
+    text, model = corpus(), Path("theirs")
+    model.mkdir()
+    (model / "config.json").write_text('{"architectures": ["Other"], "model_type": "other"}')
+    save_file({"a": torch.ones(1)}, model / "model.safetensors")
+    before = _files(model)
+    with pytest.raises(ConfigError, match="not a model folder"):
+        go(small(), text, model, overwrite=True)
+    assert _files(model) == before
+
+
+def test_a_damaged_model_can_be_replaced():
+    text = corpus()
+    go(small(), text, "m")
+    Path("m/config.json").write_text("{")
+    with pytest.raises(ConfigError, match="already holds a model"):
+        go(small(), text, "m")
+    assert go(small(), text, "m", overwrite=True)[-1].step == 6
+    load(Path("m"))
 
 
 def test_a_folder_left_by_a_kill_at_its_very_beginning_can_be_used(monkeypatch):
@@ -359,8 +388,9 @@ def test_a_folder_left_by_a_kill_at_its_very_beginning_can_be_used(monkeypatch):
         patch.setattr(workflow, "write_config", killed)
         with pytest.raises(KeyboardInterrupt):
             go(small(), corpus(), "m")
-    assert Path("m/valid.txt").exists()
+    assert Path("m/.replacement/valid.txt").exists()
     assert go(small(), corpus(), "m")[-1].step == 6
+    assert not Path("m/.replacement").exists()
 
 
 def test_a_folder_left_before_its_first_checkpoint_can_be_resumed(monkeypatch):

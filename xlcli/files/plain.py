@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,6 +29,8 @@ JSON_DEPTH = 20
 """Maximum nesting depth of a JSON file."""
 TEMPORARY = ".tmp-"
 """Prefix of the names of unfinished files and folders."""
+TEMPORARY_NAME = re.compile(r"\.tmp-(\d+-[0-9a-f]{8}|\d{8,18}-\d+|old-(step-\d{8,18}~?|model)-\d+)")
+"""Names of unfinished files and folders inside a model folder; each contains a process id. Others are the user's."""
 
 _BLOCK = 2**20
 _READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -69,6 +72,20 @@ def write_atomic(path: Path, data: bytes | Iterable[bytes]) -> None:
         sync_folder(path.parent)
     except OSError as error:
         raise cannot_write(path, error) from error
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copies a regular file with `write_atomic`. The copy shares no disk blocks with the original.
+
+    Raises:
+        CheckpointError: `source` cannot be read.
+    """
+
+    def blocks() -> Iterator[bytes]:
+        with open_regular(source) as (descriptor, status):
+            yield from _blocks(descriptor, status.st_size + 1)
+
+    write_atomic(target, blocks())
 
 
 def append_line(path: Path, line: bytes) -> None:

@@ -17,7 +17,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +25,7 @@ from typing import NamedTuple
 from xlcli.errors import CheckpointError
 from xlcli.files.plain import (
     TEMPORARY,
+    TEMPORARY_NAME,
     cannot_read,
     cannot_write,
     make_folder,
@@ -106,16 +107,21 @@ def commit(folder: Path, name: str, write: Callable[[Path], None], keep: int) ->
     return final
 
 
-def latest(folder: Path) -> Latest:
-    """The newest checkpoint with all files undamaged, and the damaged ones before it."""
+def latest(folder: Path, spare: Container[str] = ()) -> Latest:
+    """The newest checkpoint with all files undamaged, and the damaged ones before it.
+
+    Args:
+        folder: The folder of checkpoints.
+        spare: Names of files that are not verified, because a checkpoint can be used without them.
+    """
     rejected: list[Rejected] = []
     try:
-        candidates = _checkpoints(folder)
+        candidates = checkpoints(folder)
     except OSError as error:
         raise cannot_read(folder, error) from None
     for path in candidates:
         try:
-            verify(path)
+            verify(path, spare)
         except CheckpointError as error:
             rejected.append(Rejected(path, error.message))
         else:
@@ -123,10 +129,26 @@ def latest(folder: Path) -> Latest:
     return Latest(None, tuple(rejected))
 
 
-def verify(path: Path) -> tuple[str, ...]:
-    """Names of the files of a checkpoint; `CheckpointError` if one differs from the manifest in size or SHA-256."""
+def checkpoints(folder: Path) -> list[Path]:
+    """All checkpoints, newest first, damaged ones too; a replaced one (`~`) after its replacement."""
+    found = [path for path in _entries(folder) if _STEP.fullmatch(path.name)]
+    return sorted((path for path in found if path.is_dir() and not path.is_symlink()), key=_order, reverse=True)
+
+
+def checksums(path: Path) -> dict[str, str]:
+    """File name to SHA-256 by the manifest of a checkpoint. No other file belongs to it or may be read."""
+    return {name: digest for name, (_, digest) in _manifest(path).items()}
+
+
+def verify(path: Path, spare: Container[str] = ()) -> tuple[str, ...]:
+    """Names of the files of a checkpoint; `CheckpointError` if one differs from the manifest in size or SHA-256.
+
+    Files in `spare` are not verified.
+    """
     files = _manifest(path)
     for name, (size, digest) in files.items():
+        if name in spare:
+            continue
         with open_regular(path / name) as (_, status):
             found = status.st_size
         if found != size:
@@ -137,7 +159,7 @@ def verify(path: Path) -> tuple[str, ...]:
 
 
 def clean(folder: Path) -> None:
-    """Removes the unfinished files and folders of crashed runs from this folder."""
+    """Removes the unfinished files and folders of crashed runs from this folder, and nothing else."""
     try:
         _sweep(folder)
     except OSError as error:
@@ -146,7 +168,7 @@ def clean(folder: Path) -> None:
 
 def _sweep(folder: Path) -> None:
     for path in _entries(folder):
-        if path.name.startswith(TEMPORARY):
+        if TEMPORARY_NAME.fullmatch(path.name):
             _remove(path)
 
 
@@ -172,9 +194,11 @@ def _manifest(path: Path) -> dict[str, tuple[int, str]]:
         raise CheckpointError(f"{path / MANIFEST} lists no files.")
     result: dict[str, tuple[int, str]] = {}
     for name, entry in files.items():
-        if not _FILE.fullmatch(name) or not isinstance(entry, dict) or entry.keys() != {"bytes", "sha256"}:
-            raise CheckpointError(f"{path / MANIFEST} has an invalid entry: {name[:80]!a}.")
-        result[name] = (entry["bytes"], entry["sha256"])
+        match entry if _FILE.fullmatch(name) else None:
+            case {"bytes": int(size), "sha256": str(digest), **others} if not others and type(size) is int:
+                result[name] = (size, digest)
+            case _:
+                raise CheckpointError(f"{path / MANIFEST} has an invalid entry: {name[:80]!a}.")
     return result
 
 
@@ -200,7 +224,7 @@ def _prune(folder: Path, newest: Path, keep: int) -> None:
     unreadable for a moment only. A failed removal is repeated by the next commit.
     """
     kept = {step_of(newest)}
-    for path in _checkpoints(folder):
+    for path in checkpoints(folder):
         step = step_of(path)
         if path == newest:
             continue
@@ -231,12 +255,6 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _checkpoints(folder: Path) -> list[Path]:
-    """All checkpoints, newest first; a replaced one (`~`) after its replacement."""
-    found = [path for path in _entries(folder) if _STEP.fullmatch(path.name)]
-    return sorted((path for path in found if path.is_dir() and not path.is_symlink()), key=_order, reverse=True)
 
 
 def _order(path: Path) -> tuple[int, bool]:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from xlcli.config import WeightEncoding
 from xlcli.errors import ConfigError
-from xlcli.files import cannot_write, make_folder, read_header, write_atomic
-from xlcli.files.plain import TEMPORARY, sync_folder
+from xlcli.files import cannot_write, copy_file, make_folder, read_header, sync_folder
+from xlcli.files.plain import TEMPORARY
 from xlcli.files.tensors import digest
 from xlcli.store.folder import load, save_model, weights
 from xlcli.store.layout import CONFIG, WEIGHTS, read_config_file
@@ -44,7 +44,7 @@ def copy_model(source: Path, target: Path, encoding: WeightEncoding | None = Non
         try:
             # The stored model section must stay as it is, since its fingerprint ties state files to the model.
             for path in (source / CONFIG, *held_out):
-                _copy_file(path, temporary / path.name)
+                copy_file(path, temporary / path.name)
             save_model(
                 temporary,
                 model.config,
@@ -66,8 +66,3 @@ def copy_model(source: Path, target: Path, encoding: WeightEncoding | None = Non
         sync_folder(target.parent)
     except OSError as error:
         raise cannot_write(target, error) from error
-
-
-def _copy_file(source: Path, target: Path) -> None:
-    with source.open("rb") as file:
-        write_atomic(target, iter(lambda: file.read(2**20), b""))

@@ -6,7 +6,8 @@ then tensors are read and checksums and fingerprints compared.
 
 from __future__ import annotations
 
-import shutil
+import os
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,10 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from xlcli.config import Config, ModelConfig
 from xlcli.errors import CheckpointError, ConfigError
 from xlcli.files import cannot_write, make_folder, read_header, read_tensors, write_tensors
-from xlcli.files.plain import RESTORE, TEMPORARY
+from xlcli.files.plain import RESTORE
 from xlcli.store.encodings import decode, encode, n_bytes, stored_infos
 from xlcli.store.layout import (
-    CHECKPOINTS,
     CONFIG,
     HELD_OUT,
     SCHEMA,
@@ -31,7 +31,7 @@ from xlcli.store.layout import (
     verify_file,
     write_config,
 )
-from xlcli.store.records import METRICS, RECORD, read_record
+from xlcli.store.records import read_record
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     from xlcli.model.lm import LanguageModel
     from xlcli.text.tokenizers.registry import Tokenizer
 
+ATTEMPTS = 5
+"""Maximum number of times that a model is read whose files are replaced meanwhile."""
+RETRY_SECONDS = 0.05
+"""Time between two attempts."""
 _KEEP_TOGETHER = "The files belong to different models: keep each model's files together."
 
 
@@ -160,6 +164,18 @@ def load(
         ConfigError: The model has no such setting.
         CheckpointError: A file is missing, damaged, of another model or of another format.
     """
+    for _ in range(ATTEMPTS - 1):
+        before = _versions(folder)
+        try:
+            return _load(folder, device, n_steps, n_hashes)
+        except CheckpointError:
+            if _versions(folder) == before:
+                raise
+        time.sleep(RETRY_SECONDS)  # training has replaced a file since the first one was read
+    return _load(folder, device, n_steps, n_hashes)
+
+
+def _load(folder: Path, device: str | torch.device, n_steps: int | None, n_hashes: int | None) -> LoadedModel:
     import torch
 
     from xlcli.text.tokenizers.registry import load_tokenizer
@@ -185,6 +201,12 @@ def load(
         )
     _fill(network, tensors, torch.device(device))
     network.eval()
+    record: dict[str, Any] = {}
+    warnings: tuple[str, ...] = ()
+    try:
+        record = read_record(folder)
+    except CheckpointError as error:  # it changes no number
+        warnings = (f"{error.message.rstrip('.')}; the model is used without it.",)
     name = folder.resolve().name
     return LoadedModel(
         folder=folder,
@@ -192,13 +214,13 @@ def load(
         config=header.config.model_copy(update={"model": shape}),
         tokenizer=tokenizer,
         network=network,
-        record=read_record(folder),
+        record=record,
         fingerprints={
             "config": header.fingerprint,
             "weights": metadata["sha256"],
             "tokenizer": tokenizer.fingerprint,
         },
-        warnings=_warnings(name, tensors),
+        warnings=(*warnings, *_warnings(name, tensors)),
         files=header.files,
     )
 
@@ -226,20 +248,16 @@ def weights_bytes(model: ModelConfig, encoding: str) -> int:
     return n_bytes(stored_infos(weights(_on_meta(model)), encoding))
 
 
-def clear(folder: Path) -> None:
-    """Removes the model from its folder, weights first, and nothing else. The caller holds the lock."""
-    names = [WEIGHTS, CONFIG, RECORD, METRICS, *HELD_OUT.values()]
-    try:
-        for name in names:
-            (folder / name).unlink(missing_ok=True)
-        for path in list(folder.iterdir()):
-            if path.name.startswith(("tokenizer.", TEMPORARY)) and not path.is_dir():
-                path.unlink(missing_ok=True)
-        checkpoints = folder / CHECKPOINTS
-        if checkpoints.is_dir() and not checkpoints.is_symlink():
-            shutil.rmtree(checkpoints)
-    except OSError as error:
-        raise cannot_write(folder, error) from error
+def _versions(folder: Path) -> list[tuple[int, int, int] | None]:
+    """Inode, size and time of change of each file that `load` reads; None for a missing one."""
+    versions: list[tuple[int, int, int] | None] = []
+    for name in (CONFIG, WEIGHTS, *TOKENIZER):
+        try:
+            status = os.lstat(folder / name)
+            versions.append((status.st_ino, status.st_size, status.st_mtime_ns))
+        except OSError:
+            versions.append(None)
+    return versions
 
 
 def _metadata(folder: Path) -> dict[str, str]:

@@ -43,10 +43,17 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return list(_rows(folder / METRICS))
 
 
-def trim_metrics(folder: Path, step: int) -> None:
-    """Removes incomplete lines and rows of steps later than `step`, which a run resumed there will write again."""
-    rows = read_metrics(folder)
-    kept = [row for row in rows if row.get("step", 0) <= step]
+def trim_metrics(folder: Path, step: int, *, validated: bool) -> None:
+    """Removes incomplete lines and the rows that a run resumed after `step` steps will write again.
+
+    These are rows of later steps and, unless the run is `validated` at this step, the row of its validation.
+    """
+
+    def is_kept(row: Mapping[str, Any]) -> bool:
+        own = row.get("step", 0)
+        return own < step or (own == step and (validated or "validation_bits_per_byte" not in row))
+
+    kept = [row for row in read_metrics(folder) if is_kept(row)]
     if os.path.lexists(folder / METRICS):
         write_atomic(folder / METRICS, (json.dumps(row, allow_nan=False).encode() + b"\n" for row in kept))
 

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, BinaryIO
 
-from xlcli.errors import DataError, ResourceError, XLError
+from xlcli.errors import CheckpointError, DataError, ResourceError, XLError
+from xlcli.files import read_json
 from xlcli.text.cache import cache_folder
 
 BLOCK = 2**20
@@ -154,7 +155,7 @@ def is_folder(path: Path) -> bool:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """Files in a folder and its subfolders, sorted by path, without hidden files and linked folders.
+    """Files in a folder and its subfolders, sorted by path, without hidden files, linked folders and model folders.
 
     Raises:
         DataError: A folder cannot be read.
@@ -167,9 +168,20 @@ def files_below(folder: Path) -> list[Path]:
 
     found: list[Path] = []
     for base, folders, names in os.walk(folder, onerror=refuse):
+        if "config.json" in names and _is_model(Path(base)):
+            folders.clear()
+            continue
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [Path(base) / name for name in names if not name.startswith(".")]
     return sorted(path for path in found if path.is_file())
+
+
+def _is_model(folder: Path) -> bool:
+    """Whether xlcli trained or trains a model in this folder, whose texts are copies of its corpus."""
+    try:
+        return {"schema", "model", "sha256"} <= read_json(folder / "config.json").keys()
+    except CheckpointError:
+        return False
 
 
 def _read_stdin(stdin: BinaryIO) -> bytes:

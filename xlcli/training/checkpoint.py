@@ -7,35 +7,39 @@ A checkpoint is one committed folder (see `store.commit`):
     weights.safetensors    weights                           optimizer.safetensors  state of the optimizers
     memory.safetensors     memory of every sequence          random.safetensors     random-number generator states
     state.json             counters, position in the data    best.safetensors       best weights so far, if validated
+
+Only files that its manifest lists are read. Checkpoints and model share no files or disk blocks, so damage to one
+leaves the others usable.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 from pydantic import Field
 
-from xlcli.config import BaseConfig, validate
+from xlcli.config import BaseConfig, Tree, validate
 from xlcli.errors import CheckpointError, ConfigError, StateError
-from xlcli.files import read_header, read_json, read_tensors, sha256, write_atomic, write_tensors
+from xlcli.files import copy_file, read_header, read_json, read_tensors, sha256, write_atomic, write_tensors
 from xlcli.files.tensors import TensorInfo
 from xlcli.state import State
-from xlcli.store.commit import commit, step_name
+from xlcli.store.commit import checkpoints, checksums, commit, latest, step_name
 from xlcli.store.encodings import ENCODINGS
 from xlcli.store.folder import read_weights, save_model, weights
 from xlcli.store.layout import CHECKPOINTS, SCHEMA, WEIGHTS
 from xlcli.text.tokenizers.registry import Tokenizer
 from xlcli.training.run import TrainingRun
 
+FILES = ("weights.safetensors", "optimizer.safetensors", "memory.safetensors", "random.safetensors", "state.json")
+"""Files of every checkpoint."""
 BEST = "best.safetensors"
-"""A hard link to the weights file of the model, which is never written in place."""
+"""A copy of the weights file of the model. A checkpoint can be used without it."""
 
 _ANEW = "Train anew with --overwrite."
 
@@ -71,7 +75,8 @@ def save(run: TrainingRun, folder: Path, *, seconds: float, corpus: Mapping[str,
         write_tensors(into / "memory.safetensors", memory, {})
         write_tensors(into / "random.safetensors", _generator_states(), {})
         if run.best_step is not None:
-            _link(folder / WEIGHTS, into / BEST)
+            with suppress(CheckpointError):  # the file cannot be read: training goes on
+                copy_file(folder / WEIGHTS, into / BEST)
         facts = {
             "schema": SCHEMA,
             "step": run.step,
@@ -112,11 +117,14 @@ def load(
         allow_data_change: Accept other texts.
 
     Returns:
-        Warnings about differences that make the run deviate from the uninterrupted one.
+        Warnings about losses and differences that make the run deviate from the uninterrupted one.
 
     Raises:
         CheckpointError: The checkpoint is of another run, another text or another format.
     """
+    files = checksums(checkpoint)
+    if missing := sorted(set(FILES) - files.keys()):
+        raise CheckpointError(f"{checkpoint} is incomplete: its manifest has no '{missing[0]}'.", _ANEW)
     facts = read_json(checkpoint / "state.json")
     try:
         if facts["schema"] != SCHEMA:
@@ -134,8 +142,8 @@ def load(
             run.best_bits = math.inf if counters.best_bits is None else counters.best_bits
             run.best_step = counters.best_step
             run.validated_step, run.validation_due = counters.validated_step, counters.validation_due
-        _restore_best(run, checkpoint, folder, tokenizer)
-        warnings = [
+        warnings = _restore_best(run, checkpoint, files.get(BEST), folder, tokenizer)
+        warnings += [
             f"{name} was {facts[name]} and is {now}: the resumed run will not equal the uninterrupted one to the bit"
             for name, now in _environment(run).items()
             if facts[name] != now
@@ -148,6 +156,16 @@ def load(
     if changed:
         warnings.append("the text is not the one this run began with; sequences continue at the same positions")
     return tuple(warnings)
+
+
+def runtime_settings(folder: Path) -> Tree:
+    """Settings of section `runtime` by the newest checkpoint of the run in `folder`; empty if there is none."""
+    point = latest(folder / CHECKPOINTS, spare={BEST}).path
+    if point is None:
+        return {}
+    facts = read_json(point / "state.json")
+    threads = {} if facts.get("threads") == "measured" else {"threads": facts.get("threads")}
+    return {"seed": facts.get("seed"), "dtype": facts.get("dtype", "auto"), **threads}
 
 
 def _changed_texts(saved: Mapping[str, str], here: Mapping[str, str], allow_change: bool) -> list[str]:
@@ -193,31 +211,58 @@ def _environment(run: TrainingRun) -> dict[str, Any]:
     }
 
 
-def _link(weights: Path, name: Path) -> None:
-    """Links the weights, which takes no disk space; copies them where the file system has no links."""
-    try:
-        os.link(weights, name)
-    except OSError:
-        shutil.copyfile(weights, name)
+def _restore_best(
+    run: TrainingRun, checkpoint: Path, digest: str | None, folder: Path, tokenizer: Tokenizer
+) -> list[str]:
+    """Restores the best weights up to this checkpoint, in the encoding of the run. Returns warnings.
 
+    Later ones belong to steps that are undone. Without a best step the weights in the folder stay. If the copy in the
+    checkpoint is damaged, the model and other checkpoints may hold the same weights.
 
-def _restore_best(run: TrainingRun, checkpoint: Path, folder: Path, tokenizer: Tokenizer) -> None:
-    """Restores the best weights up to this checkpoint, in the encoding of the run.
-
-    Later ones belong to steps that are undone. Without a best step the weights in the folder stay.
+    Args:
+        run: The run, restored.
+        checkpoint: Its checkpoint.
+        digest: SHA-256 of the copy in the checkpoint; None if there is none.
+        folder: The model folder.
+        tokenizer: The tokenizer of the run.
     """
-    present, kept = folder / WEIGHTS, checkpoint / BEST
-    if run.best_step is None or not kept.exists():
-        kept = present
-    if not kept.exists():
-        run.best_bits, run.best_step = math.inf, None
-        return
-    encoding, stored = run.config.train.weights, read_header(kept)[1].get("encoding", "")
-    if stored not in ENCODINGS:
-        raise CheckpointError(f"{kept} does not say its encoding.", _ANEW)
-    if stored != encoding or not present.exists() or sha256(present) != sha256(kept):
-        best, metadata = read_weights(kept, run.model, stored)
-        save_model(folder, run.config, best, tokenizer, metadata, encoding=encoding)
+    present, step, encoding = folder / WEIGHTS, run.best_step, run.config.train.weights
+    with suppress(CheckpointError):
+        same = step is None or (digest is not None and sha256(present) == digest)
+        if same and read_header(present)[1].get("encoding") == encoding:
+            return []
+    copies = [present]
+    if step is not None:
+        own = [checkpoint / BEST] if digest is not None else []
+        others = [path for path in checkpoints(checkpoint.parent) if path != checkpoint]
+        copies = [*own, present, *(path / BEST for path in others if _lists_best(path))]
+    for path in copies:
+        with suppress(CheckpointError):
+            metadata = read_header(path)[1]
+            if metadata.get("encoding") in ENCODINGS and step in (None, _step(metadata)):
+                best, metadata = read_weights(path, run.model, metadata["encoding"])
+                save_model(folder, run.config, best, tokenizer, metadata, encoding=encoding)
+                return []
+    run.best_bits, run.best_step = math.inf, None
+    if step is None and not present.exists():
+        return []
+    run.validated_step, run.validation_due = None, True
+    metadata = {"step": str(run.step), "validation_bits_per_byte": ""}
+    save_model(folder, run.config, weights(run.model), tokenizer, metadata, encoding=encoding)
+    lost = "the stored weights are" if step is None else f"the best weights, of step {step}, are"
+    return [f"{lost} missing or damaged in every copy; those of step {run.step} replace them"]
+
+
+def _lists_best(checkpoint: Path) -> bool:
+    with suppress(CheckpointError):
+        return BEST in checksums(checkpoint)
+    return False
+
+
+def _step(metadata: Mapping[str, str]) -> int | None:
+    """Step that weights are from."""
+    text = metadata.get("step", "")
+    return int(text) if text.isdecimal() and len(text) < 20 else None
 
 
 def _generator_states() -> dict[str, torch.Tensor]:

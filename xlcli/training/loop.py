@@ -13,6 +13,7 @@ from xlcli.events import Event, Notice, Saved, Step, Trained, Validation
 from xlcli.runtime import parallel_loop_seconds
 from xlcli.store import folder as store
 from xlcli.store import records
+from xlcli.store.staging import settle
 from xlcli.training import checkpoint, defaults
 from xlcli.training.final import final_evaluation
 from xlcli.training.prepare import Prepared
@@ -31,7 +32,7 @@ class Trainer:
     Args:
         run: The run, new or restored; its present state is already saved.
         prepared: Inputs of the run.
-        folder: Model folder, locked by the caller.
+        folder: Model folder, locked by the caller. A staged run is put in place there once it has weights.
         record: Contents of `record.json` so far.
         started: Start of the time budget in this process, by `time.monotonic`.
     """
@@ -41,7 +42,8 @@ class Trainer:
     ) -> None:
         self.run = run
         self.prepared = prepared
-        self.folder = folder
+        self.model_folder = folder
+        self.folder = settle(folder)
         self.record = record
         self.started = started
         self.saved_at = (run.step, run.validated_step)
@@ -104,7 +106,7 @@ class Trainer:
             self.record["threads"] = changes
         records.write_record(self.folder, self.record)
         yield Trained(
-            folder=self.folder,
+            folder=self.model_folder,
             step=run.step,
             tokens=run.tokens,
             seconds=self.seconds,
@@ -191,6 +193,7 @@ class Trainer:
             metadata,
             encoding=run.config.train.weights,
         )
+        self.folder = settle(self.model_folder)
 
     def _save(self) -> Saved:
         self._check_finite()

@@ -11,18 +11,18 @@ from typing import TypeVar
 from xlcli import config as settings
 from xlcli.config import Config, TextConfig, Tree
 from xlcli.errors import CheckpointError, ConfigError, DataError
-from xlcli.events import Event, Progress
+from xlcli.events import Event, Notice, Progress
 from xlcli.runtime import Runtime, make_runtime
 from xlcli.store.discover import find
 from xlcli.store.folder import LoadedModel
 from xlcli.store.layout import read_config_file
 from xlcli.store.origin import describe, origin_of
-from xlcli.store.records import read_record
+from xlcli.store.records import RECORD, read_record
 from xlcli.text.corpus import open_corpus
 from xlcli.text.heldout import Split, split
 from xlcli.text.tokenizers.registry import SAMPLE_BYTES, Tokenizer, choose_tokenizer, load_tokenizer, train_tokenizer
 from xlcli.text.tokens import TokenFile, token_file
-from xlcli.training import defaults, vocabulary
+from xlcli.training import checkpoint, defaults, vocabulary
 
 T = TypeVar("T")
 
@@ -110,7 +110,7 @@ def prepare_resumed(
         PreparationStoppedError: `stop` became true; only token files were written.
         ConfigError: A change that a resumed run cannot have.
     """
-    record = read_record(folder)
+    record = yield from _read_record(folder)
     saved = read_config_file(folder, strict=True).config
     saved_config = settings.make(saved.model_dump(mode="json"), {"runtime": record.get("runtime", {})})
     config = defaults.resumed(saved_config, changes)
@@ -129,6 +129,18 @@ def prepare_resumed(
     runtime = make_runtime(config.runtime, training=True)
     parts = yield from _read(paths, config.text, stop)
     return (yield from _tokenize(config, runtime, saved_preset, origin, parts, load_tokenizer(folder), stop))
+
+
+def _read_record(folder: Path) -> Generator[Notice, None, Tree]:
+    """`record.json`; if it is missing or damaged, the runtime settings in the newest checkpoint."""
+    problem = f"{folder / RECORD} is missing"
+    try:
+        if record := read_record(folder):
+            return record
+    except CheckpointError as error:
+        problem = error.message.rstrip(".")
+    yield Notice(f"{problem}; seed, number type and threads are those of the checkpoint", "warning")
+    return {"runtime": checkpoint.runtime_settings(folder)}
 
 
 def _read(paths: Sequence[str], text: TextConfig, stop: Callable[[], bool]) -> Generator[Event, None, Split]:

@@ -19,11 +19,11 @@ from xlcli.errors import CheckpointError, ConfigError, DivergedError
 from xlcli.events import Event, Notice, Plan
 from xlcli.files import write_atomic
 from xlcli.store import folder as store
-from xlcli.store import records
+from xlcli.store import records, staging
 from xlcli.store.commit import latest, step_of
 from xlcli.store.discover import find
 from xlcli.store.folder import LoadedModel
-from xlcli.store.layout import CHECKPOINTS, CONFIG, HELD_OUT, WEIGHTS, write_config
+from xlcli.store.layout import CHECKPOINTS, HELD_OUT, WEIGHTS, write_config
 from xlcli.store.lock import lock
 from xlcli.training import checkpoint, defaults, memory
 from xlcli.training.final import describe_run
@@ -56,7 +56,8 @@ def train(
             device; the configurations may differ in model and training settings only.
         init: Folder of a model whose weights and vocabulary the run starts from; `configs` is then from
             `store.origin.configurations`.
-        overwrite: Remove the model in `folder` as soon as the new run is ready for its first step.
+        overwrite: Replace the model in `folder` as soon as the new run has weights to keep; until then it stays, and
+            the new run is in a subfolder, where `resume` finds it.
         dry_run: End with the plan; only token files are written.
         stop: Called between steps; when true, the run is saved and ends.
 
@@ -76,6 +77,7 @@ def train(
         except PreparationStoppedError:
             yield _STOPPED_EARLY
             return
+        _check_texts(folder, ready)
         yield _plan(folder, ready, 0)
         if dry_run:
             return
@@ -83,9 +85,7 @@ def train(
         run = make_training_run(ready.config, ready.runtime, ready.train_ids, ready.tokenizer.start_id, weights)
         model = weights = None  # free before training
         record = describe_run(ready, run)
-        if overwrite:
-            store.clear(folder)
-        _write_new(folder, ready, run, record)
+        _write_new(staging.stage(folder), ready, run, record)
         yield from _take_steps(run, ready, folder, record, paths, started=started, stop=stop)
 
 
@@ -121,12 +121,16 @@ def resume(
         _check_has_run(folder)
         if not dry_run:
             yield from _lock(folder, contexts)
+            staging.settle(folder)
+        place = staging.place_of_run(folder)
+        if place != folder:
+            yield Notice(f"this run is to replace the model in {folder}; to keep that model, remove {place}")
         try:
-            ready = yield from prepare_resumed(paths, folder, changes or {}, preset, init, stop)
+            ready = yield from prepare_resumed(paths, place, changes or {}, preset, init, stop)
         except PreparationStoppedError:
             yield _STOPPED_EARLY
             return
-        point, notices = _newest_checkpoint(folder)
+        point, notices = _newest_checkpoint(place)
         yield from notices
         yield _plan(folder, ready, step_of(point) if point else 0)
         if dry_run:
@@ -136,9 +140,9 @@ def resume(
         weights = None
         record = describe_run(ready, run)
         if point is None:
-            _write_new(folder, ready, run, record)
+            _write_new(place, ready, run, record)
         else:
-            yield from _restore(point, run, ready, folder, allow_data_change=allow_data_change)
+            yield from _restore(point, run, ready, place, allow_data_change=allow_data_change)
         yield from _take_steps(run, ready, folder, record, paths, started=started, stop=stop)
 
 
@@ -198,27 +202,39 @@ def _origin_again(origin: Tree) -> dict[str, Tensor]:
 
 def _check_new(folder: Path, *, overwrite: bool) -> None:
     """Refuses a folder in which a new run would replace a model or a file of the user."""
-    has_model = any((folder / name).exists() for name in (CONFIG, WEIGHTS, CHECKPOINTS))
-    if has_model and not overwrite:
+    if staging.holds_run(folder):
+        if not overwrite:
+            raise ConfigError(
+                f"{folder} already holds a model.",
+                "Add --resume to continue it, --overwrite to replace it, or -o NAME.",
+            )
+    elif name := staging.foreign_entry(folder):
         raise ConfigError(
-            f"{folder} already holds a model.", "Add --resume to continue it, --overwrite to replace it, or -o NAME."
+            f"{folder} is not a model folder and not empty: it holds {name}.",
+            "Choose a new or empty folder with -o NAME.",
         )
-    user_files = [name for name in HELD_OUT.values() if (folder / name).exists()]
-    if user_files and not has_model and not any(folder.glob("tokenizer.*")):
-        raise ConfigError(
-            f"{folder} is no model folder and holds a file {user_files[0]}, which would be lost.",
-            "Choose another folder with -o NAME.",
-        )
+
+
+def _check_texts(folder: Path, ready: Prepared) -> None:
+    """Refuses a text that is a file of the model in `folder`, with which it would be removed."""
+    parts = ready.parts
+    for corpus in (parts.train.corpus, parts.valid.corpus, parts.test.corpus):
+        for source in corpus.sources:
+            if source.spool is None and staging.belongs_to_run(folder, source.path):
+                raise ConfigError(
+                    f"{source.name} belongs to the model in {folder}, which the new one replaces.",
+                    "Copy the text to another folder first, or choose another model folder with -o NAME.",
+                )
 
 
 def _check_has_run(folder: Path) -> None:
     """Refuses a folder without a run."""
-    if not (folder / CONFIG).exists():
+    if not staging.holds_run(folder) and staging.place_of_run(folder) == folder:
         raise CheckpointError(f"there is no run to resume in {folder}.", "Drop --resume, or give its folder with -o.")
 
 
 def _newest_checkpoint(folder: Path) -> tuple[Path | None, list[Notice]]:
-    found = latest(folder / CHECKPOINTS)
+    found = latest(folder / CHECKPOINTS, spare={checkpoint.BEST})
     notices = [Notice(f"{bad.path} is damaged and was skipped: {bad.reason}", "warning") for bad in found.rejected]
     if found.path is None:
         if found.rejected:
@@ -236,7 +252,7 @@ def _write_new(folder: Path, ready: Prepared, run: TrainingRun, record: dict[str
     """Writes a run at step 0. It can be resumed as soon as `config.json` exists."""
     ready.tokenizer.save(folder)
     _write_held_out(folder, ready)
-    records.trim_metrics(folder, -1)
+    records.trim_metrics(folder, -1, validated=False)
     records.write_record(folder, record | {"finished": False})
     write_config(folder, ready.config, encoding=ready.config.train.weights)
     checkpoint.save(run, folder, seconds=0.0, corpus=ready.identity)
@@ -252,7 +268,7 @@ def _restore(
     yield from (Notice(warning, "warning") for warning in warnings)
     if allow_data_change:
         _write_held_out(folder, ready)
-    records.trim_metrics(folder, run.step if run.step or run.validated_step == 0 else -1)
+    records.trim_metrics(folder, run.step, validated=run.validated_step == run.step)
     write_config(folder, ready.config, encoding=ready.config.train.weights)
 
 

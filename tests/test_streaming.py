@@ -2,13 +2,14 @@ import itertools
 import time
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from toys import PROSE, RUNTIME, VARIANTS, prose_bits, slow_bits, toy
 
 from xlcli import streaming
 from xlcli.config import EvalConfig, StreamConfig
-from xlcli.errors import StateError
+from xlcli.errors import CheckpointError, StateError
 from xlcli.evaluation import evaluate
 from xlcli.events import GeneratedText, LineScore, Score, StreamStats, TokenScore
 from xlcli.store.state_files import load_state, save_state
@@ -319,3 +320,20 @@ def test_a_state_that_does_not_fit_is_refused():
     run(model, [b"x\ny"], save=saved.append)
     with pytest.raises(StateError, match="memory of 9"):
         run(model, [], resume=saved[0], mem_len=10)
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+$", "(a|aa)+$", "(a|a?)+$"])
+def test_a_catastrophic_pattern_takes_linear_time(pattern):
+    text = b"a" * 200 + b"!\nb\n"
+    began = time.process_time()
+    assert run(toy(n_layers=1), [text], emit="none", reset_on=pattern, mem_len=1)[-1].bytes == len(text)
+    assert time.process_time() - began < 10
+
+
+def test_scores_that_are_not_finite_are_an_error_and_are_not_saved():
+    model, saved = toy(), []
+    with torch.no_grad():
+        next(model.network.parameters()).fill_(float("nan"))
+    with pytest.raises(CheckpointError, match="no finite score"):
+        run(model, [b"ab\n"], save=saved.append)
+    assert saved == []

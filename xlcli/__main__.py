@@ -13,15 +13,20 @@ import signal
 import sys
 from collections.abc import Sequence
 
-_OUT_OF_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
+_CLOSE_FILES = "Close other programs, or raise the limit of open files: ulimit -n 4096."
+_OUT_OF_DISK = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS), "Free some space, or write elsewhere."),
+    errno.EFBIG: "Raise the limit of file sizes (ulimit -f), or write to a disk that allows larger files.",
+}
+"""Error number of a failed write to remedy."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in arguments or os.environ.get("XLCLI_DEBUG", "0") not in ("", "0")
-    _ensure_standard_streams()
     try:
+        _ensure_standard_streams()
         if not (debug or sys.warnoptions):
             import warnings
 
@@ -57,10 +62,14 @@ def _explain(error: Exception) -> tuple[int, str, str]:
         detail = str(error).strip().partition("\n")[0]
         message = f"out of memory{': ' + detail if detail else ''}."
         return 4, message, "Use a smaller --batch-size, --segment-len, --mem-len or model."
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        return 4, "no more threads can be started.", "Close other programs, or raise the limit: ulimit -u."
     if isinstance(error, OSError) and error.errno is not None:
         where = f"{error.filename}: " if error.filename is not None else ""
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            return 4, f"{where}{error.strerror}.", _CLOSE_FILES
         if error.errno in _OUT_OF_DISK:
-            return 4, f"cannot write: {where}{error.strerror}.", "Free some space, or write elsewhere."
+            return 4, f"cannot write: {where}{error.strerror}.", _OUT_OF_DISK[error.errno]
         return 3, f"{where}{error.strerror}.", "Check that path."
     entry = error.__traceback__
     while entry is not None and entry.tb_next is not None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
-from xlcli.errors import StateError
+from xlcli.errors import CheckpointError, StateError
 from xlcli.store.state_files import PendingText, SamplerState, SessionState, StreamPosition
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
 
@@ -73,13 +73,20 @@ class InferenceSession:
         return cls(model, runtime, state, [model.tokenizer.start_id])
 
     def score(self, ids: NDArray[np.integer]) -> NDArray[np.float64]:
-        """Surprisal (t) in nats of the next tokens `ids` (t, at least one). One row only."""
+        """Surprisal (t) in nats of the next tokens `ids` (t, at least one). One row only.
+
+        Raises:
+            CheckpointError: A score is not finite.
+        """
         tokens = torch.tensor([[*self.last_tokens, *ids[:-1].tolist()]], device=self.runtime.device)
         targets = torch.tensor([ids.tolist()], device=self.runtime.device)
         with torch.inference_mode(), self.runtime.autocast():
             nll, self.state = self.model.network.nll(tokens, targets, self.state)
         self.last_tokens = [int(ids[-1])]
-        return nll[0].double().cpu().numpy()
+        surprisal: NDArray[np.float64] = nll[0].double().cpu().numpy()
+        if not np.isfinite(surprisal).all():
+            raise CheckpointError(f"model {self.model.name} gives no finite score.", "Its weights are damaged.")
+        return surprisal
 
     def read(self, ids: NDArray[np.integer], stop: Callable[[], bool]) -> int:
         """Reads `ids` (t, may be empty) without scoring, until `stop`; returns the number read. One row only."""

@@ -13,7 +13,6 @@ connected by a saved session thus give the scores of one stream.
 
 from __future__ import annotations
 
-import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xlcli.config import GenerateConfig, StreamConfig
+from xlcli.config.workflows import compile_pattern
 from xlcli.events import GeneratedText, LineScore, StreamStats, TokenScore
 from xlcli.inference import TOKENS_PER_CALL, InferenceSession, SaveState
 from xlcli.metrics import LN2
@@ -129,7 +129,8 @@ class _Scorer:
         self.session = InferenceSession.open(model, runtime, options, resume)
         self.tokenizer = model.tokenizer
         self.options = options
-        self.reset_pattern = re.compile(options.reset_on.encode()) if options.reset_on is not None else None
+        reset_on = options.reset_on
+        self.reset_pattern = None if reset_on is None else compile_pattern(reset_on, "stream.reset_on")
         pending = resume.pending if resume else PendingText(b"", np.empty(0, np.int32), 0)
         self.arrived = pending.data[pending.n_tokenized :]
         self.pretokenizer = PreTokenizer()

@@ -5,7 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
-from programs import TEXT
+from programs import TEXT, Terminal
+from programs import command as command_line
 
 KEYS = {
     "model", "file", "bytes", "chars", "words", "tokens", "nats", "bits_per_byte", "bits_per_char", "perplexity",
@@ -196,3 +197,23 @@ def test_a_misspelled_model(run, model):
     done = run("eval", "-m", "tinny")
     assert done.code == 3
     assert "Did you mean tiny?" in done.err
+
+
+def test_json_on_a_terminal_is_escaped_and_exact(model, tmp_path):
+    text = "a\u009b31m\u007f\u202eb\n"
+    (tmp_path / "hostile").write_text(text)
+    terminal = Terminal(command_line("eval", "-m", model, tmp_path / "hostile", "--per-token", "-", "-q"), columns=200)
+    assert terminal.finish() == 0
+    shown = terminal.received.decode()
+    assert not {"\x9b", "\x7f", "\u202e"} & set(shown)
+    pieces = [json.loads(line) for line in shown.splitlines() if line.startswith("{")]
+    assert "\\u007f" in shown
+    assert sum(piece["byte"] >= 0 for piece in pieces) == len(text.encode())
+
+
+def test_a_name_that_is_not_utf8(run, model):
+    name = os.fsdecode(b"a\xff.txt")
+    Path(name).write_bytes(TEXT)
+    done = run("eval", name, "--json")
+    assert done.code == 0, done.err
+    assert os.fsencode(json.loads(done.out)["file"]) == b"a\xff.txt"

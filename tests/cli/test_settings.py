@@ -103,3 +103,35 @@ def test_a_resumed_run_starts_from_the_saved_configuration(run):
     refused = run("train", "text", "-o", "m", "--resume", "--batch-size", "3")
     assert refused.code == 2
     assert "--batch-size cannot change when a run is resumed." in refused.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--set", "x=" + "[" * 3000),
+        ("--set", "x=" + "[" * 30 + "]" * 30),
+        ("--set", "x" + ".a" * 3000 + "=1"),
+        ("--set", "stream.mem_len=" + "9" * 5000),
+        ("--set", "stream.mem_len=0x" + "f" * 5000),
+        ("--mem-len", "9" * 5000),
+        ("--config", "/dev/zero"),
+        ("--config", "deep.toml"),
+        ("--config", "long.toml"),
+        ("--reset-on", "(" * 900),
+        ("--reset-on", "a" * 2000),
+        ("--reset-on", "\udcff"),
+        ("--set", "stream.reset_on=\udcff"),
+    ],
+    ids=lambda arguments: "".join(arguments)[:30],
+)
+def test_extreme_values_are_refused_in_a_sentence(arguments, run, without_torch):
+    Path("deep.toml").write_text("x = " + "[" * 5000)
+    Path("long.toml").write_text("x = " + "9" * 5000)
+    done = run("stream", *arguments, "text")
+    assert done.code == 2, done.err
+    assert len(done.err) < 6000
+
+
+def test_a_stop_text_that_is_not_utf8(run, without_torch):
+    done = run("generate", "--stop", "\udcff")
+    assert (done.code, done.err.partition("\n")[0]) == (2, r"xlcli: --stop '\xff' is not UTF-8.")

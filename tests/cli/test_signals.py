@@ -1,7 +1,9 @@
 """The first signal requests a stop, a second SIGINT exits; ignored signals stay ignored; a silent pipe is no delay."""
 
 import contextlib
+import fcntl
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 from programs import command, environment
 
-from xlcli.cli.pipe import portions
+from xlcli.cli.pipe import Output, portions
 from xlcli.cli.signals import Stop
 
 WORK = """
@@ -154,3 +156,83 @@ def test_a_wait_for_standard_input_ends_on_a_signal(arguments, run, model):
     assert done.code == 143
     assert done.err.startswith("SIGTERM: stopping")
     assert not Path("models/stdin/config.json").exists()
+
+
+def full_pipe():
+    """A pipe that takes no more bytes."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 4096)
+    os.set_blocking(writer, True)
+    return reader, writer
+
+
+def test_a_stalled_reader_does_not_hold_up_a_stop():
+    reader, writer = full_pipe()
+    with os.fdopen(writer, "w") as stream, Stop() as stop:
+        output = Output(stream)
+        output.stop = stop
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        began = time.monotonic()
+        output.write_bytes(b"a" * 10_000)
+        output.write("more\n")
+        assert time.monotonic() - began < 2
+        assert output.discarded == 10_005
+    os.close(reader)
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_slow_reader_gets_every_byte(blocking):
+    reader, writer = full_pipe()
+    os.set_blocking(writer, blocking)
+    n_before, data, got = fcntl.fcntl(reader, fcntl.F_GETPIPE_SZ), os.urandom(200_000), bytearray()
+
+    def read():
+        time.sleep(0.2)
+        while piece := os.read(reader, 5000):
+            got.extend(piece)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    with os.fdopen(writer, "w") as stream:
+        Output(stream).write_bytes(data)
+    thread.join()
+    assert bytes(got[n_before:]) == data
+    os.close(reader)
+
+
+def test_a_stream_with_a_stalled_reader_saves_and_ends(model, tmp_path):
+    text, state = tmp_path / "text", tmp_path / "state"
+    text.write_bytes(b"a line\n" * 100)
+    reader, writer = full_pipe()
+    with subprocess.Popen(
+        command("stream", "-v", "-m", model, text, "--state-out", state), env=environment(),
+        stdout=writer, stderr=subprocess.PIPE,
+    ) as child:  # fmt: skip
+        os.close(writer)
+        assert child.stderr.readline().startswith(b"model tiny")
+        time.sleep(2)  # by now it waits for its reader
+        child.send_signal(signal.SIGTERM)
+        said = child.communicate(timeout=30)[1].decode()
+    assert child.returncode == 143
+    assert "SIGTERM: stopping" in said
+    assert state.stat().st_size > 0
+    os.close(reader)
+
+
+def test_descriptors_above_1024_are_read():
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(2000, limits[0]), max(2000, limits[1])))
+    reader, writer = os.pipe()
+    high = fcntl.fcntl(reader, fcntl.F_DUPFD, 1500)
+    try:
+        os.write(writer, b"text")
+        os.close(writer)
+        with Stop() as stop:
+            assert list(portions(high, stop, flush_ms=None)) == [b"text"]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        os.close(high)
+        os.close(reader)

@@ -1,11 +1,12 @@
 import itertools
+import json
 
 import pyte
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xlcli.cli.terminal import Visible, one_line, visible
+from xlcli.cli.terminal import Visible, one_line, visible, visible_json
 
 HOSTILE = (
     "\x1b]52;c;aGk=\x07",
@@ -76,3 +77,14 @@ def test_the_state_of_a_screen_stays_as_it_was(text, step):
     )
     assert screen.display[0].startswith("one\\")
     assert "two" in screen.display[0]
+
+
+def test_json_for_a_terminal_has_the_same_value():
+    text = json.dumps("".join(HOSTILE), ensure_ascii=False)
+    shown = visible_json(text)
+    assert json.loads(shown) == "".join(HOSTILE)
+    assert visible(shown) == shown
+
+
+def test_a_quotation_is_short():
+    assert len(one_line("9" * 5000)) < 300

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from xlcli.cli.render import Screen
     from xlcli.config import EvalConfig, ModelConfig
     from xlcli.evaluation import Event
-    from xlcli.events import Score
+    from xlcli.events import Score, TokenScore
 
 SECTIONS = ("eval", "runtime")
 """Sections of the configuration that the command uses."""
@@ -122,11 +121,12 @@ def evaluate(
     verbose: options.Verbose = False,
     no_progress: options.NoProgress = False,
     color: options.Color = None,
+    force: options.Force = False,
     debug: options.Debug = False,
 ) -> int:
     """Score a text: bits per byte and more, every token once and in order."""
     from xlcli.cli.plot import check_plot, draw
-    from xlcli.cli.prologue import begin, find_model, load_model, warn_mem_len
+    from xlcli.cli.prologue import begin, check_files, find_model, load_model, warn_mem_len
 
     config, screen = begin(context, SECTIONS)
     settings = config.eval
@@ -135,10 +135,16 @@ def evaluate(
     if per_token is not None and settings.sweep_mem_len:
         raise ConfigError("--per-token needs one memory length, not a sweep.", "Use --mem-len M.")
     folder = find_model(context, settings)
+    check_files(context, folder, files or (), ["per_token", "plot"])
     if dry_run:
         print_eval_plan(folder, files, settings, screen)
         return 0
-    with Stop(screen.say) as stop, screen, standard_input(stop), token_file(per_token, stop) as tokens:
+    with (
+        Stop(screen.say) as stop,
+        screen.until(stop),
+        standard_input(stop),
+        token_writer(per_token, screen, stop) as write,
+    ):
         screen.wait("loading the model")
         from xlcli import evaluation
 
@@ -148,7 +154,7 @@ def evaluate(
         events = evaluation.evaluate(
             loaded, files or None, settings, runtime, per_token=per_token is not None, stop=stop
         )
-        scores = read_scores(events, screen, tokens, stop)
+        scores = read_scores(events, screen, write, stop)
         if stop():
             return stop.exit_code
         if plot is not None:
@@ -169,10 +175,9 @@ def print_eval_plan(folder: Path, files: list[str] | None, settings: EvalConfig,
 
 
 def read_scores(
-    events: Iterator[Event], screen: Screen, tokens: BinaryIO | None, stop: Callable[[], bool]
+    events: Iterator[Event], screen: Screen, write: Callable[[TokenScore], None], stop: Callable[[], bool]
 ) -> list[Score]:
-    """Scores of an evaluation. Shows progress and writes token scores to `tokens`."""
-    from xlcli.cli import report
+    """Scores of an evaluation. Shows progress and calls `write` with token scores."""
     from xlcli.events import Notice, Progress, Score, TokenScore
 
     scores: list[Score] = []
@@ -184,8 +189,8 @@ def read_scores(
                 screen.notice(event)
             case Progress():
                 screen.progress(event)
-            case TokenScore() if tokens is not None:
-                tokens.write(report.to_json(report.token_object(event)).encode() + b"\n")
+            case TokenScore():
+                write(event)
             case Score():
                 scores.append(event)
     return scores
@@ -206,25 +211,34 @@ def show_scores(scores: list[Score], screen: Screen, model: ModelConfig, *, swee
 
 
 @contextlib.contextmanager
-def token_file(name: str | None, stop: Callable[[], bool]) -> Iterator[BinaryIO | None]:
-    """File of `--per-token`, which appears when it is complete, and not after a stop; standard output for `-`."""
-    if name is None:
-        yield None
-        return
-    if name == "-":
-        sys.stdout.flush()
-        yield sys.stdout.buffer
+def token_writer(name: str | None, screen: Screen, stop: Callable[[], bool]) -> Iterator[Callable[[TokenScore], None]]:
+    """Function that writes a token score to the file of `--per-token`, or to standard output for `-`.
+
+    A regular file appears when it is complete, and not after a stop.
+    """
+    from xlcli.cli import report
+
+    if name is None or name == "-":
+        yield lambda token: screen.object(report.token_object(token))
         return
     import tempfile
 
     path = Path(name)
+
+    def write(token: TokenScore) -> None:
+        out.write(report.to_json(report.token_object(token)).encode() + b"\n")
+
+    if path.exists() and not path.is_file():  # a device or a pipe
+        with path.open("wb") as out:
+            yield write
+        return
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        handle, temporary = tempfile.mkstemp(prefix=".xlcli-", dir=path.parent)
     except OSError as error:
         raise ConfigError(f"cannot write {name}: {error.strerror}.", "Choose a file in a folder that exists.") from None
     try:
         with os.fdopen(handle, "wb") as out:
-            yield out
+            yield write
         if stop():
             return
         mask = os.umask(0)

@@ -139,12 +139,13 @@ def generate(
     verbose: options.Verbose = False,
     no_progress: options.NoProgress = False,
     color: options.Color = None,
+    force: options.Force = False,
     debug: options.Debug = False,
 ) -> int:
     """Continue a text; print the prompt and its continuation as it is generated."""
     from xlcli.cli.prologue import (
         begin,
-        check_state_files,
+        check_files,
         find_model,
         load_model,
         open_state_files,
@@ -160,12 +161,12 @@ def generate(
     if state_out and n_samples > 1:
         raise ConfigError("--state-out saves one state, but --num-samples asks for several.", "Drop one of the two.")
     folder = find_model(context, settings)
+    check_files(context, folder, (), ["state_out"], state_in)
     if dry_run:
         action = f"generates {n_samples} x {settings.max_new_tokens} tokens"
         print_plan(folder, settings, screen, batch_size=n_samples, action=action)
         return 0
-    check_state_files(state_in, state_out)
-    with Stop(screen.say) as stopping, screen:
+    with Stop(screen.say) as stopping, screen.until(stopping):
         prompt = read_prompt(words, stopping)
         screen.wait("loading the model")
         from xlcli import generation

@@ -93,6 +93,10 @@ StateOut = Annotated[
     ),
 ]
 
+Force = Annotated[
+    bool,
+    typer.Option("--force", help="Overwrite files of any kind with the outputs, inputs too.", rich_help_panel="Output"),
+]
 Device = Annotated[
     str | None,
     typer.Option(

@@ -1,4 +1,4 @@
-"""Input read as it arrives; a signal interrupts every wait."""
+"""Input read as it arrives and output written to its end; a signal interrupts every wait."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import io
 import os
 import select
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from xlcli.cli.signals import Stop, Stopped
 from xlcli.errors import DataError
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 PORTION = 2**16
 """Maximum number of bytes per read."""
+GRACE_SECONDS = 0.5
+"""Time after a signal in which a reader that has stalled may go on; then output is discarded."""
 
 
 def open_source(name: str) -> int:
@@ -35,17 +37,21 @@ def open_source(name: str) -> int:
 
 def portions(source: int, stop: Stop, flush_ms: int | None) -> Iterator[bytes | None]:
     """Bytes of `source` as they arrive; None after `flush_ms` ms without input. Ends with the input or at a signal."""
-    timeout = None if flush_ms is None else flush_ms / 1000
+    waiting = _poll({source: select.POLLIN, stop.fd: select.POLLIN})
+    timeout = None if flush_ms is None else min(flush_ms, 2**31 - 1)
     idle = True
     while not stop():
-        ready, _, _ = select.select([source, stop.fd], [], [], None if idle else timeout)
+        ready = dict(waiting.poll(timeout if not idle else None))
         if not ready:
             idle = True
             yield None
         elif stop.fd in ready:
             return
         else:
-            data = os.read(source, PORTION)
+            try:
+                data = os.read(source, PORTION)
+            except BlockingIOError:  # another process has read what arrived
+                continue
             if not data:
                 return
             idle = False
@@ -63,9 +69,13 @@ class _Input(io.RawIOBase):
 
     def readinto(self, buffer: WriteableBuffer) -> int:
         view = memoryview(buffer).cast("B")
-        if self._stop() or self._stop.fd in select.select([0, self._stop.fd], [], [])[0]:
-            raise Stopped(self._stop.exit_code)
-        data = os.read(0, len(view))
+        waiting = _poll({0: select.POLLIN, self._stop.fd: select.POLLIN})
+        data = None
+        while data is None:
+            if self._stop() or self._stop.fd in dict(waiting.poll()):
+                raise Stopped(self._stop.exit_code)
+            with contextlib.suppress(BlockingIOError):  # another process has read what arrived
+                data = os.read(0, len(view))
         view[: len(data)] = data
         return len(data)
 
@@ -79,3 +89,80 @@ def standard_input(stop: Stop) -> Iterator[None]:
         yield
     finally:
         sys.stdin = before
+
+
+class Output:
+    """Standard output or standard error. All bytes are written, also to a descriptor that does not block.
+
+    A write waits for a slow reader. After a signal it waits no longer than `GRACE_SECONDS` and discards the bytes that
+    the reader has not taken by then.
+
+    Attributes:
+        stop: Stop request that ends a wait, or None.
+        discarded: Number of bytes discarded.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stop: Stop | None = None
+        self.discarded = 0
+        self._stream = stream
+        try:
+            self._descriptor: int | None = stream.fileno()
+        except (OSError, ValueError):  # an object of Python that stands for the stream, as in tests
+            self._descriptor = None
+
+    @property
+    def encoding(self) -> str:
+        """Encoding of text."""
+        return self._stream.encoding or "utf-8"
+
+    def isatty(self) -> bool:
+        """Whether the output is a terminal."""
+        return self._stream.isatty()
+
+    def flush(self) -> None:
+        """Does nothing: `write` does not buffer."""
+
+    def write(self, text: str) -> int:
+        """Writes text."""
+        self.write_bytes(text.encode(self.encoding, self._stream.errors or "strict"))
+        return len(text)
+
+    def write_bytes(self, data: bytes) -> None:
+        """Writes bytes.
+
+        Raises:
+            BrokenPipeError: The reader has closed the output.
+        """
+        self._stream.flush()
+        if self._descriptor is None:
+            self._stream.buffer.write(data)
+            self._stream.flush()
+            return
+        rest = memoryview(data)
+        while rest and self._is_writable(self._descriptor):
+            # A pipe that poll reports as writable takes at least PIPE_BUF bytes without blocking.
+            with contextlib.suppress(BlockingIOError):
+                rest = rest[os.write(self._descriptor, rest[: select.PIPE_BUF]) :]
+        self.discarded += len(rest)
+
+    def _is_writable(self, descriptor: int) -> bool:
+        """Waits until the descriptor accepts bytes; False if its reader has stalled after a signal."""
+        stop = self.stop
+        waiting = _poll({descriptor: select.POLLOUT})
+        if stop is None:
+            return bool(waiting.poll())
+        if not stop():
+            waiting.register(stop.fd, select.POLLIN)
+            if descriptor in dict(waiting.poll()):
+                return True
+            waiting.unregister(stop.fd)
+        return bool(waiting.poll(0 if self.discarded else 1000 * GRACE_SECONDS))
+
+
+def _poll(events: Mapping[int, int]) -> select.poll:
+    """Waits for events of descriptors; `select.select` is limited to descriptors below 1,024."""
+    waiting = select.poll()
+    for descriptor, event in events.items():
+        waiting.register(descriptor, event)
+    return waiting

@@ -13,12 +13,10 @@ _SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def check_plot(name: str) -> None:
-    """Checks that the plot can be drawn and written; `ConfigError` otherwise."""
+    """Checks that the plot can be drawn; `ConfigError` otherwise."""
     path = Path(name)
     if path.suffix.lower() not in _SUFFIXES:
         raise ConfigError(f"--plot {name} is not a picture file.", "Try --plot loss.png.")
-    if not path.parent.is_dir():
-        raise ConfigError(f"the folder of --plot {name} does not exist.", f"Create it: mkdir -p {path.parent}.")
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib.", 'Install it: pip install "xlcli[plot]".')
 

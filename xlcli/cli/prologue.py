@@ -123,12 +123,26 @@ def load_model(
     return model, runtime
 
 
-def check_state_files(state_in: str | None, state_out: str | None) -> None:
-    """Refuses state files that cannot be read or written, before a model is loaded."""
+def check_files(
+    context: typer.Context, folder: Path, texts: Iterable[str], outputs: Iterable[str], state_in: str | None = None
+) -> None:
+    """Refuses a missing state file, and outputs that cannot be written, before a model is loaded.
+
+    Args:
+        context: Context of the command.
+        folder: The model folder.
+        texts: Names of the texts that the command reads.
+        outputs: Parameters whose values are names of output files.
+        state_in: Name of the state file to read.
+    """
+    from xlcli.cli.outputs import check_outputs
+
+    params = context.params
     if state_in is not None and not Path(state_in).is_file():
         raise StateError(f"there is no saved state {state_in}.", "Make one with --state-out FILE, or drop --state-in.")
-    if state_out is not None and not Path(state_out).absolute().parent.is_dir():
-        raise ConfigError(f"the folder of --state-out {state_out} does not exist.", "Choose one that does.")
+    inputs = [folder, *map(Path, texts), *([Path(params["config_file"])] if params["config_file"] else ())]
+    names = {f"--{name.replace('_', '-')}": params[name] for name in outputs}
+    check_outputs(names, inputs, force=params["force"])
 
 
 def open_state_files(

@@ -12,15 +12,19 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from xlcli.cli import report
-from xlcli.cli.terminal import Visible, visible
+from xlcli.cli.pipe import Output
+from xlcli.cli.terminal import Visible, visible, visible_json
 from xlcli.events import Notice, Progress, Step
+
+if TYPE_CHECKING:
+    from xlcli.cli.signals import Stop
 
 REFRESH_SECONDS = 0.1
 """Minimum time between two updates of the live line."""
@@ -57,7 +61,10 @@ class Screen:
         self.on_terminal = sys.stdout.isatty() or color == "always"
         self.colored = self.on_terminal and not plain
         self._shows_progress = not (no_progress or quiet)
-        self._console = Console(stderr=True, markup=False, highlight=False, emoji=False, no_color=plain)
+        self._out, self._err = Output(sys.stdout), Output(sys.stderr)
+        self._console = Console(
+            file=cast(TextIO, self._err), markup=False, highlight=False, emoji=False, no_color=plain
+        )
         self._is_live = self._console.is_terminal and not self._console.is_dumb_terminal
         self._live: Live | None = None
         self._drawn = 0.0
@@ -73,6 +80,13 @@ class Screen:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.clear()
+        if self._out.discarded:
+            self.say(f"standard output was not read; its last {self._out.discarded:,} bytes are lost", "warning")
+
+    def until(self, stop: Stop) -> Screen:
+        """This screen; after a signal it does not wait for a reader that has stalled."""
+        self._out.stop = self._err.stop = stop
+        return self
 
     def clear(self) -> None:
         """Removes the live line."""
@@ -125,19 +139,19 @@ class Screen:
             self._live.update(text, refresh=True)
 
     def write(self, data: bytes) -> None:
-        """Writes exact bytes to stdout and flushes it."""
+        """Writes exact bytes to stdout."""
         self.clear()
-        sys.stdout.flush()
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
+        self._out.write_bytes(data)
 
     def print(self, text: str) -> None:
         """Prints text to stdout, with control characters escaped on a terminal."""
         self.write((visible(text) if self.on_terminal else text).encode("utf-8", "surrogateescape"))
 
     def object(self, value: Any) -> None:
-        """Prints one line of JSON to stdout."""
-        self.write(report.to_json(value).encode() + b"\n")
+        """Prints one line of JSON to stdout, with control characters escaped on a terminal."""
+        text = report.to_json(value)
+        # Bytes of file names that are not UTF-8 are lone surrogates, which `backslashreplace` turns into JSON escapes.
+        self.write((visible_json(text) if self.on_terminal else text).encode("utf-8", "backslashreplace") + b"\n")
 
     def model_text(self, data: bytes, *, final: bool = False) -> None:
         """Writes model text: exact bytes to a pipe, escaped to a terminal, where `final` ends the last line."""

@@ -46,6 +46,8 @@ def user_settings(context: typer.Context, sections: Sequence[str]) -> Tree:
             raise ConfigError(
                 f"{spelling(context, param)} was given an empty value.", suggestion(context, param) or see
             )
+        if _section(param.name, sections) is not None:
+            _check_utf8(context, param)
     tree: Tree = {}
     for layer in (
         _read_file(context.params["config_file"]),
@@ -144,6 +146,14 @@ def _section(name: str, sections: Sequence[str]) -> str | None:
     """The first section with a key of this name."""
     fields = {section: Config.model_fields[section].annotation for section in sections}
     return next((section for section, kind in fields.items() if name in getattr(kind, "model_fields", ())), None)
+
+
+def _check_utf8(context: typer.Context, param: Any) -> None:
+    """Refuses texts that are not UTF-8, which have no place in a configuration."""
+    value = context.params.get(param.name)
+    for text in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(text, str) and any("\ud800" <= character <= "\udfff" for character in text):
+            raise ConfigError(f"{spelling(context, param)} '{one_line(text)}' is not UTF-8.", "Give a text in UTF-8.")
 
 
 def _option_of(key: str, context: typer.Context, sections: Sequence[str]) -> Any:

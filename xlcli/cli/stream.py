@@ -94,12 +94,14 @@ def stream(
     verbose: options.Verbose = False,
     no_progress: options.NoProgress = False,
     color: options.Color = None,
+    force: options.Force = False,
     debug: options.Debug = False,
 ) -> int:
     """Score text line by line as it arrives, without end, in constant memory."""
+    from xlcli.cli.outputs import check_standard_output
     from xlcli.cli.prologue import (
         begin,
-        check_state_files,
+        check_files,
         find_model,
         load_model,
         open_state_files,
@@ -115,14 +117,16 @@ def stream(
     if settings.save_every is not None and not state_out:
         raise ConfigError("--save-every needs a file to save in.", "Add --state-out memory.state.")
     folder = find_model(context, settings)
-    check_state_files(state_in, state_out)
+    texts = [] if name == "-" else [name]
+    check_files(context, folder, texts, ["state_out"], state_in)
     if dry_run:
         print_plan(folder, settings, screen, batch_size=1, action=f"scores {name}")
         return 0
     source = open_source(name)
+    check_standard_output(source)
     if name == "-" and sys.stdin is not None and sys.stdin.isatty():
         screen.say("reading from the keyboard; end with Ctrl-D")
-    with Stop(screen.say) as stop, screen:
+    with Stop(screen.say) as stop, screen.until(stop):
         screen.wait("loading the model")
         from xlcli import streaming
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import codecs
 import os
 
+QUOTATION = 200
+"""Maximum length of a quotation in characters."""
 _BIDI_CONTROLS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _SEPARATORS = (0x2028, 0x2029)
 _ESCAPES = {
@@ -18,6 +20,7 @@ _ESCAPES = {
     **{code: f"\\x{code - 0xDC00:02x}" for code in range(0xDC80, 0xDD00)},
     ord("\r"): "\\r",
 }
+_JSON_ESCAPES = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), *_BIDI_CONTROLS, *_SEPARATORS)}
 
 
 def visible(text: str) -> str:
@@ -25,8 +28,15 @@ def visible(text: str) -> str:
     return text.translate(_ESCAPES)
 
 
+def visible_json(text: str) -> str:
+    """JSON with control characters escaped as in JSON, so that its value does not change."""
+    return text.translate(_JSON_ESCAPES)
+
+
 def one_line(text: str) -> str:
-    """`text` with all control characters escaped: for names and quotations inside a sentence."""
+    """At most `QUOTATION` characters of `text`, control characters escaped: for a quotation inside a sentence."""
+    if len(text) > QUOTATION:
+        text = text[:QUOTATION] + "..."
     return visible(text).replace("\n", "\\n").replace("\t", "\\t")
 
 

@@ -291,7 +291,7 @@ def train(
         if resume and overwrite:
             raise ConfigError("--resume and --overwrite exclude each other.", "Give one of them.")
         folder = Path(out or Path("models") / model_name(paths or ()))
-        with Stop(screen.say) as stop, screen, standard_input(stop):
+        with Stop(screen.say) as stop, screen.until(stop), standard_input(stop):
             screen.wait("starting")
             from xlcli import training
 

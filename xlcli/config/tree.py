@@ -21,6 +21,10 @@ from xlcli.errors import ConfigError
 
 S = TypeVar("S", bound=BaseConfig)
 
+TOML_LIMIT = 2**20
+"""Maximum size of a TOML file in bytes."""
+DEPTH = 20
+"""Maximum nesting depth of settings."""
 Tree = dict[str, Any]
 """A nested table, as read from TOML."""
 
@@ -36,12 +40,16 @@ def read_toml(path: str | Path) -> Tree:
     """Tables of a TOML file; `ConfigError` names the line that is not TOML."""
     path = Path(path)
     try:
-        if path.stat().st_size > 2**20:
+        with path.open("rb") as file:
+            data = file.read(TOML_LIMIT + 1)
+        if len(data) > TOML_LIMIT:
             raise ConfigError(f"{path} is larger than 1 MiB.", "A configuration file is short; check the path.")
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return _check_depth(tomllib.loads(data.decode()))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}.", "Check the path.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise ConfigError(f"{path} nests deeper than {DEPTH} levels.", "Check the path.") from None
+    except ValueError as error:  # also a number of more than 4,300 digits
         raise ConfigError(f"{path} is not TOML: {error}.", "Correct that line.") from None
 
 
@@ -50,9 +58,12 @@ def parse_override(text: str) -> Tree:
     key, equals, value = text.partition("=")
     if not equals or not all(part.isidentifier() for part in key.strip().split(".")):
         raise ConfigError(f"'{text}' is not of the form a.b=c.", "Type for example --set model.dim=256.")
+    too_deep = ConfigError(f"'{key[:80]}' nests deeper than {DEPTH} levels.", "Check the key and its value.")
     try:
         parsed: Any = tomllib.loads(f"value = {value.strip()}")["value"]
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError:
+        raise too_deep from None
+    except ValueError as error:
         parsed = value.strip()
         if parsed[:1] in ("[", "{"):
             raise ConfigError(
@@ -61,7 +72,25 @@ def parse_override(text: str) -> Tree:
             ) from None
     for part in reversed(key.strip().split(".")):
         parsed = {part: parsed}
-    return parsed  # type: ignore[no-any-return]
+    try:
+        return _check_depth(parsed)
+    except RecursionError:
+        raise too_deep from None
+
+
+def _check_depth(tree: Tree) -> Tree:
+    """The tree; `RecursionError` if it nests deeper than `DEPTH` levels."""
+    level: list[Any] = [tree]
+    for _ in range(DEPTH + 1):
+        level = [
+            below
+            for value in level
+            if isinstance(value, dict | list)
+            for below in (value.values() if isinstance(value, dict) else value)
+        ]
+    if level:
+        raise RecursionError
+    return tree
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Tree:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -183,6 +182,30 @@ class GenerateConfig(InferenceConfig):
     num_samples: Count = 1
 
 
+def compile_pattern(pattern: str, key: str) -> Any:
+    """Regular expression for lines of text, with the method `search` of `re`.
+
+    The matcher is RE2, whose time is linear in the length of the text, whatever the pattern.
+
+    Raises:
+        InvalidSettingError: It is not a regular expression of RE2, or too large.
+    """
+    import re2
+
+    options = re2.Options()
+    options.log_errors = False
+    options.max_mem = 2**20
+    try:
+        if len(pattern) > 1000:
+            raise InvalidSettingError(key, "has more than 1,000 characters", "Shorten the pattern.")
+        return re2.compile(pattern.encode(), options)
+    except re2.error as error:
+        reason = error.args[0].decode(errors="replace")
+        raise InvalidSettingError(
+            key, f"is not a regular expression: {reason}", "Check the pattern; the syntax is that of RE2."
+        ) from None
+
+
 class StreamConfig(InferenceConfig):
     """Scoring of a stream.
 
@@ -191,7 +214,7 @@ class StreamConfig(InferenceConfig):
         continue_tokens: Number of tokens to generate after the end of the input.
         save_every: Seconds between saves of the state; None saves at the end only.
         flush_ms: Milliseconds without input after which an unfinished line is scored; None waits for its end.
-        reset_on: Regular expression; the memory is cleared before each line that matches.
+        reset_on: Regular expression of RE2; the memory is cleared before each line that matches.
     """
 
     emit: Literal["lines", "tokens", "stats", "none"] = "lines"
@@ -203,12 +226,7 @@ class StreamConfig(InferenceConfig):
     @model_validator(mode="after")
     def _check_pattern(self) -> StreamConfig:
         if self.reset_on is not None:
-            try:
-                re.compile(self.reset_on.encode())
-            except re.error as error:
-                raise InvalidSettingError(
-                    "stream.reset_on", f"is not a regular expression: {error}", "Check the pattern."
-                ) from None
+            compile_pattern(self.reset_on, "stream.reset_on")
         return self
 
 

@@ -6,6 +6,7 @@ Reading raises `CheckpointError`; writing raises `ResourceError` or, for a path 
 from xlcli.files.plain import append_line as append_line
 from xlcli.files.plain import cannot_read as cannot_read
 from xlcli.files.plain import cannot_write as cannot_write
+from xlcli.files.plain import check_writable as check_writable
 from xlcli.files.plain import copy_file as copy_file
 from xlcli.files.plain import json_digest as json_digest
 from xlcli.files.plain import make_folder as make_folder

@@ -3,7 +3,7 @@
 - A symbolic link is never followed as the last part of a path: reading refuses it, writing replaces it. Pass
   `path.resolve()` to follow a link of the user.
 - Reading raises `CheckpointError`; writing raises `ResourceError` (disk full, I/O error, read-only, no permission) or
-  `ConfigError` (a path that cannot be a file).
+  `ConfigError` (a path that cannot be a file). Both raise `ResourceError` if too many files are open.
 """
 
 from __future__ import annotations
@@ -36,6 +36,10 @@ _BLOCK = 2**20
 _READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 _PATH_MISTAKES = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL)
+TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
+"""Error numbers for too many open files."""
+CLOSE_FILES = "Close other programs, or raise the limit of open files: ulimit -n 4096."
+"""Remedy for too many open files."""
 RESTORE = "Restore the file from a copy, or choose another model."
 """Remedy for a damaged file."""
 
@@ -88,6 +92,17 @@ def copy_file(source: Path, target: Path) -> None:
     write_atomic(target, blocks())
 
 
+def check_writable(path: Path) -> None:
+    """Raises the error that `write_atomic` would raise for this path, as far as it is known before writing."""
+    temporary = path.parent / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        _mode_of_replaced(path)
+        os.close(os.open(temporary, _CREATE, 0o666))
+        temporary.unlink()
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
 def append_line(path: Path, line: bytes) -> None:
     """Appends a line in one write, after ending an incomplete last line that a crash left."""
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | (_READ & ~os.O_RDONLY)
@@ -136,11 +151,14 @@ def sync_folder(folder: Path) -> None:
 def cannot_write(path: Path, error: OSError) -> XLError:
     """The error for a failed write to `path`."""
     reason = (error.strerror or str(error)).lower()
+    if error.errno in TOO_MANY_FILES:
+        return ResourceError(f"cannot write {path}: {reason}.", CLOSE_FILES)
     if error.errno in _PATH_MISTAKES:
         return ConfigError(f"cannot write {path}: {reason}.", "Choose a path in a folder that exists.")
     remedy = {
         errno.ENOSPC: "Free some space on that disk, or choose another folder, and run the same command again.",
         errno.EDQUOT: "Free some of your quota, or choose another folder, and run the same command again.",
+        errno.EFBIG: "Raise the limit of file sizes (ulimit -f), or choose a disk that allows larger files.",
         errno.EIO: "The disk reports errors: choose a folder on another one.",
     }.get(error.errno or 0, "Choose a folder that you may write to.")
     return ResourceError(f"cannot write {path}: {reason}.", remedy)
@@ -224,8 +242,10 @@ def _blocks(descriptor: int, limit: int) -> Iterator[bytes]:
         yield block
 
 
-def cannot_read(path: Path, error: OSError) -> CheckpointError:
+def cannot_read(path: Path, error: OSError) -> XLError:
     """The error for a failed read of `path`."""
+    if error.errno in TOO_MANY_FILES:
+        return ResourceError(f"cannot read {path}: {(error.strerror or str(error)).lower()}.", CLOSE_FILES)
     if error.errno == errno.ENOENT:
         return CheckpointError(f"{path} does not exist.", "Check the path.")
     return CheckpointError(f"cannot read {path}: {(error.strerror or str(error)).lower()}.", "Check the path.")

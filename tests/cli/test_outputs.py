@@ -1,0 +1,102 @@
+"""Outputs are no inputs, nothing of another kind, and writable; this is found before the work."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from programs import TEXT, command, environment
+
+STATE, TOKENS, PLOT = ("stream", "--state-out"), ("eval", "--per-token"), ("eval", "--plot")
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "my.png"
+    path.write_bytes(TEXT)
+    return path
+
+
+@pytest.fixture
+def refused(run, without_torch):
+    """Asserts that a command is refused before torch is imported, with this in its message."""
+
+    def refused(said, *arguments, code=2):
+        done = run(*arguments)
+        assert (done.code, said in done.err) == (code, True), done.err
+
+    return refused
+
+
+@pytest.mark.parametrize(("name", "option"), [STATE, TOKENS, PLOT])
+@pytest.mark.parametrize("alias", ["itself", "link", "hard link"])
+def test_an_output_that_is_an_input(name, option, alias, refused, model, text):
+    other = text
+    if alias != "itself":
+        other = text.with_name("other.png")
+        (os.symlink if alias == "link" else os.link)(text, other)
+    refused(f"{option} {other} is also an input of this command", name, text, option, other)
+    assert text.read_bytes() == TEXT
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "valid.txt"])
+@pytest.mark.parametrize("name", ["stream", "generate"])
+def test_a_state_over_the_model(name, file, refused, model):
+    before = (model / file).read_bytes()
+    refused("is also an input", name, "--state-out", model / file)
+    assert (model / file).read_bytes() == before
+
+
+@pytest.mark.parametrize(("name", "option"), [STATE, TOKENS, PLOT])
+def test_a_file_of_another_kind(name, option, refused, model, text):
+    other = text.with_name("thesis.png")
+    other.write_bytes(b"my thesis")
+    refused(f"{other} exists and was not written by {option}", name, text, option, other)
+    assert other.read_bytes() == b"my thesis"
+
+
+@pytest.mark.parametrize(("name", "option"), [STATE, TOKENS, PLOT])
+def test_outputs_that_cannot_be_written(name, option, refused, model, text):
+    refused("is a folder", name, text, option, text.parent if option != "--plot" else _folder("a.png"))
+    refused("does not exist", name, text, option, "absent/out.png")
+    frozen = Path("frozen.png")
+    frozen.touch(mode=0o444)
+    refused("is read-only", name, text, option, frozen)
+    refused("not a regular file" if name == "stream" else "", "stream", text, "--state-out", "/dev/null")
+    if os.access("/proc", os.W_OK):  # as root, for whom no folder is closed
+        refused("cannot write /proc/out.png", name, text, option, "/proc/out.png")
+
+
+def _folder(name):
+    Path(name).mkdir()
+    return name
+
+
+def test_own_files_and_forced_ones_are_replaced(run, model, text):
+    Path("state").write_bytes(b"")
+    Path("tokens").write_bytes(b"my thesis")
+    for _ in range(2):
+        assert run("stream", text, "--state-out", "state").code == 0
+        assert run("eval", text, "--per-token", "tokens", "--force").code == 0
+    assert run("eval", text, "--per-token", "tokens").code == 0
+    assert run("stream", text, "--state-in", "state", "--state-out", "state").code == 0
+    assert Path("tokens").read_bytes().count(b"\n") == len(TEXT)
+
+
+def test_two_outputs_in_one_file(refused, model, text):
+    Path("both.png").touch()
+    refused("is also the file of --per-token", "eval", text, "--per-token", "both.png", "--plot", "both.png")
+
+
+def test_a_device_takes_token_scores(run, model, text):
+    assert run("eval", text, "--per-token", "/dev/null").code == 0
+    assert not Path("/dev/null").is_file()
+
+
+def test_a_stream_does_not_read_its_own_output(model, text):
+    with text.open("rb") as source, text.open("ab") as target:
+        done = subprocess.run(
+            command("stream", "-m", model), env=environment(), stdin=source, stdout=target, stderr=-1, timeout=60
+        )
+    assert (done.returncode, text.read_bytes()) == (2, TEXT)
+    assert b"standard output is the file that is read" in done.stderr

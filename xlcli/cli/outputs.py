@@ -1,0 +1,143 @@
+"""Output files of a command, checked before its work: writable, no input of the command, nothing of another kind."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from xlcli.errors import CheckpointError, ConfigError
+from xlcli.files import check_writable, read_header
+
+_PICTURES = (b"\x89PNG", b"%PDF", b"<?xml", b"<svg")
+_OTHER = "Choose another file"
+_FORCE = f"{_OTHER}, or add --force to overwrite it."
+
+
+def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[Path], *, force: bool) -> None:
+    """Checks the output files of a command.
+
+    Args:
+        outputs: Option to name of the file, None if the option is not given; the options are those of `_KINDS`.
+        inputs: Files and folders that the command reads. Its standard streams are added.
+        force: Overwrite inputs and files of any kind.
+
+    Raises:
+        ConfigError: An output is a folder, read-only, an input, another output, or a file of another kind.
+        ResourceError: An output cannot be written.
+    """
+    used = _files_in_use(inputs)
+    for option, name in outputs.items():
+        if name is None or name == "-":
+            continue
+        path = Path(name)
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            status = None
+        except OSError as error:
+            raise ConfigError(f"cannot write {option} {name}: {_reason(error)}.", f"{_OTHER}.") from None
+        if status is not None and stat.S_ISDIR(status.st_mode):
+            raise ConfigError(f"{option} {name} is a folder.", f"Give a file, such as {path / _EXAMPLES[option]}.")
+        if status is not None and not stat.S_ISREG(status.st_mode):
+            if option == "--state-out":
+                raise ConfigError(f"{option} {name} is not a regular file.", f"{_OTHER}.")
+            continue
+        if not path.absolute().parent.is_dir():
+            raise ConfigError(f"the folder of {option} {name} does not exist.", f"Create it: mkdir -p {path.parent}.")
+        check_writable(path)
+        if status is not None:
+            if not force:
+                _check_content(option, path, status, used)
+            used[_identity(status)] = f"the file of {option}"
+
+
+def check_standard_output(source: int) -> None:
+    """`ConfigError` if standard output is the regular file open as `source`: it would grow while it is read."""
+    if _identities((), source) & _identities((), 1):
+        raise ConfigError("standard output is the file that is read.", "Redirect it to another file.")
+
+
+def _check_content(option: str, path: Path, status: os.stat_result, used: Mapping[tuple[int, int], str]) -> None:
+    """Refuses to overwrite a file in use, of another kind, or read-only."""
+    if _identity(status) in used:
+        raise ConfigError(f"{option} {path} is also {used[_identity(status)]}.", _FORCE)
+    if status.st_mode & 0o222 == 0:
+        raise ConfigError(f"{option} {path} is read-only.", _FORCE)
+    try:
+        is_own = status.st_size == 0 or _KINDS[option](path)
+    except OSError:
+        is_own = False
+    if not is_own:
+        raise ConfigError(f"{option} {path} exists and was not written by {option}.", _FORCE)
+
+
+def _files_in_use(inputs: Iterable[Path]) -> dict[tuple[int, int], str]:
+    """Device and inode of each regular file that the command reads or prints to, and its role in words."""
+    used = dict.fromkeys(_identities(inputs, 0), "an input of this command")
+    return dict.fromkeys(_identities((), 1, 2), "the output of this command") | used
+
+
+def _identities(paths: Iterable[Path], *descriptors: int) -> set[tuple[int, int]]:
+    """Device and inode of regular files: the paths, files in folders among them, and open descriptors."""
+    found: list[os.stat_result] = []
+    for path in paths:
+        try:
+            files = [path, *(path.iterdir() if path.is_dir() else ())]
+        except OSError:
+            files = [path]
+        for file in files:
+            try:
+                found.append(file.stat())
+            except OSError:  # reading it reports the reason
+                continue
+    for descriptor in descriptors:
+        try:
+            found.append(os.fstat(descriptor))
+        except OSError:
+            continue
+    return {_identity(status) for status in found if stat.S_ISREG(status.st_mode)}
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _reason(error: OSError) -> str:
+    return "too many symbolic links" if error.errno == errno.ELOOP else (error.strerror or str(error)).lower()
+
+
+def _is_state(path: Path) -> bool:
+    """Whether a file is a saved state."""
+    try:
+        return "state.memory" in read_header(path.resolve())[1]
+    except CheckpointError:
+        return False
+
+
+def _is_token_list(path: Path) -> bool:
+    """Whether a file begins with a token score as JSON."""
+    with path.open("rb") as file:
+        try:
+            first = json.loads(file.readline(2**16))
+        except (ValueError, RecursionError):
+            return False
+    return isinstance(first, dict) and first.keys() == {"byte", "text", "bits"}
+
+
+def _is_picture(path: Path) -> bool:
+    """Whether a file is a picture."""
+    with path.open("rb") as file:
+        return file.read(5).startswith(_PICTURES)
+
+
+_KINDS: Mapping[str, Callable[[Path], bool]] = {
+    "--state-out": _is_state,
+    "--per-token": _is_token_list,
+    "--plot": _is_picture,
+}
+"""Option to check of an existing file: whether this option wrote it."""
+_EXAMPLES = {"--state-out": "memory.state", "--per-token": "tokens.jsonl", "--plot": "loss.png"}

@@ -22,7 +22,7 @@ def sections_of(command):
 OTHERS = {
     "out", "resume", "overwrite", "allow_data_change", "preset", "model", "per_token", "plot", "no_prompt", "state_in",
     "state_out", "config_file", "overrides", "print_config", "dry_run", "json", "quiet", "verbose", "no_progress",
-    "color", "debug", "encoding",
+    "color", "force", "debug", "encoding",
 }  # fmt: skip
 """Options that set no key of the configuration."""
 

@@ -10,7 +10,6 @@ import typer
 from xlcli.cli import options, units
 from xlcli.cli.help import CONTEXT, Command
 from xlcli.cli.options import Unit
-from xlcli.cli.outputs import check_standard_output
 from xlcli.cli.pipe import open_source, portions
 from xlcli.cli.signals import Stop
 from xlcli.errors import ConfigError
@@ -99,6 +98,7 @@ def stream(
     debug: options.Debug = False,
 ) -> int:
     """Score text line by line as it arrives, without end, in constant memory."""
+    from xlcli.cli.outputs import check_standard_output
     from xlcli.cli.prologue import (
         begin,
         check_files,

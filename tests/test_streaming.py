@@ -1,6 +1,8 @@
+import dataclasses
 import itertools
 import time
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -12,7 +14,7 @@ from xlcli.config import EvalConfig, StreamConfig
 from xlcli.errors import CheckpointError, StateError
 from xlcli.evaluation import evaluate
 from xlcli.events import GeneratedText, LineScore, Score, StreamStats, TokenScore
-from xlcli.store.state_files import load_state, save_state
+from xlcli.store.state_files import PendingText, load_state, save_state
 from xlcli.streaming import stream
 
 TEXT = PROSE.encode()
@@ -320,6 +322,19 @@ def test_a_state_that_does_not_fit_is_refused():
     run(model, [b"x\ny"], save=saved.append)
     with pytest.raises(StateError, match="memory of 9"):
         run(model, [], resume=saved[0], mem_len=10)
+
+
+def test_a_reset_within_a_crafted_token_makes_progress():
+    """A sentencepiece token that spans a line end, which only a crafted state or vocabulary has."""
+    model = toy("sentencepiece")
+    size = int(model.tokenizer.id_sizes.max())
+    token = int(model.tokenizer.id_sizes.argmax())
+    text = b"\n" + b"x" * (size - 1)
+    kept = []
+    run(model, [], save=kept.append)
+    pending = PendingText(text, np.array([token], np.int32), size)
+    resume = dataclasses.replace(kept[0], pending=pending)
+    assert run(model, [b"\n"], resume=resume, reset_on="x", emit="none")[-1].bytes == size + 1
 
 
 @pytest.mark.parametrize("pattern", ["(a+)+$", "(a|aa)+$", "(a|a?)+$"])

@@ -115,6 +115,6 @@ def _span(text: str) -> Span:
     kind, mem_len, segment_len = text.split()
     span = Span(kind, int(mem_len), int(segment_len))  # type: ignore[arg-type]
     legal = kind == "segment" if span.mem_len == 0 else kind in ("uniform", "growing") and span.mem_len > 0
-    if not legal or span.segment_len < 1:
+    if not legal or span.segment_len < 1 or max(span.mem_len, span.segment_len) > 2**31:
         raise ValueError(f"'{text}' is not a span")
     return span

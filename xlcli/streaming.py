@@ -264,7 +264,7 @@ class _Scorer:
             end = self.text.find(b"\n", start) + 1 or len(self.text)
             if self.reset_pattern.search(self.text[start : min(end, start + LINE_LIMIT)].rstrip(b"\r\n")):
                 if start:
-                    return self._n_tokens_within(start)
+                    return max(1, self._n_tokens_within(start))
                 self.session.reset()
             start = end
         return n

@@ -203,6 +203,8 @@ WRONG = {
     "generator as float": {"tensors": {"session.sampler.generator": torch.zeros(5056)}},
     "sizes larger than the text": {"tensors": {"session.stream.scored_sizes": torch.tensor([2, 3]).int()}},
     "sizes smaller than the text": {"tensors": {"session.stream.scored_sizes": torch.tensor([2, 1]).int()}},
+    "sizes of no bytes": {"tensors": {"session.stream.scored_sizes": torch.tensor([4, 0]).int()}},
+    "tokens of another text": {"tensors": {"session.pending.ids": torch.zeros(4, dtype=torch.int32)}},
     "negative sizes": {"tensors": {"session.stream.scored_sizes": torch.tensor([5, -1]).int()}},
     "fewer sizes than bits": {"tensors": {"session.stream.scored_sizes": torch.tensor([4]).int()}},
     "scored bits not finite": {

@@ -108,6 +108,8 @@ class LanguageModel(nn.Module):
         n_kept = state.span.n_kept(state.seen)
         if (state.last is None) != (self.bigrams is None):
             return False
+        if state.last is not None and not bool(((state.last >= -1) & (state.last < self.config.vocab_size)).all()):
+            return False
         return self.stack.accepts_depth(len(state.layers)) and all(
             block.attention.accepts(memory, n_kept)
             for block, memory in zip(itertools.cycle(self.stack.layers()), state.layers, strict=False)

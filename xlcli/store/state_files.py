@@ -141,7 +141,8 @@ def load_state(path: Path, *, model: LoadedModel, device: str) -> SessionState:
     try:
         return _unpack(state, _with_prefix("session.", tensors), _with_prefix("session.", metadata), model.tokenizer)
     except (KeyError, ValueError, RuntimeError) as error:
-        raise StateError(f"{path} is damaged: {str(error).splitlines()[0]}.", _REMEDY) from None
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise StateError(f"{path} is damaged: {reason}.", _REMEDY) from None
 
 
 def _check_model(path: Path, metadata: Mapping[str, str], model: LoadedModel) -> None:
@@ -186,7 +187,8 @@ def _unpack(
     n_tokenized, ids = _count(scalars, "pending.n_tokenized"), _token_ids(tensors, "pending.ids", tokenizer)
     pending = PendingText(_text(tensors, "pending.text"), ids, n_tokenized)
     sizes = tokenizer.sizes(ids, pending.data[:n_tokenized])
-    if len(sizes) != len(ids) or int(sizes.sum()) != n_tokenized:
+    is_text = tokenizer.kind == "words" or tokenizer.decode(ids) == pending.data[:n_tokenized]
+    if len(sizes) != len(ids) or int(sizes.sum()) != n_tokenized or not is_text:
         raise ValueError("unread text and its tokens do not fit together")
     last_token = _count(scalars, "last_token")
     if last_token >= tokenizer.vocab_size:
@@ -211,7 +213,7 @@ def _scored(tensors: Mapping[str, Tensor]) -> tuple[tuple[bytes, float], ...]:
     text, sizes = _text(tensors, "stream.scored_text"), _column(tensors, "stream.scored_sizes", "int32").tolist()
     bits = _column(tensors, "stream.scored_bits", "float64").tolist()
     stops = [*itertools.accumulate(sizes)]
-    if min(sizes, default=0) < 0 or (stops or [0])[-1] != len(text) or not all(map(math.isfinite, bits)):
+    if min(sizes, default=1) < 1 or (stops or [0])[-1] != len(text) or not all(map(math.isfinite, bits)):
         raise ValueError("scored text and its tokens do not fit together")
     return tuple((text[stop - size : stop], own_bits) for stop, size, own_bits in zip(stops, sizes, bits, strict=True))
 

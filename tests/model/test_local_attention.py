@@ -21,7 +21,7 @@ UNIFORM = Span.make("uniform", mem_len=99, segment_len=13)
 
 def as_full(name):
     """A model of full attention with the weights of the local one."""
-    tree = variants.COMBINATIONS[name] | {"attention": {"kind": "full", "n_heads": 2}}
+    tree = variants.COMBINATIONS[name] | {"attention": {"kind": "full", "n_heads": 2, "qk_norm": True}}
     twin = build_model(config.make({"model": {"n_layers": 2} | tree}).model).double().eval()
     twin.load_state_dict(variants.make(name).state_dict())
     return twin
@@ -44,7 +44,10 @@ def read(block, x, older, span, window=None):
     """Output of a block; `window` makes `span` a band, for full attention."""
     m, t = older.shape[1], x.shape[1]
     limit = Span("uniform", window, 13) if window is not None else span
-    context = AttentionContext(limit, n_memory=m, n_new=t, keep=min(m + t, span.mem_len), device=x.device, start=m)
+    tokens = variants.tokens(len(x), t)
+    context = AttentionContext(
+        limit, n_memory=m, n_new=t, keep=min(m + t, span.mem_len), device=x.device, start=m, tokens=tokens
+    )
     return block(x, Hidden(older), context)
 
 

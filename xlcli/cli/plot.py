@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from xlcli.errors import ConfigError
-from xlcli.events import Score
+
+if TYPE_CHECKING:
+    from xlcli.events import Score
 
 _SUFFIXES = (".png", ".svg", ".pdf")
 

@@ -9,10 +9,19 @@ from torch import nn
 from xlcli import config
 from xlcli.errors import CheckpointError
 from xlcli.model.build import build_model
-from xlcli.optim import Float32Muon, Optimizers, hidden_matrices, lr_factor, orthogonalize
+from xlcli.optim import BatchedMuon, Optimizers, batches_of_one_shape, hidden_matrices, lr_factor, orthogonalize
 
-SHAPES = [(24, 24), (16, 48), (48, 16), (1, 8), (8, 1)]
-SETTINGS = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.9, "adjust_lr_fn": "match_rms_adamw"}
+SHAPES = [(24, 24), (16, 48), (48, 16), (16, 48), (1, 8), (8, 1), (24, 24)]
+SETTINGS = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.9}
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def ours(weights, dtype):
+    return BatchedMuon(weights, dtype=dtype, **SETTINGS)
+
+
+def pytorchs(weights, dtype=None):
+    return torch.optim.Muon(weights, adjust_lr_fn="match_rms_adamw", **SETTINGS)
 
 
 def _weights(seed=0):
@@ -33,33 +42,45 @@ def _close(ours, theirs, before):
         assert (our - their).norm() < 0.03 * update
 
 
-def test_muon_in_float32_is_muon():
-    ours, theirs, before = _weights(), _weights(), _weights()
-    _steps(Float32Muon(ours, **SETTINGS), ours, [1, 2, 3])
-    _steps(torch.optim.Muon(theirs, **SETTINGS), theirs, [1, 2, 3])
-    _close(ours, theirs, before)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_muon_is_pytorchs_muon(dtype):
+    our, their, before = _weights(), _weights(), _weights()
+    _steps(ours(our, dtype), our, [1, 2, 3])
+    _steps(pytorchs(their), their, [1, 2, 3])
+    _close(our, their, before)
 
 
-@pytest.mark.parametrize("kinds", [(Float32Muon, torch.optim.Muon), (torch.optim.Muon, Float32Muon)])
-def test_what_muon_remembers_may_change_hands(kinds):
+@pytest.mark.parametrize("kinds", [(ours, pytorchs), (pytorchs, ours)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_muon_state_is_that_of_pytorchs_muon(kinds, dtype):
     first, second = kinds
     moved, stayed, before = _weights(), _weights(), _weights()
-    one = first(moved, **SETTINGS)
+    one = first(moved, dtype)
     _steps(one, moved, [1, 2])
-    other = second(moved, **SETTINGS)
+    other = second(moved, dtype)
     for weight in moved:
         other.state[weight].update(one.state[weight])
     _steps(other, moved, [3])
-    _steps(torch.optim.Muon(stayed, **SETTINGS), stayed, [1, 2, 3])
+    _steps(pytorchs(stayed), stayed, [1, 2, 3])
     assert all(
         torch.equal(other.state[weight]["momentum_buffer"], one.state[weight]["momentum_buffer"]) for weight in moved
     )
     _close(moved, stayed, before)
 
 
+def test_batches_have_one_shape_and_a_limited_size():
+    shapes = [(512, 512), (2, 3), (512, 512), (1024, 1024), (512, 512), (3, 2), (2, 3)]
+    parameters = [torch.zeros(shape) for shape in shapes]
+    batches = list(batches_of_one_shape(parameters))
+    assert [[tuple(p.shape) for p in batch] for batch in batches] == [
+        [(512, 512), (512, 512)], [(512, 512)], [(2, 3), (2, 3)], [(1024, 1024)], [(3, 2)],
+    ]  # fmt: skip
+    assert {id(p) for batch in batches for p in batch} == {id(p) for p in parameters}
+
+
 def test_a_parameter_without_gradient_stays():
     weights = _weights()
-    optimizer = Float32Muon(weights, **SETTINGS)
+    optimizer = ours(weights, torch.float32)
     optimizer.step()
     assert all(torch.equal(now, before) for now, before in zip(weights, _weights(), strict=True))
     assert not optimizer.state
@@ -67,11 +88,11 @@ def test_a_parameter_without_gradient_stays():
 
 @pytest.mark.parametrize("shape", SHAPES[:3])
 def test_orthogonalizing_brings_singular_values_near_one(shape):
-    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    out = orthogonalize(matrix, (3.4445, -4.7750, 2.0315), 5, 1e-7)
+    matrices = torch.randn((2, *shape), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    out = orthogonalize(matrices, (3.4445, -4.7750, 2.0315), 5, 1e-7)
     values = torch.linalg.svdvals(out)
     assert 0.5 < values.min() <= values.max() < 1.3
-    assert out.shape == matrix.shape
+    assert out.shape == matrices.shape
 
 
 def _model():

@@ -6,7 +6,7 @@ Muon (Jordan 2024) updates the matrices of blocks, AdamW embeddings, head, norms
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 import torch
@@ -16,41 +16,67 @@ from torch.optim import AdamW, Muon, Optimizer
 from xlcli.config import TrainConfig
 from xlcli.errors import CheckpointError
 
+MUON_BATCH = 2**19
+"""Maximum number of matrix elements that are orthogonalized at once (measured on a CPU)."""
 
-class Float32Muon(Muon):
-    """PyTorch's Muon with orthogonalization in float32 instead of bfloat16, and the same optimizer state.
 
-    A CPU without bfloat16 units multiplies bfloat16 at a fifth of the float32 rate. `adjust_lr_fn` is always
-    "match_rms_adamw".
+class BatchedMuon(Muon):
+    """PyTorch's Muon with the same state, and matrices of one shape orthogonalized together.
+
+    `dtype` is the number type of the orthogonalization. PyTorch's is always bfloat16, which a CPU without bfloat16
+    units multiplies at a fifth of the float32 rate.
     """
+
+    def __init__(
+        self, parameters: list[nn.Parameter], *, lr: float, weight_decay: float, momentum: float, dtype: torch.dtype
+    ) -> None:
+        super().__init__(
+            parameters, lr=lr, weight_decay=weight_decay, momentum=momentum, adjust_lr_fn="match_rms_adamw"
+        )
+        self.dtype = dtype
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One update of every parameter that has a gradient."""
         for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                if "momentum_buffer" not in state:
-                    state["momentum_buffer"] = torch.zeros_like(parameter.grad)
-                buffer = state["momentum_buffer"].lerp_(parameter.grad, 1 - group["momentum"])
-                update = parameter.grad.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
-                update = orthogonalize(update, group["ns_coefficients"], group["ns_steps"], group["eps"])
-                scale = 0.2 * math.sqrt(max(parameter.shape))
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                parameter.add_(update, alpha=-group["lr"] * scale)
+            with_gradient = [p for p in group["params"] if p.grad is not None]
+            for parameters in batches_of_one_shape(with_gradient):
+                updates = torch.stack([self._nesterov(p, group["momentum"]) for p in parameters])
+                scale = 0.2 * math.sqrt(max(parameters[0].shape))
+                directions = orthogonalize(updates, group["ns_coefficients"], group["ns_steps"], group["eps"])
+                for parameter, direction in zip(parameters, directions, strict=True):
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                    parameter.add_(direction, alpha=-group["lr"] * scale)
+
+    def _nesterov(self, parameter: Tensor, momentum: float) -> Tensor:
+        """Gradient with Nesterov momentum, in `dtype`; updates the momentum buffer."""
+        assert parameter.grad is not None
+        state = self.state[parameter]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(parameter.grad)
+        buffer = state["momentum_buffer"].lerp_(parameter.grad, 1 - momentum)
+        return parameter.grad.lerp(buffer, momentum).to(self.dtype)
 
 
-def orthogonalize(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
-    """Newton-Schulz iteration toward the nearest orthogonal matrix, in the type of the matrix (Jordan 2024)."""
+def batches_of_one_shape(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Parameters of equal shape in lists of at most `MUON_BATCH` elements, or one parameter."""
+    shapes: dict[torch.Size, list[Tensor]] = {}
+    for parameter in parameters:
+        shapes.setdefault(parameter.shape, []).append(parameter)
+    for shape, alike in shapes.items():
+        size = max(1, MUON_BATCH // shape.numel())
+        yield from (alike[i : i + size] for i in range(0, len(alike), size))
+
+
+def orthogonalize(matrices: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
+    """Newton-Schulz iteration (n r c) toward the nearest orthogonal matrices, in their type (Jordan 2024)."""
     a, b, c = coefficients
-    tall = matrix.shape[0] > matrix.shape[1]
-    x = matrix.mT if tall else matrix
-    x = x / x.norm().clamp(min=eps)
+    tall = matrices.shape[1] > matrices.shape[2]
+    x = matrices.mT if tall else matrices
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=eps)
     for _ in range(steps):
         gram = x @ x.mT
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x
 
 
@@ -63,15 +89,9 @@ class Optimizers:
         parameters = list(model.parameters())
         self.optimizers: list[tuple[Optimizer, float]] = []
         if matrices:
-            kind = Muon if native_bfloat16 else Float32Muon
             hidden = [p for p in parameters if id(p) in matrices]
-            muon = kind(
-                hidden,
-                lr=lr,
-                weight_decay=config.weight_decay,
-                momentum=config.momentum,
-                adjust_lr_fn="match_rms_adamw",
-            )
+            dtype = torch.bfloat16 if native_bfloat16 else torch.float32
+            muon = BatchedMuon(hidden, lr=lr, weight_decay=config.weight_decay, momentum=config.momentum, dtype=dtype)
             self.optimizers.append((muon, lr))
         adam_lr = config.adam_lr if matrices else lr
         others = [p for p in parameters if id(p) not in matrices]

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from xlcli.model.embedding import cluster_of
 from xlcli.ops.chunks import map_chunks
+from xlcli.ops.cross_entropy import cross_entropy, wide
 
 MAX_LOGITS = 2**23
 """Number of logits above which the loss is computed in chunks of about this size.
@@ -58,9 +59,8 @@ class Head(nn.Module):
         return map_chunks(self.losses, parts, x.device)
 
     def _limit(self, logits: Tensor) -> Tensor:
-        """Logits in float32 or wider, limited by `softcap`."""
-        wide = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
-        return wide if self.softcap is None else self.softcap * torch.tanh(wide / self.softcap)
+        """Logits limited by `softcap`, in float32 or wider; unchanged without it."""
+        return logits if self.softcap is None else self.softcap * torch.tanh(_widen(logits) / self.softcap)
 
 
 class SoftmaxHead(Head):
@@ -86,11 +86,15 @@ class SoftmaxHead(Head):
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits (... v) of hidden states (... d), in float32 or wider."""
+        return _widen(self.scores(x))
+
+    def scores(self, x: Tensor) -> Tensor:
+        """`logits` in the type of the matrix product, 16-bit under autocast."""
         return self._limit(F.linear(self.project(x), self.weight, self.bias))
 
     def losses(self, x: Tensor, targets: Tensor) -> Tensor:
         """Surprisal in nats (b t) of targets (b t), given hidden states x (b t d)."""
-        losses = _cross_entropy(rearrange(self.logits(x), "b t v -> (b t) v"), rearrange(targets, "b t -> (b t)"))
+        losses = cross_entropy(self.scores(rearrange(x, "b t d -> (b t) d")), rearrange(targets, "b t -> (b t)"))
         return rearrange(losses, "(b t) -> b t", b=x.shape[0])
 
 
@@ -120,7 +124,7 @@ class AdaptiveHead(Head):
 
     def logits(self, x: Tensor) -> Tensor:
         """Log-probabilities (... v) of all words, given hidden states (... d)."""
-        head = self._head(x).log_softmax(-1)
+        head = _widen(self._head(x)).log_softmax(-1)
         words, tails = head.tensor_split([self.cutoffs[0]], dim=-1)
         rare = [tails[..., i, None] + tail.logits(x).log_softmax(-1) for i, tail in enumerate(self._tails())]
         return torch.cat((words, *rare), dim=-1)
@@ -130,10 +134,10 @@ class AdaptiveHead(Head):
         hidden, words = rearrange(x, "b t d -> (b t) d"), rearrange(targets, "b t -> (b t)")
         cluster = cluster_of(words, self.cutoffs)
         frequent = cluster == 0
-        losses = _cross_entropy(self._head(hidden), torch.where(frequent, words, self.cutoffs[0] + cluster - 1))
+        losses = cross_entropy(self._head(hidden), torch.where(frequent, words, self.cutoffs[0] + cluster - 1))
         for i, (start, tail) in enumerate(zip(self.cutoffs, self._tails(), strict=True), start=1):
             rows = (cluster == i).nonzero().squeeze(1)
-            within = _cross_entropy(tail.logits(hidden[rows]), words[rows] - start)
+            within = cross_entropy(tail.scores(hidden[rows]), words[rows] - start)
             losses = losses.index_add(0, rows, within)
         return rearrange(losses, "(b t) -> b t", b=x.shape[0])
 
@@ -149,5 +153,5 @@ class AdaptiveHead(Head):
         return self._limit(torch.cat((words, self.tails(x)), dim=-1))
 
 
-def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(logits, targets, reduction="none")
+def _widen(logits: Tensor) -> Tensor:
+    return logits.to(wide(logits.dtype))

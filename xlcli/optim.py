@@ -16,6 +16,8 @@ from torch.optim import AdamW, Muon, Optimizer
 from xlcli.config import TrainConfig
 from xlcli.errors import CheckpointError
 
+ADAM_RATE = 1e-2
+"""Default learning rate of AdamW beside Muon."""
 MUON_BATCH = 2**19
 """Maximum number of matrix elements that are orthogonalized at once (measured on a CPU)."""
 
@@ -93,7 +95,7 @@ class Optimizers:
             dtype = torch.bfloat16 if native_bfloat16 else torch.float32
             muon = BatchedMuon(hidden, lr=lr, weight_decay=config.weight_decay, momentum=config.momentum, dtype=dtype)
             self.optimizers.append((muon, lr))
-        adam_lr = config.adam_lr if matrices else lr
+        adam_lr = (config.adam_lr or ADAM_RATE) if matrices else lr
         others = [p for p in parameters if id(p) not in matrices]
         groups = [
             {"params": [p for p in others if p.ndim >= 2], "weight_decay": config.weight_decay},

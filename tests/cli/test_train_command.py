@@ -244,7 +244,9 @@ def test_settings_that_contradict_a_model_are_refused_at_once(run, text, options
     done = run("train", text, "--init", "books", *options)
     assert (done.code, message in " ".join(done.err.split())) == (code, True), done.err
     if code == 0:
-        assert all(line in done.out.decode() for line in ("lr = 0.125", "dim = 256", "residual = 0.25"))
+        assert all(
+            line in done.out.decode() for line in ("lr = 0.125", "# adam_lr is decided", "dim = 256", "residual = 0.25")
+        )
 
 
 def test_a_hint_is_hidden_from_json_and_quiet(run):

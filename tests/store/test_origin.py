@@ -12,7 +12,7 @@ from xlcli import config, presets
 from xlcli.errors import CheckpointError, ConfigError
 from xlcli.model.build import build_model
 from xlcli.store.folder import save_model
-from xlcli.store.origin import RATE_FACTOR, configurations
+from xlcli.store.origin import configurations, origin_of, text_size
 from xlcli.store.records import write_record
 from xlcli.text.tokenizers.registry import train_tokenizer
 
@@ -64,27 +64,31 @@ def test_shape_and_habits_are_those_of_the_model():
 def test_budget_schedule_and_held_out_text_are_those_of_the_run():
     made, fresh = only({}, model("m")), config.Config()
     for key in TRAIN.keys() - {"segment_len", "mem_len", "batch_size", "grad_accum", "momentum", "weight_decay"}:
-        if key not in ("lr", "adam_lr"):
-            assert getattr(made.train, key) == getattr(fresh.train, key), key
+        assert getattr(made.train, key) == getattr(fresh.train, key), key
     assert (made.text.valid, made.text.test, made.text.tokenizer) == (None, None, "bytes")
     assert made.runtime == fresh.runtime
 
 
-def test_rates_are_a_part_of_those_of_the_model():
+def test_rates_stay_open_unless_given():
     made = only({}, model("m"))
-    assert (made.train.lr, made.train.adam_lr) == pytest.approx((RATE_FACTOR * 0.02, RATE_FACTOR * 0.05))
+    assert (made.train.lr, made.train.adam_lr) == (None, None)
     made = only({"train": {"lr": 0.5, "adam_lr": 0.7}}, Path("m"))
     assert (made.train.lr, made.train.adam_lr) == (0.5, 0.7)
-    assert only({"train": {"optimizer": "adamw"}}, Path("m")).train.lr is None
-    assert only({"train": {"optimizer": "muon"}}, Path("m")).train.lr == pytest.approx(RATE_FACTOR * 0.02)
-    assert only({}, model("n", train={})).train.lr is None
 
 
-def test_rates_shrink_once_in_a_chain():
-    origin = {"model": "books", "weights": "0" * 64}
-    made = only({}, model("m", record={"init": origin}))
-    assert (made.train.lr, made.train.adam_lr) == (0.02, 0.05)
-    assert only({}, model("n", record={"init": "books"})).train.lr == pytest.approx(RATE_FACTOR * 0.02)
+@pytest.mark.parametrize("entry", [None, 3, {}, {"bytes": 0, "tokens": 0}, {"bytes": "9", "tokens": 1}])
+def test_a_record_may_lack_the_size_of_the_text(entry):
+    assert text_size({"train": entry}) is None
+    assert text_size({}) is None
+    assert text_size({"train": {"bytes": 30, "tokens": 10, "start": 0}}) == (30, 10)
+
+
+@pytest.mark.parametrize("entry", [None, "books", {}, {"model": 3, "weights": ""}, {"model": "books"}])
+def test_a_record_may_lack_an_origin(entry):
+    assert origin_of({"init": entry}) is None
+    assert origin_of({}) is None
+    whole = {"model": "books", "weights": "0" * 64}
+    assert origin_of({"init": whole}) == whole
 
 
 def test_microbatches_never_exceed_sequences():

@@ -1,5 +1,7 @@
 """Defaults that follow from text and device."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -46,6 +48,62 @@ def test_rates_are_decided_and_kept():
     assert fill_in({"train": {"optimizer": "adamw"}}).train.lr == 2e-3
     assert fill_in({"train": {"lr": 0.5}}).train.lr == 0.5
     assert fill_in({}, preset="txl-enwik8-12l").train.lr == 2.5e-4
+
+
+def adapt(train, n_tokens, *, source=None, record=None):
+    """Section `train` of a run on a text of `n_tokens` that starts from a model."""
+    given = config.make({"train": {"max_time": 600.0} | train})
+    made = defaults.fill_in(given, tokenizer="bytes", vocab_size=256, device=CPU)
+    trained = config.make({"train": {"lr": 0.01, "adam_lr": 0.02} if source is None else source})
+    model = SimpleNamespace(config=trained, record=record or {})
+    return defaults.adapt(made, given.train, model, n_tokens).train
+
+
+def test_rates_grow_with_the_text_up_to_those_of_the_model():
+    n = defaults.LONG_TEXT
+    factors = [adapt({}, length).lr / 0.01 for length in (1, n // 10, n // 2, n, 10 * n)]
+    assert factors == pytest.approx([0.3, 0.3, 0.5, 1.0, 1.0])
+    assert adapt({}, n // 2).adam_lr == pytest.approx(0.01)
+    given = adapt({"lr": 0.5, "adam_lr": 0.7}, 1)
+    assert (given.lr, given.adam_lr) == (0.5, 0.7)
+
+
+def test_rates_that_the_model_does_not_have_are_those_of_a_new_one():
+    assert adapt({}, 10**9, source={}).lr == 6e-3
+    assert adapt({}, 10**9, source={}).adam_lr == 1e-2
+    assert adapt({"optimizer": "adamw"}, 10**9).lr == 2e-3
+    assert adapt({"optimizer": "adamw"}, 1).lr == pytest.approx(0.3 * 2e-3)
+
+
+def test_rates_in_a_chain_are_those_of_its_first_model():
+    origin = {"init": {"model": "books", "weights": "0" * 64}}
+    for n_tokens in (1, 10**9):
+        source = {"lr": 0.01 * defaults.rate_factor(n_tokens), "adam_lr": 0.02 * defaults.rate_factor(n_tokens)}
+        record = origin | {"train": {"bytes": n_tokens, "tokens": n_tokens}}
+        for length in (1, 300_000, 10**9):
+            made, expected = adapt({}, length, source=source, record=record), adapt({}, length)
+            assert (made.lr, made.adam_lr) == pytest.approx((expected.lr, expected.adam_lr))
+    assert adapt({}, 10**9, record=origin).lr == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(
+    ("train", "n_tokens", "budget"),
+    [
+        ({}, 100_000, (None, 600_000, 600.0)), ({"max_time": 9.0}, 100_000, (None, 600_000, 9.0)),
+        ({}, 1, (None, 20 * 16 * 128, 600.0)), ({"batch_size": 2}, 1, (None, 20 * 2 * 128, 600.0)),
+        ({}, 10**9, (None, None, 600.0)), ({"max_steps": 7}, 100_000, (7, None, 600.0)),
+        ({"max_tokens": 7}, 100_000, (None, 7, 600.0)),
+    ],
+)  # fmt: skip
+def test_a_run_from_a_model_ends_after_some_passes(train, n_tokens, budget):
+    made = adapt(train, n_tokens)
+    assert (made.max_steps, made.max_tokens, made.max_time) == budget
+
+
+def test_the_same_budget_is_no_new_one():
+    saved = fill_in({"train": {"max_tokens": 90, "max_time": 60.0}})
+    for given, expected in (({}, 90), ({"max_time": 60.0}, 90), ({"max_time": 61.0}, None)):
+        assert defaults.resumed(saved, {"train": given}).train.max_tokens == expected
 
 
 def test_the_user_stands_above_the_preset_and_the_machine():

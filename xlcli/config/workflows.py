@@ -56,7 +56,7 @@ class TrainConfig(BaseConfig):
         batch_size: Sequences per batch.
         grad_accum: Microbatches per step; does not change the result.
         lr: Peak learning rate of the optimizer; None is its default.
-        adam_lr: Peak learning rate of parameters that Muon leaves to AdamW.
+        adam_lr: Peak learning rate of parameters that Muon leaves to AdamW; None is its default.
         betas: AdamW betas.
         momentum: Muon momentum.
         warmup_steps: Steps of learning-rate warmup; None is at most 40.
@@ -82,7 +82,7 @@ class TrainConfig(BaseConfig):
     grad_accum: Count = 1
     optimizer: Literal["muon", "adamw"] = "muon"
     lr: Positive | None = None
-    adam_lr: Positive = 1e-2
+    adam_lr: Positive | None = None
     weight_decay: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.01
     betas: tuple[Rate, Rate] = (0.9, 0.95)
     momentum: Rate = 0.95

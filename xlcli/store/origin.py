@@ -17,14 +17,12 @@ from xlcli.store.records import read_record
 if TYPE_CHECKING:
     from xlcli.store.folder import LoadedModel
 
-RATE_FACTOR = 0.3
-"""Peak learning rates of the run divided by those of the model's own training (docs/log.md)."""
 INIT = "init"
 """Key of `record.json`: the model that a run started from."""
 
 _OF_THE_RUN = frozenset(
-    {"lr_schedule", "decay_fraction", "min_lr_ratio", "warmup_steps", "max_steps", "max_tokens", "max_time"}
-    | {"eval_every", "save_every", "keep_checkpoints", "weights"}
+    {"lr", "adam_lr", "lr_schedule", "decay_fraction", "min_lr_ratio", "warmup_steps"}
+    | {"max_steps", "max_tokens", "max_time", "eval_every", "save_every", "keep_checkpoints", "weights"}
 )
 """Keys of `train` that have their own defaults in the new run; it takes all others from the model."""
 _WITHOUT_WEIGHTS = ("model.dropout", "model.loss_chunk", "model.feedforward.chunk_len")
@@ -36,8 +34,7 @@ def configurations(
 ) -> dict[str, Config]:
     """The user's settings over those of the model in `folder`, by the name of the model's preset; see `presets`.
 
-    Shape and vocabulary are those of the model. Peak learning rates are `RATE_FACTOR` times those of its training,
-    unless that run had itself started from a model.
+    Shape and vocabulary are those of the model. Learning rates and budgets stay open, because they depend on the text.
 
     Raises:
         CheckpointError: The model's configuration is missing or damaged.
@@ -52,11 +49,10 @@ def configurations(
     if description in header.files:
         verify_file(folder, description, header.files)
     tokenizer = str(read_json(folder / description).get("kind"))
-    factor = RATE_FACTOR if origin_of(record) is None else 1.0
     own = {
         "model": saved.model.model_dump(mode="json"),
         "text": {"tokenizer": tokenizer},
-        "train": _train_section(saved.train, changes.get("train", {}), factor),
+        "train": _train_section(saved.train, changes.get("train", {})),
     }
     text = dict(changes.get("text", {}))
     if text.get("tokenizer") == "auto":
@@ -80,12 +76,17 @@ def origin_of(record: Mapping[str, Any]) -> Tree | None:
     return None
 
 
-def _train_section(saved: TrainConfig, changes: Mapping[str, Any], factor: float) -> Tree:
-    """Section `train` of the run before the user's changes; `lr` is None if it cannot be derived."""
+def text_size(record: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Bytes and tokens of the training text of a model, by its record."""
+    match record.get("train"):
+        case {"bytes": int(n_bytes), "tokens": int(n_tokens)} if n_bytes > 0 and n_tokens > 0:
+            return n_bytes, n_tokens
+    return None
+
+
+def _train_section(saved: TrainConfig, changes: Mapping[str, Any]) -> Tree:
+    """Section `train` of the run before the user's changes."""
     tree = saved.model_dump(mode="json", exclude=set(_OF_THE_RUN))
-    tree["adam_lr"] = factor * saved.adam_lr
-    same = changes.get("optimizer", saved.optimizer) == saved.optimizer
-    tree["lr"] = factor * saved.lr if same and saved.lr is not None else None
     batch_size = changes.get("batch_size", saved.batch_size)
     if isinstance(batch_size, int):
         tree["grad_accum"] = min(saved.grad_accum, batch_size)

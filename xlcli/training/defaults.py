@@ -7,7 +7,9 @@ import torch
 from xlcli import config as settings
 from xlcli.config import Config, TrainConfig, Tree
 from xlcli.errors import ConfigError
-from xlcli.store.origin import RATE_FACTOR
+from xlcli.optim import ADAM_RATE
+from xlcli.store.folder import LoadedModel
+from xlcli.store.origin import origin_of, text_size
 
 CPU_SECONDS, CUDA_SECONDS = 600.0, 1800.0
 """Default time budgets."""
@@ -23,6 +25,13 @@ TINY_BELOW = 100_000
 """Bytes of training text below which the default preset is `tiny`."""
 BASE_ABOVE = 8_000_000
 """Bytes of training text from which the default preset on a GPU is `base`."""
+SHORT_TEXT_FACTOR, LONG_TEXT = 0.3, 600_000
+"""Peak learning rates of a run that starts from a model, relative to those of the model's training: this factor for
+short texts, 1 from this number of tokens on, in between in proportion to the tokens (docs/log.md)."""
+PASSES, LEAST_STEPS = 6, 20
+"""Passes over the text after which a run that starts from a model ends by default, but not before so many steps."""
+LARGEST_BUDGET = 2**31
+"""Maximum of `train.max_tokens`."""
 BUDGETS = ("max_steps", "max_tokens", "max_time")
 """Keys of `train` that limit a run."""
 CHANGEABLE = frozenset(
@@ -40,18 +49,15 @@ def choose_preset(train_bytes: int, device: torch.device) -> str:
     return "base" if device.type == "cuda" and train_bytes >= BASE_ABOVE else "small"
 
 
-def fill_in(
-    config: Config, *, tokenizer: str, vocab_size: int, device: torch.device, from_model: bool = False
-) -> Config:
-    """The configuration with tokenizer and vocabulary of the text, and defaults for budget, learning rate and seed.
-
-    `from_model`: the run starts from the weights of a model.
-    """
+def fill_in(config: Config, *, tokenizer: str, vocab_size: int, device: torch.device) -> Config:
+    """The configuration with tokenizer and vocabulary of the text, and defaults for budget, learning rates and seed."""
     train: Tree = {}
     if all(getattr(config.train, budget) is None for budget in BUDGETS):
         train["max_time"] = CUDA_SECONDS if device.type == "cuda" else CPU_SECONDS
     if config.train.lr is None:
-        train["lr"] = RATES[config.train.optimizer] * (RATE_FACTOR if from_model else 1.0)
+        train["lr"] = RATES[config.train.optimizer]
+    if config.train.adam_lr is None:
+        train["adam_lr"] = ADAM_RATE
     return settings.change(
         config,
         {
@@ -63,13 +69,44 @@ def fill_in(
     )
 
 
+def adapt(config: Config, given: TrainConfig, model: LoadedModel, n_tokens: int) -> Config:
+    """The configuration with defaults for a run that starts from a model.
+
+    Args:
+        config: Result of `fill_in`.
+        given: Section `train` before `fill_in`.
+        model: The model.
+        n_tokens: Length of the training text.
+    """
+    train: Tree = {}
+    source = model.config.train
+    factor = rate_factor(n_tokens)
+    if origin_of(model.record) and (before := text_size(model.record)):
+        factor /= rate_factor(before[1])  # the rates of this model are already those of a run that started from another
+    if given.lr is None:
+        same = given.optimizer == source.optimizer
+        train["lr"] = factor * (source.lr if same and source.lr is not None else RATES[given.optimizer])
+    if given.adam_lr is None:
+        train["adam_lr"] = factor * (source.adam_lr or ADAM_RATE)
+    limit = max(PASSES * n_tokens, LEAST_STEPS * tokens_per_step(given))
+    if given.max_steps is None and given.max_tokens is None and limit < LARGEST_BUDGET:
+        train["max_tokens"] = limit
+    return settings.change(config, {"train": train})
+
+
+def rate_factor(n_tokens: int) -> float:
+    """Peak learning rates relative to those of the model that a run starts from, for a text of this length."""
+    return min(max(n_tokens / LONG_TEXT, SHORT_TEXT_FACTOR), 1.0)
+
+
 def resumed(saved: Config, changes: Tree) -> Config:
-    """The saved configuration of a run with the user's changes. A new budget replaces all saved budgets.
+    """The saved configuration of a run with the user's changes. A budget unlike the saved one replaces all budgets.
 
     Raises:
         ConfigError: A changed key is not in `CHANGEABLE`.
     """
-    if any(budget in changes.get("train", {}) for budget in BUDGETS):
+    given = changes.get("train", {})
+    if any(key in given and given[key] != getattr(saved.train, key) for key in BUDGETS):
         changes = settings.merge({"train": dict.fromkeys(BUDGETS)}, changes)
     if changes.get("text", {}).get("tokenizer") == "auto":
         changes = settings.merge(changes, {"text": {"tokenizer": saved.text.tokenizer}})

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from xlcli.config import TrainConfig
 from xlcli.events import Event, Notice, Saved, Step, Trained, Validation
 from xlcli.runtime import parallel_loop_seconds
 from xlcli.store import folder as store
@@ -72,7 +71,7 @@ class Trainer:
             if fraction == 1.0:
                 break
             due = validate.due(run.step, self.seconds, fraction)
-            if due and not _exceeds_share(train, self.validation_seconds, self.seconds):
+            if due and not _exceeds_share(run, self.validation_seconds, self.seconds):
                 run.validation_due = True
                 yield from self._validate(stop)
             if not stop() and save.due(run.step, self.seconds, fraction):
@@ -236,9 +235,12 @@ class IntervalTrigger:
         return int((step if isinstance(self.every, int) else seconds) // self.every)
 
 
-def _exceeds_share(train: TrainConfig, validation_seconds: float, seconds: float) -> bool:
-    """Whether validation takes too much of a time budget. A budget in steps or tokens must not depend on the clock."""
-    if train.eval_every is not None or train.max_steps is not None or train.max_tokens is not None:
+def _exceeds_share(run: TrainingRun, validation_seconds: float, seconds: float) -> bool:
+    """Whether validation takes too much of a time budget.
+
+    A run must not depend on the clock while a budget in steps or tokens will be spent before the time.
+    """
+    if run.config.train.eval_every is not None or run.fraction(seconds) == run.fraction(0.0):
         return False
     return validation_seconds > VALIDATION_SHARE * seconds
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -82,18 +82,13 @@ def prepare_new(
             )
         config = configs[preset]
     tokenizer = _train_tokenizer(config.text, parts) if model is None else model.tokenizer
-    config = defaults.fill_in(
-        config,
-        tokenizer=tokenizer.kind,
-        vocab_size=tokenizer.vocab_size,
-        device=runtime.device,
-        from_model=model is not None,
-    )
-    described = None if model is None else describe(model)
-    ready = yield from _tokenize(config, runtime, preset, described, parts, tokenizer, stop)
-    if model is not None:
-        yield from vocabulary.warnings(model, ready.train_ids)
-    return ready
+    given = config.train
+    config = defaults.fill_in(config, tokenizer=tokenizer.kind, vocab_size=tokenizer.vocab_size, device=runtime.device)
+    if model is None:
+        return (yield from _tokenize(config, runtime, preset, None, parts, tokenizer, stop))
+    ready = yield from _tokenize(config, runtime, preset, describe(model), parts, tokenizer, stop)
+    yield from vocabulary.warnings(model, ready.train_ids)
+    return replace(ready, config=defaults.adapt(config, given, model, len(ready.train_ids)))
 
 
 def prepare_resumed(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -13,12 +13,13 @@ from xlcli.errors import CheckpointError
 from xlcli.events import Notice
 from xlcli.store.discover import bundled_models
 from xlcli.store.folder import LoadedModel
+from xlcli.store.origin import text_size
 from xlcli.store.records import read_record
 from xlcli.text.heldout import Part
 from xlcli.text.tokenizers.registry import load_tokenizer
 from xlcli.text.tokens import TokenFile
 
-MISFIT = 0.6
+MISFIT = 0.4
 """Bytes per token of a text, divided by those of the model's own text, below which the vocabulary fits badly."""
 MANY_UNKNOWN = 0.1
 """Share of unknown words from which a vocabulary of words fits badly."""
@@ -40,7 +41,7 @@ def warnings(model: LoadedModel, tokens: TokenFile) -> Iterator[Notice]:
                 f"{_REMEDY}",
                 "warning",
             )
-    elif own := bytes_per_token(model.record):
+    elif own := _bytes_per_token(model.record):
         here = tokens.n_bytes / len(tokens)
         if here < MISFIT * own:
             yield Notice(
@@ -57,7 +58,7 @@ def hint(text: TextConfig, part: Part) -> Iterator[Notice]:
     sample = b"".join(part.sample(_SAMPLE_BYTES))
     for model in bundled_models()[:1]:
         with suppress(CheckpointError):
-            own = bytes_per_token(read_record(model.folder))
+            own = _bytes_per_token(read_record(model.folder))
             ids = load_tokenizer(model.folder).encode(sample)
             if own and len(sample) >= ALIKE * own * len(ids):
                 yield Notice(
@@ -67,10 +68,7 @@ def hint(text: TextConfig, part: Part) -> Iterator[Notice]:
                 )
 
 
-def bytes_per_token(record: dict[str, Any]) -> float | None:
+def _bytes_per_token(record: Mapping[str, Any]) -> float | None:
     """Mean size of a token in a model's training text, by its record."""
-    train = record.get("train")
-    match train:
-        case {"bytes": int(n_bytes), "tokens": int(n_tokens)} if n_bytes > 0 and n_tokens > 0:
-            return n_bytes / n_tokens
-    return None
+    size = text_size(record)
+    return size[0] / size[1] if size else None

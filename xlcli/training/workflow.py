@@ -14,10 +14,11 @@ from typing import Any
 
 from torch import Tensor
 
-from xlcli.config import Config, TrainConfig, Tree
+from xlcli.config import Config, Tree
 from xlcli.errors import CheckpointError, ConfigError, DivergedError
 from xlcli.events import Event, Notice, Plan
 from xlcli.files import write_atomic
+from xlcli.optim import ADAM_RATE
 from xlcli.store import folder as store
 from xlcli.store import records, staging
 from xlcli.store.commit import latest, step_of
@@ -293,7 +294,7 @@ def _lower_rate(config: Config, paths: Sequence[str], folder: Path) -> str:
     assert train.lr is not None
     rates = ["--lr", f"{min(train.lr / LR_DIVISOR, defaults.RATES[train.optimizer]):.2g}"]
     if train.optimizer == "muon":
-        rates += ["--set", f"train.adam_lr={min(train.adam_lr / LR_DIVISOR, TrainConfig().adam_lr):.2g}"]
+        rates += ["--set", f"train.adam_lr={min((train.adam_lr or ADAM_RATE) / LR_DIVISOR, ADAM_RATE):.2g}"]
     command = shlex.join(["xlcli", "train", *paths, "-o", str(folder), "--resume", *rates])
     return f"Continue from the last checkpoint at a lower learning rate: {command}"
 

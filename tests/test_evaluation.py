@@ -192,7 +192,7 @@ def test_odd_texts(text, tmp_path):
     (tmp_path / "odd").write_bytes(text)
     for kind in ("bytes", "sentencepiece"):
         model = toy(kind)
-        *tokens, score = scores(model, tmp_path / "odd", mem_len=3, per_token=True)
+        *tokens, score = scores(model, tmp_path / "odd", mem_len=3, per_token=True, binary=True)
         assert b"".join(t.text for t in tokens) == text
         assert score.bytes == len(text)
         assert math.isfinite(score.bits_per_byte)

@@ -33,6 +33,7 @@ from xlcli.model.recall import QUERIES, lsh_recall
 from xlcli.runtime import Runtime, peak_rss_bytes
 from xlcli.text.corpus import Corpus, open_corpus
 from xlcli.text.loaders import EvalLoader, inputs_and_targets
+from xlcli.text.sources import Reading
 from xlcli.tokenized import TokenizedText, mapped_scores, tokenize
 
 if TYPE_CHECKING:
@@ -142,11 +143,13 @@ def evaluate(
 
 def _open(model: LoadedModel, source: Sequence[str | Path] | None, options: EvalConfig) -> Corpus:
     if source is not None:
-        return open_corpus(source)
+        any_bytes = model.tokenizer.kind == "bytes"
+        reading = Reading(binary=options.binary, text_field=options.text_field, any_bytes=any_bytes)
+        return open_corpus(source, reading=reading)
     path = model.held_out(options.split)
     if path is None:
         raise DataError(f"model {model.name} keeps no {options.split} text.", "Give a file: xlcli eval FILE.")
-    return open_corpus([path])
+    return open_corpus([path], reading=Reading(binary=True))
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ def objects(out):
 
 def test_lines_are_exact_and_scored(piped, model):
     data = b"first\n\nsecond \x1b[31m\xff\nlast without end"
-    done = piped(data)
+    done = piped(data, "--binary")
     assert done.code == 0, done.err
     rows = re.findall(rb"(?m)^(\d+\.\d{3})\t(.*)$", done.out)
     assert b"\n".join(text for _, text in rows) == data

@@ -156,7 +156,7 @@ def test_text_that_is_not_utf8_names_the_byte_for_sentencepiece(run):
     done = run("train", "corpus.txt", "--tokenizer", "sentencepiece", "--dry-run")
     assert done.code == 3
     assert str(len(TEXT * 40)) in done.err.replace(",", "")
-    assert "--tokenizer bytes" in done.err
+    assert "--binary" in done.err
 
 
 @pytest.mark.slow

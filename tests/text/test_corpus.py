@@ -9,6 +9,7 @@ import random
 import socket
 import tracemalloc
 from collections.abc import Generator
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -24,6 +25,7 @@ from xlcli.events import Progress
 from xlcli.text.cache import cache_folder
 from xlcli.text.corpus import Corpus, open_corpus
 from xlcli.text.heldout import LARGEST_DEFAULT, Part, split
+from xlcli.text.sources import Reading
 from xlcli.text.tokenizers.registry import train_tokenizer
 from xlcli.text.tokenizers.words import WordsTokenizer
 from xlcli.text.tokens import HEADER, TokenFile, token_file
@@ -43,8 +45,11 @@ def whole(corpus: Corpus | Part) -> bytes:
     return b"".join(corpus.read())
 
 
-def corpus_of(data: bytes) -> Corpus:
-    return open_corpus(["-"], stdin=io.BytesIO(data))
+ANY = Reading(any_bytes=True)
+
+
+def corpus_of(data: bytes, reading: Reading = ANY) -> Corpus:
+    return open_corpus(["-"], reading=reading, stdin=io.BytesIO(data))
 
 
 def build(data: bytes, kind: str = "bytes") -> TokenFile:
@@ -68,7 +73,9 @@ def test_files_are_one_text_as_cat_makes_it(tmp_path: Path) -> None:
     (tmp_path / "b.gz").write_bytes(gzip.compress(big, 1) + gzip.compress(b"second member"))
     (tmp_path / "c").write_bytes(big[::-1])
     corpus = open_corpus(
-        [tmp_path / "a", tmp_path / "b.gz", "-", str(tmp_path / "c")], stdin=io.BytesIO(b"from a pipe\0")
+        [tmp_path / "a", tmp_path / "b.gz", "-", str(tmp_path / "c")],
+        reading=ANY,
+        stdin=io.BytesIO(b"from a pipe\0"),
     )
     text = b"no line end" + big + b"second member" + b"from a pipe\0" + big[::-1]
     assert whole(corpus) == text
@@ -91,7 +98,9 @@ def test_a_folder_gives_its_text_sorted(tmp_path: Path) -> None:
         ".hidden": b"no",
         ".git/x": b"no",
         "picture.png": b"\x89PNG\0\0",
-        "broken.gz": b"not gzip",
+        "broken.gz": gzip.compress(b"damaged")[:-3],
+        "named.gz": b"an",
+        "latin": "Z\u00fcrich".encode("latin-1"),
         "empty": b"",
     }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -100,14 +109,15 @@ def test_a_folder_gives_its_text_sorted(tmp_path: Path) -> None:
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     os.mkfifo(tmp_path / "fifo")
     corpus = open_corpus([tmp_path])
-    assert whole(corpus) == b"ayazbb"
+    assert whole(corpus) == b"ayazbban"
     assert {path.name: reason for path, reason in corpus.skipped.items()} == {
-        "broken.gz": "cannot be read", "empty": "empty", "picture.png": "binary data",
+        "broken.gz": "not text, or damaged", "empty": "empty", "latin": "not UTF-8",
+        "picture.png": "not text, or damaged",
     }  # fmt: skip
     (notice,) = corpus.notices()
     assert notice.level == "warning"
-    assert notice.text.startswith("skipped 3 files: ")
-    assert f"{tmp_path / 'picture.png'} (binary data)" in notice.text
+    assert notice.text.startswith("skipped 4 files: ")
+    assert f"{tmp_path / 'empty'} (empty)" in notice.text
     assert not list(open_corpus([tmp_path / "a"]).notices())
 
 
@@ -125,7 +135,6 @@ def test_each_bad_input_has_its_message(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_bytes(b"x")
     (tmp_path / "torn.gz").write_bytes(gzip.compress(random.Random(0).randbytes(5000))[:-2000])
-    (tmp_path / "plain.gz").write_bytes(b"this is not gzip at all")
     flipped = bytearray(gzip.compress(b"some text " * 1000))
     flipped[-6] ^= 1
     (tmp_path / "flipped.gz").write_bytes(flipped)
@@ -140,7 +149,6 @@ def test_each_bad_input_has_its_message(tmp_path: Path, monkeypatch: pytest.Monk
             "file/inside": "no file",
             "folder": "no text files",
             "torn.gz": "in the middle of its gzip",
-            "plain.gz": "is not gzip",
             "flipped.gz": "damaged",
             "fifo": "is a pipe",
             "loop": "leads back to itself",
@@ -235,13 +243,15 @@ def test_utf8_is_judged_over_the_whole_text(files: list[bytes]) -> None:
     assert offset in {invalid.value.start - start for start in starts}
     with pytest.raises(DataError, match=rf"offset {offset} ") as caught:
         corpus.require_utf8()
-    assert "--tokenizer bytes" in caught.value.remedy
+    assert "--binary" in caught.value.remedy
+    with pytest.raises(DataError, match=f"offset {offset} "):
+        Corpus([replace(source, reading=Reading()) for source in corpus.sources]).facts  # noqa: B018
 
 
 def test_the_wrong_byte_is_found_in_its_file(tmp_path: Path) -> None:
     (tmp_path / "good").write_bytes(b"x" * 2_000_000)
     (tmp_path / "bad").write_bytes(b"y" * 1_048_575 + b"\xc3(")
-    corpus = open_corpus([tmp_path / "good", tmp_path / "bad"])
+    corpus = open_corpus([tmp_path / "good", tmp_path / "bad"], reading=ANY)
     assert corpus.facts.bad_byte == (str(tmp_path / "bad"), 1_048_575)
 
 
@@ -311,7 +321,7 @@ def test_a_file_may_be_held_out_instead(tmp_path: Path) -> None:
 
 @given(st.one_of(st.binary(min_size=1, max_size=300), st.text(min_size=1, max_size=300).map(str.encode)))
 def test_parts_join_to_the_text(text: bytes) -> None:
-    parts = split(corpus_of(text), 0.2, 0.3)
+    parts = split(corpus_of(text, Reading(binary=True)), 0.2, 0.3)
     assert whole(parts.train) + whole(parts.valid) + whole(parts.test) == text
     # Each of the two boundaries lies at most 3 bytes, an unfinished character, before its target.
     assert parts.train.n_bytes > 0 or len(text) <= 12

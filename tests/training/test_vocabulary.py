@@ -12,6 +12,7 @@ from xlcli.store.origin import configurations
 from xlcli.store.records import read_record, write_record
 from xlcli.text.corpus import open_corpus
 from xlcli.text.heldout import Part
+from xlcli.text.sources import Reading
 from xlcli.training import vocabulary
 
 RUSSIAN = "Все люди рождаются свободными и равными.\n" * 60
@@ -61,7 +62,7 @@ def test_a_record_without_sizes_says_nothing():
 
 
 def hints(text, **options):
-    part = open_corpus([corpus(text=text)])
+    part = open_corpus([corpus(text=text)], reading=Reading(binary=True))
     return [notice.text for notice in vocabulary.hint(TextConfig(**options), Part(part, 0, part.n_bytes))]
 
 

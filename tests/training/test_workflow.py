@@ -101,11 +101,23 @@ def test_training_learns():
     ],
 )  # fmt: skip
 def test_any_text_at_all_will_do(text, paths):
-    end = go(small(train={"max_steps": 2}), corpus(text=text), "m")[-1]
+    binary = {"binary": b"\xff" in text}
+    end = go(small(train={"max_steps": 2}, text=binary), corpus(text=text), "m")[-1]
     assert end.step == 2
     assert (end.bits_per_byte is None) == (not Path("m/valid.txt").exists())
     assert is_model(Path("m"))
     go({"train": {"max_steps": 3}}, corpus(text=text), "m", resume=True)
+
+
+@pytest.mark.parametrize("settings", [{"binary": True}, {"tokenizer": "bytes"}])
+def test_data_that_is_no_text_is_refused_unless_it_is_meant(settings):
+    for data in (b"\0\1\2" * 99, b"Z\xfcrich " * 99, b"PK\x03\x04 a zip archive" * 9):
+        with pytest.raises(DataError, match=r"not text|not UTF-8"):
+            go({"train": {"max_steps": 1}, "model": {"dim": 8}}, corpus(text=data), "refused")
+        assert not is_model(Path("refused"))
+        go(small(train={"max_steps": 1}, text=settings), corpus(text=data), "m")
+        go({"train": {"max_steps": 2}}, corpus(text=data), "m", resume=True)
+        shutil.rmtree("m")
 
 
 def test_no_text_is_refused_and_leaves_no_model():

@@ -54,6 +54,8 @@ def evaluate(
             rich_help_panel="Text",
         ),
     ] = None,
+    binary: options.Binary = False,
+    text_field: options.TextField = None,
     mem_len: options.MemLen = None,
     sweep_mem_len: Annotated[
         Sequence[int] | None,

@@ -92,6 +92,19 @@ StateOut = Annotated[
         "--state-out", metavar="FILE", help="Save the state at the end, or when stopped.", rich_help_panel="Memory"
     ),
 ]
+Binary = Annotated[
+    bool,
+    typer.Option("--binary", help="Take the bytes of the input as they are, text or not.", rich_help_panel="Text"),
+]
+TextField = Annotated[
+    str | None,
+    typer.Option(
+        "--text-field",
+        metavar="KEY",
+        help="Key of the text in JSON lines and Parquet files. Default: text.",
+        rich_help_panel="Text",
+    ),
+]
 
 Force = Annotated[
     bool,

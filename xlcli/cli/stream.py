@@ -59,6 +59,8 @@ def stream(
             rich_help_panel="Text",
         ),
     ] = None,
+    binary: options.Binary = False,
+    text_field: options.TextField = None,
     mem_len: options.MemLen = None,
     reset_on: Annotated[
         str | None,
@@ -129,13 +131,22 @@ def stream(
     with Stop(screen.say) as stop, screen.until(stop):
         screen.wait("loading the model")
         from xlcli import streaming
+        from xlcli.text.formats import checked, text_of
 
         loaded, runtime = load_model(folder, settings, config.runtime, screen)
         warn_mem_len(loaded.config.model, [settings.mem_len], screen)
         resume, save = open_state_files(state_in, state_out, loaded, runtime)
+        text = portions(source, stop, settings.flush_ms)
+        if not settings.binary:
+            label = "standard input" if name == "-" else name
+            any_bytes = loaded.tokenizer.kind == "bytes"
+            text = text_of(text, label, settings.text_field, any_bytes=any_bytes)
+            # Text that continues a stream may begin within a character.
+            if not any_bytes and resume is None:
+                text = checked(text, label)
         for event in streaming.stream(
             loaded,
-            portions(source, stop, settings.flush_ms),
+            text,
             settings,
             runtime,
             resume=resume,

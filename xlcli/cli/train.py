@@ -107,6 +107,8 @@ def train(
             rich_help_panel="Text",
         ),
     ] = None,
+    binary: options.Binary = False,
+    text_field: options.TextField = None,
     segment_len: Annotated[
         int | None,
         typer.Option(
@@ -350,7 +352,9 @@ def model_name(paths: Sequence[str]) -> str:
     """Default name of a model: the name of its first file without suffixes."""
     if paths[0] == "-":
         return "stdin"
-    name = Path(paths[0]).absolute().name.removesuffix(".gz").removesuffix(".txt")
+    name = Path(paths[0]).absolute().name
+    for suffix in (r"\.(gz|bz2|xz|zst)", r"\.(txt|jsonl|parquet)"):
+        name = re.sub(suffix + "$", "", name)
     return re.sub(r"[^\w.-]+", "-", name).strip(".-") or "corpus"
 
 

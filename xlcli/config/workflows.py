@@ -27,12 +27,16 @@ class TextConfig(BaseConfig):
         vocab_size: Vocabulary size; None chooses by text size.
         valid: Validation text: a file, or a fraction off the end of the text. None is 5%, at most 1 MiB.
         test: Test text, as `valid`.
+        binary: Take the bytes of files as they are: nothing is unpacked or converted, and any byte is accepted.
+        text_field: Key of the text in JSON lines and Parquet files; None is `text`, if there is such a key.
     """
 
     tokenizer: TokenizerKind = "auto"
     vocab_size: Annotated[int, Field(ge=2, le=2**24)] | None = None
     valid: str | float | None = None
     test: str | float | None = None
+    binary: bool = False
+    text_field: str | None = None
 
     @model_validator(mode="after")
     def _check_fractions(self) -> TextConfig:
@@ -139,6 +143,8 @@ class EvalConfig(InferenceConfig):
         sweep_mem_len: Memory lengths; one evaluation for each.
         limit: Number of bytes to score; None is the whole text.
         recall: Also measure the recall of LSH attention.
+        binary: As `text.binary`.
+        text_field: As `text.text_field`.
     """
 
     segment_len: Count | None = None
@@ -148,6 +154,8 @@ class EvalConfig(InferenceConfig):
     sweep_mem_len: tuple[Length, ...] = ()
     limit: Count | None = None
     recall: bool = False
+    binary: bool = False
+    text_field: str | None = None
 
     def check_model(self, model: ModelConfig) -> None:
         """`ConfigError` if a setting does not apply to this model."""
@@ -215,6 +223,8 @@ class StreamConfig(InferenceConfig):
         save_every: Seconds between saves of the state; None saves at the end only.
         flush_ms: Milliseconds without input after which an unfinished line is scored; None waits for its end.
         reset_on: Regular expression of RE2; the memory is cleared before each line that matches.
+        binary: As `text.binary`; the Python function `stream` always takes bytes as they are.
+        text_field: As `text.text_field`.
     """
 
     emit: Literal["lines", "tokens", "stats", "none"] = "lines"
@@ -222,6 +232,8 @@ class StreamConfig(InferenceConfig):
     save_every: Positive | None = None
     flush_ms: Length | None = None
     reset_on: str | None = None
+    binary: bool = False
+    text_field: str | None = None
 
     @model_validator(mode="after")
     def _check_pattern(self) -> StreamConfig:

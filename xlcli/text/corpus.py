@@ -1,4 +1,6 @@
-"""Text of any size from files, folders, gzip files and standard input, read in bounded memory.
+"""Text of any size from files, folders and standard input, read in bounded memory.
+
+Compressed files, other Unicode encodings, JSON lines and Parquet files are recognized by content (`text/formats.py`).
 
 Several files are one text, joined as by `cat`. Later reads are compared with the checksums of the first scan: a file
 that has grown is read up to its length in the scan, and a file that has changed is refused.
@@ -9,7 +11,8 @@ from __future__ import annotations
 import codecs
 import sys
 import zlib
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -17,10 +20,11 @@ from typing import BinaryIO
 
 from xlcli.errors import DataError
 from xlcli.events import Notice, Progress, ProgressMeter
-from xlcli.text.sources import BLOCK, Source, copy_stdin, files_below, is_folder, open_source
+from xlcli.text.formats import not_text, not_utf8
+from xlcli.text.sources import BLOCK, Reading, Source, copy_stdin, files_below, is_folder, open_source
 
 MAX_NAMED = 3
-"""Maximum number of skipped files that a notice names."""
+"""Maximum number of files that a notice names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +54,15 @@ class Corpus:
     Attributes:
         sources: The files.
         skipped: Files of folders that are not text, each with the reason.
+        repeated: Files that were given more than once, and are read as often.
     """
 
-    def __init__(self, sources: Sequence[Source], skipped: Mapping[Path, str] | None = None) -> None:
+    def __init__(
+        self, sources: Sequence[Source], skipped: Mapping[Path, str] | None = None, repeated: Sequence[Path] = ()
+    ) -> None:
         self.sources = tuple(sources)
         self.skipped = dict(skipped or {})
+        self.repeated = tuple(repeated)
         self._facts: Facts | None = None
         self._checksums: list[list[int]] = []
         self._hashes: dict[tuple[int, int], str] = {}
@@ -85,12 +93,13 @@ class Corpus:
         return self.facts.n_bytes
 
     def notices(self) -> Iterator[Notice]:
-        """Warning about skipped files, if there are any."""
+        """Warnings about files that were skipped or given twice, if there are any."""
         if self.skipped:
             n = len(self.skipped)
-            named = [f"{path} ({reason})" for path, reason in list(self.skipped.items())[:MAX_NAMED]]
-            more = f" and {n - MAX_NAMED} more" if n > MAX_NAMED else ""
-            yield Notice(f"skipped {n} file{'s' if n > 1 else ''}: {', '.join(named)}{more}", "warning")
+            files = [f"{path} ({reason})" for path, reason in self.skipped.items()]
+            yield Notice(f"skipped {n} file{'s' if n > 1 else ''}: {_named(files)}", "warning")
+        if self.repeated:
+            yield Notice(f"given more than once, and read each time: {_named(map(str, self.repeated))}", "warning")
 
     @property
     def sha256(self) -> str:
@@ -117,10 +126,15 @@ class Corpus:
                 utf8.feed(block)
                 nul = nul or b"\0" in block
                 sizes[-1] += len(block)
+                if not (source.reading.binary or source.reading.any_bytes):
+                    self._require_text(source, utf8.bad, sizes, nul)
                 checksums[-1].append(zlib.crc32(block))
                 yield from meter.report(stored + done)
             stored += source.stored_bytes
         utf8.finish()
+        last = self.sources[-1]
+        if not (last.reading.binary or last.reading.any_bytes):
+            self._require_text(last, utf8.bad, sizes, nul)
         if sum(sizes) == 0:
             raise DataError(f"{self.name} is empty.", "Give a file with text in it.")
         bad = None if utf8.bad is None else self._locate(utf8.bad, sizes)
@@ -159,11 +173,13 @@ class Corpus:
             DataError: The text is not UTF-8; names file and offset of the first invalid byte.
         """
         if self.facts.bad_byte is not None:
-            name, offset = self.facts.bad_byte
-            raise DataError(
-                f"{name} is not UTF-8: the byte at offset {offset} is invalid.",
-                "Add --tokenizer bytes, which accepts any data, or convert the file with iconv.",
-            )
+            raise not_utf8(*self.facts.bad_byte)
+
+    def _require_text(self, source: Source, bad: int | None, sizes: list[int], has_nul: bool) -> None:
+        if has_nul:
+            raise not_text(source.name, "holds NUL bytes")
+        if bad is not None:
+            raise not_utf8(*self._locate(bad, sizes))
 
     @staticmethod
     def _read_source(source: Source, first: int, last: int, checksums: list[int], size: int) -> Iterator[bytes]:
@@ -185,19 +201,23 @@ class Corpus:
         return self.sources[-1].name, sizes[-1]
 
 
-def open_corpus(paths: Sequence[str | Path], *, stdin: BinaryIO | None = None) -> Corpus:
-    """The text of files, folders, `.gz` files and `-` (standard input), in this order.
+def open_corpus(
+    paths: Sequence[str | Path], *, reading: Reading | None = None, stdin: BinaryIO | None = None
+) -> Corpus:
+    """The text of files, folders and `-` (standard input), in this order.
 
     Of a folder all files that look like text are read, sorted by path, except hidden files.
 
     Args:
         paths: Files, folders and `-`.
+        reading: Interpretation of their bytes; None is the default one.
         stdin: Stream that `-` reads; None is standard input of the process.
 
     Raises:
         DataError: `paths` is empty, or a path is not text.
         ResourceError: The disk is too full for a copy of standard input.
     """
+    reading = Reading() if reading is None else reading
     sources: list[Source] = []
     skipped: dict[Path, str] = {}
     for given in paths:
@@ -207,19 +227,27 @@ def open_corpus(paths: Sequence[str | Path], *, stdin: BinaryIO | None = None) -
                 raise DataError("standard input is given twice.", "Give - once.")
             if stdin is None and sys.stdin is None:
                 raise DataError("standard input is closed.", "Give a file.")
-            sources.append(copy_stdin(stdin if stdin is not None else sys.stdin.buffer))
+            sources.append(copy_stdin(stdin if stdin is not None else sys.stdin.buffer, reading))
         elif is_folder(path):
-            inside = [open_source(file) for file in files_below(path)]
+            inside = [open_source(file, reading) for file in files_below(path)]
             faults = {source: fault for source in inside if (fault := source.fault())}
             if len(faults) == len(inside):
                 raise DataError(f"the folder {path} holds no text files.", "Give files, or a folder of text files.")
             sources += [source for source in inside if source not in faults]
             skipped |= {source.path: fault for source, fault in faults.items()}
         else:
-            sources.append(open_source(path))
+            sources.append(open_source(path, reading))
     if not sources:
         raise DataError("no text was given.", "Give a file, a folder, or - for standard input.")
-    return Corpus(sources, skipped)
+    counts = Counter(source.path.resolve() for source in sources)
+    return Corpus(sources, skipped, [path for path, count in counts.items() if count > 1])
+
+
+def _named(files: Iterable[str]) -> str:
+    """The first of these names, and the number of the others."""
+    names = list(files)
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(names[:MAX_NAMED]) + more
 
 
 class _Utf8:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from xlcli.text.corpus import Corpus, open_corpus
 from xlcli.text.pretokenize import stable_prefix_len, whole_characters
+from xlcli.text.sources import Reading
 
 DEFAULT_FRACTION = 0.05
 LARGEST_DEFAULT = 2**20
@@ -76,14 +77,15 @@ def split(corpus: Corpus, valid: str | float | None = None, test: str | float | 
         test = 0.0
     end = corpus.n_bytes
     cut = _boundary(corpus, end - _size(corpus, test), end)
-    test_part = _file_part(test) if isinstance(test, str) else Part(corpus, cut, end)
+    reading = corpus.sources[0].reading
+    test_part = _file_part(test, reading) if isinstance(test, str) else Part(corpus, cut, end)
     end, cut = cut, _boundary(corpus, cut - _size(corpus, valid), cut)
-    valid_part = _file_part(valid) if isinstance(valid, str) else Part(corpus, cut, end)
+    valid_part = _file_part(valid, reading) if isinstance(valid, str) else Part(corpus, cut, end)
     return Split(Part(corpus, 0, cut), valid_part, test_part)
 
 
-def _file_part(path: str) -> Part:
-    corpus = open_corpus([path])
+def _file_part(path: str, reading: Reading) -> Part:
+    corpus = open_corpus([path], reading=reading)
     return Part(corpus, 0, corpus.n_bytes)
 
 

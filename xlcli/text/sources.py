@@ -1,4 +1,4 @@
-"""One file of a corpus, plain or gzip, read in aligned blocks.
+"""One file of a corpus, read in aligned blocks of text.
 
 Files of the user are read, never memory-mapped: a mapped file that shrinks kills the process.
 """
@@ -6,19 +6,18 @@ Files of the user are read, never memory-mapped: a mapped file that shrinks kill
 from __future__ import annotations
 
 import errno
-import gzip
 import os
 import stat
 import tempfile
 import weakref
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import BinaryIO
 
 from xlcli.errors import CheckpointError, DataError, ResourceError, XLError
 from xlcli.files import read_json
+from xlcli.text import formats, parquet
 from xlcli.text.cache import cache_folder
 
 BLOCK = 2**20
@@ -35,18 +34,33 @@ class Spool:
 
 
 @dataclass(frozen=True, slots=True)
+class Reading:
+    """Interpretation of the bytes of files.
+
+    Attributes:
+        binary: Take the bytes as they are: nothing is unpacked or converted, and any byte is accepted.
+        text_field: Key of the text in JSON lines and Parquet files; None is `text`, if there is such a key.
+        any_bytes: Accept text with NUL bytes or bytes that are not UTF-8, as byte vocabularies do.
+    """
+
+    binary: bool = False
+    text_field: str | None = None
+    any_bytes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
-    """A file, its size when it was opened, and the unnamed copy if it is standard input."""
+    """A file, its size when it was opened, and the unnamed copy if it is standard input.
+
+    `seekable` is whether reading can start anywhere: whether the file holds nothing but its text.
+    """
 
     name: str
     path: Path
     stored_bytes: int
+    reading: Reading
+    seekable: bool
     spool: Spool | None = None
-
-    @property
-    def seekable(self) -> bool:
-        """Whether reading can start anywhere; gzip files are decompressed from their beginning."""
-        return self.path.suffix != ".gz"
 
     def blocks(self, first: int = 0) -> Iterator[tuple[bytes, int]]:
         """Blocks of `BLOCK` bytes of text (the last one shorter) from block `first` on.
@@ -54,14 +68,16 @@ class Source:
         Each comes with the number of stored bytes read so far.
 
         Raises:
-            DataError: The file cannot be read, has become shorter, or is damaged gzip.
+            DataError: The file cannot be read, has become shorter, is damaged, or is not text.
         """
         if self.spool is not None:
-            yield from self._plain(self.spool.descriptor, first)
+            yield from self._text(self.spool.descriptor, first)
             return
         descriptor = _open(self.path)
-        with os.fdopen(descriptor, "rb", buffering=0) as file:
-            yield from self._plain(descriptor, first) if self.seekable else self._inflated(file, first)
+        try:
+            yield from self._text(descriptor, first)
+        finally:
+            os.close(descriptor)
 
     def changed(self) -> DataError:
         """The error for a file that has changed."""
@@ -74,12 +90,46 @@ class Source:
         try:
             head, _ = next(self.blocks(), (b"", 0))
         except XLError:
-            return "cannot be read"
+            return "not text, or damaged"
         if not head:
             return "empty"
-        return "binary data" if b"\0" in head[:_SNIFF] else None
+        if self.reading.binary:
+            return None
+        if b"\0" in head[:_SNIFF]:
+            return "binary data"
+        return None if self.reading.any_bytes or formats.is_utf8(head[:_SNIFF]) else "not UTF-8"
 
-    def _plain(self, descriptor: int, first: int) -> Iterator[tuple[bytes, int]]:
+    def _text(self, descriptor: int, first: int) -> Iterator[tuple[bytes, int]]:
+        return self._stored(descriptor, first) if self.seekable else self._converted(descriptor, first)
+
+    def _converted(self, descriptor: int, first: int) -> Iterator[tuple[bytes, int]]:
+        place = 0
+
+        def stored() -> Iterator[bytes | None]:
+            nonlocal place
+            for block, done in self._stored(descriptor, 0):
+                place = done
+                yield block
+
+        field = self.reading.text_field
+        texts: Iterator[bytes | None]
+        if os.pread(descriptor, len(formats.PARQUET), 0) == formats.PARQUET:
+            texts = parquet.texts(descriptor, self.name, field)
+        else:
+            texts = formats.text_of(stored(), self.name, field, any_bytes=self.reading.any_bytes)
+        held = b""
+        for portion in texts:
+            held += portion or b""
+            while len(held) >= BLOCK:
+                block, held = held[:BLOCK], held[BLOCK:]
+                if first > 0:
+                    first -= 1
+                else:
+                    yield block, place
+        if held and first <= 0:
+            yield held, place
+
+    def _stored(self, descriptor: int, first: int) -> Iterator[tuple[bytes, int]]:
         place = first * BLOCK
         while place < self.stored_bytes:
             want = min(BLOCK, self.stored_bytes - place)
@@ -95,36 +145,21 @@ class Source:
             place += want
             yield block, place
 
-    def _inflated(self, file: IO[bytes], first: int) -> Iterator[tuple[bytes, int]]:
-        remedy = f"Check it with: gzip -t {self.name}"
-        try:
-            with gzip.GzipFile(fileobj=file, mode="rb") as text:
-                while block := text.read(BLOCK):
-                    if first > 0:
-                        first -= 1
-                    else:
-                        yield block, min(file.tell(), self.stored_bytes)
-        except EOFError:
-            raise DataError(f"{self.name} ends in the middle of its gzip data.", remedy) from None
-        except (gzip.BadGzipFile, zlib.error) as error:
-            raise DataError(f"{self.name} is not gzip, or is damaged: {error}.", remedy) from None
-        except OSError as error:
-            raise DataError(f"cannot read {self.name}: {error.strerror}.", "Check the disk.") from None
 
-
-def open_source(path: Path) -> Source:
+def open_source(path: Path, reading: Reading) -> Source:
     """The file at `path`.
 
     Raises:
         DataError: It is missing, unreadable, a pipe, a device or a folder.
     """
     descriptor = _open(path)
-    size = os.fstat(descriptor).st_size
-    os.close(descriptor)
-    return Source(str(path), path, size)
+    try:
+        return Source(str(path), path, os.fstat(descriptor).st_size, reading, _is_plain(descriptor, str(path), reading))
+    finally:
+        os.close(descriptor)
 
 
-def copy_stdin(stdin: BinaryIO) -> Source:
+def copy_stdin(stdin: BinaryIO, reading: Reading) -> Source:
     """Standard input, copied to an unnamed file because a corpus is read more than once.
 
     Raises:
@@ -143,7 +178,8 @@ def copy_stdin(stdin: BinaryIO) -> Source:
             f"cannot keep a copy of standard input in {folder}: {error.strerror}.",
             "Free some space there, or set XLCLI_CACHE to a folder on a larger disk.",
         ) from None
-    return Source("standard input", Path("-"), os.fstat(spool.descriptor).st_size, spool)
+    name, size = "standard input", os.fstat(spool.descriptor).st_size
+    return Source(name, Path("-"), size, reading, _is_plain(spool.descriptor, name, reading), spool)
 
 
 def is_folder(path: Path) -> bool:
@@ -174,6 +210,15 @@ def files_below(folder: Path) -> list[Path]:
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [Path(base) / name for name in names if not name.startswith(".")]
     return sorted(path for path in found if path.is_file())
+
+
+def _is_plain(descriptor: int, name: str, reading: Reading) -> bool:
+    """Whether the stored bytes are the text."""
+    try:
+        head = os.pread(descriptor, _SNIFF, 0)
+    except OSError as error:
+        raise DataError(f"cannot read {name}: {error.strerror}.", "Check the disk.") from None
+    return reading.binary or formats.is_plain(head, reading.text_field)
 
 
 def _is_model(folder: Path) -> bool:

@@ -20,6 +20,7 @@ from xlcli.store.origin import describe, origin_of
 from xlcli.store.records import RECORD, read_record
 from xlcli.text.corpus import open_corpus
 from xlcli.text.heldout import Split, split
+from xlcli.text.sources import Reading
 from xlcli.text.tokenizers.registry import SAMPLE_BYTES, Tokenizer, choose_tokenizer, load_tokenizer, train_tokenizer
 from xlcli.text.tokens import TokenFile, token_file
 from xlcli.training import checkpoint, defaults, vocabulary
@@ -139,7 +140,8 @@ def _read_record(folder: Path) -> Generator[Notice, None, Tree]:
 
 
 def _read(paths: Sequence[str], text: TextConfig, stop: Callable[[], bool]) -> Generator[Event, None, Split]:
-    corpus = open_corpus(paths)
+    reading = Reading(binary=text.binary, text_field=text.text_field, any_bytes=text.tokenizer == "bytes")
+    corpus = open_corpus(paths, reading=reading)
     yield from corpus.notices()
     yield from _until(stop, corpus.scan())
     parts = split(corpus, text.valid, text.test)

@@ -1,0 +1,228 @@
+"""Formats recognized by content: the same text from every one, however it arrives."""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import gzip
+import itertools
+import json
+import lzma
+import random
+import tracemalloc
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from xlcli.errors import DataError
+from xlcli.text.corpus import open_corpus
+from xlcli.text.formats import FRAMES, HEAD, checked, is_plain, text_of
+from xlcli.text.sources import Reading
+
+TEXT = "Zürich, 漢字 and {braces}\r\n\n" * 40 + "the end without a line end"
+DOCUMENTS = ["first\nof two lines", "second\n", "", "dritte Zürich", "{}"]
+JOINED = "first\nof two lines\nsecond\ndritte Zürich\n{}\n"
+PACK = {"gzip": gzip.compress, "bzip2": bz2.compress, "xz": lzma.compress, "zstd": zstandard.compress}
+
+
+def json_lines(key="text"):
+    return "".join(json.dumps({"id": i, key: text}) + "\n" for i, text in enumerate(DOCUMENTS)).encode()
+
+
+def read(data, cuts=(), **settings):
+    edges = [0, *sorted(cuts), len(data)]
+    portions = [data[a:b] for a, b in itertools.pairwise(edges)]
+    return b"".join(part or b"" for part in text_of(iter([p for p in portions if p]), "x", None, **settings))
+
+
+SAME = {
+    "plain": TEXT.encode(),
+    "utf-8 with mark": codecs.BOM_UTF8 + TEXT.encode(),
+    "utf-16": TEXT.encode("utf-16"),
+    "utf-16-be": codecs.BOM_UTF16_BE + TEXT.encode("utf-16-be"),
+    "utf-32": TEXT.encode("utf-32"),
+    **{kind: pack(TEXT.encode()) for kind, pack in PACK.items()},
+    **{f"two frames of {kind}": pack(TEXT[:300].encode()) + pack(TEXT[300:].encode()) for kind, pack in PACK.items()},
+    "utf-16 in xz": lzma.compress(TEXT.encode("utf-16")),
+    "padded gzip": gzip.compress(TEXT.encode()) + b"\0" * 512,
+    "an empty frame first": gzip.compress(b"") + gzip.compress(TEXT.encode()),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_every_format_gives_the_same_text_cut_anywhere(name):
+    data, rng = SAME[name], random.Random(0)
+    assert read(data) == TEXT.encode()
+    assert read(data, range(len(data))) == TEXT.encode()
+    for _ in range(20):
+        assert read(data, rng.sample(range(len(data)), 3)) == TEXT.encode()
+
+
+@pytest.mark.parametrize("pack", [bytes, *PACK.values()])
+def test_texts_of_json_lines_end_with_a_line_end(pack):
+    data = pack(json_lines())
+    assert read(data) == JOINED.encode()
+    assert read(data, range(len(data))) == JOINED.encode()
+
+
+@given(st.text())
+def test_any_text_passes_through(text):
+    data = text.encode()
+    if is_plain(data, None):
+        assert read(data) == data
+
+
+@pytest.mark.parametrize(
+    "head", [b"{", b'{"text"', b'{"text": 3}\n', b'{"other": "x"}\n', b"{\n", b"[1]\n", b'{"text": "\\ud800"}']
+)
+def test_other_text_in_braces_is_text(head):
+    assert read(head + b"more\n") == head + b"more\n"
+
+
+def test_a_later_line_that_is_no_document_is_named():
+    with pytest.raises(DataError, match="line 3 of x is not a JSON object with a text in 'text'") as caught:
+        read(b'{"text": "a"}\n\n{"texts": "b"}\n')
+    assert "--text-field" in caught.value.remedy
+    data = json_lines("body")
+    assert read(data) == data
+    assert b"".join(text_of(iter([data]), "x", "body")) == JOINED.encode()
+    with pytest.raises(DataError, match=r"line 1 of x .* 'title'"):
+        list(text_of(iter([data]), "x", "title"))
+    with pytest.raises(DataError, match="line 1 of x"):
+        list(text_of(iter([b"plain\n"]), "x", "title"))
+
+
+@pytest.mark.parametrize("kind", PACK)
+def test_damage_is_refused(kind):
+    data = PACK[kind](random.Random(0).randbytes(3000))
+    for broken in (data[:-1], data[: len(data) // 2], data + b"garbage"):
+        with pytest.raises(DataError, match=kind):
+            read(broken, any_bytes=True)
+    flipped = bytearray(data)
+    flipped[len(data) // 2] ^= 255
+    if kind != "zstd":  # without --check zstd stores no checksum
+        with pytest.raises(DataError, match=kind):
+            read(bytes(flipped), any_bytes=True)
+
+
+def test_half_a_character_of_utf16_is_refused():
+    with pytest.raises(DataError, match="UTF-16-LE"):
+        read(TEXT.encode("utf-16")[:-1])
+
+
+@pytest.mark.parametrize("kind", PACK)
+def test_a_small_file_of_much_text_takes_bounded_memory(kind):
+    data = PACK[kind](bytes(200 * 2**20))
+    assert len(data) < 2**20
+    tracemalloc.start()
+    sizes = [len(part or b"") for part in text_of(iter([data]), "x", None, any_bytes=True)]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert sum(sizes) == 200 * 2**20
+    assert max(sizes) <= 2**23
+    assert peak < 2**25
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (b"PK\x03\x04rest of it all", "zip archive"), (b"%PDF-1.7 and so on", "PDF document"),
+        (b"\x7fELF\x02\x01\x01 program", "program"), (gzip.compress(b"PK\x03\x04inside of gzip"), "zip archive"),
+    ],
+)  # fmt: skip
+def test_well_known_files_that_are_not_text_are_named(data, kind):
+    with pytest.raises(DataError, match=f"x is an? {kind}.*, not text"):
+        read(data)
+    assert read(data, any_bytes=True)
+
+
+def test_a_live_text_is_passed_on_as_soon_as_its_format_is_clear():
+    def arriving(*portions):
+        for portion in portions:
+            seen.append(portion)
+            yield portion
+
+    for portions, first in [
+        ((b"h", None, b"i\n", b"later"), b"h"),
+        ((b"B", None, b"a", b"later"), b"Ba"),
+        ((b"\x1f", None, gzip.compress(b"hi")[1:]), b"hi"),
+        ((b'{"text":', None, b'"hi"}\n', b'{"text": "later"}\n'), b"hi\n"),
+    ]:
+        seen = []
+        text = text_of(arriving(*portions), "x", None)
+        got = next(part for part in text if part is not None)
+        assert got == first
+        assert seen[-1] != b"later"
+        text = text_of(arriving(*portions), "x", None)
+        assert None in list(text)
+
+
+def test_the_first_bytes_of_a_stream_must_be_text():
+    def check(*portions):
+        return b"".join(part or b"" for part in checked(iter(portions), "x"))
+
+    good = "漢".encode()
+    assert check(good[:1], None, good[1:], b"a" * HEAD, b"\xff\0") == good + b"a" * HEAD + b"\xff\0"
+    with pytest.raises(DataError, match="offset 4 is invalid"):
+        check(b"abc", b"d\xff")
+    with pytest.raises(DataError, match="offset 1 is invalid"):
+        check(b"a\xe6", b"b")
+    with pytest.raises(DataError, match="NUL"):
+        check(b"a", b"\0")
+
+
+def test_files_and_standard_input_of_every_format_are_the_same_corpus(tmp_path: Path):
+    for name, data in SAME.items():
+        path = tmp_path / name
+        path.write_bytes(data)
+        with path.open("rb") as file:
+            piped = open_corpus(["-"], stdin=file)
+        corpus = open_corpus([path])
+        assert b"".join(corpus.read()) == b"".join(piped.read()) == TEXT.encode()
+        assert corpus.sha256 == piped.sha256
+        assert b"".join(corpus.read(100, 200)) == TEXT.encode()[100:200]
+        assert b"".join(open_corpus([path], reading=Reading(binary=True)).read()) == data
+
+
+def test_texts_of_parquet_files(tmp_path: Path):
+    path = tmp_path / "table"
+    parquet.write_table(pa.table({"id": range(5), "text": DOCUMENTS, "title": list("abcde")}), path)
+    assert b"".join(open_corpus([path]).read()) == JOINED.encode()
+    with path.open("rb") as file:
+        assert b"".join(open_corpus(["-"], stdin=file).read()) == JOINED.encode()
+    assert b"".join(open_corpus([path], reading=Reading(text_field="title")).read()) == b"a\nb\nc\nd\ne\n"
+    with pytest.raises(DataError, match="no column 'body' of texts") as caught:
+        open_corpus([path], reading=Reading(text_field="body")).facts  # noqa: B018
+    assert "columns: text, title" in caught.value.remedy
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(DataError, match="damaged Parquet"):
+        open_corpus([path]).facts  # noqa: B018
+
+
+def test_text_that_is_not_text_is_refused_unless_it_is_meant(tmp_path: Path):
+    for data, message in [(b"a\0b", "holds NUL bytes"), (b"Z\xfcrich", "not UTF-8"), (b"a\xe6", "not UTF-8")]:
+        path = tmp_path / "file"
+        path.write_bytes(data)
+        with pytest.raises(DataError, match=message) as caught:
+            open_corpus([path]).facts  # noqa: B018
+        assert "--binary" in caught.value.remedy
+        for reading in (Reading(binary=True), Reading(any_bytes=True)):
+            assert b"".join(open_corpus([path], reading=reading).read()) == data
+
+
+def test_a_file_given_twice_is_named(tmp_path: Path):
+    (tmp_path / "a").write_bytes(b"a")
+    (tmp_path / "b").write_bytes(b"b")
+    corpus = open_corpus([tmp_path / "a", tmp_path, tmp_path / "b"])
+    assert b"".join(corpus.read()) == b"aabb"
+    (notice,) = corpus.notices()
+    assert notice.text == f"given more than once, and read each time: {tmp_path / 'a'}, {tmp_path / 'b'}"
+
+
+def test_every_compression_has_a_decompressor():
+    assert set(FRAMES) == set(PACK)

@@ -1,0 +1,374 @@
+"""Text out of compressed files, other Unicode encodings and JSON lines, recognized by content, as it arrives.
+
+    portions ─▶ unpacked ─▶ in UTF-8 ─▶ text field of JSON lines ─▶ portions of text
+
+Each step looks at the first bytes and passes text that is not of its format on unchanged. None in place of a portion
+means that nothing has arrived for a while; it is passed on. Memory is bounded: a portion has at most 2^23 bytes,
+however small the compressed data, and a JSON line at most `LONGEST_LINE`.
+"""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import json
+import lzma
+import zlib
+from collections.abc import Generator, Iterable, Iterator
+
+import zstandard
+
+from xlcli.errors import DataError
+
+BLOCK = 2**20
+"""Maximum number of bytes that one call of a decompressor returns."""
+ZSTD_INPUT = 2**8
+"""Bytes of zstd data decompressed at a time; each can stand for up to 2^15 bytes of text."""
+LONGEST_LINE = 2**28
+"""Maximum size of a JSON line in bytes."""
+HEAD = 2**13
+"""Number of first bytes of a stream that must be text."""
+LZMA_MEMORY, ZSTD_WINDOW = 2**27, 2**27
+"""Maximum bytes of memory of a decompressor: those that the formats' own tools need at their highest levels."""
+
+Portions = Iterator[bytes | None]
+
+COMPRESSIONS = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\0": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+}
+"""First bytes of compressed data."""
+ENCODINGS = {
+    codecs.BOM_UTF8: "utf-8",
+    codecs.BOM_UTF32_LE: "utf-32-le",
+    codecs.BOM_UTF32_BE: "utf-32-be",
+    codecs.BOM_UTF16_LE: "utf-16-le",
+    codecs.BOM_UTF16_BE: "utf-16-be",
+}
+"""Byte-order marks; that of UTF-32 comes first, because it begins with that of UTF-16."""
+PARQUET = b"PAR1"
+BINARIES = {
+    b"PK\x03\x04": "a zip archive or an office document",
+    b"\x7fELF": "a program",
+    b"MZ\x90": "a program",
+    b"%PDF-": "a PDF document",
+    b"\x89PNG": "a picture",
+    b"\xff\xd8\xff": "a picture",
+    b"GIF8": "a picture",
+    b"SQLite format 3\0": "an SQLite database",
+    b"7z\xbc\xaf\x27\x1c": "a 7-Zip archive",
+    b"Rar!": "a RAR archive",
+    PARQUET: "a Parquet file",
+}
+"""First bytes of well-known files that are not text."""
+
+
+def text_of(portions: Portions, name: str, text_field: str | None, *, any_bytes: bool = False) -> Portions:
+    """Text of data in any of the formats.
+
+    Args:
+        portions: The data.
+        name: Name of the source in errors.
+        text_field: Key of the text in JSON lines; None is `text`, if the first line is an object with this key.
+        any_bytes: Accept well-known formats that are not text.
+
+    Raises:
+        DataError: The data is damaged, is of a well-known format that is not text, or lacks `text_field`.
+    """
+    data = in_utf8(unpacked(portions, name), name)
+    return documents(data if any_bytes else _without_binaries(data, name), name, text_field)
+
+
+def is_plain(head: bytes, text_field: str | None) -> bool:
+    """Whether `text_of` passes data with these first bytes on unchanged."""
+    marks = (*COMPRESSIONS, *ENCODINGS, *BINARIES)
+    return text_field is None and not head.startswith(marks) and head.lstrip()[:1] not in (b"", b"{")
+
+
+def unpacked(portions: Portions, name: str) -> Portions:
+    """Decompressed data, or the data itself if it is not compressed.
+
+    Raises:
+        DataError: The data is damaged or incomplete.
+    """
+    head = yield from _head(portions, COMPRESSIONS)
+    kind = next((kind for mark, kind in COMPRESSIONS.items() if head.startswith(mark)), None)
+    data = _chain(head, portions)
+    if kind is None:
+        yield from data
+        return
+    try:
+        yield from _decompressed(data, FRAMES[kind])
+    except EOFError:
+        raise DataError(f"{name} ends in the middle of its {kind} data.", f"Check it with: {kind} -t") from None
+    except (zlib.error, OSError, lzma.LZMAError, zstandard.ZstdError) as error:
+        raise DataError(f"{name} is damaged {kind} data: {error}.", f"Check it with: {kind} -t") from None
+
+
+def in_utf8(portions: Portions, name: str) -> Portions:
+    """Text in UTF-8 without byte-order mark; data without a mark is passed on unchanged.
+
+    Raises:
+        DataError: The data does not agree with its byte-order mark.
+    """
+    head = yield from _head(portions, ENCODINGS)
+    mark, encoding = next(((m, e) for m, e in ENCODINGS.items() if head.startswith(m)), (b"", "utf-8"))
+    data = _chain(head[len(mark) :], portions)
+    if encoding == "utf-8":
+        yield from data
+        return
+    decoder = codecs.getincrementaldecoder(encoding)()
+    try:
+        for portion in data:
+            if portion is None:
+                yield None
+            elif text := decoder.decode(portion):
+                yield text.encode()
+        decoder.decode(b"", final=True)
+    except UnicodeError as error:
+        raise DataError(
+            f"{name} begins as {encoding.upper()} but is not: {error}.", "Convert it to UTF-8 with iconv."
+        ) from None
+
+
+def documents(portions: Portions, name: str, text_field: str | None) -> Portions:
+    """Texts of JSON lines, each ended by a line end; other text is passed on unchanged.
+
+    Raises:
+        DataError: A line is not a JSON object with a text in `text_field`, or is longer than `LONGEST_LINE`.
+    """
+    head = yield from _first_line(portions)
+    field = "text" if text_field is None else text_field
+    data = _chain(head, portions)
+    if text_field is None and _field(head.lstrip().partition(b"\n")[0], field) is None:
+        yield from data
+        return
+    for number, line in _numbered_lines(data, name):
+        if line is None:
+            yield None
+        elif line.strip():
+            text = _field(line, field)
+            if text is None:
+                raise DataError(
+                    f"line {number} of {name} is not a JSON object with a text in '{field}'.",
+                    "Name the key with --text-field, or use --binary to take the lines as they are.",
+                )
+            if text:
+                yield text if text.endswith(b"\n") else text + b"\n"
+
+
+def not_text(name: str, reason: str) -> DataError:
+    """Error for a source that is not text; `reason` says why."""
+    return DataError(f"{name} {reason}, not text.", "Extract its text first, or use --binary if its bytes are meant.")
+
+
+def not_utf8(name: str, offset: int) -> DataError:
+    """Error for text whose byte at `offset` is not UTF-8."""
+    return DataError(
+        f"{name} is not UTF-8: the byte at offset {offset} is invalid.",
+        "Convert it with iconv, or use --binary if its bytes are meant.",
+    )
+
+
+def is_utf8(head: bytes) -> bool:
+    """Whether text with these first bytes can be UTF-8."""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def checked(portions: Portions, name: str) -> Portions:
+    """The text, of which the first `HEAD` bytes must be UTF-8 without NUL bytes.
+
+    Raises:
+        DataError: They are not.
+    """
+    decoder, place = codecs.getincrementaldecoder("utf-8")(), 0
+    for portion in portions:
+        if portion and place < HEAD:
+            head = portion[: HEAD - place]
+            if b"\0" in head:
+                raise not_text(name, "holds NUL bytes")
+            held = len(decoder.getstate()[0])
+            try:
+                decoder.decode(head)
+            except UnicodeDecodeError as error:
+                raise not_utf8(name, place - held + error.start) from None
+            place += len(head)
+        yield portion
+
+
+def _without_binaries(portions: Portions, name: str) -> Portions:
+    """The data, unless it begins like a well-known file that is not text."""
+    head = yield from _head(portions, BINARIES)
+    kind = next((kind for mark, kind in BINARIES.items() if head.startswith(mark)), None)
+    if kind is not None:
+        raise not_text(name, f"is {kind}")
+    yield from _chain(head, portions)
+
+
+class _Frame:
+    """One frame of compressed data. After its end, `unused` are the bytes behind it."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self.unused = b""
+
+    def text(self, data: bytes) -> Iterator[bytes]:
+        """Text of more data."""
+        raise NotImplementedError
+
+
+class _Gzip(_Frame):
+    def __init__(self) -> None:
+        super().__init__()
+        self._inner = zlib.decompressobj(zlib.MAX_WBITS | 16)
+
+    def text(self, data: bytes) -> Iterator[bytes]:
+        while data:
+            yield self._inner.decompress(data, BLOCK)
+            data = self._inner.unconsumed_tail
+        self.ended, self.unused = self._inner.eof, self._inner.unused_data
+
+
+class _Bzip2(_Frame):
+    def __init__(self) -> None:
+        super().__init__()
+        self._inner: bz2.BZ2Decompressor | lzma.LZMADecompressor = self._make()
+
+    @staticmethod
+    def _make() -> bz2.BZ2Decompressor | lzma.LZMADecompressor:
+        return bz2.BZ2Decompressor()
+
+    def text(self, data: bytes) -> Iterator[bytes]:
+        yield self._inner.decompress(data, BLOCK)
+        while not (self._inner.eof or self._inner.needs_input):
+            yield self._inner.decompress(b"", BLOCK)
+        self.ended, self.unused = self._inner.eof, self._inner.unused_data
+
+
+class _Xz(_Bzip2):
+    @staticmethod
+    def _make() -> bz2.BZ2Decompressor | lzma.LZMADecompressor:
+        return lzma.LZMADecompressor(memlimit=LZMA_MEMORY)
+
+
+class _Zstd(_Frame):
+    def __init__(self) -> None:
+        super().__init__()
+        self._inner = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW).decompressobj()
+
+    def text(self, data: bytes) -> Iterator[bytes]:
+        for start in range(0, len(data), ZSTD_INPUT):
+            end = start + ZSTD_INPUT
+            yield self._inner.decompress(data[start:end])
+            if self._inner.eof:
+                self.ended, self.unused = True, self._inner.unused_data + data[end:]
+                return
+
+
+FRAMES: dict[str, type[_Frame]] = {"gzip": _Gzip, "bzip2": _Bzip2, "xz": _Xz, "zstd": _Zstd}
+"""Decompressor of each format."""
+
+
+def _decompressed(data: Portions, kind: type[_Frame]) -> Portions:
+    """Text of one or more frames; zero bytes between them are padding.
+
+    Raises:
+        EOFError: The last frame is incomplete.
+    """
+    frame: _Frame | None = None
+    for portion in data:
+        if portion is None:
+            yield None
+            continue
+        rest = portion.lstrip(b"\0") if frame is None else portion
+        while rest:
+            frame = kind() if frame is None else frame
+            yield from filter(None, frame.text(rest))
+            rest = frame.unused.lstrip(b"\0")
+            if frame.ended:
+                frame = None
+    if frame is not None:
+        raise EOFError
+
+
+def _head(portions: Portions, marks: Iterable[bytes]) -> Generator[None, None, bytes]:
+    """First bytes, as many as show which of the marks they begin with."""
+    head = b""
+    while any(len(mark) > len(head) and mark.startswith(head) for mark in marks):
+        portion = next(portions, b"")
+        if portion is None:
+            yield None
+        elif portion:
+            head += portion
+        else:
+            break
+    return head
+
+
+def _first_line(portions: Portions) -> Generator[None, None, bytes]:
+    """First bytes: if they may be JSON lines, with the whole first line."""
+    parts: list[bytes] = []
+    size, begun = 0, False
+    for portion in portions:
+        if portion is None:
+            yield None
+            continue
+        parts.append(portion)
+        size += len(portion)
+        if not begun:
+            start = b"".join(parts).lstrip()
+            if start and not start.startswith(b"{"):
+                break
+            begun = bool(start)
+            if begun and b"\n" in start:
+                break
+        elif b"\n" in portion or size > LONGEST_LINE:
+            break
+    return b"".join(parts)
+
+
+def _chain(head: bytes, portions: Portions) -> Portions:
+    if head:
+        yield head
+    yield from portions
+
+
+def _numbered_lines(portions: Portions, name: str) -> Iterator[tuple[int, bytes | None]]:
+    """Lines with their numbers from 1, or None for a portion that is None."""
+    parts: list[bytes] = []
+    number = size = 0
+    for portion in portions:
+        if portion is None:
+            yield number, None
+            continue
+        *lines, rest = portion.split(b"\n")
+        for line in lines:
+            number += 1
+            yield number, b"".join((*parts, line))
+            parts, size = [], 0
+        parts.append(rest)
+        size += len(rest)
+        if size > LONGEST_LINE:
+            raise DataError(
+                f"line {number + 1} of {name} has more than {LONGEST_LINE >> 20} MiB.", "Divide it into documents."
+            )
+    yield number + 1, b"".join(parts)
+
+
+def _field(line: bytes, field: str) -> bytes | None:
+    """Text in this field of a JSON object; None if there is none."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    text = value.get(field) if isinstance(value, dict) else None
+    try:
+        return text.encode() if isinstance(text, str) else None
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return None

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from xlcli.config import EvalConfig, SpanKind
 from xlcli.errors import CheckpointError, DataError
 from xlcli.events import ContextBin, Notice, Progress, ProgressMeter, Score, TokenScore
+from xlcli.inference import check_memory
 from xlcli.metrics import bits_per, context_bin_edges, perplexity
 from xlcli.model.recall import QUERIES, lsh_recall
 from xlcli.runtime import Runtime, peak_rss_bytes
@@ -87,9 +88,10 @@ def evaluate(
         ConfigError: A setting does not apply to this model, or differs from those the model was loaded with.
         DataError: The text cannot be read, or the model has no held-out text.
         CheckpointError: The loss is not finite.
-        ResourceError: The disk is too full for the tokens.
+        ResourceError: The memory does not fit the machine, or the disk is too full for the tokens.
     """
     model.check_settings(options)
+    check_memory(model, runtime, 1, segment_len=1, changeable=())  # of any text
     text = yield from tokenize(_open(model, source, options), model.tokenizer, options.limit)
     if model.tokenizer.kind == "words":
         yield from _unknown_words(text.tokens.ids)
@@ -234,8 +236,18 @@ def _score_text(
         warmup_len=lengths.warmup_len,
         start_id=model.tokenizer.start_id,
     )
+    segment_len = max(1, min(lengths.segment_len, n))
+    mem_len = min(lengths.mem_len or segment_len, n)
+    check_memory(
+        model,
+        runtime,
+        mem_len,
+        batch_size=loader.batch_size,
+        segment_len=segment_len,
+        changeable=("batch_size", "segment_len", "mem_len"),
+    )
     whole = _is_window(loader.batch_size, lengths, n)
-    totals = _Totals(loader.batch_size, _ContextSums(n if whole else lengths.segment_len))
+    totals = _Totals(loader.batch_size, _ContextSums(n if whole else segment_len))
     state = _init_state(model, lengths, loader.starts)
     n_done, meter = 0, ProgressMeter(f"memory {lengths.mem_len}", n, "tokens")
     for inputs, targets, scored, positions in loader:

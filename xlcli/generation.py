@@ -70,15 +70,16 @@ def generate(
     """
     if save and options.num_samples > 1:
         raise ConfigError("one state cannot hold several samples.", "Use --num-samples 1 with --state-out.")
-    session = InferenceSession.open(model, runtime, options, resume)
-    rng = _initial_rng(resume, seed)
     text, ids = _prompt_tokens(model.tokenizer, resume, prompt)
+    n_tokens = (resume.model_state.seen if resume else 0) + len(ids) + options.max_new_tokens
+    session = InferenceSession.open(model, runtime, options, resume, n_tokens)
+    rng = _initial_rng(resume, seed)
     started = time.perf_counter()
     n_read = session.read(ids, stop)
     prompt_rate = n_read / max(time.perf_counter() - started, 1e-9)
     rng.recent.extend(ids[max(n_read - REPETITION_WINDOW, 0) : n_read].tolist())
     recent = tuple(rng.recent)
-    batch_size = max(1, min(MAX_BATCH_SIZE, MAX_BATCH_BYTES // max(session.state.bytes, 1)))
+    batch_size = max(1, min(MAX_BATCH_SIZE, MAX_BATCH_BYTES // session.max_bytes(n_tokens)))
     for first in range(0, options.num_samples, batch_size):
         samples = [
             _Sample(i, SampleRNG.seeded(rng.seed + i, recent) if i else rng, StreamingDetokenizer(options.stop))

@@ -6,13 +6,15 @@ the start of a text it is the tokenizer's `start_id`, a line end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from xlcli.errors import CheckpointError, StateError
+from xlcli.machine import as_options, available_bytes, fitting, require_memory
+from xlcli.ops.span import Span
 from xlcli.store.state_files import PendingText, SamplerState, SessionState, StreamPosition
 
 if TYPE_CHECKING:
@@ -49,7 +51,12 @@ class InferenceSession:
 
     @classmethod
     def open(
-        cls, model: LoadedModel, runtime: Runtime, options: InferenceConfig, resume: SessionState | None
+        cls,
+        model: LoadedModel,
+        runtime: Runtime,
+        options: InferenceConfig,
+        resume: SessionState | None,
+        n_tokens: int | None = None,
     ) -> InferenceSession:
         """A session of one row, at the start of a text or continuing `resume`.
 
@@ -58,17 +65,22 @@ class InferenceSession:
             runtime: Device and number type.
             options: Memory length, steps and hash rounds; None uses the value of `resume`, else of training.
             resume: A saved session, or None.
+            n_tokens: Maximum number of tokens that the session will read; None if unlimited.
 
         Raises:
             ConfigError: The model was loaded with another number of steps or hash rounds than `options` gives.
+            ResourceError: The memory does not fit the machine.
             StateError: `resume` was saved with other values than `options` gives, or holds several rows.
         """
         model.check_settings(options)
         if resume is not None:
             _check_options(model, options, resume.model_state)
+            check_memory(model, runtime, _longest_memory(resume.model_state.span, n_tokens), changeable=())
             return cls(model, runtime, resume.model_state, [resume.last_token])
         train = model.config.train
         mem_len = train.mem_len if options.mem_len is None else options.mem_len
+        span = Span.make("uniform", mem_len=mem_len, segment_len=train.segment_len)
+        check_memory(model, runtime, _longest_memory(span, n_tokens))
         state = model.network.init_state(1, mem_len=mem_len, segment_len=train.segment_len)
         return cls(model, runtime, state, [model.tokenizer.start_id])
 
@@ -118,11 +130,58 @@ class InferenceSession:
             state = self.state.select(list(rows))
         return InferenceSession(self.model, self.runtime, state, [self.last_tokens[row] for row in rows])
 
+    def max_bytes(self, n_tokens: int) -> int:
+        """Size in bytes, at least 1, of the memory of one row after `n_tokens` tokens."""
+        return max(1, 4 * self.model.config.model.memory_floats(_longest_memory(self.state.span, n_tokens)))
+
     def saved(
         self, pending: PendingText, *, sampler: SamplerState | None = None, stream: StreamPosition | None = None
     ) -> SessionState:
         """State of the session as a value, with unread text. One row only."""
         return SessionState(self.state, self.last_tokens[0], pending, sampler, stream)
+
+
+def check_memory(
+    model: LoadedModel,
+    runtime: Runtime,
+    mem_len: int,
+    *,
+    batch_size: int = 1,
+    segment_len: int = TOKENS_PER_CALL,
+    changeable: Sequence[str] = ("mem_len",),
+) -> None:
+    """Compares the memory that calls of the model need with that of the machine, before it is allocated.
+
+    Args:
+        model: The model.
+        runtime: Device.
+        mem_len: Maximum number of tokens in the memory of a sequence.
+        batch_size: Number of sequences.
+        segment_len: Maximum number of tokens of a sequence per call.
+        changeable: Settings that the user may lower.
+
+    Raises:
+        ResourceError: The memory does not fit the machine.
+    """
+    sizes = {"batch_size": batch_size, "segment_len": segment_len, "mem_len": mem_len}
+
+    def need(changes: Mapping[str, int]) -> int:
+        chosen = sizes | dict(changes)
+        return model.config.model.inference_bytes(chosen["batch_size"], chosen["segment_len"], chosen["mem_len"])
+
+    device = str(runtime.device)
+    available = available_bytes(device)
+    if need({}) <= available:
+        return
+    changes = fitting({name: sizes[name] for name in changeable}, need, available)
+    remedy = f"Use {as_options(changes)}." if changes else "Use a smaller model."
+    require_memory(f"the memory of model {model.name}", need({}), remedy, device)
+
+
+def _longest_memory(span: Span, n_tokens: int | None) -> int:
+    """Maximum number of tokens in memory with this span after `n_tokens` tokens (None: any number)."""
+    longest = span.mem_len or span.segment_len
+    return longest if n_tokens is None else min(longest, n_tokens)
 
 
 def _check_options(model: LoadedModel, options: InferenceConfig, state: State) -> None:

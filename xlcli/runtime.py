@@ -20,6 +20,7 @@ from torch import Tensor
 
 from xlcli.config import RuntimeConfig
 from xlcli.errors import ConfigError
+from xlcli.machine import cgroup_folders
 
 if TYPE_CHECKING:
     from xlcli.memory import Memory
@@ -131,19 +132,12 @@ def parallel_loop_seconds(threads: int, n_parts: int) -> float:
 
 def _cgroup_quotas(root: Path) -> Iterator[float]:
     """CPU quotas in CPUs, from version 1 (`cpu.cfs_quota_us`) and version 2 (`cpu.max`) of cgroups."""
-    table = root / "proc" / "self" / "cgroup"
-    lines = table.read_text().splitlines() if table.exists() else []
-    for _, controllers, path in (line.split(":", 2) for line in lines):
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        top = root / "sys" / "fs" / "cgroup" / ("cpu" if controllers else "")
-        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
-        folder = top / path.lstrip("/")
-        for place in (folder, *folder.parents):
-            if place.is_relative_to(top) and all((place / name).exists() for name in names):
-                quota, period = " ".join((place / name).read_text() for name in names).split()
-                if quota not in ("max", "-1"):
-                    yield float(quota) / float(period)
+    for folder, version in cgroup_folders("cpu", root):
+        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if version == 1 else ("cpu.max",)
+        if all((folder / name).exists() for name in names):
+            quota, period = " ".join((folder / name).read_text() for name in names).split()
+            if quota not in ("max", "-1"):
+                yield float(quota) / float(period)
 
 
 def compile_stack(stack: Stack) -> None:

@@ -240,6 +240,12 @@ def test_a_state_with_other_numbers_than_whole_ones_is_refused():
         State.restore(tensors | {"1.keys": tensors["1.keys"].long()}, state.describe())
 
 
+def test_tables_of_too_many_tokens_are_refused():
+    assert LSHAttentionConfig(n_buckets=(256, 256), bucket_size=16).bucket_size == 16
+    with pytest.raises(ValidationError, match="bucket_size 200 is too large for 65,536 buckets"):
+        LSHAttentionConfig(n_buckets=(256, 256), bucket_size=200)
+
+
 @pytest.mark.parametrize("n_buckets", [0, 3, -2, [2, 3], [], [1], 2**17, [2**10, 2**10]])
 def test_buckets_must_come_in_pairs(n_buckets):
     with pytest.raises(ValidationError, match="n_buckets"):

@@ -15,6 +15,8 @@ from xlcli.training import final, memory, workflow
 @pytest.fixture(autouse=True)
 def _small_endings(monkeypatch):
     monkeypatch.setattr(final, "SAMPLE_TOKENS", 3)
-    estimates = SimpleNamespace(n_parameters=memory.n_parameters, memory_bytes=lambda config, runtime: 2**28)
+    estimates = SimpleNamespace(
+        n_parameters=memory.n_parameters, memory_bytes=lambda config, runtime: 2**28, require=memory.require
+    )
     monkeypatch.setattr(workflow, "memory", estimates)
     torch.set_num_threads(1)

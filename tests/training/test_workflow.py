@@ -498,9 +498,9 @@ def test_a_time_budget_is_spent_and_no_more():
 
 @pytest.mark.parametrize(("preparation", "counted"), [(5.0, 5.0), (5000.0, 10.0)])
 def test_preparation_takes_at_most_a_tenth_of_a_time_budget(preparation, counted, clock, monkeypatch):
-    def slow(*args):
+    def slow(*args, **options):
         clock.now += preparation
-        return (yield from prepare_new(*args))
+        return (yield from prepare_new(*args, **options))
 
     prepare_new = workflow.prepare_new
     monkeypatch.setattr(workflow, "prepare_new", slow)

@@ -13,6 +13,8 @@ from xlcli.config.base import BaseConfig, Count, InvalidSettingError
 
 MAX_BUCKETS = 2**16
 """Largest number of hash buckets."""
+MAX_SLOTS = 2**20
+"""Largest number of tokens in the buckets of one head and hash round."""
 MAX_HASHES = 8
 """Largest number of hash rounds. Directions for all rounds are stored, so inference may use more than training."""
 
@@ -61,6 +63,10 @@ class AttentionConfig(BaseConfig):
         """Memory of one sequence in one layer at inference, in float32 numbers."""
         raise NotImplementedError
 
+    def mask_bytes(self, n_new: int, mem_len: int) -> int:
+        """Size in bytes of the distances and the mask of a call with `n_new` tokens."""
+        return 0
+
     def describe_memory(self, mem_len: int, segment_len: int) -> str:
         """Contents of the memory of one layer, as a noun phrase."""
         raise NotImplementedError
@@ -88,6 +94,11 @@ class SoftmaxAttentionConfig(AttentionConfig):
     def memory_floats(self, mem_len: int, head_dim: int) -> int:
         """One key and one value for each token and head."""
         return 2 * self.n_heads * head_dim * (self.effective_mem_len(mem_len) or 0)
+
+    def mask_bytes(self, n_new: int, mem_len: int) -> int:
+        """An int64 and a boolean for each query and key of a call or block."""
+        n_queries, n_memory = self.effective_mem_len(n_new) or 0, self.effective_mem_len(mem_len) or 0
+        return 9 * n_queries * (n_queries + n_memory)
 
     def describe_memory(self, mem_len: int, segment_len: int) -> str:
         """Number of tokens."""
@@ -206,6 +217,17 @@ class LSHAttentionConfig(RandomAttentionConfig):
                 "model.attention.n_buckets", f"{n_buckets} is more than {MAX_BUCKETS}", "Use fewer buckets."
             )
         return n_buckets
+
+    @model_validator(mode="after")
+    def _check_slots(self) -> LSHAttentionConfig:
+        n_buckets = math.prod(self.factors)
+        if n_buckets * self.bucket_size > MAX_SLOTS:
+            raise InvalidSettingError(
+                "model.attention.bucket_size",
+                f"{self.bucket_size} is too large for {n_buckets:,} buckets, which may hold {MAX_SLOTS:,} tokens",
+                f"Use at most {MAX_SLOTS // n_buckets}, or fewer buckets.",
+            )
+        return self
 
 
 LayerKind = FullAttentionConfig | LocalAttentionConfig | LinearAttentionConfig | LSHAttentionConfig

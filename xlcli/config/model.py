@@ -212,6 +212,21 @@ class ModelConfig(BaseConfig):
         """Memory of one sequence at inference, in float32 numbers."""
         return self.n_repeats * sum(layer.memory_floats(mem_len, self.head_dim) for layer in self.attentions)
 
+    @property
+    def n_matrix_weights(self) -> int:
+        """Number of weights in the matrices of blocks and vectors of token pairs; at most the number of parameters."""
+        pairs = self.embedding.n_bigrams * self.dim
+        return pairs + self.n_layers * self.dim * (3 * self.attention.n_heads * self.head_dim + 2 * self.ffn_dim)
+
+    def mask_bytes(self, n_new: int, mem_len: int) -> int:
+        """Size in bytes of the largest attention mask of a call with `n_new` tokens."""
+        return max(layer.mask_bytes(n_new, mem_len) for layer in set(self.attentions))
+
+    def inference_bytes(self, batch_size: int, n_new: int, mem_len: int) -> int:
+        """Lower bound of the memory in bytes, without the weights, of calls with `n_new` tokens of each sequence."""
+        hidden = 2 * self.dim * n_new + self.ffn_dim * min(n_new, self.feedforward.chunk_len or n_new)
+        return 4 * batch_size * (self.memory_floats(mem_len) + hidden) + self.mask_bytes(n_new, mem_len)
+
     def describe_memory(self, mem_len: int, segment_len: int) -> str:
         """Contents of the memory, for example "512 tokens in each of 6 layers"."""
         steps = f" at each of {self.n_repeats} steps" if self.n_repeats > 1 else ""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from xlcli.errors import CheckpointError, ConfigError
 from xlcli.files.plain import RESTORE, json_digest, open_regular, write_atomic
+from xlcli.machine import require_memory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,6 +64,7 @@ def read_tensors(
         infos, metadata = _infos(file), dict(file.metadata() or {})
         if expected is not None:
             _compare(path, infos, expected)
+        require_memory(f"reading {path}", path.stat().st_size, "Close other programs.")
         checksum, metadata_checksum = metadata.get("sha256"), metadata.pop("metadata_sha256", None)
         if checksum is None or metadata_checksum is None:
             raise CheckpointError(f"{path} has no checksum, so xlcli did not write it.", RESTORE)

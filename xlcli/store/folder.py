@@ -18,6 +18,7 @@ from xlcli.config import Config, ModelConfig
 from xlcli.errors import CheckpointError, ConfigError
 from xlcli.files import cannot_write, make_folder, read_header, read_tensors, write_tensors
 from xlcli.files.plain import RESTORE
+from xlcli.machine import require_memory
 from xlcli.store.encodings import decode, encode, n_bytes, stored_infos
 from xlcli.store.layout import (
     CONFIG,
@@ -187,6 +188,9 @@ def _load(folder: Path, device: str | torch.device, n_steps: int | None, n_hashe
             verify_file(folder, name, header.files)
     shape = header.config.model.for_inference(n_steps, n_hashes)
     network = _empty_network(shape, folder)
+    floats = sum(tensor.numel() for tensor in weights(network).values())
+    for place in {"cpu", str(device)}:
+        require_memory(f"model {folder.resolve().name}", 4 * floats, "Use a smaller model.", place)
     tensors, metadata = read_weights(path, network, header.encoding)
     tokenizer = load_tokenizer(folder)
     if metadata.get("config", "") != header.fingerprint:

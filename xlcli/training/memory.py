@@ -1,4 +1,4 @@
-"""Estimated peak memory of a training run, before anything is allocated.
+"""Estimated peak memory of a training run, before anything is allocated, and its comparison with the machine.
 
 One step of a shallow copy of the model runs on fake tensors, which have a shape, a type and a device but no data, and
 the bytes of all live tensors are counted. The peak is linear in the number of layers, so one and two layers of each
@@ -8,7 +8,7 @@ kind give it for any depth.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +16,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from xlcli.config import Config, ModelConfig, UniversalStackConfig
+from xlcli.config import Config, ModelConfig, ReversibleStackConfig, TrainConfig, UniversalStackConfig
+from xlcli.config.attention import SoftmaxAttentionConfig
+from xlcli.errors import ResourceError
+from xlcli.machine import as_options, available_bytes, fitting, require_memory
 from xlcli.model.build import build_model
 from xlcli.optim import n_state_floats
 from xlcli.runtime import Runtime
@@ -26,6 +29,10 @@ FRAGMENTATION = 1.3
 
 MAX_CHUNKS = 32
 """Maximum number of traced feed-forward chunks per segment; the activations of one are a small part of the peak."""
+MAX_TRACED = 2**44
+"""Lower bound in bytes above which a run is not traced: sizes of tensors could exceed the limits of torch."""
+RATIOS = (4, 16, 64)
+"""Ratios of the estimate to the lower bound that are tried to find settings that fit, since an estimate takes long."""
 
 
 def n_parameters(model: ModelConfig) -> int:
@@ -34,16 +41,96 @@ def n_parameters(model: ModelConfig) -> int:
         return build_model(model).n_parameters
 
 
+def require(config: Config, runtime: Runtime, n_bytes: int) -> None:
+    """`ResourceError`, with settings that do fit, if a run that needs `n_bytes` does not fit the machine."""
+    device = str(runtime.device)
+    available = available_bytes(device)
+    if n_bytes <= available:
+        return
+
+    def changed(settings: Mapping[str, int]) -> Config:
+        train = config.train.model_copy(update=settings)
+        train = train.model_copy(update={"grad_accum": min(train.grad_accum, train.batch_size)})
+        return config.model_copy(update={"train": train})
+
+    settings = {name: getattr(config.train, name) for name in ("batch_size", "segment_len", "mem_len")}
+    remedy = "Use a smaller model, such as --preset tiny."
+    weights, least_weights = _weights_bytes(config), 12 * config.model.n_matrix_weights
+    for ratio in RATIOS:
+        free = (available - weights) // ratio + least_weights
+        changes = fitting(settings, lambda sizes: least_bytes(changed(sizes)), free)
+        if changes and memory_bytes(changed(changes), runtime) <= available:
+            remedy = f"Use {as_options(changes)}, or a smaller model."
+            break
+    require_memory("this training run", n_bytes, remedy, device)
+
+
+def require_possible(configs: Iterable[Config], runtime: Runtime, *, dry_run: bool = False) -> None:
+    """`ResourceError` if none of the configurations can fit the machine, by `least_bytes`.
+
+    A dry run is refused only if it is too large for an estimate.
+    """
+    refusals = []
+    for config in configs:
+        least = least_bytes(config)
+        try:
+            if not dry_run or least > MAX_TRACED:
+                require(config, runtime, least)
+        except ResourceError as error:
+            refusals.append(error)
+        else:
+            return
+    raise refusals[0]
+
+
+def least_bytes(config: Config) -> int:
+    """Lower bound of `memory_bytes` by arithmetic alone, without the embedding, whose size depends on the text."""
+    model, train = config.model, config.train
+    mem_len = _longest_memory(train)
+    state = sum(
+        min(layer.memory_floats(mem_len, model.head_dim), model.dim * (layer.effective_mem_len(mem_len) or 0))
+        for layer in model.attentions
+        if isinstance(layer, SoftmaxAttentionConfig)
+    )
+    # Of every token: batch and positions in int64; at least three activations of each block in bfloat16.
+    depth = 1 if isinstance(model.stack, ReversibleStackConfig) else model.depth
+    microbatch = -(-train.batch_size // train.grad_accum)
+    tokens = train.segment_len * (24 * train.batch_size + 6 * model.dim * depth * microbatch)
+    memory = 4 * train.batch_size * model.n_repeats * state
+    return 12 * model.n_matrix_weights + memory + tokens + model.mask_bytes(train.segment_len, mem_len)
+
+
 def memory_bytes(config: Config, runtime: Runtime) -> int:
     """Estimated peak in bytes, without the libraries: weights, gradients, optimizer, memory of all rows, activations.
 
     Assumes that LSH attention fills its buckets evenly and that every target is in each cluster of an adaptive softmax.
+    Above `MAX_TRACED` it is `least_bytes`.
     """
+    if (least := least_bytes(config)) > MAX_TRACED:
+        return least
+    mem_len = _longest_memory(config.train)
+    config = config.model_copy(update={"train": config.train.model_copy(update={"mem_len": mem_len})})
+    states, activations = _extrapolate(config, runtime)
+    return _weights_bytes(config) + states * config.train.grad_accum + int(FRAGMENTATION * activations)
+
+
+def _weights_bytes(config: Config) -> int:
+    """Size of weights, gradients and optimizer state in bytes; `MAX_TRACED` if it is larger."""
+    if 12 * config.model.n_matrix_weights > MAX_TRACED:
+        return MAX_TRACED
     with torch.device("meta"):
         model = build_model(config.model)
-    weights = 4 * (2 * model.n_parameters + n_state_floats(model, config.train))
-    states, activations = _extrapolate(config, runtime)
-    return weights + states * config.train.grad_accum + int(FRAGMENTATION * activations)
+    return 4 * (2 * model.n_parameters + n_state_floats(model, config.train))
+
+
+def _longest_memory(train: TrainConfig) -> int:
+    """Memory length in tokens, at most the tokens of a sequence that a budget in steps or tokens allows."""
+    lengths = [train.mem_len]
+    if train.max_steps is not None:
+        lengths.append(train.max_steps * train.segment_len)
+    if train.max_tokens is not None:
+        lengths.append(-(-train.max_tokens // train.batch_size) + train.segment_len)
+    return min(lengths)
 
 
 class Usage(NamedTuple):

@@ -23,7 +23,7 @@ from xlcli.text.heldout import Split, split
 from xlcli.text.sources import Reading
 from xlcli.text.tokenizers.registry import SAMPLE_BYTES, Tokenizer, choose_tokenizer, load_tokenizer, train_tokenizer
 from xlcli.text.tokens import TokenFile, token_file
-from xlcli.training import checkpoint, defaults, vocabulary
+from xlcli.training import checkpoint, defaults, memory, vocabulary
 
 T = TypeVar("T")
 
@@ -61,16 +61,23 @@ class Prepared:
 
 
 def prepare_new(
-    paths: Sequence[str], configs: Mapping[str, Config], stop: Callable[[], bool], model: LoadedModel | None
+    paths: Sequence[str],
+    configs: Mapping[str, Config],
+    stop: Callable[[], bool],
+    model: LoadedModel | None,
+    *,
+    dry_run: bool = False,
 ) -> Generator[Event, None, Prepared]:
     """Inputs of a new run, which starts from the weights of `model`; see `workflow.train` for the other arguments.
 
     Raises:
         PreparationStoppedError: `stop` became true; only token files were written.
         ConfigError: `configs` lacks the preset that fits text and device.
+        ResourceError: No configuration fits the machine.
     """
     preset, config = next(iter(configs.items()))  # text and runtime settings are equal in all presets
     runtime = make_runtime(config.runtime, training=True)
+    memory.require_possible(configs.values(), runtime, dry_run=dry_run)
     parts = yield from _read(paths, config.text, stop)
     if len(configs) > 1:
         if runtime.device.type == "cpu":
@@ -123,6 +130,7 @@ def prepare_resumed(
             "Leave --init out, or train a new model with -o NAME.",
         )
     runtime = make_runtime(config.runtime, training=True)
+    memory.require_possible([config], runtime)
     parts = yield from _read(paths, config.text, stop)
     return (yield from _tokenize(config, runtime, saved_preset, origin, parts, load_tokenizer(folder), stop))
 

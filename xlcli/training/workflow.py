@@ -74,12 +74,14 @@ def train(
             yield from _lock(folder, contexts)
             _check_new(folder, overwrite=overwrite)  # another run may have ended in the meantime
         try:
-            ready = yield from prepare_new(paths, configs, stop, model)
+            ready = yield from prepare_new(paths, configs, stop, model, dry_run=dry_run)
         except PreparationStoppedError:
             yield _STOPPED_EARLY
             return
         _check_texts(folder, ready)
-        yield _plan(folder, ready, 0)
+        plan = _plan(folder, ready, 0)
+        yield plan
+        memory.require(ready.config, ready.runtime, plan.memory_bytes)
         if dry_run:
             return
         weights = None if model is None else store.weights(model.network)
@@ -133,7 +135,9 @@ def resume(
             return
         point, notices = _newest_checkpoint(place)
         yield from notices
-        yield _plan(folder, ready, step_of(point) if point else 0)
+        plan = _plan(folder, ready, step_of(point) if point else 0)
+        yield plan
+        memory.require(ready.config, ready.runtime, plan.memory_bytes)
         if dry_run:
             return
         weights = _origin_again(ready.origin) if point is None and ready.origin else None

@@ -1,0 +1,60 @@
+"""Sizes that do not fit any machine are refused before anything of that size is allocated."""
+
+import re
+
+import pytest
+
+HUGE = str(2**31)
+
+
+@pytest.mark.parametrize(
+    ("flags", "fits"),
+    [
+        (["--batch-size", HUGE, "--max-steps", "2"], r"--batch-size \d+, or"),
+        (["--segment-len", HUGE, "--max-steps", "2"], r"--segment-len \d+, or"),
+        (["--mem-len", HUGE, "--max-time", "9s"], r"--mem-len \d+, or"),
+        (["--set", "model.dim=131072", "--set", "model.n_layers=1000"], "a smaller model"),
+        (["--set", f"model.feedforward.ffn_dim={HUGE}"], "a smaller model"),
+        (["--set", f"model.dim={HUGE}", "--dry-run"], "a smaller model"),
+        (["--set", "model.position.kind=learned", "--set", f"model.position.max_len={HUGE}"], "a smaller model"),
+    ],
+)
+def test_a_run_larger_than_any_machine_is_refused(run, flags, fits, tmp_path):
+    (tmp_path / "text.txt").write_bytes(b"A line of text.\n" * 40)
+    done = run("train", tmp_path / "text.txt", "-o", "out", "--preset", "tiny", "--device", "cpu", *flags)
+    assert done.code == 4
+    assert re.search(rf"needs at least [\d,.]+ GiB of memory, and [\d,.]+ GiB is available.\n +Use {fits}", done.err)
+
+
+def test_settings_that_fit_are_those_of_a_run_that_starts(run, tmp_path):
+    (tmp_path / "text.txt").write_bytes(b"A line of text.\n" * 40)
+    start = ["train", tmp_path / "text.txt", "-o", "out", "--preset", "tiny", "--max-steps", "2", "--device", "cpu"]
+    found = re.search(r"Use (--\S+) (\d+), or", run(*start, "--batch-size", HUGE).err)
+    assert run(*start, *found.groups(), "--dry-run").code == 0
+
+
+def hashed(untrained, name="hashed", **changes):
+    table = {"kind": "lsh", "n_heads": 4, "head_dim": 4, "n_buckets": [256, 256], "bucket_size": 16, "n_hashes": 8}
+    return untrained(name, n_layers=1, attention=table, position={"kind": "none"}, **changes)
+
+
+@pytest.mark.parametrize("arguments", [["eval"], ["generate", "-n", "3", "a"], ["stream", "models/hashed/valid.txt"]])
+def test_tables_that_do_not_fit_are_refused(run, untrained, arguments):
+    hashed(untrained, stack={"kind": "universal", "n_steps": 1024})
+    done = run(*arguments, "-m", "hashed")
+    assert (done.code, done.out) == (4, b"")
+    assert re.search(r"the memory of model hashed needs at least [\d,]+\.\d GiB of memory, and", done.err)
+
+
+def test_a_stream_has_room_for_its_whole_memory(run, model):
+    done = run("stream", model / "valid.txt", "--mem-len", HUGE)
+    assert done.code == 4
+    length = int(re.search(r"Use --mem-len (\d+)\.", done.err)[1])
+    assert run("stream", model / "valid.txt", "--mem-len", str(length)).code == 0
+
+
+def test_sizes_beyond_the_text_cost_nothing(run, model):
+    usual = run("eval", "--mem-len", "400", "--json").out
+    sizes = ["--mem-len", HUGE, "--segment-len", HUGE, "--batch-size", HUGE]
+    assert run("eval", *sizes, "--json").out.split(b'"mem_len"')[0] == usual.split(b'"mem_len"')[0]
+    assert run("generate", "-n", "3", "--mem-len", HUGE, "a").code == 0

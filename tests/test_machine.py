@@ -1,0 +1,66 @@
+"""Available memory, settings that fit in it, and refusals before anything is allocated."""
+
+import pytest
+
+from xlcli.errors import ResourceError
+from xlcli.machine import as_options, available_bytes, fitting, require_memory
+
+
+def write(root, **files):
+    for name, text in files.items():
+        path = root / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def machine(root, lines):
+    """Files of a machine with 8 GiB, of which 6 are free, and of a process in these cgroups."""
+    meminfo = "MemTotal:       8388608 kB\nMemFree:        1 kB\nMemAvailable:   6291456 kB\n"
+    write(root, proc__meminfo=meminfo, proc__self__cgroup=lines)
+
+
+def test_free_memory_without_a_limit(tmp_path):
+    machine(tmp_path, "0::/\n")
+    assert available_bytes(root=tmp_path) == 6 * 2**30
+
+
+def test_the_smallest_limit_of_the_cgroups_around_the_process(tmp_path):
+    machine(tmp_path, "0::/user/job\n")
+    top = tmp_path / "sys/fs/cgroup"
+    for folder, limit, used in ((top, "max", 2**32), (top / "user", 2**31, 2**30), (top / "user/job", 2**33, 2**30)):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "memory.max").write_text(f"{limit}\n")
+        (folder / "memory.current").write_text(f"{used}\n")
+        (folder / "memory.stat").write_text("anon 1\ninactive_file 1048576\n")
+    assert available_bytes(root=tmp_path) == 2**30 + 2**20
+
+
+def test_limits_of_cgroups_of_version_1(tmp_path):
+    machine(tmp_path, "4:memory:/job\n0::/\n")
+    folder = tmp_path / "sys/fs/cgroup/memory/job"
+    folder.mkdir(parents=True)
+    (folder / "memory.limit_in_bytes").write_text(f"{2**28}")
+    (folder / "memory.usage_in_bytes").write_text(f"{2**27}")
+    (folder / "memory.stat").write_text("total_inactive_file 4096\n")
+    assert available_bytes(root=tmp_path) == 2**27 + 4096
+
+
+def test_this_machine_has_memory():
+    assert 2**20 < available_bytes() < 2**50
+
+
+def test_a_need_is_compared_with_the_machine():
+    require_memory("nothing", 0, "")
+    with pytest.raises(ResourceError, match=r"^a run needs at least 1,073,741,824.0 GiB of memory, and .* available"):
+        require_memory("a run", 2**60, "Use less.")
+
+
+def test_the_first_setting_that_suffices_is_lowered_to_a_power_of_two():
+    def need(sizes):
+        return sizes["batch_size"] * sizes["mem_len"]
+
+    assert fitting({"batch_size": 100, "mem_len": 7}, need, 200) == {"batch_size": 16}
+    assert fitting({"batch_size": 3, "mem_len": 1000}, need, 200) == {"mem_len": 64}
+    assert fitting({"batch_size": 1000, "mem_len": 1000}, need, 10) == {"batch_size": 1, "mem_len": 8}
+    assert fitting({"batch_size": 8}, lambda sizes: 5, 4) is None
+    assert as_options({"batch_size": 1, "mem_len": 8}) == "--batch-size 1 --mem-len 8"

@@ -1,0 +1,97 @@
+"""Memory of this machine, and the check, before anything is allocated, that something fits in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from xlcli.errors import ResourceError
+
+
+def available_bytes(device: str = "cpu", root: Path = Path("/")) -> int:
+    """Memory in bytes that the process can still allocate on `device`.
+
+    On a CPU the least of the free memory of the machine and of its cgroup and those around it; where that is unknown,
+    all memory of the machine.
+
+    Args:
+        device: Name of a device of torch.
+        root: Folder of the files `proc/meminfo`, `proc/self/cgroup` and `sys/fs/cgroup`.
+    """
+    if device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.mem_get_info(device)[0]
+    table = root / "proc" / "meminfo"
+    if not table.exists():
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    entries = dict(line.split(":", 1) for line in table.read_text().splitlines() if ":" in line)
+    free = 1024 * int(entries.get("MemAvailable", entries["MemTotal"]).split()[0])
+    return max(0, min([free, *_free_in_cgroups(root)]))
+
+
+def require_memory(purpose: str, n_bytes: int, remedy: str, device: str = "cpu") -> None:
+    """`ResourceError` if `purpose` (a noun phrase) needs more memory than is available."""
+    available = available_bytes(device)
+    if n_bytes > available:
+        raise ResourceError(
+            f"{purpose} needs at least {_gib(n_bytes)} of memory, and {_gib(available)} is available.", remedy
+        )
+
+
+def fitting(
+    settings: Mapping[str, int], need: Callable[[Mapping[str, int]], int], available: int
+) -> dict[str, int] | None:
+    """Changes of the settings with which `need` is at most `available` bytes; None if no smaller values suffice.
+
+    One setting, the first that suffices, is lowered to a power of two; if none suffices alone, all are.
+    """
+    for names in (*((name,) for name in settings), tuple(settings)):
+        chosen = dict(settings)
+        for name in names:
+            while chosen[name] > 1 and need(chosen) > available:
+                chosen[name] = 1 << (chosen[name] - 1).bit_length() - 1
+        if need(chosen) <= available:
+            return {name: chosen[name] for name in names if chosen[name] != settings[name]}
+    return None
+
+
+def as_options(settings: Mapping[str, int]) -> str:
+    """Settings as options of the command line: `--batch-size 8 --mem-len 512`."""
+    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in settings.items())
+
+
+def cgroup_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[Path, int]]:
+    """Folder of the cgroup of this process and of each one around it, with the version of cgroups, 1 or 2."""
+    table = root / "proc" / "self" / "cgroup"
+    lines = table.read_text().splitlines() if table.exists() else []
+    for _, controllers, path in (line.split(":", 2) for line in lines):
+        if controllers and controller not in controllers.split(","):
+            continue
+        top = root / "sys" / "fs" / "cgroup" / (controller if controllers else "")
+        folder = top / path.lstrip("/")
+        for place in (folder, *folder.parents):
+            if place.is_relative_to(top):
+                yield place, 1 if controllers else 2
+
+
+def _free_in_cgroups(root: Path) -> Iterator[int]:
+    """Limit of each cgroup minus its use; pages of files that it can drop count as free."""
+    for folder, version in cgroup_folders("memory", root):
+        limit, used, dropped = (
+            ("memory.max", "memory.current", "inactive_file")
+            if version == 2
+            else ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        )
+        try:
+            text = (folder / limit).read_text().strip()
+            if text != "max":
+                rows = dict(row.split() for row in (folder / "memory.stat").read_text().splitlines())
+                yield int(text) - int((folder / used).read_text()) + int(rows.get(dropped, 0))
+        except OSError:
+            continue
+
+
+def _gib(n_bytes: int) -> str:
+    return f"{n_bytes / 2**30:,.1f} GiB"

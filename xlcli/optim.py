@@ -130,7 +130,7 @@ class Optimizers:
         }
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restores the state that `tensors` returned.
+        """Restores the state that `tensors` returned, instead of the present one.
 
         Raises:
             CheckpointError: A quantity is missing, or has another shape or type than its parameter. PyTorch's fused
@@ -138,6 +138,7 @@ class Optimizers:
         """
         kinds = {Muon: ("momentum_buffer",), AdamW: ("step", "exp_avg", "exp_avg_sq")}
         for optimizer, _ in self.optimizers:
+            optimizer.state.clear()
             quantities = next(names for kind, names in kinds.items() if isinstance(optimizer, kind))
             for group in optimizer.param_groups:
                 for parameter in group["params"]:

@@ -155,7 +155,7 @@ def test_a_kill_after_the_first_validation_leaves_its_row_once(base):
 
 
 def _killed_before_its_first_checkpoint(base, monkeypatch):
-    def killed(*arguments):
+    def killed(*arguments, **options):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

@@ -295,7 +295,7 @@ def test_a_gradient_that_is_no_number_stops_the_run(step, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(run.torch.nn.utils, "clip_grad_norm_", poisoned)
         with pytest.raises(DivergedError, match=f"at step {step}") as caught:
-            go(small(), corpus(), "m")
+            go(small(train={"on_divergence": "stop"}), corpus(), "m")
     assert _finite("m")
     assert [row["step"] for row in curve("m") if "nats" in row] == list(range(1, step))
     text, rates = _paste(caught.value.remedy)
@@ -408,7 +408,7 @@ def test_a_folder_left_by_a_kill_at_its_very_beginning_can_be_used(monkeypatch):
 def test_a_folder_left_before_its_first_checkpoint_can_be_resumed(monkeypatch):
     from xlcli.training import checkpoint
 
-    def killed(*arguments):
+    def killed(*arguments, **options):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

@@ -235,6 +235,15 @@ def train(
             rich_help_panel="Training",
         ),
     ] = None,
+    on_divergence: Annotated[
+        Literal["rollback", "stop"] | None,
+        typer.Option(
+            "--on-divergence",
+            help="If the loss is no longer finite: continue from the last checkpoint at a third of the learning rate, "
+            "at most three times, or stop. Default: rollback.",
+            rich_help_panel="Training",
+        ),
+    ] = None,
     weights: Annotated[
         Literal["float32", "bfloat16", "int8"] | None,
         typer.Option(

@@ -73,7 +73,9 @@ class TrainConfig(BaseConfig):
         max_time: Budget in seconds.
         eval_every: Interval between validations; None is 10 validations in a run.
         save_every: Interval between checkpoints; None is 60 seconds.
-        keep_checkpoints: Number of checkpoints to keep.
+        keep_checkpoints: Number of checkpoints to keep, besides the one that a roll-back restores.
+        on_divergence: `rollback` continues from the last checkpoint, behind the text that was read since, at a third of
+            the learning rates; at most three times in a run. `stop` ends the run.
         weights: Encoding of the weights of the model folder. Checkpoints are in float32; the final score is that of the
             stored weights.
     """
@@ -101,6 +103,7 @@ class TrainConfig(BaseConfig):
     eval_every: Interval | None = None
     save_every: Interval | None = None
     keep_checkpoints: Count = 2
+    on_divergence: Literal["rollback", "stop"] = "rollback"
     weights: WeightEncoding = "float32"
 
     @model_validator(mode="after")

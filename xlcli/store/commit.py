@@ -68,7 +68,7 @@ def step_of(path: Path) -> int:
     return _order(path)[0]
 
 
-def commit(folder: Path, name: str, write: Callable[[Path], None], keep: int) -> Path:
+def commit(folder: Path, name: str, write: Callable[[Path], None], keep: int, *, protected: str | None = None) -> Path:
     """Writes a checkpoint durably, makes it the newest and returns its path.
 
     Args:
@@ -77,6 +77,7 @@ def commit(folder: Path, name: str, write: Callable[[Path], None], keep: int) ->
             has undone, are removed.
         write: Function that writes the files of the checkpoint into an empty folder.
         keep: Number of checkpoints to keep, at least 1. None is removed before this one is durable.
+        protected: Name of an earlier checkpoint that is kept, too.
     """
     if not (match := _STEP.fullmatch(name)) or match[2] or keep < 1:
         raise ValueError(f"not a checkpoint name, or nothing to keep: {name!r}, {keep}")
@@ -103,7 +104,7 @@ def commit(folder: Path, name: str, write: Callable[[Path], None], keep: int) ->
         raise cannot_write(final, error) from error
     write_atomic(folder / LATEST, f"{name}\n".encode())
     with suppress(OSError):
-        _prune(folder, final, keep)
+        _prune(folder, final, keep, protected)
     return final
 
 
@@ -217,8 +218,10 @@ def _displace(final: Path) -> None:
     final.rename(backup)
 
 
-def _prune(folder: Path, newest: Path, keep: int) -> None:
+def _prune(folder: Path, newest: Path, keep: int, protected: str | None) -> None:
     """Removes all but the `keep` newest complete checkpoints, and those of steps later than `newest`.
+
+    `protected` is kept in any case.
 
     An incomplete checkpoint does not count, and is removed only when `keep` newer ones are complete: it may be
     unreadable for a moment only. A failed removal is repeated by the next commit.
@@ -228,7 +231,9 @@ def _prune(folder: Path, newest: Path, keep: int) -> None:
         step = step_of(path)
         if path == newest:
             continue
-        if step >= step_of(newest) or step in kept or len(kept) >= keep:
+        if path.name == protected and step < step_of(newest):
+            kept.add(step)
+        elif step >= step_of(newest) or step in kept or len(kept) >= keep:
             with suppress(OSError):
                 _discard(path)
         elif _looks_complete(path):

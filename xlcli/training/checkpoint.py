@@ -29,7 +29,7 @@ from xlcli.errors import CheckpointError, ConfigError, StateError
 from xlcli.files import copy_file, read_header, read_json, read_tensors, sha256, write_atomic, write_tensors
 from xlcli.files.tensors import TensorInfo
 from xlcli.state import State
-from xlcli.store.commit import checkpoints, checksums, commit, latest, step_name
+from xlcli.store.commit import checkpoints, checksums, commit, latest, step_name, step_of
 from xlcli.store.encodings import ENCODINGS
 from xlcli.store.folder import read_weights, save_model, weights
 from xlcli.store.layout import CHECKPOINTS, SCHEMA, WEIGHTS
@@ -57,6 +57,8 @@ class Counters(BaseConfig):
     best_step: Steps | None
     validated_step: Steps | None
     validation_due: bool
+    rollbacks: Annotated[int, Field(ge=0, le=100)]
+    anchor: Steps
 
 
 def save(run: TrainingRun, folder: Path, *, seconds: float, corpus: Mapping[str, str]) -> Path:
@@ -87,6 +89,9 @@ def save(run: TrainingRun, folder: Path, *, seconds: float, corpus: Mapping[str,
             "best_step": run.best_step,
             "validated_step": run.validated_step,
             "validation_due": run.validation_due,
+            "rollbacks": run.rollbacks,
+            "anchor": run.anchor,
+            "lr": run.config.train.lr,
             "corpus": dict(corpus),
             "states": [state.describe() for state in run.states],
             "seed": run.config.runtime.seed,
@@ -94,7 +99,8 @@ def save(run: TrainingRun, folder: Path, *, seconds: float, corpus: Mapping[str,
         }
         write_atomic(into / "state.json", json.dumps(facts, indent=1, sort_keys=True).encode())
 
-    return commit(folder / CHECKPOINTS, step_name(run.step), write, run.config.train.keep_checkpoints)
+    keep, protected = run.config.train.keep_checkpoints, step_name(run.anchor)
+    return commit(folder / CHECKPOINTS, step_name(run.step), write, keep, protected=protected)
 
 
 def load(
@@ -125,7 +131,7 @@ def load(
     files = checksums(checkpoint)
     if missing := sorted(set(FILES) - files.keys()):
         raise CheckpointError(f"{checkpoint} is incomplete: its manifest has no '{missing[0]}'.", _ANEW)
-    facts = read_json(checkpoint / "state.json")
+    facts = {"rollbacks": 0, "anchor": step_of(checkpoint)} | read_json(checkpoint / "state.json")
     try:
         if facts["schema"] != SCHEMA:
             raise CheckpointError(
@@ -138,6 +144,8 @@ def load(
         counters = validate(Counters, {name: facts[name] for name in Counters.model_fields})
         run.step, run.tokens, run.seconds = counters.step, counters.tokens, counters.seconds
         run.loader.position = counters.position
+        run.anchor = counters.anchor
+        run.rollbacks = counters.rollbacks if facts.get("lr") == run.config.train.lr else 0  # a new rate is as given
         if "valid" not in changed:
             run.best_bits = math.inf if counters.best_bits is None else counters.best_bits
             run.best_step = counters.best_step

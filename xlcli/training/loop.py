@@ -5,20 +5,26 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from xlcli.errors import CheckpointError, DivergedError
 from xlcli.events import Event, Notice, Saved, Step, Trained, Validation
 from xlcli.runtime import parallel_loop_seconds
 from xlcli.store import folder as store
 from xlcli.store import records
+from xlcli.store.commit import latest, step_name, verify
+from xlcli.store.layout import CHECKPOINTS
 from xlcli.store.staging import settle
 from xlcli.training import checkpoint, defaults
 from xlcli.training.final import final_evaluation
 from xlcli.training.prepare import Prepared
-from xlcli.training.run import TrainingRun
+from xlcli.training.run import LR_DIVISOR, TrainingRun
 from xlcli.training.threads import ThreadTuner, thread_changes
 
+MAX_ROLLBACKS = 3
+"""Maximum number of roll-backs of a run that diverges."""
 VALIDATION_SHARE = 0.1
 """Maximum share of a time budget for validation at the default interval."""
 MAX_WARMUP_STEPS = 16
@@ -56,6 +62,60 @@ class Trainer:
         return self.run.seconds + time.monotonic() - self.started
 
     def train(self, stop: Callable[[], bool]) -> Iterator[Event]:
+        """Trains until the budget is spent or `stop` is true, evaluates and saves.
+
+        Raises:
+            DivergedError: The run diverged, and is not to be rolled back or was too often.
+        """
+        while True:
+            try:
+                yield from self._train(stop)
+                yield from self._finish(stop)
+                return
+            except DivergedError as error:
+                yield from self._roll_back(error)
+
+    def _roll_back(self, error: DivergedError) -> Iterator[Notice]:
+        """Restores the latest checkpoint that was due, with lower learning rates and at the present place in the text.
+
+        The time that was spent stays spent. The next checkpoint has the new rates; a run that is killed before it
+        diverges again and is rolled back in the same way, so that it equals an uninterrupted one.
+        """
+        run = self.run
+        point = self._anchor()
+        n_rollbacks, position = run.rollbacks + 1, run.loader.position
+        if run.config.train.on_divergence == "stop" or n_rollbacks > MAX_ROLLBACKS or point is None:
+            raise error
+        seconds = self.seconds
+        warnings = checkpoint.load(
+            run,
+            point,
+            self.folder,
+            self.prepared.tokenizer,
+            corpus=self.prepared.identity,
+            allow_data_change=True,
+        )
+        run.rollbacks, run.seconds, self.started = n_rollbacks, seconds, time.monotonic()
+        run.skip_to(position)
+        records.trim_metrics(self.folder, run.step, validated=run.validated_step == run.step)
+        self.saved_at, self.checked_step = (run.step, run.validated_step), run.step
+        rates = f"the learning rates are divided by {LR_DIVISOR**n_rollbacks:g}"
+        yield from (Notice(warning, "warning") for warning in warnings)
+        yield Notice(
+            f"{error.message.rstrip('.')}; back to step {run.step}, {rates} (roll-back {n_rollbacks} of "
+            f"{MAX_ROLLBACKS}).",
+            "warning",
+        )
+
+    def _anchor(self) -> Path | None:
+        """The checkpoint that a roll-back restores; if it is damaged, the newest undamaged one."""
+        folder = self.folder / CHECKPOINTS
+        with suppress(CheckpointError):
+            verify(folder / step_name(self.run.anchor), {checkpoint.BEST})
+            return folder / step_name(self.run.anchor)
+        return latest(folder, spare={checkpoint.BEST}).path
+
+    def _train(self, stop: Callable[[], bool]) -> Iterator[Event]:
         """Trains until the budget is spent or `stop` is true."""
         run, train = self.run, self.run.config.train
         validate = IntervalTrigger(train.eval_every, parts=defaults.VALIDATIONS)
@@ -74,10 +134,12 @@ class Trainer:
             if due and not _exceeds_share(run, self.validation_seconds, self.seconds):
                 run.validation_due = True
                 yield from self._validate(stop)
-            if not stop() and save.due(run.step, self.seconds, fraction):
-                yield self._save()
+            if save.due(run.step, self.seconds, fraction):
+                run.anchor = run.step
+                if not stop():
+                    yield self._save()
 
-    def finish(self, stop: Callable[[], bool]) -> Iterator[Event]:
+    def _finish(self, stop: Callable[[], bool]) -> Iterator[Event]:
         """Validates, saves and evaluates the best weights; a run that was stopped is only saved."""
         run = self.run
         if self.tuner:
@@ -101,6 +163,8 @@ class Trainer:
             "best_step": run.best_step,
             "finished": final is not None,
         }
+        if run.rollbacks:
+            self.record["rollbacks"] = run.rollbacks
         if changes := thread_changes(records.read_metrics(self.folder)):
             self.record["threads"] = changes
         records.write_record(self.folder, self.record)
@@ -147,6 +211,7 @@ class Trainer:
             "grad_norm": grad_norm,
             "tokens_per_second": round(step.tokens_per_second, 1),
             **({} if mean_steps is None else {"mean_steps": mean_steps}),
+            **({"rollbacks": run.rollbacks} if run.rollbacks else {}),
             **({"threads": run.runtime.threads, "trial": self.tuner.trying} if self.tuner else {}),
         }
         records.append_metrics(self.folder, row)

@@ -23,6 +23,8 @@ from xlcli.training import defaults
 
 ABSURD_NATS = 100.0
 """Loss in nats per token above which a run counts as diverged."""
+LR_DIVISOR = 3.0
+"""Divisor of the learning rates at each roll-back, and in the remedy for a run that diverged."""
 VALIDATION_TOKENS = 2**15
 """Maximum number of tokens of a validation during training."""
 
@@ -49,6 +51,9 @@ class TrainingRun:
         best_step: Step of the best validation.
         validated_step: Step of the last validation.
         validation_due: Whether a validation is due that has not been completed.
+        anchor: Step of the checkpoint that a roll-back restores: the latest that was due, whether the run was stopped
+            since or not.
+        rollbacks: Number of roll-backs; each divides the learning rates by `LR_DIVISOR`.
     """
 
     config: Config
@@ -65,6 +70,8 @@ class TrainingRun:
     best_step: int | None = None
     validated_step: int | None = None
     validation_due: bool = False
+    anchor: int = 0
+    rollbacks: int = 0
 
     def fraction(self, seconds: float) -> float:
         """Share of the budget spent, 0 to 1, after `seconds` of training."""
@@ -120,10 +127,17 @@ class TrainingRun:
             min_lr_ratio=train.min_lr_ratio,
             decay_fraction=train.decay_fraction,
         )
+        factor /= LR_DIVISOR**self.rollbacks
         self.optimizers.step(factor)
         self.step += 1
         self.tokens += count
         return StepResult(nats.item(), norm.item(), factor, steps.item() or None)
+
+    def skip_to(self, position: int) -> None:
+        """Continues at batch `position` of the loader, with empty memory."""
+        self.loader.position = position
+        offsets = self.loader.starts + position * self.loader.segment_len
+        self.states = init_states(self.model, self.config, offsets.tolist())
 
     def _redraw_features(self) -> None:
         """Draws new random features in the layers whose redraw interval has ended, and empties their memories."""

@@ -30,12 +30,10 @@ from xlcli.training import checkpoint, defaults, memory
 from xlcli.training.final import describe_run
 from xlcli.training.loop import Trainer
 from xlcli.training.prepare import PreparationStoppedError, Prepared, prepare_new, prepare_resumed
-from xlcli.training.run import TrainingRun, make_training_run
+from xlcli.training.run import LR_DIVISOR, TrainingRun, make_training_run
 
 PREPARATION_SHARE = 0.1
 """Maximum share of a time budget that preparation counts for."""
-LR_DIVISOR = 3.0
-"""Divisor of the learning rate in the remedy for a run that diverged."""
 
 
 def train(
@@ -175,9 +173,8 @@ def _take_steps(
     try:
         trainer = Trainer(run, ready, folder, record=record, started=_start_of_budget(started, ready.config))
         yield from trainer.train(stop)
-        yield from trainer.finish(stop)
     except DivergedError as error:
-        raise DivergedError(error.message, _lower_rate(ready.config, paths, folder)) from None
+        raise DivergedError(error.message, _lower_rate(run, paths, folder)) from None
     finally:
         run.set_threads(threads)
 
@@ -292,13 +289,14 @@ def _start_of_budget(started: float, config: Config) -> float:
     return max(started, time.monotonic() - PREPARATION_SHARE * config.train.max_time)
 
 
-def _lower_rate(config: Config, paths: Sequence[str], folder: Path) -> str:
+def _lower_rate(run: TrainingRun, paths: Sequence[str], folder: Path) -> str:
     """Remedy for a run that diverged: the command that resumes it at a lower learning rate."""
-    train = config.train
+    train = run.config.train
     assert train.lr is not None
-    rates = ["--lr", f"{min(train.lr / LR_DIVISOR, defaults.RATES[train.optimizer]):.2g}"]
+    divisor = LR_DIVISOR ** (run.rollbacks + 1)
+    rates = ["--lr", f"{min(train.lr / divisor, defaults.RATES[train.optimizer]):.2g}"]
     if train.optimizer == "muon":
-        rates += ["--set", f"train.adam_lr={min((train.adam_lr or ADAM_RATE) / LR_DIVISOR, ADAM_RATE):.2g}"]
+        rates += ["--set", f"train.adam_lr={min((train.adam_lr or ADAM_RATE) / divisor, ADAM_RATE):.2g}"]
     command = shlex.join(["xlcli", "train", *paths, "-o", str(folder), "--resume", *rates])
     return f"Continue from the last checkpoint at a lower learning rate: {command}"
 

@@ -125,6 +125,20 @@ def test_a_state_is_a_value(books):
     assert other != first
 
 
+def test_a_state_replaces_states_only(books, tmp_path):
+    state = books.read("It was")
+    text, place = tmp_path / "my.txt", tmp_path / "text.state"
+    text.write_text("my text")
+    place.touch()
+    for _ in range(2):
+        books.save_state(state, place)
+    with pytest.raises(xlcli.ConfigError, match=r"my.txt exists and is no state file\. .*force=True"):
+        books.save_state(state, text)
+    assert text.read_text() == "my text"
+    books.save_state(state, text, force=True)
+    assert books.load_state(text).n_bytes == 6
+
+
 def test_saved_state_continues_to_the_bit(books, tmp_path):
     state = books.read(TEXT)
     books.save_state(state, tmp_path / "text.state")

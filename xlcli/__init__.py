@@ -9,8 +9,7 @@ All names below are imported on first use, so that `import xlcli` does not impor
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+TYPE_CHECKING = False  # as in `typing`, whose import would lengthen the time in which an interrupt prints a traceback
 
 __version__ = "0.1.0"
 
@@ -67,6 +66,8 @@ _MODULES = {
 """Module of each public name."""
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from xlcli.api import Model, TextScore, TextState, copy_model, evaluate, generate, load, resume, stream, train
     from xlcli.config import read_toml
     from xlcli.errors import (
@@ -86,6 +87,8 @@ def __getattr__(name: str) -> Any:
     module = next((module for module, names in _MODULES.items() if name in names), None)
     if module is None:
         raise AttributeError(f"module 'xlcli' has no attribute '{name}'")
+    import importlib
+
     value = getattr(importlib.import_module(module), name)
     globals()[name] = value
     return value

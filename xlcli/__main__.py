@@ -6,10 +6,14 @@ Exit codes: 0 done, 1 bug, 2 usage or configuration, 3 input refused, 4 out of d
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback until `main` catches KeyboardInterrupt
+
 import contextlib
 import errno
 import os
-import signal
 import sys
 from collections.abc import Sequence
 
@@ -24,8 +28,11 @@ _OUT_OF_DISK = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    early = __name__ == "__main__" and signal.getsignal(signal.SIGINT) == signal.SIG_DFL
     debug = "--debug" in arguments or os.environ.get("XLCLI_DEBUG", "0") not in ("", "0")
     try:
+        if early:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         _ensure_standard_streams()
         if not (debug or sys.warnoptions):
             import warnings

@@ -16,7 +16,7 @@ from typing import Any, AnyStr, Literal, TypedDict, Unpack
 
 from xlcli import evaluation, generation, streaming, training
 from xlcli.config import EvalConfig, GenerateConfig, RuntimeConfig, SpanKind, StreamConfig, WeightEncoding, validate
-from xlcli.errors import StateError
+from xlcli.errors import ConfigError, StateError
 from xlcli.events import Event, Generated, GeneratedText, TokenScore
 from xlcli.inference import SaveState
 from xlcli.metrics import LN2, bits_per, perplexity
@@ -26,7 +26,7 @@ from xlcli.store.discover import find
 from xlcli.store.folder import LoadedModel
 from xlcli.store.folder import load as load_folder
 from xlcli.store.origin import configurations
-from xlcli.store.state_files import SessionState, load_state, save_state
+from xlcli.store.state_files import SessionState, is_state_file, load_state, save_state
 
 Text = str | bytes
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -210,9 +210,22 @@ class Model:
             if isinstance(event, GeneratedText):
                 yield event.text if isinstance(prompt, bytes) else event.text.decode("utf-8", "replace")
 
-    def save_state(self, state: TextState, path: str | os.PathLike[str]) -> None:
-        """Writes a state file, as `--state-out` does."""
-        save_state(Path(path), state.session, model=self.loaded)
+    def save_state(self, state: TextState, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """Writes a state file, as `--state-out` does.
+
+        Args:
+            state: State to save.
+            path: File; replaced if it is a state file or empty.
+            force: Replace a file of any kind.
+
+        Raises:
+            ConfigError: `path` is another kind of file, such as a text or the weights of a model.
+        """
+        place = Path(path)
+        is_empty = place.is_file() and place.stat().st_size == 0
+        if not force and place.exists() and not (is_empty or is_state_file(place)):
+            raise ConfigError(f"{place} exists and is no state file.", "Choose another file, or add force=True.")
+        save_state(place, state.session, model=self.loaded)
 
     def load_state(self, path: str | os.PathLike[str]) -> TextState:
         """State of a file that `save_state` or `--state-out` wrote; `StateError` if it cannot be used."""

@@ -73,6 +73,12 @@ def test_a_second_interrupt_leaves_at_once():
         assert b"saved" not in child.stdout.read()
 
 
+def test_little_is_imported_before_interrupts_are_caught():
+    code = "import sys; before = set(sys.modules); import xlcli.__main__; print(*set(sys.modules) - before)"
+    done = subprocess.run([sys.executable, "-S", "-c", code], env=environment(), capture_output=True, check=True)
+    assert not {"typing", "importlib", "re", "xlcli.cli", "xlcli.errors"} & set(done.stdout.decode().split())
+
+
 def test_an_ignored_signal_stays_ignored():
     with start(preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)) as child:
         child.send_signal(signal.SIGINT)

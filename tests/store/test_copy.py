@@ -1,5 +1,7 @@
 import json
+import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,19 @@ def model(tmp_path, config):
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
     return store.weights(store.load(folder).network)
+
+
+def test_a_copy_removes_what_killed_ones_left(tmp_path, model):
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    unfinished = [tmp_path / f".tmp-copy-{number}" for number in (ended.pid, os.getpid(), os.getppid())]
+    for folder in (*unfinished, tmp_path / ".tmp-copy-mine"):
+        folder.mkdir()
+        (folder / "config.json").touch()
+    copy_model(model, tmp_path / "copy")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        [unfinished[2].name, ".tmp-copy-mine", "copy", "models"]
+    )
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)

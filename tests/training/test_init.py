@@ -171,6 +171,13 @@ def test_a_run_without_checkpoint_starts_from_the_model_again(base, monkeypatch)
     assert remains("cut") == remains("whole")
 
 
+def test_a_run_without_checkpoint_and_record_does_not_start_from_new_weights(base, monkeypatch):
+    _killed_before_its_first_checkpoint(base, monkeypatch)
+    Path("cut/.replacement/record.json").unlink()
+    with pytest.raises(CheckpointError, match=r"record.json is missing, and there is no undamaged checkpoint"):
+        go({}, verse(), "cut", resume=True, preset=None)
+
+
 def test_a_run_without_checkpoint_starts_from_no_other_model(base, monkeypatch):
     _killed_before_its_first_checkpoint(base, monkeypatch)
     go(small(train={"max_steps": 2}), corpus(), "base", overwrite=True)

@@ -124,9 +124,8 @@ def test_weights_that_are_not_finite_are_undone(monkeypatch):
 
 
 def test_a_time_budget_goes_on(poison):
-    poison(4, 6)
+    poison(1)
     events = go(small(train={"max_steps": None, "max_time": 1.0}), corpus(), "m")
-    assert len(rollbacks(events)) == 2
-    assert 1.0 <= events[-1].seconds < 4.0
+    assert len(rollbacks(events)) == 1
+    assert events[-1].seconds >= 1.0
     assert not events[-1].stopped
-    assert len({step.step for step in of_kind(events, Step)}) == events[-1].step

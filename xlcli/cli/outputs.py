@@ -9,8 +9,9 @@ import stat
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from xlcli.errors import CheckpointError, ConfigError
-from xlcli.files import check_writable, read_header
+from xlcli.errors import ConfigError
+from xlcli.files import check_writable
+from xlcli.store.state_files import is_state_file
 
 _PICTURES = (b"\x89PNG", b"%PDF", b"<?xml", b"<svg")
 _OTHER = "Choose another file"
@@ -110,14 +111,6 @@ def _reason(error: OSError) -> str:
     return "too many symbolic links" if error.errno == errno.ELOOP else (error.strerror or str(error)).lower()
 
 
-def _is_state(path: Path) -> bool:
-    """Whether a file is a saved state."""
-    try:
-        return "state.memory" in read_header(path.resolve())[1]
-    except CheckpointError:
-        return False
-
-
 def _is_token_list(path: Path) -> bool:
     """Whether a file begins with a token score as JSON."""
     with path.open("rb") as file:
@@ -135,7 +128,7 @@ def _is_picture(path: Path) -> bool:
 
 
 _KINDS: Mapping[str, Callable[[Path], bool]] = {
-    "--state-out": _is_state,
+    "--state-out": is_state_file,
     "--per-token": _is_token_list,
     "--plot": _is_picture,
 }

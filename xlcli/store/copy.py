@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -16,12 +17,16 @@ from xlcli.store.folder import load, save_model, weights
 from xlcli.store.layout import CONFIG, WEIGHTS, read_config_file
 from xlcli.store.records import write_record
 
+_UNFINISHED = re.compile(re.escape(TEMPORARY) + r"copy-(\d{1,18})")
+"""Name of an unfinished copy, with the id of its process."""
+
 
 def copy_model(source: Path, target: Path, encoding: WeightEncoding | None = None) -> None:
     """Copies configuration, tokenizer, weights, held-out texts and record of a model.
 
-    The copy is made under a temporary name and then renamed. Weights are rounded to the encoding; converting rounded
-    weights back to float32 does not restore them. The record loses its `bits_per_byte` if a weight changes.
+    The copy is made under a temporary name and then renamed; what killed copies left beside it is removed. Weights are
+    rounded to the encoding; converting rounded weights back to float32 does not restore them. The record loses its
+    `bits_per_byte` if a weight changes.
 
     Args:
         source: Model folder.
@@ -37,9 +42,10 @@ def copy_model(source: Path, target: Path, encoding: WeightEncoding | None = Non
         raise ConfigError(f"{target} exists.", "Choose another name, or remove it first.")
     model = load(source)
     held_out = [path for path in (model.held_out("valid"), model.held_out("test")) if path]
-    temporary = target.parent / f"{TEMPORARY}{target.name}-{os.getpid()}"
+    temporary = target.parent / f"{TEMPORARY}copy-{os.getpid()}"
     try:
         make_folder(target.parent)
+        _remove_unfinished(target.parent)
         temporary.mkdir()
         try:
             # The stored model section must stay as it is, since its fingerprint ties state files to the model.
@@ -66,3 +72,24 @@ def copy_model(source: Path, target: Path, encoding: WeightEncoding | None = Non
         sync_folder(target.parent)
     except OSError as error:
         raise cannot_write(target, error) from error
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Removes unfinished copies of processes that have ended."""
+    for path in folder.iterdir():
+        match = _UNFINISHED.fullmatch(path.name)
+        if match and path.is_dir() and not path.is_symlink() and not _is_running(int(match[1])):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_running(process: int) -> bool:
+    """Whether another process has this id."""
+    if process == os.getpid():
+        return False
+    try:
+        os.kill(process, 0)
+    except PermissionError:  # of another user
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return True

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from xlcli.errors import CheckpointError, StateError
-from xlcli.files import read_tensors, write_tensors
+from xlcli.files import read_header, read_tensors, write_tensors
 from xlcli.store.layout import SCHEMA
 
 if TYPE_CHECKING:
@@ -102,6 +102,14 @@ class SessionState:
     def fork(self) -> SessionState:
         """Copy that shares no tensor of the memory, so that both can be continued."""
         return replace(self, model_state=self.model_state.fork())
+
+
+def is_state_file(path: Path) -> bool:
+    """Whether a file is a state file, by its header. Imports no torch."""
+    try:
+        return "state.memory" in read_header(path.resolve())[1]
+    except CheckpointError:
+        return False
 
 
 def save_state(path: Path, session: SessionState, *, model: LoadedModel) -> None:

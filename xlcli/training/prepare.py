@@ -143,8 +143,11 @@ def _read_record(folder: Path) -> Generator[Notice, None, Tree]:
             return record
     except CheckpointError as error:
         problem = error.message.rstrip(".")
+    settings = checkpoint.runtime_settings(folder)
+    if not settings:
+        raise CheckpointError(f"{problem}, and there is no undamaged checkpoint.", "Train anew with --overwrite.")
     yield Notice(f"{problem}; seed, number type and threads are those of the checkpoint", "warning")
-    return {"runtime": checkpoint.runtime_settings(folder)}
+    return {"runtime": settings}
 
 
 def _read(paths: Sequence[str], text: TextConfig, stop: Callable[[], bool]) -> Generator[Event, None, Split]:

@@ -122,6 +122,21 @@ def append_line(path: Path, line: bytes) -> None:
         raise cannot_write(path, error) from error
 
 
+def sync_file(path: Path) -> None:
+    """Makes the content and the name of a file durable; a missing file is left missing."""
+    try:
+        descriptor = os.open(path, _READ | os.O_RDWR)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        sync_folder(path.parent)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
 def make_folder(folder: Path) -> None:
     """Makes a folder and its parents, durably; existing ones are left as they are. Raises `OSError`."""
     if folder.is_dir():

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from xlcli.files import append_line, read_json, write_atomic
-from xlcli.files.plain import open_regular
+from xlcli.files.plain import open_regular, sync_file
 
 RECORD = "record.json"
 METRICS = "metrics.jsonl"
@@ -36,6 +36,11 @@ def append_metrics(folder: Path, row: Mapping[str, Any]) -> None:
     if len(line) >= _LINE_LIMIT:
         raise ValueError(f"a row of {len(line):,} bytes could not be read again")
     append_line(folder / METRICS, line)
+
+
+def sync_metrics(folder: Path) -> None:
+    """Makes the rows appended so far durable."""
+    sync_file(folder / METRICS)
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

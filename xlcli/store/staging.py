@@ -81,6 +81,7 @@ def stage(folder: Path) -> Path:
     try:
         _remove(staged)
         staged.mkdir()
+        sync_folder(folder)
     except OSError as error:
         raise cannot_write(staged, error) from error
     return staged

@@ -261,6 +261,7 @@ class Trainer:
 
     def _save(self) -> Saved:
         self._check_finite()
+        records.sync_metrics(self.folder)
         path = checkpoint.save(self.run, self.folder, seconds=self.seconds, corpus=self.prepared.identity)
         self.saved_at = (self.run.step, self.run.validated_step)
         return Saved(self.run.step, path)

@@ -35,6 +35,12 @@ MEMORY = 2 * 2**30
 HANGS = dict.fromkeys((-signal.SIGPROF, -signal.SIGALRM), f"took longer than {SECONDS} s")
 """Reasons of the signals of `limit_time`."""
 
+FORBIDDEN = {
+    "pickle.find_class", "os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "socket.connect",
+    "socket.getaddrinfo", "ctypes.dlopen",
+}  # fmt: skip
+"""Audit events of Python that no file may cause."""
+
 
 class Tally:
     """Counts of one part of a campaign."""
@@ -172,6 +178,27 @@ def limit_time() -> None:
     ):
         signal.signal(number, signal.SIG_DFL)
         signal.setitimer(timer, seconds)
+
+
+def watch(place: Path) -> list[str]:
+    """A list to which every start of a program, connection, unpickling and write outside `place` is added from now on.
+
+    So is every read outside `place` and the folders of Python and xlcli. The hook lasts until the process ends.
+    """
+    readable = tuple(map(str, (place, TESTS.parent, sys.prefix, sys.base_prefix, "/proc", "/sys", "/dev/null", "/usr")))
+    found: list[str] = []
+
+    def hook(event: str, values: tuple) -> None:
+        if event in FORBIDDEN:
+            found.append(f"{event} {values}")
+        elif event == "open" and isinstance(values[0], str | bytes):
+            path, flags = str(Path(os.fsdecode(values[0])).absolute()), values[2] or 0
+            allowed = (str(place),) if flags & (os.O_WRONLY | os.O_RDWR) else readable
+            if not path.startswith(allowed):
+                found.append(f"opened {path}")
+
+    sys.addaudithook(hook)
+    return found
 
 
 def limit_memory() -> None:

@@ -1,7 +1,9 @@
+import errno
 import importlib.util
 import json
 import os
 import re
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -74,6 +76,17 @@ def test_per_token_to_standard_output(run, model):
     done = run("eval", "--per-token", "-")
     assert len([json.loads(line) for line in done.out.splitlines()]) == len(TEXT) * 8
     assert "bits per byte" in done.err
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
+def test_a_failing_disk_is_no_mistake_of_the_path(run, model, monkeypatch, number):
+    def fail(**options):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(tempfile, "mkstemp", fail)
+    done = run("eval", "--per-token", "t.jsonl")
+    assert done.code == 4
+    assert "cannot write t.jsonl" in done.err
 
 
 def test_per_token_needs_a_folder_and_one_memory_length(run, model):

@@ -219,6 +219,7 @@ def token_writer(name: str | None, screen: Screen, stop: Callable[[], bool]) -> 
     A regular file appears when it is complete, and not after a stop.
     """
     from xlcli.cli import report
+    from xlcli.files import cannot_write
 
     if name is None or name == "-":
         yield lambda token: screen.object(report.token_object(token))
@@ -237,7 +238,7 @@ def token_writer(name: str | None, screen: Screen, stop: Callable[[], bool]) -> 
     try:
         handle, temporary = tempfile.mkstemp(prefix=".xlcli-", dir=path.parent)
     except OSError as error:
-        raise ConfigError(f"cannot write {name}: {error.strerror}.", "Choose a file in a folder that exists.") from None
+        raise cannot_write(path, error) from None
     try:
         with os.fdopen(handle, "wb") as out:
             yield write

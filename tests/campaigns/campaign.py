@@ -133,7 +133,9 @@ def quick_runs() -> None:
     from xlcli.training import final, memory, workflow
 
     final.SAMPLE_TOKENS = 3
-    workflow.memory = SimpleNamespace(n_parameters=memory.n_parameters, memory_bytes=lambda config, runtime: 2**28)
+    workflow.memory = SimpleNamespace(
+        n_parameters=memory.n_parameters, memory_bytes=lambda config, runtime: 2**28, require=memory.require
+    )
 
 
 def fork(work: Callable[[], int], log: Path | None = None) -> int:
@@ -192,9 +194,11 @@ def watch(place: Path) -> list[str]:
         if event in FORBIDDEN:
             found.append(f"{event} {values}")
         elif event == "open" and isinstance(values[0], str | bytes):
-            path, flags = str(Path(os.fsdecode(values[0])).absolute()), values[2] or 0
-            allowed = (str(place),) if flags & (os.O_WRONLY | os.O_RDWR) else readable
-            if not path.startswith(allowed):
+            name, flags = os.fsdecode(values[0]), values[2] or 0
+            path, writes = str(Path(name).absolute()), flags & (os.O_WRONLY | os.O_RDWR)
+            allowed = (str(place),) if writes else readable
+            # shutil.rmtree opens folders by their bare names, relative to a descriptor.
+            if not path.startswith(allowed) and (writes or "/" in name):
                 found.append(f"opened {path}")
 
     sys.addaudithook(hook)

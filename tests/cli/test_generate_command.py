@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 
 import pytest
 from programs import Terminal, command
@@ -13,6 +14,16 @@ def test_the_prompt_and_its_continuation_exactly(run, model):
     assert run("generate", "Once \x1b[31m", "-n", "12", "--seed", "3").out == done.out
     alone = run("generate", "Once \x1b[31m", "-n", "12", "--seed", "3", "--no-prompt").out
     assert b"Once \x1b[31m" + alone == done.out
+
+
+@pytest.mark.parametrize("command", [("generate", "a", "-n", "1"), ("eval",), ("stream", "valid.txt")])
+def test_a_model_that_was_not_named_is_reported(run, model, command, monkeypatch):
+    shutil.copy(model / "valid.txt", "valid.txt")
+    assert "model tiny (the newest in models/); -m NAME takes another\n" in run(*command).err
+    for named in ((*command, "-m", "tiny"), (*command, "-q")):
+        assert "model tiny" not in run(*named).err
+    monkeypatch.setenv("XLCLI_MODEL", "tiny")
+    assert "model tiny (XLCLI_MODEL); -m" in run(*command).err
 
 
 def test_json(run, model):

@@ -8,7 +8,7 @@ import torch
 from xlcli.errors import CheckpointError
 from xlcli.files import write_tensors
 from xlcli.store import discover
-from xlcli.store.discover import bundled_models, find, local_models
+from xlcli.store.discover import bundled_models, choose, find, local_models
 from xlcli.store.records import write_record
 
 
@@ -49,6 +49,26 @@ def test_order_of_choice(cwd, bundled):
     assert find("new", env={"XLCLI_MODEL": "old"}, cwd=cwd) == new
     assert find("books", env={}, cwd=cwd) == books
     assert find("", env={"XLCLI_MODEL": ""}, cwd=cwd) == new
+
+
+def test_newest_is_that_of_the_newest_finished_training(cwd, bundled):
+    make(bundled / "books")
+    assert choose(None, env={}, cwd=cwd).reason == "bundled"
+    write_record(make(cwd / "models" / "older", age=9), {"finished": False})
+    running = make(cwd / "models" / "running")
+    write_record(running, {"finished": False})
+    chosen = choose(None, env={}, cwd=cwd)
+    assert (chosen.folder, chosen.reason) == (running, "the newest in models/, training not finished")
+    done = make(cwd / "models" / "done", age=50)
+    write_record(done, {"finished": True})
+    chosen = choose(None, env={}, cwd=cwd)
+    assert (chosen.folder, chosen.reason) == (done, "the newest in models/")
+    imported = make(cwd / "models" / "imported", age=20)
+    assert find(None, env={}, cwd=cwd) == imported, "it has no record"
+    (running / "record.json").write_text("{torn")
+    assert find(None, env={}, cwd=cwd) == running
+    assert choose("done", env={}, cwd=cwd).reason is None
+    assert choose(None, env={"XLCLI_MODEL": "done"}, cwd=cwd).reason == "XLCLI_MODEL"
 
 
 def test_names_and_folders(cwd, bundled):

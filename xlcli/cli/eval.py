@@ -136,7 +136,7 @@ def evaluate(
         check_plot(plot)
     if per_token is not None and settings.sweep_mem_len:
         raise ConfigError("--per-token needs one memory length, not a sweep.", "Use --mem-len M.")
-    folder = find_model(context, settings)
+    folder = find_model(context, settings, screen)
     check_files(context, folder, files or (), ["per_token", "plot"])
     if dry_run:
         print_eval_plan(folder, files, settings, screen)

@@ -160,7 +160,7 @@ def generate(
         raise ConfigError("the prompt is one argument.", 'Put it in quotes: xlcli generate "Once upon a".')
     if state_out and n_samples > 1:
         raise ConfigError("--state-out saves one state, but --num-samples asks for several.", "Drop one of the two.")
-    folder = find_model(context, settings)
+    folder = find_model(context, settings, screen)
     check_files(context, folder, (), ["state_out"], state_in)
     if dry_run:
         action = f"generates {n_samples} x {settings.max_new_tokens} tokens"

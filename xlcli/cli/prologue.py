@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from xlcli.cli.settings import option_names, print_config, resolve
+from xlcli.cli.usage import source
 from xlcli.config import Config, InferenceConfig, ModelConfig, RuntimeConfig
 from xlcli.errors import ConfigError, StateError
 
@@ -41,16 +42,20 @@ def open_screen(context: typer.Context) -> Screen:
     return Screen(**{name: context.params[name] for name in names})
 
 
-def find_model(context: typer.Context, settings: InferenceConfig) -> Path:
-    """Folder of the model that `--model` names.
+def find_model(context: typer.Context, settings: InferenceConfig, screen: Screen) -> Path:
+    """Folder of the model that `--model` names, or of the one chosen without it, which is reported.
 
     Raises:
         ConfigError: A setting does not apply to this model.
     """
-    from xlcli.store.discover import find
+    from xlcli.store.discover import VARIABLE, choose
     from xlcli.store.layout import read_config
 
-    folder = find(context.params["model"])
+    choice = choose(context.params["model"])
+    folder = choice.folder
+    reason = VARIABLE if source(context, "model") == "ENVIRONMENT" else choice.reason
+    if reason is not None:
+        screen.say(f"model {folder.name} ({reason}); -m NAME takes another")
     section = str(context.info_name)
     with option_names(context, (section,)):
         try:

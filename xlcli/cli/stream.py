@@ -118,7 +118,7 @@ def stream(
         raise ConfigError("stream reads one file, or standard input.", "Join files first: cat FILE... | xlcli stream.")
     if settings.save_every is not None and not state_out:
         raise ConfigError("--save-every needs a file to save in.", "Add --state-out memory.state.")
-    folder = find_model(context, settings)
+    folder = find_model(context, settings, screen)
     texts = [] if name == "-" else [name]
     check_files(context, folder, texts, ["state_out"], state_in)
     if dry_run:

@@ -51,10 +51,24 @@ class ModelSummary:
     problem: str | None
 
 
-def find(name: str | None, *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Path:
-    """Folder of the model `name`, else of `XLCLI_MODEL`, else of the newest in `./models`, else of the bundled model.
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A model folder, and the reason for choosing it if the user did not name it."""
 
-    A plain name is searched in `./models`, then as a folder, then among the bundled models.
+    folder: Path
+    reason: str | None
+
+
+def find(name: str | None, *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Path:
+    """Folder of the model that `choose` chooses."""
+    return choose(name, env=env, cwd=cwd).folder
+
+
+def choose(name: str | None, *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Choice:
+    """The model `name`, else that of `XLCLI_MODEL`, else the newest in `./models`, else the bundled model.
+
+    A plain name is searched in `./models`, then as a folder, then among the bundled models. The newest is that of the
+    latest finished training, or of the latest training if none has finished.
 
     Raises:
         CheckpointError: There is no such model. The remedy names similar ones.
@@ -64,11 +78,14 @@ def find(name: str | None, *, env: Mapping[str, str] | None = None, cwd: Path | 
     wanted = name or env.get(VARIABLE)
     local, bundled = _models(cwd / LOCAL), _models(models_folder())
     if wanted:
-        return _named(wanted, "" if name else f" (from {VARIABLE})", cwd, (*local, *bundled))
+        folder = _named(wanted, "" if name else f" (from {VARIABLE})", cwd, (*local, *bundled))
+        return Choice(folder, None if name else VARIABLE)
+    if finished := [folder for folder in local if _is_finished(folder)]:
+        return Choice(max(finished, key=_modified), f"the newest in {LOCAL}/")
     if local:
-        return max(local, key=_modified)
+        return Choice(max(local, key=_modified), f"the newest in {LOCAL}/, training not finished")
     if bundled:
-        return bundled[0]
+        return Choice(bundled[0], "bundled")
     raise CheckpointError("there is no model yet.", "Train one: xlcli train FILE.")
 
 
@@ -143,6 +160,14 @@ def _models(folder: Path) -> tuple[Path, ...]:
         return tuple(sorted(path for path in paths if is_model(path)))
     except OSError:
         return ()
+
+
+def _is_finished(folder: Path) -> bool:
+    """Whether the training of a model has ended; a model without a readable record counts as finished."""
+    try:
+        return read_record(folder).get("finished") is not False
+    except CheckpointError:
+        return True
 
 
 def _is_folder(path: Path) -> bool:

@@ -99,6 +99,19 @@ def test_mean_steps_are_shown_for_adaptive_computation_time():
     assert "steps/token" not in report.step_line(STEP)
 
 
+def test_a_narrow_line_keeps_what_matters_most():
+    history = [3.0 - 0.01 * i for i in range(60)]
+    lines = {width: report.step_line(STEP, history, width) for width in (160, 90, 80, 60, 40, 20)}
+    whole = "step 7  {}  2.164 bits/byte  loss 1.500  12.3k tokens/s  25 %  3:21 left"
+    assert lines[160] == whole.format(report.sparkline(history, 24))
+    assert lines[90] == whole.format(report.sparkline(history, 20))
+    assert all(len(line) <= width for width, line in lines.items() if width > 20)
+    for width in (80, 60):
+        assert all(part in lines[width] for part in ("step 7", "bits/byte", "tokens/s", "25 %", "3:21 left"))
+    assert lines[40] == "step 7  2.164 bits/byte  25 %  3:21 left"
+    assert lines[20] == "2.164 bits/byte  25 %  3:21 left"
+
+
 def test_messages_go_to_stderr_by_level(capsys):
     for made in (Screen(), Screen(quiet=True), Screen(verbose=True)):
         for level in ("detail", "info", "warning"):
@@ -140,10 +153,10 @@ def test_plain_progress_comes_now_and_then(capsys, monkeypatch):
 )
 def test_color(typed, variable, colored, monkeypatch, capsysbinary):
     monkeypatch.setenv("NO_COLOR", variable)
-    made = Screen(**typed)
-    made.scored_text([(b"ab\x1b", 9.0), (b"\n", 0.1)])
+    made = Screen(theme="dark", **typed)
+    made.scored_line("3.0\t", [(b"ab\x1b", 9.0), (b"\n", 0.1)])
     out = capsysbinary.readouterr().out
-    assert out == (b"\x1b[38;5;222mab\\x1b\x1b[39m\n" if colored else b"ab\x1b\n")
+    assert out == b"3.0\t" + (b"\x1b[38;5;186mab\\x1b\x1b[39m\n" if colored else b"ab\x1b\n")
 
 
 def test_totals():

@@ -38,8 +38,8 @@ def open_screen(context: typer.Context) -> Screen:
     """Screen with the output options of a command."""
     from xlcli.cli.render import Screen
 
-    names = ("json", "quiet", "verbose", "no_progress", "color")
-    return Screen(**{name: context.params[name] for name in names})
+    names = ("json", "quiet", "verbose", "no_progress", "color", "theme", "backgrounds")
+    return Screen(**{name: context.params[name] for name in names if name in context.params})
 
 
 def find_model(context: typer.Context, settings: InferenceConfig, screen: Screen) -> Path:

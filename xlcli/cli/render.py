@@ -11,14 +11,16 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
+from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from xlcli.cli import report
+from xlcli.cli.palette import Palette, terminal_theme
 from xlcli.cli.pipe import Output
 from xlcli.cli.terminal import Visible, visible, visible_json
 from xlcli.events import Notice, Progress, Step
@@ -30,8 +32,6 @@ REFRESH_SECONDS = 0.1
 """Minimum time between two updates of the live line."""
 PLAIN_SECONDS = 10.0
 """Time between two plain lines; the first line comes after a tenth of it."""
-_RAMP = (245, 252, 229, 222, 215, 208, 202, 196)
-"""Colors of the 256-color palette by surprisal, one per bit per byte."""
 
 
 class Screen:
@@ -43,6 +43,8 @@ class Screen:
         verbose: Show details.
         no_progress: Hide progress.
         color: `auto`, `always` or `never`; None is `auto`.
+        theme: `dark`, `light` or `auto`, which asks the terminal; None is `auto`.
+        backgrounds: Show surprisal as background, not as color of the letters.
     """
 
     def __init__(
@@ -53,8 +55,11 @@ class Screen:
         verbose: bool = False,
         no_progress: bool = False,
         color: str | None = None,
+        theme: Literal["auto", "dark", "light"] | None = None,
+        backgrounds: bool = False,
     ) -> None:
-        plain = color == "never" or (color != "always" and bool(os.environ.get("NO_COLOR")))
+        without = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+        plain = color == "never" or (color != "always" and without)
         self.json = json
         self.verbose = verbose
         self.quiet = quiet
@@ -71,6 +76,8 @@ class Screen:
         self._next_plain = time.monotonic() + PLAIN_SECONDS / 10
         self._history: deque[float] = deque(maxlen=4096)
         self._visible = Visible()
+        self._theme: Literal["auto", "dark", "light"] = theme or "auto"
+        self._backgrounds = backgrounds
         self._at_line_start = True
 
     def __enter__(self) -> Screen:
@@ -120,7 +127,10 @@ class Screen:
     def step(self, event: Step) -> None:
         """Shows the progress of training."""
         self._history.append(event.bits_per_byte)
-        self._show(report.step_line(event, tuple(self._history) if self._is_live else ()))
+        if self._is_live:
+            self._show(report.step_line(event, tuple(self._history), self._console.width))
+        else:
+            self._show(report.step_line(event))
 
     def _show(self, line: str) -> None:
         now = time.monotonic()
@@ -166,17 +176,25 @@ class Screen:
             self._at_line_start = True
         self.write(text.encode())
 
-    def scored_text(self, spans: Sequence[tuple[bytes, float]]) -> None:
-        """Writes tokens, given as (text, bits), colored by their bits per byte if colors are on."""
+    def scored_line(self, label: str, spans: Sequence[tuple[bytes, float]]) -> None:
+        """Writes a label and tokens, given as (text, bits), colored by their bits per byte if colors are on."""
         if not self.colored:
+            self.write(label.encode())
             self.model_text(b"".join(text for text, _ in spans))
             return
-        out = []
+        palette = self._palette
+        out = [label]
         for text, bits in spans:
             shown = self._visible.feed(text)
-            if shown.strip():
-                color = _RAMP[min(len(_RAMP) - 1, max(0, int(bits / max(1, len(text)))))]
-                out.append(f"\x1b[38;5;{color}m{shown}\x1b[39m")
-            else:
-                out.append(shown)
+            out.append(palette.paint(shown, bits / max(1, len(text))) if shown.strip() else shown)
         self.write("".join(out).encode())
+
+    @cached_property
+    def _palette(self) -> Palette:
+        """Colors of surprisal. The first use prints their legend."""
+        theme = terminal_theme() if self._theme == "auto" else self._theme
+        palette = Palette(theme, self._backgrounds)
+        if self._console.is_terminal and not self.quiet:
+            self.clear()
+            self._err.write(palette.legend() + "\n")
+        return palette

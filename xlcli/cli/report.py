@@ -28,6 +28,10 @@ from xlcli.events import (
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+MIN_BARS, MAX_BARS = 6, 24
+"""Minimum and maximum length of a sparkline."""
+MIN_VALUES = 3
+"""Number of values of a progress line that are shown at any width."""
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -107,7 +111,7 @@ def time(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
-def sparkline(values: Sequence[float], width: int = 24) -> str:
+def sparkline(values: Sequence[float], width: int = MAX_BARS) -> str:
     """A row of at most `width` bars, each the mean of consecutive values."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
@@ -152,20 +156,28 @@ def progress_line(progress: Progress) -> str:
     return "  ".join(parts)
 
 
-def step_line(step: Step, history: Sequence[float] = ()) -> str:
-    """A training step in one line."""
-    parts = [
-        f"step {step.step}",
-        f"{step.bits_per_byte:.3f} bits/byte",
-        f"loss {step.nats:.3f}",
-        *([] if step.mean_steps is None else [f"{step.mean_steps:.2f} steps/token"]),
-        f"{amount(step.tokens_per_second)} tokens/s",
-        f"{100 * step.fraction:.0f} %",
-        f"{time(step.eta_seconds)} left",
-    ]
-    if history:
-        parts.insert(1, sparkline(history))
-    return "  ".join(parts)
+def step_line(step: Step, history: Sequence[float] = (), width: int | None = None) -> str:
+    """A training step in one line of at most `width` characters, if the most important values fit.
+
+    The sparkline of `history` takes the remaining width; then the least important values are left out.
+    """
+    by_importance = {
+        "done": f"{100 * step.fraction:.0f} %",
+        "left": f"{time(step.eta_seconds)} left",
+        "bits": f"{step.bits_per_byte:.3f} bits/byte",
+        "step": f"step {step.step}",
+        "speed": f"{amount(step.tokens_per_second)} tokens/s",
+        "nats": f"loss {step.nats:.3f}",
+        "mean_steps": "" if step.mean_steps is None else f"{step.mean_steps:.2f} steps/token",
+    }
+    shown = {name: text for name, text in by_importance.items() if text}
+    while width is not None and len("  ".join(shown.values())) > width and len(shown) > MIN_VALUES:
+        shown.popitem()
+    free = MAX_BARS if width is None else width - len("  ".join(("", *shown.values())))
+    if history and free >= MIN_BARS:
+        shown["bars"] = sparkline(history, min(free, MAX_BARS))
+    order = ("step", "bars", "bits", "nats", "mean_steps", "speed", "done", "left")
+    return "  ".join(shown[name] for name in order if name in shown)
 
 
 def validation_line(event: Validation) -> str:

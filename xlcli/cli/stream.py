@@ -96,6 +96,8 @@ def stream(
     verbose: options.Verbose = False,
     no_progress: options.NoProgress = False,
     color: options.Color = None,
+    theme: options.Theme = None,
+    backgrounds: options.Backgrounds = False,
     force: options.Force = False,
     debug: options.Debug = False,
 ) -> int:
@@ -172,8 +174,7 @@ def show(event: Event, screen: Screen, *, emit: str) -> None:
                     {name: value for name, value in report.fields(event).items() if name not in ("text", "spans")}
                 )
             else:
-                screen.write(f"{event.bits_per_byte:.3f}\t".encode())
-                screen.scored_text(event.spans)
+                screen.scored_line(f"{event.bits_per_byte:.3f}\t", event.spans)
         case TokenScore():
             if screen.json:
                 screen.object(report.token_object(event))

@@ -10,6 +10,8 @@ from xlcli.config import EvalConfig
 from xlcli.errors import CheckpointError, DataError, ResourceError
 from xlcli.evaluation import evaluate
 from xlcli.events import Notice, Score, TokenScore
+from xlcli.presets import models_folder
+from xlcli.store.folder import load
 
 
 @pytest.fixture(autouse=True)
@@ -278,3 +280,15 @@ def test_skipped_files_of_a_folder_are_named(tmp_path):
     (tmp_path / "folder" / "picture.png").write_bytes(b"\x89PNG\0")
     notice, *_ = evaluate(toy(), [tmp_path / "folder"], EvalConfig(), RUNTIME)
     assert (notice.level, "picture.png (binary data)" in notice.text) == ("warning", True)
+
+
+def test_a_score_above_eight_bits_is_explained(tmp_path):
+    (tmp_path / "chinese").write_text("天地玄黄，宇宙洪荒。" * 20)
+    (tmp_path / "english").write_text("The sun came up over the hills, and the old man went down to the sea. " * 9)
+    books = load(models_folder() / "books")
+    texts = {
+        name: [e.text for e in evaluate(books, [tmp_path / name], EvalConfig(), RUNTIME) if isinstance(e, Notice)]
+        for name in ("chinese", "english")
+    }
+    assert texts["english"] == []
+    assert ["more than 8 bits per byte" in text for text in texts["chinese"]] == [True]

@@ -55,6 +55,7 @@ WINDOW_LIMIT = 2**20
 """Maximum number of tokens in these windows. Half are in windows of `SHORT_WINDOW` tokens, since a long window has few
 tokens with a short context."""
 SHORT_WINDOW = 64
+BITS_OF_A_BYTE = 8.0
 RECALL_TOKENS = 2**17
 """Maximum number of tokens on which recall is measured; their keys are kept."""
 
@@ -107,6 +108,11 @@ def evaluate(
             seconds = time.perf_counter() - started
             if not math.isfinite(totals.nats):
                 raise CheckpointError(f"model {model.name} gives no finite score.", "Its weights are damaged.")
+            if bits_per(totals.nats, text.counts.bytes) > BITS_OF_A_BYTE:
+                yield Notice(
+                    "more than 8 bits per byte, the size of the text itself: "
+                    f"model {model.name} was trained on text of another kind, or on too little."
+                )
             by_context = totals.by_context
             if lengths.mem_len:
                 by_context = yield from _score_windows(

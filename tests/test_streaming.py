@@ -119,7 +119,9 @@ def test_totals_equal_evaluation(emit, portion, tmp_path, monkeypatch):
     model = toy("sentencepiece")
     text = TEXT + b"\xff\xfe\x00 not UTF-8, and no line end"
     (tmp_path / "t").write_bytes(text)
-    [score] = only(evaluate(model, [tmp_path / "t"], EvalConfig(batch_size=3, segment_len=7), RUNTIME), Score)
+    [score] = only(
+        evaluate(model, [tmp_path / "t"], EvalConfig(batch_size=3, segment_len=7, binary=True), RUNTIME), Score
+    )
     stats = run(model, cut(text, [portion]), emit=emit)[-1]
     assert (stats.bytes, stats.tokens) == (score.bytes, score.tokens)
     assert stats.bits_per_byte == pytest.approx(score.bits_per_byte, abs=1e-9)

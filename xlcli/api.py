@@ -44,6 +44,8 @@ class EvalOptions(TypedDict, total=False):
     sweep_mem_len: Sequence[int]
     limit: int | None
     recall: bool
+    binary: bool
+    text_field: str | None
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -74,6 +76,8 @@ class StreamOptions(TypedDict, total=False):
     save_every: float | None
     flush_ms: int | None
     reset_on: str | None
+    binary: bool
+    text_field: str | None
 
 
 @dataclass(frozen=True)

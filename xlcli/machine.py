@@ -23,10 +23,11 @@ def available_bytes(device: str = "cpu", root: Path = Path("/")) -> int:
         import torch
 
         return torch.cuda.mem_get_info(device)[0]
-    table = root / "proc" / "meminfo"
-    if not table.exists():
+    try:
+        table = (root / "proc" / "meminfo").read_text()
+    except OSError:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    entries = dict(line.split(":", 1) for line in table.read_text().splitlines() if ":" in line)
+    entries = dict(line.split(":", 1) for line in table.splitlines() if ":" in line)
     free = 1024 * int(entries.get("MemAvailable", entries["MemTotal"]).split()[0])
     return max(0, min([free, *_free_in_cgroups(root)]))
 
@@ -64,8 +65,10 @@ def as_options(settings: Mapping[str, int]) -> str:
 
 def cgroup_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[Path, int]]:
     """Folder of the cgroup of this process and of each one around it, with the version of cgroups, 1 or 2."""
-    table = root / "proc" / "self" / "cgroup"
-    lines = table.read_text().splitlines() if table.exists() else []
+    try:
+        lines = (root / "proc" / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return
     for _, controllers, path in (line.split(":", 2) for line in lines):
         if controllers and controller not in controllers.split(","):
             continue

@@ -285,12 +285,13 @@ def facts(n_bytes: int, n_chars: int | None = -1, *, has_nul: bool = False) -> F
         (facts(10**6, None), ("bytes", 256)),
         (facts(10**6, has_nul=True), ("bytes", 256)),
         (facts(100_000), ("sentencepiece", 512)),
-        (facts(1_000_000), ("sentencepiece", 1024)),
-        (facts(3_750_000), ("sentencepiece", 2048)),
+        (facts(1_875_000), ("sentencepiece", 512)),
+        (facts(3_750_000), ("sentencepiece", 1024)),
+        (facts(10_000_000), ("sentencepiece", 2048)),
         (facts(38_000_000), ("sentencepiece", 4096)),
         (facts(100_000_000), ("sentencepiece", 8192)),
         (facts(10**11), ("sentencepiece", 8192)),
-        (facts(3_000_000, 1_000_000), ("sentencepiece", 4096)),
+        (facts(4_000_000, 1_000_000), ("sentencepiece", 4096)),
     ],
 )
 def test_the_vocabulary_suits_the_text(known: Facts, expected: tuple[str, int]) -> None:

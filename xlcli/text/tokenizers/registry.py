@@ -47,8 +47,9 @@ def choose_tokenizer(kind: str, vocab_size: int | None, facts: Facts, train_byte
             "Drop --vocab-size, or add --tokenizer sentencepiece.",
         )
     if kind == "sentencepiece" and vocab_size is None:
-        # 1024 at 1 MB, 2048 at 4 MB and so on; four times as many for text of mostly multi-byte characters.
-        doublings = round(math.log2(max(train_bytes, 1) / 1e6) / 2 - 0.3)
+        # 512 up to 2 MB, 1024 at 4 MB, 4096 at 40 MB (docs/log.md); four times as many for text of mostly multi-byte
+        # characters.
+        doublings = round(0.65 * math.log2(max(train_bytes, 1) / 1e6) - 1.3)
         wide = facts.n_chars is not None and facts.n_bytes > 2 * facts.n_chars
         vocab_size = 2 ** min(max(10 + doublings + 2 * wide, 9), 13)
     return kind, 256 if kind == "bytes" else vocab_size

@@ -160,7 +160,7 @@ def test_a_wait_for_standard_input_ends_on_a_signal(arguments, run, model):
         for descriptor in (reader, writer, saved):
             os.close(descriptor)
     assert done.code == 143
-    assert done.err.startswith("SIGTERM: stopping")
+    assert "\nSIGTERM: stopping" in f"\n{done.err}"
     assert not Path("models/stdin/config.json").exists()
 
 

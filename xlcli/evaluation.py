@@ -108,7 +108,8 @@ def evaluate(
             seconds = time.perf_counter() - started
             if not math.isfinite(totals.nats):
                 raise CheckpointError(f"model {model.name} gives no finite score.", "Its weights are damaged.")
-            if bits_per(totals.nats, text.counts.bytes) > BITS_OF_A_BYTE:
+            bits_per_byte = bits_per(totals.nats, text.counts.bytes)
+            if bits_per_byte > BITS_OF_A_BYTE:
                 yield Notice(
                     "more than 8 bits per byte, the size of the text itself: "
                     f"model {model.name} was trained on text of another kind, or on too little."
@@ -129,7 +130,7 @@ def evaluate(
                 words=text.counts.words,
                 tokens=len(text.tokens),
                 nats=totals.nats,
-                bits_per_byte=bits_per(totals.nats, text.counts.bytes),
+                bits_per_byte=bits_per_byte,
                 bits_per_char=bits_per(totals.nats, text.counts.chars) if text.counts.chars else None,
                 perplexity=perplexity(totals.nats, len(text.tokens)),
                 word_perplexity=perplexity(totals.nats, text.counts.words) if text.counts.words else None,

@@ -126,14 +126,14 @@ class Corpus:
                 utf8.feed(block)
                 nul = nul or b"\0" in block
                 sizes[-1] += len(block)
-                if not (source.reading.binary or source.reading.any_bytes):
+                if source.reading.requires_text:
                     self._require_text(source, utf8.bad, sizes, nul)
                 checksums[-1].append(zlib.crc32(block))
                 yield from meter.report(stored + done)
             stored += source.stored_bytes
         utf8.finish()
         last = self.sources[-1]
-        if not (last.reading.binary or last.reading.any_bytes):
+        if last.reading.requires_text:
             self._require_text(last, utf8.bad, sizes, nul)
         if sum(sizes) == 0:
             raise DataError(f"{self.name} is empty.", "Give a file with text in it.")

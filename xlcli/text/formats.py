@@ -24,6 +24,8 @@ BLOCK = 2**20
 """Maximum number of bytes that one call of a decompressor returns."""
 ZSTD_INPUT = 2**8
 """Bytes of zstd data decompressed at a time; each can stand for up to 2^15 bytes of text."""
+DEFAULT_FIELD = "text"
+"""Key of the text in JSON lines and Parquet files."""
 LONGEST_LINE = 2**28
 """Maximum size of a JSON line in bytes."""
 HEAD = 2**13
@@ -140,7 +142,7 @@ def documents(portions: Portions, name: str, text_field: str | None) -> Portions
         DataError: A line is not a JSON object with a text in `text_field`, or is longer than `LONGEST_LINE`.
     """
     head = yield from _first_line(portions)
-    field = "text" if text_field is None else text_field
+    field = DEFAULT_FIELD if text_field is None else text_field
     data = _chain(head, portions)
     if text_field is None and _field(head.lstrip().partition(b"\n")[0], field) is None:
         yield from data
@@ -155,8 +157,13 @@ def documents(portions: Portions, name: str, text_field: str | None) -> Portions
                     f"line {number} of {name} is not a JSON object with a text in '{field}'.",
                     "Name the key with --text-field, or use --binary to take the lines as they are.",
                 )
-            if text:
-                yield text if text.endswith(b"\n") else text + b"\n"
+            yield from as_document(text)
+
+
+def as_document(text: bytes) -> Iterator[bytes]:
+    """The text of a document with a line end; nothing for an empty one."""
+    if text:
+        yield text if text.endswith(b"\n") else text + b"\n"
 
 
 def not_text(name: str, reason: str) -> DataError:

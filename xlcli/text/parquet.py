@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 
 from xlcli.errors import DataError
+from xlcli.text.formats import DEFAULT_FIELD, as_document
 
 ROWS = 256
 """Rows per batch."""
@@ -29,7 +30,7 @@ def texts(descriptor: int, name: str, text_field: str | None) -> Iterator[bytes]
         raise DataError(
             f"{name} is a Parquet file, which needs pyarrow.", "Install it: pip install 'xlcli[parquet]'"
         ) from None
-    field = "text" if text_field is None else text_field
+    field = DEFAULT_FIELD if text_field is None else text_field
     with os.fdopen(os.dup(descriptor), "rb") as file:
         try:
             table = parquet.ParquetFile(file)
@@ -43,7 +44,6 @@ def texts(descriptor: int, name: str, text_field: str | None) -> Iterator[bytes]
                 )
             for batch in table.iter_batches(batch_size=ROWS, columns=[field]):
                 for text in batch.column(0).to_pylist():
-                    if text:
-                        yield (text if text.endswith("\n") else text + "\n").encode()
+                    yield from as_document((text or "").encode())
         except (pyarrow.ArrowException, OSError) as error:
             raise DataError(f"{name} is a damaged Parquet file: {error}.", "Get it again.") from None

@@ -47,6 +47,11 @@ class Reading:
     text_field: str | None = None
     any_bytes: bool = False
 
+    @property
+    def requires_text(self) -> bool:
+        """Whether data that is not text is refused."""
+        return not (self.binary or self.any_bytes)
+
 
 @dataclass(frozen=True, slots=True)
 class Source:

@@ -12,10 +12,11 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, AnyStr, Literal, TypedDict, Unpack
+from typing import Any, AnyStr, Literal, Unpack
 
 from xlcli import evaluation, generation, streaming, training
-from xlcli.config import EvalConfig, GenerateConfig, RuntimeConfig, SpanKind, StreamConfig, WeightEncoding, validate
+from xlcli.config import EvalConfig, GenerateConfig, RuntimeConfig, StreamConfig, WeightEncoding, validate
+from xlcli.config.keywords import EvalOptions, GenerateOptions, SamplingOptions, StreamOptions
 from xlcli.errors import ConfigError, StateError
 from xlcli.events import Event, Generated, GeneratedText, TokenScore
 from xlcli.inference import SaveState
@@ -31,53 +32,6 @@ from xlcli.store.state_files import SessionState, is_state_file, load_state, sav
 Text = str | bytes
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """Path of a file or folder, or several paths, read as one text."""
-
-
-class EvalOptions(TypedDict, total=False):
-    """Keys of `EvalConfig`."""
-
-    mem_len: int | None
-    segment_len: int | None
-    batch_size: int | None
-    span: SpanKind
-    split: Literal["valid", "test"]
-    sweep_mem_len: Sequence[int]
-    limit: int | None
-    recall: bool
-    binary: bool
-    text_field: str | None
-
-
-class SamplingOptions(TypedDict, total=False):
-    """Keys of `GenerateConfig` for one sample."""
-
-    mem_len: int | None
-    max_new_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    stop: Sequence[str]
-
-
-class GenerateOptions(SamplingOptions, total=False):
-    """Keys of `GenerateConfig`."""
-
-    num_samples: int
-
-
-class StreamOptions(TypedDict, total=False):
-    """Keys of `StreamConfig`."""
-
-    mem_len: int | None
-    emit: Literal["lines", "tokens", "stats", "none"]
-    continue_tokens: int
-    save_every: float | None
-    flush_ms: int | None
-    reset_on: str | None
-    binary: bool
-    text_field: str | None
 
 
 @dataclass(frozen=True)

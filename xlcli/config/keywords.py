@@ -1,0 +1,55 @@
+"""Keyword arguments of the Python interface: keys of the configuration classes of `config/workflows.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypedDict
+
+from xlcli.config.workflows import SpanKind
+
+
+class EvalOptions(TypedDict, total=False):
+    """Keys of `EvalConfig`."""
+
+    mem_len: int | None
+    segment_len: int | None
+    batch_size: int | None
+    span: SpanKind
+    split: Literal["valid", "test"]
+    sweep_mem_len: Sequence[int]
+    limit: int | None
+    recall: bool
+    binary: bool
+    text_field: str | None
+
+
+class SamplingOptions(TypedDict, total=False):
+    """Keys of `GenerateConfig` for one sample."""
+
+    mem_len: int | None
+    max_new_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    stop: Sequence[str]
+
+
+class GenerateOptions(SamplingOptions, total=False):
+    """Keys of `GenerateConfig`."""
+
+    num_samples: int
+
+
+class StreamOptions(TypedDict, total=False):
+    """Keys of `StreamConfig`."""
+
+    mem_len: int | None
+    emit: Literal["lines", "tokens", "stats", "none"]
+    continue_tokens: int
+    save_every: float | None
+    flush_ms: int | None
+    reset_on: str | None
+    binary: bool
+    text_field: str | None

@@ -180,6 +180,28 @@ def test_loss_by_context_with_memory_comes_from_cold_windows(prose):
     assert score.by_context[3].bits_per_byte == pytest.approx(nats / math.log(2) / n_bytes, abs=1e-9)
 
 
+def test_standard_errors_are_those_of_a_ratio_over_blocks(prose):
+    *tokens, score = scores(toy("sentencepiece"), prose, mem_len=0, segment_len=8, batch_size=3, per_token=True)
+    for bucket in score.by_context:
+        blocks = {}
+        for i, token in enumerate(tokens):
+            if bucket.start <= i % 8 + 1 < bucket.stop:
+                bits, n_bytes = blocks.get(i // 8, (0.0, 0))
+                blocks[i // 8] = bits + token.bits, n_bytes + len(token.text)
+        pairs = list(blocks.values())
+        total = sum(n for _, n in pairs)
+        ratio = sum(bits for bits, _ in pairs) / total
+        residuals = [bits - ratio * n for bits, n in pairs]
+        variance = len(pairs) / (len(pairs) - 1) * sum(r * r for r in residuals) / total**2
+        assert bucket.standard_error == pytest.approx(variance**0.5, rel=1e-4)
+
+
+def test_a_single_block_has_no_standard_error(tmp_path):
+    (tmp_path / "t").write_text("only one segment")
+    score, *_ = scores(toy(), tmp_path / "t", mem_len=100)
+    assert {b.standard_error for b in score.by_context} == {None}
+
+
 def test_short_contexts_are_probed_more_often_than_long_ones(tmp_path):
     (tmp_path / "t").write_text(PROSE * 8)
     score, *_ = scores(toy(), tmp_path / "t", mem_len=100, segment_len=50)
@@ -224,6 +246,14 @@ def test_unknown_words_are_a_warning(tmp_path):
     (tmp_path / "t").write_text("the zebra is lazy\n")
     notices = [e for e in evaluate(toy("words"), [tmp_path / "t"], EvalConfig(), RUNTIME) if isinstance(e, Notice)]
     assert any("not in the vocabulary" in n.text and n.level == "warning" for n in notices)
+
+
+def test_unknown_words_are_counted(tmp_path):
+    text = "the zebra is lazy\nthe quagga too\n"
+    (tmp_path / "t").write_text(text)
+    score, *_ = scores(toy("words"), tmp_path / "t")
+    assert score.unknown_words == sum(word not in PROSE.split() for word in text.split()) >= 2
+    assert scores(toy(), tmp_path / "t")[0].unknown_words is None
 
 
 def test_stopped_gives_no_score(prose):

@@ -152,6 +152,21 @@ def test_tensors_that_do_not_fit_together_are_refused(model, name, change):
         State.restore(tensors, state.describe())
 
 
+@pytest.mark.parametrize(("name", "value"), [
+    ("counts", -1), ("counts", 2**36), ("global_ranks", -1), ("global_ranks", 2**62), ("positions", -1),
+])  # fmt: skip
+def test_numbers_of_a_hash_table_that_are_out_of_range_are_refused(name, value):
+    model = variants.make(next(n for n in variants.COMBINATIONS if n.startswith("lsh-")))
+    _, state = _read(model, variants.tokens(1, 20), "keyvalue")
+    tensors = state.tensors()
+    key = next(each for each in tensors if each.endswith(f".{name}"))
+    State.restore(tensors, state.describe())
+    tensors[key] = tensors[key].clone()
+    tensors[key].view(-1)[-1] = value
+    with pytest.raises(StateError, match=f"'{name}' of memory 'buckets' holds a number that is out of range"):
+        State.restore(tensors, state.describe())
+
+
 def test_a_memory_of_zero_is_independent_segments(model):
     state = model.init_state(1, mem_len=0, segment_len=5)
     assert state.span == Span("segment", 0, 5)

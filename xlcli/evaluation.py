@@ -12,7 +12,6 @@ over the text, are read again from empty memory, unless one window is the whole 
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -29,12 +28,13 @@ from xlcli.config import EvalConfig, SpanKind
 from xlcli.errors import CheckpointError, DataError
 from xlcli.events import ContextBin, Notice, Progress, ProgressMeter, Score, TokenScore
 from xlcli.inference import check_memory
-from xlcli.metrics import bits_per, context_bin_edges, perplexity
+from xlcli.metrics import LN2, bits_per, context_bin_edges, perplexity
 from xlcli.model.recall import QUERIES, lsh_recall
 from xlcli.runtime import Runtime, peak_rss_bytes
 from xlcli.text.corpus import Corpus, open_corpus
 from xlcli.text.loaders import EvalLoader, inputs_and_targets
 from xlcli.text.sources import Reading
+from xlcli.text.tokenizers.words import n_unknown
 from xlcli.tokenized import TokenizedText, mapped_scores, tokenize
 
 if TYPE_CHECKING:
@@ -94,8 +94,9 @@ def evaluate(
     model.check_settings(options)
     check_memory(model, runtime, 1, segment_len=1, changeable=())  # of any text
     text = yield from tokenize(_open(model, source, options), model.tokenizer, options.limit)
-    if model.tokenizer.kind == "words":
-        yield from _unknown_words(text.tokens.ids)
+    unknown = n_unknown(text.tokens.ids) if model.tokenizer.kind == "words" else None
+    if unknown:
+        yield _unknown_notice(unknown, len(text.tokens))
     with ExitStack() as files:
         for mem_len in options.sweep_mem_len or (options.mem_len,):
             lengths = _choose_lengths(model, runtime, options, mem_len, len(text.tokens))
@@ -129,6 +130,7 @@ def evaluate(
                 chars=text.counts.chars,
                 words=text.counts.words,
                 tokens=len(text.tokens),
+                unknown_words=unknown,
                 nats=totals.nats,
                 bits_per_byte=bits_per_byte,
                 bits_per_char=bits_per(totals.nats, text.counts.chars) if text.counts.chars else None,
@@ -196,24 +198,49 @@ def _choose_lengths(
 
 
 class _ContextSums:
-    """Sums by context length: entry i belongs to tokens with a context of i + 1 tokens."""
+    """Sums by context bin, for contexts of up to `longest` tokens.
+
+    The standard error of a bin is that of a ratio of two sums over blocks (Cochran 1977, Sampling Techniques, section
+    6.4). A block is the tokens of one row of a call, because the surprisals of neighboring tokens depend on each other.
+    """
 
     def __init__(self, longest: int) -> None:
-        self.nats, self.n_bytes, self.n_tokens = np.zeros((3, longest))
+        self.edges = context_bin_edges(longest)
+        n_bins = len(self.edges) - 1
+        self.nats, self.n_bytes, self.n_tokens, self.n_blocks = np.zeros((4, n_bins))
+        self.products = np.zeros((3, n_bins))
+        """Sums over blocks of nats squared, nats times bytes, and bytes squared."""
 
     def add(self, first: int, nats: Floats, n_bytes: NDArray[Any], n_tokens: NDArray[Any]) -> None:
-        """Adds values (b t) of tokens to the entries from `first` on."""
-        for total, part in ((self.nats, nats), (self.n_bytes, n_bytes), (self.n_tokens, n_tokens)):
-            total[first : first + part.shape[1]] += part.sum(0)
+        """Adds values (b t) of tokens; those of the first column have a context of `first` + 1 tokens."""
+        contexts = np.arange(first + 1, first + 1 + nats.shape[1])
+        bins, columns = np.unique(np.searchsorted(self.edges, contexts, "right") - 1, return_index=True)
+        x, y, n = (np.add.reduceat(part, columns, axis=1, dtype=np.float64) for part in (nats, n_bytes, n_tokens))
+        totals = (self.nats, self.n_bytes, self.n_tokens, self.n_blocks, *self.products)
+        for total, part in zip(totals, (x, y, n, n > 0, x * x, x * y, y * y), strict=True):
+            total[bins] += part.sum(0)
 
     def bins(self) -> tuple[ContextBin, ...]:
         """The loss in each context bin that has tokens."""
-        edges = context_bin_edges(len(self.nats))
         return tuple(
-            ContextBin(start, stop, n, bits_per(float(self.nats[part].sum()), int(self.n_bytes[part].sum())))
-            for start, stop in itertools.pairwise(edges)
-            if (n := int(self.n_tokens[(part := slice(start - 1, stop - 1))].sum()))
+            ContextBin(
+                start=self.edges[i],
+                stop=self.edges[i + 1],
+                tokens=int(self.n_tokens[i]),
+                bits_per_byte=bits_per(float(self.nats[i]), int(self.n_bytes[i])),
+                standard_error=self._standard_error(i),
+            )
+            for i in np.flatnonzero(self.n_tokens).tolist()
         )
+
+    def _standard_error(self, i: int) -> float | None:
+        """Standard error of the bits per byte of bin `i`; None if it has a single block."""
+        blocks, n_bytes = float(self.n_blocks[i]), float(self.n_bytes[i])
+        if blocks < 2 or not n_bytes:
+            return None
+        ratio = float(self.nats[i]) / n_bytes
+        squares = max(0.0, float(np.dot(self.products[:, i], (1.0, -2 * ratio, ratio * ratio))))
+        return math.sqrt(squares * blocks / (blocks - 1)) / n_bytes / LN2
 
 
 @dataclass
@@ -351,13 +378,9 @@ def _token_nats(
     return nll.double().cpu().numpy(), steps, state
 
 
-def _unknown_words(ids: NDArray[Any]) -> Iterator[Notice]:
-    """Warning about words that are not in the vocabulary, if there are any."""
-    unknown = sum(int(np.count_nonzero(ids[at : at + 2**20] == 0)) for at in range(0, len(ids), 2**20))
-    if unknown:
-        share = f"{100 * unknown / len(ids):.1f} %"
-        yield Notice(
-            f"{share} of the words are not in the vocabulary and scored as <unk>: bits per byte and per character are "
-            "lower than those of a model that spells every word, and not comparable with them.",
-            "warning",
-        )
+def _unknown_notice(unknown: int, n_words: int) -> Notice:
+    return Notice(
+        f"{100 * unknown / n_words:.1f} % of the words are not in the vocabulary and scored as <unk>: bits per byte "
+        "and per character are lower than those of a model that spells every word, and not comparable with them.",
+        "warning",
+    )

@@ -153,18 +153,23 @@ class TokenScore:
 
 @dataclass(frozen=True, slots=True)
 class ContextBin:
-    """Loss of tokens with a context of at least `start` and fewer than `stop` tokens, counted from an empty memory."""
+    """Loss of tokens with a context of at least `start` and fewer than `stop` tokens, counted from an empty memory.
+
+    `standard_error` is that of `bits_per_byte` as an estimate of the whole text; None if it cannot be estimated.
+    """
 
     start: int
     stop: int
     tokens: int
     bits_per_byte: float
+    standard_error: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
     """One evaluation; its fields are the JSON keys of `xlcli eval`. `chars`, `words`: None if the text is not UTF-8.
 
+    `unknown_words` is the number of words scored as `<unk>`, None unless the vocabulary is one of words.
     `mean_steps` is the mean number of steps per token of a model with adaptive computation time, else None. `recall`
     is the share of the weight of full attention that LSH attention finds, if measured: the mean, and of each LSH layer.
     """
@@ -189,6 +194,7 @@ class Score:
     seconds: float
     device: str
     dtype: str
+    unknown_words: int | None = None
     mean_steps: float | None = None
     recall: float | None = None
     recall_by_layer: tuple[float, ...] = ()

@@ -27,7 +27,7 @@ TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS), str(TESTS / "store"), str(TESTS / "training")]
 
 RESULTS = TESTS.parent / "benchmarks" / "results"
-FAILURES = Path("campaign-failures")
+FAILURES = Path("campaign-failures").absolute()
 SECONDS = 20
 """Maximum CPU time of a case; ten times as much wall time, because other processes take theirs."""
 MEMORY = 2 * 2**30

@@ -13,7 +13,7 @@ from programs import command as command_line
 KEYS = {
     "model", "file", "bytes", "chars", "words", "tokens", "nats", "bits_per_byte", "bits_per_char", "perplexity",
     "word_perplexity", "mem_len", "segment_len", "batch_size", "span", "tokens_per_second", "peak_rss_bytes",
-    "seconds", "device", "dtype", "mean_steps", "recall", "recall_by_layer", "by_context",
+    "seconds", "device", "dtype", "unknown_words", "mean_steps", "recall", "recall_by_layer", "by_context",
 }  # fmt: skip
 
 
@@ -33,7 +33,7 @@ def test_json_has_the_promised_keys(run, model):
     score = json.loads(done.out)
     assert done.out.count(b"\n") == 1
     assert set(score) == KEYS
-    assert set(score["by_context"][0]) == {"from", "to", "tokens", "bits_per_byte"}
+    assert set(score["by_context"][0]) == {"from", "to", "tokens", "bits_per_byte", "standard_error"}
     assert score["bytes"] == len(TEXT) * 8
     assert score["nats"] / score["bytes"] / 0.6931471805599453 == pytest.approx(score["bits_per_byte"])
 

@@ -18,7 +18,7 @@ SCORE = Score(
     model="m", file="f", bytes=10, chars=None, words=None, tokens=10, nats=14.0, bits_per_byte=2.02, bits_per_char=None,
     perplexity=4.05, word_perplexity=None, mem_len=4, segment_len=8, batch_size=1, span="uniform",
     tokens_per_second=99.5, peak_rss_bytes=2**28, seconds=0.1, device="cpu", dtype="float32",
-    by_context=(ContextBin(0, 4, 4, 2.5), ContextBin(4, 8, 6, float("nan"))),
+    by_context=(ContextBin(0, 4, 4, 2.5, 0.25), ContextBin(4, 8, 6, float("nan"))),
 )  # fmt: skip
 
 
@@ -42,7 +42,7 @@ def test_sparkline():
 
 def test_json_is_legal_whatever_the_numbers():
     made = json.loads(report.to_json(report.score_object(SCORE)), parse_constant=pytest.fail)
-    assert made["by_context"][0] == {"from": 0, "to": 4, "tokens": 4, "bits_per_byte": 2.5}
+    assert made["by_context"][0] == {"from": 0, "to": 4, "tokens": 4, "bits_per_byte": 2.5, "standard_error": 0.25}
     assert made["by_context"][1]["bits_per_byte"] is None
     assert made["chars"] is None
 

@@ -41,7 +41,7 @@ def _files(folder):
 
 def test_a_run_leaves_a_model_that_scores_as_it_says():
     events = go(small(), corpus(), "m")
-    assert [type(event) for event in events if not isinstance(event, Progress)] == [
+    assert [type(event) for event in events if not isinstance(event, Progress | Notice)] == [
         Plan, Step, Step, Saved, Step, Validation, Step, Saved, Step, Step, Validation, Saved, Trained,
     ]  # fmt: skip
     end = events[-1]
@@ -74,6 +74,30 @@ def test_the_plan_has_the_size_of_the_weights(encoding):
     data = Path("m/model.safetensors").read_bytes()
     assert plan.weights == encoding
     assert plan.weights_bytes == len(data) - 8 - int.from_bytes(data[:8], "little")
+
+
+def test_a_short_text_is_noticed():
+    for text, said in (("x", "1 byte of training text"), ("x" * 9_000, "bytes of training text")):
+        events = go(small(train={"max_steps": 1}), corpus(text=text), "m", overwrite=True)
+        assert any(said in notice.text for notice in of_kind(events, Notice))
+    events = go(small(train={"max_steps": 1}), corpus(text="x" * 12_000), "m", overwrite=True)
+    assert not any("of training text" in notice.text for notice in of_kind(events, Notice))
+
+
+def test_a_run_that_learns_nothing_is_noticed():
+    """With a rate of almost zero the score is that of the initial weights, worse than the entropy of eight letters."""
+    text = corpus(text="abcdefgh" * 4000)
+    rates = {"max_steps": 3, "adam_lr": 1e-9}
+    events = go(small(train=rates | {"lr": 1e-9}), text, "m", overwrite=True)
+    [notice] = [each.text for each in of_kind(events, Notice) if "frequencies" in each.text]
+    assert "(3.00)" in notice
+    assert "the learning rate 1e-09 is far from the default --lr 0.006" in notice
+    events = go(small(train=rates), text, "m", overwrite=True)
+    [notice] = [each.text for each in of_kind(events, Notice) if "frequencies" in each.text]
+    assert notice.endswith("train longer or on more text")
+    learned = small(train={"max_steps": 40, "lr": 0.03, "adam_lr": 0.02, "eval_every": None, "save_every": None})
+    events = go(learned, text, "m", overwrite=True)
+    assert not any("frequencies" in each.text for each in of_kind(events, Notice))
 
 
 def test_the_best_weights_are_in_front():

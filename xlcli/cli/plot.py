@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from xlcli.cli.report import CONFIDENCE
 from xlcli.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def check_plot(name: str) -> None:
 
 
 def draw(name: str, scores: Sequence[Score]) -> None:
-    """Draws bits per byte over context length in tokens, one line per memory length."""
+    """Draws bits per byte over context length in tokens with 95 % confidence intervals, a line per memory length."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
@@ -33,7 +34,10 @@ def draw(name: str, scores: Sequence[Score]) -> None:
     for score in scores:
         middles = [(each.start + each.stop) / 2 for each in score.by_context]
         values = [each.bits_per_byte for each in score.by_context]
-        axes.plot(middles, values, marker="o", label=f"memory {score.mem_len}: {score.bits_per_byte:.4f}")
+        errors = [CONFIDENCE * (each.standard_error or 0.0) for each in score.by_context]
+        axes.errorbar(
+            middles, values, errors, marker="o", capsize=3, label=f"memory {score.mem_len}: {score.bits_per_byte:.4f}"
+        )
     axes.set_xscale("log", base=2)
     axes.set(xlabel="tokens of context seen", ylabel="bits per byte", title=f"{scores[0].model} on {scores[0].file}")
     axes.grid(alpha=0.3)

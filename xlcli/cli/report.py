@@ -32,6 +32,8 @@ MIN_BARS, MAX_BARS = 6, 24
 """Minimum and maximum length of a sparkline."""
 MIN_VALUES = 3
 """Number of values of a progress line that are shown at any width."""
+CONFIDENCE = 1.96
+"""Half the width of a 95 % confidence interval in standard errors."""
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -67,7 +69,13 @@ def event_object(event: Event) -> dict[str, Any]:
 def score_object(score: Score) -> dict[str, Any]:
     """The JSON object of an evaluation."""
     bins = [
-        {"from": each.start, "to": each.stop, "tokens": each.tokens, "bits_per_byte": each.bits_per_byte}
+        {
+            "from": each.start,
+            "to": each.stop,
+            "tokens": each.tokens,
+            "bits_per_byte": each.bits_per_byte,
+            "standard_error": each.standard_error,
+        }
         for each in score.by_context
     ]
     return {**fields(score), "by_context": bins}
@@ -258,8 +266,8 @@ def score_text(score: Score, model: ModelConfig) -> str:
     ]
     text = "\n".join(lines) + "\n"
     if score.by_context:
-        heading = ("context seen", "tokens", "bits per byte")
-        context_rows = [(_bin_range(b), str(b.tokens), f"{b.bits_per_byte:.4f}") for b in score.by_context]
+        heading = ("context seen", "tokens", "bits per byte", "± (95 %)")
+        context_rows = [(_bin_range(b), str(b.tokens), f"{b.bits_per_byte:.4f}", _margin(b)) for b in score.by_context]
         text += "\n" + table([heading, *context_rows])
     return text
 
@@ -268,6 +276,11 @@ def _bin_range(context: ContextBin) -> str:
     """Tokens of context of a bin: `1`, `2 to 3`."""
     last = context.stop - 1
     return str(last) if last == context.start else f"{context.start} to {last}"
+
+
+def _margin(context: ContextBin) -> str:
+    """Half the width of the 95 % confidence interval of a bin."""
+    return "-" if context.standard_error is None else f"{CONFIDENCE * context.standard_error:.4f}"
 
 
 def sweep_text(scores: Sequence[Score]) -> str:

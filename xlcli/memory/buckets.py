@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from xlcli.memory.base import Memory
-from xlcli.ops.lsh_table import Table
+from xlcli.ops.lsh_table import RANKS_PER_BUCKET, Table
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,16 @@ class Buckets(Memory):
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Buckets:
         """Memory of the tensors of a table."""
         return Buckets(Table(**tensors))
+
+    @classmethod
+    def check(cls, tensors: Mapping[str, Tensor], batch_size: int) -> None:
+        """As the base class, and checks the integers, because bucket numbers are used as indices."""
+        super().check(tensors, batch_size)
+        limits = {"positions": 2**62, "global_ranks": tensors["counts"].shape[-1] * RANKS_PER_BUCKET}
+        for name in cls.integers:
+            t = tensors[name]
+            if t.numel() and not 0 <= int(t.min()) <= int(t.max()) < limits.get(name, RANKS_PER_BUCKET):
+                raise ValueError(f"tensor '{name}' of memory '{cls.kind}' holds a number that is out of range")
 
     def tensors(self) -> dict[str, Tensor]:
         """Tensors of the table."""

@@ -25,6 +25,8 @@ from xlcli.text.tokenizers.registry import SAMPLE_BYTES, Tokenizer, choose_token
 from xlcli.text.tokens import TokenFile, token_file
 from xlcli.training import checkpoint, defaults, memory, vocabulary
 
+SHORT_TEXT = 10_000
+"""Bytes of training text below which a new run warns."""
 T = TypeVar("T")
 
 
@@ -79,6 +81,11 @@ def prepare_new(
     runtime = make_runtime(config.runtime, training=True)
     memory.require_possible(configs.values(), runtime, dry_run=dry_run)
     parts = yield from _read(paths, config.text, stop)
+    if (n_bytes := parts.train.n_bytes) < SHORT_TEXT:
+        yield Notice(
+            f"{n_bytes:,} byte{'' if n_bytes == 1 else 's'} of training text: the model will repeat this text and "
+            "learn nothing general; 100 kB is a useful minimum"
+        )
     if len(configs) > 1:
         if runtime.device.type == "cpu":
             yield from vocabulary.hint(config.text, parts.train)

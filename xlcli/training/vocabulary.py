@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
-
 from xlcli.config import TextConfig
 from xlcli.errors import CheckpointError
 from xlcli.events import Notice
@@ -17,6 +15,7 @@ from xlcli.store.origin import text_size
 from xlcli.store.records import read_record
 from xlcli.text.heldout import Part
 from xlcli.text.tokenizers.registry import load_tokenizer
+from xlcli.text.tokenizers.words import n_unknown
 from xlcli.text.tokens import TokenFile
 
 MISFIT = 0.4
@@ -34,8 +33,7 @@ _REMEDY = "without --init, the run learns a vocabulary of its own"
 def warnings(model: LoadedModel, tokens: TokenFile) -> Iterator[Notice]:
     """Warning if the vocabulary of `model` fits these tokens of the training text badly."""
     if model.tokenizer.kind == "words":
-        unknown = sum(int(np.count_nonzero(tokens.ids[at : at + 2**20] == 0)) for at in range(0, len(tokens), 2**20))
-        if (share := unknown / len(tokens)) >= MANY_UNKNOWN:
+        if (share := n_unknown(tokens.ids) / len(tokens)) >= MANY_UNKNOWN:
             yield Notice(
                 f"{100 * share:.0f} % of the words are not in the vocabulary of {model.name} and become <unk>; "
                 f"{_REMEDY}",

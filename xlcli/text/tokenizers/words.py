@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,3 +122,8 @@ def _tokens(data: bytes) -> list[tuple[bytes, int]]:
             last, size = result[-1]
             result[-1] = (last, size + len(word) - taken)
     return result
+
+
+def n_unknown(ids: NDArray[Any]) -> int:
+    """Number of ids that are `<unk>`; reads a mapped file in blocks."""
+    return sum(int(np.count_nonzero(ids[at : at + 2**20] == 0)) for at in range(0, len(ids), 2**20))

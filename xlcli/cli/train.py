@@ -21,6 +21,7 @@ from xlcli.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from xlcli.cli.render import Screen
+    from xlcli.cli.tensorboard import EventFile
     from xlcli.config import Config
     from xlcli.events import Event
 
@@ -253,6 +254,14 @@ def train(
             rich_help_panel="Run",
         ),
     ] = None,
+    tensorboard: Annotated[
+        bool,
+        typer.Option(
+            "--tensorboard",
+            help="Write the training curve for TensorBoard into the folder tensorboard of the model.",
+            rich_help_panel="Run",
+        ),
+    ] = False,
     device: options.Device = None,
     dtype: options.Dtype = None,
     threads: Annotated[
@@ -286,6 +295,7 @@ def train(
     """Train a model on a text and save it in models/. Everything has a default."""
     from xlcli.cli.prologue import open_screen
     from xlcli.cli.settings import option_names, user_settings
+    from xlcli.cli.tensorboard import EventFile, check_tensorboard
     from xlcli.store.discover import find
     from xlcli.store.origin import configurations
 
@@ -301,6 +311,8 @@ def train(
         check_paths(paths or (), settings.get("text", {}))
         if resume and overwrite:
             raise ConfigError("--resume and --overwrite exclude each other.", "Give one of them.")
+        if tensorboard:
+            check_tensorboard()
         folder = Path(out or Path("models") / model_name(paths or ()))
         with Stop(screen.say) as stop, screen.until(stop), standard_input(stop):
             screen.wait("starting")
@@ -321,7 +333,12 @@ def train(
                 events = training.train(
                     paths or (), folder, configs, init=model, overwrite=overwrite, dry_run=dry_run, stop=stop
                 )
-            show_all(events, screen, stop, dry_run=dry_run)
+            event_file = EventFile(folder) if tensorboard else None
+            try:
+                show_all(events, screen, stop, event_file, dry_run=dry_run)
+            finally:
+                if event_file:
+                    event_file.close()
             return stop.exit_code
 
 
@@ -367,8 +384,10 @@ def model_name(paths: Sequence[str]) -> str:
     return re.sub(r"[^\w.-]+", "-", name).strip(".-") or "corpus"
 
 
-def show_all(events: Iterator[Event], screen: Screen, stop: Stop, *, dry_run: bool) -> None:
-    """Shows the events of a run until it ends, or until a stop request before its `Plan`."""
+def show_all(
+    events: Iterator[Event], screen: Screen, stop: Stop, event_file: EventFile | None, *, dry_run: bool
+) -> None:
+    """Shows the events of a run and writes its metrics until it ends, or until a stop request before its `Plan`."""
     from xlcli.events import Plan
 
     begun = False
@@ -376,6 +395,8 @@ def show_all(events: Iterator[Event], screen: Screen, stop: Stop, *, dry_run: bo
         begun = begun or isinstance(event, Plan)
         if stop() and not begun:
             break  # no step was taken, so there is nothing to save
+        if event_file:
+            event_file.add(event)
         try:
             show(event, screen, dry_run=dry_run)
         except BrokenPipeError:

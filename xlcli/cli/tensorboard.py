@@ -1,0 +1,120 @@
+"""TensorBoard event files of `xlcli train --tensorboard`: the rows of `metrics.jsonl`. Needs the extra `tensorboard`.
+
+Each process writes a file of its own, which begins with a session log: readers then drop everything that the folder
+holds from step 0 on (the `purge_step` of other writers). All rows so far follow. The same happens at a roll-back. So no
+step occurs twice, whether a run is resumed, rolled back or replaced.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from xlcli.errors import ConfigError
+from xlcli.events import Event, Step, Validation
+from xlcli.files import cannot_write
+from xlcli.store.records import read_metrics
+from xlcli.store.staging import place_of_run
+
+FOLDER = "tensorboard"
+"""Subfolder of a model."""
+TAGS = {
+    "nats": "train/nats_per_token",
+    "bits_per_byte": "train/bits_per_byte",
+    "lr": "train/learning_rate",
+    "grad_norm": "train/gradient_norm",
+    "tokens_per_second": "train/tokens_per_second",
+    "mean_steps": "train/steps_per_token",
+    "validation_bits_per_byte": "validation/bits_per_byte",
+}
+"""Key of `metrics.jsonl` to TensorBoard tag."""
+FLUSH_SECONDS = 1.0
+"""Maximum time that an event stays in the memory of the process."""
+
+
+def check_tensorboard() -> None:
+    """Checks that event files can be written; `ConfigError` otherwise."""
+    if importlib.util.find_spec("tensorboard") is None:
+        raise ConfigError("--tensorboard needs TensorBoard.", "Install it: pip install 'xlcli[tensorboard]'")
+
+
+class EventFile:
+    """The event file of one process, made with its first event.
+
+    Args:
+        model: Model folder.
+    """
+
+    def __init__(self, model: Path) -> None:
+        self.model = model
+        self._writer: Any = None
+        self._step = 0
+        self._flushed = 0.0
+
+    def add(self, event: Event) -> None:
+        """Writes the metrics of a step or validation; ignores other events.
+
+        Raises:
+            ResourceError: The file cannot be written.
+        """
+        if not isinstance(event, Step | Validation):
+            return
+        try:
+            if self._writer is None or event.step < self._step + isinstance(event, Step):
+                self._start_over(event.seconds)
+            else:
+                self._write(_row(event), time.time())
+            self._step = event.step
+            if isinstance(event, Validation) or time.monotonic() - self._flushed >= FLUSH_SECONDS:
+                self._writer.flush()
+                self._flushed = time.monotonic()
+        except OSError as error:
+            raise cannot_write(self.model / FOLDER, error) from error
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def _start_over(self, seconds: float) -> None:
+        """Writes all rows of `metrics.jsonl`, which include the present event, after `seconds` of training."""
+        from tensorboard.compat.proto.event_pb2 import Event as Record
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        if self._writer is None:
+            folder = self.model / FOLDER
+            folder.mkdir(exist_ok=True)
+            # TensorBoard reads the files of a folder in the order of their names.
+            name = f"events.out.tfevents.{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}"
+            self._writer = RecordWriter((folder / name).open("xb"))
+            self._writer.write(Record(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+        start = SessionLog(status=SessionLog.START)
+        self._writer.write(Record(wall_time=time.time(), step=0, session_log=start).SerializeToString())
+        started, at = time.time() - seconds, 0.0
+        for row in read_metrics(place_of_run(self.model)):
+            at = row.get("seconds", at)
+            self._write(row, started + at)
+
+    def _write(self, row: Mapping[str, Any], wall_time: float) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event as Record
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [
+            Summary.Value(tag=tag, simple_value=row[key]) for key, tag in TAGS.items() if row.get(key) is not None
+        ]
+        record = Record(wall_time=wall_time, step=row["step"], summary=Summary(value=values))
+        self._writer.write(record.SerializeToString())
+
+
+def _row(event: Step | Validation) -> dict[str, Any]:
+    """The keys of `metrics.jsonl` of an event."""
+    if isinstance(event, Step):
+        return asdict(event)
+    return {"step": event.step, "validation_bits_per_byte": event.bits_per_byte}

@@ -83,7 +83,7 @@ def test_another_name_is_refused_with_those_there_are(name):
 
 
 def test_the_list_keeps_what_is_to_be_used_apart_from_what_was_published(capsysbinary):
-    assert main(["models"]) == 0
+    assert main(["models", "presets"]) == 0
     text = capsysbinary.readouterr().out.decode()
     _, use, variants, published = re.split(r"^(?:Presets|Variants|Published)\b.*:$", text, flags=re.MULTILINE)
     listed = [re.findall(r"^([a-z0-9-]+)  +\S+ M ", table, re.MULTILINE) for table in (use, variants, published)]

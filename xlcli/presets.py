@@ -1,4 +1,7 @@
-"""Presets: TOML files of differences from the defaults, beside the bundled models. Never imports torch."""
+"""Presets: TOML files of differences from the defaults, beside the bundled models. Never imports torch.
+
+The configuration classes are imported in the functions, because completion in a shell needs names only.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,12 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from xlcli import config
 from xlcli.errors import ConfigError
+
+if TYPE_CHECKING:
+    from xlcli import config
 
 AUTOMATIC = ("small", "base", "tiny")
 """Presets that training chooses among, by text size and device, if no preset is given."""
@@ -33,12 +38,16 @@ def models_folder() -> Path:
 
 def list_presets() -> tuple[Preset, ...]:
     """All presets, sorted by name."""
+    from xlcli import config
+
     found = sorted(models_folder().glob("*.toml"), key=lambda path: path.stem)
     return tuple(Preset(path.stem, str(config.read_toml(path).get("about", "")), path) for path in found)
 
 
 def read_preset(name: str) -> config.Tree:
     """Tables of the preset; `ConfigError` with similar names if there is none."""
+    from xlcli import config
+
     for path in models_folder().glob("*.toml"):
         if path.stem == name:
             tree = config.read_toml(path)
@@ -46,7 +55,7 @@ def read_preset(name: str) -> config.Tree:
             return tree
     names = [preset.name for preset in list_presets()]
     near = difflib.get_close_matches(name, names, n=3) or ["tiny", "small", "medium"]
-    raise ConfigError(f"there is no preset '{name}'.", f"Try {' or '.join(near)}; 'xlcli models' lists all.")
+    raise ConfigError(f"there is no preset '{name}'.", f"Try {' or '.join(near)}; 'xlcli models presets' lists all.")
 
 
 def configurations(settings: Mapping[str, Any], preset: str | None = None) -> dict[str, config.Config]:
@@ -55,6 +64,8 @@ def configurations(settings: Mapping[str, Any], preset: str | None = None) -> di
     Raises:
         ConfigError: There is no such preset, or the settings are illegal with it, or with every automatic one.
     """
+    from xlcli import config
+
     found, refusals = {}, []
     for name in AUTOMATIC if preset is None else (preset,):
         tree = read_preset(name)

@@ -62,9 +62,17 @@ def process(*arguments: str | os.PathLike[str], **options) -> subprocess.Complet
 
 
 class Terminal:
-    """An emulated terminal (pyte) on which a process runs."""
+    """An emulated terminal (pyte) on which a process runs; `controlling`: Ctrl-C typed there interrupts it."""
 
-    def __init__(self, arguments: list[str], *, stdin: bytes | None = None, columns: int = 80, **env: str) -> None:
+    def __init__(
+        self,
+        arguments: list[str],
+        *,
+        stdin: bytes | None = None,
+        columns: int = 80,
+        controlling: bool = False,
+        **env: str,
+    ) -> None:
         self.screen = pyte.HistoryScreen(columns, 40, history=1000)
         self._stream = pyte.ByteStream(self.screen)
         self.received = b""
@@ -77,12 +85,17 @@ class Terminal:
             stdout=follower,
             stderr=follower,
             start_new_session=True,
+            preexec_fn=(lambda: fcntl.ioctl(1, termios.TIOCSCTTY, 0)) if controlling else None,
         )
         os.close(follower)
         self._leader = leader
         if stdin is not None:
             self.process.stdin.write(stdin)
             self.process.stdin.close()
+
+    def send(self, keys: bytes) -> None:
+        """Types."""
+        os.write(self._leader, keys)
 
     def read(self, seconds: float) -> bool:
         """Reads what comes within `seconds`; False once the process has closed the terminal."""
@@ -104,6 +117,15 @@ class Terminal:
                 self.process.kill()
                 self.finish()
                 raise AssertionError(f"{pattern!r} did not come: {self.received!r}")
+
+    def wait_for(self, text: str, timeout: float) -> None:
+        """Reads until the screen shows the text."""
+        end = time.monotonic() + timeout
+        while text not in self.text:
+            if not self.read(0.1) or time.monotonic() > end:
+                self.process.kill()
+                self.finish()
+                raise AssertionError(f"{text!r} did not appear: {self.text!r}")
 
     def finish(self, timeout: float = 60) -> int:
         """Reads until the process ends; its exit code."""

@@ -7,7 +7,7 @@ import sys
 import tomllib
 
 import pytest
-from programs import COMMANDS, SOURCE, environment, options, process, variable
+from programs import COMMANDS, SOURCE, environment, options, variable
 
 import xlcli
 from xlcli.cli.usage import choices
@@ -23,7 +23,7 @@ OTHERS = {
     "theme", "backgrounds", "tensorboard",
     "out", "resume", "overwrite", "allow_data_change", "preset", "init", "model", "per_token", "plot", "no_prompt",
     "state_in", "state_out", "config_file", "overrides", "print_config", "dry_run", "json", "quiet", "verbose",
-    "no_progress", "color", "force", "debug", "encoding",
+    "no_progress", "color", "force", "debug", "encoding", "yes",
 }  # fmt: skip
 """Options that set no key of the configuration."""
 
@@ -145,16 +145,3 @@ def test_a_library_of_the_terminal_is_used_in_one_place(library, users):
     found = {path.relative_to(package).as_posix() for path in package.rglob("*.py") if pattern.search(path.read_text())}
     assert found
     assert all(path.startswith(users) for path in found)
-
-
-@pytest.mark.parametrize(
-    ("words", "offered"),
-    [
-        ("xlcli ", list(COMMANDS)),
-        ("xlcli train --optimizer ", ["muon", "adamw"]),
-        ("xlcli train --max-", ["--max-steps", "--max-tokens", "--max-time"]),
-    ],
-)
-def test_a_shell_completes_commands_options_and_choices(words, offered):
-    done = process(env={"_XLCLI_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))})
-    assert (done.returncode, done.stdout.decode().split()) == (0, offered)

@@ -1,22 +1,47 @@
+import io
 import json
+import os
 import re
+import shutil
 import tomllib
 from pathlib import Path
 
 import pytest
+from programs import Terminal, command
 
 from xlcli import presets
+from xlcli.store.lock import lock
 
 pytestmark = pytest.mark.usefixtures("without_torch")
 
 
-def test_list(run, model):
+def test_own_models_come_first_and_presets_have_a_list_of_their_own(run, model):
     text = run("models").out.decode()
-    assert "tiny" in text
-    assert all(preset.name in text for preset in presets.list_presets())
+    assert text.index("tiny") < text.index("books") < text.index("xlcli models presets")
+    names = {preset.name for preset in presets.list_presets()}
+    assert not re.search(r"^small\b", text, re.MULTILINE)
+    shown = run("models", "presets").out.decode()
+    assert names <= set(shown.split())
     tree = json.loads(run("models", "--json").out)
     assert [entry["name"] for entry in tree["local"]] == ["tiny"]
-    assert {entry["name"] for entry in tree["presets"]} == {preset.name for preset in presets.list_presets()}
+    assert list(tree) == ["local", "bundled", "presets"]
+    assert {entry["name"] for entry in tree["presets"]} == names
+    assert json.loads(run("models", "presets", "--json").out) == {"presets": tree["presets"]}
+
+
+@pytest.mark.parametrize("columns", [60, 80, 160])
+def test_rows_fit_the_terminal_and_nothing_is_shortened_in_a_pipe(columns, run, model):
+    name, corpus = "a-model-with-a-name-of-many-words-and-letters", "a/folder/with/many/parts/" * 5 + "end.txt"
+    model.rename(model.with_name(name))
+    (model.with_name(name) / "record.json").write_text(json.dumps({"corpus": corpus, "bits_per_byte": 1.5}))
+    for arguments in (["models"], ["models", "presets"]):
+        terminal = Terminal(command(*arguments), columns=columns)
+        assert terminal.finish() == 0
+        lines = re.split(r"\r\n", terminal.received.decode())
+        assert max(map(len, lines)) <= columns
+    shown = run("models").out.decode()
+    assert name in shown
+    assert corpus in shown
 
 
 def test_an_empty_folder_says_how_to_begin(run):
@@ -78,3 +103,66 @@ def test_copy(run):
     assert (again.code, "exists" in again.err) == (2, True)
     assert tomllib.loads(run("models", "copy", "small", "-").out.decode())
     assert run("models", "copy", "smal", "x.toml").code == 2
+
+
+def answered(reply, *arguments):
+    """Screen after `arguments` with a reply to the question."""
+    terminal = Terminal(command(*arguments), controlling=True)
+    terminal.read_until(rb"\[y/N\] ", 30)
+    terminal.send(reply)
+    assert terminal.finish() == 0
+    return terminal.text
+
+
+def test_a_model_is_removed_after_a_yes(run, model):
+    for reply in (b"n\n", b"\n", b"\x04"):
+        assert "nothing was removed" in answered(reply, "models", "rm", "tiny")
+    assert model.is_dir()
+    assert "models/tiny (" in answered(b"y\n", "models", "rm", "tiny")
+    assert not model.exists()
+
+
+def test_without_a_terminal_a_model_is_removed_with_yes_only(run, model, untrained, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    monkeypatch.setenv("XLCLI_YES", "1")
+    done = run("models", "rm", "tiny")
+    assert (done.code, "Add --yes" in done.err) == (2, True)
+    shutil.copytree(model, "models/other")
+    done = run("models", "rm", "./models/tiny", "other", "tiny", "--yes", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["removed"] == ["models/tiny", "models/other"]
+    assert list(Path("models").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["rm", "books", "-y"], 2, "came with xlcli"),
+        (["rm", "tny", "-y"], 3, "Did you mean tiny?"),
+        (["rm", "tiny", "nowhere", "-y"], 3, "no model 'nowhere'"),
+        (["rm"], 2, "Type xlcli models rm NAME."),
+        (["mv", "tiny"], 2, "xlcli models mv OLD NEW"),
+        (["mv", "tiny", "tiny"], 2, "exists"),
+        (["mv", "books", "mine"], 2, "came with xlcli"),
+        (["show", "tiny", "--yes"], 2, "xlcli models rm only"),
+    ],
+)
+def test_a_mistake_removes_and_renames_nothing(run, model, arguments, code, message):
+    done = run("models", *arguments)
+    assert (done.code, message in done.err) == (code, True), done.err
+    assert run("models", "show", "tiny").code == 0
+
+
+def test_a_model_in_use_is_neither_removed_nor_renamed(run, model):
+    with lock(model):
+        for arguments in (["rm", "tiny", "--yes"], ["mv", "tiny", "new"]):
+            done = run("models", *arguments)
+            assert (done.code, f"process {os.getpid()}" in done.err) == (5, True)
+
+
+def test_a_model_is_renamed(run, model):
+    assert run("models", "mv", "tiny", "new").code == 0
+    assert json.loads(run("models", "--json").out)["local"][0]["name"] == "new"
+    done = run("models", "mv", "models/new", "elsewhere/new", "--json")
+    assert json.loads(done.out) == {"from": "models/new", "to": "elsewhere/new"}
+    assert run("models", "show", "./elsewhere/new").code == 0

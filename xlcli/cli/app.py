@@ -11,8 +11,8 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from xlcli import __version__
+from xlcli.cli import completion, generate, models, stream, train
 from xlcli.cli import eval as evaluation
-from xlcli.cli import generate, models, stream, train
 from xlcli.cli.help import CONTEXT, Program
 from xlcli.cli.signals import Stopped
 from xlcli.cli.usage import explain
@@ -25,7 +25,7 @@ app = typer.Typer(
     context_settings={name: CONTEXT[name] for name in ("help_option_names", "max_content_width")},
     epilog='xlcli train corpus.txt\nxlcli generate "Once upon a"',
 )
-for command in (train, evaluation, generate, stream, models):
+for command in (train, evaluation, generate, stream, models, completion):
     app.add_typer(command.app)
 
 
@@ -53,7 +53,7 @@ def run(arguments: Sequence[str]) -> int:
     """
     command = get_command(app)
     assert isinstance(command, TyperGroup)
-    if "_XLCLI_COMPLETE" in os.environ:
+    if completion.VARIABLE in os.environ:
         command.main(args=list(arguments), prog_name="xlcli")
     try:
         # Not `command.main`, which turns a broken pipe into exit code 1.

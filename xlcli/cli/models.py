@@ -1,16 +1,14 @@
-"""`xlcli models`: lists, shows and copies presets and models."""
+"""`xlcli models`: lists, shows and copies presets and models; removes, renames, sends and fetches models."""
 
 from __future__ import annotations
 
 import shlex
-import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from xlcli.cli import options
+from xlcli.cli import complete, options
 from xlcli.cli.help import CONTEXT, Command
 from xlcli.cli.usage import nearest
 from xlcli.errors import CheckpointError, ConfigError
@@ -18,10 +16,7 @@ from xlcli.errors import CheckpointError, ConfigError
 if TYPE_CHECKING:
     from xlcli.cli.render import Screen
     from xlcli.config import WeightEncoding
-    from xlcli.presets import Preset
-    from xlcli.store.discover import ModelSummary
 
-_HEADING = ("name", "parameters", "on disk", "weights", "bits/byte", "age", "corpus")
 app = typer.Typer()
 
 
@@ -33,7 +28,11 @@ app = typer.Typer()
 def models(
     context: typer.Context,
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[show NAME | copy PRESET FILE.toml | copy MODEL FOLDER]")
+        list[str] | None,
+        typer.Argument(
+            metavar="[presets | show NAME | copy NAME TARGET | rm NAME... | mv OLD NEW]",
+            autocompletion=complete.model_words,
+        ),
     ] = None,
     encoding: Annotated[
         Literal["float32", "bfloat16", "int8"] | None,
@@ -44,6 +43,10 @@ def models(
             rich_help_panel="Model",
         ),
     ] = None,
+    yes: Annotated[
+        bool,
+        typer.Option("-y", "--yes", allow_from_autoenv=False, help="Remove without asking.", rich_help_panel="Model"),
+    ] = False,
     json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
@@ -51,131 +54,57 @@ def models(
     color: options.Color = None,
     debug: options.Debug = False,
 ) -> int:
-    """List presets and models; show one; copy a preset to edit, or a model."""
+    """List models or presets; show, copy, remove or rename one.
+
+    copy writes a preset to a TOML file to edit, or a model to a folder. rm and mv take models of your own; rm removes
+    nothing that xlcli did not write.
+    """
+    from xlcli.cli import model_folders, model_lists
     from xlcli.cli.prologue import open_screen
 
     screen = open_screen(context)
     words = words or ["list"]
     if encoding and (words[0] != "copy" or _is_preset_file(words[-1])):
         raise ConfigError("--weights applies to copies of models only.", "Type xlcli models copy MODEL FOLDER.")
+    if yes and words[0] != "rm":
+        raise ConfigError("--yes applies to xlcli models rm only.", "Leave it out.")
     match words:
         case ["list"]:
-            _list(screen)
+            model_lists.list_models(screen)
+        case ["presets"]:
+            model_lists.list_all_presets(screen)
         case ["show", name]:
-            _show(name, screen)
+            model_lists.show(name, screen)
         case ["copy", name, target] if _is_preset_file(target):
             _copy_preset(name, target, screen)
         case ["copy", name, target]:
             _copy_model(name, target, encoding, screen)
-        case ["show", *_]:
-            raise ConfigError("'xlcli models show' takes 1 word.", "Type xlcli models show NAME.")
-        case ["copy", *_]:
-            raise ConfigError(
-                "'xlcli models copy' takes 2 words.", "Type xlcli models copy PRESET FILE.toml, or MODEL FOLDER."
-            )
+        case ["rm", name, *names]:
+            model_folders.remove([name, *names], screen, yes=yes)
+        case ["mv", old, new]:
+            model_folders.rename(old, new, screen)
+        case [action, *_] if action in _USAGE:
+            raise ConfigError(f"'xlcli models {action}' takes {_USAGE[action][0]}.", f"Type {_USAGE[action][1]}.")
         case [action, *_]:
-            near = nearest(action, ("show", "copy"))
+            near = nearest(action, _USAGE)
             remedy = f"Did you mean xlcli models {near}?" if near else f"Type xlcli models show {action}."
             raise ConfigError(f"there is no 'xlcli models {action}'.", remedy)
     return 0
 
 
+_USAGE = {
+    "list": ("no words", "xlcli models"),
+    "presets": ("no words", "xlcli models presets"),
+    "show": ("1 word", "xlcli models show NAME"),
+    "copy": ("2 words", "xlcli models copy PRESET FILE.toml, or MODEL FOLDER"),
+    "rm": ("names", "xlcli models rm NAME"),
+    "mv": ("2 words", "xlcli models mv OLD NEW"),
+}
+"""Action to the number of its words, and what to type."""
+
+
 def _is_preset_file(target: str) -> bool:
     return target == "-" or target.endswith(".toml")
-
-
-def _list(screen: Screen) -> None:
-    from xlcli.cli import report
-    from xlcli.presets import list_presets
-    from xlcli.store.discover import bundled_models, local_models
-
-    presets, bundled, local = list_presets(), bundled_models(), local_models()
-    if screen.json:
-        screen.object(
-            {
-                "presets": [{"name": preset.name, "about": preset.about, "path": preset.path} for preset in presets],
-                "bundled": [report.fields(model) for model in bundled],
-                "local": [report.fields(model) for model in local],
-            }
-        )
-        return
-    for title, models in (("Models in ./models", local), ("Bundled models", bundled)):
-        if models:
-            screen.print(f"{title}:\n" + report.table([_HEADING, *map(_row, models)]) + "\n")
-    if not local:
-        screen.print("No models in ./models yet; make one: xlcli train FILE\n\n")
-    tables = [
-        f"{title}:\n" + report.table([("name", "about"), *((preset.name, preset.about) for preset in group)], left=2)
-        for title, group in _groups(presets)
-    ]
-    screen.print("\n".join(tables))
-
-
-def _groups(presets: Sequence[Preset]) -> list[tuple[str, list[Preset]]]:
-    """Presets by heading. Only presets of published architectures set `train.max_steps`."""
-    from xlcli.presets import read_preset
-
-    published = [preset for preset in presets if "max_steps" in read_preset(preset.name).get("train", {})]
-    variants = [preset for preset in presets if preset.name.startswith("small-")]
-    return [
-        ("Presets, for xlcli train --preset NAME", [p for p in presets if p not in published and p not in variants]),
-        ("Variants of small, to be compared with it", variants),
-        ("Published architectures", published),
-    ]
-
-
-def _row(model: ModelSummary) -> tuple[str, ...]:
-    from xlcli.cli import report
-
-    return (
-        model.name,
-        report.amount(model.parameters) if model.parameters is not None else "?",
-        report.size(model.bytes),
-        model.encoding or "?",
-        f"{model.bits_per_byte:.3f}" if model.bits_per_byte is not None else "-",
-        report.age(time.time() - model.modified),
-        model.problem or model.corpus or "-",
-    )
-
-
-def _show(name: str, screen: Screen) -> None:
-    from xlcli.cli import report
-    from xlcli.cli.settings import to_toml
-    from xlcli.presets import list_presets, read_preset
-    from xlcli.store.discover import find, summarize
-    from xlcli.store.layout import read_config
-    from xlcli.store.records import read_record
-
-    preset = next((preset for preset in list_presets() if preset.name == name), None)
-    try:
-        folder = find(name)
-    except CheckpointError as error:
-        if preset is None:
-            names = [preset.name for preset in list_presets()]
-            near = nearest(name, names)
-            raise CheckpointError(error.message, f"Did you mean the preset {near}?" if near else error.remedy) from None
-        _show_preset(preset, read_preset(name), screen)
-        return
-    summary, record = summarize(folder), read_record(folder)
-    config = read_config(folder)
-    if screen.json:
-        config_tree = config.model_dump(mode="json")
-        screen.object({**report.fields(summary), "record": record, "config": config_tree})
-        return
-    screen.print(f"{folder}\n" + report.table([_HEADING, _row(summary)]))
-    card = folder / "README.md"
-    if card.is_file() and card.stat().st_size < 2**20:
-        screen.print("\n" + card.read_text("utf-8", "replace"))
-    elif record:
-        screen.print("\n" + to_toml({"record": record}))
-    screen.print("\n" + to_toml({"model": config.model.model_dump(mode="json")}).lstrip("\n"))
-
-
-def _show_preset(preset: Preset, tree: dict[str, Any], screen: Screen) -> None:
-    if screen.json:
-        screen.object({"name": preset.name, "about": preset.about, "path": preset.path, "config": tree})
-    else:
-        screen.print(preset.path.read_text("utf-8"))
 
 
 def _copy_preset(name: str, target: str, screen: Screen) -> None:

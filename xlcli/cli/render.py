@@ -7,6 +7,7 @@ markup: a pipe receives its exact bytes, a terminal receives it through `xlcli.c
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections import deque
@@ -147,6 +148,20 @@ class Screen:
                 self._live = Live(text, console=self._console, auto_refresh=False, transient=True)
                 self._live.start()
             self._live.update(text, refresh=True)
+
+    @property
+    def columns(self) -> int | None:
+        """Width of the terminal in cells; None if stdout is not a terminal."""
+        return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+    def confirm(self, question: str) -> bool:
+        """Asks on stderr and reads a line of standard input; only `y` and `yes` confirm."""
+        self.clear()
+        self._err.write(visible(f"{question} [y/N] "))
+        answer = sys.stdin.readline()
+        if not answer.endswith("\n"):
+            self._err.write("\n")
+        return answer.strip().lower() in ("y", "yes")
 
     def write(self, data: bytes) -> None:
         """Writes exact bytes to stdout."""

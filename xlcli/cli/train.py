@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from xlcli.cli import options, units
+from xlcli.cli import complete, options, units
 from xlcli.cli.help import CONTEXT, Command
 from xlcli.cli.options import Unit
 from xlcli.cli.pipe import standard_input
@@ -61,7 +61,8 @@ def train(
         typer.Option(
             "--preset",
             metavar="NAME",
-            help="Preset to start from; xlcli models lists them. Default: by text size and device.",
+            autocompletion=complete.presets,
+            help="Preset to start from, see xlcli models presets. Default: by text size and device.",
             rich_help_panel="Run",
         ),
     ] = None,
@@ -70,6 +71,7 @@ def train(
         typer.Option(
             "--init",
             metavar="NAME|FOLDER",
+            autocompletion=complete.models,
             help="Start from the weights, vocabulary and shape of this model instead of new weights.",
             rich_help_panel="Run",
         ),

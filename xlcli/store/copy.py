@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from xlcli.config import WeightEncoding
@@ -17,8 +18,8 @@ from xlcli.store.folder import load, save_model, weights
 from xlcli.store.layout import CONFIG, WEIGHTS, read_config_file
 from xlcli.store.records import write_record
 
-_UNFINISHED = re.compile(re.escape(TEMPORARY) + r"copy-(\d{1,18})")
-"""Name of an unfinished copy, with the id of its process."""
+_UNFINISHED = re.compile(re.escape(TEMPORARY) + r"(?:copy|removed)-(\d{1,18})")
+"""Name of an unfinished copy or of a model that is being removed, with the id of its process."""
 
 
 def copy_model(source: Path, target: Path, encoding: WeightEncoding | None = None) -> None:
@@ -38,32 +39,52 @@ def copy_model(source: Path, target: Path, encoding: WeightEncoding | None = Non
         ConfigError: `target` exists.
         ResourceError: The disk is full or fails.
     """
-    if os.path.lexists(target):
-        raise ConfigError(f"{target} exists.", "Choose another name, or remove it first.")
+    require_free(target)
     model = load(source)
     held_out = [path for path in (model.held_out("valid"), model.held_out("test")) if path]
+    with new_folder(target) as temporary:
+        # The stored model section must stay as it is, since its fingerprint ties state files to the model.
+        for path in (source / CONFIG, *held_out):
+            copy_file(path, temporary / path.name)
+        save_model(
+            temporary,
+            model.config,
+            weights(model.network),
+            model.tokenizer,
+            read_header(source / WEIGHTS)[1],
+            encoding=encoding or read_config_file(source).encoding,
+        )
+        record = dict(model.record)
+        if digest(weights(load(temporary).network)) != digest(weights(model.network)):
+            record.pop("bits_per_byte", None)
+        if record:
+            write_record(temporary, record)
+
+
+def require_free(target: Path) -> None:
+    """`ConfigError` if there is a file or folder of this name."""
+    if os.path.lexists(target):
+        raise ConfigError(f"{target} exists.", "Choose another name, or remove it first.")
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """An empty temporary folder, which is renamed to `target` at the end of the block, or removed on an error.
+
+    The caller makes the files inside durable. What killed processes left beside `target` is removed.
+
+    Raises:
+        ConfigError: `target` exists.
+        ResourceError: The disk is full or fails.
+    """
     temporary = target.parent / f"{TEMPORARY}copy-{os.getpid()}"
     try:
         make_folder(target.parent)
-        _remove_unfinished(target.parent)
+        remove_unfinished(target.parent)
         temporary.mkdir()
         try:
-            # The stored model section must stay as it is, since its fingerprint ties state files to the model.
-            for path in (source / CONFIG, *held_out):
-                copy_file(path, temporary / path.name)
-            save_model(
-                temporary,
-                model.config,
-                weights(model.network),
-                model.tokenizer,
-                read_header(source / WEIGHTS)[1],
-                encoding=encoding or read_config_file(source).encoding,
-            )
-            record = dict(model.record)
-            if digest(weights(load(temporary).network)) != digest(weights(model.network)):
-                record.pop("bits_per_byte", None)
-            if record:
-                write_record(temporary, record)
+            yield temporary
+            require_free(target)
             temporary.rename(target)
         except BaseException:
             with suppress(OSError):
@@ -74,8 +95,8 @@ def copy_model(source: Path, target: Path, encoding: WeightEncoding | None = Non
         raise cannot_write(target, error) from error
 
 
-def _remove_unfinished(folder: Path) -> None:
-    """Removes unfinished copies of processes that have ended."""
+def remove_unfinished(folder: Path) -> None:
+    """Removes unfinished copies and half-removed models of processes that have ended."""
     for path in folder.iterdir():
         match = _UNFINISHED.fullmatch(path.name)
         if match and path.is_dir() and not path.is_symlink() and not _is_running(int(match[1])):

@@ -18,6 +18,8 @@ from xlcli.store.records import RECORD, read_record
 
 LOCAL = "models"
 """Folder of the user's models inside the working folder."""
+CARD = "README.md"
+"""Description of a bundled model."""
 VARIABLE = "XLCLI_MODEL"
 """Environment variable that names the model."""
 
@@ -76,7 +78,7 @@ def choose(name: str | None, *, env: Mapping[str, str] | None = None, cwd: Path 
     env = os.environ if env is None else env
     cwd = Path.cwd() if cwd is None else cwd
     wanted = name or env.get(VARIABLE)
-    local, bundled = _models(cwd / LOCAL), _models(models_folder())
+    local, bundled = _local(cwd), _bundled(cwd)
     if wanted:
         folder = _named(wanted, "" if name else f" (from {VARIABLE})", cwd, (*local, *bundled))
         return Choice(folder, None if name else VARIABLE)
@@ -91,13 +93,22 @@ def choose(name: str | None, *, env: Mapping[str, str] | None = None, cwd: Path 
 
 def local_models(cwd: Path | None = None) -> tuple[ModelSummary, ...]:
     """Models in `./models`, newest first."""
-    found = _models((Path.cwd() if cwd is None else cwd) / LOCAL)
+    found = _local(Path.cwd() if cwd is None else cwd)
     return tuple(summarize(folder) for folder in sorted(found, key=_modified, reverse=True))
 
 
 def bundled_models() -> tuple[ModelSummary, ...]:
     """Models that came with xlcli, in alphabetical order."""
-    return tuple(summarize(folder, bundled=True) for folder in _models(models_folder()))
+    return tuple(summarize(folder, bundled=True) for folder in _bundled(Path.cwd()))
+
+
+def is_bundled(folder: Path, cwd: Path) -> bool:
+    """Whether a model came with xlcli: it lies beside the presets.
+
+    In a checkout models of the user lie there, too; then a bundled model is one with a card.
+    """
+    place = models_folder().resolve()
+    return folder.parent.resolve() == place and ((cwd / LOCAL).resolve() != place or (folder / CARD).is_file())
 
 
 def summarize(folder: Path, *, bundled: bool = False) -> ModelSummary:
@@ -152,6 +163,14 @@ def _choices(wanted: str, known: Iterable[Path]) -> str:
     if near:
         return f"Did you mean {' or '.join(near)}?"
     return f"There are: {', '.join(names[:12])}." if names else "Train one: xlcli train FILE."
+
+
+def _local(cwd: Path) -> tuple[Path, ...]:
+    return tuple(folder for folder in _models(cwd / LOCAL) if not is_bundled(folder, cwd))
+
+
+def _bundled(cwd: Path) -> tuple[Path, ...]:
+    return tuple(folder for folder in _models(models_folder()) if is_bundled(folder, cwd))
 
 
 def _models(folder: Path) -> tuple[Path, ...]:

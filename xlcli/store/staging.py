@@ -25,7 +25,7 @@ from xlcli.store.records import METRICS, RECORD
 STAGED = ".replacement"
 INSTALLING = ".installing"
 
-_FILES = (CONFIG, *TOKENIZER, *HELD_OUT.values(), RECORD, METRICS, CHECKPOINTS, WEIGHTS)
+RUN_FILES = (CONFIG, *TOKENIZER, *HELD_OUT.values(), RECORD, METRICS, CHECKPOINTS, WEIGHTS)
 """Everything that belongs to a run, in the order in which it is put in place and in the opposite order removed. Without
 weights a reader finds no model; without a configuration a corpus reader would take the texts for its own."""
 
@@ -60,7 +60,7 @@ def belongs_to_run(folder: Path, path: Path) -> bool:
     inside = (folder / name for name in (STAGED, INSTALLING, CHECKPOINTS))
     if any(path.resolve().is_relative_to(place.resolve()) for place in inside):
         return True
-    for name in _FILES:
+    for name in RUN_FILES:
         with suppress(OSError):
             if path.samefile(folder / name):
                 return True
@@ -101,7 +101,7 @@ def settle(folder: Path) -> Path:
             else:
                 return staged
         if _is_folder(installing):
-            _move(installing, folder, _FILES)
+            _move(installing, folder, RUN_FILES)
             _remove(installing)
             clean(folder)
     except OSError as error:
@@ -129,7 +129,7 @@ def _move_away(folder: Path) -> None:
     clean(folder)
     aside = folder / f"{TEMPORARY}old-model-{os.getpid()}"
     aside.mkdir()
-    _move(folder, aside, _FILES[::-1])
+    _move(folder, aside, RUN_FILES[::-1])
 
 
 def _move(source: Path, target: Path, names: tuple[str, ...]) -> None:

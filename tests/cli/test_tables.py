@@ -1,0 +1,61 @@
+"""Tables fit the width that they are given, whatever is in them."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xlcli.cli.tables import cells, definitions, fitted, shorten
+
+HEADING = ("name", "size", "corpus")
+ROWS = [
+    HEADING,
+    ("a-model-with-a-very-long-name", "1.0 MiB", "books/one.txt and 50 more files"),
+    ("b", "9", "世界" * 9),
+]
+
+
+@given(st.text(alphabet="ab世\u0301 /", max_size=30), st.integers(1, 40))
+@settings(max_examples=200, deadline=None)
+def test_a_shortened_text_keeps_its_ends(text, width):
+    shown = shorten(text, width)
+    assert cells(shown) <= width
+    if cells(text) <= width:
+        assert shown == text
+    else:
+        head, tail = shown.split("…")
+        assert text.startswith(head)
+        assert text.endswith(tail)
+
+
+@pytest.mark.parametrize("width", range(24, 80))
+def test_a_table_fits_and_says_as_much_as_it_can(width):
+    text = fitted(ROWS, width, flexible={"name": 6, "corpus": 6}, right=("size",))
+    lines = text.splitlines()
+    assert max(map(cells, lines)) <= width
+    wide = max(map(cells, fitted(ROWS, None, flexible={}).splitlines()))
+    assert max(map(cells, lines)) >= min(width, wide) - 2, "free width is used"
+    assert {len(line.split("  ")) for line in lines[:2]} == {3} or "size" in lines[0]
+
+
+def test_columns_are_left_out_in_order():
+    row = [("name", "a", "b"), ("x" * 10, "1" * 10, "2" * 10)]
+    for width, heading in ((34, ["name", "a", "b"]), (33, ["name", "b"]), (21, ["name"]), (5, ["name"])):
+        assert fitted(row, width, flexible={"name": 10}, optional=("a", "b")).split("\n")[0].split() == heading
+
+
+def test_a_pipe_gets_every_cell_as_it_is():
+    text = fitted(ROWS, None, flexible={"name": 6, "corpus": 6}, optional=("size",))
+    assert all(cell in text for row in ROWS for cell in row)
+
+
+def test_long_texts_are_wrapped_under_their_beginning():
+    rows = [("one", "word " * 20), ("longer", "short")]
+    lines = definitions(rows, 40).splitlines()
+    assert max(map(len, lines)) <= 40
+    assert len(lines) == 5
+    assert all(line.startswith(" " * 8 + "word") for line in lines[1:4])
+    assert definitions(rows, None).splitlines()[0] == "one     " + "word " * 20
+
+
+def test_control_characters_do_not_reach_a_terminal_and_count_as_shown():
+    assert fitted([("name", "x"), ("a\x1b[2J\nb", "1")], 30, flexible={}).splitlines()[1] == r"a\x1b[2J b  1"

@@ -1,0 +1,58 @@
+"""Completion in shells of the names of models, presets and settings. Imports neither torch nor pydantic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import typer
+
+_ACTIONS = {
+    "presets": "List presets.",
+    "show": "Show a model or preset.",
+    "copy": "Copy a preset to a file, or a model to a folder.",
+    "rm": "Remove models.",
+    "mv": "Rename a model.",
+}
+
+
+def models(incomplete: str) -> list[tuple[str, str]]:
+    """Names of the models in `./models` and of the bundled ones. A path is left to the shell."""
+    from xlcli.presets import models_folder
+
+    names = {path.parent.name: "bundled" for path in sorted(models_folder().glob("*/config.json"))}
+    return own_models(incomplete) + _beginning(incomplete, names.items())
+
+
+def own_models(incomplete: str) -> list[tuple[str, str]]:
+    """Names of the models in `./models`, damaged ones too."""
+    found = sorted(path.parent.name for path in Path("models").glob("*/config.json"))
+    return _beginning(incomplete, ((name, "in ./models") for name in found if not name.startswith(".")))
+
+
+def presets(incomplete: str) -> list[tuple[str, str]]:
+    """Presets."""
+    from xlcli.presets import models_folder
+
+    return _beginning(incomplete, ((name, "") for name in sorted(path.stem for path in models_folder().glob("*.toml"))))
+
+
+def devices(incomplete: str) -> list[tuple[str, str]]:
+    """Devices."""
+    return _beginning(incomplete, [("auto", ""), ("cpu", ""), ("cuda", "")])
+
+
+def model_words(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Words of `xlcli models`."""
+    match context.params.get("words") or []:
+        case []:
+            return _beginning(incomplete, _ACTIONS.items())
+        case ["show"] | ["copy"]:
+            return [*models(incomplete), *presets(incomplete)]
+        case ["rm", *_] | ["mv"]:
+            return own_models(incomplete)
+    return []
+
+
+def _beginning(incomplete: str, words: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [(word, about) for word, about in words if word.startswith(incomplete)]

@@ -1,0 +1,129 @@
+"""Lists and descriptions of models and presets, for `xlcli models`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from xlcli.cli import report, tables
+from xlcli.cli.usage import nearest
+from xlcli.errors import CheckpointError
+from xlcli.presets import list_presets, read_preset
+
+if TYPE_CHECKING:
+    from xlcli.cli.render import Screen
+    from xlcli.presets import Preset
+    from xlcli.store.discover import ModelSummary
+
+_HEADING = ("name", "params", "on disk", "weights", "bits/byte", "age", "corpus")
+_FLEXIBLE = {"name": 12, "corpus": 12}
+_OPTIONAL = ("weights", "on disk", "params", "age")
+_RIGHT = ("params", "on disk", "bits/byte", "age")
+
+
+def list_models(screen: Screen) -> None:
+    """Lists models in `./models` and bundled ones."""
+    from xlcli.store.discover import bundled_models, local_models
+
+    local, bundled = local_models(), bundled_models()
+    if screen.json:
+        screen.object(
+            {
+                "local": [report.fields(model) for model in local],
+                "bundled": [report.fields(model) for model in bundled],
+                "presets": [_preset_object(preset) for preset in list_presets()],
+            }
+        )
+        return
+    if not local:
+        screen.print("No models in ./models yet; make one: xlcli train FILE\n\n")
+    heading, *lines = _table([*local, *bundled], screen).splitlines(keepends=True)
+    for title, rows in (("Models in ./models", lines[: len(local)]), ("Bundled models", lines[len(local) :])):
+        if rows:
+            screen.print("".join([f"{title}:\n", heading, *rows, "\n"]))
+    screen.print("Presets for training: xlcli models presets\n")
+
+
+def list_all_presets(screen: Screen) -> None:
+    """Lists presets."""
+    presets = list_presets()
+    if screen.json:
+        screen.object({"presets": [_preset_object(preset) for preset in presets]})
+        return
+    lists = [
+        f"{title}:\n" + tables.definitions([(preset.name, preset.about) for preset in group], screen.columns)
+        for title, group in _groups(presets)
+    ]
+    screen.print("\n".join(lists))
+
+
+def _preset_object(preset: Preset) -> dict[str, Any]:
+    return {"name": preset.name, "about": preset.about, "path": preset.path}
+
+
+def _groups(presets: Sequence[Preset]) -> list[tuple[str, list[Preset]]]:
+    """Presets by heading. Only presets of published architectures set `train.max_steps`."""
+    published = [preset for preset in presets if "max_steps" in read_preset(preset.name).get("train", {})]
+    variants = [preset for preset in presets if preset.name.startswith("small-")]
+    return [
+        ("Presets, for xlcli train --preset NAME", [p for p in presets if p not in published and p not in variants]),
+        ("Variants of small, to be compared with it", variants),
+        ("Published architectures", published),
+    ]
+
+
+def _table(models: Sequence[ModelSummary], screen: Screen) -> str:
+    rows = [_HEADING, *map(_row, models)]
+    return tables.fitted(rows, screen.columns, flexible=_FLEXIBLE, optional=_OPTIONAL, right=_RIGHT)
+
+
+def _row(model: ModelSummary) -> tuple[str, ...]:
+    return (
+        model.name,
+        report.amount(model.parameters) if model.parameters is not None else "?",
+        report.size(model.bytes),
+        model.encoding or "?",
+        f"{model.bits_per_byte:.3f}" if model.bits_per_byte is not None else "-",
+        report.age(time.time() - model.modified),
+        model.problem or model.corpus or "-",
+    )
+
+
+def show(name: str, screen: Screen) -> None:
+    """Shows a model, or the preset of that name."""
+    from xlcli.cli.settings import to_toml
+    from xlcli.store.discover import CARD, find, summarize
+    from xlcli.store.layout import read_config
+    from xlcli.store.records import read_record
+
+    preset = next((preset for preset in list_presets() if preset.name == name), None)
+    try:
+        folder = find(name)
+    except CheckpointError as error:
+        if preset is None:
+            names = [preset.name for preset in list_presets()]
+            near = nearest(name, names)
+            raise CheckpointError(error.message, f"Did you mean the preset {near}?" if near else error.remedy) from None
+        _show_preset(preset, read_preset(name), screen)
+        return
+    summary, record = summarize(folder), read_record(folder)
+    config = read_config(folder)
+    if screen.json:
+        config_tree = config.model_dump(mode="json")
+        screen.object({**report.fields(summary), "record": record, "config": config_tree})
+        return
+    screen.print(f"{folder}\n" + _table([summary], screen))
+    card = folder / CARD
+    if card.is_file() and card.stat().st_size < 2**20:
+        screen.print("\n" + card.read_text("utf-8", "replace"))
+    elif record:
+        screen.print("\n" + to_toml({"record": record}))
+    screen.print("\n" + to_toml({"model": config.model.model_dump(mode="json")}).lstrip("\n"))
+
+
+def _show_preset(preset: Preset, tree: dict[str, Any], screen: Screen) -> None:
+    if screen.json:
+        screen.object({"name": preset.name, "about": preset.about, "path": preset.path, "config": tree})
+    else:
+        screen.print(preset.path.read_text("utf-8"))

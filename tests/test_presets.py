@@ -5,7 +5,7 @@ import re
 import pytest
 
 from xlcli import config, presets, training
-from xlcli.__main__ import main
+from xlcli.cli.entry import main
 from xlcli.errors import ConfigError
 from xlcli.training.memory import n_parameters
 

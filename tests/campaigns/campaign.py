@@ -167,7 +167,7 @@ def wait(child: int) -> int:
 
 def command(*arguments: str) -> Callable[[], int]:
     """The command line of xlcli, for `fork`."""
-    from xlcli.__main__ import main
+    from xlcli.cli.entry import main
 
     return lambda: main(arguments)
 

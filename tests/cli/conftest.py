@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from programs import TEXT
 
-from xlcli.__main__ import main
+from xlcli.cli.entry import main
 
 
 @dataclass(frozen=True)

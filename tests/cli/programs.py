@@ -97,6 +97,11 @@ class Terminal:
         """Types."""
         os.write(self._leader, keys)
 
+    def resize(self, columns: int) -> None:
+        """Changes the width."""
+        fcntl.ioctl(self._leader, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+        self.screen.resize(columns=columns)
+
     def read(self, seconds: float) -> bool:
         """Reads what comes within `seconds`; False once the process has closed the terminal."""
         if select.select([self._leader], [], [], seconds)[0]:

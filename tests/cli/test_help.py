@@ -107,7 +107,7 @@ def test_each_variable_means_one_option():
 def test_answers_at_once_without_torch(arguments):
     heavy = "{'torch', 'numpy', 'sentencepiece', 'safetensors'}"
     code = (
-        f"import sys; from xlcli.__main__ import main; main({arguments!r}); print(sorted({heavy} & set(sys.modules)))"
+        f"import sys; from xlcli.cli.entry import main; main({arguments!r}); print(sorted({heavy} & set(sys.modules)))"
     )
     spent = []
     for _ in range(3):

@@ -123,7 +123,7 @@ def test_a_refusal_names_exactly_the_positions_that_are_legal(attention, run):
 def test_nothing_heavy_is_loaded_to_refuse():
     lines = [typed(overrides) for overrides, _, _ in REFUSED]
     code = (
-        "import json, sys; from xlcli.__main__ import main; "
+        "import json, sys; from xlcli.cli.entry import main; "
         "print([main(line) for line in json.loads(sys.argv[1])], {'torch', 'numpy'} & set(sys.modules))"
     )
     done = subprocess.run(

@@ -20,7 +20,7 @@ from xlcli.cli.signals import Stop
 WORK = """
 import os, sys, time
 from xlcli.cli.signals import Stop
-with Stop(lambda text: os.write(1, text.encode() + b"\\n")) as stop:
+with Stop(lambda: os.write(1, stop.message.encode() + b"\\n")) as stop:
     print("ready", flush=True)
     end = time.monotonic() + 20
     while time.monotonic() < end and not (stop() and "{mode}" == "polite"):
@@ -73,10 +73,29 @@ def test_a_second_interrupt_leaves_at_once():
         assert b"saved" not in child.stdout.read()
 
 
-def test_little_is_imported_before_interrupts_are_caught():
-    code = "import sys; before = set(sys.modules); import xlcli.__main__; print(*set(sys.modules) - before)"
-    done = subprocess.run([sys.executable, "-S", "-c", code], env=environment(), capture_output=True, check=True)
-    assert not {"typing", "importlib", "re", "xlcli.cli", "xlcli.errors"} & set(done.stdout.decode().split())
+STARTS = {
+    "python -m": ("-m", "xlcli", "--help"),
+    "script": ("-c", "import sys; from xlcli.__main__ import main; sys.exit(main(['--help']))"),
+}
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_an_interrupt_at_the_start_prints_no_traceback(start):
+    arguments = [sys.executable, "-X", "importtime", *STARTS[start]]
+    for i in range(12):
+        with subprocess.Popen(arguments, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+            imported = []
+            while imported[-1:] != [b"xlcli"]:
+                imported.append(child.stderr.readline().split(b"|")[-1].strip())
+            while b"signal" not in imported[-1]:
+                imported.append(child.stderr.readline().split(b"|")[-1].strip())
+            time.sleep(0.001 + 0.02 * i)  # Python itself prints a traceback before it has imported the program
+            child.send_signal(signal.SIGINT)
+            _, said = child.communicate(timeout=30)
+        assert not {b"typing", b"re", b"xlcli.cli", b"xlcli.errors"} & set(imported)
+        assert b"Traceback" not in said
+        assert child.returncode in (-signal.SIGINT, 130, 0)
+        assert i > 2 or child.returncode != 0
 
 
 def test_an_ignored_signal_stays_ignored():

@@ -14,7 +14,6 @@ from xlcli.cli import options, units
 from xlcli.cli.help import CONTEXT, Command
 from xlcli.cli.options import Unit
 from xlcli.cli.pipe import standard_input
-from xlcli.cli.signals import Stop
 from xlcli.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -142,11 +141,13 @@ def evaluate(
         print_eval_plan(folder, files, settings, screen)
         return 0
     with (
-        Stop(screen.say) as stop,
+        screen.stop() as stop,
         screen.until(stop),
-        standard_input(stop),
+        standard_input(stop, screen.keyboard_ended),
         token_writer(per_token, screen, stop) as write,
     ):
+        if "-" in (files or ()):
+            screen.expect_keyboard()
         screen.wait("loading the model")
         from xlcli import evaluation
 

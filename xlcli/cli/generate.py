@@ -166,8 +166,11 @@ def generate(
         action = f"generates {n_samples} x {settings.max_new_tokens} tokens"
         print_plan(folder, settings, screen, batch_size=n_samples, action=action)
         return 0
-    with Stop(screen.say) as stopping, screen.until(stopping):
+    with screen.stop() as stopping, screen.until(stopping):
+        if words == ["-"]:
+            screen.expect_keyboard()
         prompt = read_prompt(words, stopping)
+        screen.keyboard_ended()
         screen.wait("loading the model")
         from xlcli import generation
 

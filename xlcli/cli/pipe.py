@@ -7,7 +7,7 @@ import io
 import os
 import select
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -59,10 +59,10 @@ def portions(source: int, stop: Stop, flush_ms: int | None) -> Iterator[bytes | 
 
 
 class _Input(io.RawIOBase):
-    """Standard input as a file; a signal raises `Stopped` in a waiting read."""
+    """Standard input as a file; a signal raises `Stopped` in a waiting read. Calls `at_end` at its end."""
 
-    def __init__(self, stop: Stop) -> None:
-        self._stop = stop
+    def __init__(self, stop: Stop, at_end: Callable[[], None]) -> None:
+        self._stop, self._at_end = stop, at_end
 
     def readable(self) -> bool:
         return True
@@ -76,15 +76,17 @@ class _Input(io.RawIOBase):
                 raise Stopped(self._stop.exit_code)
             with contextlib.suppress(BlockingIOError):  # another process has read what arrived
                 data = os.read(0, len(view))
+        if not data:
+            self._at_end()
         view[: len(data)] = data
         return len(data)
 
 
 @contextlib.contextmanager
-def standard_input(stop: Stop) -> Iterator[None]:
-    """Context in which a signal interrupts reads of `sys.stdin`."""
+def standard_input(stop: Stop, at_end: Callable[[], None]) -> Iterator[None]:
+    """Context in which a signal interrupts reads of `sys.stdin`, and `at_end` is called at its end."""
     before = sys.stdin
-    sys.stdin = io.TextIOWrapper(io.BufferedReader(_Input(stop), PORTION))
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(_Input(stop, at_end), PORTION))
     try:
         yield
     finally:

@@ -9,34 +9,36 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
 from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
+from typing import Any, Literal, TextIO, cast
 
 from rich.console import Console
-from rich.live import Live
 from rich.text import Text
 
 from xlcli.cli import report
 from xlcli.cli.palette import Palette, terminal_theme
 from xlcli.cli.pipe import Output
+from xlcli.cli.signals import Stop
 from xlcli.cli.terminal import Visible, visible, visible_json
 from xlcli.events import Notice, Progress, Step
-
-if TYPE_CHECKING:
-    from xlcli.cli.signals import Stop
 
 REFRESH_SECONDS = 0.1
 """Minimum time between two updates of the live line."""
 PLAIN_SECONDS = 10.0
 """Time between two plain lines; the first line comes after a tenth of it."""
+_UNWRAPPED = "\x1b[?7l{}\x1b[?7h\r"
+"""The live line: cut off at the width of the terminal, with the cursor at its beginning."""
+_ERASE = "\r\x1b[J"
+"""Erases the live line, all rows of it if the terminal has become narrower and has broken it."""
 
 
 class Screen:
-    """stdout and stderr of a command; a context manager that restores the terminal.
+    """stdout and stderr of a command; a context manager that removes the live line.
 
     Args:
         json: Whether results are JSON.
@@ -72,8 +74,12 @@ class Screen:
             file=cast(TextIO, self._err), markup=False, highlight=False, emoji=False, no_color=plain
         )
         self._is_live = self._console.is_terminal and not self._console.is_dumb_terminal
-        self._live: Live | None = None
+        self._shares_terminal = self._console.is_terminal and sys.stdout.isatty()
+        self._announced = False
+        self._types = False
+        self._line = ""
         self._drawn = 0.0
+        self._lock = threading.RLock()  # the thread that watches for signals prints, too
         self._next_plain = time.monotonic() + PLAIN_SECONDS / 10
         self._history: deque[float] = deque(maxlen=4096)
         self._visible = Visible()
@@ -91,23 +97,68 @@ class Screen:
         if self._out.discarded:
             self.say(f"standard output was not read; its last {self._out.discarded:,} bytes are lost", "warning")
 
+    def stop(self) -> Stop:
+        """Stop request by signal, whose messages this screen prints."""
+        return Stop(self.interrupted, self.farewell)
+
     def until(self, stop: Stop) -> Screen:
         """This screen; after a signal it does not wait for a reader that has stalled."""
         self._out.stop = self._err.stop = stop
         return self
 
+    def expect_keyboard(self) -> None:
+        """If standard input is a keyboard: prints how to end it, and shows no progress until `keyboard_ended`."""
+        self._types = os.isatty(0)
+        if self._types:
+            self.say("reading from the keyboard; end with Ctrl-D")
+
+    def keyboard_ended(self) -> None:
+        """Shows progress again, after the end of standard input."""
+        self._types = False
+
+    def interrupted(self) -> None:
+        """Prints the message of a signal, once and before all other output, in a line after the ^C of a terminal."""
+        stop = self._out.stop
+        with self._lock:
+            if stop is not None and stop() and not self._announced:
+                self._announced = True
+                if self._console.is_terminal and not self._line:
+                    self._end_line()
+                self.clear()
+                self.say(stop.message)
+
+    def _end_line(self) -> None:
+        """Puts the cursor of the terminal at the start of a line."""
+        self._err.write("\n")
+        self._at_line_start = self._at_line_start or self._shares_terminal
+
+    def farewell(self) -> str:
+        """Text that leaves the terminal in order when the process ends at once; waits for no other thread."""
+        if not self._console.is_terminal:
+            return ""
+        return _ERASE if self._line else "\x1b[0m\n" if self.colored else "\n"
+
     def clear(self) -> None:
         """Removes the live line."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        with self._lock:
+            if self._line:
+                self._line = ""
+                self._err.write(_ERASE)
 
     def say(self, text: str, level: str = "info") -> None:
         """Prints a message to stderr: `warning` always, `info` unless quiet, `detail` only if verbose."""
-        if level == "warning" or (self.verbose if level == "detail" else not self.quiet):
-            style = "yellow" if level == "warning" else "dim" if level == "detail" else ""
-            shown = Text(visible(f"warning: {text}" if level == "warning" else text), style=style)
+        if not (level == "warning" or (self.verbose if level == "detail" else not self.quiet)):
+            return
+        style = "yellow" if level == "warning" else "dim" if level == "detail" else ""
+        shown = Text(visible(f"warning: {text}" if level == "warning" else text), style=style)
+        with self._lock:
+            self.interrupted()
+            line = self._line
+            self.clear()
+            if self._shares_terminal and not self._at_line_start:
+                self._end_line()
             self._console.print(shown, soft_wrap=True)
+            self._draw(line)
 
     def notice(self, event: Notice) -> None:
         """Prints the notice of a workflow; a hint only beside text."""
@@ -129,13 +180,13 @@ class Screen:
         """Shows the progress of training."""
         self._history.append(event.bits_per_byte)
         if self._is_live:
-            self._show(report.step_line(event, tuple(self._history), self._console.width))
+            self._show(report.step_line(event, tuple(self._history), self._console.width - 1))
         else:
             self._show(report.step_line(event))
 
     def _show(self, line: str) -> None:
         now = time.monotonic()
-        if not self._shows_progress:
+        if not self._shows_progress or self._types:
             return
         if not self._is_live:
             if now >= self._next_plain:
@@ -143,11 +194,17 @@ class Screen:
                 self.say(line)
         elif now - self._drawn >= REFRESH_SECONDS:
             self._drawn = now
-            text = Text(visible(line), no_wrap=True, overflow="ellipsis")
-            if self._live is None:
-                self._live = Live(text, console=self._console, auto_refresh=False, transient=True)
-                self._live.start()
-            self._live.update(text, refresh=True)
+            self._draw(line)
+
+    def _draw(self, line: str) -> None:
+        """Replaces the live line; not beside text that stops within a line."""
+        with self._lock:
+            self.clear()
+            if line and (self._at_line_start or not self._shares_terminal):
+                shown = Text(visible(line))
+                shown.truncate(self._console.width - 1, overflow="ellipsis")
+                self._line = line
+                self._err.write(_UNWRAPPED.format(shown.plain))
 
     @property
     def columns(self) -> int | None:
@@ -165,8 +222,12 @@ class Screen:
 
     def write(self, data: bytes) -> None:
         """Writes exact bytes to stdout."""
-        self.clear()
-        self._out.write_bytes(data)
+        with self._lock:
+            self.interrupted()
+            self.clear()
+            if data:
+                self._at_line_start = data.endswith(b"\n")
+            self._out.write_bytes(data)
 
     def print(self, text: str) -> None:
         """Prints text to stdout, with control characters escaped on a terminal."""
@@ -184,12 +245,9 @@ class Screen:
             self.write(data)
             return
         text = self._visible.feed(data, final=final)
-        if text:
-            self._at_line_start = text.endswith("\n")
-        if final and not self._at_line_start:
-            text += "\n"
-            self._at_line_start = True
-        self.write(text.encode())
+        with self._lock:
+            at_line_start = text.endswith("\n") if text else self._at_line_start
+            self.write((text + "\n" if final and not at_line_start else text).encode())
 
     def scored_line(self, label: str, spans: Sequence[tuple[bytes, float]]) -> None:
         """Writes a label and tokens, given as (text, bits), colored by their bits per byte if colors are on."""

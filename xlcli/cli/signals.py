@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import threading
@@ -16,11 +17,18 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
-_SHOW_CURSOR = b"\x1b[?25h"
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
     """Replaces the default action; the watcher thread has already read the signal from the socket."""
+
+
+def _write_unless_stalled(data: bytes) -> None:
+    """Writes to stderr if that does not have to wait for its reader."""
+    waiting = select.poll()
+    waiting.register(2, select.POLLOUT)
+    if data and waiting.poll(0):
+        os.write(2, data)
 
 
 class Stopped(Exception):  # noqa: N818
@@ -34,14 +42,18 @@ class Stopped(Exception):  # noqa: N818
 class Stop:
     """Stop request by signal: a context manager, and the `stop` callback of every workflow.
 
+    Args:
+        notice: Prints `message` at the first signal.
+        farewell: Text for stderr when a second SIGINT ends the process; must not wait for other threads.
+
     Attributes:
         signal: Number of the first signal, or None.
         fd: File descriptor for `select`; becomes and stays readable at the first signal.
     """
 
-    def __init__(self, notice: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(self, notice: Callable[[], None] = lambda: None, farewell: Callable[[], str] = lambda: "") -> None:
         self.signal: int | None = None
-        self._notice = notice
+        self._notice, self._farewell = notice, farewell
         self._previous: dict[int, object] = {}
         self.fd, self._fd_writer = os.pipe()
 
@@ -53,6 +65,11 @@ class Stop:
     def exit_code(self) -> int:
         """128 + signal number, as in shells; 0 without a signal."""
         return 128 + self.signal if self.signal else 0
+
+    @property
+    def message(self) -> str:
+        """Message about the first signal."""
+        return f"{signal.Signals(self.signal).name}: stopping; interrupt again to exit at once" if self.signal else ""
 
     def __enter__(self) -> Stop:
         if threading.current_thread() is not threading.main_thread():
@@ -93,11 +110,11 @@ class Stop:
     def _handle(self, number: int) -> None:
         if self.signal is not None:
             if number == signal.SIGINT:
-                with contextlib.suppress(OSError):
-                    os.write(2, _SHOW_CURSOR if os.isatty(2) else b"")
+                with contextlib.suppress(Exception):
+                    _write_unless_stalled(self._farewell().encode())
                 os._exit(130)
             return
         self.signal = number
         os.write(self._fd_writer, b"!")
         with contextlib.suppress(Exception):
-            self._notice(f"{signal.Signals(number).name}: stopping; interrupt again to exit at once")
+            self._notice()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -11,7 +10,6 @@ from xlcli.cli import options, units
 from xlcli.cli.help import CONTEXT, Command
 from xlcli.cli.options import Unit
 from xlcli.cli.pipe import open_source, portions
-from xlcli.cli.signals import Stop
 from xlcli.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -128,9 +126,9 @@ def stream(
         return 0
     source = open_source(name)
     check_standard_output(source)
-    if name == "-" and sys.stdin is not None and sys.stdin.isatty():
-        screen.say("reading from the keyboard; end with Ctrl-D")
-    with Stop(screen.say) as stop, screen.until(stop):
+    with screen.stop() as stop, screen.until(stop):
+        if name == "-":
+            screen.expect_keyboard()
         screen.wait("loading the model")
         from xlcli import streaming
         from xlcli.text.formats import checked, text_of

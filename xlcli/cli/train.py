@@ -316,7 +316,9 @@ def train(
         if tensorboard:
             check_tensorboard()
         folder = Path(out or Path("models") / model_name(paths or ()))
-        with Stop(screen.say) as stop, screen.until(stop), standard_input(stop):
+        with screen.stop() as stop, screen.until(stop), standard_input(stop, screen.keyboard_ended):
+            if "-" in (paths or ()):
+                screen.expect_keyboard()
             screen.wait("starting")
             from xlcli import training
 

@@ -1,0 +1,157 @@
+"""The whole program as a function: turns every error into one sentence and an exit code.
+
+Exit codes: 0 done, 1 bug, 2 usage or configuration, 3 input refused, 4 out of disk or memory, 5 folder in use,
+6 diverged, 128 + n stopped by signal n (141: the reader of stdout closed it).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+_CLOSE_FILES = "Close other programs, or raise the limit of open files: ulimit -n 4096."
+_OUT_OF_DISK = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS), "Free some space, or write elsewhere."),
+    errno.EFBIG: "Raise the limit of file sizes (ulimit -f), or write to a disk that allows larger files.",
+}
+"""Error number of a failed write to remedy."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    quits = signal.getsignal(signal.SIGINT) == signal.SIG_DFL  # set by `xlcli.__main__`
+    debug = "--debug" in arguments or os.environ.get("XLCLI_DEBUG", "0") not in ("", "0")
+    try:
+        _ensure_standard_streams()
+        if not (debug or sys.warnoptions):
+            import warnings
+
+            warnings.simplefilter("ignore")
+        from xlcli.cli.app import run
+
+        if quits:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        code = run(arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        return _leave_quietly()
+    except KeyboardInterrupt:
+        _silence_stdout()
+        _end_line()
+        return 128 + signal.SIGINT
+    except Exception as error:
+        if debug:
+            import traceback
+
+            traceback.print_exc()
+        code, message, remedy = _explain(error)
+        _silence_stdout()
+        _print_error(message, remedy)
+        return code
+    finally:
+        if quits:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of the end of the interpreter
+
+
+def _explain(error: Exception) -> tuple[int, str, str]:
+    """Exit code, message and remedy of an error."""
+    from xlcli.errors import XLError
+
+    if isinstance(error, XLError):
+        return error.exit_code, error.message, error.remedy
+    if _is_out_of_memory(error):
+        detail = str(error).strip().partition("\n")[0]
+        message = f"out of memory{': ' + detail if detail else ''}."
+        return 4, message, "Use a smaller --batch-size, --segment-len, --mem-len or model."
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        return 4, "no more threads can be started.", "Close other programs, or raise the limit: ulimit -u."
+    if isinstance(error, OSError) and error.errno is not None:
+        where = f"{error.filename}: " if error.filename is not None else ""
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            return 4, f"{where}{error.strerror}.", _CLOSE_FILES
+        if error.errno in _OUT_OF_DISK:
+            return 4, f"cannot write: {where}{error.strerror}.", _OUT_OF_DISK[error.errno]
+        return 3, f"{where}{error.strerror}.", "Check that path."
+    entry = error.__traceback__
+    while entry is not None and entry.tb_next is not None:
+        entry = entry.tb_next
+    at = f" at {os.path.basename(entry.tb_frame.f_code.co_filename)}:{entry.tb_lineno}" if entry else ""  # noqa: PTH119
+    detail = str(error).strip().partition("\n")[0]
+    return (
+        1,
+        f"this is a bug: {type(error).__name__}{': ' + detail if detail else ''}{at}.",
+        "Add --debug and report its output.",
+    )
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether the error is one of Python, of the CPU allocator or of CUDA; does not import torch."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def _discard_stdout() -> None:
+    from xlcli.cli.terminal import discard_stdout
+
+    discard_stdout()
+
+
+def _print_error(message: str, remedy: str) -> None:
+    from xlcli.cli.terminal import visible
+
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(visible(f"xlcli: {message}\n" + (f"       {remedy}\n" if remedy else "")))
+        sys.stderr.flush()
+
+
+def _end_line() -> None:
+    """Ends the line in which the terminal has shown ^C."""
+    with contextlib.suppress(OSError, ValueError):
+        if sys.stderr.isatty():
+            sys.stderr.write("\n")
+            sys.stderr.flush()
+
+
+def _ensure_standard_streams() -> None:
+    """Opens standard streams that the caller closed, so that no data file becomes descriptor 1.
+
+    A closed stdout becomes a pipe without a reader.
+    """
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            if descriptor == 1:
+                _, writer = os.pipe()  # the reading end is descriptor 1, the lowest free one: dup2 closes it
+                os.dup2(writer, 1)
+                os.close(writer)
+            else:
+                os.open(os.devnull, os.O_RDWR)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+
+
+def _silence_stdout() -> None:
+    """Flushes stdout, or discards its buffer so that the last flush of the interpreter succeeds."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        return
+    _discard_stdout()
+
+
+def _leave_quietly() -> int:
+    """Ends the process by SIGPIPE, as Unix tools do. Python ignores the signal by default."""
+    _discard_stdout()
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGPIPE)
+    return 141

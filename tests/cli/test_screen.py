@@ -36,7 +36,9 @@ MESSAGE = "SIGINT: stopping; interrupt again to exit at once"
 
 
 def run(first="pass", work="pass", polite=True, **options):
-    return Terminal([sys.executable, "-c", WORK.format(first=first, work=work, polite=polite)], controlling=True, **PLAIN, **options)
+    return Terminal(
+        [sys.executable, "-c", WORK.format(first=first, work=work, polite=polite)], controlling=True, **PLAIN, **options
+    )
 
 
 def lines(terminal):

@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 DEMO := demo/run
 
-.PHONY: demo test check format readme wheel clean
+.PHONY: demo test test-integrations check format readme wheel clean
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("xlcli needs Python 3.11 or newer, and $(PYTHON) is %d.%d; use another one: make PYTHON=python3.12" % sys.version_info[:2])'
@@ -28,6 +28,14 @@ check: $(READY)
 # One thread per worker and one worker per core.
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
+
+$(VENV)/integrations: $(READY)
+	PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[dev,lm-eval]'
+	@touch $@
+
+# Tests with large packages of others, which `make test` skips.
+test-integrations: $(VENV)/integrations
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/integrations
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

@@ -37,7 +37,7 @@ def built(tmp_path_factory) -> dict[str, Path]:
 
 def names(wheel: Path) -> set[str]:
     with zipfile.ZipFile(wheel) as archive:
-        return {name for name in archive.namelist() if ".dist-info/" not in name}
+        return {name for name in archive.namelist() if not re.match(r"xlcli-[^/]*\.(dist-info|data)/", name)}
 
 
 def test_wheel_holds_the_package_the_presets_and_nothing_else(built):
@@ -57,6 +57,16 @@ def bundled() -> set[str]:
         for path in (SOURCE / "models" / "books").rglob("*")
         if path.is_file() and "checkpoints" not in path.parts and not path.name.startswith(".")
     }
+
+
+def test_wheel_installs_the_manual_pages(built):
+    from xlcli.cli.man import pages
+
+    with zipfile.ZipFile(built["wheel"]) as archive:
+        found = {
+            Path(name).name: archive.read(name).decode() for name in archive.namelist() if "/share/man/man1/" in name
+        }
+    assert found == pages()
 
 
 def test_bundled_models_are_in_the_wheel(built):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
@@ -43,7 +44,7 @@ class Program(TyperGroup):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Writes commands, then options."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, command.help or "") for name, command in self.commands.items()])
+            formatter.write_dl([(name, summary(command)) for name, command in self.commands.items()])
         _write_panels(self.get_params(ctx), self.callback, formatter, default="Options")
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
@@ -51,18 +52,36 @@ class Program(TyperGroup):
         _write_examples(self.epilog, formatter)
 
 
-def _write_panels(params: list[Any], function: Any, formatter: Any, *, default: str) -> None:
-    panels: dict[str, list[tuple[str, str]]] = {}
+@dataclass(frozen=True)
+class OptionHelp:
+    """Names of an option, the shortest first, the value it takes ("" for a flag), and its help."""
+
+    names: tuple[str, ...]
+    value: str
+    help: str
+
+
+def summary(command: Any) -> str:
+    """First paragraph of the help of a command."""
+    return str(command.help or "").partition("\n\n")[0]
+
+
+def panels(params: list[Any], function: Any, default: str) -> dict[str, list[OptionHelp]]:
+    """The options among `params`, by the heading of their panel; `default` is the heading of those without one."""
+    found: dict[str, list[OptionHelp]] = {}
     for param in params:
         if param.param_type_name == "argument" or param.hidden:
             continue
-        names = ", ".join(sorted(param.opts, key=len))
         value = "" if param.is_flag else param.metavar or "|".join(choices(function, param.name)) or "VALUE"
-        row = (f"{names} {value}".rstrip(), param.help or "")
-        panels.setdefault(param.rich_help_panel or default, []).append(row)
-    for heading, rows in panels.items():
+        option = OptionHelp(tuple(sorted(param.opts, key=len)), value, param.help or "")
+        found.setdefault(param.rich_help_panel or default, []).append(option)
+    return found
+
+
+def _write_panels(params: list[Any], function: Any, formatter: Any, *, default: str) -> None:
+    for heading, options in panels(params, function, default).items():
         with formatter.section(heading):
-            formatter.write_dl(rows)
+            formatter.write_dl([(f"{', '.join(each.names)} {each.value}".rstrip(), each.help) for each in options])
 
 
 def _write_examples(epilog: str | None, formatter: Any) -> None:

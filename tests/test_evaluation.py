@@ -10,6 +10,7 @@ from xlcli.config import EvalConfig
 from xlcli.errors import CheckpointError, DataError, ResourceError
 from xlcli.evaluation import evaluate
 from xlcli.events import Notice, Score, TokenScore
+from xlcli.metrics import half_width
 from xlcli.presets import models_folder
 from xlcli.store.folder import load
 
@@ -180,26 +181,38 @@ def test_loss_by_context_with_memory_comes_from_cold_windows(prose):
     assert score.by_context[3].bits_per_byte == pytest.approx(nats / math.log(2) / n_bytes, abs=1e-9)
 
 
-def test_standard_errors_are_those_of_a_ratio_over_blocks(prose):
-    *tokens, score = scores(toy("sentencepiece"), prose, mem_len=0, segment_len=8, batch_size=3, per_token=True)
+def test_margins_come_from_blocks_of_neighboring_tokens(tmp_path):
+    """The standard error is that of a ratio of sums over blocks of 32 tokens of one context bin."""
+    (tmp_path / "t").write_text(PROSE * 8)
+    model = toy("sentencepiece")
+    *tokens, score = scores(model, tmp_path / "t", mem_len=0, segment_len=64, batch_size=3, per_token=True)
     for bucket in score.by_context:
         blocks = {}
         for i, token in enumerate(tokens):
-            if bucket.start <= i % 8 + 1 < bucket.stop:
-                bits, n_bytes = blocks.get(i // 8, (0.0, 0))
-                blocks[i // 8] = bits + token.bits, n_bytes + len(token.text)
-        pairs = list(blocks.values())
+            if bucket.start <= i % 64 + 1 < bucket.stop:
+                bits, n_bytes = blocks.get(i // 32, (0.0, 0))
+                blocks[i // 32] = bits + token.bits, n_bytes + len(token.text)
+        pairs, freedom = list(blocks.values()), len(blocks) - 1
         total = sum(n for _, n in pairs)
         ratio = sum(bits for bits, _ in pairs) / total
-        residuals = [bits - ratio * n for bits, n in pairs]
-        variance = len(pairs) / (len(pairs) - 1) * sum(r * r for r in residuals) / total**2
-        assert bucket.standard_error == pytest.approx(variance**0.5, rel=1e-4)
+        variance = len(pairs) / freedom * sum((bits - ratio * n) ** 2 for bits, n in pairs) / total**2
+        assert bucket.margin == pytest.approx(half_width(variance**0.5, freedom), rel=1e-4)
 
 
-def test_a_single_block_has_no_standard_error(tmp_path):
+def test_few_blocks_have_no_margin(tmp_path):
     (tmp_path / "t").write_text("only one segment")
     score, *_ = scores(toy(), tmp_path / "t", mem_len=100)
-    assert {b.standard_error for b in score.by_context} == {None}
+    assert {b.margin for b in score.by_context} == {None}
+
+
+def test_no_window_is_counted_twice(tmp_path):
+    """A text of one long window, which begins at 0, and one short window, which then begins elsewhere."""
+    text = "".join(chr(97 + i * i % 23) for i in range(105))
+    (tmp_path / "t").write_text(text)
+    *tokens, score = scores(toy(), tmp_path / "t", mem_len=100, per_token=True)
+    [first] = [b for b in score.by_context if b.start == 1]
+    assert first.tokens == 2
+    assert first.bits_per_byte != pytest.approx(tokens[0].bits, abs=1e-6)
 
 
 def test_short_contexts_are_probed_more_often_than_long_ones(tmp_path):

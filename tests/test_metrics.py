@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xlcli.metrics import TextCounter, bits_per, context_bin_edges, perplexity
+from xlcli.metrics import TextCounter, bits_per, context_bin_edges, half_width, perplexity
 
 
 def count(*portions):
@@ -59,3 +59,9 @@ def test_edges_cover_every_length_once(longest):
     assert edges[-1] == longest + 1
     assert all(a < b for a, b in itertools.pairwise(edges))
     assert all(b == 2 * a for a, b in itertools.pairwise(edges[:-1]))
+
+
+@pytest.mark.parametrize(("freedom", "quantile"), [(4, 2.7764), (5, 2.5706), (10, 2.2281), (30, 2.0423), (10**6, 1.96)])
+def test_quantiles_of_students_t(freedom, quantile):
+    """From published tables."""
+    assert half_width(2.0, freedom) / 2 == pytest.approx(quantile, rel=0.02 if freedom < 10 else 1e-3)

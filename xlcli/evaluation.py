@@ -28,7 +28,7 @@ from xlcli.config import EvalConfig, SpanKind
 from xlcli.errors import CheckpointError, DataError
 from xlcli.events import ContextBin, Notice, Progress, ProgressMeter, Score, TokenScore
 from xlcli.inference import check_memory
-from xlcli.metrics import LN2, bits_per, context_bin_edges, perplexity
+from xlcli.metrics import LN2, bits_per, context_bin_edges, half_width, misfit, perplexity
 from xlcli.model.recall import QUERIES, lsh_recall
 from xlcli.runtime import Runtime, peak_rss_bytes
 from xlcli.text.corpus import Corpus, open_corpus
@@ -55,7 +55,8 @@ WINDOW_LIMIT = 2**20
 """Maximum number of tokens in these windows. Half are in windows of `SHORT_WINDOW` tokens, since a long window has few
 tokens with a short context."""
 SHORT_WINDOW = 64
-BITS_OF_A_BYTE = 8.0
+BLOCK_TOKENS, LEAST_BLOCKS = 32, 5
+"""Tokens of a block, and number of blocks of a bin, from which its uncertainty is estimated."""
 RECALL_TOKENS = 2**17
 """Maximum number of tokens on which recall is measured; their keys are kept."""
 
@@ -110,11 +111,8 @@ def evaluate(
             if not math.isfinite(totals.nats):
                 raise CheckpointError(f"model {model.name} gives no finite score.", "Its weights are damaged.")
             bits_per_byte = bits_per(totals.nats, text.counts.bytes)
-            if bits_per_byte > BITS_OF_A_BYTE:
-                yield Notice(
-                    "more than 8 bits per byte, the size of the text itself: "
-                    f"model {model.name} was trained on text of another kind, or on too little."
-                )
+            if remark := misfit(model.name, bits_per_byte):
+                yield Notice(remark)
             by_context = totals.by_context
             if lengths.mem_len:
                 by_context = yield from _score_windows(
@@ -200,25 +198,26 @@ def _choose_lengths(
 class _ContextSums:
     """Sums by context bin, for contexts of up to `longest` tokens.
 
-    The standard error of a bin is that of a ratio of two sums over blocks (Cochran 1977, Sampling Techniques, section
-    6.4). A block is the tokens of one row of a call, because the surprisals of neighboring tokens depend on each other.
+    The margin of a bin comes from the standard error of a ratio of two sums over blocks (Cochran 1977, Sampling
+    Techniques, section 6.4). Blocks are runs of up to `BLOCK_TOKENS` tokens, because the surprisals of neighboring
+    tokens depend on each other.
     """
 
     def __init__(self, longest: int) -> None:
         self.edges = context_bin_edges(longest)
-        n_bins = len(self.edges) - 1
-        self.nats, self.n_bytes, self.n_tokens, self.n_blocks = np.zeros((4, n_bins))
-        self.products = np.zeros((3, n_bins))
+        self.nats, self.n_bytes, self.n_tokens, self.n_blocks = np.zeros((4, len(self.edges) - 1))
+        self.products = np.zeros((3, len(self.edges) - 1))
         """Sums over blocks of nats squared, nats times bytes, and bytes squared."""
 
     def add(self, first: int, nats: Floats, n_bytes: NDArray[Any], n_tokens: NDArray[Any]) -> None:
         """Adds values (b t) of tokens; those of the first column have a context of `first` + 1 tokens."""
         contexts = np.arange(first + 1, first + 1 + nats.shape[1])
-        bins, columns = np.unique(np.searchsorted(self.edges, contexts, "right") - 1, return_index=True)
-        x, y, n = (np.add.reduceat(part, columns, axis=1, dtype=np.float64) for part in (nats, n_bytes, n_tokens))
+        bins = np.searchsorted(self.edges, contexts, "right") - 1
+        starts = np.flatnonzero(np.diff(bins, prepend=-1) | ((contexts - 1) % BLOCK_TOKENS == 0))
+        x, y, n = (np.add.reduceat(part, starts, axis=1, dtype=np.float64) for part in (nats, n_bytes, n_tokens))
         totals = (self.nats, self.n_bytes, self.n_tokens, self.n_blocks, *self.products)
         for total, part in zip(totals, (x, y, n, n > 0, x * x, x * y, y * y), strict=True):
-            total[bins] += part.sum(0)
+            np.add.at(total, bins[starts], part.sum(0))
 
     def bins(self) -> tuple[ContextBin, ...]:
         """The loss in each context bin that has tokens."""
@@ -228,19 +227,19 @@ class _ContextSums:
                 stop=self.edges[i + 1],
                 tokens=int(self.n_tokens[i]),
                 bits_per_byte=bits_per(float(self.nats[i]), int(self.n_bytes[i])),
-                standard_error=self._standard_error(i),
+                margin=self._margin(i),
             )
             for i in np.flatnonzero(self.n_tokens).tolist()
         )
 
-    def _standard_error(self, i: int) -> float | None:
-        """Standard error of the bits per byte of bin `i`; None if it has a single block."""
-        blocks, n_bytes = float(self.n_blocks[i]), float(self.n_bytes[i])
-        if blocks < 2 or not n_bytes:
+    def _margin(self, i: int) -> float | None:
+        """Half the width of the 95 % confidence interval of bin `i`; None if it has too few blocks."""
+        blocks, n_bytes = int(self.n_blocks[i]), float(self.n_bytes[i])
+        if blocks < LEAST_BLOCKS or not n_bytes:
             return None
         ratio = float(self.nats[i]) / n_bytes
         squares = max(0.0, float(np.dot(self.products[:, i], (1.0, -2 * ratio, ratio * ratio))))
-        return math.sqrt(squares * blocks / (blocks - 1)) / n_bytes / LN2
+        return half_width(math.sqrt(squares * blocks / (blocks - 1)) / n_bytes / LN2, blocks - 1)
 
 
 @dataclass
@@ -325,7 +324,11 @@ def _score_windows(
     if _is_window(batch_size, lengths, n):
         by_context = text_sums
         widths.pop()
-    windows = [np.linspace(0, n - width, max(1, budget // width)).astype(np.int64) for width in widths]
+    windows = []
+    for width in widths:
+        skipped = int(width < longest)  # position 0, at which the longest window begins
+        places = np.linspace(0, n - width, max(1, budget // width) + skipped)
+        windows.append(places[skipped:].astype(np.int64))
     total = sum(width * len(starts) for width, starts in zip(widths, windows, strict=True))
     n_done, meter = 0, ProgressMeter("loss by context", total, "tokens")
     for width, starts in zip(widths, windows, strict=True):

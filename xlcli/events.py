@@ -155,14 +155,14 @@ class TokenScore:
 class ContextBin:
     """Loss of tokens with a context of at least `start` and fewer than `stop` tokens, counted from an empty memory.
 
-    `standard_error` is that of `bits_per_byte` as an estimate of the whole text; None if it cannot be estimated.
+    `margin` is half the width of the 95 % confidence interval of `bits_per_byte`; None if it cannot be estimated.
     """
 
     start: int
     stop: int
     tokens: int
     bits_per_byte: float
-    standard_error: float | None = None
+    margin: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

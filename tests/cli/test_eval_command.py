@@ -33,7 +33,7 @@ def test_json_has_the_promised_keys(run, model):
     score = json.loads(done.out)
     assert done.out.count(b"\n") == 1
     assert set(score) == KEYS
-    assert set(score["by_context"][0]) == {"from", "to", "tokens", "bits_per_byte", "standard_error"}
+    assert set(score["by_context"][0]) == {"from", "to", "tokens", "bits_per_byte", "margin"}
     assert score["bytes"] == len(TEXT) * 8
     assert score["nats"] / score["bytes"] / 0.6931471805599453 == pytest.approx(score["bits_per_byte"])
 

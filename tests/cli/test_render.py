@@ -42,7 +42,7 @@ def test_sparkline():
 
 def test_json_is_legal_whatever_the_numbers():
     made = json.loads(report.to_json(report.score_object(SCORE)), parse_constant=pytest.fail)
-    assert made["by_context"][0] == {"from": 0, "to": 4, "tokens": 4, "bits_per_byte": 2.5, "standard_error": 0.25}
+    assert made["by_context"][0] == {"from": 0, "to": 4, "tokens": 4, "bits_per_byte": 2.5, "margin": 0.25}
     assert made["by_context"][1]["bits_per_byte"] is None
     assert made["chars"] is None
 

@@ -53,6 +53,11 @@ def test_emit_none_and_stats(piped, model):
     }
 
 
+def test_a_score_above_eight_bits_is_explained(piped):
+    assert "more than 8 bits per byte" in piped("天地玄黄，宇宙洪荒。".encode() * 20, "-m", "books").err
+    assert "more than 8 bits per byte" not in piped(b"The old man went down to the sea.\n" * 9, "-m", "books").err
+
+
 def test_scores_equal_those_of_eval(piped, run, model, tmp_path):
     rows = objects(piped(TEXT * 4, "--json").out)
     (tmp_path / "same").write_bytes(TEXT * 4)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xlcli.cli.report import CONFIDENCE
 from xlcli.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ def draw(name: str, scores: Sequence[Score]) -> None:
     for score in scores:
         middles = [(each.start + each.stop) / 2 for each in score.by_context]
         values = [each.bits_per_byte for each in score.by_context]
-        errors = [CONFIDENCE * (each.standard_error or 0.0) for each in score.by_context]
+        errors = [each.margin or 0.0 for each in score.by_context]
         axes.errorbar(
             middles, values, errors, marker="o", capsize=3, label=f"memory {score.mem_len}: {score.bits_per_byte:.4f}"
         )

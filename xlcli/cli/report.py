@@ -32,8 +32,6 @@ MIN_BARS, MAX_BARS = 6, 24
 """Minimum and maximum length of a sparkline."""
 MIN_VALUES = 3
 """Number of values of a progress line that are shown at any width."""
-CONFIDENCE = 1.96
-"""Half the width of a 95 % confidence interval in standard errors."""
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -74,7 +72,7 @@ def score_object(score: Score) -> dict[str, Any]:
             "to": each.stop,
             "tokens": each.tokens,
             "bits_per_byte": each.bits_per_byte,
-            "standard_error": each.standard_error,
+            "margin": each.margin,
         }
         for each in score.by_context
     ]
@@ -241,9 +239,9 @@ def score_text(score: Score, model: ModelConfig) -> str:
     rows = [("bits per byte", f"{score.bits_per_byte:.4f}")]
     if score.bits_per_char is not None:
         rows.append(("bits per character", f"{score.bits_per_char:.4f}"))
-    rows.append(("perplexity per token", f"{score.perplexity:.3f}"))
+    rows.append(("perplexity per token", _decimals(score.perplexity, 3)))
     if score.word_perplexity is not None:
-        rows.append(("perplexity per word", f"{score.word_perplexity:.2f}"))
+        rows.append(("perplexity per word", _decimals(score.word_perplexity, 2)))
     if score.mean_steps is not None:
         rows.append(("mean steps", f"{score.mean_steps:.2f}"))
     if score.recall is not None:
@@ -267,20 +265,23 @@ def score_text(score: Score, model: ModelConfig) -> str:
     text = "\n".join(lines) + "\n"
     if score.by_context:
         heading = ("context seen", "tokens", "bits per byte", "± (95 %)")
-        context_rows = [(_bin_range(b), str(b.tokens), f"{b.bits_per_byte:.4f}", _margin(b)) for b in score.by_context]
+        context_rows = [
+            (_bin_range(b), str(b.tokens), f"{b.bits_per_byte:.4f}", "-" if b.margin is None else f"{b.margin:.4f}")
+            for b in score.by_context
+        ]
         text += "\n" + table([heading, *context_rows])
     return text
+
+
+def _decimals(value: float, digits: int) -> str:
+    """A number with that many decimals, a large one as a power of ten."""
+    return f"{value:.{digits}f}" if value < 1e6 else f"{value:.3g}"
 
 
 def _bin_range(context: ContextBin) -> str:
     """Tokens of context of a bin: `1`, `2 to 3`."""
     last = context.stop - 1
     return str(last) if last == context.start else f"{context.start} to {last}"
-
-
-def _margin(context: ContextBin) -> str:
-    """Half the width of the 95 % confidence interval of a bin."""
-    return "-" if context.standard_error is None else f"{CONFIDENCE * context.standard_error:.4f}"
 
 
 def sweep_text(scores: Sequence[Score]) -> str:

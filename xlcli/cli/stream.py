@@ -155,15 +155,16 @@ def stream(
             sampling=config.generate,
             seed=config.runtime.seed,
         ):
-            show(event, screen, emit=settings.emit)
+            show(event, screen, emit=settings.emit, model=loaded.name)
         screen.model_text(b"", final=True)
         return stop.exit_code
 
 
-def show(event: Event, screen: Screen, *, emit: str) -> None:
+def show(event: Event, screen: Screen, *, emit: str, model: str) -> None:
     """Shows one event of the workflow."""
     from xlcli.cli import report
     from xlcli.events import GeneratedText, LineScore, Notice, Progress, StreamStats, TokenScore
+    from xlcli.metrics import misfit
 
     match event:
         case LineScore():
@@ -184,6 +185,8 @@ def show(event: Event, screen: Screen, *, emit: str) -> None:
                 screen.object(report.fields(event))
             elif emit == "stats":
                 screen.print(report.stats_line(event) + "\n")
+            if event.final and (remark := misfit(model, event.bits_per_byte)):
+                screen.say(remark)
             if event.final and not (emit == "stats" and not screen.json):
                 screen.say(report.stats_line(event))
         case GeneratedText():

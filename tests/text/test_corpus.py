@@ -440,16 +440,6 @@ def test_two_builders_of_one_file_do_not_disturb_each_other(monkeypatch: pytest.
     assert len(list(cache_folder().iterdir())) == 1
 
 
-def test_old_files_are_swept() -> None:
-    folder = cache_folder()
-    for name, days in ((".tmp-1-x.tokens", 2), ("old.tokens", 31), ("recent.tokens", 29), (".tmp-2-x.tokens", 0.5)):
-        (folder / name).write_bytes(b"x")
-        then = (folder / name).stat().st_mtime - days * 86400
-        os.utime(folder / name, (then, then))
-    path = build(b"new text").path
-    assert {file.name for file in folder.iterdir()} == {"recent.tokens", ".tmp-2-x.tokens", path.name}
-
-
 def test_a_full_disk_is_said_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")

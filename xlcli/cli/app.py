@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from xlcli import __version__
-from xlcli.cli import completion, generate, models, stream, train
+from xlcli.cli import cache, completion, generate, models, stream, train
 from xlcli.cli import eval as evaluation
 from xlcli.cli.help import CONTEXT, Program
 from xlcli.cli.signals import Stopped
@@ -25,7 +25,7 @@ app = typer.Typer(
     context_settings={name: CONTEXT[name] for name in ("help_option_names", "max_content_width")},
     epilog='xlcli train corpus.txt\nxlcli generate "Once upon a"',
 )
-for command in (train, evaluation, generate, stream, models, completion):
+for command in (train, evaluation, generate, stream, models, cache, completion):
     app.add_typer(command.app)
 
 

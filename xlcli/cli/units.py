@@ -81,3 +81,19 @@ def device(value: str) -> str:
     if re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", value):
         return value
     raise ValueError("not a device; devices are auto, cpu, cuda and cuda:N")
+
+
+def size(value: str) -> int:
+    """Number of bytes, 0 or more: `500MB`, `2GiB`."""
+    result = count(value)
+    if result < 0:
+        raise ValueError("negative")
+    return result
+
+
+def age(value: str) -> float:
+    """Seconds, 0 or more: `12h`, `30d`."""
+    result = duration(value)
+    if result < 0:
+        raise ValueError("negative")
+    return result

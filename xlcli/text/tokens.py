@@ -1,39 +1,35 @@
 """Token cache: the token ids of a text on disk, built once and memory-mapped.
 
-A token file has a header of `HEADER` bytes (magic, item size, number of tokens, bytes of text, CRC-32 of the tokens)
-and one little-endian record per token: its id as uint16 or uint32, and its size in bytes as uint16 if it does
-not follow from the id. The name is a hash of text and tokenizer. Files are written under a temporary name and
-renamed when complete.
+A token file has a header (`xlcli.text.cache`) and one little-endian record per token: its id as uint16 or uint32, and
+its size in bytes as uint16 if it does not follow from the id. The name is a hash of text and tokenizer. Files are
+written under a temporary name and renamed when complete. A process that maps a file holds a lock on it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import struct
 import time
 import zlib
 from collections.abc import Generator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xlcli.errors import ResourceError
 from xlcli.events import Progress, ProgressMeter
-from xlcli.text.cache import cache_folder
+from xlcli.text import cache
+from xlcli.text.cache import HEADER, TokenHeader
 from xlcli.text.heldout import Part
 from xlcli.text.pretokenize import whole_words
 from xlcli.text.tokenizers.base import Tokenizer
 
-HEADER = 64
-_MAGIC = b"xltoken2"
-_LAYOUT = struct.Struct("<8sIQQI")
-_UNUSED_DAYS = 30
-_STALE_TEMPORARY_DAYS = 1
+_FORMAT = "xltoken3"
+"""Part of the name of a file; to be changed with its content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,25 +72,27 @@ def token_file(part: Part, tokenizer: Tokenizer) -> Generator[Progress, None, To
         DataError: The text cannot be read, or has changed since it was opened.
         ResourceError: The cache folder is full or cannot be written.
     """
-    folder = cache_folder()
-    name = sha256(f"{_MAGIC.decode()}:{part.sha256}:{tokenizer.fingerprint}".encode()).hexdigest()[:40]
+    folder = cache.cache_folder()
+    name = sha256(f"{_FORMAT}:{part.sha256}:{tokenizer.fingerprint}".encode()).hexdigest()[:40]
     path = folder / f"{name}.tokens"
     if (known := _open(path, part.n_bytes, tokenizer)) is not None:
         return known
-    _sweep(folder)
     temporary = folder / f".tmp-{os.getpid()}-{time.monotonic_ns()}-{path.name}"
     try:
-        yield from _build(part, tokenizer, temporary)
-        temporary.replace(path)
+        with temporary.open("xb") as file:
+            cache.hold(file)
+            yield from _build(part, tokenizer, file)
+            temporary.replace(path)
+            built = _open(path, part.n_bytes, tokenizer)
+        cache.prune(folder)
     except OSError as error:
         raise ResourceError(
             f"cannot write the token file in {folder}: {error.strerror}.",
-            "Free some space there, or set XLCLI_CACHE to a folder on a larger disk.",
+            "Free some space there (xlcli cache prune --all), or set XLCLI_CACHE to a folder on a larger disk.",
         ) from None
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-    built = _open(path, part.n_bytes, tokenizer)
     if built is None:
         raise ResourceError(f"the token file {path} was not written correctly.", "Check the disk.")
     return built
@@ -106,65 +104,52 @@ def _record(tokenizer: Tokenizer) -> np.dtype[Any]:
     return np.dtype([("id", ids)] if tokenizer.id_sizes is not None else [("id", ids), ("size", "<u2")])
 
 
-def _build(part: Part, tokenizer: Tokenizer, path: Path) -> Generator[Progress, None, None]:
+def _build(part: Part, tokenizer: Tokenizer, file: BinaryIO) -> Generator[Progress, None, None]:
     record = _record(tokenizer)
     meter = ProgressMeter("tokenizing", part.n_bytes, "B")
     n_bytes = n_tokens = crc = 0
-    with path.open("wb") as file:
-        file.write(bytes(HEADER))
-        for text in whole_words(part.read()):
-            ids = tokenizer.encode(text)
-            tokens = np.empty(len(ids), record)
-            tokens["id"] = ids
-            if tokenizer.id_sizes is None:
-                tokens["size"] = tokenizer.sizes(ids, text)
-            data = tokens.tobytes()
-            file.write(data)
-            crc = zlib.crc32(data, crc)
-            n_bytes += len(text)
-            n_tokens += len(ids)
-            yield from meter.report(n_bytes)
-        file.seek(0)
-        file.write(_LAYOUT.pack(_MAGIC, record.itemsize, n_tokens, n_bytes, crc).ljust(HEADER, b"\0"))
-        file.flush()
-        os.fsync(file.fileno())
+    file.write(bytes(HEADER))
+    for text in whole_words(part.read()):
+        ids = tokenizer.encode(text)
+        tokens = np.empty(len(ids), record)
+        tokens["id"] = ids
+        if tokenizer.id_sizes is None:
+            tokens["size"] = tokenizer.sizes(ids, text)
+        data = tokens.tobytes()
+        file.write(data)
+        crc = zlib.crc32(data, crc)
+        n_bytes += len(text)
+        n_tokens += len(ids)
+        yield from meter.report(n_bytes)
+    file.seek(0)
+    label = f"{tokenizer.kind} {tokenizer.vocab_size}"
+    file.write(cache.pack_header(TokenHeader(record.itemsize, n_tokens, n_bytes, crc, label, part.corpus.place)))
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _open(path: Path, n_bytes: int, tokenizer: Tokenizer) -> TokenFile | None:
-    """The token file; None if it is missing or damaged."""
+    """The token file; None if it is missing, damaged or being removed."""
     record = _record(tokenizer)
     try:
         with path.open("rb") as file:
-            header = file.read(HEADER)
-            if len(header) < HEADER:
-                return None
-            magic, item_size, n_tokens, text_bytes, crc = _LAYOUT.unpack_from(header)
-            size = os.fstat(file.fileno()).st_size
-            if (magic, item_size, text_bytes, size) != (
-                _MAGIC,
-                record.itemsize,
-                n_bytes,
-                HEADER + n_tokens * item_size,
-            ):
+            header = cache.read_header(file) if cache.hold(file) else None
+            if header is None or (header.item_size, header.n_bytes) != (record.itemsize, n_bytes):
                 return None
             found = 0
             while block := file.read(2**20):
                 found = zlib.crc32(block, found)
-            if found != crc:
+            if found != header.crc:
                 return None
-        os.utime(path)
+            os.utime(path)
+            shape = (header.n_tokens,)
+            # The map is made from the open file, since its copy of the descriptor keeps the lock of `hold`.
+            tokens: NDArray[Any] = (
+                np.memmap(file, record, mode="r", offset=HEADER, shape=shape)
+                if header.n_tokens
+                else np.empty(shape, record)
+            )
     except OSError:
         return None
-    shape = (n_tokens,)
-    tokens = np.memmap(path, record, mode="r", offset=HEADER, shape=shape) if n_tokens else np.empty(shape, record)
     text_sizes = tokens["size"] if tokenizer.id_sizes is None else None
     return TokenFile(tokens["id"], n_bytes, tokenizer.id_sizes, text_sizes, path)
-
-
-def _sweep(folder: Path) -> None:
-    """Removes token files unused for a month and temporary files of killed processes."""
-    for pattern, days in (("*.tokens", _UNUSED_DAYS), (".tmp-*.tokens", _STALE_TEMPORARY_DAYS)):
-        for path in folder.glob(pattern):
-            with contextlib.suppress(OSError):
-                if time.time() - path.stat().st_mtime > days * 86400:
-                    path.unlink()

@@ -2,11 +2,14 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
 import tomllib
 import zipfile
+from email.parser import Parser
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -112,3 +115,60 @@ def test_constraints_pin_what_is_required():
     for requirement in required:
         assert requirement.specifier.contains(pins[requirement.name]), requirement
     assert pins["torch"] == Version("2.13.0")
+
+
+def test_metadata_names_authors_and_addresses_and_the_citation_agrees(built):
+    with zipfile.ZipFile(built["wheel"]) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = Parser().parsestr(archive.read(name).decode())
+    assert metadata["Author"] == "The xlcli authors"
+    urls = dict(line.split(", ") for line in metadata.get_all("Project-URL"))
+    assert {"Homepage", "Documentation", "Repository", "Issues", "Changelog"} == urls.keys()
+    citation = (SOURCE / "CITATION.cff").read_text()
+    fields = dict(re.findall(r"^([a-z-]+): (.+)$", citation, re.MULTILINE))
+    assert fields["cff-version"] == "1.2.0"
+    assert fields["version"] == metadata["Version"]
+    assert fields["license"] == metadata["License-Expression"]
+    assert fields["repository-code"] == urls["Repository"]
+    assert f"authors:\n  - name: {metadata['Author']}\n" in citation
+    assert set(re.findall(r"^  - ([a-z -]+)$", citation, re.MULTILINE)) == set(PROJECT["keywords"])
+
+
+def test_the_workflow_runs_the_two_commands_and_nothing_else():
+    workflow = (SOURCE / ".github" / "workflows" / "ci.yml").read_text()
+    assert re.findall(r"^ *- run: (.*)$", workflow, re.MULTILINE) == [".ci/run", "make demo"]
+    assert workflow.count("run:") == 2
+    assert "exec make test" in (SOURCE / ".ci" / "run").read_text()
+    assert {"test", "demo"} <= set(re.findall(r"^([a-z]+):", (SOURCE / "Makefile").read_text(), re.MULTILINE))
+
+
+def test_the_container_installs_the_package_with_its_constraints_and_names_no_index():
+    lines = (SOURCE / "Dockerfile").read_text().splitlines()
+    assert [line for line in lines if line.startswith("RUN ")] == [
+        "RUN python -m venv /opt/xlcli && /opt/xlcli/bin/pip install ."
+    ]
+    assert any("PIP_CONSTRAINT=/source/constraints.txt" in line for line in lines)
+    assert 'ENTRYPOINT ["xlcli"]' in lines
+    assert not any("://" in line for line in lines)
+    ignored = (SOURCE / ".dockerignore").read_text().splitlines()
+    needed = (
+        "xlcli",
+        "models",
+        "pyproject.toml",
+        "constraints.txt",
+        "hatch_build.py",
+        "README.md",
+        "LICENSE",
+        ".gitignore",
+    )
+    assert all((SOURCE / name).exists() for name in needed)
+    assert not [pattern for pattern in ignored for name in needed if fnmatch(name, pattern)]
+    assert {".git", ".venv"} <= set(ignored)
+
+
+def test_the_tree_of_the_container_builds_the_same_wheel(built, tmp_path):
+    ignored = (SOURCE / ".dockerignore").read_text().splitlines()
+    tree = tmp_path / "source"
+    shutil.copytree(SOURCE, tree, ignore=shutil.ignore_patterns(*(line.removeprefix("**/") for line in ignored)))
+    assert not (tree / "tests").exists()
+    assert names(build("wheel", tmp_path, tree)) == names(built["wheel"])

@@ -104,7 +104,8 @@ def test_a_plot_without_its_library_says_how_to_install_it(run, model, monkeypat
 
 def test_plot(run, model):
     pytest.importorskip("matplotlib")
-    assert run("eval", "--plot", "x.png").code == 0
+    done = run("eval", "--plot", "x.png")
+    assert (done.code, "plot written to x.png\n" in done.err) == (0, True)
     assert Path("x.png").read_bytes().startswith(b"\x89PNG")
 
 

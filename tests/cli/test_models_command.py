@@ -70,6 +70,25 @@ def test_show_what_does_not_exist(run, model):
     assert "small" in done.err
 
 
+def test_the_training_curve_of_a_model(run, model):
+    pytest.importorskip("matplotlib")
+    done = run("models", "show", "tiny", "--plot", "curve.png")
+    assert (done.code, "has no metrics.jsonl" in done.err) == (3, True)
+    rows = [{"step": n, "tokens": 100 * n, "bits_per_byte": 8 / n} for n in range(1, 200)]
+    rows.insert(50, {"step": 50, "tokens": 5000, "validation_bits_per_byte": 1.5, "best": True})
+    (model / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    for name, head in (("curve.png", b"\x89PNG"), ("curve.svg", b"<?xml")):
+        done = run("models", "show", "tiny", "--plot", name)
+        assert (done.code, f"plot written to {name}\n" in done.err) == (0, True)
+        assert Path(name).read_bytes().startswith(head)
+    Path("thesis.png").write_bytes(b"my thesis")
+    done = run("models", "show", "tiny", "--plot", "thesis.png")
+    assert (done.code, "exists and was not written by --plot" in done.err) == (2, True)
+    assert run("models", "show", "tiny", "--plot", "thesis.png", "--force").code == 0
+    done = run("models", "--plot", "curve.png")
+    assert (done.code, "--plot needs one model" in done.err) == (2, True)
+
+
 def test_encoding_and_size_are_listed(run, model):
     assert re.search(r"^tiny +\d+\.\dk +\d+\.\d KiB +float32 ", run("models").out.decode(), re.MULTILINE)
     [listed] = json.loads(run("models", "--json").out)["local"]

@@ -8,6 +8,7 @@ import pytest
 from programs import TEXT, command, environment
 
 STATE, TOKENS, PLOT = ("stream", "--state-out"), ("eval", "--per-token"), ("eval", "--plot")
+CURVE, PAGE = ("train", "--plot"), ("stream", "--html")
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def refused(run, without_torch):
     return refused
 
 
-@pytest.mark.parametrize(("name", "option"), [STATE, TOKENS, PLOT])
+@pytest.mark.parametrize(("name", "option"), [STATE, TOKENS, PLOT, CURVE, PAGE])
 @pytest.mark.parametrize("alias", ["itself", "link", "hard link"])
 def test_an_output_that_is_an_input(name, option, alias, refused, model, text):
     other = text
@@ -47,7 +48,7 @@ def test_a_state_over_the_model(name, file, refused, model):
     assert (model / file).read_bytes() == before
 
 
-@pytest.mark.parametrize(("name", "option"), [STATE, TOKENS, PLOT])
+@pytest.mark.parametrize(("name", "option"), [STATE, TOKENS, PLOT, CURVE, PAGE])
 def test_a_file_of_another_kind(name, option, refused, model, text):
     other = text.with_name("thesis.png")
     other.write_bytes(b"my thesis")

@@ -50,6 +50,19 @@ def test_from_a_text_to_the_next_commands(run, text):
     assert run("train", text, "--max-steps", "2", "--overwrite", *SMALL, "-q").err == ""
 
 
+def test_the_curve_is_drawn_at_the_end(run, text):
+    pytest.importorskip("matplotlib")
+    done = run("train", text, "--max-steps", "4", "--eval-every", "2", "--plot", "curve.png", *SMALL)
+    assert (done.code, "plot written to curve.png\n" in done.err) == (0, True), done.err
+    first = Path("curve.png").read_bytes()
+    assert first.startswith(b"\x89PNG")
+    Path("curve.png").unlink()
+    assert run("train", text, "--max-steps", "6", "--resume", "--plot", "curve.png", "--dry-run", *SMALL).code == 0
+    assert not Path("curve.png").exists()
+    assert run("train", text, "--max-steps", "6", "--resume", "--plot", "curve.png", *SMALL).code == 0
+    assert Path("curve.png").read_bytes() not in (b"", first)
+
+
 def test_json_lines(run, text):
     done = run("train", text, "--max-steps", "3", "--json", *SMALL)
     events = [json.loads(line) for line in done.out.splitlines()]
@@ -161,13 +174,15 @@ def test_text_that_is_not_utf8_names_the_byte_for_sentencepiece(run):
 @pytest.mark.slow
 def test_a_signal_saves_and_a_terminal_shows_progress(run, text):
     """Terminal, live line, SIGINT, saved checkpoint, resume: one process, since each costs seconds."""
-    terminal = Terminal(command("train", text, "--max-time", "60s", *SMALL), NO_COLOR="")
+    terminal = Terminal(command("train", text, "--max-time", "60s", "--plot", "curve.svg", *SMALL), NO_COLOR="")
     terminal.read_until(rb"step \d\d", 60)
     assert re.search(rb"[0-9.]+ bits/byte.*tokens/s.*% .* left", terminal.received)
     assert re.search("[▁▂▃▄▅▆▇█]", terminal.received.decode("utf-8", "replace"))
     terminal.process.send_signal(signal.SIGINT)
     assert terminal.finish() == 130
     assert "SIGINT: stopping" in terminal.text
+    assert "plot written to curve.svg" in terminal.text
+    assert Path("curve.svg").exists()
     assert "--resume" in terminal.text
     assert not terminal.screen.cursor.hidden
     step = max(int(path.name[5:]) for path in Path("models/corpus/checkpoints").glob("step-*"))

@@ -110,6 +110,7 @@ def evaluate(
             rich_help_panel="Results",
         ),
     ] = None,
+    html: options.Html = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
     threads: options.Threads = None,
@@ -126,17 +127,22 @@ def evaluate(
     debug: options.Debug = False,
 ) -> int:
     """Score a text: bits per byte and more, every token once and in order."""
-    from xlcli.cli.plot import check_plot, draw
+    from xlcli.cli.plot import check_plot, draw_by_context
     from xlcli.cli.prologue import begin, check_files, find_model, load_model, warn_mem_len
 
     config, screen = begin(context, SECTIONS)
+    from xlcli.cli.page import check_page, open_page
+
     settings = config.eval
     if plot is not None:
         check_plot(plot)
-    if per_token is not None and settings.sweep_mem_len:
-        raise ConfigError("--per-token needs one memory length, not a sweep.", "Use --mem-len M.")
+    if html is not None:
+        check_page(html)
+    if settings.sweep_mem_len and (per_token is not None or html is not None):
+        option = "--html" if per_token is None else "--per-token"
+        raise ConfigError(f"{option} needs one memory length, not a sweep.", "Use --mem-len M.")
     folder = find_model(context, settings, screen)
-    check_files(context, folder, files or (), ["per_token", "plot"])
+    check_files(context, folder, files or (), ["per_token", "plot", "html"])
     if dry_run:
         print_eval_plan(folder, files, settings, screen)
         return 0
@@ -145,6 +151,7 @@ def evaluate(
         screen.until(stop),
         standard_input(stop, screen.keyboard_ended),
         token_writer(per_token, screen, stop) as write,
+        open_page(html) as page,
     ):
         if "-" in (files or ()):
             screen.expect_keyboard()
@@ -154,14 +161,18 @@ def evaluate(
         loaded, runtime = load_model(folder, settings, config.runtime, screen)
         shape = loaded.config.model
         warn_mem_len(shape, settings.sweep_mem_len or (settings.mem_len,), screen)
-        events = evaluation.evaluate(
-            loaded, files or None, settings, runtime, per_token=per_token is not None, stop=stop
-        )
-        scores = read_scores(events, screen, write, stop)
+        writers = [write] if per_token is not None else []
+        writers += [page.add] if page is not None else []
+        events = evaluation.evaluate(loaded, files or None, settings, runtime, per_token=bool(writers), stop=stop)
+        scores = read_scores(events, screen, writers, stop)
         if stop():
             return stop.exit_code
         if plot is not None:
-            draw(plot, scores)
+            draw_by_context(plot, scores)
+            screen.say(f"plot written to {plot}")
+        if page is not None:
+            page.save(scores[0].file, page_facts(scores[0]), scores[0].by_context)
+            screen.say(f"page written to {html}")
         show_scores(scores, screen, shape, sweep=bool(settings.sweep_mem_len), to_stderr=per_token == "-")  # noqa: S105
     return 0
 
@@ -178,9 +189,9 @@ def print_eval_plan(folder: Path, files: list[str] | None, settings: EvalConfig,
 
 
 def read_scores(
-    events: Iterator[Event], screen: Screen, write: Callable[[TokenScore], None], stop: Callable[[], bool]
+    events: Iterator[Event], screen: Screen, writers: Sequence[Callable[[TokenScore], None]], stop: Callable[[], bool]
 ) -> list[Score]:
-    """Scores of an evaluation. Shows progress and calls `write` with token scores."""
+    """Scores of an evaluation. Shows progress and calls `writers` with token scores."""
     from xlcli.events import Notice, Progress, Score, TokenScore
 
     scores: list[Score] = []
@@ -193,7 +204,8 @@ def read_scores(
             case Progress():
                 screen.progress(event)
             case TokenScore():
-                write(event)
+                for write in writers:
+                    write(event)
             case Score():
                 scores.append(event)
     return scores
@@ -211,6 +223,21 @@ def show_scores(scores: list[Score], screen: Screen, model: ModelConfig, *, swee
         screen.object({"sweep": objects} if sweep else objects[0])
     else:
         screen.print(report.sweep_text(scores) if sweep else report.score_text(scores[0], model))
+
+
+def page_facts(score: Score) -> list[tuple[str, str]]:
+    """Names and values at the top of the page of an evaluation."""
+    from xlcli.cli import report
+
+    facts = [("perplexity per token", f"{score.perplexity:.5g}")]
+    if score.word_perplexity is not None:
+        facts.append(("perplexity per word", f"{score.word_perplexity:.5g}"))
+    return [
+        *facts,
+        ("model", score.model),
+        ("memory", report.counted(score.mem_len, "token")),
+        ("text", f"{report.size(score.bytes)}, {report.counted(score.tokens, 'token')}"),
+    ]
 
 
 @contextlib.contextmanager

@@ -47,11 +47,22 @@ def models(
         bool,
         typer.Option("-y", "--yes", allow_from_autoenv=False, help="Remove without asking.", rich_help_panel="Model"),
     ] = False,
+    plot: Annotated[
+        str | None,
+        typer.Option(
+            "--plot",
+            metavar="FILE.png",
+            allow_from_autoenv=False,
+            help="Plot the training curve of the model shown (needs the extra xlcli[plot]).",
+            rich_help_panel="Output",
+        ),
+    ] = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
     no_progress: options.NoProgress = False,
     color: options.Color = None,
+    force: options.Force = False,
     debug: options.Debug = False,
 ) -> int:
     """List models or presets; show, copy, remove or rename one.
@@ -68,12 +79,16 @@ def models(
         raise ConfigError("--weights applies to copies of models only.", "Type xlcli models copy MODEL FOLDER.")
     if yes and words[0] != "rm":
         raise ConfigError("--yes applies to xlcli models rm only.", "Leave it out.")
+    if plot is not None and words[0] != "show":
+        raise ConfigError("--plot needs one model.", f"Type xlcli models show NAME --plot {shlex.quote(plot)}.")
     match words:
         case ["list"]:
             model_lists.list_models(screen)
         case ["presets"]:
             model_lists.list_all_presets(screen)
         case ["show", name]:
+            if plot is not None:
+                _plot(name, plot, screen, force=force)
             model_lists.show(name, screen)
         case ["copy", name, target] if _is_preset_file(target):
             _copy_preset(name, target, screen)
@@ -105,6 +120,21 @@ _USAGE = {
 
 def _is_preset_file(target: str) -> bool:
     return target == "-" or target.endswith(".toml")
+
+
+def _plot(name: str, plot: str, screen: Screen, *, force: bool) -> None:
+    """Draws the training curve of a model."""
+    from xlcli.cli.outputs import check_outputs
+    from xlcli.cli.plot import check_plot, draw_training
+    from xlcli.store.discover import find
+    from xlcli.store.records import METRICS, read_metrics
+
+    check_plot(plot)
+    folder = find(name)
+    check_outputs({"--plot": plot}, [], force=force)
+    if not draw_training(plot, read_metrics(folder), folder.name):
+        raise CheckpointError(f"{folder} has no {METRICS} with a training curve.", "Choose a model trained here.")
+    screen.say(f"plot written to {plot}")
 
 
 def _copy_preset(name: str, target: str, screen: Screen) -> None:

@@ -107,6 +107,15 @@ TextField = Annotated[
     ),
 ]
 
+Html = Annotated[
+    str | None,
+    typer.Option(
+        "--html",
+        metavar="FILE.html",
+        help="Write a page with the text colored by surprisal, the curve along it and its most surprising lines.",
+        rich_help_panel="Output",
+    ),
+]
 Force = Annotated[
     bool,
     typer.Option("--force", help="Overwrite files of any kind with the outputs, inputs too.", rich_help_panel="Output"),

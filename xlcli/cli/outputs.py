@@ -127,10 +127,17 @@ def _is_picture(path: Path) -> bool:
         return file.read(5).startswith(_PICTURES)
 
 
+def _is_page(path: Path) -> bool:
+    """Whether a file is an HTML page of xlcli."""
+    with path.open("rb") as file:
+        return b'name="generator" content="xlcli' in file.read(256)
+
+
 _KINDS: Mapping[str, Callable[[Path], bool]] = {
     "--state-out": is_state_file,
     "--per-token": _is_token_list,
     "--plot": _is_picture,
+    "--html": _is_page,
 }
 """Option to check of an existing file: whether this option wrote it."""
-_EXAMPLES = {"--state-out": "memory.state", "--per-token": "tokens.jsonl", "--plot": "loss.png"}
+_EXAMPLES = {"--state-out": "memory.state", "--per-token": "tokens.jsonl", "--plot": "loss.png", "--html": "page.html"}

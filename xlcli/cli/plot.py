@@ -1,18 +1,24 @@
-"""Plot of `xlcli eval --plot`: loss by context length. Matplotlib is optional and checked before any work."""
+"""Plots: loss by context length, training curve. Matplotlib is optional and checked before any work."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+import io
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from xlcli.errors import ConfigError
+from xlcli.files import write_atomic
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from xlcli.events import Score
 
 _SUFFIXES = (".png", ".svg", ".pdf")
+_SMOOTHED = 50
+"""Number of means in the smoothed training curve."""
 
 
 def check_plot(name: str) -> None:
@@ -24,7 +30,7 @@ def check_plot(name: str) -> None:
         raise ConfigError("--plot needs matplotlib.", 'Install it: pip install "xlcli[plot]".')
 
 
-def draw(name: str, scores: Sequence[Score]) -> None:
+def draw_by_context(name: str, scores: Sequence[Score]) -> None:
     """Draws bits per byte over context length in tokens with 95 % confidence intervals, a line per memory length."""
     from matplotlib.figure import Figure
 
@@ -38,7 +44,67 @@ def draw(name: str, scores: Sequence[Score]) -> None:
             middles, values, errors, marker="o", capsize=3, label=f"memory {score.mem_len}: {score.bits_per_byte:.4f}"
         )
     axes.set_xscale("log", base=2)
-    axes.set(xlabel="tokens of context seen", ylabel="bits per byte", title=f"{scores[0].model} on {scores[0].file}")
+    axes.set(xlabel="tokens of context seen", ylabel="bits per byte")
+    axes.set_title(f"{scores[0].model} on {scores[0].file}", parse_math=False)
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(name, dpi=150)
+    _save(figure, name)
+
+
+def draw_training(name: str, rows: Sequence[Mapping[str, Any]], title: str) -> bool:
+    """Draws bits per byte of training and validation over tokens; False if there are none.
+
+    Args:
+        name: File of the picture.
+        rows: Rows of `metrics.jsonl`.
+        title: Title of the plot.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
+
+    steps, valid = _curve(rows, "bits_per_byte"), _curve(rows, "validation_bits_per_byte")
+    if not steps and not valid:
+        return False
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    if steps:
+        axes.plot(*zip(*steps, strict=True), color="C0", alpha=0.25, linewidth=0.8)
+        smooth = _means(steps)
+        axes.plot(*zip(*smooth, strict=True), color="C0", label=f"training: {smooth[-1][1]:.4f}")
+    if valid:
+        best = min(value for _, value in valid)
+        axes.plot(*zip(*valid, strict=True), color="C1", marker="o", label=f"validation: {best:.4f} at best")
+    values = sorted(value for _, value in steps + valid)
+    if values[-1] > 2 * (middle := values[len(values) // 2]):  # the first steps would take most of the picture
+        axes.set_ylim(0.95 * values[0], max(2 * middle, *(value for _, value in valid or steps[-1:])))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.set(xlabel="tokens", ylabel="bits per byte")
+    axes.set_title(title, parse_math=False)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    _save(figure, name)
+    return True
+
+
+def _curve(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
+    """Tokens and value of this key, of the rows that have both."""
+    points = [(row.get("tokens"), row.get(key)) for row in rows]
+    return [(x, y) for x, y in points if isinstance(x, int | float) and isinstance(y, int | float)]
+
+
+def _means(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Means of consecutive points, at most `_SMOOTHED`."""
+    n = min(_SMOOTHED, len(points))
+    parts = [points[i * len(points) // n : (i + 1) * len(points) // n] for i in range(n)]
+    return [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts]
+
+
+def _save(figure: Figure, name: str) -> None:
+    """Writes a picture, atomically if the file is a regular one."""
+    path = Path(name)
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=150, format=path.suffix[1:].lower())
+    if path.exists() and not path.is_file():  # a device or a pipe
+        path.write_bytes(picture.getvalue())
+    else:
+        write_atomic(path, picture.getvalue())

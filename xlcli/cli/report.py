@@ -18,7 +18,6 @@ from xlcli.events import (
     Progress,
     Saved,
     Score,
-    ScoredText,
     Step,
     StreamStats,
     TokenScore,
@@ -57,8 +56,7 @@ def _plain(value: Any) -> Any:
 
 def fields(event: DataclassInstance) -> dict[str, Any]:
     """Name and value of each attribute of a dataclass."""
-    values = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
-    return {name: fields(value) if isinstance(value, ScoredText) else value for name, value in values.items()}
+    return {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
 
 
 def event_object(event: Event) -> dict[str, Any]:
@@ -219,13 +217,6 @@ def plan_text(plan: Plan) -> str:
     return "".join(f"{name:8} {text}\n" for name, text in rows)
 
 
-def scored(text: ScoredText) -> str:
-    """Text and memory length of a score in words."""
-    part = f"first {amount(text.bytes)} of " if text.bytes < text.of_bytes else ""
-    memory = f"a memory of {counted(text.mem_len, 'token')}" if text.mem_len else "no memory"
-    return f"{part}{counted(text.of_bytes, 'byte')} of validation text, with {memory}"
-
-
 def trained_text(event: Trained) -> str:
     """The end of a run: score, sample, and the two commands to run next."""
     lines = [f"model     {event.folder}"]
@@ -234,8 +225,6 @@ def trained_text(event: Trained) -> str:
         if event.best_step == 0:
             best = " (the weights that the run started from: no step was better)"
         lines.append(f"valid     {event.bits_per_byte:.4f} bits per byte{best}")
-        if event.scored:
-            lines.append(f"          of the {scored(event.scored)}")
     lines.append(f"training  {counted(event.step, 'step')}, {counted(event.tokens, 'token')}, {time(event.seconds)}")
     if event.sample.strip():
         lines += ["sample", *(f"  {line}" for line in event.sample.strip("\n").split("\n"))]
@@ -277,7 +266,7 @@ def score_text(score: Score, model: ModelConfig) -> str:
     if score.by_context:
         heading = ("context seen", "tokens", "bits per byte", "± (95 %)")
         context_rows = [
-            (_bin_range(b), str(b.tokens), f"{b.bits_per_byte:.4f}", "-" if b.margin is None else f"{b.margin:.4f}")
+            (context_range(b), str(b.tokens), f"{b.bits_per_byte:.4f}", "-" if b.margin is None else f"{b.margin:.4f}")
             for b in score.by_context
         ]
         text += "\n" + table([heading, *context_rows])
@@ -289,7 +278,7 @@ def _decimals(value: float, digits: int) -> str:
     return f"{value:.{digits}f}" if value < 1e6 else f"{value:.3g}"
 
 
-def _bin_range(context: ContextBin) -> str:
+def context_range(context: ContextBin) -> str:
     """Tokens of context of a bin: `1`, `2 to 3`."""
     last = context.stop - 1
     return str(last) if last == context.start else f"{context.start} to {last}"

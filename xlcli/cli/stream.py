@@ -13,8 +13,11 @@ from xlcli.cli.pipe import open_source, portions
 from xlcli.errors import ConfigError
 
 if TYPE_CHECKING:
+    from xlcli.cli.page import Page
     from xlcli.cli.render import Screen
+    from xlcli.config import StreamConfig
     from xlcli.events import Event
+    from xlcli.store.folder import LoadedModel
 
 SECTIONS = ("stream", "generate", "runtime")
 """Sections of the configuration that the command uses."""
@@ -81,6 +84,7 @@ def stream(
             rich_help_panel="Memory",
         ),
     ] = None,
+    html: options.Html = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
     threads: options.Threads = None,
@@ -112,21 +116,26 @@ def stream(
     )
 
     config, screen = begin(context, SECTIONS)
+    from xlcli.cli.page import check_page, open_page
+
     settings = config.stream
     name = files[0] if files else "-"
     if files and len(files) > 1:
         raise ConfigError("stream reads one file, or standard input.", "Join files first: cat FILE... | xlcli stream.")
     if settings.save_every is not None and not state_out:
         raise ConfigError("--save-every needs a file to save in.", "Add --state-out memory.state.")
+    if html is not None:
+        check_page(html)
     folder = find_model(context, settings, screen)
     texts = [] if name == "-" else [name]
-    check_files(context, folder, texts, ["state_out"], state_in)
+    check_files(context, folder, texts, ["state_out", "html"], state_in)
     if dry_run:
         print_plan(folder, settings, screen, batch_size=1, action=f"scores {name}")
         return 0
     source = open_source(name)
     check_standard_output(source)
-    with screen.stop() as stop, screen.until(stop):
+    label = "standard input" if name == "-" else name
+    with screen.stop() as stop, screen.until(stop), open_page(html) as page:
         if name == "-":
             screen.expect_keyboard()
         screen.wait("loading the model")
@@ -138,26 +147,57 @@ def stream(
         resume, save = open_state_files(state_in, state_out, loaded, runtime)
         text = portions(source, stop, settings.flush_ms)
         if not settings.binary:
-            label = "standard input" if name == "-" else name
             any_bytes = loaded.tokenizer.kind == "bytes"
             text = text_of(text, label, settings.text_field, any_bytes=any_bytes)
             # Text that continues a stream may begin within a character.
             if not any_bytes and resume is None:
                 text = checked(text, label)
-        for event in streaming.stream(
+        needs_tokens = page is not None and settings.emit in ("stats", "none")
+        events = streaming.stream(
             loaded,
             text,
-            settings,
+            settings.model_copy(update={"emit": "lines"}) if needs_tokens else settings,
             runtime,
             resume=resume,
             save=save,
             stop=stop,
             sampling=config.generate,
             seed=config.runtime.seed,
-        ):
-            show(event, screen, emit=settings.emit, model=loaded.name)
-        screen.model_text(b"", final=True)
+        )
+        try:
+            for event in events:
+                if page is not None:
+                    add_tokens(event, page)
+                show(event, screen, emit=settings.emit, model=loaded.name)
+            screen.model_text(b"", final=True)
+        finally:
+            if page is not None and page.n_tokens:
+                page.save(label, page_facts(page, loaded, settings))
+                screen.say(f"page written to {html}")
         return stop.exit_code
+
+
+def add_tokens(event: Event, page: Page) -> None:
+    """Adds the tokens of an event to the page."""
+    from xlcli.events import LineScore, TokenScore
+
+    match event:
+        case LineScore():
+            byte = event.byte
+            for text, bits in event.spans:
+                page.add(TokenScore(byte, text, bits))
+                byte += len(text)
+        case TokenScore():
+            page.add(event)
+
+
+def page_facts(page: Page, model: LoadedModel, settings: StreamConfig) -> list[tuple[str, str]]:
+    """Names and values at the top of the page of a stream."""
+    from xlcli.cli import report
+
+    mem_len = model.config.train.mem_len if settings.mem_len is None else settings.mem_len
+    text = (report.size(page.n_bytes), report.counted(page.n_lines, "line"), report.counted(page.n_tokens, "token"))
+    return [("model", model.name), ("memory", report.counted(mem_len, "token")), ("text", ", ".join(text))]
 
 
 def show(event: Event, screen: Screen, *, emit: str, model: str) -> None:
@@ -167,7 +207,7 @@ def show(event: Event, screen: Screen, *, emit: str, model: str) -> None:
     from xlcli.metrics import misfit
 
     match event:
-        case LineScore():
+        case LineScore() if emit == "lines":
             if screen.json:
                 screen.object(
                     {name: value for name, value in report.fields(event).items() if name not in ("text", "spans")}

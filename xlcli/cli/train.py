@@ -17,7 +17,7 @@ from xlcli.cli.pipe import standard_input
 from xlcli.cli.signals import Stop
 from xlcli.cli.terminal import discard_stdout
 from xlcli.cli.usage import nearest
-from xlcli.errors import ConfigError, DataError
+from xlcli.errors import ConfigError, DataError, DivergedError
 
 if TYPE_CHECKING:
     from xlcli.cli.render import Screen
@@ -283,6 +283,15 @@ def train(
             "--compile", help="Compile the model before training; faster in long runs only.", rich_help_panel="Machine"
         ),
     ] = False,
+    plot: Annotated[
+        str | None,
+        typer.Option(
+            "--plot",
+            metavar="FILE.png",
+            help="Plot the training curve at the end or when stopped (needs the extra xlcli[plot]).",
+            rich_help_panel="Output",
+        ),
+    ] = None,
     config_file: options.ConfigFile = None,
     overrides: options.Overrides = None,
     print_config: options.PrintConfig = False,
@@ -292,6 +301,7 @@ def train(
     verbose: options.Verbose = False,
     no_progress: options.NoProgress = False,
     color: options.Color = None,
+    force: options.Force = False,
     debug: options.Debug = False,
 ) -> int:
     """Train a model on a text and save it in models/. Everything has a default."""
@@ -311,6 +321,8 @@ def train(
             print_preset(configs, screen, is_chosen=preset is not None or model is not None)
             return 0
         check_paths(paths or (), settings.get("text", {}))
+        if plot is not None:
+            check_run_plot(plot, paths or (), force=force)
         if resume and overwrite:
             raise ConfigError("--resume and --overwrite exclude each other.", "Give one of them.")
         if tensorboard:
@@ -340,10 +352,38 @@ def train(
             event_file = EventFile(folder) if tensorboard else None
             try:
                 show_all(events, screen, stop, event_file, dry_run=dry_run)
+            except DivergedError:
+                draw_run(plot, folder, screen)
+                raise
             finally:
                 if event_file:
                     event_file.close()
+            if not dry_run:
+                draw_run(plot, folder, screen)
             return stop.exit_code
+
+
+def check_run_plot(plot: str, paths: Sequence[str], *, force: bool) -> None:
+    """Refuses a plot that cannot be drawn, or a file of it that is an input or of another kind."""
+    from xlcli.cli.outputs import check_outputs
+    from xlcli.cli.plot import check_plot
+
+    check_plot(plot)
+    check_outputs({"--plot": plot}, map(Path, paths), force=force)
+
+
+def draw_run(plot: str | None, folder: Path, screen: Screen) -> None:
+    """Draws the training curve of the run in `folder`, if a plot is asked for and a step was taken."""
+    from xlcli.cli.plot import draw_training
+    from xlcli.store.records import read_metrics
+    from xlcli.store.staging import place_of_run
+
+    if plot is None:
+        return
+    if draw_training(plot, read_metrics(place_of_run(folder)), folder.name):
+        screen.say(f"plot written to {plot}")
+    else:
+        screen.say(f"no step was taken, so {plot} was not written", "warning")
 
 
 def dropout_rates(text: str) -> dict[str, float]:

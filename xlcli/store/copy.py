@@ -56,8 +56,7 @@ def copy_model(source: Path, target: Path, encoding: WeightEncoding | None = Non
         )
         record = dict(model.record)
         if digest(weights(load(temporary).network)) != digest(weights(model.network)):
-            for key in ("bits_per_byte", "scored"):
-                record.pop(key, None)
+            record.pop("bits_per_byte", None)
         if record:
             write_record(temporary, record)
 

@@ -1,0 +1,299 @@
+"""The HTML page of a scored text: its text, colors and scores are those given, and it holds nothing that acts."""
+
+import base64
+import hashlib
+import json
+import re
+import signal
+import subprocess
+import tempfile
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from programs import TEXT, command, environment
+from test_palette import contrast
+
+from xlcli.cli import page as module
+from xlcli.cli.page import Page, level
+from xlcli.cli.terminal import Visible
+from xlcli.events import ContextBin, TokenScore
+
+DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+HOSTILE = (
+    b"<script>alert(1)</script></pre></b></main></html><img src=x onerror=alert(1)> &lt;&#0;\" ' $title ${x} $$\n"
+    b"</style><!-- text --><![CDATA[ ]]> \x1b[2J\x1b]0;owned\x07\x00\x7f\xc2\x9b31m \xff\xfe\xed\xa0\x80\r\n"
+    b"\xe2\x80\xaeright to left\xe2\x80\xac \xe2\x81\xa6\xe2\x80\xa8\xe2\x80\xa9\xc2\x85\n"
+    b"\x0c\x0b\ttab \xf0\x9f\x98\x80 \xe2\x82"
+)
+
+
+class Parsed(HTMLParser):
+    """What a browser finds in a page: tags with their attributes, text by element, rows, scores of tokens."""
+
+    def __init__(self, html):
+        super().__init__(convert_charrefs=True)
+        self.tags, self.stack, self.texts, self.rows, self.blocks = [], [], {}, [], []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.tags.append((tag, attributes))
+        self.stack.append(tag)
+        if tag == "pre":
+            self.blocks.append((attributes, []))
+        if tag == "b":
+            self.rows.append(attributes | {"text": "", "runs": []})
+            self.blocks[-1][1].append(self.rows[-1])
+        if tag == "i" and "pre" in self.stack:
+            self.rows[-1]["runs"].append([attributes["class"], ""])
+
+    def handle_endtag(self, tag):
+        while self.stack and self.stack.pop() != tag:
+            pass
+
+    def handle_data(self, data):
+        tag = self.stack[-1] if self.stack else None
+        self.texts[tag] = self.texts.get(tag, "") + data
+        if "b" in self.stack:
+            self.rows[-1]["text"] += data
+            if tag == "i":
+                self.rows[-1]["runs"][-1][1] += data
+
+    @property
+    def text(self):
+        return "".join(row["text"] for row in self.rows)
+
+    @property
+    def tokens(self):
+        """Byte offset, shown text, size in bytes and bits of each token, decoded as by the script."""
+        found = []
+        for attributes, rows in self.blocks:
+            byte, text = int(attributes["data-o"]), "".join(row["text"] for row in rows).encode("utf-16-le")
+            for short, length, size, high, low in re.findall(
+                r"(?:([\w-])|\((\d+):(\d+)\))([\w-])([\w-])", attributes["data-t"]
+            ):
+                end = 2 * (DIGITS.index(short) if short else int(length))
+                shown, text = text[:end].decode("utf-16-le"), text[end:]
+                n_bytes = len(shown.encode()) if short else int(size)
+                found.append((byte, shown, n_bytes, 0.05 * (64 * DIGITS.index(high) + DIGITS.index(low))))
+                byte += n_bytes
+            assert not text
+        return found
+
+
+def make(tokens, title="text", **options):
+    """The page of tokens given as (text, bits)."""
+    with tempfile.TemporaryDirectory() as folder, Page(Path(folder) / "page.html") as page:
+        byte = options.pop("byte", 0)
+        for text, bits in tokens:
+            page.add(TokenScore(byte, text, bits))
+            byte += len(text)
+        page.save(title, options.pop("facts", []), **options)
+        return page.path.read_text("utf-8")
+
+
+def by_bytes(data, bits=1.0):
+    return [(data[at : at + 1], bits) for at in range(len(data))]
+
+
+texts = st.one_of(
+    st.binary(max_size=60),
+    st.lists(
+        st.sampled_from([b"<b>", b"&amp;", b"\n", b"\r\n", b"\xe2\x80\xae", b"\xf0\x9f\x98\x80", b"\xff", b"a b"])
+    ).map(b"".join),
+)
+
+
+@given(texts, st.lists(st.integers(1, 9), max_size=30), st.floats(0, 300))
+@settings(max_examples=150, deadline=None)
+def test_the_text_of_the_page_is_the_text_given(data, sizes, bits):
+    tokens, at = [], 0
+    while at < len(data):
+        size = sizes[len(tokens)] if len(tokens) < len(sizes) else 3
+        piece = data[at : at + size].split(b"\n")[0]
+        size = min(len(piece) + 1, size) if b"\n" in data[at : at + size] else len(piece)
+        tokens.append((data[at : at + size], bits))
+        at += size
+    parsed = Parsed(make(tokens))
+    assert parsed.text == Visible().feed(data, final=True)
+    assert sum(size for _, _, size, _ in parsed.tokens) == len(data)
+    assert "".join(shown for _, shown, _, _ in parsed.tokens) == parsed.text
+
+
+def test_hostile_text_is_shown_and_not_obeyed():
+    html = make(by_bytes(HOSTILE), title="</title><script>alert(2)\x1b", facts=[("model", "<img src=x>")])
+    parsed = Parsed(html)
+    assert parsed.text == Visible().feed(HOSTILE, final=True)
+    names = {tag for tag, _ in parsed.tags}
+    assert names.isdisjoint({"img", "iframe", "object", "embed", "link", "base", "form", "input"})
+    assert [tag for tag, _ in parsed.tags].count("script") == 1
+    assert parsed.texts["h1"] == "</title><script>alert(2)\\x1b"
+    assert parsed.texts["title"].startswith(parsed.texts["h1"])
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u2028\u2029\ufffd]", html)
+    assert not any(name.startswith("on") or name == "style" for _, attributes in parsed.tags for name in attributes)
+
+
+def test_the_page_refers_to_nothing_outside():
+    html = make(by_bytes(b"http://example.com/ url(x) @import\n" * 30))
+    parsed = Parsed(html)
+    targets = [value for _, attributes in parsed.tags for name, value in attributes.items() if name in ("href", "src")]
+    assert targets
+    assert all(re.fullmatch(r"#L\d+", target) for target in targets)
+    names = {attributes.get("id") for _, attributes in parsed.tags}
+    assert all(target[1:] in names for target in targets)
+    assert not re.search(r"url\(|@import|https?:", parsed.texts["style"] + parsed.texts["script"])
+    (policy,) = (a["content"] for _, a in parsed.tags if a.get("http-equiv") == "Content-Security-Policy")
+    for kind in ("style", "script"):
+        digest = base64.b64encode(hashlib.sha256(parsed.texts[kind].encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}'" in policy
+    assert policy.startswith("default-src 'none'")
+    assert "unsafe" not in policy
+
+
+def test_tokens_are_colored_by_bits_per_byte():
+    tokens = [(b"a", 0.5), (b"bb", 2.2), (b"cc", 3.9), (b"d", 6.0), (b"e", 99.0), (b"\n", 0.0)]
+    parsed = Parsed(make(tokens))
+    assert parsed.rows[0]["runs"] == [["c1", "bbcc"], ["c6", "d"], ["c7", "e"]]
+    assert [shown for shown, _ in tokens] == [shown.encode() for _, shown, _, _ in parsed.tokens]
+    assert [bits for *_, bits in parsed.tokens] == pytest.approx([bits for _, bits in tokens], abs=0.026)
+    assert (parsed.rows[0]["class"], parsed.rows[0]["data-b"]) == ("c7", f"{111.6 / 8:.2f}")
+    assert [level(bits) for bits in (-1.0, 0.99, 1.0, 7.0, float("inf"), float("nan"))] == [0, 0, 1, 7, 7, 7]
+    legend = [attributes["class"] for tag, attributes in parsed.tags if tag == "i" and "class" in attributes]
+    assert [f"c{color}" for color in range(8)] == sorted(set(legend))
+
+
+def test_a_character_of_several_tokens_has_their_bits():
+    parsed = Parsed(make([*by_bytes("x€".encode(), 2.0), (b"y\xf0", 1.0), (b"\x9f\x98\x80", 3.0)], byte=100))
+    assert parsed.tokens == [(100, "x", 1, 2.0), (101, "€", 3, 6.0), (104, "y", 2, 1.0), (106, "😀", 3, 3.0)]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_contrast_is_at_least_four_and_a_half(theme):
+    style = Path(module.__file__).with_suffix(".css").read_text()
+    found = re.findall(r"--(\w+): #([0-9a-f]{6})", style)
+    colors = dict(found[: len(found) // 2] if theme == "light" else found[len(found) // 2 :])
+    rgb = {name: tuple(bytes.fromhex(value)) for name, value in colors.items()}
+    assert min(contrast(rgb["ink"], rgb[f"c{color}"]) for color in range(8)) >= 4.5
+    assert min(contrast(rgb[name], rgb["ground"]) for name in ("ink", "dim", "link")) >= 4.5
+
+
+def test_curve_lines_and_context_are_shown():
+    calm, wild = [(b"an ordinary line of text\n", 10.0)], [(b"something quite unexpected\n", 200.0)]
+    html = make(calm * 40 + wild + calm * 9, by_context=[ContextBin(1, 2, 10, 4.0), ContextBin(2, 9, 90, 2.0, 0.1)])
+    parsed = Parsed(html)
+    table = html[html.index("<table class=lines>") :]
+    assert '<a href="#L41">41</a><td><i class=c7>something quite unexpected</i>' in table[:200]
+    hits = re.findall(r'<a href="#L(\d+)"><rect [^>]*><title>([\d.]+) bits per byte', html)
+    assert max(hits, key=lambda hit: float(hit[1]))[0] == "41"
+    assert "<td>2 to 8<td>90<td>2.0000<td>0.1000<td>" in html
+    assert re.findall(r'<rect width="(\d+)"', html) == ["100", "50"]
+    assert parsed.texts["dd"].startswith(f"{(490 + 200) / (49 * 25 + 27):.4f}")
+
+
+def test_short_lines_are_listed_only_without_long_ones():
+    assert "Lines by bits per byte" in make([(b"a\n", 9.0)])
+    html = make([(b"a\n", 99.0), (b"a line of twenty bytes\n", 1.0)])
+    assert html.count("<tr><td><i") == 1
+    assert "at least 20 bytes" in html
+
+
+def test_a_line_without_end_is_shown_in_rows():
+    parsed = Parsed(make(by_bytes(b"x" * 10_000)))
+    assert [len(row["text"]) for row in parsed.rows] == [4096, 4096, 10_000 - 8192]
+    assert [row.get("id") for row in parsed.rows] == ["L1", None, None]
+
+
+def test_the_page_of_an_endless_text_is_bounded(monkeypatch):
+    monkeypatch.setattr(module, "TEXT_BYTES", 5000)
+    sizes = [len(html := make([(b"line of thirty bytes in total\n", float(n))] * n)) for n in (200, 2000, 20_000)]
+    assert sizes[2] < 1.3 * sizes[1]
+    assert "The text after its first" in html
+    assert 5000 <= len(Parsed(html).text) < 5100
+    assert all(int(line) <= 5100 / 30 for line in re.findall('href="#L([0-9]+)"', html))
+    assert 256 <= html.count("<rect") <= 512
+
+
+def test_an_empty_text_and_no_finite_score():
+    assert Parsed(make([])).rows == []
+    html = make([(b"a line that is damaged\n", float("nan")), (b"another line of text\n", 3.0)])
+    assert not re.search(r'(?i)(d|width|x)="[^"]*nan', html)
+    assert len(Parsed(html).rows) == 2
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "in.txt"
+    path.write_bytes(TEXT * 20 + b"\xc3\xa9 <script>\n")
+    return path
+
+
+def test_eval_writes_a_page(run, model, text):
+    done = run("eval", text, "--html", "page.html", "--json")
+    assert (done.code, "page written to page.html" in done.err) == (0, True), done.err
+    parsed, score = Parsed(Path("page.html").read_text()), json.loads(done.out)
+    assert parsed.text.encode() == text.read_bytes()
+    assert sum(bits for *_, bits in parsed.tokens) == pytest.approx(score["nats"] / 0.6931, rel=0.01)
+    assert parsed.texts["dd"].startswith(f"{score['bits_per_byte']:.4f}")
+    assert "Loss by context" in parsed.texts["h2"]
+    assert run("eval", text, "--html", "page.html", "--per-token", "tokens.jsonl", "-q").err == ""
+    assert len(Path("tokens.jsonl").read_text().splitlines()) == score["tokens"]
+
+
+@pytest.mark.parametrize("emit", ["lines", "tokens", "stats", "none"])
+def test_stream_writes_the_page_of_eval(run, model, text, emit):
+    without = run("stream", text, "--emit", emit)
+    done = run("stream", text, "--emit", emit, "--html", "page.html")
+    assert done.code == 0
+    assert re.sub(rb"[\d.]+k? tokens/s.*", b"", done.out) == re.sub(rb"[\d.]+k? tokens/s.*", b"", without.out)
+    assert "page written to page.html" in done.err
+    run("eval", text, "--html", "other.html")
+    pages = [Parsed(Path(name).read_text()) for name in ("page.html", "other.html")]
+    assert pages[0].text == pages[1].text == text.read_text()
+    assert [token[:3] for token in pages[0].tokens] == [token[:3] for token in pages[1].tokens]
+
+
+def test_a_page_needs_a_file_and_one_memory(run, model, text):
+    for name in ("eval", "stream"):
+        done = run(name, text, "--html", "-")
+        assert (done.code, "--html needs a file" in done.err) == (2, True)
+    done = run("eval", text, "--html", "page.html", "--sweep-mem-len", "0,8")
+    assert (done.code, "--html needs one memory length" in done.err) == (2, True)
+    assert not Path("page.html").exists()
+
+
+def test_a_dry_run_writes_no_page(run, model, text):
+    assert run("stream", text, "--html", "page.html", "--dry-run").code == 0
+    assert not Path("page.html").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_stream_leaves_a_complete_page(number, model, tmp_path):
+    page = tmp_path / "page.html"
+    with subprocess.Popen(
+        command("stream", "-m", model, "--html", page), env=environment(),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as child:  # fmt: skip
+        child.stdin.write(TEXT + b"half a")
+        child.stdin.flush()
+        assert child.stdout.readline().endswith(TEXT)
+        assert list(tmp_path.iterdir()) == []
+        child.send_signal(number)
+        assert child.wait(20) == 128 + number
+        child.communicate()
+    html = page.read_text()
+    assert Parsed(html).text.encode() == TEXT
+    assert html.rstrip().endswith("</html>")
+    assert list(tmp_path.iterdir()) == [page]
+
+
+def test_a_page_outlives_the_reader_of_the_scores(model, text):
+    line = " ".join(f"'{part}'" for part in command("stream", text, "-m", model, "--html", "page.html"))
+    done = subprocess.run(
+        ["bash", "-c", f"{line} | head -c 1; exit ${{PIPESTATUS[0]}}"], env=environment(), capture_output=True
+    )
+    assert done.returncode in (0, 141)
+    assert Path("page.html").read_text().rstrip().endswith("</html>")

@@ -1,0 +1,297 @@
+"""HTML page of a scored text (`--html`): tokens colored by surprisal, a curve, and the most surprising lines.
+
+The page is one file without external references; its Content-Security-Policy allows its own style and script only.
+Rows of text (lines, or parts of long lines) are grouped in blocks. Blocks hold the text, colored up to `COLORED_BYTES`,
+and compact scores of its tokens, with which the script (`page.js`) colors visible blocks and shows tooltips.
+A text of ten megabytes would otherwise have millions of elements.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import heapq
+import math
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from html import escape
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import TYPE_CHECKING
+
+import xlcli
+from xlcli.cli import report
+from xlcli.cli.page_figures import Curve, context_section
+from xlcli.cli.terminal import Visible, visible
+from xlcli.errors import ConfigError
+from xlcli.files import cannot_write, write_atomic
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from xlcli.events import ContextBin, TokenScore
+
+COLORS = 8
+"""Number of colors: 0 to 1 bit per byte, 1 to 2, ..., 7 and more."""
+TEXT_BYTES = 2**25
+"""Size of the text shown; curve and table cover the text after it, too. A page of an endless stream is thus bounded."""
+COLORED_BYTES = 2**16
+"""Size of the text whose tokens are colored without the script."""
+BLOCK_BYTES, BLOCK_ROWS = 2**12, 64
+"""Size of a block, which ends with the row that reaches either."""
+ROW_BYTES = 2**12
+"""Size at which a line is continued in another row."""
+TABLE_ROWS, LONG_LINE, PREVIEW = 12, 20, 240
+"""Number of most surprising lines; their minimum size in bytes, if there are any; characters shown of each."""
+_DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+_BITS_STEP = 0.05
+"""Precision of the bits in tooltips; two digits of base 64 reach 204 bits."""
+_COPY = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """Tokens that end a character: their shown text, size in bytes and bits. Usually one token."""
+
+    shown: str
+    n_bytes: int
+    bits: float
+
+    def encode(self) -> str:
+        """Length in UTF-16 units, size in bytes unless it is that of the shown text, and bits."""
+        length = len(self.shown.encode("utf-16-le")) // 2
+        is_plain = length < len(_DIGITS) and self.n_bytes == len(self.shown.encode())
+        steps = self.bits / _BITS_STEP
+        value = max(0, round(steps)) if steps < 64**2 - 1 else 64**2 - 1
+        size = _DIGITS[length] if is_plain else f"({length}:{self.n_bytes})"
+        return size + _DIGITS[value // 64] + _DIGITS[value % 64]
+
+
+@dataclass(slots=True)
+class _Row:
+    """A line, or a part of a long line."""
+
+    line: int
+    units: list[_Unit] = field(default_factory=list)
+    n_bytes: int = 0
+    bits: float = 0.0
+
+    @property
+    def bits_per_byte(self) -> float:
+        return self.bits / self.n_bytes
+
+
+class Page:
+    """Page of a text whose tokens are added in order; a context manager.
+
+    Memory is constant: rows go to an unnamed temporary file, and `save` writes the page.
+
+    Args:
+        path: File of the page.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.n_bytes = self.n_tokens = self.n_lines = 0
+        self.bits = 0.0
+        self._first = 0
+        self._visible = Visible()
+        self._pending = (0, 0.0)
+        self._row: _Row | None = None
+        self._block: list[str] = []
+        self._units: list[str] = []
+        self._block_bytes = self._shown_bytes = self._shown_lines = 0
+        self._curve = Curve()
+        self._top: list[tuple[bool, float, int, str]] = []
+        self._n_rows = 0
+        try:
+            folder = path.parent if not path.exists() or path.is_file() else None
+            self._text = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
+        except OSError as error:
+            raise cannot_write(path, error) from None
+
+    def __enter__(self) -> Page:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._text.close()
+
+    def add(self, token: TokenScore) -> None:
+        """Adds the next token. Offsets count from that of the first one, which may continue another text."""
+        text, bits = token.text, token.bits
+        if not self.n_tokens:
+            self._first = token.byte
+        self.n_bytes += len(text)
+        self.n_tokens += 1
+        self.bits += bits
+        if self._row is None:
+            self._row = _Row(self.n_lines + 1)
+        self._curve.add(len(text), bits, self._row.line)
+        self._add_unit(self._visible.feed(text), len(text), bits)
+        if text.endswith(b"\n"):
+            self._end_row()
+            self.n_lines += 1
+        elif self._row.n_bytes >= ROW_BYTES:
+            self._end_row()
+
+    def save(self, title: str, facts: Sequence[tuple[str, str]], by_context: Sequence[ContextBin] = ()) -> None:
+        """Writes the page, atomically if the file is a regular one.
+
+        Args:
+            title: Name of text and model.
+            facts: Names and values shown at the top.
+            by_context: Loss by context length, if measured.
+        """
+        pieces = self._pieces(title, facts, by_context)
+        if self.path.exists() and not self.path.is_file():  # a device or a pipe
+            with self.path.open("wb") as out:
+                out.writelines(pieces)
+        else:
+            write_atomic(self.path, pieces)
+
+    def _add_unit(self, shown: str, n_bytes: int, bits: float) -> None:
+        """Adds shown text to the row. Tokens that end within a character are shown with the token that completes it."""
+        assert self._row is not None
+        n_bytes, bits = n_bytes + self._pending[0], bits + self._pending[1]
+        self._pending = (0, 0.0) if shown else (n_bytes, bits)
+        if shown:
+            self._row.units.append(_Unit(shown, n_bytes, bits))
+            self._row.n_bytes += n_bytes
+            self._row.bits += bits
+
+    def _end_row(self) -> None:
+        row, self._row = self._row, None
+        if row is None or not row.units:
+            return
+        is_shown = self._shown_bytes < TEXT_BYTES
+        self._n_rows += 1
+        rank = (row.n_bytes >= LONG_LINE, row.bits_per_byte if math.isfinite(row.bits) else math.inf, -self._n_rows)
+        if len(self._top) < TABLE_ROWS or rank > self._top[0][:3]:
+            entry = (*rank, _table_row(row, linked=is_shown))
+            (heapq.heappush if len(self._top) < TABLE_ROWS else heapq.heapreplace)(self._top, entry)
+        if not is_shown:
+            return
+        colored = self._shown_bytes < COLORED_BYTES
+        content = _colored(row.units) if colored else escape("".join(unit.shown for unit in row.units), quote=False)
+        name = f" id=L{row.line}" if row.line > self._shown_lines else ""
+        label = f"class=c{level(row.bits_per_byte)} data-b={row.bits_per_byte:.2f}"
+        self._block.append(f"<b{name} {label}>{content}</b>")
+        self._units += [unit.encode() for unit in row.units]
+        self._block_bytes += row.n_bytes
+        self._shown_bytes += row.n_bytes
+        self._shown_lines = row.line
+        if self._block_bytes >= BLOCK_BYTES or len(self._block) >= BLOCK_ROWS:
+            self._end_block()
+
+    def _end_block(self) -> None:
+        if self._block:
+            byte = self._first + self._shown_bytes - self._block_bytes
+            html = f'<pre data-o={byte} data-t="{"".join(self._units)}">{"".join(self._block)}</pre>\n'
+            self._block, self._units, self._block_bytes = [], [], 0
+            try:
+                self._text.write(html.encode())
+            except OSError as error:
+                raise cannot_write(self.path, error) from None
+
+    def _pieces(
+        self, title: str, facts: Sequence[tuple[str, str]], by_context: Sequence[ContextBin]
+    ) -> Iterator[bytes]:
+        if rest := self._visible.feed(b"", final=True):
+            self._row = self._row or _Row(self.n_lines + 1)
+            self._add_unit(rest, 0, 0.0)
+        self._end_row()
+        self._end_block()
+        files = resources.files("xlcli.cli")
+        style, script = (files.joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
+        hidden = self.n_bytes - self._shown_bytes
+        head, tail = (
+            Template(part).substitute(
+                version=xlcli.__version__,
+                title=escape(visible(title)),
+                style=style,
+                style_hash=_hash(style),
+                script=script,
+                script_hash=_hash(script),
+                bits_per_byte=f"{self.bits / self.n_bytes:.4f}" if self.n_bytes else "-",
+                facts="".join(f"<div><dt>{escape(name)}<dd>{escape(visible(value))}</div>" for name, value in facts),
+                legend="".join(
+                    f"<i class=c{color}>{color}{'+' if color == COLORS - 1 else ''}</i>" for color in range(COLORS)
+                ),
+                curve=self._curve.figure(self._first, self._shown_lines),
+                by_context=context_section(by_context),
+                lines=self._lines_section(),
+                cut=f"<p class=note>The text after its first {report.size(self._shown_bytes)} is not shown.</p>"
+                if hidden
+                else "",
+            )
+            for part in files.joinpath("page.html").read_text("utf-8").split("<!-- text -->")
+        )
+        yield head.encode()
+        self._text.seek(0)
+        while data := self._text.read(_COPY):
+            yield data
+        yield tail.encode()
+
+    def _lines_section(self) -> str:
+        """Table of the most surprising lines; short ones only if there are no others."""
+        longest = max((row[0] for row in self._top), default=False)
+        rows = [row[3] for row in sorted(self._top, reverse=True) if row[0] == longest]
+        if not rows:
+            return ""
+        about = f"Lines of at least {LONG_LINE} bytes by bits per byte." if longest else "Lines by bits per byte."
+        heading = "<tr><th>bits per byte<th>line<th>text</tr>"
+        return (
+            f"<details id=lines open><summary><h2>Most surprising lines</h2></summary><p class=note>{about}</p>"
+            f"<table class=lines>{heading}{''.join(rows)}</table></details>"
+        )
+
+
+def check_page(name: str) -> None:
+    """`ConfigError` unless `name` can be the file of a page."""
+    if name == "-":
+        raise ConfigError("--html needs a file; standard output holds the scores.", "Try --html page.html.")
+
+
+def open_page(name: str | None) -> AbstractContextManager[Page | None]:
+    """A page, unless there is no name."""
+    return nullcontext() if name is None else Page(Path(name))
+
+
+def level(bits_per_byte: float) -> int:
+    """Color of a surprisal, from 0 to `COLORS` - 1."""
+    return max(0, int(bits_per_byte)) if bits_per_byte < COLORS else COLORS - 1
+
+
+def _colored(units: Sequence[_Unit], end: int | None = None) -> str:
+    """Text as HTML, neighbors of one color joined. Characters after the first `end` are left out."""
+    runs: list[tuple[int, str]] = []
+    for unit in units:
+        color = level(unit.bits / max(1, unit.n_bytes))
+        if runs and runs[-1][0] == color:
+            runs[-1] = (color, runs[-1][1] + unit.shown)
+        else:
+            runs.append((color, unit.shown))
+    html = []
+    for color, text in runs:
+        part = escape(text if end is None else text[:end], quote=False)
+        if end is not None:
+            end = max(0, end - len(text))
+        if part:
+            html.append(f"<i class=c{color}>{part}</i>" if color else part)
+    return "".join(html)
+
+
+def _table_row(row: _Row, *, linked: bool) -> str:
+    """Row of the table of most surprising lines."""
+    line = f'<a href="#L{row.line}">{row.line:,}</a>' if linked else f"{row.line:,}"
+    length = len("".join(unit.shown for unit in row.units).rstrip("\n"))
+    text = _colored(row.units, min(length, PREVIEW)) + ("..." if length > PREVIEW else "")
+    return f"<tr><td><i class=c{level(row.bits_per_byte)}>{row.bits_per_byte:.2f}</i><td>{line}<td>{text}</tr>"
+
+
+def _hash(text: str) -> str:
+    """Hash of an inline style or script for the Content-Security-Policy."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -129,8 +129,23 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoredText:
+    """Text of the score of a model: the first `bytes` of the `of_bytes` bytes of its validation text.
+
+    `mem_len` is the memory length in tokens. `xlcli eval -m NAME --limit BYTES` prints the same score.
+    """
+
+    bytes: int
+    of_bytes: int
+    mem_len: int
+
+
+@dataclass(frozen=True, slots=True)
 class Trained:
-    """End of a run. `bits_per_byte` is the score of the best weights. `stopped`: ended before the budget was spent."""
+    """End of a run. `bits_per_byte` is the score of the best weights on the text `scored`.
+
+    `stopped`: ended before the budget was spent.
+    """
 
     folder: Path
     step: int
@@ -140,6 +155,7 @@ class Trained:
     best_step: int | None
     stopped: bool
     sample: str
+    scored: ScoredText | None = None
 
 
 @dataclass(frozen=True, slots=True)

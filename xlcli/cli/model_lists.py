@@ -42,6 +42,7 @@ def list_models(screen: Screen) -> None:
     for title, rows in (("Models in ./models", lines[: len(local)]), ("Bundled models", lines[len(local) :])):
         if rows:
             screen.print("".join([f"{title}:\n", heading, *rows, "\n"]))
+    _explain_scores([*local, *bundled], screen)
     screen.print("Presets for training: xlcli models presets\n")
 
 
@@ -78,13 +79,26 @@ def _table(models: Sequence[ModelSummary], screen: Screen) -> str:
     return tables.fitted(rows, screen.columns, flexible=_FLEXIBLE, optional=_OPTIONAL, right=_RIGHT)
 
 
+def _is_partial(model: ModelSummary) -> bool:
+    """Whether the score is that of a part of the validation text."""
+    return model.scored is not None and model.scored.bytes < model.scored.of_bytes
+
+
+def _explain_scores(models: Sequence[ModelSummary], screen: Screen) -> None:
+    """Prints which text the scores are of."""
+    if any(model.scored for model in models):
+        screen.print("bits/byte: xlcli eval -m NAME (validation text, memory of training)\n")
+    if any(map(_is_partial, models)):
+        screen.print("*: of the beginning of that text; see xlcli models show NAME\n")
+
+
 def _row(model: ModelSummary) -> tuple[str, ...]:
     return (
         model.name,
         report.amount(model.parameters) if model.parameters is not None else "?",
         report.size(model.bytes),
         model.encoding or "?",
-        f"{model.bits_per_byte:.3f}" if model.bits_per_byte is not None else "-",
+        f"{model.bits_per_byte:.3f}{'*' if _is_partial(model) else ''}" if model.bits_per_byte is not None else "-",
         report.age(time.time() - model.modified),
         model.problem or model.corpus or "-",
     )
@@ -114,6 +128,8 @@ def show(name: str, screen: Screen) -> None:
         screen.object({**report.fields(summary), "record": record, "config": config_tree})
         return
     screen.print(f"{folder}\n" + _table([summary], screen))
+    if summary.bits_per_byte is not None and summary.scored:
+        screen.print(f"{summary.bits_per_byte:.4f} bits per byte of the {report.scored(summary.scored)}\n")
     card = folder / CARD
     if card.is_file() and card.stat().st_size < 2**20:
         screen.print("\n" + card.read_text("utf-8", "replace"))

@@ -115,6 +115,7 @@ def load_model(
     from xlcli.cli import report
     from xlcli.runtime import make_runtime
     from xlcli.store.folder import load
+    from xlcli.store.records import scored_text
 
     runtime = make_runtime(config)
     model = load(folder, device=runtime.device, n_steps=settings.n_steps, n_hashes=settings.n_hashes)
@@ -122,7 +123,8 @@ def load_model(
     for warning in model.warnings:
         screen.say(warning, "warning")
     score = model.record.get("bits_per_byte")
-    about = f", {score:.3f} bits per byte when trained" if isinstance(score, float) else ""
+    scored = scored_text(model.record)
+    about = f", {score:.3f} bits per byte of the {report.scored(scored)}" if isinstance(score, float) and scored else ""
     screen.say(f"model {model.name}: {folder}{about}", "detail")
     screen.say(f"{runtime.device} {runtime.dtype_name}, {report.counted(runtime.threads, 'thread')}", "detail")
     return model, runtime

@@ -18,6 +18,7 @@ from xlcli.events import (
     Progress,
     Saved,
     Score,
+    ScoredText,
     Step,
     StreamStats,
     TokenScore,
@@ -56,7 +57,8 @@ def _plain(value: Any) -> Any:
 
 def fields(event: DataclassInstance) -> dict[str, Any]:
     """Name and value of each attribute of a dataclass."""
-    return {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
+    values = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
+    return {name: fields(value) if isinstance(value, ScoredText) else value for name, value in values.items()}
 
 
 def event_object(event: Event) -> dict[str, Any]:
@@ -217,6 +219,13 @@ def plan_text(plan: Plan) -> str:
     return "".join(f"{name:8} {text}\n" for name, text in rows)
 
 
+def scored(text: ScoredText) -> str:
+    """Text and memory length of a score in words."""
+    part = f"first {amount(text.bytes)} of " if text.bytes < text.of_bytes else ""
+    memory = f"a memory of {counted(text.mem_len, 'token')}" if text.mem_len else "no memory"
+    return f"{part}{counted(text.of_bytes, 'byte')} of validation text, with {memory}"
+
+
 def trained_text(event: Trained) -> str:
     """The end of a run: score, sample, and the two commands to run next."""
     lines = [f"model     {event.folder}"]
@@ -225,6 +234,8 @@ def trained_text(event: Trained) -> str:
         if event.best_step == 0:
             best = " (the weights that the run started from: no step was better)"
         lines.append(f"valid     {event.bits_per_byte:.4f} bits per byte{best}")
+        if event.scored:
+            lines.append(f"          of the {scored(event.scored)}")
     lines.append(f"training  {counted(event.step, 'step')}, {counted(event.tokens, 'token')}, {time(event.seconds)}")
     if event.sample.strip():
         lines += ["sample", *(f"  {line}" for line in event.sample.strip("\n").split("\n"))]

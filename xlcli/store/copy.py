@@ -56,7 +56,8 @@ def copy_model(source: Path, target: Path, encoding: WeightEncoding | None = Non
         )
         record = dict(model.record)
         if digest(weights(load(temporary).network)) != digest(weights(model.network)):
-            record.pop("bits_per_byte", None)
+            for key in ("bits_per_byte", "scored"):
+                record.pop(key, None)
         if record:
             write_record(temporary, record)
 

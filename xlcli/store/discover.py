@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from xlcli.errors import CheckpointError
+from xlcli.events import ScoredText
 from xlcli.files import read_header
 from xlcli.files.plain import TEMPORARY
 from xlcli.presets import models_folder
 from xlcli.store.encodings import ENCODINGS, n_weights
 from xlcli.store.layout import CHECKPOINTS, CONFIG, WEIGHTS, is_model
-from xlcli.store.records import RECORD, read_record
+from xlcli.store.records import RECORD, read_record, scored_text
 
 LOCAL = "models"
 """Folder of the user's models inside the working folder."""
@@ -37,7 +38,8 @@ class ModelSummary:
         encoding: Encoding of the weights, a key of `ENCODINGS`.
         parameters: Number of stored weights.
         corpus: Name of the training text.
-        bits_per_byte: Score on the validation text at the end of training.
+        bits_per_byte: Score of the model on its validation text.
+        scored: Part of that text, and memory length.
         problem: Error message, or None.
     """
 
@@ -50,6 +52,7 @@ class ModelSummary:
     parameters: int | None
     corpus: str | None
     bits_per_byte: float | None
+    scored: ScoredText | None
     problem: str | None
 
 
@@ -117,6 +120,7 @@ def summarize(folder: Path, *, bundled: bool = False) -> ModelSummary:
     parameters: int | None = None
     corpus: str | None = None
     score: float | None = None
+    scored: ScoredText | None = None
     problem: str | None = None
     try:
         tensors, metadata = read_header(folder / WEIGHTS)
@@ -125,6 +129,7 @@ def summarize(folder: Path, *, bundled: bool = False) -> ModelSummary:
         record = read_record(folder)
         corpus = str(record["corpus"]) if isinstance(record.get("corpus"), str) else None
         score = float(record["bits_per_byte"]) if isinstance(record.get("bits_per_byte"), int | float) else None
+        scored = scored_text(record)
     except CheckpointError as error:
         problem = error.message
     except OverflowError:
@@ -134,7 +139,17 @@ def summarize(folder: Path, *, bundled: bool = False) -> ModelSummary:
     except OSError:
         size = 0
     return ModelSummary(
-        folder.resolve().name, folder, bundled, size, _modified(folder), encoding, parameters, corpus, score, problem
+        name=folder.resolve().name,
+        folder=folder,
+        bundled=bundled,
+        bytes=size,
+        modified=_modified(folder),
+        encoding=encoding,
+        parameters=parameters,
+        corpus=corpus,
+        bits_per_byte=score,
+        scored=scored,
+        problem=problem,
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from xlcli.events import ScoredText
 from xlcli.files import append_line, read_json, write_atomic
 from xlcli.files.plain import open_regular, sync_file
 
@@ -28,6 +29,15 @@ def read_record(folder: Path) -> dict[str, Any]:
     """The content of `record.json`, empty if the file is missing; `CheckpointError` if it is damaged."""
     path = folder / RECORD
     return read_json(path) if os.path.lexists(path) else {}
+
+
+def scored_text(record: Mapping[str, Any]) -> ScoredText | None:
+    """The text that `bits_per_byte` belongs to; None if the record does not say it."""
+    found = record.get("scored")
+    names = ("bytes", "of_bytes", "mem_len")
+    if not isinstance(found, dict) or not all(type(found.get(name)) is int for name in names):
+        return None
+    return ScoredText(*(found[name] for name in names))
 
 
 def append_metrics(folder: Path, row: Mapping[str, Any]) -> None:

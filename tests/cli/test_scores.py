@@ -21,7 +21,7 @@ def test_table_record_end_of_training_and_eval_agree(run, monkeypatch, limit):
     Path("held.txt").write_bytes(TEXT[::-1] * 20)
     n_bytes = 20 * len(TEXT)
     scored = {"bytes": limit or n_bytes, "of_bytes": n_bytes, "mem_len": 24}
-    words = f"{'first 300 of ' if limit else ''}{n_bytes} bytes of validation text, with a memory of 24 tokens"
+    words = f"{'first 300 of ' if limit else ''}{n_bytes} bytes of validation text, memory 24"
     ended = run("train", "corpus.txt", *SMALL)
     assert ended.code == 0, ended.err
     record = json.loads(Path("models/corpus/record.json").read_text())
@@ -36,9 +36,9 @@ def test_table_record_end_of_training_and_eval_agree(run, monkeypatch, limit):
     assert (listed["bits_per_byte"], listed["scored"]) == (score, scored)
     table = run("models").out.decode()
     assert f" {score:.3f}{'*' if limit else ' '}" in table
-    assert "validation text, memory of training" in table
-    assert ("\n*: of the beginning" in table) == bool(limit)
-    assert f"{score:.4f} bits per byte of the {words}\n" in run("models", "show", "corpus").out.decode()
+    assert "validation text, memory as in training" in table
+    assert ("\n* of its beginning" in table) == bool(limit)
+    assert f"{score:.4f} bits/byte: {words}\n" in run("models", "show", "corpus").out.decode()
     assert f"{score:.3f} bits per byte of the {words}" in run("generate", "-n", "1", "-v", "a").err
     events = [json.loads(line) for line in run("train", "corpus.txt", *SMALL, "--overwrite", "--json").out.splitlines()]
     assert (events[-1]["bits_per_byte"], events[-1]["scored"]) == (score, scored)

@@ -87,9 +87,9 @@ def _is_partial(model: ModelSummary) -> bool:
 def _explain_scores(models: Sequence[ModelSummary], screen: Screen) -> None:
     """Prints which text the scores are of."""
     if any(model.scored for model in models):
-        screen.print("bits/byte: xlcli eval -m NAME (validation text, memory of training)\n")
+        screen.print("bits/byte of the validation text, memory as in training\n")
     if any(map(_is_partial, models)):
-        screen.print("*: of the beginning of that text; see xlcli models show NAME\n")
+        screen.print("* of its beginning: xlcli models show NAME\n")
 
 
 def _row(model: ModelSummary) -> tuple[str, ...]:
@@ -129,7 +129,7 @@ def show(name: str, screen: Screen) -> None:
         return
     screen.print(f"{folder}\n" + _table([summary], screen))
     if summary.bits_per_byte is not None and summary.scored:
-        screen.print(f"{summary.bits_per_byte:.4f} bits per byte of the {report.scored(summary.scored)}\n")
+        screen.print(f"{summary.bits_per_byte:.4f} bits/byte: {report.scored(summary.scored)}\n")
     card = folder / CARD
     if card.is_file() and card.stat().st_size < 2**20:
         screen.print("\n" + card.read_text("utf-8", "replace"))

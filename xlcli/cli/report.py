@@ -222,8 +222,7 @@ def plan_text(plan: Plan) -> str:
 def scored(text: ScoredText) -> str:
     """Text and memory length of a score in words."""
     part = f"first {amount(text.bytes)} of " if text.bytes < text.of_bytes else ""
-    memory = f"a memory of {counted(text.mem_len, 'token')}" if text.mem_len else "no memory"
-    return f"{part}{counted(text.of_bytes, 'byte')} of validation text, with {memory}"
+    return f"{part}{counted(text.of_bytes, 'byte')} of validation text, memory {text.mem_len}"
 
 
 def trained_text(event: Trained) -> str:

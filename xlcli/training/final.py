@@ -39,22 +39,22 @@ USUAL_RATES = 10.0
 
 def final_evaluation(
     folder: Path, runtime: Runtime, seed: int, stop: Callable[[], bool]
-) -> Generator[Progress | Notice, None, tuple[float | None, str] | None]:
-    """Bits per byte (None without validation text) and a sample of the saved model; None when stopped."""
+) -> Generator[Progress | Notice, None, tuple[Score | None, str] | None]:
+    """Score (None without validation text) and a sample of the saved model; None when stopped."""
     model = store.load(folder, device=runtime.device)
     inference = make_runtime(RuntimeConfig(device=str(runtime.device), threads=runtime.threads))
-    bits, sample = None, ""
+    score, sample = None, ""
     if model.held_out("valid"):
         for event in evaluate(model, None, EvalConfig(limit=SCORED_BYTES), inference, stop=stop):
             if isinstance(event, Progress | Notice):
                 yield event
             elif isinstance(event, Score):
-                bits = event.bits_per_byte
+                score = event
                 yield from _compare_with_frequencies(model, event)
     for made in generate(model, b"", GenerateConfig(max_new_tokens=SAMPLE_TOKENS), inference, seed=seed, stop=stop):
         if isinstance(made, Generated):
             sample = made.text
-    return None if stop() else (bits, sample)
+    return None if stop() else (score, sample)
 
 
 def _compare_with_frequencies(model: LoadedModel, score: Score) -> Iterator[Notice]:

@@ -6,11 +6,12 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from xlcli.errors import CheckpointError, DivergedError
-from xlcli.events import Event, Notice, Saved, Step, Trained, Validation
+from xlcli.events import Event, Notice, Saved, ScoredText, Step, Trained, Validation
 from xlcli.runtime import parallel_loop_seconds
 from xlcli.store import folder as store
 from xlcli.store import records
@@ -154,12 +155,15 @@ class Trainer:
         final = None
         if spent and run.validated_step == run.step:
             final = yield from final_evaluation(self.folder, run.runtime, run.config.runtime.seed or 0, stop)
-        bits, sample = final or (None, "")
+        score, sample = final or (None, "")
+        bits = score.bits_per_byte if score else None
+        scored = ScoredText(score.bytes, self.prepared.parts.valid.n_bytes, score.mem_len) if score else None
         self.record |= {
             "steps": run.step,
             "tokens": run.tokens,
             "seconds": round(self.seconds, 1),
             "bits_per_byte": bits,
+            "scored": asdict(scored) if scored else None,
             "best_step": run.best_step,
             "finished": final is not None,
         }
@@ -177,6 +181,7 @@ class Trainer:
             best_step=run.best_step,
             stopped=final is None,
             sample=sample,
+            scored=scored,
         )
 
     def _train_step(self, started: float, loop_started: float, tokens_before: int) -> Iterator[Event]:

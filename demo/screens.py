@@ -18,7 +18,6 @@ import tempfile
 import time
 from pathlib import Path
 
-from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.terminal_theme import DEFAULT_TERMINAL_THEME, DIMMED_MONOKAI
 from rich.text import Text
@@ -31,8 +30,8 @@ COMMANDS = (
     "xlcli models",
     "xlcli train shakespeare.txt --preset tiny --max-time 1m",
 )
-TEMPLATE = re.sub(r"@font-face {{.*?}}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
-"""Picture of rich without its fonts, which are on a server."""
+FONTS = re.compile(r"@font-face {.*?}\s*", re.DOTALL)
+"""Fonts in the pictures of rich, which are on a server."""
 
 
 def screen(width: int, ground: str, folder: Path) -> str:
@@ -64,10 +63,8 @@ def main() -> int:
                 shown = screen(width, ground, Path(folder))
             console = Console(width=width, file=io.StringIO(), record=True, force_terminal=True)
             console.print(Text.from_ansi(shown), soft_wrap=True)
-            picture = console.export_svg(
-                title=f"{width} columns", theme=theme, code_format=TEMPLATE, unique_id="screen"
-            )
-            (Path(sys.argv[1]) / f"terminal-{width}-{ground}.svg").write_text(picture, "utf-8")
+            picture = console.export_svg(title=f"{width} columns", theme=theme, unique_id="screen")
+            (Path(sys.argv[1]) / f"terminal-{width}-{ground}.svg").write_text(FONTS.sub("", picture), "utf-8")
     return 0
 
 

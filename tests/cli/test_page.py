@@ -187,7 +187,7 @@ def test_curve_lines_and_context_are_shown():
     parsed = Parsed(html)
     table = html[html.index("<table class=lines>") :]
     assert '<a href="#L41">41</a><td><i class=c7>something quite unexpected</i>' in table[:200]
-    hits = re.findall(r'<a href="#L(\d+)"><rect [^>]*><title>([\d.]+) bits per byte', html)
+    hits = re.findall(r'<a href="#L(\d+)" tabindex="-1"><rect [^>]*><title>([\d.]+) bits per byte', html)
     assert max(hits, key=lambda hit: float(hit[1]))[0] == "41"
     assert "<td>2 to 8<td>90<td>2.0000<td>0.1000<td>" in html
     assert re.findall(r'<rect width="(\d+)"', html) == ["100", "50"]

@@ -62,7 +62,7 @@ class Curve:
             about = f"{value:.2f} bits per byte, line {line:,}, byte {first_byte + left:,}"
             width = 1000 * (right - left) / total
             hit = f'<rect x="{1000 * left / total:.5g}" width="{width:.4g}" height="100"><title>{about}</title></rect>'
-            hits.append(f'<a href="#L{line}">{hit}</a>' if line <= last_line else hit)
+            hits.append(f'<a href="#L{line}" tabindex="-1">{hit}</a>' if line <= last_line else hit)
         return (
             "<figure class=curve><div class=scale>"
             f"<span>{top}</span><span>{top / 2:g}</span><span>0</span></div>"

@@ -6,6 +6,7 @@ import pytest
 import torch
 from toys import PROSE, RUNTIME, VARIANTS, prose_bits, slow_bits, toy
 
+from xlcli import duration
 from xlcli.config import EvalConfig
 from xlcli.errors import CheckpointError, DataError, ResourceError
 from xlcli.evaluation import evaluate
@@ -269,11 +270,62 @@ def test_unknown_words_are_counted(tmp_path):
     assert scores(toy(), tmp_path / "t")[0].unknown_words is None
 
 
-def test_stopped_gives_no_score(prose):
+def stopped(prose, after, **options):
+    """Events of an evaluation that is stopped at the call of `stop` with this number."""
     asked = itertools.count()
-    events = list(evaluate(toy(), [prose], EvalConfig(segment_len=4), RUNTIME, stop=lambda: next(asked) > 5))
-    assert not any(isinstance(e, Score) for e in events)
-    assert any(isinstance(e, Notice) and "stopped" in e.text for e in events)
+    return list(
+        evaluate(toy(), [prose], EvalConfig(**options), RUNTIME, per_token=True, stop=lambda: next(asked) > after)
+    )
+
+
+@pytest.mark.parametrize("mem_len", [0, 9])
+def test_stopped_gives_the_score_of_what_was_read(mem_len, prose):
+    events = stopped(prose, 20, mem_len=mem_len, segment_len=8, batch_size=1)
+    (score,) = [event for event in events if isinstance(event, Score)]
+    assert score.partial
+    assert 0 < score.tokens < len(PROSE)
+    slow = prose_bits("bytes", mem_len)[: score.tokens]
+    assert score.bytes == score.tokens
+    assert score.nats == pytest.approx(sum(slow) * math.log(2), abs=1e-5)
+    assert score.bits_per_byte == pytest.approx(sum(slow) / len(slow), abs=1e-5)
+    assert (score.chars, score.words, score.bits_per_char, score.word_perplexity) == (None,) * 4
+    assert sum(b.tokens for b in score.by_context) == (0 if mem_len else score.tokens)
+    assert not any(isinstance(event, TokenScore) for event in events)
+    assert [e.text for e in events if isinstance(e, Notice) and e.level == "warning"] == [
+        f"stopped: {score.bytes:,} of {len(PROSE.encode()):,} bytes were scored."
+    ]
+
+
+def test_a_stopped_sweep_keeps_whole_scores(prose):
+    found = []
+    work = evaluate(toy(), [prose], EvalConfig(sweep_mem_len=(0, 9)), RUNTIME, stop=lambda: bool(found))
+    found.extend(event for event in work if isinstance(event, Score))
+    assert [(score.mem_len, score.partial) for score in found] == [(0, False)]
+
+
+def test_stopped_before_the_first_call_gives_no_score(prose):
+    events = stopped(prose, -1)
+    assert not any(isinstance(event, Score) for event in events)
+    assert events[-1] == Notice("stopped before anything was scored.", "warning")
+
+
+def test_a_long_evaluation_says_how_long_it_takes(prose, monkeypatch):
+    now = itertools.count(0.0, 2.5)  # read twice per call of the model
+    monkeypatch.setattr(duration.time, "monotonic", lambda: next(now))
+    options = {"segment_len": 4, "batch_size": 1, "mem_len": 4}
+    events = list(evaluate(toy(), [prose], EvalConfig(**options), RUNTIME))
+    (notice,) = [e for e in events if isinstance(e, Notice) and "takes" in e.text]
+    n_calls = -(-len(PROSE.encode()) // 4)
+    assert notice.text.startswith(f"this takes about {duration.in_words(5.0 * n_calls * 1.25)}; --limit 1KiB gives")
+    monkeypatch.setattr(duration, "LONG_SECONDS", math.inf)
+    events = list(evaluate(toy(), [prose], EvalConfig(**options), RUNTIME))
+    assert not any(isinstance(e, Notice) and "takes" in e.text for e in events)
+
+
+def test_durations_in_words():
+    assert [duration.in_words(s) for s in (31.4, 89, 700, 12_700)] == ["31 s", "89 s", "12 min", "3.5 h"]
+    clock = duration.Clock(100 * 2**20, 2.0)
+    assert list(clock.report(1, 1000)) == []
 
 
 def test_damaged_weights_are_not_a_score(prose):

@@ -12,6 +12,7 @@ over the text, are read again from empty memory, unless one window is the whole 
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -25,13 +26,14 @@ import torch
 from numpy.typing import NDArray
 
 from xlcli.config import EvalConfig, SpanKind
+from xlcli.duration import Clock
 from xlcli.errors import CheckpointError, DataError
 from xlcli.events import ContextBin, Notice, Progress, ProgressMeter, Score, TokenScore
 from xlcli.inference import check_memory
-from xlcli.metrics import LN2, bits_per, context_bin_edges, half_width, misfit, perplexity
+from xlcli.metrics import LN2, TextCounts, bits_per, context_bin_edges, half_width, misfit, perplexity
 from xlcli.model.recall import QUERIES, lsh_recall
 from xlcli.runtime import Runtime, peak_rss_bytes
-from xlcli.text.corpus import Corpus, open_corpus
+from xlcli.text.corpus import gather, open_corpus
 from xlcli.text.loaders import EvalLoader, inputs_and_targets
 from xlcli.text.sources import Reading
 from xlcli.text.tokenizers.words import n_unknown
@@ -81,7 +83,7 @@ def evaluate(
         options: Memory lengths, segment length, batch size, and `limit`, the maximum bytes of text.
         runtime: Device and number type.
         per_token: Also yield a `TokenScore` for each token, in order, before each `Score`.
-        stop: Called between calls of the model; when true, evaluation ends without a score.
+        stop: Called between calls of the model; when true, evaluation ends with the score of the tokens read.
 
     Yields:
         Progress, notices, and a `Score` for each memory length.
@@ -94,71 +96,106 @@ def evaluate(
     """
     model.check_settings(options)
     check_memory(model, runtime, 1, segment_len=1, changeable=())  # of any text
-    text = yield from tokenize(_open(model, source, options), model.tokenizer, options.limit)
+    text = yield from _until(stop, _read(model, source, options))
+    if text is None:
+        yield _NOT_BEGUN
+        return
     unknown = n_unknown(text.tokens.ids) if model.tokenizer.kind == "words" else None
     if unknown:
         yield _unknown_notice(unknown, len(text.tokens))
+    mem_lens = options.sweep_mem_len or (options.mem_len,)
     with ExitStack() as files:
-        for mem_len in options.sweep_mem_len or (options.mem_len,):
+        for i, mem_len in enumerate(mem_lens):
             lengths = _choose_lengths(model, runtime, options, mem_len, len(text.tokens))
             nats = mapped_scores(len(text.tokens), files) if per_token else None
             started = time.perf_counter()
-            totals = yield from _score_text(model, runtime, text, lengths, nats, stop)
-            if totals is None:
-                yield Notice("stopped before the end of the text: no score.", "warning")
+            windows = min(len(text.tokens) // WINDOW_SHARE, WINDOW_LIMIT) / len(text.tokens)
+            clock = Clock(text.counts.bytes, scale=len(mem_lens) * (1 + windows)) if i == 0 else None
+            totals = yield from _score_text(model, runtime, text, lengths, nats, clock, stop)
+            if not (n_tokens := totals.by_context.total_tokens):
+                yield _NOT_BEGUN
                 return
+            counts = text.counts
+            if partial := n_tokens < len(text.tokens):
+                counts = TextCounts(totals.by_context.total_bytes, 0, None, None)
+                yield Notice(f"stopped: {counts.bytes:,} of {text.counts.bytes:,} bytes were scored.", "warning")
             seconds = time.perf_counter() - started
             if not math.isfinite(totals.nats):
                 raise CheckpointError(f"model {model.name} gives no finite score.", "Its weights are damaged.")
-            bits_per_byte = bits_per(totals.nats, text.counts.bytes)
+            bits_per_byte = bits_per(totals.nats, counts.bytes)
             if remark := misfit(model.name, bits_per_byte):
                 yield Notice(remark)
             by_context = totals.by_context
-            if lengths.mem_len:
+            if lengths.mem_len and not partial:
                 by_context = yield from _score_windows(
                     model, runtime, text, lengths, totals.batch_size, by_context, stop
                 )
             if nats is not None:
-                yield from text.token_scores(nats)
-            recall = _recall(model, runtime, text, lengths) if options.recall else ()
+                yield from itertools.takewhile(lambda _: not stop(), text.token_scores(nats))
+            recall = _recall(model, runtime, text, lengths) if options.recall and not stop() else ()
             yield Score(
                 model=model.name,
                 file=text.part.corpus.name,
-                bytes=text.counts.bytes,
-                chars=text.counts.chars,
-                words=text.counts.words,
-                tokens=len(text.tokens),
-                unknown_words=unknown,
+                bytes=counts.bytes,
+                chars=counts.chars,
+                words=counts.words,
+                tokens=n_tokens,
+                unknown_words=None if partial else unknown,
                 nats=totals.nats,
                 bits_per_byte=bits_per_byte,
-                bits_per_char=bits_per(totals.nats, text.counts.chars) if text.counts.chars else None,
-                perplexity=perplexity(totals.nats, len(text.tokens)),
-                word_perplexity=perplexity(totals.nats, text.counts.words) if text.counts.words else None,
+                bits_per_char=bits_per(totals.nats, counts.chars) if counts.chars else None,
+                perplexity=perplexity(totals.nats, n_tokens),
+                word_perplexity=perplexity(totals.nats, counts.words) if counts.words else None,
                 mem_len=lengths.mem_len,
                 segment_len=lengths.segment_len,
                 batch_size=totals.batch_size,
                 span=lengths.span,
-                tokens_per_second=len(text.tokens) / seconds,
+                tokens_per_second=n_tokens / seconds,
                 peak_rss_bytes=peak_rss_bytes(),
                 seconds=seconds,
                 device=str(runtime.device),
                 dtype=runtime.dtype_name,
-                mean_steps=None if totals.steps is None else totals.steps / len(text.tokens),
+                mean_steps=None if totals.steps is None else totals.steps / n_tokens,
                 recall=math.fsum(recall) / len(recall) if recall else None,
                 recall_by_layer=recall,
-                by_context=by_context.bins(),
+                partial=partial,
+                by_context=() if partial and lengths.mem_len else by_context.bins(),
             )
+            if stop():
+                return
 
 
-def _open(model: LoadedModel, source: Sequence[str | Path] | None, options: EvalConfig) -> Corpus:
+_NOT_BEGUN = Notice("stopped before anything was scored.", "warning")
+
+
+def _read(
+    model: LoadedModel, source: Sequence[str | Path] | None, options: EvalConfig
+) -> Generator[Notice | Progress, None, TokenizedText]:
+    """The text of `evaluate`, tokenized."""
     if source is not None:
         any_bytes = model.tokenizer.kind == "bytes"
         reading = Reading(binary=options.binary, text_field=options.text_field, any_bytes=any_bytes)
-        return open_corpus(source, reading=reading)
-    path = model.held_out(options.split)
-    if path is None:
-        raise DataError(f"model {model.name} keeps no {options.split} text.", "Give a file: xlcli eval FILE.")
-    return open_corpus([path], reading=Reading(binary=True))
+        corpus = yield from gather(source, reading=reading)
+    else:
+        path = model.held_out(options.split)
+        if path is None:
+            raise DataError(f"model {model.name} keeps no {options.split} text.", "Give a file: xlcli eval FILE.")
+        corpus = open_corpus([path], reading=Reading(binary=True))
+    return (yield from tokenize(corpus, model.tokenizer, options.limit))
+
+
+def _until(
+    stop: Callable[[], bool], work: Generator[Notice | Progress, None, TokenizedText]
+) -> Generator[Notice | Progress, None, TokenizedText | None]:
+    """Events and result of `work`; None as soon as `stop` is true."""
+    while not stop():
+        try:
+            event = next(work)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        yield event
+    work.close()
+    return None
 
 
 @dataclass(frozen=True)
@@ -219,6 +256,16 @@ class _ContextSums:
         for total, part in zip(totals, (x, y, n, n > 0, x * x, x * y, y * y), strict=True):
             np.add.at(total, bins[starts], part.sum(0))
 
+    @property
+    def total_tokens(self) -> int:
+        """Number of tokens added."""
+        return int(self.n_tokens.sum())
+
+    @property
+    def total_bytes(self) -> int:
+        """Their size in bytes."""
+        return int(self.n_bytes.sum())
+
     def bins(self) -> tuple[ContextBin, ...]:
         """The loss in each context bin that has tokens."""
         return tuple(
@@ -258,9 +305,10 @@ def _score_text(
     text: TokenizedText,
     lengths: _Lengths,
     nats: NDArray[Any] | None,
+    clock: Clock | None,
     stop: Callable[[], bool],
-) -> Generator[Progress, None, _Totals | None]:
-    """Scores the text in one pass; None when stopped. Fills `nats`, the surprisal of each token, if given."""
+) -> Generator[Notice | Progress, None, _Totals]:
+    """Scores the text in one pass until stopped. Fills `nats`, the surprisal of each token, if given."""
     ids, n = text.tokens.ids, len(text.tokens)
     loader = EvalLoader(
         ids,
@@ -283,9 +331,10 @@ def _score_text(
     totals = _Totals(loader.batch_size, _ContextSums(n if whole else segment_len))
     state = _init_state(model, lengths, loader.starts)
     n_done, meter = 0, ProgressMeter(f"memory {lengths.mem_len}", n, "tokens")
-    for inputs, targets, scored, positions in loader:
+    n_calls = -(-loader.sequence_len // loader.segment_len)
+    for n_called, (inputs, targets, scored, positions) in enumerate(loader, start=1):
         if stop():
-            return None
+            break
         nll, steps, state = _token_nats(model, runtime, inputs, targets, state)
         nll = np.where(scored, nll, 0.0)
         totals.nats += float(nll.sum())
@@ -298,6 +347,8 @@ def _score_text(
             nats[index[scored]] = nll[scored]
         n_done += int(scored.sum())
         yield from meter.report(n_done)
+        if clock is not None:
+            yield from clock.report(n_called, n_calls)
     return totals
 
 

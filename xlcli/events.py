@@ -42,11 +42,11 @@ class ProgressMeter:
 
     Args:
         stage: Name of the stage, such as "tokenizing".
-        total: Amount of work.
+        total: Amount of work; None if unknown.
         unit: Its unit.
     """
 
-    def __init__(self, stage: str, total: int, unit: str) -> None:
+    def __init__(self, stage: str, total: int | None, unit: str) -> None:
         self.stage, self.total, self.unit = stage, total, unit
         self._started = self._reported = time.monotonic()
 
@@ -62,9 +62,11 @@ class ProgressMeter:
 class Plan:
     """Plan of a training run, and the result of `--dry-run`.
 
-    `memory_bytes` is an estimated peak; `weights` and `weights_bytes` are encoding and size of the stored weights.
-    `threads_measured`: training chooses the number of threads by measuring; `threads` is the maximum.
-    `init` is the name of the model whose weights the run starts from, or None.
+    `memory_bytes` is an estimated peak, `available_bytes` the free memory of the device; `weights` and `weights_bytes`
+    are encoding and size of the stored weights. `threads_measured`: training chooses the number of threads by
+    measuring; `threads` is the maximum.
+    `init` is the name of the model whose weights the run starts from, or None. `estimated`: sizes and number of tokens
+    are estimates from a sample of the text, as in a dry run.
     """
 
     folder: Path
@@ -87,6 +89,8 @@ class Plan:
     resumed_at: int
     threads_measured: bool = False
     init: str | None = None
+    estimated: bool = False
+    available_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +192,7 @@ class Score:
     `unknown_words` is the number of words scored as `<unk>`, None unless the vocabulary is one of words.
     `mean_steps` is the mean number of steps per token of a model with adaptive computation time, else None. `recall`
     is the share of the weight of full attention that LSH attention finds, if measured: the mean, and of each LSH layer.
+    `partial`: evaluation was stopped; all values are those of the tokens scored until then.
     """
 
     model: str
@@ -214,6 +219,7 @@ class Score:
     mean_steps: float | None = None
     recall: float | None = None
     recall_by_layer: tuple[float, ...] = ()
+    partial: bool = False
     by_context: tuple[ContextBin, ...] = field(default=())
 
 

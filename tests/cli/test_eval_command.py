@@ -1,19 +1,25 @@
 import errno
 import importlib.util
+import itertools
 import json
 import os
 import re
+import signal
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 from programs import TEXT, Terminal
 from programs import command as command_line
 
+from xlcli import evaluation
+
 KEYS = {
     "model", "file", "bytes", "chars", "words", "tokens", "nats", "bits_per_byte", "bits_per_char", "perplexity",
     "word_perplexity", "mem_len", "segment_len", "batch_size", "span", "tokens_per_second", "peak_rss_bytes",
-    "seconds", "device", "dtype", "unknown_words", "mean_steps", "recall", "recall_by_layer", "by_context",
+    "seconds", "device", "dtype", "unknown_words", "mean_steps", "recall", "recall_by_layer", "partial",
+    "by_context",
 }  # fmt: skip
 
 
@@ -87,6 +93,52 @@ def test_a_failing_disk_is_no_mistake_of_the_path(run, model, monkeypatch, numbe
     done = run("eval", "--per-token", "t.jsonl")
     assert done.code == 4
     assert "cannot write t.jsonl" in done.err
+
+
+@pytest.fixture
+def interrupted(monkeypatch):
+    """Interrupts the next evaluation after this number of calls of the model."""
+
+    def after(n_calls):
+        real, calls = evaluation._token_nats, itertools.count(1)
+
+        def score(*arguments):
+            if next(calls) == n_calls:
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.3)  # the thread that watches for signals runs
+            return real(*arguments)
+
+        monkeypatch.setattr(evaluation, "_token_nats", score)
+
+    return after
+
+
+def test_an_interrupt_prints_the_score_of_what_was_read(run, model, interrupted, tmp_path):
+    options = ("--segment-len", "16", "--batch-size", "1", "--mem-len", "0")
+    interrupted(5)
+    done = run("eval", "--json", *options, "--per-token", tmp_path / "t.jsonl")
+    score = json.loads(done.out)
+    assert (done.code, score["partial"], score["bytes"], score["chars"]) == (130, True, 80, None)
+    assert f"stopped: 80 of {len(TEXT) * 8} bytes were scored." in done.err
+    assert not list(tmp_path.iterdir())
+    interrupted(5)
+    done = run("eval", *options)
+    assert done.code == 130
+    assert re.match(r"tiny on .*, PARTIAL: stopped before the end\n80 bytes, ", done.out.decode())
+
+
+def test_an_interrupt_of_a_sweep_prints_its_finished_rows(run, model, interrupted):
+    options = ("--segment-len", "16", "--batch-size", "1", "--sweep-mem-len", "0,8,16")
+    n_calls = -(-len(TEXT) * 8 // 16)
+    interrupted(n_calls + 3)
+    done = run("eval", "--json", *options)
+    found = json.loads(done.out)
+    assert (done.code, found["partial"]) == (130, True)
+    assert [(score["mem_len"], score["partial"]) for score in found["sweep"]] == [(0, False)]
+    interrupted(n_calls + 3)
+    shown = run("eval", *options).out.decode()
+    assert "PARTIAL: 1 of 3 memory lengths" in shown
+    assert shown.count("\n") == 4
 
 
 def test_per_token_needs_a_folder_and_one_memory_length(run, model):

@@ -92,9 +92,9 @@ def test_a_score_names_the_memory(model, score, said):
 def test_mean_steps_are_shown_for_adaptive_computation_time():
     shape = config.ModelConfig()
     adaptive = dataclasses.replace(SCORE, mean_steps=2.345)
-    assert "mean steps" not in report.score_text(SCORE, shape) + report.sweep_text([SCORE])
+    assert "mean steps" not in report.score_text(SCORE, shape) + report.sweep_text([SCORE], 1)
     assert re.search(r"^  mean steps +2\.35$", report.score_text(adaptive, shape), re.MULTILINE)
-    assert re.search(r"mean steps\n4 .* 2\.35\n$", report.sweep_text([adaptive]))
+    assert re.search(r"mean steps\n4 .* 2\.35\n$", report.sweep_text([adaptive], 1))
     assert "  2.35 steps/token  " in report.step_line(dataclasses.replace(STEP, mean_steps=2.345))
     assert "steps/token" not in report.step_line(STEP)
 

@@ -100,6 +100,51 @@ def test_an_interrupt_at_the_start_prints_no_traceback(start):
         assert i > 2 or child.returncode != 0
 
 
+STUBBORN = """
+import sys, time
+from importlib import import_module
+
+def never_ends(*arguments, **options):
+    print("at work", flush=True)
+    while True:
+        sum(range(10**6))
+
+module, name = sys.argv[1].rsplit(":")
+setattr(import_module(module), name, never_ends)
+from xlcli.cli.entry import main
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        ("xlcli.training.prepare:train_tokenizer", "train models/tiny/valid.txt -o m"),
+        ("xlcli.training.checkpoint:save", "train models/tiny/valid.txt -o m --preset tiny"),
+        ("xlcli.text.sources:_read_stdin", "train - -o m"),
+        ("xlcli.evaluation:_score_text", "eval"),
+        ("xlcli.generation:generate", "generate a"),
+        ("xlcli.streaming:stream", "stream models/tiny/valid.txt"),
+    ],
+)
+def test_a_second_interrupt_ends_every_command_at_once(function, arguments, model):
+    with subprocess.Popen(
+        [sys.executable, "-c", STUBBORN, function, *arguments.split()], env=environment(),
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as child:  # fmt: skip
+        assert child.stdout.readline() == b"at work\n"
+        child.send_signal(signal.SIGINT)
+        said = b""
+        while b"SIGINT: stopping" not in said:
+            said = child.stderr.readline()
+            assert said
+        sent = time.monotonic()
+        child.send_signal(signal.SIGINT)
+        assert child.wait(30) == 130
+        assert time.monotonic() - sent < 2
+
+
 def test_an_ignored_signal_stays_ignored():
     with start(preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)) as child:
         child.send_signal(signal.SIGINT)

@@ -26,6 +26,23 @@ def test_a_run_larger_than_any_machine_is_refused(run, flags, fits, tmp_path):
     assert re.search(rf"needs at least [\d,.]+ GiB of memory, and [\d,.]+ GiB is available.\n +Use {fits}", done.err)
 
 
+def test_a_plan_that_does_not_fit_is_shown_and_refused(run, model, tmp_path):
+    (tmp_path / "text.txt").write_bytes(b"A line of text.\n" * 40)
+    wide = ["--set", "model.dim=16384", "--set", "model.n_layers=200"]
+    done = run("train", tmp_path / "text.txt", "--preset", "tiny", "--device", "cpu", "--dry-run", *wide)
+    assert done.code == 4
+    assert re.search(r"needs about [\d,.]+ GiB of memory; [\d.]+ GiB available", done.out.decode())
+    assert re.search(
+        r"\nxlcli: this training run needs at least [\d,.]+ GiB of memory, and [\d,.]+ GiB is available\.\n +Use .*\n$",
+        done.err,
+    )
+    endless = run("stream", "--dry-run", "--mem-len", HUGE)
+    assert endless.code == 4
+    assert "available\n" in endless.out.decode()
+    assert "needs at least" in endless.err
+    assert run("eval", "--dry-run", "--mem-len", HUGE).code == 0  # the text is short
+
+
 def test_settings_that_fit_are_those_of_a_run_that_starts(run, tmp_path):
     (tmp_path / "text.txt").write_bytes(b"A line of text.\n" * 40)
     start = ["train", tmp_path / "text.txt", "-o", "out", "--preset", "tiny", "--max-steps", "2", "--device", "cpu"]

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from xlcli.errors import DataError, ResourceError
 from xlcli.events import Progress
 from xlcli.text.cache import cache_folder
-from xlcli.text.corpus import Corpus, open_corpus
+from xlcli.text.corpus import Corpus, gather, open_corpus
 from xlcli.text.heldout import LARGEST_DEFAULT, Part, split
 from xlcli.text.sources import Reading
 from xlcli.text.tokenizers.registry import train_tokenizer
@@ -465,3 +465,19 @@ def test_the_cache_folder_follows_the_environment(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("XLCLI_CACHE", str(tmp_path / "file"))
     with pytest.raises(ResourceError, match="cache folder"):
         cache_folder()
+
+
+def test_reading_standard_input_shows_progress(monkeypatch):
+    monkeypatch.setattr("xlcli.events.PROGRESS_INTERVAL", 0.0)
+    reader, writer = os.pipe()
+    os.write(writer, b"one\n")
+    with os.fdopen(reader, "rb") as stdin:
+        work = gather(["-"], stdin=stdin)
+        first = next(work)
+        assert (first.stage, first.done, first.total, first.unit) == ("reading standard input", 4, None, "B")
+        os.write(writer, b"two\n")
+        os.close(writer)
+        assert next(work).done == 8
+        with pytest.raises(StopIteration) as end:
+            next(work)
+    assert b"".join(end.value.value.read()) == b"one\ntwo\n"

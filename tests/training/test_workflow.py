@@ -1,11 +1,13 @@
 """The whole of `train`: what it makes of a text, when it stops, what it refuses, what it leaves."""
 
 import errno
+import gzip
 import json
 import math
 import os
 import shlex
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -25,7 +27,7 @@ from xlcli.store.layout import is_model
 from xlcli.store.lock import lock
 from xlcli.store.records import read_record
 from xlcli.text.cache import cache_folder
-from xlcli.training import loop, workflow
+from xlcli.training import loop, prepare, workflow
 from xlcli.training.run import TrainingRun
 
 
@@ -66,6 +68,59 @@ def test_nothing_said_is_all_decided():
     assert (plan.preset, plan.tokenizer, plan.vocab_size) == ("tiny", "bytes", 256)
     assert plan.budget in ("10 minutes", "30 minutes")
     assert not Path("m").exists()
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_dry_run_samples_a_long_text(suffix, monkeypatch):
+    monkeypatch.setenv("XLCLI_CACHE", str(Path("cache").absolute()))
+    data = b"".join(f"{i} foxes saw {i * i} dogs at {i % 97} o'clock.\n".encode() for i in range(100_000))
+    path = Path(f"long.txt{suffix}")
+    path.write_bytes(gzip.compress(data, 1) if suffix else data)
+    settings = small(text={"tokenizer": "sentencepiece"})
+    exact = of_kind(train(settings, [str(path)], Path("m"), preset=None, dry_run=True), Plan)[0]
+    monkeypatch.setattr("xlcli.text.corpus.SCANNED", 2**10)
+    monkeypatch.setattr("xlcli.text.corpus.Corpus.read", None)
+    rough = of_kind(train(settings, [str(path)], Path("m"), preset=None, dry_run=True), Plan)[0]
+    assert exact.estimated
+    assert rough.estimated
+    assert exact.train_bytes + exact.valid_bytes + exact.test_bytes == len(data)
+    assert rough.train_bytes == pytest.approx(exact.train_bytes, rel=0 if not suffix else 0.1, abs=2**16)
+    assert rough.train_tokens == pytest.approx(exact.train_tokens, rel=0.2)
+    assert not Path("m").exists()
+    assert not list(Path("cache").glob("*"))
+
+
+def test_learning_a_vocabulary_shows_the_time(monkeypatch):
+    real = prepare.train_tokenizer
+
+    def slow(*arguments):
+        time.sleep(1.5)
+        return real(*arguments)
+
+    monkeypatch.setattr(prepare, "train_tokenizer", slow)
+    found = of_kind(train({}, [corpus()], Path("m"), preset=None, dry_run=True), Progress)
+    assert [(event.stage, event.done, event.total, event.unit) for event in found][:1] == [
+        ("learning the vocabulary", 1, None, "s")
+    ]
+
+
+def test_learning_a_vocabulary_can_be_stopped(monkeypatch):
+    begun = []
+
+    def endless(kind, chunks, size):
+        begun.append(kind)
+        while True:
+            assert list(chunks)
+
+    def forever(*arguments):
+        while True:
+            yield b"text"
+
+    monkeypatch.setattr(prepare, "train_tokenizer", endless)
+    monkeypatch.setattr("xlcli.text.heldout.Part.sample", forever)
+    settings = small(text={"tokenizer": "sentencepiece"})
+    events = list(train(settings, [corpus()], Path("m"), preset=None, stop=lambda: bool(begun)))
+    assert [event.text for event in events][-1:] == ["stopped before the first step; nothing was changed."]
 
 
 @pytest.mark.parametrize("encoding", ["float32", "bfloat16", "int8"])

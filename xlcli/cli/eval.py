@@ -164,17 +164,17 @@ def evaluate(
         writers = [write] if per_token is not None else []
         writers += [page.add] if page is not None else []
         events = evaluation.evaluate(loaded, files or None, settings, runtime, per_token=bool(writers), stop=stop)
-        scores = read_scores(events, screen, writers, stop)
-        if stop():
-            return stop.exit_code
-        if plot is not None:
+        scores = read_scores(events, screen, writers)
+        if plot is not None and not stop():
             draw_by_context(plot, scores)
             screen.say(f"plot written to {plot}")
-        if page is not None:
+        if page is not None and not stop():
             page.save(scores[0].file, page_facts(scores[0]), scores[0].by_context)
             screen.say(f"page written to {html}")
-        show_scores(scores, screen, shape, sweep=bool(settings.sweep_mem_len), to_stderr=per_token == "-")  # noqa: S105
-    return 0
+        if scores:
+            n_lengths = len(settings.sweep_mem_len or ())
+            show_scores(scores, screen, shape, n_lengths=n_lengths, to_stderr=per_token == "-")  # noqa: S105
+        return stop.exit_code
 
 
 def print_eval_plan(folder: Path, files: list[str] | None, settings: EvalConfig, screen: Screen) -> None:
@@ -189,15 +189,16 @@ def print_eval_plan(folder: Path, files: list[str] | None, settings: EvalConfig,
 
 
 def read_scores(
-    events: Iterator[Event], screen: Screen, writers: Sequence[Callable[[TokenScore], None]], stop: Callable[[], bool]
+    events: Iterator[Event], screen: Screen, writers: Sequence[Callable[[TokenScore], None]]
 ) -> list[Score]:
-    """Scores of an evaluation. Shows progress and calls `writers` with token scores."""
+    """Scores of an evaluation, without a partial one beside whole ones.
+
+    Shows progress, and calls `writers` with token scores.
+    """
     from xlcli.events import Notice, Progress, Score, TokenScore
 
     scores: list[Score] = []
     for event in events:
-        if stop():
-            break
         match event:
             case Notice():
                 screen.notice(event)
@@ -208,11 +209,19 @@ def read_scores(
                     write(event)
             case Score():
                 scores.append(event)
-    return scores
+    return [score for score in scores if not score.partial] or scores
 
 
-def show_scores(scores: list[Score], screen: Screen, model: ModelConfig, *, sweep: bool, to_stderr: bool) -> None:
-    """Prints scores as text or JSON; as text on stderr if stdout holds the token scores."""
+def show_scores(scores: list[Score], screen: Screen, model: ModelConfig, *, n_lengths: int, to_stderr: bool) -> None:
+    """Prints scores as text or JSON; as text on stderr if stdout holds the token scores.
+
+    Args:
+        scores: At least one score.
+        screen: Where to print.
+        model: Shape of the model.
+        n_lengths: Number of memory lengths of a sweep; 0 without one.
+        to_stderr: Whether stdout holds the token scores.
+    """
     from xlcli.cli import report
 
     if to_stderr:
@@ -220,9 +229,12 @@ def show_scores(scores: list[Score], screen: Screen, model: ModelConfig, *, swee
             screen.say(report.score_text(score, model))
     elif screen.json:
         objects = [report.score_object(score) for score in scores]
-        screen.object({"sweep": objects} if sweep else objects[0])
+        is_partial = scores[0].partial or len(scores) != n_lengths
+        screen.object({"sweep": objects, "partial": is_partial} if n_lengths else objects[0])
+    elif n_lengths and not scores[0].partial:
+        screen.print(report.sweep_text(scores, n_lengths))
     else:
-        screen.print(report.sweep_text(scores) if sweep else report.score_text(scores[0], model))
+        screen.print(report.score_text(scores[0], model))
 
 
 def page_facts(score: Score) -> list[tuple[str, str]]:

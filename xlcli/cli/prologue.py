@@ -72,9 +72,24 @@ def warn_mem_len(model: ModelConfig, mem_lens: Iterable[int | None], screen: Scr
         screen.say(warning, "warning")
 
 
-def print_plan(folder: Path, settings: InferenceConfig, screen: Screen, *, batch_size: int, action: str) -> None:
-    """Prints the plan of a command that uses a model: model size and memory needed. Nothing is loaded."""
+def print_plan(
+    folder: Path, settings: InferenceConfig, screen: Screen, *, batch_size: int, action: str, is_endless: bool = False
+) -> None:
+    """Prints the plan of a command that uses a model: model size and memory needed. Nothing is loaded.
+
+    Args:
+        folder: Model folder.
+        settings: Settings of the command.
+        screen: Where to print.
+        batch_size: Number of texts at a time.
+        action: Purpose of the command.
+        is_endless: Whether the text is long enough to fill the memory.
+
+    Raises:
+        ResourceError: The machine has too little main memory.
+    """
     from xlcli.cli import report
+    from xlcli.machine import available_bytes, require_memory
     from xlcli.store.discover import summarize
     from xlcli.store.layout import read_config
 
@@ -94,18 +109,22 @@ def print_plan(folder: Path, settings: InferenceConfig, screen: Screen, *, batch
         "weights_bytes": weights,
         "state_bytes": state,
         "memory_bytes": _PROGRAM_BYTES + weights + 2 * state,
+        "available_bytes": available_bytes(),
     }
     if screen.json:
         screen.object(plan)
-        return
-    texts = f"{batch_size} texts at a time" if batch_size > 1 else "one text at a time"
-    rows = [
-        ("model", f"{folder} ({report.amount(parameters)} parameters, {report.size(weights)})"),
-        ("does", action),
-        ("memory", f"{model.describe_memory(mem_len, segment_len)}, {texts}: {report.size(state)}"),
-        ("needs", f"about {report.size(plan['memory_bytes'])} of main memory"),
-    ]
-    screen.print("".join(f"{name:8} {text}\n" for name, text in rows))
+    else:
+        texts = f"{batch_size} texts at a time" if batch_size > 1 else "one text at a time"
+        whole, available = report.size(plan["memory_bytes"]), report.size(plan["available_bytes"])
+        rows = [
+            ("model", f"{folder} ({report.amount(parameters)} parameters, {report.size(weights)})"),
+            ("does", action),
+            ("memory", f"{model.describe_memory(mem_len, segment_len)}, {texts}: {report.size(state)}"),
+            ("needs", f"about {whole} of main memory; {available} available"),
+        ]
+        screen.print("".join(f"{name:8} {text}\n" for name, text in rows))
+    needed = plan["memory_bytes"] if is_endless else _PROGRAM_BYTES + weights
+    require_memory(f"model {folder.name}", needed, "Use a smaller --mem-len or model.")
 
 
 def load_model(

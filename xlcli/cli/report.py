@@ -203,6 +203,8 @@ def plan_text(plan: Plan) -> str:
     """The plan of a training run."""
     tokens = f" = {amount(plan.train_tokens)} tokens" if plan.train_tokens else ""
     threads = ("up to " if plan.threads_measured else "") + counted(plan.threads, "thread")
+    estimated = " (estimated from a sample)" if plan.estimated else ""
+    free = "" if plan.available_bytes is None else f"; {size(plan.available_bytes)} available"
     source = f"preset {plan.preset}" if plan.init is None else f"from {plan.init}"
     rows = [
         ("model", f"{plan.folder} ({source}, {amount(plan.parameters)} parameters)"),
@@ -210,10 +212,11 @@ def plan_text(plan: Plan) -> str:
         ("corpus", plan.corpus),
         (
             "text",
-            f"train {size(plan.train_bytes)}{tokens}, valid {size(plan.valid_bytes)}, test {size(plan.test_bytes)}",
+            f"train {size(plan.train_bytes)}{tokens}, valid {size(plan.valid_bytes)}, test {size(plan.test_bytes)}"
+            f"{estimated}",
         ),
         ("tokens", f"{plan.tokenizer}, vocabulary of {plan.vocab_size}"),
-        ("machine", f"{plan.device} {plan.dtype}, {threads}, about {size(plan.memory_bytes)} of memory"),
+        ("machine", f"{plan.device} {plan.dtype}, {threads}; needs about {size(plan.memory_bytes)} of memory{free}"),
         ("budget", plan.budget + (f", resuming at step {plan.resumed_at}" if plan.resumed_at else "")),
     ]
     return "".join(f"{name:8} {text}\n" for name, text in rows)
@@ -264,7 +267,7 @@ def score_text(score: Score, model: ModelConfig) -> str:
     else:
         recurrence = f"memory of {counted(mem_len, 'token')}, span {score.span}, batch {score.batch_size}"
     lines = [
-        f"{score.model} on {score.file}",
+        f"{score.model} on {score.file}" + (", PARTIAL: stopped before the end" if score.partial else ""),
         f"{counted(score.bytes, 'byte')}, {counted(score.tokens, 'token')}; {recurrence}",
         "",
         *(f"  {name:22}{value:>10}" for name, value in rows),
@@ -294,8 +297,8 @@ def context_range(context: ContextBin) -> str:
     return str(last) if last == context.start else f"{context.start} to {last}"
 
 
-def sweep_text(scores: Sequence[Score]) -> str:
-    """Evaluations by memory length."""
+def sweep_text(scores: Sequence[Score], n_lengths: int) -> str:
+    """Evaluations by memory length, of `n_lengths` that were asked for."""
     first = scores[0]
     adaptive, hashed = first.mean_steps is not None, first.recall is not None
     heading = ["memory", "bits per byte", "perplexity", "tokens/s"]
@@ -311,7 +314,8 @@ def sweep_text(scores: Sequence[Score]) -> str:
         )
         for s in scores
     ]
-    about = f"{first.model} on {first.file}, span {first.span}\n\n"
+    stopped = f", PARTIAL: {len(scores)} of {n_lengths} memory lengths" if len(scores) < n_lengths else ""
+    about = f"{first.model} on {first.file}, span {first.span}{stopped}\n\n"
     return about + table([heading, *rows])
 
 

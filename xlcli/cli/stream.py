@@ -130,7 +130,7 @@ def stream(
     texts = [] if name == "-" else [name]
     check_files(context, folder, texts, ["state_out", "html"], state_in)
     if dry_run:
-        print_plan(folder, settings, screen, batch_size=1, action=f"scores {name}")
+        print_plan(folder, settings, screen, batch_size=1, action=f"scores {name}", is_endless=name == "-")
         return 0
     source = open_source(name)
     check_standard_output(source)

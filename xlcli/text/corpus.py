@@ -23,6 +23,10 @@ from xlcli.events import Notice, Progress, ProgressMeter
 from xlcli.text.formats import not_text, not_utf8
 from xlcli.text.sources import BLOCK, Reading, Source, copy_stdin, files_below, is_folder, open_source
 
+SCANNED = 2**24
+"""Bytes of files up to which `Corpus.estimate` scans the text."""
+N_EXCERPTS, EXCERPT = 8, 2**16
+"""Number of excerpts of a longer text, and their size in bytes."""
 MAX_NAMED = 3
 """Maximum number of files that a notice names."""
 
@@ -49,12 +53,13 @@ class Facts:
 
 
 class Corpus:
-    """One text made of files in order. Made by `open_corpus`.
+    """One text made of files in order. Made by `open_corpus` and `gather`.
 
     Attributes:
         sources: The files.
         skipped: Files of folders that are not text, each with the reason.
         repeated: Files that were given more than once, and are read as often.
+        excerpts: Parts of a text whose facts are estimated, see `estimate`; None for a text that can be read.
     """
 
     def __init__(
@@ -63,6 +68,7 @@ class Corpus:
         self.sources = tuple(sources)
         self.skipped = dict(skipped or {})
         self.repeated = tuple(repeated)
+        self.excerpts: tuple[bytes, ...] | None = None
         self._facts: Facts | None = None
         self._checksums: list[list[int]] = []
         self._hashes: dict[tuple[int, int], str] = {}
@@ -148,6 +154,36 @@ class Corpus:
         self._checksums = checksums
         self._facts = Facts(sum(sizes), utf8.n_chars, nul, digest.hexdigest(), tuple(sizes), bad)
 
+    def estimate(self) -> None:
+        """Estimates the facts of a long text from excerpts, without reading all of it; such a text cannot be read.
+
+        Raises:
+            DataError: An excerpt cannot be read or is not text.
+        """
+        stored = sum(source.stored_bytes for source in self.sources)
+        chosen = self.sources[:: -(-len(self.sources) // N_EXCERPTS)]
+        if stored <= SCANNED or self._facts is not None:
+            return
+        excerpts, n_text, n_stored, characters = [], 0, 0, _Utf8()
+        for source in chosen:
+            blocks, text_bytes, stored_bytes = source.probe(N_EXCERPTS // len(chosen))
+            if not stored_bytes:  # a format whose stored size is unrelated to the text read so far
+                return
+            n_text, n_stored = n_text + text_bytes, n_stored + stored_bytes
+            if source.reading.requires_text:
+                start = _Utf8()
+                start.feed(blocks[0])
+                self._require_text(source, start.bad, [text_bytes], any(b"\0" in block for block in blocks))
+            for block in blocks:
+                part = block[len(block) // 2 :][:EXCERPT]
+                excerpts.append(part[part.find(b"\n") + 1 :] or part)
+        text = b"".join(excerpts)
+        n_bytes = stored * n_text // n_stored
+        characters.feed(text)
+        n_chars = None if characters.n_chars is None else n_bytes * characters.n_chars // len(text)
+        self.excerpts = tuple(excerpts)
+        self._facts = Facts(n_bytes, n_chars, b"\0" in text, "", (n_bytes,), None)
+
     def read(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
         """Bytes from `start` to `stop` (None: the end), in portions of at most `BLOCK` bytes.
 
@@ -211,7 +247,19 @@ class Corpus:
 def open_corpus(
     paths: Sequence[str | Path], *, reading: Reading | None = None, stdin: BinaryIO | None = None
 ) -> Corpus:
-    """The text of files, folders and `-` (standard input), in this order.
+    """The text of files, folders and `-`, as by `gather`, without progress."""
+    work = gather(paths, reading=reading, stdin=stdin)
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+
+def gather(
+    paths: Sequence[str | Path], *, reading: Reading | None = None, stdin: BinaryIO | None = None
+) -> Generator[Progress, None, Corpus]:
+    """The text of files, folders and `-` (standard input), in this order. Yields progress of standard input.
 
     Of a folder all files that look like text are read, sorted by path, except hidden files.
 
@@ -234,7 +282,8 @@ def open_corpus(
                 raise DataError("standard input is given twice.", "Give - once.")
             if stdin is None and sys.stdin is None:
                 raise DataError("standard input is closed.", "Give a file.")
-            sources.append(copy_stdin(stdin if stdin is not None else sys.stdin.buffer, reading))
+            stream = stdin if stdin is not None else sys.stdin.buffer
+            sources.append((yield from copy_stdin(stream, reading)))
         elif is_folder(path):
             inside = [open_source(file, reading) for file in files_below(path)]
             faults = {source: fault for source in inside if (fault := source.fault())}

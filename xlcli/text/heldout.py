@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from xlcli.text.corpus import Corpus, open_corpus
+from xlcli.text.corpus import EXCERPT, Corpus, open_corpus
 from xlcli.text.pretokenize import stable_prefix_len, whole_characters
 from xlcli.text.sources import Reading
 
@@ -40,6 +40,9 @@ class Part:
 
     def sample(self, limit: int) -> Iterator[bytes]:
         """At most `limit` bytes of the part, in evenly spread blocks that start and end between words."""
+        if self.corpus.excerpts is not None:
+            yield from self.corpus.excerpts[: max(1, limit // EXCERPT)]
+            return
         if self.n_bytes <= limit:
             yield from self.read()
             return
@@ -98,6 +101,8 @@ def _size(corpus: Corpus, part: str | float | None) -> int:
 
 def _boundary(corpus: Corpus, target: int, end: int) -> int:
     """The last line end before `target`, else the last space, else the last character boundary."""
+    if corpus.excerpts is not None:
+        return target
     if target >= end or target <= 0:
         return end if target >= end else 0
     start = target - min(_SEARCH, target, max(end - target, 4))

@@ -10,12 +10,13 @@ import os
 import stat
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from xlcli.errors import CheckpointError, DataError, ResourceError, XLError
+from xlcli.events import Progress, ProgressMeter
 from xlcli.files import read_json
 from xlcli.text import formats, parquet
 from xlcli.text.cache import cache_folder
@@ -83,6 +84,26 @@ class Source:
             yield from self._text(descriptor, first)
         finally:
             os.close(descriptor)
+
+    def probe(self, n_blocks: int) -> tuple[list[bytes], int, int]:
+        """At most `n_blocks` blocks, spread over the file or from its start, and sizes whose ratio estimates its text.
+
+        Returns:
+            Blocks, bytes of text, and stored bytes from which they come.
+        """
+        if self.seekable:
+            last = max(0, self.stored_bytes // BLOCK - 1)
+            places = sorted({i * last // max(1, n_blocks - 1) for i in range(n_blocks)})
+            found = [next(self.blocks(place), (b"", 0))[0] for place in places]
+            return found, self.stored_bytes, self.stored_bytes
+        blocks: list[bytes] = []
+        n_bytes = stored = 0
+        for block, done in self.blocks():
+            if blocks and done > stored:
+                break
+            stored, n_bytes = done, n_bytes + len(block)
+            blocks.append(block)
+        return blocks[:n_blocks] or [b""], n_bytes, stored
 
     def changed(self) -> DataError:
         """The error for a file that has changed."""
@@ -164,18 +185,21 @@ def open_source(path: Path, reading: Reading) -> Source:
         os.close(descriptor)
 
 
-def copy_stdin(stdin: BinaryIO, reading: Reading) -> Source:
-    """Standard input, copied to an unnamed file because a corpus is read more than once.
+def copy_stdin(stdin: BinaryIO, reading: Reading) -> Generator[Progress, None, Source]:
+    """Standard input, copied to an unnamed file because a corpus is read more than once. Yields progress.
 
     Raises:
         DataError: Standard input cannot be read.
         ResourceError: The cache folder is full.
     """
     folder = cache_folder()
+    meter, n_bytes = ProgressMeter("reading standard input", None, "B"), 0
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             while portion := _read_stdin(stdin):
                 file.write(portion)
+                n_bytes += len(portion)
+                yield from meter.report(n_bytes)
             file.flush()
             spool = Spool(os.dup(file.fileno()))
     except OSError as error:
@@ -236,7 +260,7 @@ def _is_model(folder: Path) -> bool:
 
 def _read_stdin(stdin: BinaryIO) -> bytes:
     try:
-        return stdin.read(BLOCK)
+        return stdin.read1(BLOCK)  # type: ignore[attr-defined, no-any-return]
     except OSError as error:
         raise DataError(f"cannot read standard input: {error.strerror}.", "Give a file.") from None
 

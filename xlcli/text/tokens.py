@@ -98,6 +98,14 @@ def token_file(part: Part, tokenizer: Tokenizer) -> Generator[Progress, None, To
     return built
 
 
+def sample_tokens(part: Part, tokenizer: Tokenizer, limit: int) -> TokenFile:
+    """Tokens of a sample of at most `limit` bytes of `part`, in memory."""
+    text = b"".join(part.sample(limit))
+    ids = np.asarray(tokenizer.encode(text))
+    text_sizes = None if tokenizer.id_sizes is not None else tokenizer.sizes(ids, text).astype(np.uint16)
+    return TokenFile(ids, len(text), tokenizer.id_sizes, text_sizes)
+
+
 def _record(tokenizer: Tokenizer) -> np.dtype[Any]:
     """Type of one token in the file."""
     ids = "<u2" if tokenizer.vocab_size <= 2**16 else "<u4"

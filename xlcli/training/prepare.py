@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,23 +14,26 @@ from typing import TypeVar
 from xlcli import config as settings
 from xlcli.config import Config, TextConfig, Tree
 from xlcli.errors import CheckpointError, ConfigError, DataError
-from xlcli.events import Event, Notice, Progress
+from xlcli.events import PROGRESS_INTERVAL, Event, Notice, Progress
 from xlcli.runtime import Runtime, make_runtime
 from xlcli.store.discover import find
 from xlcli.store.folder import LoadedModel
 from xlcli.store.layout import read_config_file
 from xlcli.store.origin import describe, origin_of
 from xlcli.store.records import RECORD, read_record
-from xlcli.text.corpus import open_corpus
+from xlcli.text.corpus import gather
 from xlcli.text.heldout import Split, split
 from xlcli.text.sources import Reading
 from xlcli.text.tokenizers.registry import SAMPLE_BYTES, Tokenizer, choose_tokenizer, load_tokenizer, train_tokenizer
-from xlcli.text.tokens import TokenFile, token_file
+from xlcli.text.tokens import TokenFile, sample_tokens, token_file
 from xlcli.training import checkpoint, defaults, memory, vocabulary
 
 SHORT_TEXT = 10_000
 """Bytes of training text below which a new run warns."""
 T = TypeVar("T")
+
+DRY_RUN_BYTES = 2**19
+"""Maximum bytes of text from which a dry run learns a vocabulary and estimates the number of tokens."""
 
 
 class PreparationStoppedError(Exception):
@@ -51,6 +57,16 @@ class Prepared:
     tokenizer: Tokenizer
     train_ids: TokenFile
     valid_ids: TokenFile
+
+    @property
+    def n_train_tokens(self) -> int:
+        """Number of training tokens; an estimate if `train_ids` are those of a sample, as in a dry run."""
+        return len(self.train_ids) * self.parts.train.n_bytes // max(1, self.train_ids.n_bytes)
+
+    @property
+    def is_estimated(self) -> bool:
+        """Whether sizes and number of tokens are estimates."""
+        return self.train_ids.n_bytes != self.parts.train.n_bytes
 
     @property
     def identity(self) -> dict[str, str]:
@@ -80,7 +96,7 @@ def prepare_new(
     preset, config = next(iter(configs.items()))  # text and runtime settings are equal in all presets
     runtime = make_runtime(config.runtime, training=True)
     memory.require_possible(configs.values(), runtime, dry_run=dry_run)
-    parts = yield from _read(paths, config.text, stop)
+    parts = yield from _read(paths, config.text, stop, dry_run=dry_run)
     if (n_bytes := parts.train.n_bytes) < SHORT_TEXT:
         yield Notice(
             f"{n_bytes:,} byte{'' if n_bytes == 1 else 's'} of training text: the model will repeat this text and "
@@ -96,14 +112,18 @@ def prepare_new(
                 f"Choose another: --preset {' or '.join(configs)}.",
             )
         config = configs[preset]
-    tokenizer = _train_tokenizer(config.text, parts) if model is None else model.tokenizer
+    if model is not None:
+        tokenizer = model.tokenizer
+    else:
+        tokenizer = yield from _train_tokenizer(config.text, parts, stop, dry_run=dry_run)
     given = config.train
     config = defaults.fill_in(config, tokenizer=tokenizer.kind, vocab_size=tokenizer.vocab_size, device=runtime.device)
     if model is None:
-        return (yield from _tokenize(config, runtime, preset, None, parts, tokenizer, stop))
-    ready = yield from _tokenize(config, runtime, preset, describe(model), parts, tokenizer, stop)
+        return (yield from _tokenize(config, runtime, preset, None, parts, tokenizer, stop, dry_run=dry_run))
+    origin = describe(model)
+    ready = yield from _tokenize(config, runtime, preset, origin, parts, tokenizer, stop, dry_run=dry_run)
     yield from vocabulary.warnings(model, ready.train_ids)
-    return replace(ready, config=defaults.adapt(config, given, model, len(ready.train_ids)))
+    return replace(ready, config=defaults.adapt(config, given, model, ready.n_train_tokens))
 
 
 def prepare_resumed(
@@ -113,6 +133,8 @@ def prepare_resumed(
     preset: str | None,
     init: str | None,
     stop: Callable[[], bool],
+    *,
+    dry_run: bool = False,
 ) -> Generator[Event, None, Prepared]:
     """Inputs of the run in `folder` when it is resumed; see `workflow.resume` for the arguments.
 
@@ -138,8 +160,9 @@ def prepare_resumed(
         )
     runtime = make_runtime(config.runtime, training=True)
     memory.require_possible([config], runtime)
-    parts = yield from _read(paths, config.text, stop)
-    return (yield from _tokenize(config, runtime, saved_preset, origin, parts, load_tokenizer(folder), stop))
+    parts = yield from _read(paths, config.text, stop, dry_run=dry_run)
+    tokenizer = load_tokenizer(folder)
+    return (yield from _tokenize(config, runtime, saved_preset, origin, parts, tokenizer, stop, dry_run=dry_run))
 
 
 def _read_record(folder: Path) -> Generator[Notice, None, Tree]:
@@ -157,10 +180,14 @@ def _read_record(folder: Path) -> Generator[Notice, None, Tree]:
     return {"runtime": settings}
 
 
-def _read(paths: Sequence[str], text: TextConfig, stop: Callable[[], bool]) -> Generator[Event, None, Split]:
+def _read(
+    paths: Sequence[str], text: TextConfig, stop: Callable[[], bool], *, dry_run: bool
+) -> Generator[Event, None, Split]:
     reading = Reading(binary=text.binary, text_field=text.text_field, any_bytes=text.tokenizer == "bytes")
-    corpus = open_corpus(paths, reading=reading)
+    corpus = yield from _until(stop, gather(paths, reading=reading))
     yield from corpus.notices()
+    if dry_run:
+        corpus.estimate()
     yield from _until(stop, corpus.scan())
     parts = split(corpus, text.valid, text.test)
     for part in (parts.valid, parts.test):
@@ -171,12 +198,42 @@ def _read(paths: Sequence[str], text: TextConfig, stop: Callable[[], bool]) -> G
     return parts
 
 
-def _train_tokenizer(text: TextConfig, parts: Split) -> Tokenizer:
+def _train_tokenizer(
+    text: TextConfig, parts: Split, stop: Callable[[], bool], *, dry_run: bool
+) -> Generator[Progress, None, Tokenizer]:
+    """Learns the vocabulary in a thread, since sentencepiece reports no progress; yields the time that it takes."""
     kind, size = choose_tokenizer(text.tokenizer, text.vocab_size, parts.train.corpus.facts, parts.train.n_bytes)
     if kind != "bytes":
         _require_utf8(parts, None)
-    portions = parts.train.read() if kind == "words" else parts.train.sample(SAMPLE_BYTES)
-    return train_tokenizer(kind, portions, size)
+    limit = DRY_RUN_BYTES if dry_run else SAMPLE_BYTES
+    portions = parts.train.read() if kind == "words" and not dry_run else parts.train.sample(limit)
+    learned: Future[Tokenizer] = Future()
+
+    def read() -> Iterator[bytes]:
+        for portion in portions:
+            if stop() or abandoned:
+                raise PreparationStoppedError
+            yield portion
+
+    def learn() -> None:
+        try:
+            learned.set_result(train_tokenizer(kind, read(), size))
+        except BaseException as error:
+            learned.set_exception(error)
+
+    abandoned = False
+    thread = threading.Thread(target=learn, name="vocabulary", daemon=True)
+    started = time.monotonic()
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(PROGRESS_INTERVAL)
+            if (seconds := time.monotonic() - started) >= 1:
+                yield Progress("learning the vocabulary", int(seconds), None, "s")
+    finally:
+        abandoned = True
+        thread.join()  # sentencepiece cannot be interrupted
+    return learned.result()
 
 
 def _tokenize(
@@ -187,9 +244,14 @@ def _tokenize(
     parts: Split,
     tokenizer: Tokenizer,
     stop: Callable[[], bool],
+    *,
+    dry_run: bool,
 ) -> Generator[Event, None, Prepared]:
     if tokenizer.kind != "bytes":
         _require_utf8(parts, origin)
+    if dry_run:
+        sample = sample_tokens(parts.train, tokenizer, DRY_RUN_BYTES)
+        return Prepared(config, runtime, preset, origin, parts, tokenizer, sample, sample)
     train_ids = yield from _until(stop, token_file(parts.train, tokenizer))
     valid_ids = yield from _until(stop, token_file(parts.valid, tokenizer))
     return Prepared(config, runtime, preset, origin, parts, tokenizer, train_ids, valid_ids)

@@ -18,6 +18,7 @@ from xlcli.config import Config, Tree
 from xlcli.errors import CheckpointError, ConfigError, DivergedError
 from xlcli.events import Event, Notice, Plan
 from xlcli.files import write_atomic
+from xlcli.machine import available_bytes
 from xlcli.optim import ADAM_RATE
 from xlcli.store import folder as store
 from xlcli.store import records, staging
@@ -57,7 +58,7 @@ def train(
             `store.origin.configurations`.
         overwrite: Replace the model in `folder` as soon as the new run has weights to keep; until then it stays, and
             the new run is in a subfolder, where `resume` finds it.
-        dry_run: End with the plan; only token files are written.
+        dry_run: End with the plan, whose sizes are estimates for a long text; nothing is written.
         stop: Called between steps; when true, the run is saved and ends.
 
     Raises:
@@ -127,7 +128,7 @@ def resume(
         if place != folder:
             yield Notice(f"this run is to replace the model in {folder}; to keep that model, remove {place}")
         try:
-            ready = yield from prepare_resumed(paths, place, changes or {}, preset, init, stop)
+            ready = yield from prepare_resumed(paths, place, changes or {}, preset, init, stop, dry_run=dry_run)
         except PreparationStoppedError:
             yield _STOPPED_EARLY
             return
@@ -309,12 +310,14 @@ def _plan(folder: Path, ready: Prepared, resumed_at: int) -> Plan:
         train_bytes=parts.train.n_bytes,
         valid_bytes=parts.valid.n_bytes,
         test_bytes=parts.test.n_bytes,
-        train_tokens=len(ready.train_ids),
+        train_tokens=ready.n_train_tokens,
+        estimated=ready.is_estimated,
         tokenizer=ready.tokenizer.kind,
         vocab_size=ready.tokenizer.vocab_size,
         preset=ready.preset,
         parameters=memory.n_parameters(config.model),
         memory_bytes=memory.memory_bytes(config, runtime),
+        available_bytes=available_bytes(str(runtime.device)),
         weights=config.train.weights,
         weights_bytes=store.weights_bytes(config.model, config.train.weights),
         device=str(runtime.device),

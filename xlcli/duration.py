@@ -1,0 +1,47 @@
+"""Duration of an evaluation, estimated from its first calls of the model."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+
+from xlcli.events import Notice
+
+MEASURE_SECONDS = 2.0
+"""Time over which calls are measured."""
+LONG_SECONDS = 30.0
+"""Duration from which the estimate is reported."""
+
+
+class Clock:
+    """Reports, once, how long an evaluation takes and what makes it shorter.
+
+    Args:
+        n_bytes: Length of the text.
+        scale: Duration of the whole evaluation as a multiple of the one pass that is measured.
+    """
+
+    def __init__(self, n_bytes: int, scale: float) -> None:
+        self._n_bytes, self._scale = n_bytes, scale
+        self._started: float | None = None
+
+    def report(self, n_done: int, n_calls: int) -> Iterator[Notice]:
+        """A notice if it is long, after call `n_done` of `n_calls`; the first is slower and does not count."""
+        now = time.monotonic()
+        if n_done == 1:
+            self._started = now
+        elif self._started is not None and now - self._started >= MEASURE_SECONDS:
+            seconds = self._scale * n_calls * (now - self._started) / (n_done - 1)
+            self._started = None
+            if seconds >= LONG_SECONDS:
+                limit = 2 ** max(10, int(math.log2(self._n_bytes * LONG_SECONDS / seconds)))
+                size = f"{limit // 2**20}MiB" if limit >= 2**20 else f"{limit // 2**10}KiB"
+                yield Notice(f"this takes about {in_words(seconds)}; --limit {size} gives a score in half a minute")
+
+
+def in_words(seconds: float) -> str:
+    """`40 s`, `12 min` or `3.5 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -330,7 +330,7 @@ def _score_text(
     whole = _is_window(loader.batch_size, lengths, n)
     totals = _Totals(loader.batch_size, _ContextSums(n if whole else segment_len))
     state = _init_state(model, lengths, loader.starts)
-    n_done, meter = 0, ProgressMeter(f"memory {lengths.mem_len}", n, "tokens")
+    meter = ProgressMeter(f"memory {lengths.mem_len}", n, "tokens")
     n_calls = -(-loader.sequence_len // loader.segment_len)
     for n_called, (inputs, targets, scored, positions) in enumerate(loader, start=1):
         if stop():
@@ -345,8 +345,7 @@ def _score_text(
         totals.by_context.add(first, nll, np.where(scored, text.tokens.sizes(index), 0), scored)
         if nats is not None:
             nats[index[scored]] = nll[scored]
-        n_done += int(scored.sum())
-        yield from meter.report(n_done)
+        yield from meter.report(n * n_called // n_calls)  # calls that score nothing, only warm up, take time, too
         if clock is not None:
             yield from clock.report(n_called, n_calls)
     return totals

@@ -232,8 +232,21 @@ class GeneratedText:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log probability of a token in nats by the model, before temperature, repetition penalty and filters.
+
+    `token` is its id. `best` are the most probable tokens in its place, if they were asked for, the best one first.
+    """
+
+    token: int
+    text: bytes
+    logprob: float
+    best: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Generated:
-    """One finished sample; its fields are the JSON keys of `xlcli generate`."""
+    """One finished sample; its fields are the JSON keys of `xlcli generate`. `logprobs`: None unless asked for."""
 
     sample: int
     prompt: str
@@ -243,6 +256,7 @@ class Generated:
     stop_reason: Literal["length", "stop", "interrupted"]
     prompt_tokens_per_second: float
     tokens_per_second: float
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

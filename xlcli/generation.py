@@ -10,7 +10,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -18,13 +18,15 @@ from numpy.typing import NDArray
 
 from xlcli.config import GenerateConfig
 from xlcli.errors import ConfigError
-from xlcli.events import Generated, GeneratedText
+from xlcli.events import Generated, GeneratedText, TokenLogprob
 from xlcli.inference import InferenceSession, SaveState
-from xlcli.sampling import REPETITION_WINDOW, SampleRNG, StreamingDetokenizer, sample_tokens
+from xlcli.sampling import REPETITION_WINDOW, SampleRNG, StreamingDetokenizer, log_probabilities, sample_tokens
 from xlcli.store.state_files import PendingText, SamplerState, SessionState
 from xlcli.text.pretokenize import whole_words
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from xlcli.runtime import Runtime
     from xlcli.store.folder import LoadedModel
     from xlcli.text.tokenizers.registry import Tokenizer
@@ -123,6 +125,7 @@ class _Sample:
     text: bytearray = field(default_factory=bytearray)
     unshown: bytes = b""
     n_tokens: int = 0
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     seconds: float = 0.0
     stop_reason: StopReason | None = None
 
@@ -162,14 +165,24 @@ def _sample_batch(
                 sample.unshown = b""
             if sample.stop_reason is None:
                 break
-            yield _result(sample, sample.stop_reason, prompt, prompt_rate)
+            result = _result(sample, sample.stop_reason, prompt, prompt_rate)
+            yield result if options.logprobs is None else replace(result, logprobs=tuple(sample.logprobs))
             unfinished.popleft()
         if not running:
             return
-        session.last_tokens = sample_tokens(session.predict(), [sample.rng for sample in running], options)
-        for sample, token in zip(running, session.last_tokens, strict=True):
+        logits = session.predict()
+        session.last_tokens = sample_tokens(logits, [sample.rng for sample in running], options)
+        for row, (sample, token) in enumerate(zip(running, session.last_tokens, strict=True)):
             sample.n_tokens += 1
+            if options.logprobs is not None:
+                sample.logprobs.append(_logprob(session.model.tokenizer, logits[row], token, options.logprobs))
             sample.add(sample.detokenizer.feed(session.model.tokenizer.decode([token])))
+
+
+def _logprob(tokenizer: Tokenizer, logits: Tensor, token: int, n_best: int) -> TokenLogprob:
+    logprob, best = log_probabilities(logits, token, n_best)
+    others = tuple(TokenLogprob(other, tokenizer.decode([other]), value) for other, value in best)
+    return TokenLogprob(token, tokenizer.decode([token]), logprob, others)
 
 
 def _end_samples(samples: list[_Sample], options: GenerateConfig, stop: Callable[[], bool], seconds: float) -> None:

@@ -111,6 +111,13 @@ def sample_tokens(logits: Tensor, rngs: Sequence[SampleRNG], options: GenerateCo
     return [int(token) for token in tokens]
 
 
+def log_probabilities(logits: Tensor, token: int, n_best: int) -> tuple[float, list[tuple[int, float]]]:
+    """Log probability in nats of a token by logits (v), and the `n_best` most probable tokens with theirs."""
+    scores = logits.float().log_softmax(-1)
+    values, ids = scores.topk(min(n_best, len(scores)))
+    return float(scores[token]), list(zip(ids.tolist(), values.tolist(), strict=True))
+
+
 class StreamingDetokenizer:
     """Bytes of tokens to text: holds back unfinished UTF-8 characters and possible beginnings of a stop text.
 

@@ -1,6 +1,8 @@
 import json
+import math
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 from programs import Terminal, command
@@ -87,3 +89,28 @@ def test_a_terminal_is_never_driven_by_the_text(model):
 def test_state_files_are_looked_at_first(run, model, path):
     flag = "--state-out" if "/" in path else "--state-in"
     assert run("generate", "a", flag, path).code in (2, 3)
+
+
+def test_log_probabilities_are_those_of_eval(run, model):
+    arguments = ("generate", "Once", "-n", "40", "--seed", "4", "-t", "1.7", "--top-k", "200")
+    for n_best in (0, 3):
+        done = json.loads(run(*arguments, "--repetition-penalty", "1.3", "--logprobs", str(n_best), "--json").out)
+        assert bytes(token["token"] for token in done["logprobs"]).decode("utf-8", "replace") == done["text"]
+        assert len(done["logprobs"]) == done["tokens"]
+    Path("text").write_bytes(run(*arguments, "--repetition-penalty", "1.3").out)
+    assert run("eval", "text", "--per-token", "scores", "--json").code == 0
+    bits = [json.loads(line)["bits"] for line in Path("scores").read_text().splitlines()][len("Once") :]
+    assert [-token["logprob"] / math.log(2) for token in done["logprobs"]] == pytest.approx(bits, rel=1e-4)
+    for token in done["logprobs"]:
+        values = [other["logprob"] for other in token["best"]]
+        assert values == sorted(values, reverse=True)
+        assert len(values) == 3
+        assert values[0] >= token["logprob"]
+        same = [other for other in token["best"] if other["token"] == token["token"]]
+        assert all(other["logprob"] == token["logprob"] for other in same)
+
+
+@pytest.mark.usefixtures("without_torch")
+def test_log_probabilities_need_json(run, model):
+    done = run("generate", "a", "--logprobs", "2")
+    assert (done.code, "Add --json." in done.err) == (2, True)

@@ -120,6 +120,17 @@ def generate(
             rich_help_panel="Sampling",
         ),
     ] = None,
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            "--logprobs",
+            metavar="N",
+            parser=Unit(units.count, "5"),
+            help="With --json: log probability in nats of each new token and of the N best ones (0: none of these), "
+            "by the model itself, before temperature, penalty and filters.",
+            rich_help_panel="Output",
+        ),
+    ] = None,
     mem_len: options.MemLen = None,
     state_in: options.StateIn = None,
     state_out: options.StateOut = None,
@@ -131,6 +142,16 @@ def generate(
     overrides: options.Overrides = None,
     print_config: options.PrintConfig = False,
     dry_run: options.DryRun = False,
+    interactive: Annotated[
+        bool,
+        typer.Option(
+            "-i",
+            "--interactive",
+            allow_from_autoenv=False,
+            help="Continue line after line of standard input and keep the memory. Ctrl-C stops an answer, Ctrl-D ends.",
+            rich_help_panel="Text",
+        ),
+    ] = False,
     no_prompt: Annotated[
         bool, typer.Option("--no-prompt", help="Print the continuation without the prompt.", rich_help_panel="Output")
     ] = False,
@@ -160,12 +181,26 @@ def generate(
         raise ConfigError("the prompt is one argument.", 'Put it in quotes: xlcli generate "Once upon a".')
     if state_out and n_samples > 1:
         raise ConfigError("--state-out saves one state, but --num-samples asks for several.", "Drop one of the two.")
+    if settings.logprobs is not None and not screen.json:
+        raise ConfigError("--logprobs needs JSON to go into.", "Add --json.")
+    if interactive and (words == ["-"] or n_samples > 1):
+        reason = "reads standard input itself" if words == ["-"] else "takes one sample per line"
+        raise ConfigError(f"--interactive {reason}.", "Leave out - and --num-samples.")
     folder = find_model(context, settings, screen)
     check_files(context, folder, (), ["state_out"], state_in)
     if dry_run:
         action = f"generates {n_samples} x {settings.max_new_tokens} tokens"
         print_plan(folder, settings, screen, batch_size=n_samples, action=action)
         return 0
+    if interactive:
+        screen.wait("loading the model")
+        from xlcli.cli.interactive import Conversation, converse
+
+        loaded, runtime = load_model(folder, settings, config.runtime, screen)
+        warn_mem_len(loaded.config.model, [settings.mem_len], screen)
+        resume, save = open_state_files(state_in, state_out, loaded, runtime)
+        conversation = Conversation(loaded, settings, runtime, seed=config.runtime.seed, resume=resume)
+        return converse(conversation, screen, os.fsencode(words[0]) if words else None, save)
     with screen.stop() as stopping, screen.until(stopping):
         if words == ["-"]:
             screen.expect_keyboard()
@@ -197,7 +232,7 @@ def show(events: Iterable[GeneratedText | Generated], screen: Screen, *, prompt:
             screen.model_text((b"\n---\n" if current >= 0 else b"") + prompt)
         current = event.sample
         if isinstance(event, Generated):
-            done.append({name: value for name, value in report.fields(event).items() if name != "sample"})
+            done.append(report.generated_object(event))
             rate = report.amount(event.tokens_per_second)
             tokens = report.counted(event.tokens, "token")
             screen.say(f"sample {event.sample}: seed {event.seed}, {tokens}, {rate} tokens/s", "detail")

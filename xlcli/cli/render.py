@@ -101,8 +101,12 @@ class Screen:
         """Stop request by signal, whose messages this screen prints."""
         return Stop(self.interrupted, self.farewell)
 
-    def until(self, stop: Stop) -> Screen:
-        """This screen; after a signal it does not wait for a reader that has stalled."""
+    def until(self, stop: Stop | None, *, announced: bool = False) -> Screen:
+        """This screen; after a signal it does not wait for a reader that has stalled. None: it always waits.
+
+        `announced`: the signal needs no message.
+        """
+        self._announced = announced
         self._out.stop = self._err.stop = stop
         return self
 

@@ -14,6 +14,7 @@ from xlcli.config import ModelConfig
 from xlcli.events import (
     ContextBin,
     Event,
+    Generated,
     Plan,
     Progress,
     Saved,
@@ -21,6 +22,7 @@ from xlcli.events import (
     ScoredText,
     Step,
     StreamStats,
+    TokenLogprob,
     TokenScore,
     Trained,
     Validation,
@@ -84,6 +86,17 @@ def score_object(score: Score) -> dict[str, Any]:
 def token_object(token: TokenScore) -> dict[str, Any]:
     """The JSON object of one token."""
     return {"byte": token.byte, "text": token.text, "bits": token.bits}
+
+
+def generated_object(event: Generated) -> dict[str, Any]:
+    """The JSON object of a finished sample; `logprobs` only if they were asked for."""
+    tree = {name: value for name, value in fields(event).items() if name not in ("sample", "logprobs")}
+    return tree if event.logprobs is None else {**tree, "logprobs": [_logprob(token) for token in event.logprobs]}
+
+
+def _logprob(token: TokenLogprob) -> dict[str, Any]:
+    tree: dict[str, Any] = {"token": token.token, "text": token.text, "logprob": token.logprob}
+    return {**tree, "best": [_logprob(other) for other in token.best]} if token.best else tree
 
 
 def amount(value: float) -> str:

@@ -40,6 +40,7 @@ class GenerateOptions(SamplingOptions, total=False):
     """Keys of `GenerateConfig`."""
 
     num_samples: int
+    logprobs: int | None
 
 
 class StreamOptions(TypedDict, total=False):

@@ -181,6 +181,8 @@ class GenerateConfig(InferenceConfig):
         repetition_penalty: Penalty on recent tokens (Keskar et al. 2019); 1 disables it.
         stop: Texts that end the continuation.
         num_samples: Number of continuations.
+        logprobs: Number of most probable tokens to report with the log probability of each new token; None reports no
+            log probabilities.
     """
 
     max_new_tokens: Length = 256
@@ -191,6 +193,7 @@ class GenerateConfig(InferenceConfig):
     repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0, allow_inf_nan=False)] = 1.0
     stop: tuple[str, ...] = ()
     num_samples: Count = 1
+    logprobs: Annotated[int, Field(ge=0, le=1000)] | None = None
 
 
 def compile_pattern(pattern: str, key: str) -> Any:

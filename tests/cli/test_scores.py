@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 from programs import TEXT
 
+from xlcli.presets import models_folder
+from xlcli.store.layout import read_config
+
 SMALL = (
     "--set", "model.dim=16", "--set", "model.n_layers=1", "--set", "model.attention.n_heads=2", "--segment-len", "16",
     "--mem-len", "24", "--batch-size", "2", "--tokenizer", "bytes", "--threads", "1", "--preset", "tiny",
@@ -59,3 +62,13 @@ def test_a_foreign_record_does_not_break_the_list(run, model, scored):
     (found,) = json.loads(run("models", "--json").out)["local"]
     assert (found["bits_per_byte"], found["scored"]) == (2.5, None)
     assert run("models").code == 0
+
+
+def test_the_bundled_model_has_the_score_of_its_whole_validation_text():
+    folder = models_folder() / "books"
+    if not folder.is_dir():
+        pytest.skip("this checkout holds no bundled model")
+    record = json.loads((folder / "record.json").read_text())
+    n_bytes = (folder / "valid.txt").stat().st_size
+    assert record["scored"] == {"bytes": n_bytes, "of_bytes": n_bytes, "mem_len": read_config(folder).train.mem_len}
+    assert f"{record['bits_per_byte']:.4f} bits per byte" in (folder / "README.md").read_text()

@@ -5,9 +5,11 @@ tokens, as many as the receptive field; an unbounded receptive field allows one 
 memory, and with the span "growing" of published setups, the result depends on the segment length. Sequences start at
 multiples of the segment length.
 
-Loss by context length: without memory it comes from the pass over the text, whose segments all start with empty memory.
-With memory nearly every token of that pass has full memory, so windows of up to `2 * mem_len` tokens, evenly spread
-over the text, are read again from empty memory, unless one window is the whole text.
+Documents that are scored as if each were alone are the sequences of a batch, each from empty memory to its end.
+
+Loss by context length: without memory, and by document, it comes from the pass over the text, whose segments or
+documents all start with empty memory. Otherwise nearly every token of that pass has full memory, so windows of up to
+`2 * mem_len` tokens, evenly spread over the text, are read again from empty memory, unless one is the whole text.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from xlcli.metrics import LN2, TextCounts, bits_per, context_bin_edges, half_wid
 from xlcli.model.recall import QUERIES, lsh_recall
 from xlcli.runtime import Runtime, peak_rss_bytes
 from xlcli.text.corpus import gather, open_corpus
-from xlcli.text.loaders import EvalLoader, inputs_and_targets
+from xlcli.text.loaders import DocumentLoader, EvalLoader, document_loaders, inputs_and_targets
 from xlcli.text.sources import Reading
 from xlcli.text.tokenizers.words import n_unknown
 from xlcli.tokenized import TokenizedText, mapped_scores, tokenize
@@ -100,24 +102,30 @@ def evaluate(
     if text is None:
         yield _NOT_BEGUN
         return
+    if options.reset_on_document is None and len(text.documents) > 1:
+        yield Notice(
+            f"{len(text.documents):,} documents, each scored as if it were alone, as in training; "
+            "--set eval.reset_on_document=false scores them as one text."
+        )
     unknown = n_unknown(text.tokens.ids) if model.tokenizer.kind == "words" else None
     if unknown:
         yield _unknown_notice(unknown, len(text.tokens))
     mem_lens = options.sweep_mem_len or (options.mem_len,)
     with ExitStack() as files:
         for i, mem_len in enumerate(mem_lens):
-            lengths = _choose_lengths(model, runtime, options, mem_len, len(text.tokens))
+            lengths = _choose_lengths(model, runtime, options, mem_len, text)
             nats = mapped_scores(len(text.tokens), files) if per_token else None
             started = time.perf_counter()
             windows = min(len(text.tokens) // WINDOW_SHARE, WINDOW_LIMIT) / len(text.tokens)
-            clock = Clock(text.counts.bytes, scale=len(mem_lens) * (1 + windows)) if i == 0 else None
+            scale = len(mem_lens) * (1 if lengths.by_document else 1 + windows)
+            clock = Clock(text.counts.bytes, scale=scale) if i == 0 else None
             totals = yield from _score_text(model, runtime, text, lengths, nats, clock, stop)
-            if not (n_tokens := totals.by_context.total_tokens):
+            if not (n_tokens := totals.tokens):
                 yield _NOT_BEGUN
                 return
             counts = text.counts
             if partial := n_tokens < len(text.tokens):
-                counts = TextCounts(totals.by_context.total_bytes, 0, None, None)
+                counts = TextCounts(totals.bytes, 0, None, None)
                 yield Notice(f"stopped: {counts.bytes:,} of {text.counts.bytes:,} bytes were scored.", "warning")
             seconds = time.perf_counter() - started
             if not math.isfinite(totals.nats):
@@ -126,7 +134,7 @@ def evaluate(
             if remark := misfit(model.name, bits_per_byte):
                 yield Notice(remark)
             by_context = totals.by_context
-            if lengths.mem_len and not partial:
+            if lengths.mem_len and not partial and not lengths.by_document:
                 by_context = yield from _score_windows(
                     model, runtime, text, lengths, totals.batch_size, by_context, stop
                 )
@@ -141,6 +149,7 @@ def evaluate(
                 words=counts.words,
                 tokens=n_tokens,
                 unknown_words=None if partial else unknown,
+                documents=len(text.documents),
                 nats=totals.nats,
                 bits_per_byte=bits_per_byte,
                 bits_per_char=bits_per(totals.nats, counts.chars) if counts.chars else None,
@@ -180,8 +189,10 @@ def _read(
         path = model.held_out(options.split)
         if path is None:
             raise DataError(f"model {model.name} keeps no {options.split} text.", "Give a file: xlcli eval FILE.")
-        corpus = open_corpus([path], reading=Reading(binary=True))
-    return (yield from tokenize(corpus, model.tokenizer, options.limit))
+        corpus = open_corpus([path], reading=Reading(binary=True), documents=model.held_out_documents(options.split))
+    given, trained = options.reset_on_document, model.config.train.reset_on_document
+    by_document = trained if given is None else given
+    return (yield from tokenize(corpus, model.tokenizer, options.limit, by_document=by_document))
 
 
 def _until(
@@ -200,20 +211,27 @@ def _until(
 
 @dataclass(frozen=True)
 class _Lengths:
-    """Lengths in tokens, number of sequences, and span of an evaluation."""
+    """Lengths in tokens, maximum number of sequences, and span of an evaluation.
+
+    `tokens_per_call` limits the batches of an evaluation by document; None if the batch size was given.
+    """
 
     mem_len: int
     segment_len: int
     batch_size: int
     span: SpanKind
     warmup_len: int
+    by_document: bool
+    tokens_per_call: int | None
 
 
 def _choose_lengths(
-    model: LoadedModel, runtime: Runtime, options: EvalConfig, mem_len: int | None, n_tokens: int
+    model: LoadedModel, runtime: Runtime, options: EvalConfig, mem_len: int | None, text: TokenizedText
 ) -> _Lengths:
     """Memory length of the options, else of training; lengths that do not change the result are chosen for speed."""
     train = model.config.train
+    by_document = len(text.documents) > 1
+    n_tokens = text.longest_document
     mem_len = train.mem_len if mem_len is None else mem_len
     exact = mem_len > 0 and options.span == "uniform"
     if options.segment_len is not None:
@@ -225,11 +243,15 @@ def _choose_lengths(
     receptive_field = model.network.receptive_field(mem_len if exact else mem_len + segment_len) if mem_len else 0
     warmup_len = n_tokens if receptive_field is None else receptive_field
     state_bytes = 4 * model.config.model.memory_floats(2 * mem_len + segment_len)
-    by_call = TOKENS_PER_CALL.get(runtime.device.type, TOKENS_PER_CALL["cuda"]) // segment_len
+    tokens_per_call = TOKENS_PER_CALL.get(runtime.device.type, TOKENS_PER_CALL["cuda"])
+    if by_document:
+        batch_size = options.batch_size or max(1, min(tokens_per_call, STATE_LIMIT // state_bytes))
+        limit = None if options.batch_size else tokens_per_call
+        return _Lengths(mem_len, segment_len, batch_size, options.span, 0, True, limit)
     by_warmup = 1 + n_tokens // (10 * warmup_len) if warmup_len else n_tokens
-    chosen = max(1, min(by_call, STATE_LIMIT // state_bytes, by_warmup))
+    chosen = max(1, min(tokens_per_call // segment_len, STATE_LIMIT // state_bytes, by_warmup))
     batch_size = 1 if receptive_field is None else options.batch_size or chosen
-    return _Lengths(mem_len, segment_len, batch_size, options.span, warmup_len)
+    return _Lengths(mem_len, segment_len, batch_size, options.span, warmup_len, False, None)
 
 
 class _ContextSums:
@@ -247,24 +269,20 @@ class _ContextSums:
         """Sums over blocks of nats squared, nats times bytes, and bytes squared."""
 
     def add(self, first: int, nats: Floats, n_bytes: NDArray[Any], n_tokens: NDArray[Any]) -> None:
-        """Adds values (b t) of tokens; those of the first column have a context of `first` + 1 tokens."""
-        contexts = np.arange(first + 1, first + 1 + nats.shape[1])
+        """Adds values (b t) of tokens; those of the first column have a context of `first` + 1 tokens.
+
+        Tokens with a longer context than `longest` are left out.
+        """
+        contexts = np.arange(first + 1, min(first + nats.shape[1], self.edges[-1] - 1) + 1)
+        if not len(contexts):
+            return
+        nats, n_bytes, n_tokens = (part[:, : len(contexts)] for part in (nats, n_bytes, n_tokens))
         bins = np.searchsorted(self.edges, contexts, "right") - 1
         starts = np.flatnonzero(np.diff(bins, prepend=-1) | ((contexts - 1) % BLOCK_TOKENS == 0))
         x, y, n = (np.add.reduceat(part, starts, axis=1, dtype=np.float64) for part in (nats, n_bytes, n_tokens))
         totals = (self.nats, self.n_bytes, self.n_tokens, self.n_blocks, *self.products)
         for total, part in zip(totals, (x, y, n, n > 0, x * x, x * y, y * y), strict=True):
             np.add.at(total, bins[starts], part.sum(0))
-
-    @property
-    def total_tokens(self) -> int:
-        """Number of tokens added."""
-        return int(self.n_tokens.sum())
-
-    @property
-    def total_bytes(self) -> int:
-        """Their size in bytes."""
-        return int(self.n_bytes.sum())
 
     def bins(self) -> tuple[ContextBin, ...]:
         """The loss in each context bin that has tokens."""
@@ -295,6 +313,8 @@ class _Totals:
 
     batch_size: int
     by_context: _ContextSums
+    tokens: int = 0
+    bytes: int = 0
     nats: float = 0.0
     steps: float | None = None
 
@@ -309,46 +329,64 @@ def _score_text(
     stop: Callable[[], bool],
 ) -> Generator[Notice | Progress, None, _Totals]:
     """Scores the text in one pass until stopped. Fills `nats`, the surprisal of each token, if given."""
-    ids, n = text.tokens.ids, len(text.tokens)
-    loader = EvalLoader(
-        ids,
-        batch_size=lengths.batch_size,
-        segment_len=lengths.segment_len,
-        warmup_len=lengths.warmup_len,
-        start_id=model.tokenizer.start_id,
-    )
-    segment_len = max(1, min(lengths.segment_len, n))
-    mem_len = min(lengths.mem_len or segment_len, n)
+    n = len(text.tokens)
+    loaders = _loaders(model, text, lengths)
+    largest = max(loaders, key=lambda loader: loader.batch_size * loader.sequence_len)
+    segment_len = max(1, min(lengths.segment_len, largest.sequence_len))
+    mem_len = min(lengths.mem_len or segment_len, largest.sequence_len)
     check_memory(
         model,
         runtime,
         mem_len,
-        batch_size=loader.batch_size,
+        batch_size=largest.batch_size,
         segment_len=segment_len,
         changeable=("batch_size", "segment_len", "mem_len"),
     )
-    whole = _is_window(loader.batch_size, lengths, n)
-    totals = _Totals(loader.batch_size, _ContextSums(n if whole else segment_len))
-    state = _init_state(model, lengths, loader.starts)
+    whole = lengths.mem_len > 0 and (lengths.by_document or _is_window(largest.batch_size, lengths, n))
+    longest = min(2 * lengths.mem_len, text.longest_document) if whole else segment_len
+    totals = _Totals(max(loader.batch_size for loader in loaders), _ContextSums(longest))
     meter = ProgressMeter(f"memory {lengths.mem_len}", n, "tokens")
-    n_calls = -(-loader.sequence_len // loader.segment_len)
-    for n_called, (inputs, targets, scored, positions) in enumerate(loader, start=1):
-        if stop():
-            break
-        nll, steps, state = _token_nats(model, runtime, inputs, targets, state)
-        nll = np.where(scored, nll, 0.0)
-        totals.nats += float(nll.sum())
-        if steps is not None:
-            totals.steps = (totals.steps or 0.0) + float(steps[scored].sum())
-        index = np.minimum(positions[:, None] + np.arange(nll.shape[1]), n - 1)
-        first = int(positions[0]) if whole else 0
-        totals.by_context.add(first, nll, np.where(scored, text.tokens.sizes(index), 0), scored)
-        if nats is not None:
-            nats[index[scored]] = nll[scored]
-        yield from meter.report(n * n_called // n_calls)  # calls that score nothing, only warm up, take time, too
-        if clock is not None:
-            yield from clock.report(n_called, n_calls)
+    n_called, n_calls = 0, sum(-(-loader.sequence_len // loader.segment_len) for loader in loaders)
+    for loader in loaders:
+        state = _init_state(model, lengths, loader.offsets)
+        for inputs, targets, scored, positions in loader:
+            if stop():
+                return totals
+            nll, steps, state = _token_nats(model, runtime, inputs, targets, state)
+            nll = np.where(scored, nll, 0.0)
+            totals.nats += float(nll.sum())
+            if steps is not None:
+                totals.steps = (totals.steps or 0.0) + float(steps[scored].sum())
+            index = np.minimum(positions[:, None] + np.arange(nll.shape[1]), n - 1)
+            sizes = np.where(scored, text.tokens.sizes(index), 0)
+            totals.tokens += int(scored.sum())
+            totals.bytes += int(sizes.sum())
+            first = int(positions[0] - loader.starts[0]) if whole else 0
+            totals.by_context.add(first, nll, sizes, scored)
+            if nats is not None:
+                nats[index[scored]] = nll[scored]
+            n_called += 1
+            yield from meter.report(n * n_called // n_calls)  # calls that score nothing, only warm up, take time, too
+            if clock is not None:
+                yield from clock.report(n_called, n_calls)
     return totals
+
+
+def _loaders(model: LoadedModel, text: TokenizedText, lengths: _Lengths) -> Sequence[EvalLoader | DocumentLoader]:
+    """Loaders that together score each token once; each starts with empty memory."""
+    ids, start_id = text.tokens.ids, model.tokenizer.start_id
+    size, segment_len = lengths.batch_size, lengths.segment_len
+    if not lengths.by_document:
+        return [EvalLoader(ids, size, segment_len, lengths.warmup_len, start_id)]
+    found = document_loaders(
+        ids,
+        text.documents,
+        batch_size=size,
+        segment_len=segment_len,
+        start_id=start_id,
+        n_tokens=lengths.tokens_per_call,
+    )
+    return list(found)
 
 
 def _is_window(batch_size: int, lengths: _Lengths, n_tokens: int) -> bool:
@@ -397,9 +435,11 @@ def _score_windows(
 
 
 def _recall(model: LoadedModel, runtime: Runtime, text: TokenizedText, lengths: _Lengths) -> tuple[float, ...]:
-    """Recall of each LSH layer on the beginning of the text."""
+    """Recall of each LSH layer on the beginning of the text, or of its longest document."""
     longest = lengths.mem_len + QUERIES if lengths.mem_len else lengths.segment_len
-    ids = text.tokens.ids[: min(longest, RECALL_TOKENS)].astype(np.int64)
+    start = text.documents[np.diff(text.documents, append=len(text.tokens)).argmax()]
+    stop = start + min(longest, RECALL_TOKENS, text.longest_document)
+    ids = text.tokens.ids[start:stop].astype(np.int64)
     tokens = torch.from_numpy(ids)[None].to(runtime.device)
     if len(ids) < 2:
         return ()

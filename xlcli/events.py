@@ -193,6 +193,7 @@ class Score:
     `mean_steps` is the mean number of steps per token of a model with adaptive computation time, else None. `recall`
     is the share of the weight of full attention that LSH attention finds, if measured: the mean, and of each LSH layer.
     `partial`: evaluation was stopped; all values are those of the tokens scored until then.
+    `documents` is the number of documents that were scored as if each were alone, 1 if the text was not divided.
     """
 
     model: str
@@ -216,6 +217,7 @@ class Score:
     device: str
     dtype: str
     unknown_words: int | None = None
+    documents: int = 1
     mean_steps: float | None = None
     recall: float | None = None
     recall_by_layer: tuple[float, ...] = ()

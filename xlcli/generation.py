@@ -72,9 +72,15 @@ def generate(
     """
     if save and options.num_samples > 1:
         raise ConfigError("one state cannot hold several samples.", "Use --num-samples 1 with --state-out.")
-    text, ids = _prompt_tokens(model.tokenizer, resume, prompt)
+    pending = resume.pending if resume else PendingText(b"", np.empty(0, np.int32), 0)
+    is_cleared = bool(pending.documents)
+    if is_cleared:
+        pending = _last_document(model.tokenizer, pending)
+    text, ids = _prompt_tokens(model.tokenizer, pending, prompt)
     n_tokens = (resume.model_state.seen if resume else 0) + len(ids) + options.max_new_tokens
     session = InferenceSession.open(model, runtime, options, resume, n_tokens)
+    if is_cleared:
+        session.reset()
     rng = _initial_rng(resume, seed)
     started = time.perf_counter()
     n_read = session.read(ids, stop)
@@ -106,9 +112,16 @@ def _initial_rng(resume: SessionState | None, seed: int | None) -> SampleRNG:
     return rng
 
 
-def _prompt_tokens(tokenizer: Tokenizer, resume: SessionState | None, prompt: bytes) -> tuple[bytes, NDArray[np.int32]]:
+def _last_document(tokenizer: Tokenizer, pending: PendingText) -> PendingText:
+    """Unread text from the beginning of its last document, before which the memory is to be cleared."""
+    start = pending.documents[-1]
+    sizes = tokenizer.sizes(pending.ids, pending.data[: pending.n_tokenized])
+    ids = pending.ids[np.cumsum(sizes) > start]
+    return PendingText(pending.data[start:], ids, max(pending.n_tokenized - start, 0))
+
+
+def _prompt_tokens(tokenizer: Tokenizer, pending: PendingText, prompt: bytes) -> tuple[bytes, NDArray[np.int32]]:
     """Text to read before sampling, and its tokens (t)."""
-    pending = resume.pending if resume else PendingText(b"", np.empty(0, np.int32), 0)
     text = pending.data + prompt
     new = text[pending.n_tokenized :]
     portions = (new[start : start + 2**18] for start in range(0, len(new), 2**18))

@@ -6,6 +6,9 @@ Text is scored as soon as its score can be output: a line when its end arrives, 
 output. Calls of the model are as large as the text that has arrived allows, so throughput grows with the rate of input.
 A line of more than `LINE_LIMIT` bytes is output in parts: several `LineScore` with the same `line` and growing `byte`.
 
+With `reset_on_document` the memory is cleared before each document; a portion of type `Document` begins one. No token
+is in two documents then.
+
 A session is saved as it was before the unfinished end of the text, together with the bytes of that end. The end is
 scored and output when the input ends, and again, together with new text, by a stream that resumes. Two streams
 connected by a saved session thus give the scores of one stream.
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -28,6 +32,7 @@ from xlcli.inference import TOKENS_PER_CALL, InferenceSession, SaveState
 from xlcli.metrics import LN2
 from xlcli.sampling import SampleRNG, StreamingDetokenizer, sample_tokens
 from xlcli.store.state_files import PendingText, SessionState, StreamPosition
+from xlcli.text.formats import Document
 from xlcli.text.pretokenize import PreTokenizer
 
 if TYPE_CHECKING:
@@ -62,8 +67,8 @@ def stream(
 
     Args:
         model: The model.
-        portions: Bytes as they arrive, divided anywhere. None means that nothing has arrived for a while; only then is
-            an unfinished line scored early (`flush_ms`).
+        portions: Bytes as they arrive, divided anywhere; a `Document` begins a document. None means that nothing has
+            arrived for a while; only then is an unfinished line scored early (`flush_ms`).
         options: Output, flushing, saving and resets.
         runtime: Device and number type.
         resume: Saved session. Line numbers, byte offsets and totals continue from it.
@@ -130,12 +135,16 @@ class _Scorer:
         self.tokenizer = model.tokenizer
         self.options = options
         reset_on = options.reset_on
+        reset = options.reset_on_document
+        self.reset_on_document = model.config.train.reset_on_document if reset is None else reset
         self.reset_pattern = None if reset_on is None else compile_pattern(reset_on, "stream.reset_on")
         pending = resume.pending if resume else PendingText(b"", np.empty(0, np.int32), 0)
         self.arrived = pending.data[pending.n_tokenized :]
         self.pretokenizer = PreTokenizer()
         self.ids, self.text = pending.ids, pending.data[: pending.n_tokenized]
         self.sizes = self.tokenizer.sizes(self.ids, self.text)
+        # Offsets in the unscored text before which the memory is to be cleared.
+        self.documents = deque(pending.documents)
         position = resume.stream if resume and resume.stream else StreamPosition(0, 0, 0, 0.0, 0, ())
         self.n_lines, self.n_bytes, self.n_tokens = position.n_lines, position.n_bytes, position.n_tokens
         self.bits = position.bits
@@ -153,6 +162,8 @@ class _Scorer:
         if portion is None:
             self.flush_due = flush_ms is not None and now - self.last_arrival >= flush_ms / 1000 - 1e-3
         elif portion:
+            if self.reset_on_document and isinstance(portion, Document):
+                self.documents.append(self._n_tokenized + len(self.arrived))
             self.last_arrival = now
             self.arrived += portion
             self.has_new_text = True
@@ -161,8 +172,7 @@ class _Scorer:
         """Scores the text whose scores can be output now."""
         stop = self._after_backlog(stop)
         while self.arrived and not stop():
-            self._enqueue(self.pretokenizer.feed(self.arrived[:BLOCK_BYTES]))
-            self.arrived = self.arrived[BLOCK_BYTES:]
+            self._feed()
             yield from self._score(self._n_ready(), stop)
         if self.flush_due and not stop():
             self.flush_due = False
@@ -170,8 +180,24 @@ class _Scorer:
             yield from self._score(len(self.ids), stop)
             yield from self._end_line_part()
 
+    @property
+    def _n_tokenized(self) -> int:
+        """Number of unscored bytes that the pre-tokenizer has taken."""
+        return len(self.text) + len(self.pretokenizer.pending)
+
+    def _feed(self) -> None:
+        """Tokenizes at most `BLOCK_BYTES` of the bytes that have arrived, up to the next document."""
+        start = self._n_tokenized
+        if start in self.documents:
+            self._enqueue(self.pretokenizer.finish())
+        stop = min((at - start for at in self.documents if at > start), default=BLOCK_BYTES)
+        stop = min(stop, BLOCK_BYTES)
+        self._enqueue(self.pretokenizer.feed(self.arrived[:stop]))
+        self.arrived = self.arrived[stop:]
+
     def score_end(self, stop: Callable[[], bool]) -> Iterator[StreamEvent]:
         """Scores the unfinished end of the text."""
+        yield from self.score_arrived(stop)  # text of a resumed session if nothing else has arrived
         self._enqueue(self.pretokenizer.finish())
         yield from self._score(len(self.ids), self._after_backlog(stop))
         if self.n_bytes > self.line_start:
@@ -195,7 +221,9 @@ class _Scorer:
 
     def session_state(self) -> SessionState:
         """State from which another stream continues exactly."""
-        unscored = PendingText(self.text + self.pretokenizer.pending + self.arrived, self.ids, len(self.text))
+        unscored = PendingText(
+            self.text + self.pretokenizer.pending + self.arrived, self.ids, len(self.text), tuple(self.documents)
+        )
         return self.session.saved(
             unscored,
             stream=StreamPosition(
@@ -243,6 +271,7 @@ class _Scorer:
             self.model_seconds += time.perf_counter() - started
             self.model_tokens += n
             self.ids, self.sizes, self.text = self.ids[n:], self.sizes[n:], self.text[n_bytes:]
+            self.documents = deque(at - n_bytes for at in self.documents)
             n_ready -= n
             self.n_tokens += n
             self.bits += float(bits.sum())
@@ -252,10 +281,15 @@ class _Scorer:
                 yield self.stats(final=False)
 
     def _n_before_reset(self, n: int) -> int:
-        """Number of the first `n` queued tokens before the next line that matches `reset_on`, at least one.
+        """Number of the first `n` queued tokens before the next document or line that matches `reset_on`, at least one.
 
-        If the queue begins with such a line, the session is reset and the line counts as not matching.
+        If the queue begins with it, the session is reset.
         """
+        if self.documents and not self.documents[0]:
+            self.session.reset()
+            self.documents.popleft()
+        if self.documents:
+            n = min(n, self._n_tokens_within(self.documents[0]))
         if self.reset_pattern is None:
             return n
         n_bytes = int(self.sizes[:n].sum())

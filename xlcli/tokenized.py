@@ -31,10 +31,21 @@ class TokenizedText:
     tokens: TokenFile
     counts: TextCounts
 
+    @property
+    def documents(self) -> NDArray[np.int64]:
+        """First token of each document, ascending from 0; of one document if they are not separated."""
+        return np.zeros(1, np.int64) if self.tokens.documents is None else self.tokens.documents
+
+    @property
+    def longest_document(self) -> int:
+        """Number of tokens of the longest document."""
+        return int(np.diff(self.documents, append=len(self.tokens)).max())
+
     def token_scores(self, nats: NDArray[Any]) -> Iterator[TokenScore]:
         """Each token with its text and its surprisal, given in nats, in order; reads the text again."""
         token = byte = 0
-        for portion in whole_words(self.part.read()):
+        documents = () if self.tokens.documents is None else self.part.documents
+        for portion in whole_words(self.part.read(), documents=documents):
             at = 0
             while at < len(portion):
                 size = int(self.tokens.sizes(token))
@@ -43,9 +54,11 @@ class TokenizedText:
 
 
 def tokenize(
-    corpus: Corpus, tokenizer: Tokenizer, limit: int | None
+    corpus: Corpus, tokenizer: Tokenizer, limit: int | None, *, by_document: bool = False
 ) -> Generator[Notice | Progress, None, TokenizedText]:
     """Tokenizes the first `limit` bytes of a text (None: all), cut between characters. Yields progress.
+
+    With `by_document` no token is in two documents.
 
     Raises:
         DataError: The text is empty or cannot be read.
@@ -58,7 +71,7 @@ def tokenize(
         tail = b"".join(corpus.read(max(limit - 4, 0), limit))
         stop = limit - len(tail) + whole_characters(tail) or limit
     part = Part(corpus, 0, stop)
-    tokens = yield from token_file(part, tokenizer)
+    tokens = yield from token_file(part, tokenizer, by_document=by_document)
     counter = TextCounter()
     for portion in part.read():
         counter.feed(portion)

@@ -4,12 +4,17 @@ import bz2
 import gzip
 import json
 import lzma
+import math
 import os
 from pathlib import Path
 
+import pyarrow
 import pytest
 import zstandard
 from programs import TEXT
+from pyarrow import parquet
+
+from xlcli.text.corpus import open_corpus
 
 FORMATS = {
     "plain": bytes,
@@ -48,7 +53,7 @@ def total(done):
 def test_every_format_has_the_score_of_its_text(run, model, on_stdin, line_end):
     text = (TEXT + "Zürich, 漢字\n".encode()).replace(b"\n", line_end) * 3
     formats = {name: pack for name, pack in FORMATS.items() if line_end == b"\n" or name != "json lines"}
-    scores, streams, plans = set(), {}, set()
+    scores, streams, plans, texts = set(), {}, set(), set()
     for name, pack in formats.items():
         path = Path(name.replace(" ", "-"))
         path.write_bytes(pack(text))
@@ -63,7 +68,9 @@ def test_every_format_has_the_score_of_its_text(run, model, on_stdin, line_end):
             on_stdin(path)
             plan = total(run("train", source, "--dry-run", "--json", "--preset", "tiny"))
             plans.add((plan["train_bytes"], plan["valid_bytes"]))
-    assert len(scores) == len(plans) == 1
+            with path.open("rb") as file:
+                texts.add(open_corpus([source], stdin=file).sha256)
+    assert len(scores) == len(plans) == len(texts) == 1
     # Portions of other sizes make calls of other lengths, which may change the last bit.
     assert list(streams.values()) == pytest.approx([streams["plain"]] * len(formats), rel=1e-6)
     assert next(iter(scores))[0] == len(text)
@@ -96,3 +103,61 @@ def test_a_text_field_has_a_name(run, model):
     assert run("stream", "lines", "-m", model, "--text-field", "body").out.endswith(b"two\n")
     done = run("eval", "lines", "-m", model, "--text-field", "title")
     assert (done.code, "line 1 of lines is not a JSON object with a text in 'title'" in done.err) == (3, True)
+
+
+def test_documents_are_scored_as_if_each_were_alone_from_any_source(run, model, on_stdin):
+    texts = ["The first one.\nIts second line.", "Zürich", "a third, longer document " * 9]
+    lines = b"".join(json.dumps({"text": text}).encode() + b"\r\n" for text in texts)
+    Path("a.jsonl").write_bytes(lines)
+    Path("a.jsonl.zst").write_bytes(zstandard.compress(lines))
+    parquet.write_table(pyarrow.table({"text": texts}), "a.parquet")
+    nats = 0.0
+    for i, text in enumerate(texts):
+        Path(f"{i}.txt").write_text(f"{text}\n")
+        nats += total(run("eval", f"{i}.txt", "-m", model, "--json"))["nats"]
+    scores, streams = set(), set()
+    options = ("-m", model, "--json", "--threads", "1", "--reset-on-document")
+    for path in (Path("a.jsonl"), Path("a.jsonl.zst"), Path("a.parquet")):
+        for source in (path, "-"):
+            on_stdin(path)
+            score = total(run("eval", source, *options))
+            scores.add((score["documents"], score["nats"]))
+            on_stdin(path)
+            streams.add(total(run("stream", source, *options, "--emit", "stats"))["bits"])
+    assert len(scores) == len(streams) == 1
+    assert next(iter(scores)) == (3, pytest.approx(nats, rel=1e-6))
+    assert next(iter(streams)) * math.log(2) == pytest.approx(nats, rel=1e-6)
+    shown = run("eval", "0.txt", "1.txt", "2.txt", "-m", model, "--reset-on-document").out.decode()
+    assert "tokens in 3 documents, each scored alone" in " ".join(shown.split())
+    assert total(run("eval", "a.jsonl", "-m", model, "--json"))["documents"] == 1
+
+
+def test_a_stream_of_documents_is_cut_and_resumed(run, model):
+    lines = [json.dumps({"text": f"document {i}, which is {'very ' * i}long"}) + "\n" for i in range(6)]
+    Path("whole").write_text("".join(lines))
+    options = ("-m", model, "--json", "--threads", "1", "--reset-on-document", "--emit", "tokens")
+    whole = run("stream", "whole", *options).out
+    for name, part in (("first", lines[:4]), ("second", lines[4:])):
+        Path(name).write_text("".join(part))
+    first = run("stream", "first", *options, "--state-out", "memory.state").out
+    second = run("stream", "second", *options, "--state-in", "memory.state").out
+    assert first + second == whole
+
+
+def test_a_parquet_file_in_a_pipe_is_explained(run, model):
+    parquet.write_table(pyarrow.table({"text": ["a text"]}), "a.parquet")
+    ends = os.pipe()
+    os.write(ends[1], Path("a.parquet").read_bytes())
+    os.close(ends[1])
+    saved = os.dup(0)
+    os.dup2(ends[0], 0)
+    try:
+        done = run("stream", "-m", model)
+    finally:
+        os.dup2(saved, 0)
+        os.close(saved)
+        os.close(ends[0])
+    assert done.code == 3
+    assert "standard input is a Parquet file, which is read from its end: it cannot come through a pipe" in " ".join(
+        done.err.split()
+    )

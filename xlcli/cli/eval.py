@@ -66,6 +66,7 @@ def evaluate(
             rich_help_panel="Memory",
         ),
     ] = None,
+    reset_on_document: options.ResetOnDocument = False,
     span: options.Span = None,
     segment_len: Annotated[
         int | None,

@@ -97,6 +97,15 @@ Binary = Annotated[
     bool,
     typer.Option("--binary", help="Take the bytes of the input as they are, text or not.", rich_help_panel="Text"),
 ]
+ResetOnDocument = Annotated[
+    bool,
+    typer.Option(
+        "--reset-on-document",
+        help="Clear the memory before each document: a text of JSON lines or a Parquet file, else a file. Default: as "
+        "the model was trained.",
+        rich_help_panel="Memory",
+    ),
+]
 TextField = Annotated[
     str | None,
     typer.Option(

@@ -72,6 +72,7 @@ def stream(
             rich_help_panel="Memory",
         ),
     ] = None,
+    reset_on_document: options.ResetOnDocument = False,
     state_in: options.StateIn = None,
     state_out: options.StateOut = None,
     save_every: Annotated[
@@ -140,13 +141,16 @@ def stream(
             screen.expect_keyboard()
         screen.wait("loading the model")
         from xlcli import streaming
+        from xlcli.text import parquet
         from xlcli.text.formats import checked, text_of
 
         loaded, runtime = load_model(folder, settings, config.runtime, screen)
         warn_mem_len(loaded.config.model, [settings.mem_len], screen)
         resume, save = open_state_files(state_in, state_out, loaded, runtime)
         text = portions(source, stop, settings.flush_ms)
-        if not settings.binary:
+        if not settings.binary and parquet.is_parquet(source):
+            text = parquet.texts(source, label, settings.text_field)
+        elif not settings.binary:
             any_bytes = loaded.tokenizer.kind == "bytes"
             text = text_of(text, label, settings.text_field, any_bytes=any_bytes)
             # Text that continues a stream may begin within a character.

@@ -123,6 +123,14 @@ def train(
         ),
     ] = None,
     mem_len: options.MemLen = None,
+    reset_on_document: Annotated[
+        bool,
+        typer.Option(
+            "--reset-on-document",
+            help="Let no token attend to an earlier document: a text of JSON lines or a Parquet file, else a file.",
+            rich_help_panel="Memory",
+        ),
+    ] = False,
     span: options.Span = None,
     batch_size: Annotated[
         int | None,

@@ -28,6 +28,8 @@ class AttentionConfig(BaseConfig):
     """Whether there are attention weights to drop."""
     supports_recall: ClassVar[bool] = False
     """Whether recall, the share of full-attention weight that is found, can be measured (`model/recall.py`)."""
+    separates_documents: ClassVar[bool] = False
+    """Whether earlier documents can be hidden from the tokens of a segment that holds several."""
 
     n_heads: Count = 4
     head_dim: Count | None = None
@@ -78,6 +80,8 @@ class SoftmaxAttentionConfig(AttentionConfig):
     `scaled` divides scores by sqrt(head_dim); T5 does not (Raffel et al. 2020). `qk_norm` applies an
     RMSNorm to the queries and keys of each head (Henry et al. 2020; Dehghani et al. 2023, section 2).
     """
+
+    separates_documents: ClassVar[bool] = True
 
     scaled: bool = True
     qk_norm: bool = False

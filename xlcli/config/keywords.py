@@ -15,6 +15,7 @@ class EvalOptions(TypedDict, total=False):
     segment_len: int | None
     batch_size: int | None
     span: SpanKind
+    reset_on_document: bool | None
     split: Literal["valid", "test"]
     sweep_mem_len: Sequence[int]
     limit: int | None
@@ -52,5 +53,6 @@ class StreamOptions(TypedDict, total=False):
     save_every: float | None
     flush_ms: int | None
     reset_on: str | None
+    reset_on_document: bool | None
     binary: bool
     text_field: str | None

@@ -57,6 +57,7 @@ class TrainConfig(BaseConfig):
         memory: Memory of softmax attention: `keyvalue` keeps keys and values, `hidden` keeps layer inputs and projects
             them again in each step (Dai et al. 2019), which costs about a sixth more.
         span: Tokens that a token attends to; see `xlcli.ops.span.Span`.
+        reset_on_document: No token attends to an earlier document, and absolute positions count from its beginning.
         batch_size: Sequences per batch.
         grad_accum: Microbatches per step; does not change the result.
         lr: Peak learning rate of the optimizer; None is its default.
@@ -84,6 +85,7 @@ class TrainConfig(BaseConfig):
     mem_len: Length = 128
     memory: Literal["keyvalue", "hidden"] = "hidden"
     span: SpanKind = "growing"
+    reset_on_document: bool = False
     batch_size: Count = 16
     grad_accum: Count = 1
     optimizer: Literal["muon", "adamw"] = "muon"
@@ -142,6 +144,7 @@ class EvalConfig(InferenceConfig):
         segment_len: Tokens per call of the model; changes the result only without memory or with span `growing`.
         batch_size: Sequences per batch; does not change the result.
         span: Tokens that a token attends to; see `xlcli.ops.span.Span`.
+        reset_on_document: Score each document as if it were alone; None is the value of training.
         split: Held-out text of the model that is scored when no text is given.
         sweep_mem_len: Memory lengths; one evaluation for each.
         limit: Number of bytes to score; None is the whole text.
@@ -153,6 +156,7 @@ class EvalConfig(InferenceConfig):
     segment_len: Count | None = None
     batch_size: Count | None = None
     span: SpanKind = "uniform"
+    reset_on_document: bool | None = None
     split: Literal["valid", "test"] = "valid"
     sweep_mem_len: tuple[Length, ...] = ()
     limit: Count | None = None
@@ -229,6 +233,7 @@ class StreamConfig(InferenceConfig):
         save_every: Seconds between saves of the state; None saves at the end only.
         flush_ms: Milliseconds without input after which an unfinished line is scored; None waits for its end.
         reset_on: Regular expression of RE2; the memory is cleared before each line that matches.
+        reset_on_document: Clear the memory before each document; None is the value of training.
         binary: As `text.binary`; the Python function `stream` always takes bytes as they are.
         text_field: As `text.text_field`.
     """
@@ -238,6 +243,7 @@ class StreamConfig(InferenceConfig):
     save_every: Positive | None = None
     flush_ms: Length | None = None
     reset_on: str | None = None
+    reset_on_document: bool | None = None
     binary: bool = False
     text_field: str | None = None
 
@@ -280,3 +286,14 @@ class Config(BaseConfig):
     generate: GenerateConfig = GenerateConfig()
     stream: StreamConfig = StreamConfig()
     runtime: RuntimeConfig = RuntimeConfig()
+
+    @model_validator(mode="after")
+    def _check_documents(self) -> Config:
+        separate = all(layer.separates_documents for layer in self.model.attentions)
+        if self.train.reset_on_document and not separate:
+            raise InvalidSettingError(
+                "train.reset_on_document",
+                f"needs softmax attention: attention '{self.model.attention.kind}' cannot hide the documents before",
+                "Leave it out, or set model.attention.kind to full or local.",
+            )
+        return self

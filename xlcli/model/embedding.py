@@ -86,9 +86,14 @@ class BigramEmbedding(nn.Module):
         super().__init__()
         self.table = nn.Embedding(n_rows, dim)
 
-    def forward(self, tokens: Tensor, previous: Tensor) -> Tensor:
-        """Vectors (b t d) of tokens (b t) with their predecessors; `previous` (b) precedes the first, -1 if none."""
+    def forward(self, tokens: Tensor, previous: Tensor, begins: Tensor | None = None) -> Tensor:
+        """Vectors (b t d) of tokens (b t) with their predecessors; `previous` (b) precedes the first, -1 if none.
+
+        Tokens that begin a document, a mask (b t) or None, have no predecessor.
+        """
         before = torch.cat((previous[:, None], tokens[:, :-1]), dim=1)
+        if begins is not None:
+            before = before.masked_fill(begins, -1)
         return self.table(bigram_rows(before, tokens, self.table.num_embeddings))  # type: ignore[no-any-return]
 
 

@@ -20,6 +20,7 @@ from xlcli.model.head import Head
 from xlcli.model.position import Position
 from xlcli.model.stack import Ponder, Stack
 from xlcli.ops.context import AttentionContext
+from xlcli.ops.positions import DocumentPositions
 from xlcli.ops.span import Span
 from xlcli.state import State
 
@@ -127,24 +128,41 @@ class LanguageModel(nn.Module):
         x, state, _ = self._read(tokens, state)
         return x, state
 
-    def score(self, tokens: Tensor, targets: Tensor, state: State) -> ScoreOutput:
-        """Surprisal in nats of each target (b t) after its token (b t), the new state, and the ponder cost."""
-        x, state, ponder = self._read(tokens, state)
+    def score(self, tokens: Tensor, targets: Tensor, state: State, documents: Tensor | None = None) -> ScoreOutput:
+        """Surprisal in nats of each target (b t) after its token (b t), the new state, and the ponder cost.
+
+        Args:
+            tokens: Token ids (b t).
+            targets: Next tokens (b t).
+            state: State before the tokens.
+            documents: Position (b t) of each token in its document, on the CPU: no token attends to an earlier
+                document, and absolute positions are these. For softmax attention only. None: one document.
+        """
+        x, state, ponder = self._read(tokens, state, documents)
         return ScoreOutput(self.head.nll(x, targets), state, ponder)
 
-    def nll(self, tokens: Tensor, targets: Tensor, state: State) -> tuple[Tensor, State]:
+    def nll(
+        self, tokens: Tensor, targets: Tensor, state: State, documents: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         """`score` without the ponder cost."""
-        return self.score(tokens, targets, state)[:2]
+        return self.score(tokens, targets, state, documents)[:2]
 
     def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Logits (b v) of the next token after tokens (b t), and the new state."""
         x, state = self(tokens, state)
         return self.head.logits(x[:, -1]), state
 
-    def _read(self, tokens: Tensor, state: State) -> tuple[Tensor, State, Ponder | None]:
-        hidden, ponders = [], []
+    def _read(
+        self, tokens: Tensor, state: State, documents: Tensor | None = None
+    ) -> tuple[Tensor, State, Ponder | None]:
+        hidden, ponders, done = [], [], 0
         for part in self._split_at_resets(tokens, state):
             n_new = part.shape[1]
+            within = None
+            if documents is not None:
+                own = documents[:, done : done + n_new]
+                within = DocumentPositions.make(own, state.span, state.seen, tokens.device)
+            done += n_new
             seen = state.seen + n_new
             context = AttentionContext(
                 state.span,
@@ -155,6 +173,7 @@ class LanguageModel(nn.Module):
                 start=state.seen,
                 offsets=state.offsets,
                 tokens=part,
+                documents=within,
             )
             x, layers, ponder = self.stack(self._embed(part, state, context), state.layers, context)
             state = State(layers, seen, state.span, state.offsets, None if state.last is None else part[:, -1].clone())
@@ -171,7 +190,8 @@ class LanguageModel(nn.Module):
             assert state.last is not None
             # At the start of an independent segment the token before it does not count.
             previous = state.last if context.n_memory else torch.full_like(state.last, -1)
-            x = x + self.bigrams(tokens, previous)
+            begins = None if context.documents is None else context.documents.positions == 0
+            x = x + self.bigrams(tokens, previous, begins)
         return self.position.embed(x, context)
 
     @staticmethod

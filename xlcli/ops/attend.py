@@ -98,7 +98,7 @@ def attend_fused(
     without_keys = _without_keys(visible)
     mask = None if visible is None or without_keys is None else visible | without_keys
     if bias is not None:
-        mask = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
+        mask = bias if mask is None else torch.where(mask, bias, float("-inf"))
         mask = mask.expand(*q.shape[:-1], k.shape[-2])
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, dropout_p=dropout)
     return _zero_where(without_keys, out[..., :width])

@@ -9,28 +9,37 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from xlcli.ops.positions import Positions
+from xlcli.ops.positions import DocumentPositions, Positions
 from xlcli.ops.span import Span
 
 T = TypeVar("T")
 
 
 class Mask:
-    """Keys that the queries of a call may attend to: earlier keys, at most `max_distance` back (None: any distance)."""
+    """Keys that the queries of a call may attend to: earlier keys, at most `max_distance` back (None: any distance).
 
-    def __init__(self, positions: Positions, max_distance: int | None) -> None:
+    `reach` (b t) is the number of tokens before each query in its document; None if no key is of an earlier document.
+    """
+
+    def __init__(self, positions: Positions, max_distance: int | None, reach: Tensor | None = None) -> None:
         self.positions = positions
         self.max_distance = max_distance
+        self.reach = reach
 
     @cached_property
     def visible(self) -> Tensor | None:
-        """Boolean mask (t s), true where the query may attend to the key; None if all keys are visible."""
+        """Boolean mask, true where the query may attend to the key: (t s), or (b 1 t s) with documents.
+
+        None if all keys are visible.
+        """
         n_memory, limit = self.positions.n_memory, self.max_distance
-        if self.positions.n_new == 1 and (limit is None or n_memory <= limit):
+        if self.reach is None and self.positions.n_new == 1 and (limit is None or n_memory <= limit):
             return None
         distance = self.positions.distance
         seen = distance >= 0
-        return seen if limit is None else seen & (distance <= limit)
+        if limit is not None:
+            seen = seen & (distance <= limit)
+        return seen if self.reach is None else seen & (distance <= self.reach[:, None, :, None])
 
 
 class Cache:
@@ -64,6 +73,7 @@ class AttentionContext:
         start: Number of tokens read before the call.
         tokens: New tokens (b t), or None if no layer reads them.
         positions: Distances and absolute positions.
+        documents: Positions of the new tokens in their documents, or None if the text is one document.
         mask: Visible keys.
         cache: Values shared by layers.
     """
@@ -80,6 +90,7 @@ class AttentionContext:
         offsets: Tensor | None = None,
         tokens: Tensor | None = None,
         window: int | None = None,
+        documents: DocumentPositions | None = None,
     ) -> None:
         self.span = span
         self.n_memory = n_memory
@@ -87,14 +98,17 @@ class AttentionContext:
         self.keep = keep
         self.start = start
         self.tokens = tokens
+        self.documents = documents
         self.positions = Positions(
             n_memory=n_memory,
             n_new=n_new,
             first=span.next_position(start),
             offsets=None if span.kind == "segment" else offsets,
             device=device,
+            documents=documents and documents.positions,
         )
-        self.mask = Mask(self.positions, span.max_distance(window))
+        reach = documents.positions if documents and documents.masked else None
+        self.mask = Mask(self.positions, span.max_distance(window), reach)
         self.cache = Cache()
         self._derived: dict[Hashable, AttentionContext] = {}
 
@@ -113,6 +127,7 @@ class AttentionContext:
                 offsets=self.positions.offsets,
                 tokens=self.tokens,
                 window=window,
+                documents=self.documents,
             ),
         )
 

@@ -3,9 +3,35 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from xlcli.ops.span import Span
+
+
+class DocumentPositions(NamedTuple):
+    """Positions (b t) of new tokens in their documents, and whether a key of the call is of an earlier document."""
+
+    positions: Tensor
+    masked: bool
+
+    @staticmethod
+    def make(positions: Tensor, span: Span, start: int, device: torch.device) -> DocumentPositions:
+        """Positions on `device` of a call after `start` tokens.
+
+        Args:
+            positions: Positions (b t) on the CPU, so that no device has to be waited for.
+            span: Independent segments begin anew even within a document.
+            start: Number of tokens read before the call.
+            device: Device of the model.
+        """
+        new = torch.arange(positions.shape[1])
+        if span.kind == "segment":
+            positions = positions.minimum(span.next_position(start) + new)
+        masked = bool((positions - new < span.n_kept(start)).any())
+        return DocumentPositions(positions.to(device, non_blocking=True), masked)
 
 
 class Positions:
@@ -18,13 +44,24 @@ class Positions:
         n_new: Number of new tokens.
         first: Position of the first new token, counted from the first token read.
         offsets: Position (b) in its text of the first token read, or None if it is 0.
+        documents: Positions (b t) of the new tokens in their documents, or None if the text is one document.
     """
 
-    def __init__(self, *, n_memory: int, n_new: int, first: int, offsets: Tensor | None, device: torch.device) -> None:
+    def __init__(
+        self,
+        *,
+        n_memory: int,
+        n_new: int,
+        first: int,
+        offsets: Tensor | None,
+        device: torch.device,
+        documents: Tensor | None = None,
+    ) -> None:
         self.n_memory = n_memory
         self.n_new = n_new
         self.first = first
         self.offsets = offsets
+        self.documents = documents
         self.device = device
 
     @cached_property
@@ -36,7 +73,9 @@ class Positions:
 
     @cached_property
     def absolute(self) -> Tensor:
-        """Positions (b t) of the new tokens in their texts, or (1 t) if all sequences agree."""
+        """Positions (b t) of the new tokens in their texts or documents, or (1 t) if all sequences agree."""
+        if self.documents is not None:
+            return self.documents
         new = self.first + torch.arange(self.n_new, device=self.device)
         return new[None] if self.offsets is None else self.offsets[:, None] + new
 

@@ -15,7 +15,7 @@ from xlcli.files import cannot_write, copy_file, make_folder, read_header, sync_
 from xlcli.files.plain import TEMPORARY
 from xlcli.files.tensors import digest
 from xlcli.store.folder import load, save_model, weights
-from xlcli.store.layout import CONFIG, WEIGHTS, read_config_file
+from xlcli.store.layout import CONFIG, DOCUMENTS, WEIGHTS, read_config_file
 from xlcli.store.records import write_record
 
 _UNFINISHED = re.compile(re.escape(TEMPORARY) + r"(?:copy|removed)-(\d{1,18})")
@@ -42,6 +42,8 @@ def copy_model(source: Path, target: Path, encoding: WeightEncoding | None = Non
     require_free(target)
     model = load(source)
     held_out = [path for path in (model.held_out("valid"), model.held_out("test")) if path]
+    documents = {"valid": model.held_out_documents("valid"), "test": model.held_out_documents("test")}
+    held_out += [source / DOCUMENTS[split] for split, starts in documents.items() if starts]
     with new_folder(target) as temporary:
         # The stored model section must stay as it is, since its fingerprint ties state files to the model.
         for path in (source / CONFIG, *held_out):

@@ -11,17 +11,19 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from xlcli.config import Config, ModelConfig
 from xlcli.errors import CheckpointError, ConfigError
 from xlcli.files import cannot_write, make_folder, read_header, read_tensors, write_tensors
-from xlcli.files.plain import RESTORE
+from xlcli.files.plain import RESTORE, read_bounded
 from xlcli.machine import require_memory
 from xlcli.store.encodings import decode, encode, n_bytes, stored_infos
 from xlcli.store.layout import (
     CONFIG,
+    DOCUMENTS,
     HELD_OUT,
     SCHEMA,
     TOKENIZER,
@@ -83,6 +85,25 @@ class LoadedModel:
         if path.name in self.files:
             verify_file(self.folder, path.name, self.files)
         return path
+
+    def held_out_documents(self, split: Literal["valid", "test"]) -> list[int] | None:
+        """Offsets at which the documents of a held-out text begin, ascending from 0; None if they were not separated.
+
+        Raises:
+            CheckpointError: The file is damaged.
+        """
+        path = self.folder / DOCUMENTS[split]
+        if path.name not in self.files:
+            return None
+        verify_file(self.folder, path.name, self.files)
+        size = (self.folder / HELD_OUT[split]).stat().st_size
+        try:
+            starts = [int(line) for line in read_bounded(path, 16 * size + 16).splitlines()]
+        except ValueError:
+            starts = []
+        if not starts or starts[0] or any(b <= a for a, b in pairwise(starts)) or starts[-1] >= max(size, 1):
+            raise CheckpointError(f"{path} does not list the documents of {HELD_OUT[split]}.", RESTORE)
+        return starts
 
     def check_settings(self, options: InferenceConfig) -> None:
         """`ConfigError` if a setting does not apply to the model, or differs from the one it was loaded with."""

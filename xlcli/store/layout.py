@@ -5,6 +5,7 @@
     tokenizer.*         vocabulary, see `xlcli.text.tokenizers`
     record.json         corpus, hardware, scores             metrics.jsonl   training curve
     valid.txt test.txt  held-out text                        checkpoints/    see `xlcli.store.commit`
+    valid.documents test.documents  places in it at which documents begin, if training kept them apart
 
 A model folder holds no symbolic link, no script and no pickle.
 """
@@ -30,6 +31,8 @@ WEIGHTS = "model.safetensors"
 CHECKPOINTS = "checkpoints"
 HELD_OUT = {"valid": "valid.txt", "test": "test.txt"}
 """File of the validation text and of the test text."""
+DOCUMENTS = {"valid": "valid.documents", "test": "test.documents"}
+"""File of the offsets at which the documents of that text begin, if the model was trained on separate documents."""
 TOKENIZER = ("tokenizer.json", "tokenizer.model", "tokenizer.words")
 """Files of a tokenizer: its description and, depending on the kind, its vocabulary."""
 
@@ -104,7 +107,7 @@ def read_config_file(folder: Path, *, strict: bool = False) -> ConfigFile:
 
 def write_config(folder: Path, config: Config | SavedConfig, *, encoding: str = "float32") -> None:
     """Writes `config.json`, with checksums of the tokenizer files and held-out texts that are in `folder` now."""
-    names = (*TOKENIZER, *HELD_OUT.values())
+    names = (*TOKENIZER, *HELD_OUT.values(), *DOCUMENTS.values())
     present = [name for name in names if (folder / name).is_file() and not (folder / name).is_symlink()]
     tree: Tree = {
         "schema": SCHEMA,

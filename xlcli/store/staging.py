@@ -18,14 +18,14 @@ from xlcli.errors import CheckpointError
 from xlcli.files import cannot_read, cannot_write, read_header, read_json, sync_folder
 from xlcli.files.plain import TEMPORARY, TEMPORARY_NAME
 from xlcli.store.commit import MANIFEST, checkpoints, clean
-from xlcli.store.layout import CHECKPOINTS, CONFIG, HELD_OUT, TOKENIZER, WEIGHTS
+from xlcli.store.layout import CHECKPOINTS, CONFIG, DOCUMENTS, HELD_OUT, TOKENIZER, WEIGHTS
 from xlcli.store.lock import HOLDER, LOCK
 from xlcli.store.records import METRICS, RECORD
 
 STAGED = ".replacement"
 INSTALLING = ".installing"
 
-RUN_FILES = (CONFIG, *TOKENIZER, *HELD_OUT.values(), RECORD, METRICS, CHECKPOINTS, WEIGHTS)
+RUN_FILES = (CONFIG, *TOKENIZER, *HELD_OUT.values(), *DOCUMENTS.values(), RECORD, METRICS, CHECKPOINTS, WEIGHTS)
 """Everything that belongs to a run, in the order in which it is put in place and in the opposite order removed. Without
 weights a reader finds no model; without a configuration a corpus reader would take the texts for its own."""
 

@@ -44,11 +44,13 @@ class PendingText:
         data: All of the text.
         ids: Tokens (n) of its first `n_tokenized` bytes.
         n_tokenized: Number of bytes of text of `ids`.
+        documents: Ascending offsets in `data` before which the memory is to be cleared.
     """
 
     data: bytes
     ids: NDArray[np.int32]
     n_tokenized: int
+    documents: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,8 @@ def _pack(session: SessionState) -> tuple[dict[str, Tensor], dict[str, str]]:
         "pending.text": _byte_tensor(pending.data),
         "pending.ids": torch.tensor(pending.ids, dtype=torch.int32),
     }
+    if pending.documents:
+        tensors["pending.documents"] = torch.tensor(pending.documents, dtype=torch.int64)
     if sampler is not None:
         scalars["sampler.seed"] = sampler.seed
         tensors["sampler.generator"] = sampler.generator
@@ -193,7 +197,7 @@ def _unpack(
     import torch
 
     n_tokenized, ids = _count(scalars, "pending.n_tokenized"), _token_ids(tensors, "pending.ids", tokenizer)
-    pending = PendingText(_text(tensors, "pending.text"), ids, n_tokenized)
+    pending = PendingText(_text(tensors, "pending.text"), ids, n_tokenized, _documents(tensors))
     sizes = tokenizer.sizes(ids, pending.data[:n_tokenized])
     is_text = tokenizer.kind == "words" or tokenizer.decode(ids) == pending.data[:n_tokenized]
     if len(sizes) != len(ids) or int(sizes.sum()) != n_tokenized or not is_text:
@@ -214,6 +218,17 @@ def _unpack(
         counters = {name: _count(scalars, f"stream.{name}") for name in _COUNTERS}
         stream = StreamPosition(**counters, bits=bits, scored=_scored(tensors))
     return SessionState(model_state, last_token, pending, sampler, stream)
+
+
+def _documents(tensors: Mapping[str, Tensor]) -> tuple[int, ...]:
+    """Offsets in the unread text at which documents begin."""
+    if "pending.documents" not in tensors:
+        return ()
+    starts = tuple(_column(tensors, "pending.documents", "int64").tolist())
+    within = (-1, *starts, len(tensors["pending.text"]))
+    if any(b <= a for a, b in itertools.pairwise(within)):
+        raise ValueError("'pending.documents' is not in order")
+    return starts
 
 
 def _scored(tensors: Mapping[str, Tensor]) -> tuple[tuple[bytes, float], ...]:

@@ -29,7 +29,7 @@ UNUSED_SECONDS = 30 * 86400
 """Time after which an unused token file is removed."""
 
 _MAGIC = b"xltoken3"
-_LAYOUT = struct.Struct("<8sIQQI")
+_LAYOUT = struct.Struct("<8sIQQIQ")
 _LABEL = 64
 """Offset of the label in the header."""
 _FILE = re.compile(r"[0-9a-f]{40}\.tokens")
@@ -43,7 +43,11 @@ _REMEDY = "Set XLCLI_CACHE to a writable folder."
 
 
 class TokenHeader(NamedTuple):
-    """Header of a token file: size of a record, tokens, bytes of text, CRC-32 of the records; tokenizer and text."""
+    """Header of a token file.
+
+    Size of a record, tokens, bytes of text, CRC-32 of the data; tokenizer and text; number of documents, 0 if they are
+    not separated.
+    """
 
     item_size: int
     n_tokens: int
@@ -51,6 +55,7 @@ class TokenHeader(NamedTuple):
     crc: int
     tokenizer: str
     text: str
+    n_documents: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,21 +99,22 @@ def cache_folder() -> Path:
 
 def pack_header(header: TokenHeader) -> bytes:
     """Header as bytes; tokenizer and text are shortened to fit."""
-    fixed = _LAYOUT.pack(_MAGIC, header.item_size, header.n_tokens, header.n_bytes, header.crc)
+    fixed = _LAYOUT.pack(_MAGIC, header.item_size, header.n_tokens, header.n_bytes, header.crc, header.n_documents)
     label = f"{header.tokenizer}\n{header.text}".encode("utf-8", "replace")[: HEADER - _LABEL]
     return (fixed.ljust(_LABEL, b"\0") + label).ljust(HEADER, b"\0")
 
 
 def read_header(file: BinaryIO) -> TokenHeader | None:
-    """Header at the beginning of a file; None if it is no token file or its size is not that of its records."""
+    """Header at the beginning of a file; None if it is no token file or its size is not that of its records and documents."""
     data = file.read(HEADER)
     if len(data) < HEADER:
         return None
-    magic, item_size, n_tokens, n_bytes, crc = _LAYOUT.unpack_from(data)
-    if magic != _MAGIC or os.fstat(file.fileno()).st_size != HEADER + n_tokens * item_size:
+    magic, item_size, n_tokens, n_bytes, crc, n_documents = _LAYOUT.unpack_from(data)
+    size = HEADER + n_tokens * item_size + 8 * n_documents
+    if magic != _MAGIC or os.fstat(file.fileno()).st_size != size:
         return None
     tokenizer, _, text = data[_LABEL:].rstrip(b"\0").decode("utf-8", "ignore").partition("\n")
-    return TokenHeader(item_size, n_tokens, n_bytes, crc, tokenizer, text)
+    return TokenHeader(item_size, n_tokens, n_bytes, crc, tokenizer, text, n_documents)
 
 
 def hold(file: BinaryIO) -> bool:

@@ -2,8 +2,9 @@
 
 Compressed files, other Unicode encodings, JSON lines and Parquet files are recognized by content (`text/formats.py`).
 
-Several files are one text, joined as by `cat`. Later reads are compared with the checksums of the first scan: a file
-that has grown is read up to its length in the scan, and a file that has changed is refused.
+Several files are one text, joined as by `cat`. A document begins with each file, and with each text of JSON lines and
+Parquet files. Later reads are compared with the checksums of the first scan: a file that has grown is read up to its
+length in the scan, and a file that has changed is refused.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import codecs
 import sys
 import zlib
+from array import array
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +24,7 @@ from typing import BinaryIO
 from xlcli.errors import DataError
 from xlcli.events import Notice, Progress, ProgressMeter
 from xlcli.text.formats import not_text, not_utf8
-from xlcli.text.sources import BLOCK, Reading, Source, copy_stdin, files_below, is_folder, open_source
+from xlcli.text.sources import BLOCK, Block, Reading, Source, copy_stdin, files_below, is_folder, open_source
 
 SCANNED = 2**24
 """Bytes of files up to which `Corpus.estimate` scans the text."""
@@ -42,6 +45,7 @@ class Facts:
         sha256: Hash of the text.
         sizes: Bytes of each file.
         bad_byte: File and offset of the first byte that is not UTF-8; None if the text is UTF-8.
+        documents: Offsets at which documents begin, ascending; the first is 0.
     """
 
     n_bytes: int
@@ -50,6 +54,7 @@ class Facts:
     sha256: str
     sizes: tuple[int, ...]
     bad_byte: tuple[str, int] | None
+    documents: Sequence[int] = (0,)
 
 
 class Corpus:
@@ -63,12 +68,17 @@ class Corpus:
     """
 
     def __init__(
-        self, sources: Sequence[Source], skipped: Mapping[Path, str] | None = None, repeated: Sequence[Path] = ()
+        self,
+        sources: Sequence[Source],
+        skipped: Mapping[Path, str] | None = None,
+        repeated: Sequence[Path] = (),
+        documents: Sequence[int] | None = None,
     ) -> None:
         self.sources = tuple(sources)
         self.skipped = dict(skipped or {})
         self.repeated = tuple(repeated)
         self.excerpts: tuple[bytes, ...] | None = None
+        self._documents = documents
         self._facts: Facts | None = None
         self._checksums: list[list[int]] = []
         self._hashes: dict[tuple[int, int], str] = {}
@@ -131,10 +141,14 @@ class Corpus:
         digest, utf8, nul, stored = sha256(), _Utf8(), False, 0
         sizes: list[int] = []
         checksums: list[list[int]] = []
+        documents = array("Q", [0])
         for source in self.sources:
+            start = sum(sizes)
             sizes.append(0)
             checksums.append([])
-            for block, done in source.blocks():
+            for block, done, inside in source.blocks():
+                begins = [] if sizes[-1] else [start]
+                documents.extend(at for at in (*begins, *(start + sizes[-1] + i for i in inside)) if at > documents[-1])
                 digest.update(block)
                 utf8.feed(block)
                 nul = nul or b"\0" in block
@@ -152,7 +166,8 @@ class Corpus:
             raise DataError(f"{self.name} is empty.", "Give a file with text in it.")
         bad = None if utf8.bad is None else self._locate(utf8.bad, sizes)
         self._checksums = checksums
-        self._facts = Facts(sum(sizes), utf8.n_chars, nul, digest.hexdigest(), tuple(sizes), bad)
+        starts = documents if self._documents is None else self._documents
+        self._facts = Facts(sum(sizes), utf8.n_chars, nul, digest.hexdigest(), tuple(sizes), bad, starts)
 
     def estimate(self) -> None:
         """Estimates the facts of a long text from excerpts, without reading all of it; such a text cannot be read.
@@ -198,6 +213,12 @@ class Corpus:
                 yield from self._read_source(source, first, last, checksums, size)
             place += size
 
+    def documents(self, start: int, stop: int) -> Sequence[int]:
+        """Offsets from `start` at which the documents of the bytes from `start` to `stop` begin; the first is 0."""
+        starts = self.facts.documents
+        inside = starts[bisect_right(starts, start) : bisect_left(starts, stop)]
+        return array("Q", [0, *(at - start for at in inside)])
+
     def range_sha256(self, start: int, stop: int) -> str:
         """Hash of the bytes from `start` to `stop`, computed once."""
         if (start, stop) == (0, self.n_bytes):
@@ -229,8 +250,7 @@ class Corpus:
         at = first // BLOCK
         blocks = source.blocks(at)
         while at * BLOCK < last:
-            block, _ = next(blocks, (b"", 0))
-            block = block[: size - at * BLOCK]
+            block = next(blocks, Block(b"", 0)).text[: size - at * BLOCK]
             if zlib.crc32(block) != checksums[at]:
                 raise source.changed()
             yield block[max(first - at * BLOCK, 0) : last - at * BLOCK]
@@ -245,10 +265,14 @@ class Corpus:
 
 
 def open_corpus(
-    paths: Sequence[str | Path], *, reading: Reading | None = None, stdin: BinaryIO | None = None
+    paths: Sequence[str | Path],
+    *,
+    reading: Reading | None = None,
+    stdin: BinaryIO | None = None,
+    documents: Sequence[int] | None = None,
 ) -> Corpus:
     """The text of files, folders and `-`, as by `gather`, without progress."""
-    work = gather(paths, reading=reading, stdin=stdin)
+    work = gather(paths, reading=reading, stdin=stdin, documents=documents)
     while True:
         try:
             next(work)
@@ -257,7 +281,11 @@ def open_corpus(
 
 
 def gather(
-    paths: Sequence[str | Path], *, reading: Reading | None = None, stdin: BinaryIO | None = None
+    paths: Sequence[str | Path],
+    *,
+    reading: Reading | None = None,
+    stdin: BinaryIO | None = None,
+    documents: Sequence[int] | None = None,
 ) -> Generator[Progress, None, Corpus]:
     """The text of files, folders and `-` (standard input), in this order. Yields progress of standard input.
 
@@ -267,6 +295,7 @@ def gather(
         paths: Files, folders and `-`.
         reading: Interpretation of their bytes; None is the default one.
         stdin: Stream that `-` reads; None is standard input of the process.
+        documents: Offsets at which documents begin, ascending from 0; None: as the files say.
 
     Raises:
         DataError: `paths` is empty, or a path is not text.
@@ -296,7 +325,7 @@ def gather(
     if not sources:
         raise DataError("no text was given.", "Give a file, a folder, or - for standard input.")
     counts = Counter(source.path.resolve() for source in sources)
-    return Corpus(sources, skipped, [path for path, count in counts.items() if count > 1])
+    return Corpus(sources, skipped, [path for path, count in counts.items() if count > 1], documents)
 
 
 def _named(files: Iterable[str]) -> str:

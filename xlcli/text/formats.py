@@ -14,7 +14,7 @@ import codecs
 import json
 import lzma
 import zlib
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 
 import zstandard
 
@@ -34,6 +34,11 @@ LZMA_MEMORY, ZSTD_WINDOW = 2**27, 2**27
 """Maximum bytes of memory of a decompressor: those that the formats' own tools need at their highest levels."""
 
 Portions = Iterator[bytes | None]
+
+
+class Document(bytes):
+    """A portion that begins a document. Portions of other types continue the document before them."""
+
 
 COMPRESSIONS = {
     b"\x1f\x8b": "gzip",
@@ -74,13 +79,14 @@ def text_of(portions: Portions, name: str, text_field: str | None, *, any_bytes:
         portions: The data.
         name: Name of the source in errors.
         text_field: Key of the text in JSON lines; None is `text`, if the first line is an object with this key.
-        any_bytes: Accept well-known formats that are not text.
+        any_bytes: Accept well-known formats that are not text, except Parquet, which is a format of texts.
 
     Raises:
         DataError: The data is damaged, is of a well-known format that is not text, or lacks `text_field`.
     """
-    data = in_utf8(unpacked(portions, name), name)
-    return documents(data if any_bytes else _without_binaries(data, name), name, text_field)
+    marks = [PARQUET] if any_bytes else [*BINARIES]
+    data = _without_binaries(in_utf8(unpacked(portions, name), name), name, marks)
+    return documents(data, name, text_field)
 
 
 def is_plain(head: bytes, text_field: str | None) -> bool:
@@ -136,7 +142,7 @@ def in_utf8(portions: Portions, name: str) -> Portions:
 
 
 def documents(portions: Portions, name: str, text_field: str | None) -> Portions:
-    """Texts of JSON lines, each ended by a line end; other text is passed on unchanged.
+    """Texts of JSON lines, each a `Document` ended by a line end; other text is passed on unchanged.
 
     Raises:
         DataError: A line is not a JSON object with a text in `text_field`, or is longer than `LONGEST_LINE`.
@@ -160,10 +166,10 @@ def documents(portions: Portions, name: str, text_field: str | None) -> Portions
             yield from as_document(text)
 
 
-def as_document(text: bytes) -> Iterator[bytes]:
+def as_document(text: bytes) -> Iterator[Document]:
     """The text of a document with a line end; nothing for an empty one."""
     if text:
-        yield text if text.endswith(b"\n") else text + b"\n"
+        yield Document(text if text.endswith(b"\n") else text + b"\n")
 
 
 def not_text(name: str, reason: str) -> DataError:
@@ -209,12 +215,17 @@ def checked(portions: Portions, name: str) -> Portions:
         yield portion
 
 
-def _without_binaries(portions: Portions, name: str) -> Portions:
-    """The data, unless it begins like a well-known file that is not text."""
-    head = yield from _head(portions, BINARIES)
-    kind = next((kind for mark, kind in BINARIES.items() if head.startswith(mark)), None)
-    if kind is not None:
-        raise not_text(name, f"is {kind}")
+def _without_binaries(portions: Portions, name: str, marks: Sequence[bytes]) -> Portions:
+    """The data, unless it begins with one of these keys of `BINARIES`."""
+    head = yield from _head(portions, marks)
+    mark = next((mark for mark in marks if head.startswith(mark)), None)
+    if mark == PARQUET:
+        raise DataError(
+            f"{name} is a Parquet file, which is read from its end: it cannot come through a pipe or be compressed.",
+            "Give the file by its name.",
+        )
+    if mark is not None:
+        raise not_text(name, f"is {BINARIES[mark]}")
     yield from _chain(head, portions)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 
 from xlcli.text.corpus import EXCERPT, Corpus, open_corpus
 from xlcli.text.pretokenize import stable_prefix_len, whole_characters
@@ -33,6 +35,18 @@ class Part:
     def sha256(self) -> str:
         """Hash of the bytes."""
         return self.corpus.range_sha256(self.start, self.stop)
+
+    @property
+    def documents(self) -> Sequence[int]:
+        """Offsets at which its documents begin, ascending from 0; a cut document begins with the part."""
+        return self.corpus.documents(self.start, self.stop)
+
+    def fingerprint(self, *, by_document: bool) -> str:
+        """Hash of the bytes, and of the places at which documents begin if they are separated."""
+        if not by_document:
+            return self.sha256
+        places = ",".join(map(str, self.documents))
+        return sha256(f"{self.sha256}:{places}".encode()).hexdigest()
 
     def read(self) -> Iterator[bytes]:
         """The bytes, in portions."""
@@ -65,13 +79,16 @@ class Split:
     test: Part
 
 
-def split(corpus: Corpus, valid: str | float | None = None, test: str | float | None = None) -> Split:
+def split(
+    corpus: Corpus, valid: str | float | None = None, test: str | float | None = None, *, by_document: bool = False
+) -> Split:
     """Splits a corpus into training, validation and test part, in this order, at line ends if possible.
 
     Args:
         corpus: The text.
         valid: Fraction of the text, or a file; None is 5 %, at most 1 MiB.
         test: As `valid`; None is an empty part if `valid` is a file.
+        by_document: Split between documents where one begins at most 64 KiB before the place of the split.
 
     Raises:
         DataError: A file cannot be read or is empty.
@@ -79,10 +96,10 @@ def split(corpus: Corpus, valid: str | float | None = None, test: str | float | 
     if test is None and isinstance(valid, str):
         test = 0.0
     end = corpus.n_bytes
-    cut = _boundary(corpus, end - _size(corpus, test), end)
+    cut = _boundary(corpus, end - _size(corpus, test), end, by_document=by_document)
     reading = corpus.sources[0].reading
     test_part = _file_part(test, reading) if isinstance(test, str) else Part(corpus, cut, end)
-    end, cut = cut, _boundary(corpus, cut - _size(corpus, valid), cut)
+    end, cut = cut, _boundary(corpus, cut - _size(corpus, valid), cut, by_document=by_document)
     valid_part = _file_part(valid, reading) if isinstance(valid, str) else Part(corpus, cut, end)
     return Split(Part(corpus, 0, cut), valid_part, test_part)
 
@@ -99,12 +116,19 @@ def _size(corpus: Corpus, part: str | float | None) -> int:
     return 0 if isinstance(part, str) else int(corpus.n_bytes * part)
 
 
-def _boundary(corpus: Corpus, target: int, end: int) -> int:
-    """The last line end before `target`, else the last space, else the last character boundary."""
+def _boundary(corpus: Corpus, target: int, end: int, *, by_document: bool) -> int:
+    """The last line end before `target`, else the last space, else the last character boundary.
+
+    `by_document`: the last document that begins in the `_SEARCH` bytes up to `target`, if there is one.
+    """
     if corpus.excerpts is not None:
         return target
     if target >= end or target <= 0:
         return end if target >= end else 0
+    documents = corpus.facts.documents
+    document = documents[bisect_right(documents, target) - 1]
+    if by_document and document > max(target - _SEARCH, 0):
+        return document
     start = target - min(_SEARCH, target, max(end - target, 4))
     before = b"".join(corpus.read(start, target))
     if (line := before.rfind(b"\n") + 1) > 0:

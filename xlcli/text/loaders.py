@@ -18,12 +18,25 @@ Ids = NDArray[Any]
 
 
 def inputs_and_targets(
-    ids: Ids, positions: NDArray[np.int64], start_id: int
+    ids: Ids, positions: NDArray[np.int64], start_id: int, starts: NDArray[np.int64] | int = 0
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Inputs (b t) and targets (b t) at these positions (b t) of a text."""
+    """Inputs (b t) and targets (b t) at these positions (b t) of a text, whose documents begin at `starts` (b t)."""
     inputs = ids[np.maximum(positions - 1, 0)].astype(np.int64)
-    inputs[positions == 0] = start_id
+    inputs[positions == starts] = start_id
     return inputs, ids[positions].astype(np.int64)
+
+
+class TrainBatch(NamedTuple):
+    """One segment of each sequence.
+
+    inputs     (b t)
+    targets    (b t)
+    documents  (b t)  position of each input in its document, or None if the text is one document
+    """
+
+    inputs: NDArray[np.int64]
+    targets: NDArray[np.int64]
+    documents: NDArray[np.int64] | None
 
 
 class TrainLoader:
@@ -36,7 +49,8 @@ class TrainLoader:
         ids: Tokens of the text, at least one.
         batch_size: Number of sequences.
         segment_len: Tokens per segment.
-        start_id: Input at the beginning of the text.
+        start_id: Input at the beginning of the text, and of each document.
+        documents: First token of each document, ascending from 0; None if the text is one document.
 
     Attributes:
         starts: Position in the text at which each sequence starts (b).
@@ -45,20 +59,27 @@ class TrainLoader:
         DataError: The text is empty.
     """
 
-    def __init__(self, ids: Ids, batch_size: int, segment_len: int, start_id: int) -> None:
+    def __init__(
+        self, ids: Ids, batch_size: int, segment_len: int, start_id: int, documents: NDArray[np.int64] | None = None
+    ) -> None:
         if len(ids) == 0:
             raise DataError("the training text is empty.", "Give a file with text in it.")
         self.ids = ids
         self.segment_len = segment_len
         self.start_id = start_id
+        self.documents = documents
         self.position = 0
         self.starts = np.arange(batch_size, dtype=np.int64) * len(ids) // batch_size
 
-    def next(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Inputs (b t) and targets (b t) of the next step."""
+    def next(self) -> TrainBatch:
+        """The batch of the next step."""
         first = self.starts[:, None] + self.position * self.segment_len
         self.position += 1
-        return inputs_and_targets(self.ids, (first + np.arange(self.segment_len)) % len(self.ids), self.start_id)
+        positions = (first + np.arange(self.segment_len)) % len(self.ids)
+        if self.documents is None:
+            return TrainBatch(*inputs_and_targets(self.ids, positions, self.start_id), None)
+        starts = self.documents[np.searchsorted(self.documents, positions, side="right") - 1]
+        return TrainBatch(*inputs_and_targets(self.ids, positions, self.start_id, starts), positions - starts)
 
 
 class EvalBatch(NamedTuple):
@@ -92,7 +113,9 @@ class EvalLoader:
 
     Attributes:
         batch_size: Number of sequences.
+        sequence_len: Tokens of the longest sequence.
         starts: Position in the text at which each sequence starts (b).
+        offsets: The same.
     """
 
     def __init__(self, ids: Ids, batch_size: int, segment_len: int, warmup_len: int, start_id: int) -> None:
@@ -108,7 +131,7 @@ class EvalLoader:
         # Rounding up to whole segments may leave nothing to score for the last sequences.
         self.batch_size = max(1, min(sequences, -(-(n - warmup_len) // stride))) if sequences > 1 else 1
         self.sequence_len = n if self.batch_size == 1 else stride + warmup_len
-        self.starts = np.arange(self.batch_size, dtype=np.int64) * stride
+        self.starts = self.offsets = np.arange(self.batch_size, dtype=np.int64) * stride
 
     def __iter__(self) -> Iterator[EvalBatch]:
         """Batches of `segment_len` tokens per sequence; the last one may be shorter."""
@@ -120,6 +143,77 @@ class EvalLoader:
             scored[1:] &= offsets >= self.warmup_len
             inputs, targets = inputs_and_targets(self.ids, np.minimum(positions, n - 1), self.start_id)
             yield EvalBatch(inputs, targets, scored, positions[:, 0])
+
+
+class DocumentLoader:
+    """Evaluation batches of whole documents, one per sequence, which all start with empty memory.
+
+    Args:
+        ids: Tokens of the text.
+        starts: First token of each of these documents (b).
+        lengths: Number of tokens of each (b), at least 1.
+        segment_len: Tokens per segment.
+        start_id: Input at the beginning of a document.
+
+    Attributes:
+        batch_size: Number of sequences.
+        sequence_len: Tokens of the longest sequence.
+        offsets: Position in its document at which each sequence starts (b): 0.
+    """
+
+    def __init__(
+        self, ids: Ids, starts: NDArray[np.int64], lengths: NDArray[np.int64], segment_len: int, start_id: int
+    ) -> None:
+        self.ids = ids
+        self.starts = starts
+        self.lengths = lengths
+        self.segment_len = segment_len
+        self.start_id = start_id
+        self.batch_size = len(starts)
+        self.sequence_len = int(lengths.max())
+        self.offsets = np.zeros_like(starts)
+
+    def __iter__(self) -> Iterator[EvalBatch]:
+        """Batches of at most `segment_len` tokens per sequence."""
+        starts, ends = self.starts[:, None], (self.starts + self.lengths)[:, None]
+        for done in range(0, self.sequence_len, self.segment_len):
+            positions = starts + np.arange(done, min(done + self.segment_len, self.sequence_len))
+            inputs, targets = inputs_and_targets(self.ids, np.minimum(positions, ends - 1), self.start_id, starts)
+            yield EvalBatch(inputs, targets, positions < ends, positions[:, 0])
+
+
+def document_loaders(
+    ids: Ids,
+    documents: NDArray[np.int64],
+    *,
+    batch_size: int,
+    segment_len: int,
+    start_id: int,
+    n_tokens: int | None = None,
+) -> Iterator[DocumentLoader]:
+    """Loaders of all documents, in order of length, so that those of a batch are about equally long.
+
+    Args:
+        ids: Tokens of the text.
+        documents: First token of each document, ascending from 0.
+        batch_size: Maximum number of documents per batch.
+        segment_len: Tokens per segment of a document.
+        start_id: Input at the beginning of a document.
+        n_tokens: Maximum number of tokens per segment of a batch with several documents; None if unlimited.
+    """
+    lengths = np.diff(documents, append=len(ids))
+    order = np.argsort(lengths, kind="stable")
+    first = 0
+    for stop in range(1, len(order) + 1):
+        if (  # the next document, which is the longest one, still fits
+            stop < len(order)
+            and stop - first < batch_size
+            and (n_tokens is None or (stop + 1 - first) * min(int(lengths[order[stop]]), segment_len) <= n_tokens)
+        ):
+            continue
+        chosen = order[first:stop]
+        yield DocumentLoader(ids, documents[chosen], lengths[chosen], segment_len, start_id)
+        first = stop
 
 
 def _stride(n: int, sequences: int, segment_len: int, warmup_len: int) -> int:

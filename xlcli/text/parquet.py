@@ -6,13 +6,21 @@ import os
 from collections.abc import Iterator
 
 from xlcli.errors import DataError
-from xlcli.text.formats import DEFAULT_FIELD, as_document
+from xlcli.text.formats import DEFAULT_FIELD, PARQUET, Document, as_document
 
 ROWS = 256
 """Rows per batch."""
 
 
-def texts(descriptor: int, name: str, text_field: str | None) -> Iterator[bytes]:
+def is_parquet(descriptor: int) -> bool:
+    """Whether an open file is a Parquet file; False for a pipe."""
+    try:
+        return os.pread(descriptor, len(PARQUET), 0) == PARQUET
+    except OSError:
+        return False
+
+
+def texts(descriptor: int, name: str, text_field: str | None) -> Iterator[Document]:
     """Each text of the column `text_field` (None: `text`), ended by a line end.
 
     Args:

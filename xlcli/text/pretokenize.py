@@ -8,7 +8,8 @@ character. Boundaries depend on the text alone, so that text read in portions ha
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 
 LONGEST = 1024
 """Maximum bytes of a word."""
@@ -79,20 +80,37 @@ class PreTokenizer:
         return text[:length]
 
 
-def whole_words(portions: Iterable[bytes], at_least: int = 2**18) -> Iterator[bytes]:
-    """The text in portions of whole words, each from at least `at_least` bytes of input except the last."""
+def whole_words(portions: Iterable[bytes], at_least: int = 2**18, documents: Sequence[int] = ()) -> Iterator[bytes]:
+    """The text in portions of whole words, most of them from at least `at_least` bytes of input.
+
+    A word ends before each of the ascending offsets `documents`.
+    """
     pretokenizer = PreTokenizer()
     waiting: list[bytes] = []
     size = 0
-    for portion in portions:
+    for portion, is_end in _cut(portions, documents):
         waiting.append(portion)
         size += len(portion)
-        if size >= at_least:
-            if whole := pretokenizer.feed(b"".join(waiting)):
+        if is_end or size >= at_least:
+            if whole := pretokenizer.feed(b"".join(waiting)) + (pretokenizer.finish() if is_end else b""):
                 yield whole
             waiting, size = [], 0
     if last := pretokenizer.feed(b"".join(waiting)) + pretokenizer.finish():
         yield last
+
+
+def _cut(portions: Iterable[bytes], documents: Sequence[int]) -> Iterator[tuple[bytes, bool]]:
+    """Portions, and whether a document ends with one within a line: after a line end a word begins in any case."""
+    place = 0
+    for portion in portions:
+        first, end = 0, place + len(portion)
+        for document in documents[bisect_right(documents, place) : bisect_right(documents, end)]:
+            stop = document - place
+            if portion[stop - 1 : stop] != b"\n":
+                yield portion[first:stop], True
+                first = stop
+        yield portion[first:], False
+        place = end
 
 
 def _parts(word: bytes) -> list[bytes]:

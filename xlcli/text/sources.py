@@ -10,10 +10,10 @@ import os
 import stat
 import tempfile
 import weakref
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from xlcli.errors import CheckpointError, DataError, ResourceError, XLError
 from xlcli.events import Progress, ProgressMeter
@@ -54,6 +54,14 @@ class Reading:
         return not (self.binary or self.any_bytes)
 
 
+class Block(NamedTuple):
+    """A block of text, the number of stored bytes read so far, and the offsets in it at which documents begin."""
+
+    text: bytes
+    stored: int
+    documents: Sequence[int] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """A file, its size when it was opened, and the unnamed copy if it is standard input.
@@ -68,10 +76,8 @@ class Source:
     seekable: bool
     spool: Spool | None = None
 
-    def blocks(self, first: int = 0) -> Iterator[tuple[bytes, int]]:
+    def blocks(self, first: int = 0) -> Iterator[Block]:
         """Blocks of `BLOCK` bytes of text (the last one shorter) from block `first` on.
-
-        Each comes with the number of stored bytes read so far.
 
         Raises:
             DataError: The file cannot be read, has become shorter, is damaged, or is not text.
@@ -94,11 +100,11 @@ class Source:
         if self.seekable:
             last = max(0, self.stored_bytes // BLOCK - 1)
             places = sorted({i * last // max(1, n_blocks - 1) for i in range(n_blocks)})
-            found = [next(self.blocks(place), (b"", 0))[0] for place in places]
+            found = [next(self.blocks(place), Block(b"", 0)).text for place in places]
             return found, self.stored_bytes, self.stored_bytes
         blocks: list[bytes] = []
         n_bytes = stored = 0
-        for block, done in self.blocks():
+        for block, done, _ in self.blocks():
             if blocks and done > stored:
                 break
             stored, n_bytes = done, n_bytes + len(block)
@@ -114,7 +120,7 @@ class Source:
     def fault(self) -> str | None:
         """Reason why this is not a text file, from its first bytes; None for a text file."""
         try:
-            head, _ = next(self.blocks(), (b"", 0))
+            head = next(self.blocks(), Block(b"", 0)).text
         except XLError:
             return "not text, or damaged"
         if not head:
@@ -125,37 +131,41 @@ class Source:
             return "binary data"
         return None if self.reading.any_bytes or formats.is_utf8(head[:_SNIFF]) else "not UTF-8"
 
-    def _text(self, descriptor: int, first: int) -> Iterator[tuple[bytes, int]]:
+    def _text(self, descriptor: int, first: int) -> Iterator[Block]:
         return self._stored(descriptor, first) if self.seekable else self._converted(descriptor, first)
 
-    def _converted(self, descriptor: int, first: int) -> Iterator[tuple[bytes, int]]:
+    def _converted(self, descriptor: int, first: int) -> Iterator[Block]:
         place = 0
 
         def stored() -> Iterator[bytes | None]:
             nonlocal place
-            for block, done in self._stored(descriptor, 0):
-                place = done
-                yield block
+            for block in self._stored(descriptor, 0):
+                place = block.stored
+                yield block.text
 
         field = self.reading.text_field
         texts: Iterator[bytes | None]
-        if os.pread(descriptor, len(formats.PARQUET), 0) == formats.PARQUET:
+        if parquet.is_parquet(descriptor):
             texts = parquet.texts(descriptor, self.name, field)
         else:
             texts = formats.text_of(stored(), self.name, field, any_bytes=self.reading.any_bytes)
         held = b""
+        documents: list[int] = []
         for portion in texts:
+            if isinstance(portion, formats.Document):
+                documents.append(len(held))
             held += portion or b""
             while len(held) >= BLOCK:
-                block, held = held[:BLOCK], held[BLOCK:]
+                block = Block(held[:BLOCK], place, [start for start in documents if start < BLOCK])
+                held, documents = held[BLOCK:], [start - BLOCK for start in documents if start >= BLOCK]
                 if first > 0:
                     first -= 1
                 else:
-                    yield block, place
+                    yield block
         if held and first <= 0:
-            yield held, place
+            yield Block(held, place, documents)
 
-    def _stored(self, descriptor: int, first: int) -> Iterator[tuple[bytes, int]]:
+    def _stored(self, descriptor: int, first: int) -> Iterator[Block]:
         place = first * BLOCK
         while place < self.stored_bytes:
             want = min(BLOCK, self.stored_bytes - place)
@@ -169,7 +179,7 @@ class Source:
                     raise self.changed()
                 block += more
             place += want
-            yield block, place
+            yield Block(block, place)
 
 
 def open_source(path: Path, reading: Reading) -> Source:

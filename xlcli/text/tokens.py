@@ -1,8 +1,9 @@
 """Token cache: the token ids of a text on disk, built once and memory-mapped.
 
-A token file has a header (`xlcli.text.cache`) and one little-endian record per token: its id as uint16 or uint32, and
-its size in bytes as uint16 if it does not follow from the id. The name is a hash of text and tokenizer. Files are
-written under a temporary name and renamed when complete. A process that maps a file holds a lock on it.
+A token file has a header (`xlcli.text.cache`), one little-endian record per token (its id as uint16 or uint32, and its
+size in bytes as uint16 if it does not follow from the id), and, if documents are separated, the first token of each as
+uint64. The name is a hash of text, documents and tokenizer. Files are written under a temporary name and renamed when
+complete. A process that maps a file holds a lock on it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import contextlib
 import os
 import time
 import zlib
-from collections.abc import Generator
+from array import array
+from bisect import bisect_left
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -42,6 +45,7 @@ class TokenFile:
         id_sizes: Bytes of text of each id in the vocabulary; None if `text_sizes` is given.
         text_sizes: Bytes of text of each token, where they do not follow from the id.
         path: The file; None for tokens in memory.
+        documents: First token of each document, ascending from 0; None if the text is one document.
     """
 
     ids: NDArray[Any]
@@ -49,6 +53,7 @@ class TokenFile:
     id_sizes: NDArray[np.int32] | None = None
     text_sizes: NDArray[np.uint16] | None = None
     path: Path | None = None
+    documents: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -61,29 +66,32 @@ class TokenFile:
         return np.asarray(self.id_sizes[self.ids[index]])
 
 
-def token_file(part: Part, tokenizer: Tokenizer) -> Generator[Progress, None, TokenFile]:
+def token_file(part: Part, tokenizer: Tokenizer, *, by_document: bool = False) -> Generator[Progress, None, TokenFile]:
     """Tokens of `part`, from the cache or tokenized now. Yields progress, returns the tokens.
 
     Args:
         part: The text.
         tokenizer: Its tokenizer.
+        by_document: Separate the documents: no token is in two of them.
 
     Raises:
         DataError: The text cannot be read, or has changed since it was opened.
         ResourceError: The cache folder is full or cannot be written.
     """
     folder = cache.cache_folder()
-    name = sha256(f"{_FORMAT}:{part.sha256}:{tokenizer.fingerprint}".encode()).hexdigest()[:40]
+    documents = part.documents if by_document else ()
+    text = part.fingerprint(by_document=by_document)
+    name = sha256(f"{_FORMAT}:{text}:{tokenizer.fingerprint}".encode()).hexdigest()[:40]
     path = folder / f"{name}.tokens"
-    if (known := _open(path, part.n_bytes, tokenizer)) is not None:
+    if (known := _open(path, part.n_bytes, tokenizer, len(documents))) is not None:
         return known
     temporary = folder / f".tmp-{os.getpid()}-{time.monotonic_ns()}-{path.name}"
     try:
         with temporary.open("xb") as file:
             cache.hold(file)
-            yield from _build(part, tokenizer, file)
+            yield from _build(part, tokenizer, file, documents)
             temporary.replace(path)
-            built = _open(path, part.n_bytes, tokenizer)
+            built = _open(path, part.n_bytes, tokenizer, len(documents))
         cache.prune(folder)
     except OSError as error:
         raise ResourceError(
@@ -112,37 +120,49 @@ def _record(tokenizer: Tokenizer) -> np.dtype[Any]:
     return np.dtype([("id", ids)] if tokenizer.id_sizes is not None else [("id", ids), ("size", "<u2")])
 
 
-def _build(part: Part, tokenizer: Tokenizer, file: BinaryIO) -> Generator[Progress, None, None]:
+def _build(
+    part: Part, tokenizer: Tokenizer, file: BinaryIO, documents: Sequence[int]
+) -> Generator[Progress, None, None]:
     record = _record(tokenizer)
+    first_tokens = array("Q")
     meter = ProgressMeter("tokenizing", part.n_bytes, "B")
     n_bytes = n_tokens = crc = 0
     file.write(bytes(HEADER))
-    for text in whole_words(part.read()):
+    for text in whole_words(part.read(), documents=documents):
         ids = tokenizer.encode(text)
         tokens = np.empty(len(ids), record)
         tokens["id"] = ids
+        sizes = tokenizer.sizes(ids, text)
         if tokenizer.id_sizes is None:
-            tokens["size"] = tokenizer.sizes(ids, text)
+            tokens["size"] = sizes
+        if begun := documents[bisect_left(documents, n_bytes) : bisect_left(documents, n_bytes + len(text))]:
+            places = np.searchsorted(np.cumsum(sizes), np.array(begun, np.int64) - n_bytes, side="right")
+            first_tokens.extend((n_tokens + places).tolist())
         data = tokens.tobytes()
         file.write(data)
         crc = zlib.crc32(data, crc)
         n_bytes += len(text)
         n_tokens += len(ids)
         yield from meter.report(n_bytes)
+    data = np.array(first_tokens, "<u8").tobytes()
+    file.write(data)
+    crc = zlib.crc32(data, crc)
     file.seek(0)
     label = f"{tokenizer.kind} {tokenizer.vocab_size}"
-    file.write(cache.pack_header(TokenHeader(record.itemsize, n_tokens, n_bytes, crc, label, part.corpus.place)))
+    header = TokenHeader(record.itemsize, n_tokens, n_bytes, crc, label, part.corpus.place, len(first_tokens))
+    file.write(cache.pack_header(header))
     file.flush()
     os.fsync(file.fileno())
 
 
-def _open(path: Path, n_bytes: int, tokenizer: Tokenizer) -> TokenFile | None:
+def _open(path: Path, n_bytes: int, tokenizer: Tokenizer, n_documents: int) -> TokenFile | None:
     """The token file; None if it is missing, damaged or being removed."""
     record = _record(tokenizer)
     try:
         with path.open("rb") as file:
             header = cache.read_header(file) if cache.hold(file) else None
-            if header is None or (header.item_size, header.n_bytes) != (record.itemsize, n_bytes):
+            expected = (record.itemsize, n_bytes, n_documents)
+            if header is None or (header.item_size, header.n_bytes, header.n_documents) != expected:
                 return None
             found = 0
             while block := file.read(2**20):
@@ -150,6 +170,8 @@ def _open(path: Path, n_bytes: int, tokenizer: Tokenizer) -> TokenFile | None:
             if found != header.crc:
                 return None
             os.utime(path)
+            file.seek(HEADER + header.n_tokens * header.item_size)
+            documents = np.fromfile(file, "<u8").astype(np.int64) if n_documents else None
             shape = (header.n_tokens,)
             # The map is made from the open file, since its copy of the descriptor keeps the lock of `hold`.
             tokens: NDArray[Any] = (
@@ -160,4 +182,4 @@ def _open(path: Path, n_bytes: int, tokenizer: Tokenizer) -> TokenFile | None:
     except OSError:
         return None
     text_sizes = tokens["size"] if tokenizer.id_sizes is None else None
-    return TokenFile(tokens["id"], n_bytes, tokenizer.id_sizes, text_sizes, path)
+    return TokenFile(tokens["id"], n_bytes, tokenizer.id_sizes, text_sizes, path, documents)

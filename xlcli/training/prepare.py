@@ -70,10 +70,11 @@ class Prepared:
 
     @property
     def identity(self) -> dict[str, str]:
-        """Hashes of texts and tokenizer, which must be equal when the run is resumed."""
+        """Hashes of texts, their documents and tokenizer, which must be equal when the run is resumed."""
+        apart = self.config.train.reset_on_document
         return {
-            "sha256": self.parts.train.sha256,
-            "valid": self.parts.valid.sha256,
+            "sha256": self.parts.train.fingerprint(by_document=apart),
+            "valid": self.parts.valid.fingerprint(by_document=apart),
             "tokenizer": self.tokenizer.fingerprint,
         }
 
@@ -96,7 +97,7 @@ def prepare_new(
     preset, config = next(iter(configs.items()))  # text and runtime settings are equal in all presets
     runtime = make_runtime(config.runtime, training=True)
     memory.require_possible(configs.values(), runtime, dry_run=dry_run)
-    parts = yield from _read(paths, config.text, stop, dry_run=dry_run)
+    parts = yield from _read(paths, config, stop, dry_run=dry_run)
     if (n_bytes := parts.train.n_bytes) < SHORT_TEXT:
         yield Notice(
             f"{n_bytes:,} byte{'' if n_bytes == 1 else 's'} of training text: the model will repeat this text and "
@@ -160,7 +161,7 @@ def prepare_resumed(
         )
     runtime = make_runtime(config.runtime, training=True)
     memory.require_possible([config], runtime)
-    parts = yield from _read(paths, config.text, stop, dry_run=dry_run)
+    parts = yield from _read(paths, config, stop, dry_run=dry_run)
     tokenizer = load_tokenizer(folder)
     return (yield from _tokenize(config, runtime, saved_preset, origin, parts, tokenizer, stop, dry_run=dry_run))
 
@@ -181,20 +182,27 @@ def _read_record(folder: Path) -> Generator[Notice, None, Tree]:
 
 
 def _read(
-    paths: Sequence[str], text: TextConfig, stop: Callable[[], bool], *, dry_run: bool
+    paths: Sequence[str], config: Config, stop: Callable[[], bool], *, dry_run: bool
 ) -> Generator[Event, None, Split]:
+    text, by_document = config.text, config.train.reset_on_document
     reading = Reading(binary=text.binary, text_field=text.text_field, any_bytes=text.tokenizer == "bytes")
     corpus = yield from _until(stop, gather(paths, reading=reading))
     yield from corpus.notices()
     if dry_run:
         corpus.estimate()
     yield from _until(stop, corpus.scan())
-    parts = split(corpus, text.valid, text.test)
+    parts = split(corpus, text.valid, text.test, by_document=by_document)
     for part in (parts.valid, parts.test):
         if part.corpus is not corpus:
             yield from part.corpus.notices()
     if parts.train.n_bytes == 0:
         raise DataError("the held-out parts leave nothing to train on.", "Give a longer text or a smaller --valid.")
+    if by_document and corpus.excerpts is None and len(parts.train.documents) == 1:
+        yield Notice(
+            "the text is one document, so train.reset_on_document has no effect: JSON lines, Parquet files and several "
+            "files are documents.",
+            "warning",
+        )
     return parts
 
 
@@ -249,11 +257,12 @@ def _tokenize(
 ) -> Generator[Event, None, Prepared]:
     if tokenizer.kind != "bytes":
         _require_utf8(parts, origin)
+    apart = config.train.reset_on_document
     if dry_run:
         sample = sample_tokens(parts.train, tokenizer, DRY_RUN_BYTES)
         return Prepared(config, runtime, preset, origin, parts, tokenizer, sample, sample)
-    train_ids = yield from _until(stop, token_file(parts.train, tokenizer))
-    valid_ids = yield from _until(stop, token_file(parts.valid, tokenizer))
+    train_ids = yield from _until(stop, token_file(parts.train, tokenizer, by_document=apart))
+    valid_ids = yield from _until(stop, token_file(parts.valid, tokenizer, by_document=apart))
     return Prepared(config, runtime, preset, origin, parts, tokenizer, train_ids, valid_ids)
 
 

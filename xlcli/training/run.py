@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from xlcli.optim import Optimizers, lr_factor
 from xlcli.runtime import Runtime, compile_stack, has_bfloat16_units
 from xlcli.state import State
 from xlcli.store.folder import weights as weights_of
-from xlcli.text.loaders import EvalLoader, TrainLoader
+from xlcli.text.loaders import DocumentLoader, EvalLoader, TrainLoader, document_loaders
 from xlcli.text.tokens import TokenFile
 from xlcli.training import defaults
 
@@ -106,9 +106,9 @@ class TrainingRun:
         self.model.train()
         self.optimizers.zero_grad()
         nats, steps = torch.zeros((2,), device=self.runtime.device)
-        for i, (x, y) in enumerate(microbatches):
+        for i, (x, y, documents) in enumerate(microbatches):
             with self.runtime.autocast():
-                nll, self.states[i], ponder = self.model.score(x, y, self.states[i])
+                nll, self.states[i], ponder = self.model.score(x, y, self.states[i], documents)
             loss = nll.sum() / count
             nats += loss.detach()
             if ponder is not None:
@@ -152,11 +152,12 @@ class TrainingRun:
         stack = self.config.model.stack
         return stack.ponder_weight if isinstance(stack, UniversalStackConfig) else 0.0
 
-    def _next_batch(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Inputs and targets (b t) of each microbatch of the next step."""
-        tokens, targets = (torch.from_numpy(array).to(self.runtime.device) for array in self.loader.next())
-        parts = self.config.train.grad_accum
-        return list(zip(tokens.tensor_split(parts), targets.tensor_split(parts), strict=True))
+    def _next_batch(self) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
+        """Inputs, targets and document positions (b t; on the CPU) of each microbatch of the next step."""
+        batch, n = self.loader.next(), self.config.train.grad_accum
+        x, y = (torch.from_numpy(array).to(self.runtime.device).tensor_split(n) for array in batch[:2])
+        documents = None if batch.documents is None else torch.from_numpy(batch.documents).tensor_split(n)
+        return list(zip(x, y, documents or [None] * n, strict=True))
 
     def _next_nats(self) -> float:
         """Loss of the next batch in nats per token, without dropout. Does not change the run."""
@@ -167,7 +168,10 @@ class TrainingRun:
         with torch.inference_mode(), self.runtime.autocast():
             # In inference mode a call may write into the memory of its state.
             states = [state.fork() for state in self.states]
-            nats = [self.model.nll(x, y, state)[0].sum() for (x, y), state in zip(microbatches, states, strict=True)]
+            nats = [
+                self.model.nll(x, y, state, documents)[0].sum()
+                for (x, y, documents), state in zip(microbatches, states, strict=True)
+            ]
         return torch.stack(nats).sum().item() / defaults.tokens_per_step(self.config.train)
 
     def validation_bits(self, valid: TokenFile, stop: Callable[[], bool]) -> float | None:
@@ -181,24 +185,26 @@ class TrainingRun:
         """
         train = self.config.train
         ids = valid.ids[:VALIDATION_TOKENS]
-        loader = EvalLoader(
-            ids, batch_size=8, segment_len=train.segment_len, warmup_len=0, start_id=self.loader.start_id
-        )
+        settings = {"batch_size": 8, "segment_len": train.segment_len, "start_id": self.loader.start_id}
+        loaders: Iterable[EvalLoader | DocumentLoader] = [EvalLoader(ids, warmup_len=0, **settings)]
+        if valid.documents is not None:
+            loaders = document_loaders(ids, valid.documents[valid.documents < len(ids)], **settings)
         total = 0.0
         self.model.eval()
         with torch.inference_mode(), self.runtime.autocast():
-            state = self.model.init_state(
-                loader.batch_size,
-                mem_len=train.mem_len,
-                segment_len=train.segment_len,
-                offsets=loader.starts.tolist(),
-            )
-            for batch in loader:
-                if stop():
-                    return None
-                x, y = (torch.from_numpy(array).to(self.runtime.device) for array in (batch.inputs, batch.targets))
-                nll, state = self.model.nll(x, y, state)
-                total += nll.double().cpu().masked_select(torch.from_numpy(batch.scored)).sum().item()
+            for loader in loaders:
+                state = self.model.init_state(
+                    loader.batch_size,
+                    mem_len=train.mem_len,
+                    segment_len=train.segment_len,
+                    offsets=loader.offsets.tolist(),
+                )
+                for batch in loader:
+                    if stop():
+                        return None
+                    x, y = (torch.from_numpy(array).to(self.runtime.device) for array in (batch.inputs, batch.targets))
+                    nll, state = self.model.nll(x, y, state)
+                    total += nll.double().cpu().masked_select(torch.from_numpy(batch.scored)).sum().item()
         if not math.isfinite(total):
             raise DivergedError(f"the validation loss is not finite after step {self.step}.")
         return total / len(ids) / math.log(2) * len(valid) / valid.n_bytes
@@ -246,7 +252,13 @@ def make_training_run(
     optimizers = Optimizers(model, train, lr=train.lr, native_bfloat16=native)
     if config.runtime.compile:
         compile_stack(model.stack)
-    loader = TrainLoader(train_ids.ids, batch_size=train.batch_size, segment_len=train.segment_len, start_id=start_id)
+    loader = TrainLoader(
+        train_ids.ids,
+        batch_size=train.batch_size,
+        segment_len=train.segment_len,
+        start_id=start_id,
+        documents=train_ids.documents,
+    )
     return TrainingRun(
         config=config,
         runtime=runtime,

@@ -25,7 +25,7 @@ from xlcli.store import records, staging
 from xlcli.store.commit import latest, step_of
 from xlcli.store.discover import find
 from xlcli.store.folder import LoadedModel
-from xlcli.store.layout import CHECKPOINTS, HELD_OUT, WEIGHTS, write_config
+from xlcli.store.layout import CHECKPOINTS, DOCUMENTS, HELD_OUT, WEIGHTS, write_config
 from xlcli.store.lock import lock
 from xlcli.training import checkpoint, defaults, memory
 from xlcli.training.final import describe_run
@@ -281,6 +281,10 @@ def _write_held_out(folder: Path, ready: Prepared) -> None:
             write_atomic(folder / HELD_OUT[name], part.read())
         else:
             (folder / HELD_OUT[name]).unlink(missing_ok=True)
+        if part.n_bytes and ready.config.train.reset_on_document:
+            write_atomic(folder / DOCUMENTS[name], (b"%d\n" % start for start in part.documents))
+        else:
+            (folder / DOCUMENTS[name]).unlink(missing_ok=True)
 
 
 def _start_of_budget(started: float, config: Config) -> float:

@@ -67,7 +67,12 @@ class LocalAttention(FullAttention):
         queries = rearrange(F.pad(q, (0, 0, 0, tail)), "b h (c w) e -> (b c) h w e", w=window)
         block = context.block(window)
         visible = context.cache.constant("block mask", lambda: block_mask(block, n_blocks, context.n_memory))
-        y = self.attend(queries, keys, values, block, visible.repeat(b, 1, 1, 1))
+        reach = context.mask.reach
+        if reach is None:
+            visible = visible.repeat(b, 1, 1, 1)
+        else:
+            visible = context.cache.constant("document mask", lambda: document_mask(block, visible, reach))
+        y = self.attend(queries, keys, values, block, visible)
         return rearrange(y, "(b c) h w e -> b h (c w) e", b=b)[:, :, : context.n_new]
 
 
@@ -77,6 +82,13 @@ def block_mask(block: AttentionContext, n_blocks: int, n_memory: int) -> Tensor:
     first = torch.arange(n_blocks, device=device)[:, None] * window - window
     exists = rearrange(first + torch.arange(2 * window, device=device) >= -n_memory, "c s -> c 1 1 s")
     return exists if block.mask.visible is None else block.mask.visible & exists
+
+
+def document_mask(block: AttentionContext, visible: Tensor, reach: Tensor) -> Tensor:
+    """Boolean mask ((b c) 1 w 2w) of the keys visible (c 1 w 2w) that are at most `reach` (b t) tokens back."""
+    reach = F.pad(reach, (0, len(visible) * block.n_new - reach.shape[1]))
+    near = block.positions.distance <= rearrange(reach, "b (c w) -> b c 1 w 1", w=block.n_new)
+    return rearrange(visible & near, "b c h w s -> (b c) h w s")
 
 
 def _overlapping_blocks(x: Tensor, window: int) -> Tensor:

@@ -19,6 +19,7 @@ __all__ = [
     "ConfigError",
     "DataError",
     "DivergedError",
+    "Document",
     "Model",
     "ResourceError",
     "StateError",
@@ -62,6 +63,7 @@ _MODULES = {
         "XLError",
     ),
     "xlcli.presets": ("list_presets",),
+    "xlcli.text.formats": ("Document",),
 }
 """Module of each public name."""
 
@@ -81,6 +83,7 @@ if TYPE_CHECKING:
         XLError,
     )
     from xlcli.presets import list_presets
+    from xlcli.text.formats import Document
 
 
 def __getattr__(name: str) -> Any:

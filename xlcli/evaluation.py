@@ -220,9 +220,9 @@ class _Lengths:
     segment_len: int
     batch_size: int
     span: SpanKind
-    warmup_len: int
-    by_document: bool
-    tokens_per_call: int | None
+    warmup_len: int = 0
+    by_document: bool = False
+    tokens_per_call: int | None = None
 
 
 def _choose_lengths(
@@ -245,13 +245,28 @@ def _choose_lengths(
     state_bytes = 4 * model.config.model.memory_floats(2 * mem_len + segment_len)
     tokens_per_call = TOKENS_PER_CALL.get(runtime.device.type, TOKENS_PER_CALL["cuda"])
     if by_document:
-        batch_size = options.batch_size or max(1, min(tokens_per_call, STATE_LIMIT // state_bytes))
-        limit = None if options.batch_size else tokens_per_call
-        return _Lengths(mem_len, segment_len, batch_size, options.span, 0, True, limit)
+        # The memory of a short document holds no more tokens than the document.
+        shortest = 4 * model.config.model.memory_floats(1)
+        batch_size = options.batch_size or max(1, min(tokens_per_call, STATE_LIMIT // shortest))
+        limit = min(tokens_per_call, max(1, STATE_LIMIT // state_bytes) * segment_len)
+        return _Lengths(
+            mem_len=mem_len,
+            segment_len=segment_len,
+            batch_size=batch_size,
+            span=options.span,
+            by_document=True,
+            tokens_per_call=None if options.batch_size else limit,
+        )
     by_warmup = 1 + n_tokens // (10 * warmup_len) if warmup_len else n_tokens
     chosen = max(1, min(tokens_per_call // segment_len, STATE_LIMIT // state_bytes, by_warmup))
     batch_size = 1 if receptive_field is None else options.batch_size or chosen
-    return _Lengths(mem_len, segment_len, batch_size, options.span, warmup_len, False, None)
+    return _Lengths(
+        mem_len=mem_len,
+        segment_len=segment_len,
+        batch_size=batch_size,
+        span=options.span,
+        warmup_len=warmup_len,
+    )
 
 
 class _ContextSums:

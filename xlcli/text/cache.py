@@ -105,7 +105,7 @@ def pack_header(header: TokenHeader) -> bytes:
 
 
 def read_header(file: BinaryIO) -> TokenHeader | None:
-    """Header at the beginning of a file; None if it is no token file or its size is not that of its records and documents."""
+    """Header at the beginning of a file; None if it is no token file, or not of the size that its header gives."""
     data = file.read(HEADER)
     if len(data) < HEADER:
         return None

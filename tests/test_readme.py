@@ -14,7 +14,7 @@ SMALLER = {
     "--limit 64KiB": "--limit 2KiB",
     "-n 80": "-n 8",
 }
-SILENT = ("--emit none", "models copy", "models mv", "models rm", "cache prune")
+SILENT = ("--emit none", "models copy", "models mv", "models rm", "models push", "models pull", "cache prune")
 """Commands that print nothing on standard output."""
 
 _spec = importlib.util.spec_from_file_location("capture", SOURCE / "demo" / "capture.py")

@@ -22,7 +22,7 @@ WORDS = [
     ("xlcli stream --model t", ["tiny"]),
     ("xlcli eval --model ./mo", []),
     ("xlcli eval --device c", ["cpu", "cuda"]),
-    ("xlcli models ", ["presets", "show", "copy", "rm", "mv"]),
+    ("xlcli models ", ["presets", "show", "copy", "rm", "mv", "push", "pull"]),
     ("xlcli models show t", ["tiny", *(name for name in PRESETS if name.startswith("t"))]),
     ("xlcli models rm ", ["tiny"]),
     ("xlcli models rm tiny ", ["tiny"]),

@@ -23,7 +23,8 @@ OTHERS = {
     "theme", "backgrounds", "tensorboard", "html",
     "out", "resume", "overwrite", "allow_data_change", "preset", "init", "model", "per_token", "plot", "no_prompt",
     "state_in", "state_out", "config_file", "overrides", "print_config", "dry_run", "json", "quiet", "verbose",
-    "no_progress", "color", "force", "debug", "encoding", "yes", "older_than", "interactive", "max_size", "everything",
+    "no_progress", "color", "force", "debug", "encoding", "yes", "older_than",
+    "interactive", "with_text", "max_size", "everything",
 }  # fmt: skip
 """Options that set no key of the configuration."""
 

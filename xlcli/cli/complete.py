@@ -13,6 +13,8 @@ _ACTIONS = {
     "copy": "Copy a preset to a file, or a model to a folder.",
     "rm": "Remove models.",
     "mv": "Rename a model.",
+    "push": "Send a model to a folder or URL.",
+    "pull": "Fetch a model from a folder or URL.",
 }
 
 
@@ -49,6 +51,8 @@ def model_words(context: typer.Context, incomplete: str) -> list[tuple[str, str]
             return _beginning(incomplete, _ACTIONS.items())
         case ["show"] | ["copy"]:
             return [*models(incomplete), *presets(incomplete)]
+        case ["push"]:
+            return models(incomplete)
         case ["rm", *_] | ["mv"]:
             return own_models(incomplete)
     return []

@@ -30,7 +30,8 @@ def models(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[presets | show NAME | copy NAME TARGET | rm NAME... | mv OLD NEW]",
+            metavar="[presets | show NAME | copy NAME TARGET | rm NAME... | mv OLD NEW"
+            " | push NAME URL | pull URL [NAME]]",
             autocompletion=complete.model_words,
         ),
     ] = None,
@@ -57,6 +58,15 @@ def models(
             rich_help_panel="Output",
         ),
     ] = None,
+    with_text: Annotated[
+        bool,
+        typer.Option(
+            "--with-text",
+            allow_from_autoenv=False,
+            help="Push the held-out text, too, which is a part of the training text.",
+            rich_help_panel="Model",
+        ),
+    ] = False,
     json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
@@ -68,9 +78,9 @@ def models(
     """List models or presets; show, copy, remove or rename one.
 
     copy writes a preset to a TOML file to edit, or a model to a folder. rm and mv take models of your own; rm removes
-    nothing that xlcli did not write.
+    nothing that xlcli did not write. push and pull reach folders and the URLs of fsspec, such as s3:// and hf://.
     """
-    from xlcli.cli import model_folders, model_lists
+    from xlcli.cli import model_folders, model_lists, model_transfer
     from xlcli.cli.prologue import open_screen
 
     screen = open_screen(context)
@@ -81,6 +91,8 @@ def models(
         raise ConfigError("--yes applies to xlcli models rm only.", "Leave it out.")
     if plot is not None and words[0] != "show":
         raise ConfigError("--plot needs one model.", f"Type xlcli models show NAME --plot {shlex.quote(plot)}.")
+    if with_text and words[0] != "push":
+        raise ConfigError("--with-text applies to xlcli models push only.", "Leave it out.")
     match words:
         case ["list"]:
             model_lists.list_models(screen)
@@ -98,6 +110,10 @@ def models(
             model_folders.remove([name, *names], screen, yes=yes)
         case ["mv", old, new]:
             model_folders.rename(old, new, screen)
+        case ["push", name, url]:
+            model_transfer.push(name, url, screen, with_text=with_text)
+        case ["pull", url, *name] if len(name) < 2:
+            model_transfer.pull(url, name[0] if name else None, screen)
         case [action, *_] if action in _USAGE:
             raise ConfigError(f"'xlcli models {action}' takes {_USAGE[action][0]}.", f"Type {_USAGE[action][1]}.")
         case [action, *_]:
@@ -113,6 +129,8 @@ _USAGE = {
     "show": ("1 word", "xlcli models show NAME"),
     "copy": ("2 words", "xlcli models copy PRESET FILE.toml, or MODEL FOLDER"),
     "rm": ("names", "xlcli models rm NAME"),
+    "push": ("2 words", "xlcli models push NAME URL"),
+    "pull": ("1 or 2 words", "xlcli models pull URL NAME"),
     "mv": ("2 words", "xlcli models mv OLD NEW"),
 }
 """Action to the number of its words, and what to type."""

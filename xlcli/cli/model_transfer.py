@@ -1,0 +1,47 @@
+"""Models sent to and fetched from elsewhere, for `xlcli models push` and `xlcli models pull`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from xlcli.cli import report
+from xlcli.errors import ConfigError
+
+if TYPE_CHECKING:
+    from xlcli.cli.render import Screen
+
+
+def push(name: str, url: str, screen: Screen, *, with_text: bool) -> None:
+    """Sends a model to a folder or URL."""
+    from xlcli.store.discover import find
+
+    folder = find(name)
+    with screen:
+        screen.wait("sending")
+        from xlcli.store import remote
+
+        sent = remote.push(folder, url, with_text=with_text)
+    if screen.json:
+        screen.object({"model": folder, "url": url, "files": sent})
+    text = "" if with_text else ", without its held-out text (--with-text sends it, too)"
+    screen.say(f"{folder.name} sent to {url}{text}")
+
+
+def pull(url: str, name: str | None, screen: Screen) -> None:
+    """Fetches a model into `./models`, by default under its name there."""
+    from xlcli.store.discover import LOCAL, summarize
+
+    name = name or url.rstrip("/").rpartition("/")[2]
+    if not name or name.startswith(".") or ":" in name:
+        raise ConfigError(f"'{url}' ends with no name for a model.", "Type xlcli models pull URL NAME.")
+    target = Path(LOCAL) / name if Path(name).name == name else Path(name)
+    with screen:
+        screen.wait("fetching")
+        from xlcli.store import remote
+
+        remote.pull(url, target)
+    made = summarize(target)
+    if screen.json:
+        screen.object(report.fields(made))
+    screen.say(f"{target} fetched, {report.size(made.bytes)}; score a text: xlcli eval -m {target} FILE")

@@ -6,10 +6,9 @@ import pytest
 import torch
 from toys import PROSE, RUNTIME, VARIANTS, prose_bits, slow_bits, toy
 
-from xlcli import duration
 from xlcli.config import EvalConfig
 from xlcli.errors import CheckpointError, DataError, ResourceError
-from xlcli.evaluation import evaluate
+from xlcli.evaluation import duration, evaluate
 from xlcli.events import Notice, Score, TokenScore
 from xlcli.metrics import half_width
 from xlcli.presets import models_folder

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from xlcli.api import Model, load
 from xlcli.config import GenerateConfig, InferenceConfig, validate
 from xlcli.errors import XLError
-from xlcli.evaluation import DEFAULT_SEGMENT_LEN, TOKENS_PER_CALL
+from xlcli.evaluation.lengths import DEFAULT_SEGMENT_LEN, TOKENS_PER_CALL
 from xlcli.events import Generated
 from xlcli.generation import generate
 from xlcli.inference import InferenceSession, check_memory

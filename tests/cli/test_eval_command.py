@@ -13,12 +13,12 @@ import pytest
 from programs import TEXT, Terminal
 from programs import command as command_line
 
-from xlcli import evaluation
+from xlcli.evaluation import passes
 
 KEYS = {
     "model", "file", "bytes", "chars", "words", "tokens", "nats", "bits_per_byte", "bits_per_char", "perplexity",
     "word_perplexity", "mem_len", "segment_len", "batch_size", "span", "tokens_per_second", "peak_rss_bytes",
-    "seconds", "device", "dtype", "unknown_words", "mean_steps", "recall", "recall_by_layer", "partial",
+    "seconds", "device", "dtype", "unknown_words", "documents", "mean_steps", "recall", "recall_by_layer", "partial",
     "by_context",
 }  # fmt: skip
 
@@ -100,7 +100,7 @@ def interrupted(monkeypatch):
     """Interrupts the next evaluation after this number of calls of the model."""
 
     def after(n_calls):
-        real, calls = evaluation._token_nats, itertools.count(1)
+        real, calls = passes.token_nats, itertools.count(1)
 
         def score(*arguments):
             if next(calls) == n_calls:
@@ -108,7 +108,7 @@ def interrupted(monkeypatch):
                 time.sleep(0.3)  # the thread that watches for signals runs
             return real(*arguments)
 
-        monkeypatch.setattr(evaluation, "_token_nats", score)
+        monkeypatch.setattr(passes, "token_nats", score)
 
     return after
 

@@ -1,0 +1,215 @@
+"""Evaluation: the surprisal of a text under a model. Every token is scored once, in order.
+
+Batch size and segment length change the speed, not the result: each sequence but the first starts with unscored warmup
+tokens, as many as the receptive field; an unbounded receptive field allows one sequence only. Exceptions: without
+memory, and with the span "growing" of published setups, the result depends on the segment length. Sequences start at
+multiples of the segment length.
+
+Documents that are scored as if each were alone are the sequences of a batch, each from empty memory to its end.
+
+Loss by context length: without memory, and by document, it comes from the pass over the text, whose segments or
+documents all start with empty memory. Otherwise nearly every token of that pass has full memory, so windows of up to
+`2 * mem_len` tokens, evenly spread over the text, are read again from empty memory, unless one is the whole text.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from xlcli.config import EvalConfig
+from xlcli.errors import CheckpointError, DataError
+from xlcli.evaluation.duration import Clock
+from xlcli.evaluation.lengths import Lengths, choose_lengths
+from xlcli.evaluation.passes import Totals, measure_recall, score_text, score_windows, window_share
+from xlcli.events import ContextBin, Notice, Progress, Score, TokenScore
+from xlcli.inference import check_memory
+from xlcli.metrics import TextCounts, bits_per, misfit, perplexity
+from xlcli.runtime import Runtime, peak_rss_bytes
+from xlcli.text.corpus import gather, open_corpus
+from xlcli.text.sources import Reading
+from xlcli.text.tokenizers.words import n_unknown
+from xlcli.tokenized import TokenizedText, mapped_scores, tokenize
+
+if TYPE_CHECKING:
+    from xlcli.store.folder import LoadedModel
+
+Event = Notice | Progress | TokenScore | Score
+
+
+def evaluate(
+    model: LoadedModel,
+    source: Sequence[str | Path] | None,
+    options: EvalConfig,
+    runtime: Runtime,
+    *,
+    per_token: bool = False,
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator[Event]:
+    """Scores a text.
+
+    Args:
+        model: The model.
+        source: Files, folders or `-`, joined to one text; None is the held-out text `options.split` of the model.
+        options: Memory lengths, segment length, batch size, and `limit`, the maximum bytes of text.
+        runtime: Device and number type.
+        per_token: Also yield a `TokenScore` for each token, in order, before each `Score`.
+        stop: Called between calls of the model; when true, evaluation ends with the score of the tokens read.
+
+    Yields:
+        Progress, notices, and a `Score` for each memory length.
+
+    Raises:
+        ConfigError: A setting does not apply to this model, or differs from those the model was loaded with.
+        DataError: The text cannot be read, or the model has no held-out text.
+        CheckpointError: The loss is not finite.
+        ResourceError: The memory does not fit the machine, or the disk is too full for the tokens.
+    """
+    model.check_settings(options)
+    check_memory(model, runtime, 1, segment_len=1, changeable=())  # of any text
+    text = yield from _until(stop, _read(model, source, options))
+    if text is None:
+        yield _NOT_BEGUN
+        return
+    if options.reset_on_document is None and len(text.documents) > 1:
+        yield Notice(
+            f"{len(text.documents):,} documents, each scored as if it were alone, as in training; "
+            "--set eval.reset_on_document=false scores them as one text."
+        )
+    unknown = n_unknown(text.tokens.ids) if model.tokenizer.kind == "words" else None
+    if unknown:
+        yield _unknown_notice(unknown, len(text.tokens))
+    mem_lens = options.sweep_mem_len or (options.mem_len,)
+    for i, mem_len in enumerate(mem_lens):
+        lengths = choose_lengths(model, runtime, options, mem_len, text)
+        scale = len(mem_lens) * (1 if lengths.by_document else 1 + window_share(len(text.tokens)))
+        clock = Clock(text.counts.bytes, scale=scale) if i == 0 else None
+        with ExitStack() as files:
+            nats = mapped_scores(len(text.tokens), files) if per_token else None
+            started = time.perf_counter()
+            totals = yield from score_text(model, runtime, text, lengths, nats, clock, stop)
+            seconds = time.perf_counter() - started
+            if not totals.tokens:
+                yield _NOT_BEGUN
+                return
+            if not math.isfinite(totals.nats):
+                raise CheckpointError(f"model {model.name} gives no finite score.", "Its weights are damaged.")
+            partial = totals.tokens < len(text.tokens)
+            if partial:
+                yield Notice(f"stopped: {totals.bytes:,} of {text.counts.bytes:,} bytes were scored.", "warning")
+            if remark := misfit(model.name, bits_per(totals.nats, totals.bytes)):
+                yield Notice(remark)
+            by_context = totals.by_context
+            if lengths.mem_len and not partial and not lengths.by_document:
+                by_context = yield from score_windows(
+                    model, runtime, text, lengths, totals.batch_size, by_context, stop
+                )
+            if nats is not None:
+                yield from itertools.takewhile(lambda _: not stop(), text.token_scores(nats))
+        yield _score(
+            model,
+            runtime,
+            text,
+            lengths,
+            totals,
+            seconds=seconds,
+            unknown=None if partial else unknown,
+            recall=measure_recall(model, runtime, text, lengths) if options.recall and not stop() else (),
+            by_context=() if partial and lengths.mem_len else by_context.bins(),
+        )
+        if stop():
+            return
+
+
+_NOT_BEGUN = Notice("stopped before anything was scored.", "warning")
+
+
+def _read(
+    model: LoadedModel, source: Sequence[str | Path] | None, options: EvalConfig
+) -> Generator[Notice | Progress, None, TokenizedText]:
+    """The text of `evaluate`, tokenized."""
+    if source is not None:
+        any_bytes = model.tokenizer.kind == "bytes"
+        reading = Reading(binary=options.binary, text_field=options.text_field, any_bytes=any_bytes)
+        corpus = yield from gather(source, reading=reading)
+    else:
+        path = model.held_out(options.split)
+        if path is None:
+            raise DataError(f"model {model.name} keeps no {options.split} text.", "Give a file: xlcli eval FILE.")
+        corpus = open_corpus([path], reading=Reading(binary=True), documents=model.held_out_documents(options.split))
+    given, trained = options.reset_on_document, model.config.train.reset_on_document
+    by_document = trained if given is None else given
+    return (yield from tokenize(corpus, model.tokenizer, options.limit, by_document=by_document))
+
+
+def _until(
+    stop: Callable[[], bool], work: Generator[Notice | Progress, None, TokenizedText]
+) -> Generator[Notice | Progress, None, TokenizedText | None]:
+    """Events and result of `work`; None as soon as `stop` is true."""
+    while not stop():
+        try:
+            event = next(work)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        yield event
+    work.close()
+    return None
+
+
+def _score(
+    model: LoadedModel,
+    runtime: Runtime,
+    text: TokenizedText,
+    lengths: Lengths,
+    totals: Totals,
+    *,
+    seconds: float,
+    unknown: int | None,
+    recall: tuple[float, ...],
+    by_context: tuple[ContextBin, ...],
+) -> Score:
+    """The score of a pass over the text; characters and words of a part of it were not counted."""
+    partial = totals.tokens < len(text.tokens)
+    counts = TextCounts(totals.bytes, 0, None, None) if partial else text.counts
+    return Score(
+        model=model.name,
+        file=text.part.corpus.name,
+        bytes=counts.bytes,
+        chars=counts.chars,
+        words=counts.words,
+        tokens=totals.tokens,
+        unknown_words=unknown,
+        documents=len(text.documents),
+        nats=totals.nats,
+        bits_per_byte=bits_per(totals.nats, counts.bytes),
+        bits_per_char=bits_per(totals.nats, counts.chars) if counts.chars else None,
+        perplexity=perplexity(totals.nats, totals.tokens),
+        word_perplexity=perplexity(totals.nats, counts.words) if counts.words else None,
+        mem_len=lengths.mem_len,
+        segment_len=lengths.segment_len,
+        batch_size=totals.batch_size,
+        span=lengths.span,
+        tokens_per_second=totals.tokens / seconds,
+        peak_rss_bytes=peak_rss_bytes(),
+        seconds=seconds,
+        device=str(runtime.device),
+        dtype=runtime.dtype_name,
+        mean_steps=None if totals.steps is None else totals.steps / totals.tokens,
+        recall=math.fsum(recall) / len(recall) if recall else None,
+        recall_by_layer=recall,
+        partial=partial,
+        by_context=by_context,
+    )
+
+
+def _unknown_notice(unknown: int, n_words: int) -> Notice:
+    return Notice(
+        f"{100 * unknown / n_words:.1f} % of the words are not in the vocabulary and scored as <unk>: bits per byte "
+        "and per character are lower than those of a model that spells every word, and not comparable with them.",
+        "warning",
+    )

@@ -1,0 +1,82 @@
+"""Lengths of an evaluation: what the user gave, and sizes that change the speed and not the result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from xlcli.config import EvalConfig, SpanKind
+from xlcli.runtime import Runtime
+from xlcli.tokenized import TokenizedText
+
+if TYPE_CHECKING:
+    from xlcli.store.folder import LoadedModel
+
+TOKENS_PER_CALL = {"cpu": 2**11, "cuda": 2**14}
+"""Default number of tokens per call of the model, over all sequences: enough to keep the device busy."""
+DEFAULT_SEGMENT_LEN = 512
+"""Longest segment chosen by default; most of the attention mask of a longer segment would be hidden."""
+MAX_SEGMENT_LEN = 2**12
+"""Longest segment where the length does not change the result; bounds the size of the attention mask."""
+STATE_LIMIT = 2**28
+"""Maximum bytes of memory tensors for the default batch size."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Lengths in tokens, maximum number of sequences, and span of an evaluation.
+
+    `tokens_per_call` limits the batches of an evaluation by document; None if the batch size was given.
+    """
+
+    mem_len: int
+    segment_len: int
+    batch_size: int
+    span: SpanKind
+    warmup_len: int = 0
+    by_document: bool = False
+    tokens_per_call: int | None = None
+
+
+def choose_lengths(
+    model: LoadedModel, runtime: Runtime, options: EvalConfig, mem_len: int | None, text: TokenizedText
+) -> Lengths:
+    """Memory length of the options, else of training; lengths that do not change the result are chosen for speed."""
+    train = model.config.train
+    by_document = len(text.documents) > 1
+    n_tokens = text.longest_document
+    mem_len = train.mem_len if mem_len is None else mem_len
+    exact = mem_len > 0 and options.span == "uniform"
+    if options.segment_len is not None:
+        segment_len = min(options.segment_len, n_tokens, MAX_SEGMENT_LEN if exact else n_tokens)
+    elif exact:
+        segment_len = min(DEFAULT_SEGMENT_LEN, max(64, 2 ** (mem_len - 1).bit_length()))
+    else:
+        segment_len = train.segment_len
+    receptive_field = model.network.receptive_field(mem_len if exact else mem_len + segment_len) if mem_len else 0
+    warmup_len = n_tokens if receptive_field is None else receptive_field
+    state_bytes = 4 * model.config.model.memory_floats(2 * mem_len + segment_len)
+    tokens_per_call = TOKENS_PER_CALL.get(runtime.device.type, TOKENS_PER_CALL["cuda"])
+    if by_document:
+        # The memory of a short document holds no more tokens than the document.
+        shortest = 4 * model.config.model.memory_floats(1)
+        batch_size = options.batch_size or max(1, min(tokens_per_call, STATE_LIMIT // shortest))
+        limit = min(tokens_per_call, max(1, STATE_LIMIT // state_bytes) * segment_len)
+        return Lengths(
+            mem_len=mem_len,
+            segment_len=segment_len,
+            batch_size=batch_size,
+            span=options.span,
+            by_document=True,
+            tokens_per_call=None if options.batch_size else limit,
+        )
+    by_warmup = 1 + n_tokens // (10 * warmup_len) if warmup_len else n_tokens
+    chosen = max(1, min(tokens_per_call // segment_len, STATE_LIMIT // state_bytes, by_warmup))
+    batch_size = 1 if receptive_field is None else options.batch_size or chosen
+    return Lengths(
+        mem_len=mem_len,
+        segment_len=segment_len,
+        batch_size=batch_size,
+        span=options.span,
+        warmup_len=warmup_len,
+    )

@@ -1,0 +1,205 @@
+"""Passes of the model over a text: the text in order, windows of it from empty memory, and recall of LSH attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from xlcli.evaluation.context import ContextSums
+from xlcli.evaluation.duration import Clock
+from xlcli.evaluation.lengths import DEFAULT_SEGMENT_LEN, Lengths
+from xlcli.events import Notice, Progress, ProgressMeter
+from xlcli.inference import check_memory
+from xlcli.model.recall import QUERIES, lsh_recall
+from xlcli.runtime import Runtime
+from xlcli.text.loaders import DocumentLoader, EvalLoader, document_loaders, inputs_and_targets
+from xlcli.tokenized import TokenizedText
+
+if TYPE_CHECKING:
+    from xlcli.state import State
+    from xlcli.store.folder import LoadedModel
+
+WINDOW_SHARE = 4
+"""Tokens of text per token of the windows for the loss by context length."""
+WINDOW_LIMIT = 2**20
+"""Maximum number of tokens in these windows. Half are in windows of `SHORT_WINDOW` tokens, since a long window has few
+tokens with a short context."""
+SHORT_WINDOW = 64
+RECALL_TOKENS = 2**17
+"""Maximum number of tokens on which recall is measured; their keys are kept."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass
+class Totals:
+    """Sums over a text, and the batch size. `steps` is None without adaptive computation time."""
+
+    batch_size: int
+    by_context: ContextSums
+    tokens: int = 0
+    bytes: int = 0
+    nats: float = 0.0
+    steps: float | None = None
+
+
+def score_text(
+    model: LoadedModel,
+    runtime: Runtime,
+    text: TokenizedText,
+    lengths: Lengths,
+    nats: NDArray[Any] | None,
+    clock: Clock | None,
+    stop: Callable[[], bool],
+) -> Generator[Notice | Progress, None, Totals]:
+    """Scores the text in one pass until stopped. Fills `nats`, the surprisal of each token, if given."""
+    n = len(text.tokens)
+    loaders = _loaders(model, text, lengths)
+    largest = max(loaders, key=lambda loader: loader.batch_size * loader.sequence_len)
+    segment_len = max(1, min(lengths.segment_len, largest.sequence_len))
+    mem_len = min(lengths.mem_len or segment_len, largest.sequence_len)
+    check_memory(
+        model,
+        runtime,
+        mem_len,
+        batch_size=largest.batch_size,
+        segment_len=segment_len,
+        changeable=("batch_size", "segment_len", "mem_len"),
+    )
+    whole = lengths.mem_len > 0 and (lengths.by_document or _is_window(largest.batch_size, lengths, n))
+    longest = min(2 * lengths.mem_len, text.longest_document) if whole else segment_len
+    totals = Totals(max(loader.batch_size for loader in loaders), ContextSums(longest))
+    meter = ProgressMeter(f"memory {lengths.mem_len}", n, "tokens")
+    n_called, n_calls = 0, sum(-(-loader.sequence_len // loader.segment_len) for loader in loaders)
+    for loader in loaders:
+        state = init_state(model, lengths, loader.offsets)
+        for inputs, targets, scored, positions in loader:
+            if stop():
+                return totals
+            nll, steps, state = token_nats(model, runtime, inputs, targets, state)
+            nll = np.where(scored, nll, 0.0)
+            totals.nats += float(nll.sum())
+            if steps is not None:
+                totals.steps = (totals.steps or 0.0) + float(steps[scored].sum())
+            index = np.minimum(positions[:, None] + np.arange(nll.shape[1]), n - 1)
+            sizes = np.where(scored, text.tokens.sizes(index), 0)
+            totals.tokens += int(scored.sum())
+            totals.bytes += int(sizes.sum())
+            first = int(positions[0] - loader.starts[0]) if whole else 0
+            totals.by_context.add(first, nll, sizes, scored)
+            if nats is not None:
+                nats[index[scored]] = nll[scored]
+            n_called += 1
+            yield from meter.report(n * n_called // n_calls)  # calls that score nothing, only warm up, take time, too
+            if clock is not None:
+                yield from clock.report(n_called, n_calls)
+    return totals
+
+
+def window_share(n_tokens: int) -> float:
+    """Tokens of the windows for the loss by context, relative to those of the text."""
+    return min(n_tokens // WINDOW_SHARE, WINDOW_LIMIT) / n_tokens
+
+
+def _loaders(model: LoadedModel, text: TokenizedText, lengths: Lengths) -> Sequence[EvalLoader | DocumentLoader]:
+    """Loaders that together score each token once; each starts with empty memory."""
+    ids, start_id = text.tokens.ids, model.tokenizer.start_id
+    size, segment_len = lengths.batch_size, lengths.segment_len
+    if not lengths.by_document:
+        return [EvalLoader(ids, size, segment_len, lengths.warmup_len, start_id)]
+    found = document_loaders(
+        ids,
+        text.documents,
+        batch_size=size,
+        segment_len=segment_len,
+        start_id=start_id,
+        n_tokens=lengths.tokens_per_call,
+    )
+    return list(found)
+
+
+def _is_window(batch_size: int, lengths: Lengths, n_tokens: int) -> bool:
+    """Whether the pass over the text is itself a window for the loss by context length."""
+    return batch_size == 1 and 0 < n_tokens <= 2 * lengths.mem_len
+
+
+def score_windows(
+    model: LoadedModel,
+    runtime: Runtime,
+    text: TokenizedText,
+    lengths: Lengths,
+    batch_size: int,
+    text_sums: ContextSums,
+    stop: Callable[[], bool],
+) -> Generator[Progress, None, ContextSums]:
+    """Sums by context length over windows that start with empty memory; `text_sums` are those of the whole text."""
+    ids, n = text.tokens.ids, len(text.tokens)
+    longest = min(2 * lengths.mem_len, n)
+    widths = sorted({min(SHORT_WINDOW, longest), longest})
+    budget = min(n // WINDOW_SHARE, WINDOW_LIMIT) // len(widths)
+    by_context = ContextSums(longest)
+    if _is_window(batch_size, lengths, n):
+        by_context = text_sums
+        widths.pop()
+    windows = []
+    for width in widths:
+        skipped = int(width < longest)  # position 0, at which the longest window begins
+        places = np.linspace(0, n - width, max(1, budget // width) + skipped)
+        windows.append(places[skipped:].astype(np.int64))
+    total = sum(width * len(starts) for width, starts in zip(widths, windows, strict=True))
+    n_done, meter = 0, ProgressMeter("loss by context", total, "tokens")
+    for width, starts in zip(widths, windows, strict=True):
+        for batch in np.split(starts, range(batch_size, len(starts), batch_size)):
+            state = init_state(model, lengths, batch)
+            for first in range(0, width, lengths.segment_len):
+                if stop():
+                    return by_context
+                positions = batch[:, None] + np.arange(first, min(first + lengths.segment_len, width))
+                inputs, targets = inputs_and_targets(ids, positions, model.tokenizer.start_id)
+                nll, _, state = token_nats(model, runtime, inputs, targets, state)
+                by_context.add(first, nll, text.tokens.sizes(positions), np.ones_like(positions))
+                n_done += positions.size
+                yield from meter.report(n_done)
+    return by_context
+
+
+def measure_recall(model: LoadedModel, runtime: Runtime, text: TokenizedText, lengths: Lengths) -> tuple[float, ...]:
+    """Recall of each LSH layer on the beginning of the text, or of its longest document."""
+    longest = lengths.mem_len + QUERIES if lengths.mem_len else lengths.segment_len
+    start = text.documents[np.diff(text.documents, append=len(text.tokens)).argmax()]
+    stop = start + min(longest, RECALL_TOKENS, text.longest_document)
+    ids = text.tokens.ids[start:stop].astype(np.int64)
+    tokens = torch.from_numpy(ids)[None].to(runtime.device)
+    if len(ids) < 2:
+        return ()
+    with torch.inference_mode(), runtime.autocast():
+        one_segment = replace(lengths, segment_len=max(lengths.segment_len, len(ids)))
+        state = init_state(model, one_segment, np.zeros(1, np.int64))
+        return tuple(lsh_recall(model.network, tokens, state, DEFAULT_SEGMENT_LEN))
+
+
+def init_state(model: LoadedModel, lengths: Lengths, starts: NDArray[np.int64]) -> State:
+    """Empty memory of sequences that start at these positions (b) of the text."""
+    return model.network.init_state(
+        len(starts),
+        mem_len=lengths.mem_len,
+        segment_len=lengths.segment_len,
+        span=lengths.span,
+        offsets=starts.tolist(),
+    )
+
+
+def token_nats(
+    model: LoadedModel, runtime: Runtime, inputs: NDArray[np.int64], targets: NDArray[np.int64], state: State
+) -> tuple[Floats, Floats | None, State]:
+    """Surprisal (b t) in nats of targets (b t), adaptive steps (b t) or None, and the state after inputs (b t)."""
+    x, y = (torch.from_numpy(array).to(runtime.device) for array in (inputs, targets))
+    with torch.inference_mode(), runtime.autocast():
+        nll, state, ponder = model.network.score(x, y, state)
+    steps = None if ponder is None else ponder.steps.double().cpu().numpy()
+    return nll.double().cpu().numpy(), steps, state

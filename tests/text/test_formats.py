@@ -132,7 +132,8 @@ def test_a_small_file_of_much_text_takes_bounded_memory(kind):
     ("data", "kind"),
     [
         (b"PK\x03\x04rest of it all", "zip archive"), (b"%PDF-1.7 and so on", "PDF document"),
-        (b"\x7fELF\x02\x01\x01 program", "program"), (gzip.compress(b"PK\x03\x04inside of gzip", mtime=0), "zip archive"),
+        (b"\x7fELF\x02\x01\x01 program", "program"),
+        (gzip.compress(b"PK\x03\x04inside of gzip", mtime=0), "zip archive"),
     ],
 )  # fmt: skip
 def test_well_known_files_that_are_not_text_are_named(data, kind):

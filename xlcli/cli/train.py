@@ -6,13 +6,12 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING
 
 import typer
 
-from xlcli.cli import complete, options, units
+from xlcli.cli import options, train_options
 from xlcli.cli.help import CONTEXT, Command
-from xlcli.cli.options import Unit
 from xlcli.cli.pipe import standard_input
 from xlcli.cli.signals import Stop
 from xlcli.cli.terminal import discard_stdout
@@ -22,7 +21,7 @@ from xlcli.errors import ConfigError, DataError, DivergedError
 if TYPE_CHECKING:
     from xlcli.cli.render import Screen
     from xlcli.cli.tensorboard import EventFile
-    from xlcli.config import Config
+    from xlcli.config import Config, Tree
     from xlcli.events import Event
 
 SECTIONS = ("text", "train", "runtime", "model")
@@ -37,269 +36,44 @@ app = typer.Typer()
 )
 def train(
     context: typer.Context,
-    paths: Annotated[list[str] | None, typer.Argument(metavar="FILE|FOLDER|-...")] = None,
-    out: Annotated[
-        str | None,
-        typer.Option(
-            "-o", "--out", metavar="FOLDER", help="Model folder. Default: models/<corpus>.", rich_help_panel="Run"
-        ),
-    ] = None,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume", help="Continue the run in that folder from its newest checkpoint.", rich_help_panel="Run"
-        ),
-    ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the model in that folder.", rich_help_panel="Run")
-    ] = False,
-    allow_data_change: Annotated[
-        bool, typer.Option("--allow-data-change", help="Resume although the text has changed.", rich_help_panel="Run")
-    ] = False,
-    preset: Annotated[
-        str | None,
-        typer.Option(
-            "--preset",
-            metavar="NAME",
-            autocompletion=complete.presets,
-            help="Preset to start from, see xlcli models presets. Default: by text size and device.",
-            rich_help_panel="Run",
-        ),
-    ] = None,
-    init: Annotated[
-        str | None,
-        typer.Option(
-            "--init",
-            metavar="NAME|FOLDER",
-            autocompletion=complete.models,
-            help="Start from the weights, vocabulary and shape of this model instead of new weights.",
-            rich_help_panel="Run",
-        ),
-    ] = None,
-    tokenizer: Annotated[
-        Literal["auto", "bytes", "sentencepiece", "words"] | None,
-        typer.Option("--tokenizer", help="Tokenizer. auto: by size and content of the text.", rich_help_panel="Text"),
-    ] = None,
-    vocab_size: Annotated[
-        int | None,
-        typer.Option(
-            "--vocab-size",
-            metavar="N",
-            parser=Unit(units.count, "4096"),
-            help="Vocabulary size.",
-            rich_help_panel="Text",
-        ),
-    ] = None,
-    valid: Annotated[
-        Any,
-        typer.Option(
-            "--valid",
-            metavar="FILE|FRACTION",
-            parser=Unit(units.share, "0.05"),
-            help="Validation text: a file, or a fraction split off the end of the text. Default: 5%.",
-            rich_help_panel="Text",
-        ),
-    ] = None,
-    test: Annotated[
-        Any,
-        typer.Option(
-            "--test",
-            metavar="FILE|FRACTION",
-            parser=Unit(units.share, "0.05"),
-            help="Test text: a file, or a fraction split off the end of the text. Default: 5%.",
-            rich_help_panel="Text",
-        ),
-    ] = None,
+    paths: train_options.Paths = None,
+    out: train_options.Out = None,
+    resume: train_options.Resume = False,
+    overwrite: train_options.Overwrite = False,
+    allow_data_change: train_options.AllowDataChange = False,
+    preset: train_options.Preset = None,
+    init: train_options.Init = None,
+    tokenizer: train_options.Tokenizer = None,
+    vocab_size: train_options.VocabSize = None,
+    valid: train_options.Valid = None,
+    test: train_options.Test = None,
     binary: options.Binary = False,
     text_field: options.TextField = None,
-    segment_len: Annotated[
-        int | None,
-        typer.Option(
-            "--segment-len",
-            metavar="TOKENS",
-            parser=Unit(units.count, "128"),
-            help="Tokens per training segment.",
-            rich_help_panel="Memory",
-        ),
-    ] = None,
+    segment_len: train_options.SegmentLen = None,
     mem_len: options.MemLen = None,
-    reset_on_document: Annotated[
-        bool,
-        typer.Option(
-            "--reset-on-document",
-            help="Let no token attend to an earlier document: a text of JSON lines or a Parquet file, else a file.",
-            rich_help_panel="Memory",
-        ),
-    ] = False,
+    reset_on_document: train_options.ResetOnDocument = False,
     span: options.Span = None,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(
-            "--batch-size",
-            metavar="N",
-            parser=Unit(units.count, "16"),
-            help="Sequences per batch.",
-            rich_help_panel="Training",
-        ),
-    ] = None,
-    grad_accum: Annotated[
-        int | None,
-        typer.Option(
-            "--grad-accum",
-            metavar="N",
-            parser=Unit(units.count, "2"),
-            help="Number of microbatches that a batch is split into; more need less memory.",
-            rich_help_panel="Training",
-        ),
-    ] = None,
-    lr: Annotated[
-        float | None,
-        typer.Option(
-            "--lr",
-            metavar="RATE",
-            parser=Unit(units.number, "0.01"),
-            help="Peak learning rate.",
-            rich_help_panel="Training",
-        ),
-    ] = None,
-    optimizer: Annotated[
-        Literal["muon", "adamw"] | None, typer.Option("--optimizer", help="Optimizer.", rich_help_panel="Training")
-    ] = None,
-    warmup_steps: Annotated[
-        int | None,
-        typer.Option(
-            "--warmup-steps",
-            metavar="N",
-            parser=Unit(units.count, "100"),
-            help="Steps of learning-rate warmup.",
-            rich_help_panel="Training",
-        ),
-    ] = None,
-    dropout: Annotated[
-        Any,
-        typer.Option(
-            "--dropout",
-            metavar="RATE",
-            parser=Unit(dropout_rates, "0.1"),
-            help="Dropout rate of embeddings, attention, residual and feed-forward branches.",
-            rich_help_panel="Training",
-        ),
-    ] = None,
-    max_steps: Annotated[
-        int | None,
-        typer.Option(
-            "--max-steps",
-            metavar="N",
-            parser=Unit(units.count, "1000"),
-            help="Budget in steps.",
-            rich_help_panel="Training",
-        ),
-    ] = None,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--max-tokens",
-            metavar="N",
-            parser=Unit(units.count, "10M"),
-            help="Budget in tokens.",
-            rich_help_panel="Training",
-        ),
-    ] = None,
-    max_time: Annotated[
-        float | None,
-        typer.Option(
-            "--max-time",
-            metavar="TIME",
-            parser=Unit(units.duration, "10m"),
-            help="Budget in time. Default without any budget: 10m on CPU, 30m on CUDA.",
-            rich_help_panel="Training",
-        ),
-    ] = None,
-    eval_every: Annotated[
-        float | None,
-        typer.Option(
-            "--eval-every",
-            metavar="N|TIME",
-            parser=Unit(units.interval, "5m"),
-            help="Steps (such as 100) or time (such as 60s) between validations. Default: 10 per run, fewer if they "
-            "take more than a tenth of the time.",
-            rich_help_panel="Training",
-        ),
-    ] = None,
-    save_every: Annotated[
-        float | None,
-        typer.Option(
-            "--save-every",
-            metavar="N|TIME",
-            parser=Unit(units.interval, "5m"),
-            help="Steps (such as 100) or time (such as 60s) between checkpoints. Default: 60s.",
-            rich_help_panel="Training",
-        ),
-    ] = None,
-    keep_checkpoints: Annotated[
-        int | None,
-        typer.Option(
-            "--keep-checkpoints",
-            metavar="N",
-            parser=Unit(units.count, "2"),
-            help="Number of checkpoints to keep. Default: 2.",
-            rich_help_panel="Training",
-        ),
-    ] = None,
-    on_divergence: Annotated[
-        Literal["rollback", "stop"] | None,
-        typer.Option(
-            "--on-divergence",
-            help="If the loss is no longer finite: continue from the last checkpoint at a third of the learning rate, "
-            "at most three times, or stop. Default: rollback.",
-            rich_help_panel="Training",
-        ),
-    ] = None,
-    weights: Annotated[
-        Literal["float32", "bfloat16", "int8"] | None,
-        typer.Option(
-            "--weights",
-            help="Encoding of the saved weights; int8 is a quarter of float32. The final score is that of the saved "
-            "weights.",
-            rich_help_panel="Run",
-        ),
-    ] = None,
-    tensorboard: Annotated[
-        bool,
-        typer.Option(
-            "--tensorboard",
-            help="Write the training curve for TensorBoard into the folder tensorboard of the model.",
-            rich_help_panel="Run",
-        ),
-    ] = False,
+    batch_size: train_options.BatchSize = None,
+    grad_accum: train_options.GradAccum = None,
+    lr: train_options.Lr = None,
+    optimizer: train_options.Optimizer = None,
+    warmup_steps: train_options.WarmupSteps = None,
+    dropout: train_options.Dropout = None,
+    max_steps: train_options.MaxSteps = None,
+    max_tokens: train_options.MaxTokens = None,
+    max_time: train_options.MaxTime = None,
+    eval_every: train_options.EvalEvery = None,
+    save_every: train_options.SaveEvery = None,
+    keep_checkpoints: train_options.KeepCheckpoints = None,
+    on_divergence: train_options.OnDivergence = None,
+    weights: train_options.Weights = None,
+    tensorboard: train_options.Tensorboard = False,
     device: options.Device = None,
     dtype: options.Dtype = None,
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            "--threads",
-            metavar="N",
-            parser=Unit(units.count, "2"),
-            help="Number of CPU threads. Default: chosen by measuring, so that runs do not repeat to the bit.",
-            rich_help_panel="Machine",
-        ),
-    ] = None,
+    threads: train_options.Threads = None,
     seed: options.Seed = None,
-    compile: Annotated[  # noqa: A002
-        bool,
-        typer.Option(
-            "--compile", help="Compile the model before training; faster in long runs only.", rich_help_panel="Machine"
-        ),
-    ] = False,
-    plot: Annotated[
-        str | None,
-        typer.Option(
-            "--plot",
-            metavar="FILE.png",
-            help="Plot the training curve at the end or when stopped (needs the extra xlcli[plot]).",
-            rich_help_panel="Output",
-        ),
-    ] = None,
+    compile: train_options.Compile = False,  # noqa: A002
+    plot: train_options.Plot = None,
     config_file: options.ConfigFile = None,
     overrides: options.Overrides = None,
     print_config: options.PrintConfig = False,
@@ -315,15 +89,11 @@ def train(
     """Train a model on a text and save it in models/. Everything has a default."""
     from xlcli.cli.prologue import open_screen
     from xlcli.cli.settings import option_names, user_settings
-    from xlcli.cli.tensorboard import EventFile, check_tensorboard
-    from xlcli.store.discover import find
-    from xlcli.store.origin import configurations
 
     settings = user_settings(context, SECTIONS)
     with option_names(context, SECTIONS):
         is_new = print_config or not resume
-        model = find(init) if init is not None and is_new else None
-        configs = configurations(settings, preset, model) if is_new else {}
+        model, configs = starting_point(settings, preset, init) if is_new else (None, {})
         screen = open_screen(context)
         if print_config:
             print_preset(configs, screen, is_chosen=preset is not None or model is not None)
@@ -334,6 +104,8 @@ def train(
         if resume and overwrite:
             raise ConfigError("--resume and --overwrite exclude each other.", "Give one of them.")
         if tensorboard:
+            from xlcli.cli.tensorboard import EventFile, check_tensorboard
+
             check_tensorboard()
         folder = Path(out or Path("models") / model_name(paths or ()))
         with screen.stop() as stop, screen.until(stop), standard_input(stop, screen.keyboard_ended):
@@ -371,6 +143,19 @@ def train(
             return stop.exit_code
 
 
+def starting_point(settings: Tree, preset: str | None, init: str | None) -> tuple[Path | None, dict[str, Config]]:
+    """Folder of the model that a new run starts from, if any, and configurations by preset."""
+    if init is None:
+        from xlcli.presets import configurations
+
+        return None, configurations(settings, preset)
+    from xlcli.store import origin
+    from xlcli.store.discover import find
+
+    model = find(init)
+    return model, origin.configurations(settings, preset, model)
+
+
 def check_run_plot(plot: str, paths: Sequence[str], *, force: bool) -> None:
     """Refuses a plot that cannot be drawn, or a file of it that is an input or of another kind."""
     from xlcli.cli.outputs import check_outputs
@@ -392,11 +177,6 @@ def draw_run(plot: str | None, folder: Path, screen: Screen) -> None:
         screen.say(f"plot written to {plot}")
     else:
         screen.say(f"no step was taken, so {plot} was not written", "warning")
-
-
-def dropout_rates(text: str) -> dict[str, float]:
-    """The same rate for every dropout of a model."""
-    return dict.fromkeys(("embedding", "attention", "residual", "feedforward"), units.number(text))
 
 
 def print_preset(configs: Mapping[str, Config], screen: Screen, *, is_chosen: bool) -> None:

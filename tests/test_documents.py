@@ -66,6 +66,20 @@ def test_evaluation_is_that_of_each_document_alone(variant, mem_len, texts):
     assert scored(model, [path], mem_len=mem_len)[0].nats != pytest.approx(nats, abs=1e-3)
 
 
+def test_a_stopped_evaluation_is_not_that_of_the_shortest_documents(tmp_path):
+    """After half of 40 documents of 1 to 40 words, one per call, about half of the text is scored, not a quarter."""
+    texts = [" ".join(["word"] * n) + "\n" for n in range(1, 41)]
+    (tmp_path / "all.jsonl").write_bytes(json_lines(texts))
+    asked = itertools.count()
+    options = EvalConfig(reset_on_document=True, batch_size=1, segment_len=512)
+    events = list(evaluate(toy(), [tmp_path / "all.jsonl"], options, RUNTIME, stop=lambda: next(asked) > 25))
+    score = next(event for event in events if isinstance(event, Score))
+    assert score.partial
+    assert 15 <= score.documents <= 25
+    mean = score.bytes / score.documents
+    assert mean > 0.8 * sum(map(len, texts)) / len(texts)
+
+
 @pytest.mark.parametrize("kind", ["bytes", "sentencepiece", "words"])
 def test_tokens_come_in_order_with_the_bits_of_their_document(kind, texts):
     path, alone = texts

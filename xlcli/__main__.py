@@ -2,8 +2,11 @@
 
 import signal
 
-if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of imports, until `main` catches KeyboardInterrupt
+try:
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of imports, until `main` catches KeyboardInterrupt
+except ValueError:  # imported in another thread than the main one, which gets no signals
+    pass
 
 import sys
 

@@ -193,7 +193,8 @@ class Score:
     `mean_steps` is the mean number of steps per token of a model with adaptive computation time, else None. `recall`
     is the share of the weight of full attention that LSH attention finds, if measured: the mean, and of each LSH layer.
     `partial`: evaluation was stopped; all values are those of the tokens scored until then.
-    `documents` is the number of documents that were scored as if each were alone, 1 if the text was not divided.
+    `documents` is the number of documents that were scored to their end, each as if it were alone; 1 if the text was
+    not divided.
     """
 
     model: str

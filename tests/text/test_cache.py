@@ -109,8 +109,7 @@ def test_another_process_that_uses_a_file_keeps_it():
         assert len(cache.prune(cache.cache_folder(), max_bytes=0)) == 1
 
 
-def test_the_least_recently_used_files_go_first(monkeypatch):
-    monkeypatch.setattr(cache, "UNUSED_SECONDS", 1e9)
+def test_the_least_recently_used_files_go_first():
     old, middle, recent = aged(300), aged(200), aged(100)
     cache.prune(cache.cache_folder(), max_bytes=250, unused_seconds=1e9)
     assert names() == {middle.name, recent.name}

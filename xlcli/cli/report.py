@@ -279,10 +279,10 @@ def score_text(score: Score, model: ModelConfig) -> str:
         recurrence = f"memory of all tokens read, batch {score.batch_size}"
     else:
         recurrence = f"memory of {counted(mem_len, 'token')}, span {score.span}, batch {score.batch_size}"
-    apart = f" in {score.documents:,} documents, each scored alone" if score.documents > 1 else ""
+    documents = f" in {score.documents:,} documents, each scored alone" if score.documents > 1 else ""
     lines = [
         f"{score.model} on {score.file}" + (", PARTIAL: stopped before the end" if score.partial else ""),
-        f"{counted(score.bytes, 'byte')}, {counted(score.tokens, 'token')}{apart}; {recurrence}",
+        f"{counted(score.bytes, 'byte')}, {counted(score.tokens, 'token')}{documents}; {recurrence}",
         "",
         *(f"  {name:22}{value:>10}" for name, value in rows),
         "",

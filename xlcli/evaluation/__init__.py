@@ -184,7 +184,7 @@ def _score(
         words=counts.words,
         tokens=totals.tokens,
         unknown_words=unknown,
-        documents=len(text.documents),
+        documents=totals.sequences if lengths.by_document else 1,
         nats=totals.nats,
         bits_per_byte=bits_per(totals.nats, counts.bytes),
         bits_per_char=bits_per(totals.nats, counts.chars) if counts.chars else None,

@@ -38,10 +38,14 @@ Floats = NDArray[np.float64]
 
 @dataclass
 class Totals:
-    """Sums over a text, and the batch size. `steps` is None without adaptive computation time."""
+    """Sums over a text, and the batch size.
+
+    `sequences` is the number of sequences scored to their end; `steps` is None without adaptive computation time.
+    """
 
     batch_size: int
     by_context: ContextSums
+    sequences: int = 0
     tokens: int = 0
     bytes: int = 0
     nats: float = 0.0
@@ -98,6 +102,7 @@ def score_text(
             yield from meter.report(n * n_called // n_calls)  # calls that score nothing, only warm up, take time, too
             if clock is not None:
                 yield from clock.report(n_called, n_calls)
+        totals.sequences += loader.batch_size
     return totals
 
 
@@ -107,20 +112,26 @@ def window_share(n_tokens: int) -> float:
 
 
 def _loaders(model: LoadedModel, text: TokenizedText, lengths: Lengths) -> Sequence[EvalLoader | DocumentLoader]:
-    """Loaders that together score each token once; each starts with empty memory."""
+    """Loaders that together score each token once; each starts with empty memory.
+
+    Batches of documents, which are of similar length, come in random order, so that a stopped evaluation is not one of
+    the shortest documents.
+    """
     ids, start_id = text.tokens.ids, model.tokenizer.start_id
     size, segment_len = lengths.batch_size, lengths.segment_len
     if not lengths.by_document:
         return [EvalLoader(ids, size, segment_len, lengths.warmup_len, start_id)]
-    found = document_loaders(
-        ids,
-        text.documents,
-        batch_size=size,
-        segment_len=segment_len,
-        start_id=start_id,
-        n_tokens=lengths.tokens_per_call,
+    found = list(
+        document_loaders(
+            ids,
+            text.documents,
+            batch_size=size,
+            segment_len=segment_len,
+            start_id=start_id,
+            n_tokens=lengths.tokens_per_call,
+        )
     )
-    return list(found)
+    return [found[i] for i in np.random.default_rng(0).permutation(len(found))]
 
 
 def _is_window(batch_size: int, lengths: Lengths, n_tokens: int) -> bool:

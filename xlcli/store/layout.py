@@ -5,7 +5,7 @@
     tokenizer.*         vocabulary, see `xlcli.text.tokenizers`
     record.json         corpus, hardware, scores             metrics.jsonl   training curve
     valid.txt test.txt  held-out text                        checkpoints/    see `xlcli.store.commit`
-    valid.documents test.documents  places in it at which documents begin, if training kept them apart
+    valid.documents test.documents  places in it at which documents begin, if the model was trained by document
 
 A model folder holds no symbolic link, no script and no pickle.
 """

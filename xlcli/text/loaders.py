@@ -115,7 +115,7 @@ class EvalLoader:
         batch_size: Number of sequences.
         sequence_len: Tokens of the longest sequence.
         starts: Position in the text at which each sequence starts (b).
-        offsets: The same.
+        offsets: Equal to `starts`; absolute positions count from here.
     """
 
     def __init__(self, ids: Ids, batch_size: int, segment_len: int, warmup_len: int, start_id: int) -> None:

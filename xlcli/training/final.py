@@ -33,7 +33,7 @@ SAMPLE_TOKENS = 60
 """Tokens of the sample."""
 LEAST_SCORED = 2**10
 """Bytes of validation text from which the score is compared with byte frequencies."""
-USUAL_RATES = 10.0
+UNUSUAL_FACTOR = 10.0
 """Factor between a learning rate and its default from which the rate may be the reason of a bad score."""
 
 
@@ -70,7 +70,7 @@ def _compare_with_frequencies(model: LoadedModel, score: Score) -> Iterator[Noti
         return
     train = model.config.train
     remedy = "train longer or on more text"
-    if train.lr is not None and abs(math.log(train.lr / (usual := RATES[train.optimizer]))) > math.log(USUAL_RATES):
+    if train.lr is not None and abs(math.log(train.lr / (usual := RATES[train.optimizer]))) > math.log(UNUSUAL_FACTOR):
         remedy = f"the learning rate {train.lr:g} is far from the default --lr {usual:g}"
     yield Notice(
         f"{score.bits_per_byte:.2f} bits per byte are no better than byte frequencies alone ({entropy:.2f}): {remedy}"

@@ -71,10 +71,10 @@ class Prepared:
     @property
     def identity(self) -> dict[str, str]:
         """Hashes of texts, their documents and tokenizer, which must be equal when the run is resumed."""
-        apart = self.config.train.reset_on_document
+        by_document = self.config.train.reset_on_document
         return {
-            "sha256": self.parts.train.fingerprint(by_document=apart),
-            "valid": self.parts.valid.fingerprint(by_document=apart),
+            "sha256": self.parts.train.fingerprint(by_document=by_document),
+            "valid": self.parts.valid.fingerprint(by_document=by_document),
             "tokenizer": self.tokenizer.fingerprint,
         }
 
@@ -257,12 +257,12 @@ def _tokenize(
 ) -> Generator[Event, None, Prepared]:
     if tokenizer.kind != "bytes":
         _require_utf8(parts, origin)
-    apart = config.train.reset_on_document
+    by_document = config.train.reset_on_document
     if dry_run:
         sample = sample_tokens(parts.train, tokenizer, DRY_RUN_BYTES)
         return Prepared(config, runtime, preset, origin, parts, tokenizer, sample, sample)
-    train_ids = yield from _until(stop, token_file(parts.train, tokenizer, by_document=apart))
-    valid_ids = yield from _until(stop, token_file(parts.valid, tokenizer, by_document=apart))
+    train_ids = yield from _until(stop, token_file(parts.train, tokenizer, by_document=by_document))
+    valid_ids = yield from _until(stop, token_file(parts.valid, tokenizer, by_document=by_document))
     return Prepared(config, runtime, preset, origin, parts, tokenizer, train_ids, valid_ids)
 
 

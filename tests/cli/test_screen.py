@@ -32,7 +32,7 @@ sys.exit(stop.exit_code)
 """
 LIVE = 'screen.progress(Progress("work", 5, 10, "B", 2.0))'
 COLORED = 'screen.scored_line("1.0\\t", [(b"abc", 9.0), (b"\\n", 0.0)])'
-MESSAGE = "SIGINT: stopping; interrupt again to exit at once"
+MESSAGE = "Ctrl-C: stopping; press it again to exit at once"
 
 
 def run(first="pass", work="pass", polite=True, **options):
@@ -69,7 +69,7 @@ def test_a_second_interrupt_leaves_a_terminal_in_order(work, dumb):
     terminal = run('screen.say("begun")', work, polite=False, **({"TERM": "dumb"} if dumb else {}))
     terminal.read_until(b"begun", 20)
     terminal.send(b"\x03")
-    terminal.read_until(b"SIGINT", 20)
+    terminal.read_until(b"Ctrl-C", 20)
     sent = time.monotonic()
     terminal.send(b"\x03")
     assert terminal.finish() == 130
@@ -141,4 +141,4 @@ def test_a_message_of_a_signal_comes_before_all_others(capsys):
         select.select([stop.fd], [], [])
         screen.say("totals")
         screen.interrupted()
-    assert capsys.readouterr().err == "SIGTERM: stopping; interrupt again to exit at once\ntotals\n"
+    assert capsys.readouterr().err == "SIGTERM: stopping; Ctrl-C exits at once\ntotals\n"

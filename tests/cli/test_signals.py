@@ -55,7 +55,8 @@ def test_the_first_signal_asks_and_says_so_at_once(number, busy):
         first = child.stdout.readline()
         assert time.monotonic() - sent < 1.0
         said, saved = sorted([first, child.stdout.readline()])  # printed by two threads
-        assert said.startswith(number.name.encode() + b": stopping")
+        name = "Ctrl-C" if number == signal.SIGINT else number.name
+        assert said.startswith(name.encode() + b": stopping")
         assert saved == b"saved\n"
         assert child.wait(10) == 128 + number
         assert child.stderr.read() == b""
@@ -136,7 +137,7 @@ def test_a_second_interrupt_ends_every_command_at_once(function, arguments, mode
         assert child.stdout.readline() == b"at work\n"
         child.send_signal(signal.SIGINT)
         said = b""
-        while b"SIGINT: stopping" not in said:
+        while b"Ctrl-C: stopping" not in said:
             said = child.stderr.readline()
             assert said
         sent = time.monotonic()

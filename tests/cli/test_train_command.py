@@ -171,6 +171,25 @@ def test_text_that_is_not_utf8_names_the_byte_for_sentencepiece(run):
     assert "--binary" in done.err
 
 
+def test_a_stop_before_the_first_step_says_so_and_leaves_no_folder(run, text, monkeypatch):
+    from xlcli.training import prepare
+
+    real = prepare.train_tokenizer
+
+    def interrupted(*arguments):
+        os.kill(os.getpid(), signal.SIGINT)
+        return real(*arguments)
+
+    monkeypatch.setattr(prepare, "train_tokenizer", interrupted)
+    done = run("train", text, *SMALL)
+    assert done.code == 130
+    assert [line for line in done.err.splitlines() if "top" in line] == [
+        "Ctrl-C: stopping; press it again to exit at once",
+        "warning: stopped before the first step; nothing was saved, so run the same command again.",
+    ]
+    assert list(Path("models").iterdir()) == []
+
+
 @pytest.mark.slow
 def test_a_signal_saves_and_a_terminal_shows_progress(run, text):
     """Terminal, live line, SIGINT, saved checkpoint, resume: one process, since each costs seconds."""
@@ -180,7 +199,7 @@ def test_a_signal_saves_and_a_terminal_shows_progress(run, text):
     assert re.search("[▁▂▃▄▅▆▇█]", terminal.received.decode("utf-8", "replace"))
     terminal.process.send_signal(signal.SIGINT)
     assert terminal.finish() == 130
-    assert "SIGINT: stopping" in terminal.text
+    assert "Ctrl-C: stopping" in terminal.text
     assert "plot written to curve.svg" in terminal.text
     assert Path("curve.svg").exists()
     assert "--resume" in terminal.text

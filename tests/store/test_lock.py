@@ -85,8 +85,20 @@ def test_an_error_inside_frees(tmp_path):
         pass
 
 
-def test_never_two_writers(tmp_path):
-    command = [sys.executable, "-c", RACE, tmp_path]
+def test_a_new_folder_without_a_file_is_removed(tmp_path):
+    with lock(tmp_path / "models" / "empty"):
+        pass
+    with lock(tmp_path / "models" / "kept"):
+        (tmp_path / "models" / "kept" / "config.json").touch()
+    (tmp_path / "models" / "mine").mkdir()
+    with lock(tmp_path / "models" / "mine"):
+        pass
+    assert {path.name for path in (tmp_path / "models").iterdir()} == {"kept", "mine"}
+
+
+@pytest.mark.parametrize("folder", ["", "new"])
+def test_never_two_writers(tmp_path, folder):
+    command = [sys.executable, "-c", RACE, tmp_path / folder]
     children = [subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     won = [int(child.communicate(timeout=120)[0]) for child in children]
     assert all(child.returncode == 0 for child in children)

@@ -40,6 +40,20 @@ def test_a_model_is_removed_with_its_checkpoints(model):
     assert list(Path("models").iterdir()) == []
 
 
+def test_a_folder_with_nothing_but_a_lock_is_removed():
+    folder = Path("models") / "stopped"
+    folder.mkdir(parents=True)
+    (folder / ".lock").touch()
+    with claimed(own_model("stopped")):
+        remove(folder)
+    assert list(Path("models").iterdir()) == []
+    folder.mkdir()
+    for name in (".lock", "notes.txt"):
+        (folder / name).touch()
+    with pytest.raises(CheckpointError, match="not a model"):
+        own_model("stopped")
+
+
 @pytest.mark.parametrize("place", ["notes.txt", ".hidden", "checkpoints/notes.txt", "checkpoints/step-00000007/x.py"])
 def test_a_foreign_file_is_never_removed(model, place):
     (model / place).touch()

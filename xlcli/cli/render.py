@@ -79,6 +79,7 @@ class Screen:
         self._types = False
         self._line = ""
         self._drawn = 0.0
+        self._stage = ""
         self._lock = threading.RLock()  # the thread that watches for signals prints, too
         self._next_plain = time.monotonic() + PLAIN_SECONDS / 10
         self._history: deque[float] = deque(maxlen=4096)
@@ -172,11 +173,11 @@ class Screen:
     def wait(self, text: str) -> None:
         """Shows the current activity while there is no progress to count; on a terminal only."""
         if self._is_live:
-            self._show(f"{text} ...")
+            self._show(f"{text} ...", text)
 
     def progress(self, event: Progress) -> None:
         """Shows the progress of a stage."""
-        self._show(report.progress_line(event))
+        self._show(report.progress_line(event), event.stage)
         if event.total is not None and event.done >= event.total:
             self.clear()
 
@@ -184,11 +185,12 @@ class Screen:
         """Shows the progress of training."""
         self._history.append(event.bits_per_byte)
         if self._is_live:
-            self._show(report.step_line(event, tuple(self._history), self._console.width - 1))
+            self._show(report.step_line(event, tuple(self._history), self._console.width - 1), "training")
         else:
-            self._show(report.step_line(event))
+            self._show(report.step_line(event), "training")
 
-    def _show(self, line: str) -> None:
+    def _show(self, line: str, stage: str) -> None:
+        """Shows a line of progress at its time; the first one of a stage at once on a terminal."""
         now = time.monotonic()
         if not self._shows_progress or self._types:
             return
@@ -196,8 +198,8 @@ class Screen:
             if now >= self._next_plain:
                 self._next_plain = now + PLAIN_SECONDS
                 self.say(line)
-        elif now - self._drawn >= REFRESH_SECONDS:
-            self._drawn = now
+        elif now - self._drawn >= REFRESH_SECONDS or stage != self._stage:
+            self._drawn, self._stage = now, stage
             self._draw(line)
 
     def _draw(self, line: str) -> None:

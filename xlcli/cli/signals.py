@@ -69,7 +69,11 @@ class Stop:
     @property
     def message(self) -> str:
         """Message about the first signal."""
-        return f"{signal.Signals(self.signal).name}: stopping; interrupt again to exit at once" if self.signal else ""
+        if not self.signal:
+            return ""
+        if self.signal == signal.SIGINT:
+            return "Ctrl-C: stopping; press it again to exit at once"
+        return f"{signal.Signals(self.signal).name}: stopping; Ctrl-C exits at once"
 
     def __enter__(self) -> Stop:
         if threading.current_thread() is not threading.main_thread():

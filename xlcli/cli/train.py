@@ -13,7 +13,6 @@ import typer
 from xlcli.cli import options, train_options
 from xlcli.cli.help import CONTEXT, Command
 from xlcli.cli.pipe import standard_input
-from xlcli.cli.signals import Stop
 from xlcli.cli.terminal import discard_stdout
 from xlcli.cli.usage import nearest
 from xlcli.errors import ConfigError, DataError, DivergedError
@@ -130,8 +129,9 @@ def train(
                     paths or (), folder, configs, init=model, overwrite=overwrite, dry_run=dry_run, stop=stop
                 )
             event_file = EventFile(folder) if tensorboard else None
+            screen.wait("reading the text")
             try:
-                show_all(events, screen, stop, event_file, dry_run=dry_run)
+                show_all(events, screen, event_file, dry_run=dry_run)
             except DivergedError:
                 draw_run(plot, folder, screen)
                 raise
@@ -216,17 +216,9 @@ def model_name(paths: Sequence[str]) -> str:
     return re.sub(r"[^\w.-]+", "-", name).strip(".-") or "corpus"
 
 
-def show_all(
-    events: Iterator[Event], screen: Screen, stop: Stop, event_file: EventFile | None, *, dry_run: bool
-) -> None:
-    """Shows the events of a run and writes its metrics until it ends, or until a stop request before its `Plan`."""
-    from xlcli.events import Plan
-
-    begun = False
+def show_all(events: Iterator[Event], screen: Screen, event_file: EventFile | None, *, dry_run: bool) -> None:
+    """Shows the events of a run and writes its metrics."""
     for event in events:
-        begun = begun or isinstance(event, Plan)
-        if stop() and not begun:
-            break  # no step was taken, so there is nothing to save
         if event_file:
             event_file.add(event)
         try:

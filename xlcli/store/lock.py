@@ -10,18 +10,23 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from xlcli.errors import BusyError, CheckpointError
 from xlcli.files import cannot_write, make_folder, read_json, write_atomic
 from xlcli.store.commit import clean
 from xlcli.store.layout import CHECKPOINTS
 
+if TYPE_CHECKING:
+    from filelock import FileLock
+
 LOCK = ".lock"
 HOLDER = ".lock.json"
 """File with the process id and host of the holder, separate from the lock file, which locking may truncate."""
 _HOLDER_TIMEOUT = 0.3
 """Maximum time in seconds between taking the lock and writing `HOLDER`."""
+
+_ATTEMPTS = 10
 
 
 class Holder(NamedTuple):
@@ -33,7 +38,9 @@ class Holder(NamedTuple):
 
 @contextmanager
 def lock(folder: Path) -> Iterator[str]:
-    """Locks the model folder, which is made if missing, and removes unfinished files of a crashed holder.
+    """Locks the model folder, and removes unfinished files of a crashed holder.
+
+    A missing folder is made, and removed at the end if nothing was written in it.
 
     Yields:
         A warning to show if the file system has no locks, else "".
@@ -43,15 +50,12 @@ def lock(folder: Path) -> Iterator[str]:
     """
     from filelock import FileLock, Timeout
 
-    path = folder / LOCK
+    path, guard = folder / LOCK, FileLock(folder / LOCK)
+    is_new = not os.path.lexists(folder)
     try:
-        make_folder(folder)
-        if path.is_symlink():
-            raise CheckpointError(f"{path} is a symbolic link.", "Remove it.")
-        guard = FileLock(path)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            guard.acquire(timeout=0)
+            _acquire(guard, path)
     except Timeout:
         raise _busy(folder) from None
     except OSError as error:
@@ -64,7 +68,24 @@ def lock(folder: Path) -> Iterator[str]:
     finally:
         with suppress(OSError):
             (folder / HOLDER).unlink(missing_ok=True)
+            if is_new and not caught and list(folder.iterdir()) == [path]:
+                path.unlink()  # by its holder: a lock of a removed file is not valid
+                folder.rmdir()
         guard.release()
+
+
+def _acquire(guard: FileLock, path: Path) -> None:
+    """Takes the lock; makes its folder, again if the last holder has just removed it."""
+    for attempt in range(_ATTEMPTS):
+        try:
+            make_folder(path.parent)
+            if path.is_symlink():
+                raise CheckpointError(f"{path} is a symbolic link.", "Remove it.")
+            guard.acquire(timeout=0)
+            return
+        except (FileNotFoundError, NotADirectoryError):
+            if attempt == _ATTEMPTS - 1:
+                raise
 
 
 def holder(folder: Path) -> Holder | None:

@@ -22,7 +22,7 @@ from xlcli.store.copy import new_folder, remove_unfinished, require_free
 from xlcli.store.discover import LOCAL, find, is_bundled
 from xlcli.store.layout import CHECKPOINTS
 from xlcli.store.lock import HOLDER, LOCK, lock
-from xlcli.store.staging import INSTALLING, RUN_FILES, STAGED, holds_run
+from xlcli.store.staging import INSTALLING, RUN_FILES, STAGED, foreign_entry, holds_run
 
 
 def own_model(name: str, cwd: Path | None = None) -> Path:
@@ -37,7 +37,7 @@ def own_model(name: str, cwd: Path | None = None) -> Path:
     places = [cwd / LOCAL / name, cwd / name] if plain else [cwd / name]
     if ".." in Path(name).parts:
         places = [places[0].resolve()]
-    folder = next((place for place in places if place.is_symlink() or holds_run(place)), None)
+    folder = next((place for place in places if place.is_symlink() or holds_run(place) or _is_unused(place)), None)
     if folder is None:
         found = next((place for place in places if os.path.lexists(place)), None) or find(name, cwd=cwd)
         if found.parent.resolve() != models_folder().resolve():
@@ -136,6 +136,11 @@ def move(folder: Path, target: Path) -> None:
             sync_folder(folder.parent)
     except OSError as error:
         raise cannot_write(target, error) from error
+
+
+def _is_unused(folder: Path) -> bool:
+    """Whether a folder holds the lock of a run and nothing that a user wrote."""
+    return (folder / LOCK).is_file() and foreign_entry(folder) is None
 
 
 def _shown(folder: Path, cwd: Path) -> Path:

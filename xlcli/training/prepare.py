@@ -231,16 +231,19 @@ def _train_tokenizer(
 
     abandoned = False
     thread = threading.Thread(target=learn, name="vocabulary", daemon=True)
+    n_bytes = parts.train.n_bytes if kind == "words" and not dry_run else min(parts.train.n_bytes, limit)
+    source = f"{n_bytes / 1e6:.1f} MB" if n_bytes >= 1e6 else f"{n_bytes / 1e3:.0f} kB"
     started = time.monotonic()
     thread.start()
     try:
         while thread.is_alive():
+            yield Progress(f"learning a vocabulary from {source}", int(time.monotonic() - started), None, "s")
             thread.join(PROGRESS_INTERVAL)
-            if (seconds := time.monotonic() - started) >= 1:
-                yield Progress("learning the vocabulary", int(seconds), None, "s")
     finally:
         abandoned = True
         thread.join()  # sentencepiece cannot be interrupted
+    if stop():
+        raise PreparationStoppedError
     return learned.result()
 
 
@@ -260,6 +263,8 @@ def _tokenize(
     by_document = config.train.reset_on_document
     if dry_run:
         sample = sample_tokens(parts.train, tokenizer, DRY_RUN_BYTES)
+        if stop():
+            raise PreparationStoppedError
         return Prepared(config, runtime, preset, origin, parts, tokenizer, sample, sample)
     train_ids = yield from _until(stop, token_file(parts.train, tokenizer, by_document=by_document))
     valid_ids = yield from _until(stop, token_file(parts.valid, tokenizer, by_document=by_document))

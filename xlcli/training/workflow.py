@@ -75,7 +75,7 @@ def train(
         try:
             ready = yield from prepare_new(paths, configs, stop, model, dry_run=dry_run)
         except PreparationStoppedError:
-            yield _STOPPED_EARLY
+            yield Notice("stopped before the first step; nothing was saved, so run the same command again.", "warning")
             return
         _check_texts(folder, ready)
         plan = _plan(folder, ready, 0)
@@ -130,7 +130,9 @@ def resume(
         try:
             ready = yield from prepare_resumed(paths, place, changes or {}, preset, init, stop, dry_run=dry_run)
         except PreparationStoppedError:
-            yield _STOPPED_EARLY
+            yield Notice(
+                "stopped before the next step; the run is unchanged, so run the same command again.", "warning"
+            )
             return
         point, notices = _newest_checkpoint(place)
         yield from notices
@@ -148,9 +150,6 @@ def resume(
         else:
             yield from _restore(point, run, ready, place, allow_data_change=allow_data_change)
         yield from _take_steps(run, ready, folder, record, paths, started=started, stop=stop)
-
-
-_STOPPED_EARLY = Notice("stopped before the first step; nothing was changed.", "warning")
 
 
 def _lock(folder: Path, contexts: ExitStack) -> Iterator[Notice]:

@@ -156,13 +156,13 @@ def test_without_a_terminal_a_model_is_removed_with_yes_only(run, model, untrain
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["rm", "books", "-y"], 2, "came with xlcli"),
+        (["rm", "books", "-y"], 2, "is bundled with xlcli"),
         (["rm", "tny", "-y"], 3, "Did you mean tiny?"),
         (["rm", "tiny", "nowhere", "-y"], 3, "no model 'nowhere'"),
         (["rm"], 2, "Type xlcli models rm NAME."),
         (["mv", "tiny"], 2, "xlcli models mv OLD NEW"),
         (["mv", "tiny", "tiny"], 2, "exists"),
-        (["mv", "books", "mine"], 2, "came with xlcli"),
+        (["mv", "books", "mine"], 2, "is bundled with xlcli"),
         (["show", "tiny", "--yes"], 2, "xlcli models rm only"),
     ],
 )

@@ -92,12 +92,12 @@ def test_a_damaged_model_and_a_run_without_weights_are_found(model):
 def test_a_bundled_model_stays(name):
     with pytest.raises((ConfigError, CheckpointError)) as caught:
         own_model(name)
-    assert "came with xlcli" in caught.value.message or name.startswith("..")
+    assert "is bundled with xlcli" in caught.value.message or name.startswith("..")
 
 
 def test_the_bundled_model_stays_where_it_is_local_too(monkeypatch):
     monkeypatch.chdir(models_folder().parent)
-    with pytest.raises(ConfigError, match="came with xlcli"):
+    with pytest.raises(ConfigError, match="is bundled with xlcli"):
         own_model("books")
     assert "books" not in {model.name for model in local_models()}
     assert "books" in {model.name for model in bundled_models()}

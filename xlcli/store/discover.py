@@ -32,7 +32,7 @@ class ModelSummary:
     Attributes:
         name: Name of the folder.
         folder: The model folder.
-        bundled: Whether the model came with xlcli.
+        bundled: Whether the model is bundled with xlcli.
         bytes: Size of the weights file.
         modified: Time of its last change in seconds since 1970.
         encoding: Encoding of the weights, a key of `ENCODINGS`.
@@ -101,12 +101,12 @@ def local_models(cwd: Path | None = None) -> tuple[ModelSummary, ...]:
 
 
 def bundled_models() -> tuple[ModelSummary, ...]:
-    """Models that came with xlcli, in alphabetical order."""
+    """Models bundled with xlcli, in alphabetical order."""
     return tuple(summarize(folder, bundled=True) for folder in _bundled(Path.cwd()))
 
 
 def is_bundled(folder: Path, cwd: Path) -> bool:
-    """Whether a model came with xlcli: it lies beside the presets.
+    """Whether a model is bundled with xlcli: it lies beside the presets.
 
     In a checkout models of the user lie there, too; then a bundled model is one with a card.
     """

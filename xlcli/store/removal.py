@@ -47,7 +47,10 @@ def own_model(name: str, cwd: Path | None = None) -> Path:
     if folder.is_symlink():
         raise ConfigError(f"{shown} is a symbolic link.", f"Give the folder itself: {folder.resolve()}.")
     if is_bundled(folder, cwd):
-        raise ConfigError(f"{folder.name} came with xlcli and stays.", "Name a model that you trained or copied.")
+        raise ConfigError(
+            f"{folder.name} is bundled with xlcli and cannot be removed or renamed.",
+            "Name a model that you trained or copied.",
+        )
     if cwd.resolve().is_relative_to(folder.resolve()):
         raise ConfigError(f"{shown} contains the working folder.", "Go to another folder first: cd ..")
     return shown

@@ -185,7 +185,7 @@ def _remove(entry: CacheEntry) -> bool:
             status = os.fstat(file.fileno())
             if _is_held(file, entry.age) or not os.path.samestat(status, entry.path.lstat()):
                 return False
-            entry.path.unlink()  # under the exclusive lock, so that nobody can begin to use it
+            entry.path.unlink()  # under the exclusive lock, so that no process can take the shared lock
     except OSError:
         return False
     return True

@@ -57,7 +57,7 @@ class CheckpointError(XLError):
 
 
 class ResourceError(XLError):
-    """Out of disk space or memory."""
+    """Out of disk space or memory, or a remote location fails."""
 
     exit_code = 4
 

@@ -78,7 +78,8 @@ def models(
     """List models or presets; show, copy, remove or rename one.
 
     copy writes a preset to a TOML file to edit, or a model to a folder. rm and mv take models of your own; rm removes
-    nothing that xlcli did not write. push and pull reach folders and the URLs of fsspec, such as s3:// and hf://.
+    nothing that xlcli did not write. push and pull reach folders and the URLs of fsspec, such as s3:// and hf://;
+    push --force replaces an unfinished push.
     """
     from xlcli.cli import model_folders, model_lists, model_transfer
     from xlcli.cli.prologue import open_screen
@@ -111,7 +112,7 @@ def models(
         case ["mv", old, new]:
             model_folders.rename(old, new, screen)
         case ["push", name, url]:
-            model_transfer.push(name, url, screen, with_text=with_text)
+            model_transfer.push(name, url, screen, with_text=with_text, force=force)
         case ["pull", url, *name] if len(name) < 2:
             model_transfer.pull(url, name[0] if name else None, screen)
         case [action, *_] if action in _USAGE:

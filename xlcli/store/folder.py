@@ -87,16 +87,18 @@ class LoadedModel:
         return path
 
     def held_out_documents(self, split: Literal["valid", "test"]) -> list[int] | None:
-        """Offsets at which the documents of a held-out text begin, ascending from 0; None if they were not separated.
+        """Offsets at which the documents of a held-out text begin, ascending from 0.
+
+        None if there is no such text, or its documents were not separated.
 
         Raises:
-            CheckpointError: The file is damaged.
+            CheckpointError: A file is damaged.
         """
-        path = self.folder / DOCUMENTS[split]
-        if path.name not in self.files:
+        text, path = self.held_out(split), self.folder / DOCUMENTS[split]
+        if text is None or path.name not in self.files:
             return None
         verify_file(self.folder, path.name, self.files)
-        size = (self.folder / HELD_OUT[split]).stat().st_size
+        size = text.stat().st_size
         try:
             starts = [int(line) for line in read_bounded(path, 16 * size + 16).splitlines()]
         except ValueError:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xlcli.cli.tables import cells, definitions, fitted, shorten
+from xlcli.cli.tables import cells, definitions, fitted, shorten, wrapped
 
 HEADING = ("name", "size", "corpus")
 ROWS = [
@@ -55,6 +55,24 @@ def test_long_texts_are_wrapped_under_their_beginning():
     assert len(lines) == 5
     assert all(line.startswith(" " * 8 + "word") for line in lines[1:4])
     assert definitions(rows, None).splitlines()[0] == "one     " + "word " * 20
+
+
+def test_lines_are_broken_between_words_under_their_value():
+    text = "model    a folder of some length (preset small)\n  xlcli eval -m a-model-with-a-long-name\nshort\n"
+    assert wrapped(text, 25).split("\n") == [
+        "model    a folder of some", "         length (preset", "         small)",
+        "  xlcli eval -m a-model-with-a-long-name", "short", "",
+    ]  # fmt: skip
+    error = wrapped("xlcli: there is no file a.txt.\n       Check the path of it.\n", 24)
+    assert error == "xlcli: there is no file\n       a.txt.\n       Check the path of\n       it.\n"
+    assert wrapped(text, None) == text
+
+
+@given(st.text(alphabet="ab  -\n", max_size=200), st.integers(30, 80))
+def test_breaking_lines_keeps_the_words(text, width):
+    shown = wrapped(text, width)
+    assert shown.split() == text.split()
+    assert all(cells(line) <= width or len(line.split()) == 1 for line in shown.split("\n"))
 
 
 def test_control_characters_do_not_reach_a_terminal_and_count_as_shown():

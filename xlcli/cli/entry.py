@@ -104,10 +104,14 @@ def _discard_stdout() -> None:
 
 
 def _print_error(message: str, remedy: str) -> None:
+    import shutil
+
+    from xlcli.cli.tables import wrapped
     from xlcli.cli.terminal import visible
 
     with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(visible(f"xlcli: {message}\n" + (f"       {remedy}\n" if remedy else "")))
+        text = visible(f"xlcli: {message}\n" + (f"       {remedy}\n" if remedy else ""))
+        sys.stderr.write(wrapped(text, shutil.get_terminal_size().columns if sys.stderr.isatty() else None))
         sys.stderr.flush()
 
 

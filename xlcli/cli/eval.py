@@ -233,9 +233,9 @@ def show_scores(scores: list[Score], screen: Screen, model: ModelConfig, *, n_le
         is_partial = scores[0].partial or len(scores) != n_lengths
         screen.object({"sweep": objects, "partial": is_partial} if n_lengths else objects[0])
     elif n_lengths and not scores[0].partial:
-        screen.print(report.sweep_text(scores, n_lengths))
+        screen.report(report.sweep_text(scores, n_lengths))
     else:
-        screen.print(report.score_text(scores[0], model))
+        screen.report(report.score_text(scores[0], model))
 
 
 def page_facts(score: Score) -> list[tuple[str, str]]:

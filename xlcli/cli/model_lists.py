@@ -129,7 +129,7 @@ def show(name: str, screen: Screen) -> None:
         return
     screen.print(f"{folder}\n" + _table([summary], screen))
     if summary.bits_per_byte is not None and summary.scored:
-        screen.print(f"{summary.bits_per_byte:.4f} bits/byte: {report.scored(summary.scored)}\n")
+        screen.report(f"{summary.bits_per_byte:.4f} bits/byte: {report.scored(summary.scored)}\n")
     card = folder / CARD
     if card.is_file() and card.stat().st_size < 2**20:
         screen.print("\n" + card.read_text("utf-8", "replace"))

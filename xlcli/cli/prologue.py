@@ -122,7 +122,7 @@ def print_plan(
             ("memory", f"{model.describe_memory(mem_len, segment_len)}, {texts}: {report.size(state)}"),
             ("needs", f"about {whole} of main memory; {available} available"),
         ]
-        screen.print("".join(f"{name:8} {text}\n" for name, text in rows))
+        screen.report("".join(f"{name:8} {text}\n" for name, text in rows))
     needed = plan["memory_bytes"] if is_endless else _PROGRAM_BYTES + weights
     require_memory(f"model {folder.name}", needed, "Use a smaller --mem-len or model.")
 

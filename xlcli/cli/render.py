@@ -24,6 +24,7 @@ from xlcli.cli import report
 from xlcli.cli.palette import Palette, terminal_theme
 from xlcli.cli.pipe import Output
 from xlcli.cli.signals import Stop
+from xlcli.cli.tables import wrapped
 from xlcli.cli.terminal import Visible, visible, visible_json
 from xlcli.events import Notice, Progress, Step
 
@@ -155,7 +156,8 @@ class Screen:
         if not (level == "warning" or (self.verbose if level == "detail" else not self.quiet)):
             return
         style = "yellow" if level == "warning" else "dim" if level == "detail" else ""
-        shown = Text(visible(f"warning: {text}" if level == "warning" else text), style=style)
+        text = visible(f"warning: {text}" if level == "warning" else text)
+        shown = Text(wrapped(text, self._console.width if self._console.is_terminal else None), style=style)
         with self._lock:
             self.interrupted()
             line = self._line
@@ -238,6 +240,10 @@ class Screen:
     def print(self, text: str) -> None:
         """Prints text to stdout, with control characters escaped on a terminal."""
         self.write((visible(text) if self.on_terminal else text).encode("utf-8", "surrogateescape"))
+
+    def report(self, text: str) -> None:
+        """Prints text to stdout as `print`, with lines that fit a terminal."""
+        self.print(wrapped(text, self.columns))
 
     def object(self, value: Any) -> None:
         """Prints one line of JSON to stdout, with control characters escaped on a terminal."""

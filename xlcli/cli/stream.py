@@ -228,7 +228,7 @@ def show(event: Event, screen: Screen, *, emit: str, model: str) -> None:
             if emit == "stats" and screen.json:
                 screen.object(report.fields(event))
             elif emit == "stats":
-                screen.print(report.stats_line(event) + "\n")
+                screen.report(report.stats_line(event) + "\n")
             if event.final and (remark := misfit(model, event.bits_per_byte)):
                 screen.say(remark)
             if event.final and not (emit == "stats" and not screen.json):

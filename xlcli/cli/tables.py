@@ -1,7 +1,8 @@
-"""Tables that fit the width of a terminal: long cells are shortened in the middle, columns left out, texts wrapped."""
+"""Tables and texts that fit the width of a terminal: cells are shortened, columns left out, lines wrapped."""
 
 from __future__ import annotations
 
+import re
 import textwrap
 import unicodedata
 from collections.abc import Collection, Mapping, Sequence
@@ -71,6 +72,27 @@ def definitions(rows: Sequence[tuple[str, str]], width: int | None) -> str:
         labels = [name, *[""] * (len(wrapped) - 1)]
         lines += [f"{label:{left}}{_GAP}{line}" for label, line in zip(labels, wrapped, strict=True)]
     return "\n".join(lines) + "\n"
+
+
+def wrapped(text: str, width: int | None) -> str:
+    """A text whose long lines are broken between words; None leaves it as it is.
+
+    A line continues under its beginning, or under its value if it begins with a label and two blanks. Commands are not
+    broken, so that they can be copied.
+    """
+    if width is None:
+        return text
+    return "\n".join(_wrap(line, width) for line in text.split("\n"))
+
+
+def _wrap(line: str, width: int) -> str:
+    if cells(line) <= width or line.lstrip().startswith("xlcli "):
+        return line
+    label = re.match(r" *(?:\S+ {2,}(?=\S)|xlcli: )?", line)
+    indent = len(label[0]) if label and len(label[0]) <= width // 2 else 0
+    head, rest = line[:indent], line[indent:]
+    lines = textwrap.wrap(rest, max(width - indent, 20), break_long_words=False, break_on_hyphens=False)
+    return head + ("\n" + " " * indent).join(lines)
 
 
 def _cells(character: str) -> int:

@@ -240,7 +240,7 @@ def show(event: Event, screen: Screen, *, dry_run: bool) -> None:
         case Progress():
             screen.progress(event)
         case Plan() if dry_run and not screen.json:
-            screen.print(report.plan_text(event))
+            screen.report(report.plan_text(event))
         case Plan():
             screen.say(report.plan_text(event).rstrip("\n"))
         case Step():
@@ -250,4 +250,4 @@ def show(event: Event, screen: Screen, *, dry_run: bool) -> None:
         case Saved():
             screen.say(report.saved_line(event), "detail")
         case Trained() if not screen.json:
-            screen.print(report.trained_text(event))
+            screen.report(report.trained_text(event))

@@ -1,4 +1,5 @@
 import itertools
+import json
 import math
 import os
 
@@ -181,25 +182,42 @@ def test_loss_by_context_with_memory_comes_from_cold_windows(prose):
     assert score.by_context[3].bits_per_byte == pytest.approx(nats / math.log(2) / n_bytes, abs=1e-9)
 
 
-def test_margins_come_from_blocks_of_neighboring_tokens(tmp_path):
-    """The standard error is that of a ratio of sums over blocks of 32 tokens of one context bin."""
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_margins_come_from_sequences(tmp_path, batch_size):
+    """The standard error is that of a ratio of sums over segments, which start with empty memory."""
     (tmp_path / "t").write_text(PROSE * 8)
     model = toy("sentencepiece")
-    *tokens, score = scores(model, tmp_path / "t", mem_len=0, segment_len=64, batch_size=3, per_token=True)
+    options = {"mem_len": 0, "segment_len": 64, "batch_size": batch_size}
+    *tokens, score = scores(model, tmp_path / "t", per_token=True, **options)
     for bucket in score.by_context:
-        blocks = {}
+        segments = {}
         for i, token in enumerate(tokens):
             if bucket.start <= i % 64 + 1 < bucket.stop:
-                bits, n_bytes = blocks.get(i // 32, (0.0, 0))
-                blocks[i // 32] = bits + token.bits, n_bytes + len(token.text)
-        pairs, freedom = list(blocks.values()), len(blocks) - 1
+                bits, n_bytes = segments.get(i // 64, (0.0, 0))
+                segments[i // 64] = bits + token.bits, n_bytes + len(token.text)
+        pairs, freedom = list(segments.values()), len(segments) - 1
         total = sum(n for _, n in pairs)
         ratio = sum(bits for bits, _ in pairs) / total
         variance = len(pairs) / freedom * sum((bits - ratio * n) ** 2 for bits, n in pairs) / total**2
         assert bucket.margin == pytest.approx(half_width(variance**0.5, freedom), rel=1e-4)
 
 
-def test_few_blocks_have_no_margin(tmp_path):
+@pytest.mark.parametrize("options", [{}, {"reset_on_document": True}])
+def test_margins_do_not_depend_on_sizes_chosen_for_speed(tmp_path, options):
+    (tmp_path / "all.jsonl").write_text(
+        "".join(json.dumps({"text": PROSE[i : i + 150]}) + "\n" for i in range(0, 400, 20))
+    )
+    model = toy()
+    found = [
+        [b.margin for b in scores(model, tmp_path / "all.jsonl", mem_len=20, **sizes, **options)[0].by_context]
+        for sizes in ({}, {"segment_len": 7}, {"batch_size": 2, "segment_len": 33})
+    ]
+    assert any(found[0])
+    for other in found[1:]:
+        assert other == pytest.approx(found[0], rel=1e-6)
+
+
+def test_few_sequences_have_no_margin(tmp_path):
     (tmp_path / "t").write_text("only one segment")
     score, *_ = scores(toy(), tmp_path / "t", mem_len=100)
     assert {b.margin for b in score.by_context} == {None}

@@ -82,6 +82,7 @@ def score_text(
     n_called, n_calls = 0, sum(-(-loader.sequence_len // loader.segment_len) for loader in loaders)
     for loader in loaders:
         state = init_state(model, lengths, loader.offsets)
+        totals.by_context.start(loader.batch_size)
         for inputs, targets, scored, positions in loader:
             if stop():
                 return totals
@@ -95,6 +96,8 @@ def score_text(
             totals.tokens += int(scored.sum())
             totals.bytes += int(sizes.sum())
             first = int(positions[0] - loader.starts[0]) if whole else 0
+            if not lengths.mem_len:  # every segment starts with empty memory
+                totals.by_context.start(len(nll))
             totals.by_context.add(first, nll, sizes, scored)
             if nats is not None:
                 nats[index[scored]] = nll[scored]
@@ -167,6 +170,7 @@ def score_windows(
     for width, starts in zip(widths, windows, strict=True):
         for batch in np.split(starts, range(batch_size, len(starts), batch_size)):
             state = init_state(model, lengths, batch)
+            by_context.start(len(batch))
             for first in range(0, width, lengths.segment_len):
                 if stop():
                     return by_context

@@ -43,8 +43,6 @@ BLOCK_BYTES = 2**14
 """Number of bytes tokenized at a time."""
 LINE_LIMIT = 2**14
 """Number of bytes after which a line is output in parts, and up to which `reset_on` is searched for in a line."""
-BACKLOG_BYTES = 2**17
-"""Maximum size of the unscored text of a stopped stream. A longer backlog is scored down to this size."""
 STATS_SECONDS = 1.0
 """Time between two `StreamStats`."""
 
@@ -68,7 +66,9 @@ def stream(
     Args:
         model: The model.
         portions: Bytes as they arrive, divided anywhere; a `Document` begins a document. None means that nothing has
-            arrived for a while; only then is an unfinished line scored early (`flush_ms`).
+            arrived for a while; only then is an unfinished line scored early (`flush_ms`). The next portion is taken
+            when the last one has been scored. A stopped stream saves the unscored bytes of the last one, whatever its
+            size.
         options: Output, flushing, saving and resets.
         runtime: Device and number type.
         resume: Saved session. Line numbers, byte offsets and totals continue from it.
@@ -170,7 +170,6 @@ class _Scorer:
 
     def score_arrived(self, stop: Callable[[], bool]) -> Iterator[StreamEvent]:
         """Scores the text whose scores can be output now."""
-        stop = self._after_backlog(stop)
         while self.arrived and not stop():
             self._feed()
             yield from self._score(self._n_ready(), stop)
@@ -199,7 +198,7 @@ class _Scorer:
         """Scores the unfinished end of the text."""
         yield from self.score_arrived(stop)  # text of a resumed session if nothing else has arrived
         self._enqueue(self.pretokenizer.finish())
-        yield from self._score(len(self.ids), self._after_backlog(stop))
+        yield from self._score(len(self.ids), stop)
         if self.n_bytes > self.line_start:
             yield from self._end_line_part()
             self.n_lines += 1
@@ -235,10 +234,6 @@ class _Scorer:
                 scored=tuple(self.line),
             ),
         )
-
-    def _after_backlog(self, stop: Callable[[], bool]) -> Callable[[], bool]:
-        """`stop`, but false while the backlog is larger than a saved session may hold."""
-        return lambda: len(self.arrived) <= BACKLOG_BYTES and stop()
 
     def _enqueue(self, words: bytes) -> None:
         """Tokenizes whole words and appends them to the queue."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import json
 import os
 import resource
 import signal
@@ -208,6 +209,19 @@ def test_a_stream_that_waits_saves_and_ends_on_a_signal(number, model, tmp_path)
         assert child.wait(20) == 128 + number
         assert f"{number.name}: stopping" in child.stderr.read().decode()
     assert state.stat().st_size > 0
+
+
+def test_a_stream_with_much_unscored_text_saves_and_ends_on_a_signal(model, tmp_path):
+    state, text = tmp_path / "memory.state", "a line of one long document\n" * 150_000
+    (tmp_path / "long.jsonl").write_text(json.dumps({"text": text}))
+    with subprocess.Popen(
+        command("stream", tmp_path / "long.jsonl", "-m", model, "--emit", "stats", "--state-out", state),
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    ) as child:  # fmt: skip
+        assert b"lines" in child.stdout.readline()
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(10) == 143
+    assert state.stat().st_size > len(text) / 2
 
 
 @pytest.mark.parametrize("arguments", [("train", "-"), ("generate", "-"), ("eval", "-")], ids=" ".join)

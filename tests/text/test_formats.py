@@ -163,6 +163,47 @@ def test_a_live_text_is_passed_on_as_soon_as_its_format_is_clear():
         assert None in list(text)
 
 
+@pytest.mark.parametrize("portion", [1, 100, 5000])
+def test_blank_lines_at_the_start_are_held_back_briefly(portion):
+    given = []
+
+    def arriving():
+        while len(given) * portion < 100_000:
+            given.append(b"\n" * portion)
+            yield given[-1]
+        yield b'{"text": "not JSON lines"}\n'
+
+    text = text_of(arriving(), "x", None)
+    first = next(text)
+    assert len(given) * portion <= max(600, portion)
+    assert first + b"".join(text) == b"\n" * 100_000 + b'{"text": "not JSON lines"}\n'
+
+
+def test_some_blank_lines_before_json_lines():
+    for blanks in (b"\n", b" \n" * 200):
+        assert read(blanks + json_lines()) == JOINED.encode()
+        assert read(blanks + json_lines(), range(len(blanks) + 20)) == JOINED.encode()
+    assert b"".join(text_of(iter([b"\n" * 5000, json_lines()]), "x", "text")) == JOINED.encode()
+    for n in (511, 512, 513):
+        assert is_plain(b" " * n + b"a", None)
+        assert is_plain(b" " * n + b"{", None) == (n > 511)
+
+
+@pytest.mark.parametrize("size", [2**16, 2**26])
+def test_a_json_line_has_a_maximum_size(size):
+    def portions(*lines):
+        data = b"\n".join(lines)
+        return iter([data[start : start + size] for start in range(0, len(data), size)])
+
+    line = b'{"text": "%s"}' % (b"a" * (2**24 - 12))
+    assert sum(map(len, text_of(portions(line), "x", None))) == 2**24 - 11
+    for number, lines in ((1, [line + b" "]), (2, [b'{"text": "b"}', line + b" "])):
+        with pytest.raises(DataError, match=f"line {number} of x is JSON of more than 16 MiB"):
+            list(text_of(portions(*lines, b"{}"), "x", None))
+    other = line.replace(b"text", b"code") + b" "
+    assert b"".join(text_of(portions(other, b"{}"), "x", None)) == other + b"\n{}"
+
+
 def test_the_first_bytes_of_a_stream_must_be_text():
     def check(*portions):
         return b"".join(part or b"" for part in checked(iter(portions), "x"))
@@ -203,6 +244,13 @@ def test_texts_of_parquet_files(tmp_path: Path):
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(DataError, match="damaged Parquet"):
         open_corpus([path]).facts  # noqa: B018
+
+
+def test_a_parquet_file_with_text_that_is_not_utf8_is_damaged(tmp_path: Path):
+    invalid = pa.array([b"\xff\xfe"], pa.binary()).view(pa.string())
+    parquet.write_table(pa.table({"text": invalid}), tmp_path / "table")
+    with pytest.raises(DataError, match=r"damaged Parquet file: .*utf-8"):
+        open_corpus([tmp_path / "table"]).facts  # noqa: B018
 
 
 def test_text_that_is_not_text_is_refused_unless_it_is_meant(tmp_path: Path):

@@ -26,8 +26,10 @@ ZSTD_INPUT = 2**8
 """Bytes of zstd data decompressed at a time; each can stand for up to 2^15 bytes of text."""
 DEFAULT_FIELD = "text"
 """Key of the text in JSON lines and Parquet files."""
-LONGEST_LINE = 2**28
-"""Maximum size of a JSON line in bytes."""
+LONGEST_LINE = 2**24
+"""Maximum size of a JSON line in bytes. Parsing can take 64 bytes of memory per byte."""
+BLANKS = 2**9
+"""Number of blank bytes after which a text is no longer looked at for JSON lines."""
 HEAD = 2**13
 """Number of first bytes of a stream that must be text."""
 LZMA_MEMORY, ZSTD_WINDOW = 2**27, 2**27
@@ -92,7 +94,10 @@ def text_of(portions: Portions, name: str, text_field: str | None, *, any_bytes:
 def is_plain(head: bytes, text_field: str | None) -> bool:
     """Whether `text_of` passes data with these first bytes on unchanged."""
     marks = (*COMPRESSIONS, *ENCODINGS, *BINARIES)
-    return text_field is None and not head.startswith(marks) and head.lstrip()[:1] not in (b"", b"{")
+    if text_field is not None or head.startswith(marks):
+        return False
+    start = head[:BLANKS].lstrip()
+    return not start.startswith(b"{") if start else len(head) >= BLANKS
 
 
 def unpacked(portions: Portions, name: str) -> Portions:
@@ -147,23 +152,29 @@ def documents(portions: Portions, name: str, text_field: str | None) -> Portions
     Raises:
         DataError: A line is not a JSON object with a text in `text_field`, or is longer than `LONGEST_LINE`.
     """
-    head = yield from _first_line(portions)
+    head, first = yield from _first_line(portions)
     field = DEFAULT_FIELD if text_field is None else text_field
     data = _chain(head, portions)
-    if text_field is None and _field(head.lstrip().partition(b"\n")[0], field) is None:
+    first_text = _field(first, field) if len(first) <= LONGEST_LINE else None
+    if text_field is None and first_text is None:
+        if len(first) > LONGEST_LINE and json.dumps(field).encode() in first:
+            raise _too_long(1, name)
         yield from data
         return
     for number, line in _numbered_lines(data, name):
         if line is None:
             yield None
         elif line.strip():
-            text = _field(line, field)
+            text = first_text if line == first else _field(line, field)  # a long line is parsed once
             if text is None:
                 raise DataError(
                     f"line {number} of {name} is not a JSON object with a text in '{field}'.",
                     "Name the key with --text-field, or use --binary to take the lines as they are.",
                 )
+            first, first_text = b"", None
             yield from as_document(text)
+        else:
+            yield b""  # the reader may want to stop
 
 
 def as_document(text: bytes) -> Iterator[Document]:
@@ -329,26 +340,34 @@ def _head(portions: Portions, marks: Iterable[bytes]) -> Generator[None, None, b
     return head
 
 
-def _first_line(portions: Portions) -> Generator[None, None, bytes]:
-    """First bytes: if they may be JSON lines, with the whole first line."""
-    parts: list[bytes] = []
-    size, begun = 0, False
-    for portion in portions:
+def _first_line(portions: Portions) -> Generator[None, None, tuple[bytes, bytes]]:
+    """First bytes, and the first line if they may be JSON lines, else nothing.
+
+    Only the first `BLANKS` bytes decide that. The line is cut if it is longer than `LONGEST_LINE`.
+    """
+    head = b""
+    while len(head) < BLANKS and not head.lstrip():
+        portion = next(portions, b"")
+        if portion is None:
+            yield None
+        elif portion:
+            head += portion
+        else:
+            break
+    if not head[:BLANKS].lstrip().startswith(b"{"):
+        return head, b""
+    start = len(head) - len(head.lstrip())
+    parts, size, ended = [head], len(head), b"\n" in head[start:]
+    while not ended and size - start <= LONGEST_LINE:
+        portion = next(portions, b"")
         if portion is None:
             yield None
             continue
         parts.append(portion)
         size += len(portion)
-        if not begun:
-            start = b"".join(parts).lstrip()
-            if start and not start.startswith(b"{"):
-                break
-            begun = bool(start)
-            if begun and b"\n" in start:
-                break
-        elif b"\n" in portion or size > LONGEST_LINE:
-            break
-    return b"".join(parts)
+        ended = not portion or b"\n" in portion
+    head = b"".join(parts)
+    return head, head[start : start + LONGEST_LINE + 1].partition(b"\n")[0]
 
 
 def _chain(head: bytes, portions: Portions) -> Portions:
@@ -368,15 +387,22 @@ def _numbered_lines(portions: Portions, name: str) -> Iterator[tuple[int, bytes 
         *lines, rest = portion.split(b"\n")
         for line in lines:
             number += 1
+            if size + len(line) > LONGEST_LINE:
+                raise _too_long(number, name)
             yield number, b"".join((*parts, line))
             parts, size = [], 0
         parts.append(rest)
         size += len(rest)
         if size > LONGEST_LINE:
-            raise DataError(
-                f"line {number + 1} of {name} has more than {LONGEST_LINE >> 20} MiB.", "Divide it into documents."
-            )
+            raise _too_long(number + 1, name)
     yield number + 1, b"".join(parts)
+
+
+def _too_long(number: int, name: str) -> DataError:
+    return DataError(
+        f"line {number} of {name} is JSON of more than {LONGEST_LINE >> 20} MiB.",
+        "Divide it into documents, or use --binary to take it as it is.",
+    )
 
 
 def _field(line: bytes, field: str) -> bytes | None:

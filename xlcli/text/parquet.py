@@ -53,5 +53,5 @@ def texts(descriptor: int, name: str, text_field: str | None) -> Iterator[Docume
             for batch in table.iter_batches(batch_size=ROWS, columns=[field]):
                 for text in batch.column(0).to_pylist():
                     yield from as_document((text or "").encode())
-        except (pyarrow.ArrowException, OSError) as error:
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
             raise DataError(f"{name} is a damaged Parquet file: {error}.", "Get it again.") from None

@@ -149,21 +149,22 @@ class Source:
             texts = parquet.texts(descriptor, self.name, field)
         else:
             texts = formats.text_of(stored(), self.name, field, any_bytes=self.reading.any_bytes)
-        held = b""
+        held = bytearray()
         documents: list[int] = []
         for portion in texts:
             if isinstance(portion, formats.Document):
                 documents.append(len(held))
             held += portion or b""
             while len(held) >= BLOCK:
-                block = Block(held[:BLOCK], place, [start for start in documents if start < BLOCK])
-                held, documents = held[BLOCK:], [start - BLOCK for start in documents if start >= BLOCK]
+                block = Block(bytes(held[:BLOCK]), place, [start for start in documents if start < BLOCK])
+                documents = [start - BLOCK for start in documents if start >= BLOCK]
+                del held[:BLOCK]
                 if first > 0:
                     first -= 1
                 else:
                     yield block
         if held and first <= 0:
-            yield Block(held, place, documents)
+            yield Block(bytes(held), place, documents)
 
     def _stored(self, descriptor: int, first: int) -> Iterator[Block]:
         place = first * BLOCK

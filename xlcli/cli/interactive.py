@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -76,12 +76,14 @@ class Conversation:
 def converse(conversation: Conversation, screen: Screen, first: bytes | None, save: SaveState | None) -> int:
     """Answers `first` and the lines of standard input until it ends; saves the session; returns the exit code.
 
-    SIGINT stops the answer, or clears the line being typed. SIGTERM and SIGHUP end the conversation.
+    On a terminal, SIGINT stops the answer, or clears the line being typed; without one it ends the conversation, as
+    SIGTERM and SIGHUP always do.
     """
     from xlcli.cli.generate import show
 
     _enable_line_editing()
-    if sys.stdin.isatty():
+    on_keyboard = sys.stdin.isatty()
+    if on_keyboard:
         screen.say("Type text to continue; an empty line goes on. Ctrl-C stops, Ctrl-D ends.")
     exit_code = 0
     try:
@@ -93,7 +95,7 @@ def converse(conversation: Conversation, screen: Screen, first: bytes | None, sa
                     if not (screen.json or screen.on_terminal or conversation.at_line_start):
                         screen.write(b"\n")
                 screen.until(None)
-                if stop.signal not in (None, signal.SIGINT):
+                if stop() and not (on_keyboard and stop.signal == signal.SIGINT):
                     raise Stopped(stop.exit_code)
                 line = _read_line(screen)
     except Stopped as stopped:
@@ -106,22 +108,23 @@ def converse(conversation: Conversation, screen: Screen, first: bytes | None, sa
 
 
 def _read_line(screen: Screen) -> bytes | None:
-    """The next line without its end; None at the end of standard input."""
-    while True:
-        try:
-            if not sys.stdin.isatty():
-                data = sys.stdin.buffer.readline()
-                return data.rstrip(b"\r\n") if data else None
-            return os.fsencode(input(PROMPT))
-        except EOFError:
-            sys.stdout.write("\n")
-            sys.stdout.flush()
-            return None
-        except KeyboardInterrupt:
-            sys.stdout.write("\n")
-            sys.stdout.flush()
-        except UnicodeDecodeError:
-            screen.say("that line is not UTF-8 and was not read", "warning")
+    """The next line without its end; None at the end of standard input. A prompt never goes into a file of answers."""
+    if not sys.stdin.isatty():
+        data = sys.stdin.buffer.readline()
+        return data.rstrip(b"\r\n") if data else None
+    with redirect_stdout(sys.stdout if sys.stdout.isatty() else sys.stderr):
+        while True:
+            try:
+                return os.fsencode(input(PROMPT))
+            except EOFError:
+                sys.stdout.write("\n")
+                sys.stdout.flush()
+                return None
+            except KeyboardInterrupt:
+                sys.stdout.write("\n")
+                sys.stdout.flush()
+            except UnicodeDecodeError:
+                screen.say("that line is not UTF-8 and was not read", "warning")
 
 
 def _enable_line_editing() -> None:

@@ -2,6 +2,7 @@ import gzip
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import time
@@ -12,6 +13,7 @@ import pytest
 from programs import TEXT, Terminal, command, environment
 
 from xlcli import presets
+from xlcli.events import Progress
 
 SMALL = (
     "--set", "model.dim=16", "--set", "model.n_layers=1", "--set", "model.attention.n_heads=2", "--segment-len", "16",
@@ -61,6 +63,21 @@ def test_the_curve_is_drawn_at_the_end(run, text):
     assert not Path("curve.png").exists()
     assert run("train", text, "--max-steps", "6", "--resume", "--plot", "curve.png", *SMALL).code == 0
     assert Path("curve.png").read_bytes() not in (b"", first)
+
+
+def test_an_interrupt_before_the_plan_draws_no_earlier_model(run, text, monkeypatch):
+    pytest.importorskip("matplotlib")
+    Path("models/corpus").mkdir(parents=True)
+    Path("models/corpus/metrics.jsonl").write_text('{"step": 1, "tokens": 9, "bits_per_byte": 5.0}\n')
+
+    def interrupted(*arguments, stop, **options):
+        os.kill(os.getpid(), signal.SIGINT)
+        select.select([stop.fd], [], [])
+        yield Progress("reading", 1, 2, "B", 1.0)
+
+    monkeypatch.setattr("xlcli.training.train", interrupted)
+    done = run("train", text, "--overwrite", "--plot", "curve.png", *SMALL)
+    assert (done.code, "plot written" in done.err, Path("curve.png").exists()) == (130, False, False)
 
 
 def test_json_lines(run, text):

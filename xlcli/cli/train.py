@@ -131,14 +131,14 @@ def train(
             event_file = EventFile(folder) if tensorboard else None
             screen.wait("reading the text")
             try:
-                show_all(events, screen, event_file, dry_run=dry_run)
+                begun = show_all(events, screen, event_file, dry_run=dry_run)
             except DivergedError:
                 draw_run(plot, folder, screen)
                 raise
             finally:
                 if event_file:
                     event_file.close()
-            if not dry_run:
+            if begun and not dry_run:
                 draw_run(plot, folder, screen)
             return stop.exit_code
 
@@ -216,15 +216,24 @@ def model_name(paths: Sequence[str]) -> str:
     return re.sub(r"[^\w.-]+", "-", name).strip(".-") or "corpus"
 
 
-def show_all(events: Iterator[Event], screen: Screen, event_file: EventFile | None, *, dry_run: bool) -> None:
-    """Shows the events of a run and writes its metrics."""
+def show_all(events: Iterator[Event], screen: Screen, event_file: EventFile | None, *, dry_run: bool) -> bool:
+    """Shows the events of a run and writes its metrics.
+
+    Returns:
+        Whether there was a `Plan`; without one, the folder may hold an earlier model.
+    """
+    from xlcli.events import Plan
+
+    begun = False
     for event in events:
+        begun = begun or isinstance(event, Plan)
         if event_file:
             event_file.add(event)
         try:
             show(event, screen, dry_run=dry_run)
         except BrokenPipeError:
             discard_stdout()
+    return begun
 
 
 def show(event: Event, screen: Screen, *, dry_run: bool) -> None:

@@ -256,6 +256,23 @@ def test_stream_writes_the_page_of_eval(run, model, text, emit):
     assert [token[:3] for token in pages[0].tokens] == [token[:3] for token in pages[1].tokens]
 
 
+def memory(name):
+    """The memory that the page names."""
+    return re.search("<dt>context<dd>([^<]*)", Path(name).read_text())[1]
+
+
+def test_pages_name_the_memory_of_the_model_and_of_the_session(run, untrained, text):
+    untrained("linear", attention={"kind": "linear", "n_heads": 2}, position={"kind": "none"})
+    for name in ("eval", "stream"):
+        assert run(name, text, "-m", "linear", "--html", "page.html", "--force").code == 0
+        assert memory("page.html") == "memory of all tokens read"
+    untrained("full")
+    assert run("stream", text, "-m", "full", "--mem-len", "0", "--html", "page.html", "--state-out", "s").code == 0
+    assert memory("page.html").startswith("no memory: independent segments of 16 tokens")
+    assert run("stream", text, "-m", "full", "--state-in", "s", "--html", "page.html").code == 0
+    assert memory("page.html").startswith("no memory: independent segments of 16 tokens")
+
+
 def test_a_page_needs_a_file_and_one_memory(run, model, text):
     for name in ("eval", "stream"):
         done = run(name, text, "--html", "-")

@@ -7,6 +7,7 @@ import pytest
 
 from xlcli import config
 from xlcli.cli import render, report
+from xlcli.cli.eval import page_facts
 from xlcli.cli.render import Screen
 from xlcli.events import ContextBin, Notice, Plan, Progress, Score, Step, StreamStats, Trained
 
@@ -70,23 +71,28 @@ def test_a_plan_and_a_result_as_text():
     assert "--resume" in report.trained_text(dataclasses.replace(end, stopped=True))
 
 
+SEGMENTS = "no memory: independent segments of 8 tokens, and the result depends on that length"
+
+
 @pytest.mark.parametrize(
     ("model", "score", "said"),
     [
         ({}, {}, "memory of 4 tokens, span uniform, batch 1"),
-        ({}, {"mem_len": 0}, "no memory: independent segments of 8 tokens"),
+        ({}, {"mem_len": 0}, SEGMENTS),
         ({"attention": {"kind": "local", "window": 3}}, {}, "memory of 3 tokens, span uniform, batch 1"),
         ({"attention": {"kind": "linear"}, "position": {"kind": "none"}}, {}, "memory of all tokens read, batch 1"),
         (
             {"attention": {"kind": "linear"}, "position": {"kind": "none"}},
             {"mem_len": 0},
-            "no memory: independent segments of 8",
+            SEGMENTS,
         ),
     ],
 )
 def test_a_score_names_the_memory(model, score, said):
     shape = config.make({"model": model}).model
-    assert said in report.score_text(dataclasses.replace(SCORE, **score), shape)
+    score = dataclasses.replace(SCORE, **score)
+    assert said in report.score_text(score, shape)
+    assert dict(page_facts(score, shape))["context"] == said.split(", span")[0].split(", batch")[0]
 
 
 def test_mean_steps_are_shown_for_adaptive_computation_time():

@@ -170,7 +170,7 @@ def evaluate(
             draw_by_context(plot, scores)
             screen.say(f"plot written to {plot}")
         if page is not None and not stop():
-            page.save(scores[0].file, page_facts(scores[0]), scores[0].by_context)
+            page.save(scores[0].file, page_facts(scores[0], shape), scores[0].by_context)
             screen.say(f"page written to {html}")
         if scores:
             n_lengths = len(settings.sweep_mem_len or ())
@@ -238,7 +238,7 @@ def show_scores(scores: list[Score], screen: Screen, model: ModelConfig, *, n_le
         screen.report(report.score_text(scores[0], model))
 
 
-def page_facts(score: Score) -> list[tuple[str, str]]:
+def page_facts(score: Score, model: ModelConfig) -> list[tuple[str, str]]:
     """Names and values at the top of the page of an evaluation."""
     from xlcli.cli import report
 
@@ -248,7 +248,7 @@ def page_facts(score: Score) -> list[tuple[str, str]]:
     return [
         *facts,
         ("model", score.model),
-        ("memory", report.counted(score.mem_len, "token")),
+        ("context", report.context(model, score.mem_len, score.segment_len)),
         ("text", f"{report.size(score.bytes)}, {report.counted(score.tokens, 'token')}"),
     ]
 

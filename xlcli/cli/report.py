@@ -272,13 +272,10 @@ def score_text(score: Score, model: ModelConfig) -> str:
         rows.append(("mean steps", f"{score.mean_steps:.2f}"))
     if score.recall is not None:
         rows.append(("recall of hashing", f"{100 * score.recall:.1f} %"))
-    if not score.mem_len:
-        segments = f"independent segments of {counted(score.segment_len, 'token')}"
-        recurrence = f"no memory: {segments}, and the result depends on that length"
-    elif (mem_len := model.effective_mem_len(score.mem_len)) is None:
-        recurrence = f"memory of all tokens read, batch {score.batch_size}"
-    else:
-        recurrence = f"memory of {counted(mem_len, 'token')}, span {score.span}, batch {score.batch_size}"
+    recurrence = context(model, score.mem_len, score.segment_len)
+    if score.mem_len:
+        span = "" if model.effective_mem_len(score.mem_len) is None else f", span {score.span}"
+        recurrence += f"{span}, batch {score.batch_size}"
     documents = f" in {score.documents:,} documents, each scored alone" if score.documents > 1 else ""
     lines = [
         f"{score.model} on {score.file}" + (", PARTIAL: stopped before the end" if score.partial else ""),
@@ -298,6 +295,15 @@ def score_text(score: Score, model: ModelConfig) -> str:
         ]
         text += "\n" + table([heading, *context_rows])
     return text
+
+
+def context(model: ModelConfig, mem_len: int, segment_len: int) -> str:
+    """Context of a token in words: memory, or segments without one."""
+    if not mem_len:
+        segments = f"independent segments of {counted(segment_len, 'token')}"
+        return f"no memory: {segments}, and the result depends on that length"
+    effective = model.effective_mem_len(mem_len)
+    return "memory of all tokens read" if effective is None else f"memory of {counted(effective, 'token')}"
 
 
 def _decimals(value: float, digits: int) -> str:

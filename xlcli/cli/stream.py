@@ -15,7 +15,6 @@ from xlcli.errors import ConfigError
 if TYPE_CHECKING:
     from xlcli.cli.page import Page
     from xlcli.cli.render import Screen
-    from xlcli.config import StreamConfig
     from xlcli.events import Event
     from xlcli.store.folder import LoadedModel
 
@@ -141,12 +140,14 @@ def stream(
             screen.expect_keyboard()
         screen.wait("loading the model")
         from xlcli import streaming
+        from xlcli.events import StreamStats
         from xlcli.text import parquet
         from xlcli.text.formats import checked, text_of
 
         loaded, runtime = load_model(folder, settings, config.runtime, screen)
         warn_mem_len(loaded.config.model, [settings.mem_len], screen)
         resume, save = open_state_files(state_in, state_out, loaded, runtime)
+        mem_len = loaded.config.train.mem_len if settings.mem_len is None else settings.mem_len
         text = portions(source, stop, settings.flush_ms)
         if not settings.binary and parquet.is_parquet(source):
             text = parquet.texts(source, label, settings.text_field)
@@ -172,11 +173,13 @@ def stream(
             for event in events:
                 if page is not None:
                     add_tokens(event, page)
+                if isinstance(event, StreamStats):
+                    mem_len = event.mem_len  # that of the session, which --state-in may give
                 show(event, screen, emit=settings.emit, model=loaded.name)
             screen.model_text(b"", final=True)
         finally:
             if page is not None and page.n_tokens:
-                page.save(label, page_facts(page, loaded, settings))
+                page.save(label, page_facts(page, loaded, mem_len))
                 screen.say(f"page written to {html}")
         return stop.exit_code
 
@@ -195,13 +198,13 @@ def add_tokens(event: Event, page: Page) -> None:
             page.add(event)
 
 
-def page_facts(page: Page, model: LoadedModel, settings: StreamConfig) -> list[tuple[str, str]]:
+def page_facts(page: Page, model: LoadedModel, mem_len: int) -> list[tuple[str, str]]:
     """Names and values at the top of the page of a stream."""
     from xlcli.cli import report
 
-    mem_len = model.config.train.mem_len if settings.mem_len is None else settings.mem_len
+    context = report.context(model.config.model, mem_len, model.config.train.segment_len)
     text = (report.size(page.n_bytes), report.counted(page.n_lines, "line"), report.counted(page.n_tokens, "token"))
-    return [("model", model.name), ("memory", report.counted(mem_len, "token")), ("text", ", ".join(text))]
+    return [("model", model.name), ("context", context), ("text", ", ".join(text))]
 
 
 def show(event: Event, screen: Screen, *, emit: str, model: str) -> None:

@@ -120,6 +120,17 @@ def test_steps_after_a_roll_back_replace_earlier_ones(last):
     assert curves().get("validation/bits_per_byte", [(2, 5.5)]) == [(2, 5.5)]
 
 
+def test_damaged_rows_are_passed_over():
+    MODEL.mkdir(parents=True)
+    damaged = '{"step": 1, "nats": "x", "seconds": "y", "lr": 1e300}\n{"nats": 1.0}\n{"step": 2, "bits_per_byte": []}\n'
+    (MODEL / "metrics.jsonl").write_text(damaged)
+    append_metrics(MODEL, row(3, 4.5))
+    file = EventFile(MODEL)
+    file.add(event(3, 4.5))
+    file.close()
+    assert curves()["train/bits_per_byte"] == [(3, 4.5)]
+
+
 def test_a_missing_package_is_named_before_anything_is_loaded(run, text, without_torch, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     done = run("train", text, *SMALL)

@@ -4,7 +4,15 @@ import os
 import pytest
 
 from xlcli.errors import CheckpointError
-from xlcli.store.records import METRICS, append_metrics, read_metrics, read_record, trim_metrics, write_record
+from xlcli.store.records import (
+    METRICS,
+    append_metrics,
+    numbers,
+    read_metrics,
+    read_record,
+    trim_metrics,
+    write_record,
+)
 
 
 def test_record(tmp_path):
@@ -69,6 +77,11 @@ def test_other_peoples_lines_do_no_harm(tmp_path):
         b"null",
         b"[" * 60_000,
         b'{"step": "x"}',
+        b'{"step": 1.0}',
+        b'{"step": true}',
+        b'{"nats": 1.0}',
+        b'{"step": -1}',
+        b'{"step": 9223372036854775808}',
         b'{"step": ' + b"9" * 5000 + b"}",
         b"\xff",
         b"x" * 200_000,
@@ -79,10 +92,15 @@ def test_other_peoples_lines_do_no_harm(tmp_path):
 
 def test_what_could_not_be_read_is_not_written(tmp_path):
     with pytest.raises(ValueError, match="JSON"):
-        append_metrics(tmp_path, {"nats": float("nan")})
+        append_metrics(tmp_path, {"step": 1, "nats": float("nan")})
     with pytest.raises(ValueError, match="could not be read"):
-        append_metrics(tmp_path, {"text": "x" * 70_000})
+        append_metrics(tmp_path, {"step": 1, "text": "x" * 70_000})
     assert read_metrics(tmp_path) == []
+
+
+def test_the_numbers_of_a_row():
+    row = {"step": 2, "nats": "x", "lr": None, "ok": True, "seconds": 1.5, "tokens": 10**400, "steps": [1], "n": -3}
+    assert numbers(row) == {"step": 2.0, "seconds": 1.5, "n": -3.0}
 
 
 def test_links_and_pipes_are_refused(tmp_path):

@@ -22,6 +22,10 @@ def model():
     folder = Path("models") / "mine"
     shutil.copytree(models_folder() / "books", folder, ignore=shutil.ignore_patterns("README.md", ".*"))
     (folder / "metrics.jsonl").write_bytes(b'{"step": 1}\n')
+    for part in ("valid", "test"):
+        (folder / f"{part}.documents").write_bytes(b"0\n")
+    (folder / "tensorboard").mkdir()
+    (folder / "tensorboard" / "events.out.tfevents.1700000000.000000.host.1").write_bytes(b"x")
     commit(folder / "checkpoints", step_name(7), lambda path: (path / "state.safetensors").write_bytes(b"x"), 2)
     return folder
 
@@ -54,7 +58,17 @@ def test_a_folder_with_nothing_but_a_lock_is_removed():
         own_model("stopped")
 
 
-@pytest.mark.parametrize("place", ["notes.txt", ".hidden", "checkpoints/notes.txt", "checkpoints/step-00000007/x.py"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "notes.txt",
+        ".hidden",
+        "checkpoints/notes.txt",
+        "checkpoints/step-00000007/x.py",
+        "tensorboard/notes.txt",
+        "tensorboard/events.out.profile",
+    ],
+)
 def test_a_foreign_file_is_never_removed(model, place):
     (model / place).touch()
     before = contents(model)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from xlcli.errors import ConfigError
 from xlcli.files import write_atomic
+from xlcli.store.records import numbers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -88,8 +89,7 @@ def draw_training(name: str, rows: Sequence[Mapping[str, Any]], title: str) -> b
 
 def _curve(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
     """Tokens and value of this key, of the rows that have both."""
-    points = [(row.get("tokens"), row.get(key)) for row in rows]
-    return [(x, y) for x, y in points if isinstance(x, int | float) and isinstance(y, int | float)]
+    return [(found["tokens"], found[key]) for found in map(numbers, rows) if "tokens" in found and key in found]
 
 
 def _means(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

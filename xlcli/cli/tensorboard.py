@@ -19,11 +19,10 @@ from typing import Any
 from xlcli.errors import ConfigError
 from xlcli.events import Event, Step, Validation
 from xlcli.files import cannot_write
-from xlcli.store.records import read_metrics
+from xlcli.store.layout import EVENTS, TENSORBOARD
+from xlcli.store.records import numbers, read_metrics
 from xlcli.store.staging import place_of_run
 
-FOLDER = "tensorboard"
-"""Subfolder of a model."""
 TAGS = {
     "nats": "train/nats_per_token",
     "bits_per_byte": "train/bits_per_byte",
@@ -75,7 +74,7 @@ class EventFile:
                 self._writer.flush()
                 self._flushed = time.monotonic()
         except OSError as error:
-            raise cannot_write(self.model / FOLDER, error) from error
+            raise cannot_write(self.model / TENSORBOARD, error) from error
 
     def close(self) -> None:
         """Closes the file."""
@@ -89,26 +88,25 @@ class EventFile:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         if self._writer is None:
-            folder = self.model / FOLDER
+            folder = self.model / TENSORBOARD
             folder.mkdir(exist_ok=True)
             # TensorBoard reads the files of a folder in the order of their names.
-            name = f"events.out.tfevents.{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}"
+            name = f"{EVENTS}{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}"
             self._writer = RecordWriter((folder / name).open("xb"))
             self._writer.write(Record(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
         start = SessionLog(status=SessionLog.START)
         self._writer.write(Record(wall_time=time.time(), step=0, session_log=start).SerializeToString())
         started, at = time.time() - seconds, 0.0
         for row in read_metrics(place_of_run(self.model)):
-            at = row.get("seconds", at)
+            at = numbers(row).get("seconds", at)
             self._write(row, started + at)
 
     def _write(self, row: Mapping[str, Any], wall_time: float) -> None:
         from tensorboard.compat.proto.event_pb2 import Event as Record
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        values = [
-            Summary.Value(tag=tag, simple_value=row[key]) for key, tag in TAGS.items() if row.get(key) is not None
-        ]
+        found = numbers(row)
+        values = [Summary.Value(tag=tag, simple_value=found[key]) for key, tag in TAGS.items() if key in found]
         record = Record(wall_time=wall_time, step=row["step"], summary=Summary(value=values))
         self._writer.write(record.SerializeToString())
 

@@ -6,6 +6,7 @@
     record.json         corpus, hardware, scores             metrics.jsonl   training curve
     valid.txt test.txt  held-out text                        checkpoints/    see `xlcli.store.commit`
     valid.documents test.documents  places in it at which documents begin, if the model was trained by document
+    tensorboard/        training curve for TensorBoard, never read
 
 A model folder holds no symbolic link, no script and no pickle.
 """
@@ -33,6 +34,8 @@ HELD_OUT = {"valid": "valid.txt", "test": "test.txt"}
 """File of the validation text and of the test text."""
 DOCUMENTS = {"valid": "valid.documents", "test": "test.documents"}
 """File of the offsets at which the documents of that text begin, if the model was trained on separate documents."""
+TENSORBOARD, EVENTS = "tensorboard", "events.out.tfevents."
+"""Folder of TensorBoard, and beginning of the names of its files."""
 TOKENIZER = ("tokenizer.json", "tokenizer.model", "tokenizer.words")
 """Files of a tokenizer: its description and, depending on the kind, its vocabulary."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from xlcli.files.plain import open_regular, sync_file
 
 RECORD = "record.json"
 METRICS = "metrics.jsonl"
+_STEP_LIMIT = 2**63
 _LINE_LIMIT = 2**16
 """Maximum size of a row in bytes."""
 
@@ -54,8 +56,14 @@ def sync_metrics(folder: Path) -> None:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Rows of `metrics.jsonl` in order, without lines that a crash left incomplete."""
+    """Rows of `metrics.jsonl` in order, each with an integer step, without lines that a crash left incomplete."""
     return list(_rows(folder / METRICS))
+
+
+def numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers of a row by their keys."""
+    largest = sys.float_info.max
+    return {key: float(x) for key, x in row.items() if type(x) in (int, float) and abs(x) <= largest}
 
 
 def trim_metrics(folder: Path, step: int, *, validated: bool) -> None:
@@ -65,7 +73,7 @@ def trim_metrics(folder: Path, step: int, *, validated: bool) -> None:
     """
 
     def is_kept(row: Mapping[str, Any]) -> bool:
-        own = row.get("step", 0)
+        own = row["step"]
         return own < step or (own == step and (validated or "validation_bits_per_byte" not in row))
 
     kept = [row for row in read_metrics(folder) if is_kept(row)]
@@ -93,5 +101,5 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
                 row = _parse_row(line)
             except (ValueError, RecursionError):
                 continue
-            if isinstance(row, dict) and isinstance(row.get("step", 0), int | float):
+            if isinstance(row, dict) and type(row.get("step")) is int and 0 <= row["step"] < _STEP_LIMIT:
                 yield row

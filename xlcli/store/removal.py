@@ -20,7 +20,7 @@ from xlcli.presets import models_folder
 from xlcli.store.commit import LATEST, MANIFEST, checkpoints, checksums
 from xlcli.store.copy import new_folder, remove_unfinished, require_free
 from xlcli.store.discover import LOCAL, find, is_bundled
-from xlcli.store.layout import CHECKPOINTS
+from xlcli.store.layout import CHECKPOINTS, EVENTS, TENSORBOARD
 from xlcli.store.lock import HOLDER, LOCK, lock
 from xlcli.store.staging import INSTALLING, RUN_FILES, STAGED, foreign_entry, holds_run
 
@@ -171,6 +171,8 @@ def _foreign(folder: Path) -> Iterator[Path]:
             yield from _foreign(path)
         elif path.name == CHECKPOINTS and _is_folder(path):
             yield from _foreign_in_checkpoints(path)
+        elif path.name == TENSORBOARD and _is_folder(path):
+            yield from (file for file in path.iterdir() if not (file.name.startswith(EVENTS) and _is_file(file)))
         elif path.name == CHECKPOINTS or path.name not in (*RUN_FILES, LOCK, HOLDER) or not _is_file(path):
             yield path
 

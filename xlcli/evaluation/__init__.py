@@ -87,8 +87,10 @@ def evaluate(
     mem_lens = options.sweep_mem_len or (options.mem_len,)
     for i, mem_len in enumerate(mem_lens):
         lengths = choose_lengths(model, runtime, options, mem_len, text)
-        scale = len(mem_lens) * (1 if lengths.by_document else 1 + window_share(len(text.tokens)))
-        clock = Clock(text.counts.bytes, scale=scale) if i == 0 else None
+        # The loss by context is measured in windows, but not without memory.
+        n_windowed = 0 if lengths.by_document else sum(length != 0 for length in (lengths.mem_len, *mem_lens[1:]))
+        scale = len(mem_lens) + n_windowed * window_share(len(text.tokens))
+        clock = Clock(text.counts.bytes, scale) if i == 0 else None
         with ExitStack() as files:
             nats = mapped_scores(len(text.tokens), files) if per_token else None
             started = time.perf_counter()

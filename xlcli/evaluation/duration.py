@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from xlcli.events import Notice
 
 MEASURE_SECONDS = 2.0
 """Time over which calls are measured."""
-LONG_SECONDS = 30.0
+LONG_SECONDS = 120.0
 """Duration from which the estimate is reported."""
+SHORT_SECONDS = 30.0
+"""Duration of the shorter evaluation that is recommended."""
 
 
 class Clock:
@@ -20,28 +22,23 @@ class Clock:
     Args:
         n_bytes: Length of the text.
         scale: Duration of the whole evaluation as a multiple of the one pass that is measured.
+        clock: Time in seconds.
     """
 
-    def __init__(self, n_bytes: int, scale: float) -> None:
-        self._n_bytes, self._scale = n_bytes, scale
+    def __init__(self, n_bytes: int, scale: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._n_bytes, self._scale, self._clock = n_bytes, scale, clock
         self._started: float | None = None
 
     def report(self, n_done: int, n_calls: int) -> Iterator[Notice]:
         """A notice if it is long, after call `n_done` of `n_calls`; the first is slower and does not count."""
-        now = time.monotonic()
+        now = self._clock()
         if n_done == 1:
             self._started = now
         elif self._started is not None and now - self._started >= MEASURE_SECONDS:
             seconds = self._scale * n_calls * (now - self._started) / (n_done - 1)
             self._started = None
             if seconds >= LONG_SECONDS:
-                limit = 2 ** max(10, int(math.log2(self._n_bytes * LONG_SECONDS / seconds)))
+                limit = 2 ** max(10, int(math.log2(self._n_bytes * SHORT_SECONDS / seconds)))
                 size = f"{limit // 2**20}MiB" if limit >= 2**20 else f"{limit // 2**10}KiB"
-                yield Notice(f"this takes about {in_words(seconds)}; --limit {size} gives a score in half a minute")
-
-
-def in_words(seconds: float) -> str:
-    """`40 s`, `12 min` or `3.5 h`."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+                about = f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+                yield Notice(f"this takes about {about}; --limit {size} gives a score in half a minute")

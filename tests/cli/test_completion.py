@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from programs import COMMANDS, SOURCE, Terminal, process
 
-from xlcli.presets import list_presets
+from xlcli.cli import complete
+from xlcli.presets import list_presets, models_folder
 
 PRESETS = [preset.name for preset in list_presets()]
 WORDS = [
@@ -23,7 +24,7 @@ WORDS = [
     ("xlcli eval --model ./mo", []),
     ("xlcli eval --device c", ["cpu", "cuda"]),
     ("xlcli models ", ["presets", "show", "copy", "rm", "mv", "push", "pull"]),
-    ("xlcli models show t", ["tiny", *(name for name in PRESETS if name.startswith("t"))]),
+    ("xlcli models show t", ["tiny", *(name for name in PRESETS if name.startswith("t") and name != "tiny")]),
     ("xlcli models rm ", ["tiny"]),
     ("xlcli models rm tiny ", ["tiny"]),
     ("xlcli models mv ", ["tiny"]),
@@ -40,6 +41,11 @@ def ask(words):
 def test_words_are_completed(words, offered, model):
     done = ask(words)
     assert (done.returncode, done.stderr, done.stdout.decode().split()) == (0, b"", offered)
+
+
+def test_a_name_in_two_places_is_offered_once():
+    shutil.copytree(models_folder() / "books", "models/books", ignore=shutil.ignore_patterns("*.safetensors"))
+    assert complete.models("bo") == [("books", "in ./models")]
 
 
 @pytest.mark.parametrize("words", ["xlcli eval -m ", "xlcli train --preset s", "xlcli models rm "])

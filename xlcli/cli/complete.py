@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -22,8 +23,8 @@ def models(incomplete: str) -> list[tuple[str, str]]:
     """Names of the models in `./models` and of the bundled ones. A path is left to the shell."""
     from xlcli.presets import models_folder
 
-    names = {path.parent.name: "bundled" for path in sorted(models_folder().glob("*/config.json"))}
-    return own_models(incomplete) + _beginning(incomplete, names.items())
+    bundled = sorted(path.parent.name for path in models_folder().glob("*/config.json"))
+    return _beginning(incomplete, own_models(incomplete), ((name, "bundled") for name in bundled))
 
 
 def own_models(incomplete: str) -> list[tuple[str, str]]:
@@ -50,7 +51,7 @@ def model_words(context: typer.Context, incomplete: str) -> list[tuple[str, str]
         case []:
             return _beginning(incomplete, _ACTIONS.items())
         case ["show"] | ["copy"]:
-            return [*models(incomplete), *presets(incomplete)]
+            return _beginning(incomplete, models(incomplete), presets(incomplete))
         case ["push"]:
             return models(incomplete)
         case ["rm", *_] | ["mv"]:
@@ -58,5 +59,10 @@ def model_words(context: typer.Context, incomplete: str) -> list[tuple[str, str]
     return []
 
 
-def _beginning(incomplete: str, words: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    return [(word, about) for word, about in words if word.startswith(incomplete)]
+def _beginning(incomplete: str, *groups: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Words that begin so, each once, with its description in the first group that holds it."""
+    found: dict[str, str] = {}
+    for word, about in itertools.chain(*groups):
+        if word.startswith(incomplete):
+            found.setdefault(word, about)
+    return list(found.items())

@@ -179,13 +179,29 @@ def test_a_stream_cut_anywhere_and_resumed_clears_its_memory_in_the_same_places(
         assert [*bits(early)[: session.stream.n_tokens], *second] == pytest.approx(expected, abs=1e-9)
 
 
+def test_an_empty_document_ends_the_one_before_it(tmp_path):
+    model, saved = toy(), []
+    options = StreamConfig(emit="tokens", reset_on_document=True)
+    expected = [
+        bit for one in (b"ab", b"cd") for bit in bits(stream(model, [one], StreamConfig(emit="tokens"), RUNTIME))
+    ]
+    empty = Document(b"")
+    for portions in ([b"ab", empty, b"cd"], [empty, b"ab", empty, empty, b"c", b"d"], [b"ab", empty, Document(b"cd")]):
+        assert bits(stream(model, portions, options, RUNTIME)) == pytest.approx(expected, abs=1e-9)
+    portions = iter([b"ab", empty])  # stopped after both
+    list(stream(model, portions, options, RUNTIME, save=saved.append, stop=lambda: not portions.__length_hint__()))
+    save_state(tmp_path / "state", saved[-1], model=model)
+    session = load_state(tmp_path / "state", model=model, device="cpu")
+    assert bits(stream(model, [b"cd"], options, RUNTIME, resume=session)) == pytest.approx(expected, abs=1e-9)
+
+
 def test_a_damaged_list_of_documents_in_a_state_is_refused(tmp_path):
     model, saved = toy(), []
     portions = [b"ab", Document(b"cd"), Document(b"ef")]
     options = StreamConfig(emit="tokens", reset_on_document=True)
     list(stream(model, portions, options, RUNTIME, save=saved.append, stop=lambda: len(portions) == 3))
     pending = saved[-1].pending
-    for starts in ((3, 2), (-1,), (len(pending.data),)):
+    for starts in ((3, 2), (-1,), (len(pending.data) + 1,)):
         broken = saved[-1].__class__(
             saved[-1].model_state, saved[-1].last_token,
             pending.__class__(pending.data, pending.ids, pending.n_tokenized, starts), None, saved[-1].stream,

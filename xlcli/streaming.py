@@ -161,9 +161,13 @@ class _Scorer:
         flush_ms = self.options.flush_ms
         if portion is None:
             self.flush_due = flush_ms is not None and now - self.last_arrival >= flush_ms / 1000 - 1e-3
-        elif portion:
-            if self.reset_on_document and isinstance(portion, Document):
-                self.documents.append(self._n_tokenized + len(self.arrived))
+            return
+        if self.reset_on_document and isinstance(portion, Document):
+            start = self._n_tokenized + len(self.arrived)
+            if not self.documents or self.documents[-1] < start:  # no other one begins here
+                self.documents.append(start)
+            self.has_new_text = True
+        if portion:
             self.last_arrival = now
             self.arrived += portion
             self.has_new_text = True

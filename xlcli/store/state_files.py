@@ -225,7 +225,7 @@ def _documents(tensors: Mapping[str, Tensor]) -> tuple[int, ...]:
     if "pending.documents" not in tensors:
         return ()
     starts = tuple(_column(tensors, "pending.documents", "int64").tolist())
-    within = (-1, *starts, len(tensors["pending.text"]))
+    within = (-1, *starts, len(tensors["pending.text"]) + 1)
     if any(b <= a for a, b in itertools.pairwise(within)):
         raise ValueError("'pending.documents' is not in order")
     return starts

@@ -7,10 +7,12 @@ import signal
 import sys
 import time
 
+import pyte
 import pytest
 from programs import Terminal, command
 
 from xlcli.cli import render
+from xlcli.cli.entry import main
 from xlcli.cli.render import Screen
 from xlcli.cli.signals import Stop
 from xlcli.events import Progress
@@ -126,12 +128,24 @@ def test_nothing_is_drawn_where_the_user_types(model):
     assert "loading" not in terminal.received.decode()
 
 
-def test_the_loading_line_goes_before_the_first_score(model):
-    terminal = Terminal(command("stream", "-m", model, "--color", "never"), stdin=b"a line\n", **PLAIN)
-    assert terminal.finish() == 0
-    assert b"loading the model" in terminal.received
-    assert "loading" not in terminal.text
-    assert re.match(r"\d\.\d+ +a line", lines(terminal)[0])
+def test_the_loading_line_goes_before_the_first_score(model, tmp_path, monkeypatch):
+    (tmp_path / "text").write_bytes(b"a line\n")
+    leader, follower = os.openpty()
+    with os.fdopen(follower, "w") as terminal:
+        monkeypatch.setattr("sys.stdout", terminal)
+        monkeypatch.setattr("sys.stderr", terminal)
+        assert main(["stream", str(tmp_path / "text"), "-m", str(model), "--color", "never"]) == 0
+        terminal.write("END")
+        terminal.flush()
+        received = b""
+        while not received.endswith(b"END"):
+            received += os.read(leader, 65536)
+    os.close(leader)
+    screen = pyte.Screen(80, 24)
+    pyte.ByteStream(screen).feed(received)
+    assert b"loading the model" in received
+    assert "loading" not in "".join(screen.display)
+    assert re.match(r"\d\.\d+ +a line", screen.display[0])
 
 
 def test_a_message_of_a_signal_comes_before_all_others(capsys):

@@ -66,6 +66,15 @@ def test_evaluation_is_that_of_each_document_alone(variant, mem_len, texts):
     assert scored(model, [path], mem_len=mem_len)[0].nats != pytest.approx(nats, abs=1e-3)
 
 
+def test_no_word_is_in_two_documents(tmp_path):
+    for name, text in (("1", "The quick"), ("2", "brown fox")):
+        (tmp_path / name).write_text(text)
+    score, _ = scored(toy("words"), [tmp_path / "1", tmp_path / "2"], reset_on_document=True)
+    assert score.words == score.tokens == 4
+    assert score.word_perplexity == pytest.approx(score.perplexity)
+    assert scored(toy("words"), [tmp_path / "1", tmp_path / "2"])[0].words == 3
+
+
 def test_a_stopped_evaluation_is_not_that_of_the_shortest_documents(tmp_path):
     """After half of 40 documents of 1 to 40 words, one per call, about half of the text is scored, not a quarter."""
     texts = [" ".join(["word"] * n) + "\n" for n in range(1, 41)]

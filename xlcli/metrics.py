@@ -73,6 +73,10 @@ class TextCounter:
             except UnicodeDecodeError:
                 self._valid = False
 
+    def end_word(self) -> None:
+        """Ends the word at the end of the text so far."""
+        self._inside = False
+
     def counts(self) -> TextCounts:
         """Counts of the text so far. A text that ends in an unfinished character is not UTF-8."""
         valid = self._valid and not self._decoder.getstate()[0]

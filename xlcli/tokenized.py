@@ -18,7 +18,7 @@ from xlcli.metrics import LN2, TextCounter, TextCounts
 from xlcli.text.cache import cache_folder
 from xlcli.text.corpus import Corpus
 from xlcli.text.heldout import Part
-from xlcli.text.pretokenize import whole_characters, whole_words
+from xlcli.text.pretokenize import divided, whole_characters, whole_words
 from xlcli.text.tokenizers.base import Tokenizer
 from xlcli.text.tokens import TokenFile, token_file
 
@@ -73,8 +73,10 @@ def tokenize(
     part = Part(corpus, 0, stop)
     tokens = yield from token_file(part, tokenizer, by_document=by_document)
     counter = TextCounter()
-    for portion in part.read():
+    for portion, is_end in divided(part.read(), part.documents if by_document else ()):
         counter.feed(portion)
+        if is_end:
+            counter.end_word()
     return TokenizedText(part, tokens, counter.counts())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import os
 import random
 import socket
@@ -22,10 +23,11 @@ from hypothesis import strategies as st
 
 from xlcli.errors import DataError, ResourceError
 from xlcli.events import Progress
+from xlcli.text import sources
 from xlcli.text.cache import cache_folder
 from xlcli.text.corpus import Corpus, gather, open_corpus
 from xlcli.text.heldout import LARGEST_DEFAULT, Part, split
-from xlcli.text.sources import Reading
+from xlcli.text.sources import Reading, open_source
 from xlcli.text.tokenizers.registry import train_tokenizer
 from xlcli.text.tokenizers.words import WordsTokenizer
 from xlcli.text.tokens import HEADER, TokenFile, token_file
@@ -481,3 +483,14 @@ def test_reading_standard_input_shows_progress(monkeypatch):
         with pytest.raises(StopIteration) as end:
             next(work)
     assert b"".join(end.value.value.read()) == b"one\ntwo\n"
+
+
+@pytest.mark.parametrize("extra", ["", "y" * 600])
+def test_texts_of_converted_files_are_estimated_from_their_beginning(tmp_path, monkeypatch, extra):
+    monkeypatch.setattr(sources, "PROBED_BLOCKS", 4)
+    record = json.dumps({"text": "a sentence of some length" * 20, "other": extra}) + "\n"
+    (tmp_path / "a.jsonl").write_text(record * (10 * 2**20 // len(record)))
+    blocks, n_bytes, stored = open_source(tmp_path / "a.jsonl", Reading()).probe(3)
+    assert len(blocks) == 3
+    assert stored < 10 * 2**20, "not all of it was read"
+    assert n_bytes / stored == pytest.approx(501 / len(record), rel=0.25)

@@ -88,7 +88,7 @@ def whole_words(portions: Iterable[bytes], at_least: int = 2**18, documents: Seq
     pretokenizer = PreTokenizer()
     waiting: list[bytes] = []
     size = 0
-    for portion, is_end in _cut(portions, documents):
+    for portion, is_end in divided(portions, documents):
         waiting.append(portion)
         size += len(portion)
         if is_end or size >= at_least:
@@ -99,7 +99,7 @@ def whole_words(portions: Iterable[bytes], at_least: int = 2**18, documents: Seq
         yield last
 
 
-def _cut(portions: Iterable[bytes], documents: Sequence[int]) -> Iterator[tuple[bytes, bool]]:
+def divided(portions: Iterable[bytes], documents: Sequence[int]) -> Iterator[tuple[bytes, bool]]:
     """Portions, and whether a document ends with one within a line: after a line end a word begins in any case."""
     place = 0
     for portion in portions:

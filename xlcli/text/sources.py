@@ -54,6 +54,10 @@ class Reading:
         return not (self.binary or self.any_bytes)
 
 
+PROBED_BLOCKS = 16
+"""Blocks of text that are read to estimate the text of a file that must be converted."""
+
+
 class Block(NamedTuple):
     """A block of text, the number of stored bytes read so far, and the offsets in it at which documents begin."""
 
@@ -103,13 +107,20 @@ class Source:
             found = [next(self.blocks(place), Block(b"", 0)).text for place in places]
             return found, self.stored_bytes, self.stored_bytes
         blocks: list[bytes] = []
-        n_bytes = stored = 0
-        for block, done, _ in self.blocks():
-            if blocks and done > stored:
+        read: dict[int, int] = {}  # stored bytes to bytes of text
+        n_bytes = 0
+        for n, (block, done, _) in enumerate(self.blocks()):
+            if n < n_blocks:
+                blocks.append(block)
+            if n >= PROBED_BLOCKS and done not in read and len(read) > 1:
+                # Text is held back at both ends, so the difference of two places is counted.
+                (first, text_first), *_, (last, text_last) = read.items()
+                return blocks, text_last - text_first, last - first
+            n_bytes += len(block)
+            read[done] = n_bytes
+            if n >= 8 * PROBED_BLOCKS:
                 break
-            stored, n_bytes = done, n_bytes + len(block)
-            blocks.append(block)
-        return blocks[:n_blocks] or [b""], n_bytes, stored
+        return blocks or [b""], n_bytes, max(read, default=0)
 
     def changed(self) -> DataError:
         """The error for a file that has changed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import operator
 
 import numpy as np
 import pytest
@@ -198,7 +199,7 @@ def test_an_empty_document_ends_the_one_before_it(tmp_path):
     for portions in ([b"ab", empty, b"cd"], [empty, b"ab", empty, empty, b"c", b"d"], [b"ab", empty, Document(b"cd")]):
         assert bits(stream(model, portions, options, RUNTIME)) == pytest.approx(expected, abs=1e-9)
     portions = iter([b"ab", empty])  # stopped after both
-    list(stream(model, portions, options, RUNTIME, save=saved.append, stop=lambda: not portions.__length_hint__()))
+    list(stream(model, portions, options, RUNTIME, save=saved.append, stop=lambda: not operator.length_hint(portions)))
     save_state(tmp_path / "state", saved[-1], model=model)
     session = load_state(tmp_path / "state", model=model, device="cpu")
     assert bits(stream(model, [b"cd"], options, RUNTIME, resume=session)) == pytest.approx(expected, abs=1e-9)

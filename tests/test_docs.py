@@ -18,6 +18,7 @@ SOURCE = Path(__file__).parents[1]
 README = (SOURCE / "README.md").read_text()
 CARD = (SOURCE / "models" / "README.md").read_text()
 COMMANDS = get_command(app).commands
+EVERY = [each for command in COMMANDS.values() for each in (command, *getattr(command, "commands", {}).values())]
 
 
 def pages() -> list[Path]:
@@ -37,7 +38,7 @@ def test_every_command_has_an_example_in_the_readme(command):
 
 
 def test_every_option_that_a_page_names_exists():
-    known = {name for command in COMMANDS.values() for param in command.params for name in param.opts}
+    known = {name for command in EVERY for param in command.params for name in param.opts}
     known |= {"--help", "-h", "--version"}
     for path in pages():
         for line in re.findall(rf"xlcli (?:{'|'.join(COMMANDS)})\b[^`|\n]*", path.read_text()):
@@ -46,7 +47,7 @@ def test_every_option_that_a_page_names_exists():
 
 
 def test_every_variable_that_a_page_names_exists():
-    names = {param.envvar or param.name for command in COMMANDS.values() for param in command.params}
+    names = {param.envvar or param.name for command in EVERY for param in command.params}
     known = {name if name.startswith("XLCLI_") else f"XLCLI_{name.upper()}" for name in names} | {"XLCLI_CACHE"}
     for path in pages():
         assert set(re.findall(r"\bXLCLI_[A-Z_]+\b", path.read_text())) <= known, path.name

@@ -24,6 +24,12 @@ SOURCE = Path(xlcli.__file__).parents[1]
 TEXT = b"The quick brown fox jumps over the lazy dog.\n"
 COMMANDS = get_command(app).commands
 """Name to command of Typer."""
+EVERY = COMMANDS | {
+    f"{name} {action}": command
+    for name, group in COMMANDS.items()
+    for action, command in getattr(group, "commands", {}).items()
+}
+"""`COMMANDS` and their actions, such as `models show`."""
 
 
 def options(command):

@@ -66,7 +66,7 @@ def test_everything_is_removed(run, cached):
     [
         (["--all"], "Type xlcli cache prune"),
         (["prune", "--all", "--max-size", "1k"], "Leave out the other option."),
-        (["prnue"], "Type xlcli cache prune."),
+        (["prnue"], "Did you mean xlcli cache prune?"),
         (["prune", "--older-than", "-1d"], "Try --older-than 30d."),
         (["prune", "--max-size", "-1"], "Try --max-size 2GiB."),
         (["prune", "--max-size", "much"], "Try --max-size 2GiB."),

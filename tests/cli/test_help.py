@@ -7,7 +7,7 @@ import sys
 import tomllib
 
 import pytest
-from programs import COMMANDS, SOURCE, environment, options, variable
+from programs import COMMANDS, EVERY, SOURCE, environment, options, variable
 
 import xlcli
 from xlcli.cli.usage import choices
@@ -33,6 +33,7 @@ QUICK = [
     ["--version"],
     ["train", "--help"],
     ["models", "-h"],
+    ["models", "rm", "-h"],
     ["train", "--mem-lne", "5"],
     ["train", "--mem-len", "1e12", "x"],
     ["evl"],
@@ -47,9 +48,9 @@ def keys(command):
         yield option, next((name for name, kind in kinds.items() if option.name in kind.model_fields), None)
 
 
-@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-def test_help_names_every_option_and_ends_with_two_examples(command, run):
-    shown = run(command.name, "--help")
+@pytest.mark.parametrize(("name", "command"), EVERY.items(), ids=EVERY)
+def test_help_names_every_option_and_ends_with_two_examples(name, command, run):
+    shown = run(*name.split(), "--help")
     assert shown.code == 0
     text = shown.out.decode()
     for option in options(command):
@@ -62,7 +63,7 @@ def test_help_names_every_option_and_ends_with_two_examples(command, run):
     *_, examples = text.rstrip().rpartition("Examples:")
     lines = examples.strip().split("\n")
     assert len(lines) == 2
-    assert all(f"xlcli {command.name}" in line for line in lines)
+    assert all(f"xlcli {name}" in line for line in lines)
     assert max(map(len, text.split("\n"))) <= 100
 
 
@@ -79,11 +80,20 @@ def test_program_help(run):
     assert all(f"  {name} " in text for name in COMMANDS)
 
 
+def test_help_of_an_action_shows_its_own_options_only(run):
+    text = run("models", "rm", "--help").out.decode()
+    assert "Usage: xlcli models rm NAME... [OPTIONS]" in text
+    assert "--yes" in text
+    assert not any(name in text for name in ("--plot", "--weights", "--with-text", "--force"))
+    listed = run("models", "--help").out.decode()
+    assert all(f"  {action} " in listed for action in COMMANDS["models"].commands)
+
+
 def test_choices_are_those_of_the_configuration():
     schema = Config.model_json_schema()["$defs"]
     sections = {name: schema[Config.model_fields[name].annotation.__name__] for name in Config.model_fields}
     compared = 0
-    for command in COMMANDS.values():
+    for command in EVERY.values():
         for option, section in keys(command):
             if section and (shown := choices(command.callback, option.name)):
                 assert list(shown) == sections[section]["properties"][option.name]["enum"], option.name
@@ -93,13 +103,13 @@ def test_choices_are_those_of_the_configuration():
 
 def test_an_option_sets_a_key_or_is_known_to_set_none():
     """An option with a misspelled parameter would be accepted and ignored."""
-    for command in COMMANDS.values():
+    for command in EVERY.values():
         assert {option.name for option, section in keys(command) if section is None} <= OTHERS
         assert not {option.name for option, section in keys(command) if section} & OTHERS
 
 
 def test_each_variable_means_one_option():
-    for command in COMMANDS.values():
+    for command in EVERY.values():
         names = [variable(option) for option in options(command)]
         assert len(names) == len(set(names))
 

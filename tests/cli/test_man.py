@@ -5,12 +5,13 @@ import shutil
 import subprocess
 
 import pytest
-from programs import COMMANDS, options
+from programs import COMMANDS, EVERY, options
 
 import xlcli
 from xlcli.cli.man import pages, write_pages
 
 PAGES = pages()
+EVERY_PAGE = {name.replace(" ", "-"): command for name, command in EVERY.items()}
 
 
 def formatted(name, width=80):
@@ -24,12 +25,12 @@ def formatted(name, width=80):
 
 
 def test_every_command_has_a_page():
-    assert set(PAGES) == {"xlcli.1", *(f"xlcli-{name}.1" for name in COMMANDS)}
+    assert set(PAGES) == {"xlcli.1", *(f"xlcli-{name}.1" for name in EVERY_PAGE)}
 
 
-@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-def test_a_page_names_every_option_with_its_help(command):
-    text = PAGES[f"xlcli-{command.name}.1"].replace("\\-", "-").replace("\\fB", "").replace("\\fR", "")
+@pytest.mark.parametrize(("name", "command"), EVERY_PAGE.items(), ids=EVERY_PAGE)
+def test_a_page_names_every_option_with_its_help(name, command):
+    text = PAGES[f"xlcli-{name}.1"].replace("\\-", "-").replace("\\fB", "").replace("\\fR", "")
     for option in options(command):
         names = ", ".join(sorted(option.opts, key=len))
         assert re.search(rf"^\.TP\n{re.escape(names)}( |$)", text, re.MULTILINE), names
@@ -43,7 +44,7 @@ def test_formatted_pages_are_clean(name):
     assert text.startswith(name.upper().replace(".1", "(1)"))
     assert f"xlcli {xlcli.__version__}" in text
     assert "\\" not in text
-    command = COMMANDS.get(name.removeprefix("xlcli-").removesuffix(".1"))
+    command = EVERY_PAGE.get(name.removeprefix("xlcli-").removesuffix(".1"))
     said = " ".join(formatted(name, 10_000).split())
     for option in options(command) if command else ():
         assert " ".join(option.help.split()) in said

@@ -86,7 +86,14 @@ def test_the_training_curve_of_a_model(run, model):
     assert (done.code, "exists and was not written by --plot" in done.err) == (2, True)
     assert run("models", "show", "tiny", "--plot", "thesis.png", "--force").code == 0
     done = run("models", "--plot", "curve.png")
-    assert (done.code, "--plot needs one model" in done.err) == (2, True)
+    assert (done.code, "--plot applies to xlcli models show only" in done.err) == (2, True)
+
+
+def test_options_may_stand_before_the_action(run, model):
+    shown = run("models", "show", "tiny", "--json")
+    assert run("models", "--json", "show", "tiny").out == shown.out
+    assert run("models", "--color", "never", "mv", "tiny", "show").code == 0
+    assert run("models", "--yes", "rm", "show").code == 0
 
 
 def test_encoding_and_size_are_listed(run, model):
@@ -100,7 +107,7 @@ def test_encoding_and_size_are_listed(run, model):
 def test_weights_are_an_option_of_copy_only(run, model, monkeypatch):
     for arguments in ([], ["show", "tiny"]):
         done = run("models", *arguments, "--weights", "int8")
-        assert (done.code, "copies of models" in done.err) == (2, True)
+        assert (done.code, "applies to xlcli models copy only" in done.err) == (2, True)
     done = run("models", "copy", "small", "mine.toml", "--weights", "int8")
     assert (done.code, "copies of models" in done.err) == (2, True)
     assert not Path("mine.toml").exists()

@@ -4,7 +4,7 @@ import re
 from typing import get_args, get_type_hints
 
 import pytest
-from programs import COMMANDS, long, options, variable
+from programs import EVERY, long, options, variable
 
 from xlcli.cli import units
 from xlcli.cli.options import Unit
@@ -41,7 +41,15 @@ MISTAKES = [
     (["stream", "a", "b"], "reads one file", "cat"),
     (["eval", "--plot", "x.txt"], "not a picture file", "Try --plot loss.png."),
     (["models", "shwo", "x"], "no 'xlcli models shwo'", "Did you mean xlcli models show?"),
-    (["models", "copy", "small"], "takes 2 words", "copy PRESET FILE.toml"),
+    (["models", "copy", "small"], "takes 2 words", "copy PRESET|MODEL FILE.toml|FOLDER."),
+    (["models", "presets", "x"], "takes no words", "Type xlcli models presets."),
+    (["models", "--with-text"], "applies to xlcli models push only", "Type xlcli models push NAME URL --with-text."),
+    (["models", "show", "x", "--color", "alwys"], "--color 'alwys' is not one of", "Did you mean --color always?"),
+    (["models", "copy", "x", "y", "--weights"], "--weights needs a value", "Try --weights float32."),
+    (["models", "--color"], "--color needs a value", "Try --color auto."),
+    (["models", "rm", "x", "--force"], "--force applies to xlcli models show and push only", "Leave it out."),
+    (["models", "rm", "x", "--yse"], "no option --yse", "Did you mean --yes?"),
+    (["completion", "bsh"], "'bsh' is not one of", "Did you mean xlcli completion bash?"),
     (["eval", "--mem-len", ""], "empty value", "Try --mem-len 512."),
 ]  # fmt: skip
 
@@ -78,17 +86,14 @@ def unit(command, option):
 
 NUMBERS = (units.count, units.number, units.duration, units.interval, units.lengths)
 NUMERIC = [
-    (name, option)
-    for name, command in COMMANDS.items()
-    for option in options(command)
-    if unit(command, option) in NUMBERS
+    (name, option) for name, command in EVERY.items() for option in options(command) if unit(command, option) in NUMBERS
 ]
 
 
 def test_every_number_has_a_unit():
     """Numbers of the configuration are read with units, whose errors give an example."""
     assert len(NUMERIC) > 35
-    for command in COMMANDS.values():
+    for command in EVERY.values():
         for option in options(command):
             kinds = get_args(declared(command, option)[0])
             assert unit(command, option) or not {int, float} & set(kinds), option.opts
@@ -97,7 +102,7 @@ def test_every_number_has_a_unit():
 @pytest.mark.parametrize(("command", "option"), NUMERIC, ids=lambda value: getattr(value, "name", value))
 def test_absurd_numbers_are_refused_and_the_remedy_works(command, option, run):
     name = long(option)
-    counts = unit(COMMANDS[command], option) is units.count
+    counts = unit(EVERY[command], option) is units.count
     absurd = [
         "-1",
         "nan",

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xlcli.cli import options, units
+from xlcli.cli.group import Group
 from xlcli.cli.help import CONTEXT, Command
 from xlcli.cli.options import Unit
-from xlcli.cli.usage import nearest
 from xlcli.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,17 +21,34 @@ _HEADING = ("used", "size", "tokens", "tokenizer", "text", "file")
 _FLEXIBLE = {"text": 12, "file": 13}
 _OPTIONAL = ("tokenizer", "tokens", "file")
 _RIGHT = ("used", "size", "tokens")
-app = typer.Typer()
+app = typer.Typer(name="cache", cls=Group, invoke_without_command=True, context_settings=CONTEXT)
+
+
+@app.callback(epilog="xlcli cache\nxlcli cache prune --older-than 7d --max-size 2GiB")
+def cache(
+    context: typer.Context,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+    color: options.Color = None,
+    debug: options.Debug = False,
+) -> None:
+    """List the cached tokens of your texts, or remove them.
+
+    The cache also prunes itself when it grows. Files that a running process uses stay.
+    """
+    if context.invoked_subcommand is None:
+        from xlcli.cli.prologue import open_screen
+
+        _list(open_screen(context))
 
 
 @app.command(
-    cls=Command, context_settings=CONTEXT, epilog="xlcli cache\nxlcli cache prune --older-than 7d --max-size 2GiB"
+    cls=Command,
+    context_settings=CONTEXT,
+    epilog="xlcli cache prune --older-than 7d --max-size 2GiB\nxlcli cache prune --all",
 )
-def cache(
+def prune(
     context: typer.Context,
-    words: Annotated[
-        list[str] | None, typer.Argument(metavar="[prune]", autocompletion=lambda: [("prune", "Remove files.")])
-    ] = None,
     older_than: Annotated[
         float | None,
         typer.Option(
@@ -61,27 +78,16 @@ def cache(
     quiet: options.Quiet = False,
     color: options.Color = None,
     debug: options.Debug = False,
-) -> int:
-    """List the cached tokens of your texts, or remove them.
+) -> None:
+    """Remove files by age and size.
 
-    The cache also prunes itself by these rules when it grows. Files that a running process uses stay.
+    The cache does the same when it grows. Files that a running process uses stay.
     """
     from xlcli.cli.prologue import open_screen
 
-    screen = open_screen(context)
-    match words or []:
-        case []:
-            if everything or older_than is not None or max_size is not None:
-                raise ConfigError("only prune removes files.", "Type xlcli cache prune, with the same options.")
-            _list(screen)
-        case ["prune"]:
-            if everything and (older_than is not None or max_size is not None):
-                raise ConfigError("--all removes files of any age and size.", "Leave out the other option.")
-            _prune(screen, older_than, 0 if everything else max_size)
-        case [word, *_]:
-            near = nearest(word, ["prune"]) or "prune"
-            raise ConfigError(f"there is no 'xlcli cache {' '.join(words or [])}'.", f"Type xlcli cache {near}.")
-    return 0
+    if everything and (older_than is not None or max_size is not None):
+        raise ConfigError("--all removes files of any age and size.", "Leave out the other option.")
+    _prune(open_screen(context), older_than, 0 if everything else max_size)
 
 
 def _list(screen: Screen) -> None:

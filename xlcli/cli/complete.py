@@ -6,18 +6,6 @@ import itertools
 from collections.abc import Iterable
 from pathlib import Path
 
-import typer
-
-_ACTIONS = {
-    "presets": "List presets.",
-    "show": "Show a model or preset.",
-    "copy": "Copy a preset to a file, or a model to a folder.",
-    "rm": "Remove models.",
-    "mv": "Rename a model.",
-    "push": "Send a model to a folder or URL.",
-    "pull": "Fetch a model from a folder or URL.",
-}
-
 
 def models(incomplete: str) -> list[tuple[str, str]]:
     """Names of the models in `./models` and of the bundled ones. A path is left to the shell."""
@@ -45,18 +33,9 @@ def devices(incomplete: str) -> list[tuple[str, str]]:
     return _beginning(incomplete, [("auto", ""), ("cpu", ""), ("cuda", "")])
 
 
-def model_words(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """Words of `xlcli models`."""
-    match context.params.get("words") or []:
-        case []:
-            return _beginning(incomplete, _ACTIONS.items())
-        case ["show"] | ["copy"]:
-            return _beginning(incomplete, models(incomplete), presets(incomplete))
-        case ["push"]:
-            return models(incomplete)
-        case ["rm", *_] | ["mv"]:
-            return own_models(incomplete)
-    return []
+def models_and_presets(incomplete: str) -> list[tuple[str, str]]:
+    """Names of models, then of presets."""
+    return _beginning(incomplete, models(incomplete), presets(incomplete))
 
 
 def _beginning(incomplete: str, *groups: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:

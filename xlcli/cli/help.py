@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import typer
 from typer.core import TyperCommand, TyperGroup
 
 from xlcli.cli.usage import choices
@@ -19,6 +22,11 @@ CONTEXT: dict[str, Any] = {
 
 class Command(TyperCommand):
     """A command whose help shows panels as headings; its `epilog` holds examples, one per line."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parses; errors have the context."""
+        with _context_of_errors(ctx):
+            return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Metavars of the arguments, then `[OPTIONS]`."""
@@ -37,6 +45,14 @@ class Command(TyperCommand):
 class Program(TyperGroup):
     """The program, whose help lists commands before options."""
 
+    heading = "Options"
+    """Heading of the options without a panel."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parses; errors have the context."""
+        with _context_of_errors(ctx):
+            return super().parse_args(ctx, args)
+
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """`COMMAND [OPTIONS]`."""
         return ["COMMAND", "[OPTIONS]"]
@@ -45,7 +61,7 @@ class Program(TyperGroup):
         """Writes commands, then options."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary(command)) for name, command in self.commands.items()])
-        _write_panels(self.get_params(ctx), self.callback, formatter, default="Options")
+        _write_panels(self.get_params(ctx), self.callback, formatter, default=self.heading)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """The examples."""
@@ -76,6 +92,17 @@ def panels(params: list[Any], function: Any, default: str) -> dict[str, list[Opt
         option = OptionHelp(tuple(sorted(param.opts, key=len)), value, param.help or "")
         found.setdefault(param.rich_help_panel or default, []).append(option)
     return found
+
+
+@contextlib.contextmanager
+def _context_of_errors(context: Any) -> Iterator[None]:
+    """Adds the context to usage errors; Typer omits it where a value is missing or superfluous."""
+    try:
+        yield
+    except typer.TyperException as raised:
+        error: Any = raised
+        error.ctx = getattr(error, "ctx", None) or context
+        raise
 
 
 def _write_panels(params: list[Any], function: Any, formatter: Any, *, default: str) -> None:

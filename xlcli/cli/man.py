@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +21,25 @@ from xlcli.cli.help import panels, summary
 
 def pages() -> dict[str, str]:
     """File name of each manual page to its text for man."""
-    program = get_command(app)
-    assert isinstance(program, TyperGroup)
-    context = program.make_context("xlcli", [], resilient_parsing=True)
-    commands = {f"xlcli-{name}": command for name, command in program.commands.items()}
-    overview = [*_head("xlcli", program, context), ".SH COMMANDS"]
-    for name, command in program.commands.items():
-        overview += _entry(_bold(name), summary(command))
-    overview += [*_options(program, context), ".SH EXIT STATUS"]
-    for code, meaning in _exit_codes().items():
-        overview += _entry(_plain(code), meaning)
-    made = {"xlcli.1": [*overview, *_tail(program, [*commands])]}
-    for name, command in commands.items():
-        inner = command.make_context(name.removeprefix("xlcli-"), [], parent=context, resilient_parsing=True)
-        others = ["xlcli", *(other for other in commands if other != name)]
-        made[f"{name}.1"] = [*_head(name, command, inner), *_options(command, inner), *_tail(command, others)]
-    return {name: "\n".join(lines) + "\n" for name, lines in made.items()}
+    commands = dict(_commands("xlcli", get_command(app), None))
+    made = {}
+    for name, context in commands.items():
+        command = context.command
+        lines = _head(name, command, context)
+        if isinstance(command, TyperGroup):
+            lines.append(".SH COMMANDS")
+            for inner, each in command.commands.items():
+                lines += _entry(_bold(inner), summary(each))
+        lines += _options(command, context)
+        if context.parent is None:
+            lines.append(".SH EXIT STATUS")
+            for code, meaning in _exit_codes().items():
+                lines += _entry(_plain(code), meaning)
+        group = name.rpartition("-")[0]
+        near = [other for other in commands if other == group or other.rpartition("-")[0] in (name, group)]
+        lines += _tail(command, [other for other in near if other != name])
+        made[f"{name}.1"] = "\n".join(lines) + "\n"
+    return made
 
 
 def write_pages(folder: Path) -> list[Path]:
@@ -46,6 +50,14 @@ def write_pages(folder: Path) -> list[Path]:
         (folder / name).write_text(text, encoding="utf-8")
         paths.append(folder / name)
     return paths
+
+
+def _commands(name: str, command: Any, parent: Any) -> Iterator[tuple[str, Any]]:
+    """Name and context of a command, such as `xlcli-models-show`, and of those within it."""
+    context = command.make_context(name.rpartition("-")[2], [], parent=parent, resilient_parsing=True)
+    yield name, context
+    for inner, each in getattr(command, "commands", {}).items():
+        yield from _commands(f"{name}-{inner}", each, context)
 
 
 def _head(name: str, command: Any, context: Any) -> list[str]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import shlex
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from xlcli.cli import complete, options
+from xlcli.cli.group import Group
 from xlcli.cli.help import CONTEXT, Command
 from xlcli.cli.usage import nearest
 from xlcli.errors import CheckpointError, ConfigError
@@ -17,24 +21,105 @@ if TYPE_CHECKING:
     from xlcli.cli.render import Screen
     from xlcli.config import WeightEncoding
 
-app = typer.Typer()
+
+class _Models(Group):
+    """The command, which takes a word that resembles no action for the name of a model."""
+
+    def remedy(self, word: str) -> str:
+        """The action that shows a model."""
+        return f"Type xlcli models show {word}."
 
 
-@app.command(
-    cls=Command,
-    context_settings=CONTEXT,
-    epilog="xlcli models copy small my.toml\nxlcli models copy books models/books8 --weights int8",
-)
+app = typer.Typer(name="models", cls=_Models, invoke_without_command=True, context_settings=CONTEXT)
+
+
+@app.callback(epilog="xlcli models\nxlcli models copy small my.toml")
 def models(
     context: typer.Context,
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[presets | show NAME | copy NAME TARGET | rm NAME... | mv OLD NEW"
-            " | push NAME URL | pull URL [NAME]]",
-            autocompletion=complete.model_words,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    no_progress: options.NoProgress = False,
+    color: options.Color = None,
+    debug: options.Debug = False,
+) -> None:
+    """List models or presets; show, copy, remove or rename one.
+
+    push and pull reach folders and the URLs of fsspec, such as s3:// and hf://.
+    """
+    if context.invoked_subcommand is None:
+        from xlcli.cli.model_lists import list_models
+        from xlcli.cli.prologue import open_screen
+
+        list_models(open_screen(context))
+
+
+def _action(name: str, *examples: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Registers a function of a screen as an action, which takes the options of `xlcli models` besides its own."""
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def action(context: typer.Context, **values: Any) -> None:
+            from xlcli.cli.prologue import open_screen
+
+            function(open_screen(context), **{param.name: values[param.name] for param in own})
+
+        context, *shared = inspect.signature(models, eval_str=True).parameters.values()
+        # `Screen` is imported for type checkers only.
+        _, *own = inspect.signature(function, eval_str=True, locals={"Screen": object}).parameters.values()
+        parameters = [context, *own, *shared]
+        action.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        action.__annotations__ = {param.name: param.annotation for param in parameters}
+        return app.command(name, cls=Command, context_settings=CONTEXT, epilog="\n".join(examples))(action)
+
+    return register
+
+
+@_action("list", "xlcli models list", "xlcli models list --json")
+def list_models(screen: Screen) -> None:
+    """List your models and the bundled ones."""
+    from xlcli.cli import model_lists
+
+    model_lists.list_models(screen)
+
+
+@_action("presets", "xlcli models presets", "xlcli models presets --json")
+def presets(screen: Screen) -> None:
+    """List presets."""
+    from xlcli.cli import model_lists
+
+    model_lists.list_all_presets(screen)
+
+
+@_action("show", "xlcli models show books", "xlcli models show corpus --plot curve.png")
+def show(
+    screen: Screen,
+    name: Annotated[str, typer.Argument(metavar="NAME", autocompletion=complete.models_and_presets)],
+    plot: Annotated[
+        str | None,
+        typer.Option(
+            "--plot",
+            metavar="FILE.png",
+            allow_from_autoenv=False,
+            help="Plot the training curve of the model (needs the extra xlcli[plot]).",
+            rich_help_panel="Output",
         ),
     ] = None,
+    force: options.Force = False,
+) -> None:
+    """Show a model or preset."""
+    from xlcli.cli import model_lists
+
+    if plot is not None:
+        _plot(name, plot, screen, force=force)
+    model_lists.show(name, screen)
+
+
+@_action("copy", "xlcli models copy small my.toml", "xlcli models copy books models/books8 --weights int8")
+def copy(
+    screen: Screen,
+    name: Annotated[str, typer.Argument(metavar="PRESET|MODEL", autocompletion=complete.models_and_presets)],
+    target: Annotated[str, typer.Argument(metavar="FILE.toml|FOLDER")],
     encoding: Annotated[
         Literal["float32", "bfloat16", "int8"] | None,
         typer.Option(
@@ -44,20 +129,54 @@ def models(
             rich_help_panel="Model",
         ),
     ] = None,
+) -> None:
+    """Copy a preset to a file, or a model.
+
+    A preset is copied to a TOML file to edit, or to standard output (-); a model to a folder.
+    """
+    if not (target == "-" or target.endswith(".toml")):
+        _copy_model(name, target, encoding, screen)
+    elif encoding:
+        raise ConfigError("--weights applies to copies of models only.", "Type xlcli models copy MODEL FOLDER.")
+    else:
+        _copy_preset(name, target, screen)
+
+
+@_action("rm", "xlcli models rm draft", "xlcli models rm draft models/old --yes")
+def remove(
+    screen: Screen,
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", autocompletion=complete.own_models)],
     yes: Annotated[
         bool,
         typer.Option("-y", "--yes", allow_from_autoenv=False, help="Remove without asking.", rich_help_panel="Model"),
     ] = False,
-    plot: Annotated[
-        str | None,
-        typer.Option(
-            "--plot",
-            metavar="FILE.png",
-            allow_from_autoenv=False,
-            help="Plot the training curve of the model shown (needs the extra xlcli[plot]).",
-            rich_help_panel="Output",
-        ),
-    ] = None,
+) -> None:
+    """Remove models of your own.
+
+    Nothing is removed that xlcli did not write.
+    """
+    from xlcli.cli import model_folders
+
+    model_folders.remove(names, screen, yes=yes)
+
+
+@_action("mv", "xlcli models mv corpus shakespeare", "xlcli models mv corpus elsewhere/corpus")
+def rename(
+    screen: Screen,
+    old: Annotated[str, typer.Argument(metavar="OLD", autocompletion=complete.own_models)],
+    new: Annotated[str, typer.Argument(metavar="NEW")],
+) -> None:
+    """Rename a model of your own."""
+    from xlcli.cli import model_folders
+
+    model_folders.rename(old, new, screen)
+
+
+@_action("push", "xlcli models push corpus backup/corpus", "xlcli models push corpus s3://BUCKET/corpus --with-text")
+def push(
+    screen: Screen,
+    name: Annotated[str, typer.Argument(metavar="NAME", autocompletion=complete.models)],
+    url: Annotated[str, typer.Argument(metavar="URL")],
     with_text: Annotated[
         bool,
         typer.Option(
@@ -67,78 +186,32 @@ def models(
             rich_help_panel="Model",
         ),
     ] = False,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
-    no_progress: options.NoProgress = False,
-    color: options.Color = None,
-    force: options.Force = False,
-    debug: options.Debug = False,
-) -> int:
-    """List models or presets; show, copy, remove or rename one.
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace an unfinished push.", rich_help_panel="Output")
+    ] = False,
+) -> None:
+    """Send a model to a folder or URL.
 
-    copy writes a preset to a TOML file to edit, or a model to a folder. rm and mv take models of your own; rm removes
-    nothing that xlcli did not write. push and pull reach folders and the URLs of fsspec, such as s3:// and hf://;
-    push --force replaces an unfinished push.
+    URLs are those of fsspec, such as s3:// and hf://.
     """
-    from xlcli.cli import model_folders, model_lists, model_transfer
-    from xlcli.cli.prologue import open_screen
+    from xlcli.cli import model_transfer
 
-    screen = open_screen(context)
-    words = words or ["list"]
-    if encoding and (words[0] != "copy" or _is_preset_file(words[-1])):
-        raise ConfigError("--weights applies to copies of models only.", "Type xlcli models copy MODEL FOLDER.")
-    if yes and words[0] != "rm":
-        raise ConfigError("--yes applies to xlcli models rm only.", "Leave it out.")
-    if plot is not None and words[0] != "show":
-        raise ConfigError("--plot needs one model.", f"Type xlcli models show NAME --plot {shlex.quote(plot)}.")
-    if with_text and words[0] != "push":
-        raise ConfigError("--with-text applies to xlcli models push only.", "Leave it out.")
-    match words:
-        case ["list"]:
-            model_lists.list_models(screen)
-        case ["presets"]:
-            model_lists.list_all_presets(screen)
-        case ["show", name]:
-            if plot is not None:
-                _plot(name, plot, screen, force=force)
-            model_lists.show(name, screen)
-        case ["copy", name, target] if _is_preset_file(target):
-            _copy_preset(name, target, screen)
-        case ["copy", name, target]:
-            _copy_model(name, target, encoding, screen)
-        case ["rm", name, *names]:
-            model_folders.remove([name, *names], screen, yes=yes)
-        case ["mv", old, new]:
-            model_folders.rename(old, new, screen)
-        case ["push", name, url]:
-            model_transfer.push(name, url, screen, with_text=with_text, force=force)
-        case ["pull", url, *name] if len(name) < 2:
-            model_transfer.pull(url, name[0] if name else None, screen)
-        case [action, *_] if action in _USAGE:
-            raise ConfigError(f"'xlcli models {action}' takes {_USAGE[action][0]}.", f"Type {_USAGE[action][1]}.")
-        case [action, *_]:
-            near = nearest(action, _USAGE)
-            remedy = f"Did you mean xlcli models {near}?" if near else f"Type xlcli models show {action}."
-            raise ConfigError(f"there is no 'xlcli models {action}'.", remedy)
-    return 0
+    model_transfer.push(name, url, screen, with_text=with_text, force=force)
 
 
-_USAGE = {
-    "list": ("no words", "xlcli models"),
-    "presets": ("no words", "xlcli models presets"),
-    "show": ("1 word", "xlcli models show NAME"),
-    "copy": ("2 words", "xlcli models copy PRESET FILE.toml, or MODEL FOLDER"),
-    "rm": ("names", "xlcli models rm NAME"),
-    "push": ("2 words", "xlcli models push NAME URL"),
-    "pull": ("1 or 2 words", "xlcli models pull URL NAME"),
-    "mv": ("2 words", "xlcli models mv OLD NEW"),
-}
-"""Action to the number of its words, and what to type."""
+@_action("pull", "xlcli models pull backup/corpus", "xlcli models pull hf://OWNER/corpus mine")
+def pull(
+    screen: Screen,
+    url: Annotated[str, typer.Argument(metavar="URL")],
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None,
+) -> None:
+    """Fetch a model from a folder or URL.
 
+    URLs are those of fsspec, such as s3:// and hf://.
+    """
+    from xlcli.cli import model_transfer
 
-def _is_preset_file(target: str) -> bool:
-    return target == "-" or target.endswith(".toml")
+    model_transfer.pull(url, name, screen)
 
 
 def _plot(name: str, plot: str, screen: Screen, *, force: bool) -> None:

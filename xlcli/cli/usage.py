@@ -15,33 +15,31 @@ from xlcli.cli.terminal import one_line
 from xlcli.errors import ConfigError
 
 
-def explain(error: typer.TyperException, arguments: Sequence[str], program: TyperGroup) -> ConfigError:
+def explain(error: typer.TyperException, arguments: Sequence[str]) -> ConfigError:
     """`ConfigError` for a usage error of Typer."""
     context: Any = getattr(error, "ctx", None)
+    if context is None:
+        return ConfigError(one_line(error.format_message()), "See xlcli --help.")
+    command = context.command
+    see = f"See {context.command_path} --help."
     param = getattr(error, "param", None)
-    if context is not None and param is not None:
-        return _bad_value(error.message, context, param)
-    first_word = next((word for word in arguments if not word.startswith("-")), "")
-    name = context.info_name if context is not None else first_word
-    command = program.commands.get(name)
-    see = f"See xlcli {name} --help." if command else "See xlcli --help."
     option = getattr(error, "option_name", None)
-    if option is not None and command is None:
-        after = next((word for word in arguments if option in _options(program.commands.get(word))), None)
-        remedy = f"Write it after the command: xlcli {after} {option}." if after else see
-        return ConfigError(f"there is no option {one_line(option)}.", remedy)
+    if param is not None and hasattr(error, "param_type"):
+        return _wrong_words(context)
+    if param is not None:
+        return _bad_value(error.message, context, param)
     if option is not None and hasattr(error, "possibilities"):
-        near = nearest(option, _options(command))
-        return ConfigError(f"there is no option {one_line(option)}.", f"Did you mean {near}?" if near else see)
-    if option is not None and command is not None:
+        return _no_option(option, context, arguments)
+    if option is not None:
         param = next(param for param in command.params if option in param.opts)
         problem = "takes no value" if getattr(param, "is_flag", False) else "needs a value"
         return ConfigError(f"{option} {problem}.", _try(option, _example(command.callback, param.name)) or see)
-    if command is None and first_word:
-        near = nearest(first_word, program.commands)
-        remedy = f"Did you mean xlcli {near}?" if near else see
-        return ConfigError(f"there is no command '{one_line(first_word)}'.", remedy)
-    return ConfigError(one_line(error.format_message()), see)
+    if isinstance(command, TyperGroup):
+        word = next((word for word in arguments if not word.startswith("-")), "")
+        near = nearest(word, command.commands)
+        remedy = f"Did you mean {context.command_path} {near}?" if near else see
+        return ConfigError(f"there is no command '{one_line(word)}'.", remedy)
+    return _wrong_words(context)
 
 
 def source(context: typer.Context, name: str) -> str:
@@ -51,7 +49,9 @@ def source(context: typer.Context, name: str) -> str:
 
 
 def spelling(context: typer.Context, param: Any) -> str:
-    """The option as it was given: `--mem-len` or `XLCLI_MEM_LEN`."""
+    """The option as it was given, `--mem-len` or `XLCLI_MEM_LEN`; of an argument, its command."""
+    if param.param_type_name == "argument":
+        return str(context.command_path)
     if source(context, param.name) == "ENVIRONMENT":
         return str(param.envvar or f"{context.auto_envvar_prefix}_{param.name.upper()}")
     return str(max(param.opts, key=len))
@@ -74,10 +74,51 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return found[0] if found else None
 
 
+def _no_option(option: str, context: Any, arguments: Sequence[str]) -> ConfigError:
+    """`ConfigError` for an option that the command of the context does not have."""
+    command, path = context.command, context.command_path
+    problem, see = f"there is no option {one_line(option)}.", f"See {path} --help."
+    if context.parent is None:
+        commands = (word for word in arguments if option in _options(command.commands.get(word)))
+        after = next(commands, None)
+        return ConfigError(problem, f"Write it after the command: xlcli {after} {option}." if after else see)
+    group = context if isinstance(command, TyperGroup) else context.parent
+    actions = {} if group.parent is None else group.command.commands
+    if owners := [name for name, action in actions.items() if option in _options(action)]:
+        usage = _usage(f"{group.command_path} {owners[0]}", actions[owners[0]])
+        remedy = f"Type {usage} {option}." if group is context else "Leave it out."
+        return ConfigError(f"{option} applies to {group.command_path} {' and '.join(owners)} only.", remedy)
+    near = nearest(option, _options(command))
+    return ConfigError(problem, f"Did you mean {near}?" if near else see)
+
+
+def _wrong_words(context: Any) -> ConfigError:
+    """`ConfigError` for too few or too many arguments."""
+    params = _arguments(context.command)
+    least, most = sum(param.required for param in params), len(params)
+    if any(param.nargs < 0 for param in params):
+        number = f"at least {least} word"
+    elif least < most:
+        number = f"{least} or {most} words"
+    else:
+        number = f"{most or 'no'} word{'' if most == 1 else 's'}"
+    path = context.command_path
+    return ConfigError(f"'{path}' takes {number}.", f"Type {_usage(path, context.command)}.")
+
+
+def _arguments(command: Any) -> list[Any]:
+    return [param for param in command.params if param.param_type_name == "argument"]
+
+
+def _usage(path: str, command: Any) -> str:
+    """The command line of a command with all its arguments, such as `xlcli models mv OLD NEW`."""
+    return " ".join([path, *(param.metavar.strip("[].") for param in _arguments(command))])
+
+
 def _bad_value(message: str, context: Any, param: Any) -> ConfigError:
     """`ConfigError` for a value that the parser or type of an option refuses."""
     spelled = spelling(context, param)
-    if param.is_flag:
+    if getattr(param, "is_flag", False):
         value = one_line(os.environ.get(spelled, ""))
         return ConfigError(f"{spelled} is '{value}', neither 1 nor 0.", f"Type {spelled}=1, or unset it.")
     reason = message.removeprefix("Value error, ")
@@ -89,11 +130,13 @@ def _bad_value(message: str, context: Any, param: Any) -> ConfigError:
 
 
 def _options(command: Any) -> list[str]:
-    return [] if command is None else [name for param in command.params for name in param.opts]
+    """Names of the options of a command and its actions; none for None."""
+    commands = [] if command is None else [command, *getattr(command, "commands", {}).values()]
+    return [name for each in commands for param in each.params for name in param.opts]
 
 
 def _typed(spelled: str, value: str) -> str:
-    return f"{spelled} {value}" if spelled.startswith("-") else f"{spelled}={value}"
+    return f"{spelled}={value}" if spelled.isupper() else f"{spelled} {value}"
 
 
 def _try(spelled: str, example: str) -> str:

@@ -75,3 +75,12 @@ def test_everything_is_removed(run, cached):
 def test_mistakes(run, arguments, message):
     done = run("cache", *arguments)
     assert (done.code, message in done.err) == (2, True), done.err
+
+
+def test_a_file_of_an_older_version_is_not_called_damaged(run, cached):
+    paths = [Path(entry["path"]) for entry in json.loads(run("cache", "--json").out)["files"]]
+    for path, magic in zip(paths, (b"xltoken1", b"rubbish."), strict=True):
+        path.write_bytes(magic + path.read_bytes()[8:])
+    rows = run("cache").out.decode().splitlines()
+    for path, problem in zip(paths, ("of another version", "damaged"), strict=True):
+        assert problem in next(row for row in rows if path.name in row)

@@ -121,9 +121,12 @@ def test_an_interrupt_prints_the_score_of_what_was_read(run, model, interrupted,
     assert (done.code, score["partial"], score["bytes"], score["chars"]) == (130, True, 80, None)
     assert f"stopped: 80 of {len(TEXT) * 8} bytes were scored." in done.err
     assert not list(tmp_path.iterdir())
+    assert f"{tmp_path / 't.jsonl'} was not written: the evaluation was stopped" in done.err
     interrupted(5)
-    done = run("eval", *options)
+    done = run("eval", *options, "--html", "page.html")
     assert done.code == 130
+    assert "page.html was not written: the evaluation was stopped" in done.err
+    assert not Path("page.html").exists()
     assert re.match(r"tiny on .*, PARTIAL: stopped before the end\n80 bytes, ", done.out.decode())
 
 

@@ -156,3 +156,15 @@ def test_a_library_of_the_terminal_is_used_in_one_place(library, users):
     found = {path.relative_to(package).as_posix() for path in package.rglob("*.py") if pattern.search(path.read_text())}
     assert found
     assert all(path.startswith(users) for path in found)
+
+
+@pytest.mark.parametrize(("command", "default"), [("train", "0"), ("generate", "random"), ("stream", "random")])
+def test_the_default_seed_of_each_command(command, default, run):
+    text = " ".join(run(command, "--help").out.decode().split())
+    assert f"Seed of the random-number generator. Default: {default}." in text
+
+
+def test_headings_of_help_are_those_of_several_options(run):
+    text = run("generate", "--help").out.decode()
+    assert "Text:" not in text
+    assert text.index("Memory:") < text.index("--interactive") < text.index("Machine:")

@@ -161,3 +161,39 @@ def test_a_parquet_file_in_a_pipe_is_explained(run, model):
     assert "standard input is a Parquet file, which is read from its end: it cannot come through a pipe" in " ".join(
         done.err.split()
     )
+
+
+@pytest.mark.usefixtures("without_torch")
+@pytest.mark.parametrize("command", ["eval", "stream", "train"])
+def test_a_model_or_a_misspelled_file_as_text(command, run, model):
+    Path("corpus.txt").write_bytes(b"a text")
+    done = run(command, "corpsu.txt")
+    assert done.code == 3
+    assert "there is no file corpsu.txt.\n       Did you mean corpus.txt?" in done.err
+    for name in ("tiny", "models/tiny"):
+        done = run(command, name)
+        typed = f"train FILE --init {name}" if command == "train" else f"{command} -m {name}"
+        assert done.code == 3
+        assert f"{name} is a model, not a text.\n       Type xlcli {typed}." in done.err
+
+
+def test_json_lines_with_another_key_are_reported(run, model):
+    Path("b.jsonl").write_bytes(b'{"id": "x1", "body": "a longer text"}\n' * 400)
+    said = (
+        "b.jsonl looks like JSON lines without the key text and is read as plain text; --text-field body reads that key"
+    )
+    tiny = ("--tokenizer", "bytes", "--dry-run")
+    for words in (("eval", "b.jsonl"), ("stream", "b.jsonl", "--emit", "none"), ("train", "b.jsonl", *tiny)):
+        done = run(*words)
+        assert done.code == 0, done.err
+        assert done.err.count(said) == 1, words
+        done = run(*words, "--text-field", "body")
+        assert done.code == 0, done.err
+        assert "looks like" not in done.err
+
+
+@pytest.mark.parametrize("line", [b'{"text": "a"}', b'{"text": "{\\"body\\": \\"a\\"}"}', b'{"n": 1}', b"{", b'["a"]'])
+def test_other_texts_are_not_taken_for_json_lines(line, run, model):
+    Path("a.txt").write_bytes(line + b"\n")
+    for words in (("eval", "a.txt"), ("stream", "a.txt")):
+        assert "looks like" not in run(*words).err

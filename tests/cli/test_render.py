@@ -1,9 +1,11 @@
 import dataclasses
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
+from programs import Terminal
 
 from xlcli import config
 from xlcli.cli import render, report
@@ -69,6 +71,24 @@ def test_a_plan_and_a_result_as_text():
     assert "  one\n  two\n" in text
     assert "xlcli eval -m 'models/a b'" in text
     assert "--resume" in report.trained_text(dataclasses.replace(end, stopped=True))
+    assert "xlcli eval FILE -m 'models/a b'" in report.trained_text(dataclasses.replace(end, bits_per_byte=None))
+
+
+def test_the_first_line_of_a_stage_is_shown_at_once():
+    program = """
+import sys
+from xlcli.cli.render import Screen
+from xlcli.events import Progress
+screen = Screen()
+screen.wait("starting")
+screen.progress(Progress("learning", 0, None, "s"))
+screen.progress(Progress("learning", 1, None, "s"))
+"""
+    terminal = Terminal([sys.executable, "-c", program], NO_COLOR="1")
+    assert terminal.finish() == 0
+    assert b"starting ..." in terminal.received
+    assert b"learning  0 s" in terminal.received
+    assert b"learning  1 s" not in terminal.received
 
 
 SEGMENTS = "no memory: independent segments of 8 tokens, and the result depends on that length"

@@ -1,5 +1,6 @@
 import json
 import re
+import shutil
 
 import pytest
 from programs import TEXT, Terminal, command
@@ -90,7 +91,12 @@ def test_a_state_of_another_model_is_refused(piped, model, tmp_path):
     save_model(model.parent / "other", old.config, weights, old.tokenizer, {})
     done = piped(TEXT, "-m", "other", "--state-in", tmp_path / "s")
     assert done.code == 3
-    assert re.search(r"made with weights \w{12}, but other has weights \w{12}", done.err)
+    assert re.search(r"made with model tiny, not other \(weights \w{12}, not \w{12}\)", done.err)
+    assert "Give that model (-m tiny)" in done.err
+    shutil.rmtree(model)
+    (model.parent / "other").rename(model)
+    done = piped(TEXT, "-m", "tiny", "--state-in", tmp_path / "s")
+    assert "made with another version of model tiny" in done.err
 
 
 def test_continuation_follows_the_text(piped, model):

@@ -98,7 +98,13 @@ def test_what_is_said_when_there_is_none(cwd, bundled):
     assert "Did you mean shakespeare?" in caught.value.remedy
     with pytest.raises(CheckpointError, match="XLCLI_MODEL") as caught:
         find(None, env={"XLCLI_MODEL": "qqq"}, cwd=cwd)
-    assert caught.value.remedy == "There are: books, shakespeare."
+    assert caught.value.remedy == "There are: shakespeare, books."
+    for i in range(12):
+        os.utime(make(cwd / "models" / f"m{i}") / "model.safetensors", (2e9 + i, 2e9 + i))
+    with pytest.raises(CheckpointError) as caught:
+        find("qqq", env={}, cwd=cwd)
+    newest = ", ".join(f"m{i}" for i in reversed(range(12)))
+    assert caught.value.remedy == f"There are: {newest} and 2 more (xlcli models)."
     (cwd / "models" / "young" / "checkpoints").mkdir(parents=True)
     with pytest.raises(CheckpointError, match="too little") as caught:
         find("young", env={}, cwd=cwd)

@@ -116,6 +116,19 @@ def test_resuming_a_finished_run_repeats_nothing():
     again = of_kind(events, Trained)[0]
     assert (again.bits_per_byte, again.sample, again.stopped) == (done.bits_per_byte, done.sample, False)
     assert remains("m") == before
+    said = [event.text for event in of_kind(events, Notice) if "budget" in event.text]
+    assert said == [
+        "the budget of 6 steps was used up by the earlier part of the run (6 steps); a larger --max-steps continues it"
+    ]
+
+
+def test_a_spent_time_budget_is_reported():
+    text = corpus()
+    go(small(), text, "m")
+    events = go({"train": {"max_time": 1e-9}}, text, "m", resume=True)
+    assert not of_kind(events, Step)
+    said = [event.text for event in of_kind(events, Notice) if "a larger --max-time continues it" in event.text]
+    assert len(said) == 1
 
 
 def test_a_larger_budget_goes_on():

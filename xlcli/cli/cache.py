@@ -130,10 +130,12 @@ def _prune(screen: Screen, older_than: float | None, max_size: int | None) -> No
 
 def _row(entry: CacheEntry) -> tuple[str, ...]:
     from xlcli.cli import report
+    from xlcli.text.cache import is_of_another_version
 
     used = "in use" if entry.in_use else report.age(entry.age)
     if (header := entry.header) is None:
-        about = ("-", "-", "unfinished" if entry.unfinished else "damaged")
+        problem = "of another version" if is_of_another_version(entry.path) else "damaged"
+        about = ("-", "-", "unfinished" if entry.unfinished else problem)
     else:
         about = (report.amount(header.n_tokens), header.tokenizer, header.text)
     return (used, report.size(entry.bytes), *about, entry.path.name)

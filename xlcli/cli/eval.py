@@ -129,7 +129,7 @@ def evaluate(
 ) -> int:
     """Score a text: bits per byte and more, every token once and in order."""
     from xlcli.cli.plot import check_plot, draw_by_context
-    from xlcli.cli.prologue import begin, check_files, find_model, load_model, warn_mem_len
+    from xlcli.cli.prologue import begin, check_files, check_texts, find_model, load_model, warn_mem_len
 
     config, screen = begin(context, SECTIONS)
     from xlcli.cli.page import check_page, open_page
@@ -142,6 +142,7 @@ def evaluate(
     if settings.sweep_mem_len and (per_token is not None or html is not None):
         option = "--html" if per_token is None else "--per-token"
         raise ConfigError(f"{option} needs one memory length, not a sweep.", "Use --mem-len M.")
+    check_texts(files or (), "xlcli eval -m {}")
     folder = find_model(context, settings, screen)
     check_files(context, folder, files or (), ["per_token", "plot", "html"])
     if dry_run:
@@ -166,12 +167,16 @@ def evaluate(
         writers += [page.add] if page is not None else []
         events = evaluation.evaluate(loaded, files or None, settings, runtime, per_token=bool(writers), stop=stop)
         scores = read_scores(events, screen, writers)
-        if plot is not None and not stop():
-            draw_by_context(plot, scores)
-            screen.say(f"plot written to {plot}")
-        if page is not None and not stop():
-            page.save(scores[0].file, page_facts(scores[0], shape), scores[0].by_context)
-            screen.say(f"page written to {html}")
+        if stop():
+            for name in filter(None, (plot, html)):
+                say_not_written(name, screen)
+        else:
+            if plot is not None:
+                draw_by_context(plot, scores)
+                screen.say(f"plot written to {plot}")
+            if page is not None:
+                page.save(scores[0].file, page_facts(scores[0], shape), scores[0].by_context)
+                screen.say(f"page written to {html}")
         if scores:
             n_lengths = len(settings.sweep_mem_len or ())
             show_scores(scores, screen, shape, n_lengths=n_lengths, to_stderr=per_token == "-")  # noqa: S105
@@ -238,6 +243,11 @@ def show_scores(scores: list[Score], screen: Screen, model: ModelConfig, *, n_le
         screen.report(report.score_text(scores[0], model))
 
 
+def say_not_written(name: str, screen: Screen) -> None:
+    """Prints that an output of a stopped evaluation is missing."""
+    screen.say(f"{name} was not written: the evaluation was stopped", "warning")
+
+
 def page_facts(score: Score, model: ModelConfig) -> list[tuple[str, str]]:
     """Names and values at the top of the page of an evaluation."""
     from xlcli.cli import report
@@ -284,6 +294,7 @@ def token_writer(name: str | None, screen: Screen, stop: Callable[[], bool]) -> 
         with os.fdopen(handle, "wb") as out:
             yield write
         if stop():
+            say_not_written(name, screen)
             return
         mask = os.umask(0)
         os.umask(mask)

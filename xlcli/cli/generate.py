@@ -132,6 +132,16 @@ def generate(
         ),
     ] = None,
     mem_len: options.MemLen = None,
+    interactive: Annotated[
+        bool,
+        typer.Option(
+            "-i",
+            "--interactive",
+            allow_from_autoenv=False,
+            help="Continue line after line of standard input and keep the memory. Ctrl-C stops an answer, Ctrl-D ends.",
+            rich_help_panel="Memory",
+        ),
+    ] = False,
     state_in: options.StateIn = None,
     state_out: options.StateOut = None,
     device: options.Device = None,
@@ -142,16 +152,6 @@ def generate(
     overrides: options.Overrides = None,
     print_config: options.PrintConfig = False,
     dry_run: options.DryRun = False,
-    interactive: Annotated[
-        bool,
-        typer.Option(
-            "-i",
-            "--interactive",
-            allow_from_autoenv=False,
-            help="Continue line after line of standard input and keep the memory. Ctrl-C stops an answer, Ctrl-D ends.",
-            rich_help_panel="Text",
-        ),
-    ] = False,
     no_prompt: Annotated[
         bool, typer.Option("--no-prompt", help="Print the continuation without the prompt.", rich_help_panel="Output")
     ] = False,

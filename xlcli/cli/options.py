@@ -160,7 +160,7 @@ Seed = Annotated[
         "--seed",
         metavar="N",
         parser=Unit(units.count, "1"),
-        help="Seed of the random-number generator. Default: 0 in training, else random.",
+        help="Seed of the random-number generator. Default: random.",
         rich_help_panel="Machine",
     ),
 ]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from xlcli.cli.settings import option_names, print_config, resolve
-from xlcli.cli.usage import source
+from xlcli.cli.usage import nearest, source
 from xlcli.config import Config, InferenceConfig, ModelConfig, RuntimeConfig
-from xlcli.errors import ConfigError, StateError
+from xlcli.errors import CheckpointError, ConfigError, DataError, StateError
 
 if TYPE_CHECKING:
     from xlcli.cli.render import Screen
@@ -147,6 +150,30 @@ def load_model(
     screen.say(f"model {model.name}: {folder}{about}", "detail")
     screen.say(f"{runtime.device} {runtime.dtype_name}, {report.counted(runtime.threads, 'thread')}", "detail")
     return model, runtime
+
+
+def check_texts(names: Iterable[str], command: str) -> None:
+    """Refuses a missing file or a model as a text, before torch is loaded; reading it makes all other checks.
+
+    Args:
+        names: Files and folders.
+        command: Command that uses a model, with `{}` in place of its name.
+    """
+    from xlcli.store.discover import find
+    from xlcli.store.layout import is_model
+
+    for name in names:
+        path, exists = Path(name), os.path.lexists(name)
+        with suppress(CheckpointError):
+            if name != "-" and (is_model(path) if exists else find(name)):
+                command = command.format(shlex.quote(name))
+                raise DataError(f"{name} is a model, not a text.", f"Type {command}.")
+        if name != "-" and not exists:
+            siblings = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
+            near = nearest(path.name, siblings)
+            raise DataError(
+                f"there is no file {name}.", f"Did you mean {path.parent / near}?" if near else "Check the path."
+            )
 
 
 def check_files(

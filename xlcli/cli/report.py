@@ -257,7 +257,8 @@ def trained_text(event: Trained) -> str:
     if event.stopped:
         return "\n".join(lines) + "\n\nStopped and saved. To continue, run the same command with --resume.\n"
     folder = shlex.quote(str(event.folder))
-    return "\n".join(lines) + f'\n\nNext:\n  xlcli eval -m {folder}\n  xlcli generate -m {folder} "Once upon a"\n'
+    text = "" if event.bits_per_byte is not None else "FILE "
+    return "\n".join(lines) + f'\n\nNext:\n  xlcli eval {text}-m {folder}\n  xlcli generate -m {folder} "Once upon a"\n'
 
 
 def score_text(score: Score, model: ModelConfig) -> str:

@@ -108,6 +108,7 @@ def stream(
     from xlcli.cli.prologue import (
         begin,
         check_files,
+        check_texts,
         find_model,
         load_model,
         open_state_files,
@@ -126,8 +127,9 @@ def stream(
         raise ConfigError("--save-every needs a file to save in.", "Add --state-out memory.state.")
     if html is not None:
         check_page(html)
-    folder = find_model(context, settings, screen)
     texts = [] if name == "-" else [name]
+    check_texts(texts, "xlcli stream -m {}")
+    folder = find_model(context, settings, screen)
     check_files(context, folder, texts, ["state_out", "html"], state_in)
     if dry_run:
         print_plan(folder, settings, screen, batch_size=1, action=f"scores {name}", is_endless=name == "-")
@@ -153,7 +155,7 @@ def stream(
             text = parquet.texts(source, label, settings.text_field)
         elif not settings.binary:
             any_bytes = loaded.tokenizer.kind == "bytes"
-            text = text_of(text, label, settings.text_field, any_bytes=any_bytes)
+            text = text_of(text, label, settings.text_field, any_bytes=any_bytes, notice=screen.say)
             # Text that continues a stream may begin within a character.
             if not any_bytes and resume is None:
                 text = checked(text, label)

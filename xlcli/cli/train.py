@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,8 +13,7 @@ from xlcli.cli import options, train_options
 from xlcli.cli.help import CONTEXT, Command
 from xlcli.cli.pipe import standard_input
 from xlcli.cli.terminal import discard_stdout
-from xlcli.cli.usage import nearest
-from xlcli.errors import ConfigError, DataError, DivergedError
+from xlcli.errors import ConfigError, DivergedError
 
 if TYPE_CHECKING:
     from xlcli.cli.render import Screen
@@ -70,7 +68,7 @@ def train(
     device: options.Device = None,
     dtype: options.Dtype = None,
     threads: train_options.Threads = None,
-    seed: options.Seed = None,
+    seed: train_options.Seed = None,
     compile: train_options.Compile = False,  # noqa: A002
     plot: train_options.Plot = None,
     config_file: options.ConfigFile = None,
@@ -190,20 +188,15 @@ def print_preset(configs: Mapping[str, Config], screen: Screen, *, is_chosen: bo
 
 
 def check_paths(paths: Sequence[str], held_out: Mapping[str, object]) -> None:
-    """Refuses a missing file before torch is loaded; the corpus reader makes all other checks."""
+    """Refuses a missing file or a model as a text."""
+    from xlcli.cli.prologue import check_texts
+
     if not paths:
         raise ConfigError(
             "train needs a text: a file, a folder, or - for standard input.", "Type xlcli train corpus.txt."
         )
-    for name in (*paths, *(part for part in map(held_out.get, ("valid", "test")) if isinstance(part, str))):
-        if name == "-" or os.path.lexists(name):
-            continue
-        path = Path(name)
-        siblings = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-        near = nearest(path.name, siblings)
-        raise DataError(
-            f"there is no file {name}.", f"Did you mean {path.parent / near}?" if near else "Check the path."
-        )
+    files = [part for part in map(held_out.get, ("valid", "test")) if isinstance(part, str)]
+    check_texts([*paths, *files], "xlcli train FILE --init {}")
 
 
 def model_name(paths: Sequence[str]) -> str:

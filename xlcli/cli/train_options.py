@@ -137,6 +137,16 @@ Lr = Annotated[
 Optimizer = Annotated[
     Literal["muon", "adamw"] | None, typer.Option("--optimizer", help="Optimizer.", rich_help_panel="Training")
 ]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        "--seed",
+        metavar="N",
+        parser=Unit(units.count, "1"),
+        help="Seed of the random-number generator. Default: 0.",
+        rich_help_panel="Machine",
+    ),
+]
 WarmupSteps = Annotated[
     int | None,
     typer.Option(

@@ -168,7 +168,7 @@ def _explain(kind: type[BaseConfig], error: ValidationError) -> ConfigError:
         case "json_invalid":
             return ConfigError("a setting is not valid UTF-8.", "Rename the file, or give the text in UTF-8.")
         case "extra_forbidden":
-            return _unknown_key(kind, name, first["loc"])
+            return _unknown_key(kind, name, first["loc"], tables=isinstance(value, Mapping))
         case "union_tag_invalid":
             return _no_choice(f"{name}.kind", value["kind"], details["expected_tags"])
         case "literal_error":
@@ -198,8 +198,11 @@ def _no_choice(key: str, value: object, expected: str) -> ConfigError:
     )
 
 
-def _unknown_key(kind: type[BaseConfig], name: str, loc: tuple[int | str, ...]) -> ConfigError:
-    """`ConfigError` for a key that does not exist, or only in another kind of its table."""
+def _unknown_key(kind: type[BaseConfig], name: str, loc: tuple[int | str, ...], *, tables: bool) -> ConfigError:
+    """`ConfigError` for a key that does not exist, or only in another kind of its table.
+
+    A similar key is named; `tables`: a similar table.
+    """
     table, _, last = name.rpartition(".")
     kinds = UNIONS.get(_LAYER.sub("", table).rpartition(".")[2], {})
     if others := [other for other, section in kinds.items() if last in section.model_fields]:
@@ -207,14 +210,22 @@ def _unknown_key(kind: type[BaseConfig], name: str, loc: tuple[int | str, ...]) 
             f"'{name}' belongs to {' and '.join(others)}, but '{table}.kind' is '{loc[-2]}'.",
             f"Set {table}.kind to {' or '.join(others)}, or leave '{name}' out.",
         )
-    known = list(_keys(kinds[str(loc[-2])], f"{table}.") if _LAYER.search(table) else _keys(kind))
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5) or difflib.get_close_matches(
-        last, [key.rpartition(".")[2] for key in known], n=1, cutoff=0.5
-    )
-    near = [next(key for key in known if key == near[0] or key.endswith("." + near[0]))] if near else []
+    keys = _keys(kinds[str(loc[-2])], f"{table}.") if _LAYER.search(table) else _keys(kind)
+    known = [key for key, is_table in keys if is_table == tables]
+    near = _nearest(name, known)
     return ConfigError(
-        f"unknown key '{name}'.", f"Did you mean '{near[0]}'?" if near else "xlcli train --print-config lists the keys."
+        f"unknown key '{name}'.", f"Did you mean '{near}'?" if near else "xlcli train --print-config lists the keys."
     )
+
+
+def _nearest(name: str, known: list[str]) -> str | None:
+    """The key of the same table whose last part is most similar, else of any table."""
+    table, _, last = name.rpartition(".")
+    for keys in ([key for key in known if key.rpartition(".")[0] == table], known):
+        if words := difflib.get_close_matches(last, [key.rpartition(".")[2] for key in keys], n=1, cutoff=0.5):
+            alike = [key for key in keys if key.rpartition(".")[2] == words[0]]
+            return difflib.get_close_matches(name, alike, n=1, cutoff=0.0)[0]
+    return None
 
 
 def _path(loc: tuple[int | str, ...]) -> list[str]:
@@ -232,9 +243,11 @@ _LAYER = re.compile(r"\.layers\.\d+$")
 _TAGS = frozenset({*POSITIONS, *ATTENTIONS, *STACKS})
 
 
-def _keys(kind: type[BaseModel], prefix: str = "") -> Iterable[str]:
+def _keys(kind: type[BaseModel], prefix: str = "") -> Iterable[tuple[str, bool]]:
+    """Dotted keys, and whether each is a table."""
     for name, field in kind.model_fields.items():
-        yield prefix + name
-        for section in (field.annotation, *get_args(field.annotation)):
-            if isinstance(section, type) and issubclass(section, BaseModel):
-                yield from _keys(section, f"{prefix}{name}.")
+        types = (field.annotation, *get_args(field.annotation))
+        sections = [section for section in types if isinstance(section, type) and issubclass(section, BaseModel)]
+        yield prefix + name, bool(sections)
+        for section in sections:
+            yield from _keys(section, f"{prefix}{name}.")

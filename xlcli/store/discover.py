@@ -21,6 +21,8 @@ LOCAL = "models"
 """Folder of the user's models inside the working folder."""
 CARD = "README.md"
 """Description of a bundled model."""
+MAX_NAMED = 12
+"""Maximum number of models that an error names, the newest of the user first."""
 VARIABLE = "XLCLI_MODEL"
 """Environment variable that names the model."""
 
@@ -81,7 +83,7 @@ def choose(name: str | None, *, env: Mapping[str, str] | None = None, cwd: Path 
     env = os.environ if env is None else env
     cwd = Path.cwd() if cwd is None else cwd
     wanted = name or env.get(VARIABLE)
-    local, bundled = _local(cwd), _bundled(cwd)
+    local, bundled = sorted(_local(cwd), key=_modified, reverse=True), _bundled(cwd)
     if wanted:
         folder = _named(wanted, "" if name else f" (from {VARIABLE})", cwd, (*local, *bundled))
         return Choice(folder, None if name else VARIABLE)
@@ -173,11 +175,12 @@ def _named(wanted: str, source: str, cwd: Path, known: Iterable[Path]) -> Path:
 
 
 def _choices(wanted: str, known: Iterable[Path]) -> str:
-    names = sorted({folder.name for folder in known})
+    names = list(dict.fromkeys(folder.name for folder in known))
     near = difflib.get_close_matches(Path(wanted).name, names, n=3, cutoff=0.5)
     if near:
         return f"Did you mean {' or '.join(near)}?"
-    return f"There are: {', '.join(names[:12])}." if names else "Train one: xlcli train FILE."
+    more = f" and {len(names) - MAX_NAMED} more (xlcli models)" if len(names) > MAX_NAMED else ""
+    return f"There are: {', '.join(names[:MAX_NAMED])}{more}." if names else "Train one: xlcli train FILE."
 
 
 def _local(cwd: Path) -> tuple[Path, ...]:

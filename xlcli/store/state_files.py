@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -122,7 +123,7 @@ def save_state(path: Path, session: SessionState, *, model: LoadedModel) -> None
         path,
         {f"state.{name}": t for name, t in state.tensors().items()}
         | {f"session.{name}": t for name, t in tensors.items()},
-        {"schema": str(SCHEMA)}
+        {"schema": str(SCHEMA), "model.name": model.name}
         | {f"model.{name}": value for name, value in model.fingerprints.items()}
         | {f"state.{name}": value for name, value in state.describe().items()}
         | {f"session.{name}": value for name, value in scalars.items()},
@@ -159,9 +160,16 @@ def _check_model(path: Path, metadata: Mapping[str, str], model: LoadedModel) ->
     for name, here in model.fingerprints.items():
         there = metadata.get(f"model.{name}", "")
         if there != here:
+            own = metadata.get("model.name", "")
+            if own == model.name:
+                maker, remedy = f"another version of model {own}", "Give that version (-m)"
+            elif own:
+                maker, remedy = f"model {own}, not {model.name}", f"Give that model (-m {shlex.quote(own)})"
+            else:
+                maker, remedy = f"another model than {model.name}", "Give the model it was made with (-m)"
             raise StateError(
-                f"{path} was made with {name} {there[:12] or 'unknown'}, but {model.name} has {name} {here[:12]}.",
-                "Give the model it was made with (-m), or start without --state-in.",
+                f"{path} was made with {maker} ({name} {there[:12] or 'unknown'}, not {here[:12]}).",
+                f"{remedy}, or start without --state-in.",
             )
 
 

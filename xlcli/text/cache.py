@@ -203,3 +203,13 @@ def _is_held(file: BinaryIO, age: float) -> bool:
 def total_bytes(found: Iterable[CacheEntry]) -> int:
     """Total size of files."""
     return sum(entry.bytes for entry in found)
+
+
+def is_of_another_version(path: Path) -> bool:
+    """Whether a file is a token file of an older or newer format, by its first bytes."""
+    try:
+        with path.open("rb") as file:
+            magic = file.read(len(_MAGIC))
+    except OSError:
+        return False
+    return magic.startswith(_MAGIC[:-1]) and magic != _MAGIC

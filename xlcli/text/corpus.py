@@ -116,13 +116,16 @@ class Corpus:
         return self.facts.n_bytes
 
     def notices(self) -> Iterator[Notice]:
-        """Warnings about files that were skipped or given twice, if there are any."""
+        """Warnings about files that were skipped or given twice, and a remark on JSON lines without a text."""
         if self.skipped:
             n = len(self.skipped)
             files = [f"{path} ({reason})" for path, reason in self.skipped.items()]
             yield Notice(f"skipped {n} file{'s' if n > 1 else ''}: {_named(files)}", "warning")
         if self.repeated:
             yield Notice(f"given more than once, and read each time: {_named(map(str, self.repeated))}", "warning")
+        converted = [source for source in self.sources if not source.seekable]
+        if remark := next(filter(None, (source.remark() for source in converted[:N_EXCERPTS])), None):
+            yield Notice(remark)
 
     @property
     def sha256(self) -> str:

@@ -13,8 +13,9 @@ import bz2
 import codecs
 import json
 import lzma
+import shlex
 import zlib
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
 import zstandard
 
@@ -74,7 +75,14 @@ BINARIES = {
 """First bytes of well-known files that are not text."""
 
 
-def text_of(portions: Portions, name: str, text_field: str | None, *, any_bytes: bool = False) -> Portions:
+def text_of(
+    portions: Portions,
+    name: str,
+    text_field: str | None,
+    *,
+    any_bytes: bool = False,
+    notice: Callable[[str], None] = lambda text: None,
+) -> Portions:
     """Text of data in any of the formats.
 
     Args:
@@ -82,13 +90,14 @@ def text_of(portions: Portions, name: str, text_field: str | None, *, any_bytes:
         name: Name of the source in errors.
         text_field: Key of the text in JSON lines; None is `text`, if the first line is an object with this key.
         any_bytes: Accept well-known formats that are not text, except Parquet, which is a format of texts.
+        notice: Called with the remark of `keyless`, if there is one.
 
     Raises:
         DataError: The data is damaged, is of a well-known format that is not text, or lacks `text_field`.
     """
     marks = [PARQUET] if any_bytes else [*BINARIES]
     data = _without_binaries(in_utf8(unpacked(portions, name), name), name, marks)
-    return documents(data, name, text_field)
+    return documents(data, name, text_field, notice)
 
 
 def is_plain(head: bytes, text_field: str | None) -> bool:
@@ -146,7 +155,26 @@ def in_utf8(portions: Portions, name: str) -> Portions:
         ) from None
 
 
-def documents(portions: Portions, name: str, text_field: str | None) -> Portions:
+def keyless(head: bytes, name: str) -> str | None:
+    """Remark on plain text that begins with a JSON object whose text is not in `DEFAULT_FIELD`; else None."""
+    line = head.lstrip().partition(b"\n")[0]
+    try:
+        value = json.loads(line) if len(line) <= BLOCK else None
+    except (ValueError, RecursionError):
+        return None
+    texts = {key: text for key, text in value.items() if isinstance(text, str)} if isinstance(value, dict) else {}
+    if not texts or DEFAULT_FIELD in texts:
+        return None
+    key = shlex.quote(max(texts, key=lambda key: len(texts[key])))
+    return (
+        f"{name} looks like JSON lines without the key {DEFAULT_FIELD} and is read as plain text; "
+        f"--text-field {key} reads that key"
+    )
+
+
+def documents(
+    portions: Portions, name: str, text_field: str | None, notice: Callable[[str], None] = lambda text: None
+) -> Portions:
     """Texts of JSON lines, each a `Document` ended by a line end; other text is passed on unchanged.
 
     Raises:
@@ -159,6 +187,8 @@ def documents(portions: Portions, name: str, text_field: str | None) -> Portions
     if text_field is None and first_text is None:
         if len(first) > LONGEST_LINE and json.dumps(field).encode() in first:
             raise _too_long(1, name)
+        if remark := keyless(first, name):
+            notice(remark)
         yield from data
         return
     for number, line in _numbered_lines(data, name):

@@ -142,6 +142,13 @@ class Source:
             return "binary data"
         return None if self.reading.any_bytes or formats.is_utf8(head[:_SNIFF]) else "not UTF-8"
 
+    def remark(self) -> str | None:
+        """Remark on JSON lines that are read as plain text (`formats.keyless`); else None."""
+        if self.seekable or self.reading.text_field is not None:
+            return None
+        block = next(self.blocks(), Block(b"", 0))
+        return None if block.documents else formats.keyless(block.text, self.name)
+
     def _text(self, descriptor: int, first: int) -> Iterator[Block]:
         return self._stored(descriptor, first) if self.seekable else self._converted(descriptor, first)
 

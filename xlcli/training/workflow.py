@@ -149,6 +149,7 @@ def resume(
             _write_new(place, ready, run, record)
         else:
             yield from _restore(point, run, ready, place, allow_data_change=allow_data_change)
+            yield from _spent_budgets(run)
         yield from _take_steps(run, ready, folder, record, paths, started=started, stop=stop)
 
 
@@ -272,6 +273,21 @@ def _restore(
         _write_held_out(folder, ready)
     records.trim_metrics(folder, run.step, validated=run.validated_step == run.step)
     write_config(folder, ready.config, encoding=ready.config.train.weights)
+
+
+def _spent_budgets(run: TrainingRun) -> Iterator[Notice]:
+    """Remarks on the budgets of a resumed run that its earlier part has spent, so that no step remains."""
+    train = run.config.train
+    for option, budget, used, unit in (
+        ("--max-time", train.max_time, round(run.seconds, 1), "s"),
+        ("--max-steps", train.max_steps, run.step, "steps"),
+        ("--max-tokens", train.max_tokens, run.tokens, "tokens"),
+    ):
+        if budget is not None and used >= budget:
+            yield Notice(
+                f"the budget of {budget:,.15g} {unit} was used up by the earlier part of the run ({used:,} {unit}); "
+                f"a larger {option} continues it"
+            )
 
 
 def _write_held_out(folder: Path, ready: Prepared) -> None:

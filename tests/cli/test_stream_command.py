@@ -107,7 +107,7 @@ def test_continuation_follows_the_text(piped, model):
     assert done.out == again.out
 
 
-@pytest.mark.parametrize(("name", "said"), [("absent", "cannot read absent"), (".", "is a folder")])
+@pytest.mark.parametrize(("name", "said"), [("absent", "there is no file absent"), (".", "is a folder")])
 def test_an_unreadable_file_is_refused(run, model, name, said):
     done = run("stream", name)
     assert (done.code, said in done.err) == (3, True)

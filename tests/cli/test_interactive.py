@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from programs import Terminal, command, environment
+from programs import Terminal, command, environment, process
 
 GREEDY = ("generate", "-m", "tiny", "-n", "6", "-t", "0")
 
@@ -93,6 +93,18 @@ def test_prompts_are_not_among_the_answers_in_a_file(run, model, monkeypatch):
     os.close(leader)
     assert len(texts(done)) == 2
     assert done.err.endswith("Ctrl-D ends.\n> > > \n")
+
+
+def test_a_line_without_end_is_refused_and_the_state_is_saved(model):
+    done = process(*GREEDY, "-i", "--state-out", "s", input=b"one\n" + b"a" * (2**20 + 1))
+    assert (done.returncode, b"more than 1 MiB" in done.stderr) == (3, True)
+    assert Path("s").stat().st_size > 0
+
+
+def test_closed_input_is_refused(run, model, monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    done = run(*GREEDY, "-i")
+    assert (done.code, "standard input is closed" in done.err) == (3, True)
 
 
 @pytest.fixture

@@ -96,6 +96,16 @@ def test_options_may_stand_before_the_action(run, model):
     assert run("models", "--yes", "rm", "show").code == 0
 
 
+def test_numbers_too_large_to_draw_are_left_out_of_a_training_curve(run, model):
+    pytest.importorskip("matplotlib")
+    rows = [{"step": n, "tokens": n, "bits_per_byte": 10.0**n} for n in range(1, 17)]
+    rows += [{"step": 20, "tokens": 10**400, "bits_per_byte": 2.0}, {"step": 21, "tokens": 9, "bits_per_byte": -1e308}]
+    rows += [{"step": 22, "tokens": 22, "validation_bits_per_byte": 1e308}]
+    (model / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    done = run("models", "show", "tiny", "--plot", "curve.png")
+    assert (done.code, "plot written" in done.err) == (0, True), done.err
+
+
 def test_encoding_and_size_are_listed(run, model):
     assert re.search(r"^tiny +\d+\.\dk +\d+\.\d KiB +float32 ", run("models").out.decode(), re.MULTILINE)
     [listed] = json.loads(run("models", "--json").out)["local"]
@@ -151,6 +161,9 @@ def test_a_model_is_removed_after_a_yes(run, model):
 def test_without_a_terminal_a_model_is_removed_with_yes_only(run, model, untrained, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
     monkeypatch.setenv("XLCLI_YES", "1")
+    done = run("models", "rm", "tiny")
+    assert (done.code, "Add --yes" in done.err) == (2, True)
+    monkeypatch.setattr("sys.stdin", None)
     done = run("models", "rm", "tiny")
     assert (done.code, "Add --yes" in done.err) == (2, True)
     shutil.copytree(model, "models/other")

@@ -56,7 +56,15 @@ def test_a_copy_with_other_weights_has_no_score(run, model):
     assert (found["small"]["bits_per_byte"], found["small"]["scored"]) == (None, None)
 
 
-@pytest.mark.parametrize("scored", ["all", [], {"bytes": 5}, {"bytes": "5", "of_bytes": 9, "mem_len": 1}])
+@pytest.mark.parametrize(
+    "scored",
+    [
+        "all", [], {"bytes": 5}, {"bytes": "5", "of_bytes": 9, "mem_len": 1},
+        {"bytes": 9, "of_bytes": 5, "mem_len": 1}, {"bytes": -1, "of_bytes": 5, "mem_len": 1},
+        {"bytes": 5, "of_bytes": 10**300, "mem_len": 1}, {"bytes": 5, "of_bytes": 9, "mem_len": 10**300},
+    ],
+    ids=range(8),
+)  # fmt: skip
 def test_a_foreign_record_does_not_break_the_list(run, model, scored):
     (model / "record.json").write_text(json.dumps({"bits_per_byte": 2.5, "scored": scored}))
     (found,) = json.loads(run("models", "--json").out)["local"]

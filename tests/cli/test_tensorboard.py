@@ -131,6 +131,17 @@ def test_damaged_rows_are_passed_over():
     assert curves()["train/bits_per_byte"] == [(3, 4.5)]
 
 
+def test_a_link_out_of_the_model_is_not_followed(tmp_path):
+    MODEL.mkdir(parents=True)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (MODEL / "tensorboard").symlink_to(elsewhere)
+    append_metrics(MODEL, row(1, 5.0))
+    with pytest.raises(XLError, match="tensorboard is a link"):
+        EventFile(MODEL).add(event(1, 5.0))
+    assert list(elsewhere.iterdir()) == []
+
+
 def test_a_missing_package_is_named_before_anything_is_loaded(run, text, without_torch, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     done = run("train", text, *SMALL)

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from xlcli.cli.signals import Stop, Stopped
+from xlcli.errors import DataError
 
 if TYPE_CHECKING:
     from xlcli.cli.render import Screen
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from xlcli.store.state_files import SessionState
 
 PROMPT = "> "
+LONGEST_LINE = 2**20
+"""Maximum number of bytes of a line of standard input."""
 
 
 class Conversation:
@@ -78,9 +81,14 @@ def converse(conversation: Conversation, screen: Screen, first: bytes | None, sa
 
     On a terminal, SIGINT stops the answer, or clears the line being typed; without one it ends the conversation, as
     SIGTERM and SIGHUP always do.
+
+    Raises:
+        DataError: Standard input is closed, or has a line of more than `LONGEST_LINE` bytes.
     """
     from xlcli.cli.generate import show
 
+    if sys.stdin is None:
+        raise DataError("standard input is closed.", "Give the prompt as an argument, without -i.")
     _enable_line_editing()
     on_keyboard = sys.stdin.isatty()
     if on_keyboard:
@@ -102,15 +110,21 @@ def converse(conversation: Conversation, screen: Screen, first: bytes | None, sa
         exit_code = stopped.exit_code
     except KeyboardInterrupt:  # between two turns
         exit_code = 128 + signal.SIGINT
-    if save is not None and conversation.session is not None:
-        save(conversation.session)
+    finally:
+        if save is not None and conversation.session is not None:
+            save(conversation.session)
     return exit_code
 
 
 def _read_line(screen: Screen) -> bytes | None:
     """The next line without its end; None at the end of standard input. A prompt never goes into a file of answers."""
     if not sys.stdin.isatty():
-        data = sys.stdin.buffer.readline()
+        data = sys.stdin.buffer.readline(LONGEST_LINE + 1)
+        if len(data) > LONGEST_LINE:
+            raise DataError(
+                f"a line of standard input has more than {LONGEST_LINE >> 20} MiB.",
+                "Divide it, or give all of it as one prompt: xlcli generate - < FILE",
+            )
         return data.rstrip(b"\r\n") if data else None
     with redirect_stdout(sys.stdout if sys.stdout.isatty() else sys.stderr):
         while True:

@@ -22,7 +22,7 @@ def remove(names: Sequence[str], screen: Screen, *, yes: bool) -> None:
     folders = list(dict.fromkeys(removal.own_model(name) for name in names))
     for folder in folders:
         removal.require_removable(folder)
-    if not yes and not sys.stdin.isatty():
+    if not yes and (sys.stdin is None or not sys.stdin.isatty()):
         raise ConfigError("removing needs a yes, and standard input is no terminal.", "Add --yes.")
     with ExitStack() as locks:
         for folder in folders:

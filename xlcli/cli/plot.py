@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _SUFFIXES = (".png", ".svg", ".pdf")
 _SMOOTHED = 50
 """Number of means in the smoothed training curve."""
+_TOO_LARGE = 10**18
+"""Numbers of a forged curve with which Matplotlib cannot calculate."""
 
 
 def check_plot(name: str) -> None:
@@ -88,8 +90,9 @@ def draw_training(name: str, rows: Sequence[Mapping[str, Any]], title: str) -> b
 
 
 def _curve(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
-    """Tokens and value of this key, of the rows that have both."""
-    return [(found["tokens"], found[key]) for found in map(numbers, rows) if "tokens" in found and key in found]
+    """Tokens and value of this key, of the rows that have both; not numbers too large to draw."""
+    points = [(found["tokens"], found[key]) for found in map(numbers, rows) if "tokens" in found and key in found]
+    return [(x, y) for x, y in points if abs(x) < _TOO_LARGE and abs(y) < _TOO_LARGE]
 
 
 def _means(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

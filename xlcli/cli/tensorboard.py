@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from xlcli.errors import ConfigError
+from xlcli.errors import ConfigError, ResourceError
 from xlcli.events import Event, Step, Validation
 from xlcli.files import cannot_write
 from xlcli.store.layout import EVENTS, TENSORBOARD
@@ -60,7 +60,7 @@ class EventFile:
         """Writes the metrics of a step or validation; ignores other events.
 
         Raises:
-            ResourceError: The file cannot be written.
+            ResourceError: The file cannot be written, or its folder is a link.
         """
         if not isinstance(event, Step | Validation):
             return
@@ -89,6 +89,8 @@ class EventFile:
 
         if self._writer is None:
             folder = self.model / TENSORBOARD
+            if folder.is_symlink():
+                raise ResourceError(f"{folder} is a link, which is not followed.", "Remove the link.")
             folder.mkdir(exist_ok=True)
             # TensorBoard reads the files of a folder in the order of their names.
             name = f"{EVENTS}{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}"

@@ -34,12 +34,13 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 def scored_text(record: Mapping[str, Any]) -> ScoredText | None:
-    """The text that `bits_per_byte` belongs to; None if the record does not say it."""
+    """The text that `bits_per_byte` belongs to; None if the record does not say it, or has impossible numbers."""
     found = record.get("scored")
     names = ("bytes", "of_bytes", "mem_len")
     if not isinstance(found, dict) or not all(type(found.get(name)) is int for name in names):
         return None
-    return ScoredText(*(found[name] for name in names))
+    scored = ScoredText(*(found[name] for name in names))
+    return scored if 0 <= scored.bytes <= scored.of_bytes < 2**63 and 0 <= scored.mem_len < 2**31 else None
 
 
 def append_metrics(folder: Path, row: Mapping[str, Any]) -> None:

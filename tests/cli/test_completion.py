@@ -52,6 +52,15 @@ def test_a_name_in_two_places_is_offered_once():
     assert complete.models("bo") == [("books", "in ./models")]
 
 
+def test_names_that_a_shell_would_interpret_are_not_offered(model):
+    for name in (r"\$(touch PWN)", "$(touch PWN)", "`touch PWN`", "a b", "a\nb", "-rf", "a;b", "~", "a'b", "\x1b[2J"):
+        folder = Path("models", name)
+        folder.mkdir()
+        (folder / "config.json").touch()
+    assert ask("xlcli models rm ").stdout == b"tiny\n"
+    assert ask("xlcli eval -m ").stdout == b"tiny\nbooks\n"
+
+
 @pytest.mark.parametrize("words", ["xlcli eval -m ", "xlcli train --preset s", "xlcli models rm "])
 def test_completion_answers_at_once_without_torch(words, model):
     refuse = Path("refuse")
@@ -120,3 +129,21 @@ def test_a_shell_completes_models_and_presets(shell, path):
         terminal.send(b"\x15")
     terminal.send(b"exit\n")
     terminal.finish()
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_no_shell_runs_code_from_the_name_of_a_folder(shell, path):
+    arguments, setup = SHELLS[shell]
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    for name in ("\\$(touch PWN)", "$(touch PWN)", "\\`touch PWN`", "tiny2"):
+        Path("models", name).mkdir()
+        (Path("models", name) / "config.json").touch()
+    terminal = Terminal(arguments, controlling=True, PATH=path, PS1="> ")
+    terminal.send(setup)
+    terminal.read_until(rb"ready2", 60)
+    terminal.send(b"xlcli models rm \t")
+    terminal.wait_for("models rm tiny", 60)  # the common beginning of all names offered
+    terminal.send(b"\x15exit\n")
+    terminal.finish()
+    assert not Path("PWN").exists()

@@ -89,6 +89,14 @@ def test_two_outputs_in_one_file(refused, model, text):
     refused("is also the file of --per-token", "eval", text, "--per-token", "both.png", "--plot", "both.png")
 
 
+@pytest.mark.parametrize("force", [(), ("--force",)])
+@pytest.mark.parametrize("alias", ["same.png", "./same.png", "link.png"])
+def test_two_outputs_in_one_new_file(alias, force, refused, model, text):
+    os.symlink("same.png", "link.png")
+    refused("is also the file of --per-token", "eval", text, "--per-token", "same.png", "--html", alias, *force)
+    assert not Path("same.png").exists()
+
+
 def test_a_device_takes_token_scores(run, model, text):
     assert run("eval", text, "--per-token", "/dev/null").code == 0
     assert not Path("/dev/null").is_file()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable
 from pathlib import Path
+
+_PLAIN = re.compile(r"[\w.+][\w.+-]*")
 
 
 def models(incomplete: str) -> list[tuple[str, str]]:
@@ -39,9 +42,12 @@ def models_and_presets(incomplete: str) -> list[tuple[str, str]]:
 
 
 def _beginning(incomplete: str, *groups: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Words that begin so, each once, with its description in the first group that holds it."""
+    """Words that begin so, each once, with its description in the first group that holds it.
+
+    One with a character that a shell may interpret is left out: zsh expands it on Tab.
+    """
     found: dict[str, str] = {}
     for word, about in itertools.chain(*groups):
-        if word.startswith(incomplete):
+        if word.startswith(incomplete) and _PLAIN.fullmatch(word):
             found.setdefault(word, about)
     return list(found.items())

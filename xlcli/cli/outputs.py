@@ -27,10 +27,12 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[Path], *, 
         force: Overwrite inputs and files of any kind.
 
     Raises:
-        ConfigError: An output is a folder, read-only, an input, another output, or a file of another kind.
+        ConfigError: An output is a folder, read-only, an input or a file of another kind; or, even with `force`,
+            another output.
         ResourceError: An output cannot be written.
     """
     used = _files_in_use(inputs)
+    places: dict[Path, str] = {}
     for option, name in outputs.items():
         if name is None or name == "-":
             continue
@@ -47,6 +49,9 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[Path], *, 
             if option == "--state-out":
                 raise ConfigError(f"{option} {name} is not a regular file.", f"{_OTHER}.")
             continue
+        earlier = places.setdefault(path.resolve(), option)
+        if earlier != option:
+            raise ConfigError(f"{option} {name} is also the file of {earlier}.", f"{_OTHER}.")
         if not path.absolute().parent.is_dir():
             raise ConfigError(f"the folder of {option} {name} does not exist.", f"Create it: mkdir -p {path.parent}.")
         check_writable(path)

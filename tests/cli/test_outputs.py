@@ -92,7 +92,7 @@ def test_two_outputs_in_one_file(refused, model, text):
 @pytest.mark.parametrize("force", [(), ("--force",)])
 @pytest.mark.parametrize("alias", ["same.png", "./same.png", "link.png"])
 def test_two_outputs_in_one_new_file(alias, force, refused, model, text):
-    os.symlink("same.png", "link.png")
+    Path("link.png").symlink_to("same.png")
     refused("is also the file of --per-token", "eval", text, "--per-token", "same.png", "--html", alias, *force)
     assert not Path("same.png").exists()
 

@@ -4,9 +4,10 @@ import hashlib
 import sys
 from pathlib import Path
 
-from xlcli.store.commit import clean, commit, latest, step_name, step_of
+from xlcli.store.commit import commit, latest, step_name, step_of
+from xlcli.store.unfinished import clean
 
-FILES = ("weights.bin", "optimizer.bin", "state.json")
+FILES = ("weights.safetensors", "optimizer.safetensors", "state.json")
 
 
 def content(step: int, name: str) -> bytes:

@@ -12,7 +12,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from committing import is_whole, write
 from faults import Faults
 
-from xlcli.store.commit import clean, commit, latest, step_name, step_of
+from xlcli.store.commit import commit, latest, step_name, step_of
+from xlcli.store.unfinished import clean
 
 
 def survives(folder: Path, keep: int, steps: tuple[int, int, int], at: int) -> bool:

@@ -1,19 +1,20 @@
 import json
-import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from faults import Faults
+from test_lock import ENVIRONMENT
 
 from xlcli.config import make
 from xlcli.errors import CheckpointError, ConfigError, ResourceError
 from xlcli.files import json_digest
 from xlcli.model.build import build_model
 from xlcli.store import folder as store
-from xlcli.store.copy import copy_model
+from xlcli.store.copy import copy_model, new_folder
 from xlcli.store.discover import find, local_models
 from xlcli.store.encodings import decode, encode, stored_infos
 from xlcli.store.layout import CONFIG, WEIGHTS, is_model
@@ -47,17 +48,47 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
     return store.weights(store.load(folder).network)
 
 
+KILLED = """
+import os
+from pathlib import Path
+from xlcli.store.copy import new_folder
+with new_folder(Path("killed")) as folder:
+    (folder / "config.json").touch()
+    os._exit(9)
+"""
+
+
 def test_a_copy_removes_what_killed_ones_left(tmp_path, model):
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    unfinished = [tmp_path / f".tmp-copy-{number}" for number in (ended.pid, os.getpid(), os.getppid())]
-    for folder in (*unfinished, tmp_path / ".tmp-copy-mine"):
-        folder.mkdir()
-        (folder / "config.json").touch()
+    command = [sys.executable, "-c", KILLED]
+    assert subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT).returncode == 9
+    (left,) = set(tmp_path.iterdir()) - {model.parent}
+    (left / "thesis.txt").write_text("mine")
     copy_model(model, tmp_path / "copy")
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
-        [unfinished[2].name, ".tmp-copy-mine", "copy", "models"]
-    )
+    assert (left / "config.json").exists()
+    (left / "thesis.txt").unlink()
+    copy_model(model, tmp_path / "another")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["another", "copy", "models"]
+
+
+def test_a_copy_leaves_those_that_are_being_made(tmp_path, model):
+    with new_folder(tmp_path / "slow") as folder:
+        (folder / "config.json").touch()
+        copy_model(model, tmp_path / "copy")
+        assert (folder / "config.json").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "models", "slow"]
+    assert [path.name for path in (tmp_path / "slow").iterdir()] == ["config.json"]
+
+
+@pytest.mark.parametrize("content", [[], ["config.json"], [".lock", "config.json"], ["thesis.txt"]])
+def test_a_copy_leaves_folders_of_the_user(tmp_path, model, content):
+    names = [".tmp-copy-2025", ".tmp-removed-4000000", f".tmp-xlcli-model-{'0' * 16}", f".tmp-xlcli-{'0' * 16}"]
+    for name in names:
+        (tmp_path / name).mkdir()
+        for file in content:
+            (tmp_path / name / file).touch()
+    copy_model(model, tmp_path / "copy")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*names, "copy", "models"])
+    assert all(len(list((tmp_path / name).iterdir())) == len(content) for name in names)
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)

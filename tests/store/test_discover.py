@@ -157,7 +157,7 @@ def test_an_unknown_encoding_is_not_shown(cwd, bundled, encoding):
 
 
 def test_an_unfinished_copy_is_not_a_model(cwd, bundled):
-    make(cwd / "models" / ".tmp-a-1")
+    make(cwd / "models" / ".tmp-xlcli-model-0")
     assert local_models(cwd) == ()
 
 

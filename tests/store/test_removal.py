@@ -26,7 +26,7 @@ def model():
         (folder / f"{part}.documents").write_bytes(b"0\n")
     (folder / "tensorboard").mkdir()
     (folder / "tensorboard" / "events.out.tfevents.1700000000.000000.host.1").write_bytes(b"x")
-    commit(folder / "checkpoints", step_name(7), lambda path: (path / "state.safetensors").write_bytes(b"x"), 2)
+    commit(folder / "checkpoints", step_name(7), lambda path: (path / "state.json").write_bytes(b"x"), 2)
     return folder
 
 
@@ -76,6 +76,24 @@ def test_a_foreign_file_is_never_removed(model, place):
     with claimed(model), pytest.raises(ConfigError, match=f"holds {place}, not written by xlcli"):
         remove(model)
     assert contents(model) == before
+
+
+@pytest.mark.parametrize("place", [".tmp-20251231-2", ".tmp-xlcli-0123456789abcdef", "checkpoints/.tmp-1-0123abcd"])
+def test_a_folder_of_the_user_with_a_temporary_name_stays(model, place):
+    (model / place).mkdir()
+    (model / place / "thesis.txt").write_text("mine")
+    leftover = model / ".tmp-xlcli-aaaaaaaaaaaaaaaa"
+    leftover.mkdir()
+    (leftover / "config.json").touch()
+    assert foreign_files(model) == [place]
+    with claimed(model), pytest.raises(ConfigError, match="not written by xlcli"):
+        remove(model)
+    assert (model / place / "thesis.txt").read_text() == "mine"
+    assert leftover.is_dir()
+    shutil.rmtree(model / place)
+    with claimed(model):
+        remove(model)
+    assert not model.exists()
 
 
 def test_a_link_or_a_folder_in_place_of_a_file_is_foreign(model):
@@ -156,7 +174,7 @@ def test_a_killed_removal_leaves_no_half_model_and_is_finished_later(model):
     done = subprocess.run([sys.executable, "-c", KILLED], env=ENVIRONMENT)
     assert done.returncode == 9
     assert [summary.name for summary in local_models()] == ["other"]
-    assert any(path.name.startswith(".tmp-removed-") for path in Path("models").iterdir())
+    assert any(path.name.startswith(".tmp-xlcli-model-") for path in Path("models").iterdir())
     with claimed(Path("models/other")):
         remove(Path("models/other"))
     assert list(Path("models").iterdir()) == []

@@ -37,7 +37,7 @@ def names():
 def aged(seconds, size=100, name=None):
     """A token file, or an unfinished one, that was used so long ago."""
     path = cache.cache_folder() / (name or f"{os.urandom(20).hex()}.tokens")
-    path.write_bytes(bytes(size))
+    path.write_bytes(b"xltoken3".ljust(size, b"\0"))
     then = path.stat().st_mtime - seconds
     os.utime(path, (then, then))
     return path
@@ -129,11 +129,23 @@ def test_reading_a_file_makes_it_recent():
 def test_a_new_file_prunes_the_cache(monkeypatch):
     monkeypatch.setattr(cache, "MAX_BYTES", 5000)
     month, old, recent = aged(31 * 86400, 1), aged(3 * 86400, 4000), aged(2 * 86400, 4000)
-    orphan = aged(5, 1000, f".tmp-1-99-{'0' * 40}.tokens")
-    mine = [aged(99 * 86400, 1, name) for name in ("notes.txt", "old.tokens", ".tmp-notes", ".tmp-1-2-x.tokens")]
+    orphan = aged(5, 1000, f".tmp-xlcli-{'0' * 16}.tokens")
+    mine = [aged(99 * 86400, 1, name) for name in ("notes.txt", "old.tokens", ".tmp-notes", ".tmp-xlcli-x.tokens")]
     made = build(b"new text")
     assert names() == {recent.name, made.path.name, *(path.name for path in mine)}
     assert not any(path.exists() for path in (month, old, orphan))
+
+
+@pytest.mark.parametrize("content", [b"", b"mine" * 200, b"x" * 9 + b"xltoken3".ljust(600)])
+def test_files_of_the_user_with_the_name_of_a_token_file_stay(content):
+    mine = [f"{'a' * 40}.tokens", f".tmp-1-2-{'b' * 40}.tokens", f".tmp-xlcli-{'c' * 16}.tokens"]
+    for name in mine:
+        (cache.cache_folder() / name).write_bytes(content)
+        os.utime(cache.cache_folder() / name, (1, 1))
+    assert cache.entries(cache.cache_folder()) == []
+    assert cache.prune(cache.cache_folder(), max_bytes=0, unused_seconds=0) == []
+    build(b"new text")
+    assert {*mine} < names()
 
 
 def test_the_bound_is_the_smaller_of_ten_gigabytes_and_a_tenth_of_the_disk(monkeypatch):

@@ -426,7 +426,7 @@ def test_a_builder_that_stops_leaves_nothing(monkeypatch: pytest.MonkeyPatch) ->
     corpus = corpus_of(prose(2_000_000))
     steps = token_file(Part(corpus, 0, corpus.n_bytes), train_tokenizer("bytes", []))
     next(steps)
-    assert [path.name[:5] for path in cache_folder().iterdir()] == [".tmp-"]
+    assert [path.name[:11] for path in cache_folder().iterdir()] == [".tmp-xlcli-"]
     steps.close()
     assert list(cache_folder().iterdir()) == []
 

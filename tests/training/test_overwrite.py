@@ -10,9 +10,9 @@ from runs import PROSE, After, corpus, curve, go, of_kind, small, train
 from xlcli.errors import ConfigError, DivergedError, ResourceError
 from xlcli.events import Notice, Plan, Saved, Step, Trained, Validation
 from xlcli.store import staging
-from xlcli.store.commit import clean
 from xlcli.store.folder import load
 from xlcli.store.layout import is_model, read_config
+from xlcli.store.unfinished import STAGED, clean
 
 NEW = small(model={"n_layers": 1}, train={"max_steps": 7, "save_every": 1})
 
@@ -140,7 +140,7 @@ def test_a_kill_at_every_call_of_the_exchange(has_old, has_weights, tmp_path, mo
         folder = tmp_path / str(at)
         if has_old:
             fill(folder, "old", weights=True)
-        fill(folder / staging.STAGED, "new", weights=has_weights)
+        fill(folder / STAGED, "new", weights=has_weights)
         calls = [0]
 
         def counted(call, calls=calls, at=at):
@@ -161,10 +161,10 @@ def test_a_kill_at_every_call_of_the_exchange(has_old, has_weights, tmp_path, mo
             except Killed:
                 pass
         assert staging.holds_run(folder) or staging.place_of_run(folder) != folder
-        clean(folder)  # as locking the folder does
+        clean(folder)  # as a run does first
         place = staging.settle(folder)
         if has_old and not has_weights:
-            assert place == folder / staging.STAGED
+            assert place == folder / STAGED
             assert content(folder) == {"old"}
         else:
             assert place == folder

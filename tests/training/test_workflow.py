@@ -445,6 +445,14 @@ def test_files_of_the_user_are_not_lost():
             go({}, text, "here", resume=True)
         assert _files("here") == before
         Path("here", name).unlink()
+    for name in (".tmp-20251231-2", ".tmp-xlcli-0123456789abcdef", ".replacement"):
+        folder = Path("here", name)
+        folder.mkdir()
+        (folder / "thesis.txt").write_text("mine")
+        with pytest.raises(ConfigError, match=rf"not empty: it holds {name}\."):
+            go(small(), text, "here")
+        (folder / "thesis.txt").unlink()
+        folder.rmdir()
     assert go(small(), text, "here")[-1].step == 6
 
 

@@ -27,10 +27,10 @@ JSON_LIMIT = 2**20
 """Maximum size of a JSON file in bytes."""
 JSON_DEPTH = 20
 """Maximum nesting depth of a JSON file."""
-TEMPORARY = ".tmp-"
+TEMPORARY = ".tmp-xlcli-"
 """Prefix of the names of unfinished files and folders."""
-TEMPORARY_NAME = re.compile(r"\.tmp-(\d+-[0-9a-f]{8}|\d{8,18}-\d+|old-(step-\d{8,18}~?|model)-\d+)")
-"""Names of unfinished files and folders inside a model folder; each contains a process id. Others are the user's."""
+TEMPORARY_NAME = re.compile(re.escape(TEMPORARY) + "[0-9a-f]{16}")
+"""Names of `temporary_path`."""
 
 _BLOCK = 2**20
 _READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -47,6 +47,11 @@ RESTORE = "Restore the file from a copy, or choose another model."
 # Writing
 
 
+def temporary_path(folder: Path, prefix: str = TEMPORARY) -> Path:
+    """A new path in a folder: the prefix and 16 random hexadecimal digits."""
+    return folder / f"{prefix}{secrets.token_hex(8)}"
+
+
 def write_atomic(path: Path, data: bytes | Iterable[bytes]) -> None:
     """Replaces the content of `path` by `data`, durably; on any error the old content is kept.
 
@@ -54,7 +59,7 @@ def write_atomic(path: Path, data: bytes | Iterable[bytes]) -> None:
     file follows the umask, the mode of a replaced file is kept.
     """
     pieces = (data,) if isinstance(data, bytes) else data
-    temporary = path.parent / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}"
+    temporary = temporary_path(path.parent)
     try:
         mode = _mode_of_replaced(path)
         descriptor = os.open(temporary, _CREATE, 0o666)
@@ -94,7 +99,7 @@ def copy_file(source: Path, target: Path) -> None:
 
 def check_writable(path: Path) -> None:
     """Raises the error that `write_atomic` would raise for this path, as far as it is known before writing."""
-    temporary = path.parent / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}"
+    temporary = temporary_path(path.parent)
     try:
         _mode_of_replaced(path)
         os.close(os.open(temporary, _CREATE, 0o666))

@@ -1,6 +1,6 @@
 """Atomic checkpoint folders: after any kill, disk error or bit flip an undamaged one is found. Imports no torch.
 
-    commit   writes and syncs each file in .tmp-<step>-<pid>/, then manifest.json with sizes and SHA-256; syncs the
+    commit   writes and syncs each file in .tmp-xlcli-<random>/, then manifest.json with sizes and SHA-256; syncs the
              folder, renames it to step-<step>/, syncs the parent, replaces LATEST, removes the oldest checkpoints
     latest   verifies checkpoints against their manifests, newest first, and takes the first undamaged one
 
@@ -15,7 +15,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import stat
 from collections.abc import Callable, Container
 from contextlib import suppress
@@ -24,8 +23,6 @@ from typing import NamedTuple
 
 from xlcli.errors import CheckpointError
 from xlcli.files.plain import (
-    TEMPORARY,
-    TEMPORARY_NAME,
     cannot_read,
     cannot_write,
     make_folder,
@@ -33,14 +30,12 @@ from xlcli.files.plain import (
     read_json,
     sha256,
     sync_folder,
+    temporary_path,
     write_atomic,
 )
-from xlcli.store.layout import SCHEMA
+from xlcli.store.layout import LATEST, MANIFEST, SCHEMA, STEP
+from xlcli.store.unfinished import remove, sweep
 
-MANIFEST = "manifest.json"
-LATEST = "LATEST"
-
-_STEP = re.compile(r"step-(\d{8,18})(~?)")
 _FILE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 
 
@@ -79,16 +74,16 @@ def commit(folder: Path, name: str, write: Callable[[Path], None], keep: int, *,
         keep: Number of checkpoints to keep, at least 1. None is removed before this one is durable.
         protected: Name of an earlier checkpoint that is kept, too.
     """
-    if not (match := _STEP.fullmatch(name)) or match[2] or keep < 1:
+    if not (match := STEP.fullmatch(name)) or match[2] or keep < 1:
         raise ValueError(f"not a checkpoint name, or nothing to keep: {name!r}, {keep}")
-    temporary = folder / f"{TEMPORARY}{name.removeprefix('step-')}-{os.getpid()}"
+    temporary = temporary_path(folder)
     final = folder / name
     if folder.is_symlink():
         raise CheckpointError(f"{folder} is a symbolic link.", "Put a folder there, or link the whole model folder.")
     try:
         make_folder(folder)
         with suppress(OSError):
-            _sweep(folder)
+            sweep(folder)
         temporary.mkdir()
         try:
             write(temporary)
@@ -97,7 +92,7 @@ def commit(folder: Path, name: str, write: Callable[[Path], None], keep: int, *,
             temporary.rename(final)
         except BaseException:
             with suppress(OSError):
-                _remove(temporary)
+                remove(temporary)
             raise
         sync_folder(folder)
     except OSError as error:
@@ -132,7 +127,7 @@ def latest(folder: Path, spare: Container[str] = ()) -> Latest:
 
 def checkpoints(folder: Path) -> list[Path]:
     """All checkpoints, newest first, damaged ones too; a replaced one (`~`) after its replacement."""
-    found = [path for path in _entries(folder) if _STEP.fullmatch(path.name)]
+    found = [path for path in _entries(folder) if STEP.fullmatch(path.name)]
     return sorted((path for path in found if path.is_dir() and not path.is_symlink()), key=_order, reverse=True)
 
 
@@ -157,20 +152,6 @@ def verify(path: Path, spare: Container[str] = ()) -> tuple[str, ...]:
         if sha256(path / name) != digest:
             raise CheckpointError(f"{path / name} does not match its checksum.")
     return tuple(files)
-
-
-def clean(folder: Path) -> None:
-    """Removes the unfinished files and folders of crashed runs from this folder, and nothing else."""
-    try:
-        _sweep(folder)
-    except OSError as error:
-        raise cannot_write(folder, error) from error
-
-
-def _sweep(folder: Path) -> None:
-    for path in _entries(folder):
-        if TEMPORARY_NAME.fullmatch(path.name):
-            _remove(path)
 
 
 def _seal(folder: Path) -> None:
@@ -249,21 +230,13 @@ def _looks_complete(path: Path) -> bool:
 
 def _discard(path: Path) -> None:
     """Renames a checkpoint before removing it, so that a crash leaves no half-removed one under its name."""
-    aside = path.with_name(f"{TEMPORARY}old-{path.name}-{os.getpid()}")
-    _remove(aside)
+    aside = temporary_path(path.parent)
     path.rename(aside)
-    _remove(aside)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    remove(aside)
 
 
 def _order(path: Path) -> tuple[int, bool]:
-    match = _STEP.fullmatch(path.name)
+    match = STEP.fullmatch(path.name)
     if match is None:
         raise ValueError(f"not a checkpoint: {path}")
     return int(match[1]), not match[2]

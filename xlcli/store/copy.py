@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,22 +11,20 @@ from pathlib import Path
 from xlcli.config import WeightEncoding
 from xlcli.errors import ConfigError
 from xlcli.files import cannot_write, copy_file, make_folder, read_header, sync_folder
-from xlcli.files.plain import TEMPORARY
 from xlcli.files.tensors import digest
 from xlcli.store.folder import load, save_model, weights
 from xlcli.store.layout import CONFIG, DOCUMENTS, WEIGHTS, read_config_file
+from xlcli.store.lock import HOLDER, LOCK, lock
 from xlcli.store.records import write_record
-
-_UNFINISHED = re.compile(re.escape(TEMPORARY) + r"(?:copy|removed)-(\d{1,18})")
-"""Name of an unfinished copy or of a model that is being removed, with the id of its process."""
+from xlcli.store.unfinished import clean_models, model_path
 
 
 def copy_model(source: Path, target: Path, encoding: WeightEncoding | None = None) -> None:
     """Copies configuration, tokenizer, weights, held-out texts and record of a model.
 
-    The copy is made under a temporary name and then renamed; what killed copies left beside it is removed. Weights are
-    rounded to the encoding; converting rounded weights back to float32 does not restore them. The record loses its
-    `bits_per_byte` if a weight changes.
+    The copy is made under a temporary name and then renamed; unfinished copies of killed processes beside it are
+    removed. Weights are rounded to the encoding; converting rounded weights back to float32 does not restore them. The
+    record loses its `bits_per_byte` if a weight changes.
 
     Args:
         source: Model folder.
@@ -74,21 +71,26 @@ def require_free(target: Path) -> None:
 def new_folder(target: Path) -> Iterator[Path]:
     """An empty temporary folder, which is renamed to `target` at the end of the block, or removed on an error.
 
-    The caller makes the files inside durable. What killed processes left beside `target` is removed.
+    The caller makes the files inside durable. What killed processes left beside `target` is removed. The folder
+    is locked, so that no other process removes it meanwhile.
 
     Raises:
         ConfigError: `target` exists.
         ResourceError: The disk is full or fails.
     """
-    temporary = target.parent / f"{TEMPORARY}copy-{os.getpid()}"
+    temporary = model_path(target.parent)
     try:
         make_folder(target.parent)
-        remove_unfinished(target.parent)
+        clean_models(target.parent)
         temporary.mkdir()
         try:
-            yield temporary
-            require_free(target)
-            temporary.rename(target)
+            with lock(temporary):
+                yield temporary
+                require_free(target)
+                temporary.rename(target)
+                for name in (HOLDER, LOCK):
+                    with suppress(OSError):
+                        (target / name).unlink()
         except BaseException:
             with suppress(OSError):
                 shutil.rmtree(temporary)
@@ -96,24 +98,3 @@ def new_folder(target: Path) -> Iterator[Path]:
         sync_folder(target.parent)
     except OSError as error:
         raise cannot_write(target, error) from error
-
-
-def remove_unfinished(folder: Path) -> None:
-    """Removes unfinished copies and half-removed models of processes that have ended."""
-    for path in folder.iterdir():
-        match = _UNFINISHED.fullmatch(path.name)
-        if match and path.is_dir() and not path.is_symlink() and not _is_running(int(match[1])):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _is_running(process: int) -> bool:
-    """Whether another process has this id."""
-    if process == os.getpid():
-        return False
-    try:
-        os.kill(process, 0)
-    except PermissionError:  # of another user
-        return True
-    except (ProcessLookupError, OverflowError):
-        return False
-    return True

@@ -14,6 +14,7 @@ A model folder holds no symbolic link, no script and no pickle.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +31,20 @@ SCHEMA = 2
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 CHECKPOINTS = "checkpoints"
+STEP = re.compile(r"step-(\d{8,18})(~?)")
+"""Folder name of a checkpoint, with its step; one with `~` is being replaced."""
+MANIFEST = "manifest.json"
+LATEST = "LATEST"
+CHECKPOINT_FILES = (
+    "weights.safetensors",
+    "optimizer.safetensors",
+    "memory.safetensors",
+    "random.safetensors",
+    "state.json",
+)
+"""Files of every checkpoint."""
+BEST = "best.safetensors"
+"""A copy of the weights file of the model. A checkpoint can be used without it."""
 HELD_OUT = {"valid": "valid.txt", "test": "test.txt"}
 """File of the validation text and of the test text."""
 DOCUMENTS = {"valid": "valid.documents", "test": "test.documents"}

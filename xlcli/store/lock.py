@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from xlcli.errors import BusyError, CheckpointError
 from xlcli.files import cannot_write, make_folder, read_json, write_atomic
-from xlcli.store.commit import clean
-from xlcli.store.layout import CHECKPOINTS
 
 if TYPE_CHECKING:
     from filelock import FileLock
@@ -38,7 +36,7 @@ class Holder(NamedTuple):
 
 @contextmanager
 def lock(folder: Path) -> Iterator[str]:
-    """Locks the model folder, and removes unfinished files of a crashed holder.
+    """Locks the model folder.
 
     A missing folder is made, and removed at the end if nothing was written in it.
 
@@ -61,8 +59,6 @@ def lock(folder: Path) -> Iterator[str]:
     except OSError as error:
         raise cannot_write(path, error) from error
     try:
-        clean(folder)
-        clean(folder / CHECKPOINTS)
         write_atomic(folder / HOLDER, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode() + b"\n")
         yield _warning(folder) if caught else ""
     finally:

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from xlcli.errors import BusyError, CheckpointError, ConfigError
 from xlcli.files import cannot_read, cannot_write, copy_file, make_folder, sync_folder
-from xlcli.files.plain import TEMPORARY, TEMPORARY_NAME
 from xlcli.presets import models_folder
-from xlcli.store.commit import LATEST, MANIFEST, checkpoints, checksums
-from xlcli.store.copy import new_folder, remove_unfinished, require_free
+from xlcli.store.commit import checkpoints, checksums
+from xlcli.store.copy import new_folder, require_free
 from xlcli.store.discover import LOCAL, find, is_bundled
-from xlcli.store.layout import CHECKPOINTS, EVENTS, TENSORBOARD
+from xlcli.store.layout import CHECKPOINTS, EVENTS, LATEST, MANIFEST, TENSORBOARD
 from xlcli.store.lock import HOLDER, LOCK, lock
-from xlcli.store.staging import INSTALLING, RUN_FILES, STAGED, foreign_entry, holds_run
+from xlcli.store.staging import foreign_entry, holds_run
+from xlcli.store.unfinished import INSTALLING, RUN_FILES, STAGED, clean_models, is_unfinished, model_path, remove_model
 
 
 def own_model(name: str, cwd: Path | None = None) -> Path:
@@ -99,12 +98,12 @@ def remove(folder: Path) -> None:
         ResourceError: The disk fails, or a file may not be removed.
     """
     require_removable(folder)
-    aside = folder.parent / f"{TEMPORARY}removed-{os.getpid()}"
+    aside = model_path(folder.parent)
     try:
-        remove_unfinished(folder.parent)
+        clean_models(folder.parent)
         folder.rename(aside)
         sync_folder(folder.parent)
-        shutil.rmtree(aside)
+        remove_model(aside)
         sync_folder(folder.parent)
     except OSError as error:
         raise cannot_write(folder, error) from error
@@ -154,7 +153,7 @@ def _shown(folder: Path, cwd: Path) -> Path:
 def _copy_files(source: Path, target: Path) -> None:
     """Copies all regular files durably, without locks and unfinished files."""
     for path in sorted(source.iterdir()):
-        if path.name in (LOCK, HOLDER) or TEMPORARY_NAME.fullmatch(path.name):
+        if path.name in (LOCK, HOLDER) or is_unfinished(path):
             continue
         if path.is_dir():
             make_folder(target / path.name)
@@ -165,7 +164,7 @@ def _copy_files(source: Path, target: Path) -> None:
 
 def _foreign(folder: Path) -> Iterator[Path]:
     for path in folder.iterdir():
-        if TEMPORARY_NAME.fullmatch(path.name):
+        if is_unfinished(path):
             continue
         if path.name in (STAGED, INSTALLING) and _is_folder(path):
             yield from _foreign(path)
@@ -185,7 +184,7 @@ def _foreign_in_checkpoints(folder: Path) -> Iterator[Path]:
             with suppress(CheckpointError):
                 names |= checksums(path).keys()
             yield from (file for file in path.iterdir() if file.name not in names or not _is_file(file))
-        elif not TEMPORARY_NAME.fullmatch(path.name) and (path.name != LATEST or not _is_file(path)):
+        elif not is_unfinished(path) and (path.name != LATEST or not _is_file(path)):
             yield path
 
 

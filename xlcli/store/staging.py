@@ -10,24 +10,16 @@ that write holds the lock of the model folder.
 from __future__ import annotations
 
 import os
-import shutil
 from contextlib import suppress
 from pathlib import Path
 
 from xlcli.errors import CheckpointError
 from xlcli.files import cannot_read, cannot_write, read_header, read_json, sync_folder
-from xlcli.files.plain import TEMPORARY, TEMPORARY_NAME
-from xlcli.store.commit import MANIFEST, checkpoints, clean
-from xlcli.store.layout import CHECKPOINTS, CONFIG, DOCUMENTS, HELD_OUT, TOKENIZER, WEIGHTS
+from xlcli.files.plain import temporary_path
+from xlcli.store.commit import checkpoints
+from xlcli.store.layout import CHECKPOINTS, CONFIG, MANIFEST, WEIGHTS
 from xlcli.store.lock import HOLDER, LOCK
-from xlcli.store.records import METRICS, RECORD
-
-STAGED = ".replacement"
-INSTALLING = ".installing"
-
-RUN_FILES = (CONFIG, *TOKENIZER, *HELD_OUT.values(), *DOCUMENTS.values(), RECORD, METRICS, CHECKPOINTS, WEIGHTS)
-"""Everything that belongs to a run, in the order in which it is put in place and in the opposite order removed. Without
-weights a reader finds no model; without a configuration a corpus reader would take the texts for its own."""
+from xlcli.store.unfinished import INSTALLING, RUN_FILES, STAGED, clean, is_own, is_unfinished, remove
 
 
 def holds_run(folder: Path) -> bool:
@@ -48,7 +40,7 @@ def foreign_entry(folder: Path) -> str | None:
     try:
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
             is_lock = path.name in (LOCK, HOLDER) and (path.name == HOLDER or path.lstat().st_size == 0)
-            if not is_lock and path.name != STAGED and not TEMPORARY_NAME.fullmatch(path.name):
+            if not is_lock and not is_unfinished(path) and not (path.name == STAGED and is_own(path)):
                 return path.name
     except OSError as error:
         raise cannot_read(folder, error) from None
@@ -79,7 +71,7 @@ def stage(folder: Path) -> Path:
     if (staged / WEIGHTS).is_file() or _is_folder(folder / INSTALLING):
         settle(folder)
     try:
-        _remove(staged)
+        remove(staged)
         staged.mkdir()
         sync_folder(folder)
     except OSError as error:
@@ -93,7 +85,7 @@ def settle(folder: Path) -> Path:
     try:
         if not _is_folder(installing) and _is_folder(staged):
             if not (staged / CONFIG).is_file():
-                _remove(staged)  # killed before it could be resumed
+                remove(staged)  # killed before it could be resumed
             elif (staged / WEIGHTS).is_file() or not _is_run(folder):
                 _move_away(folder)
                 staged.rename(installing)
@@ -102,7 +94,7 @@ def settle(folder: Path) -> Path:
                 return staged
         if _is_folder(installing):
             _move(installing, folder, RUN_FILES)
-            _remove(installing)
+            remove(installing)
             clean(folder)
     except OSError as error:
         raise cannot_write(folder, error) from error
@@ -127,7 +119,7 @@ def _is_run(folder: Path) -> bool:
 def _move_away(folder: Path) -> None:
     """Moves the run in `folder` to a temporary folder, which `clean` removes."""
     clean(folder)
-    aside = folder / f"{TEMPORARY}old-model-{os.getpid()}"
+    aside = temporary_path(folder)
     aside.mkdir()
     _move(folder, aside, RUN_FILES[::-1])
 
@@ -138,13 +130,6 @@ def _move(source: Path, target: Path, names: tuple[str, ...]) -> None:
             (source / name).replace(target / name)
     sync_folder(target)
     sync_folder(source)
-
-
-def _remove(folder: Path) -> None:
-    if _is_folder(folder):
-        shutil.rmtree(folder)
-    else:
-        folder.unlink(missing_ok=True)
 
 
 def _is_folder(path: Path) -> bool:

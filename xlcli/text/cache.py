@@ -2,7 +2,8 @@
 
 A process that uses a token file holds a shared lock on it (`hold`), which ends with the last mapping of the file.
 A file without such a lock may be removed: the least recently used ones beyond a total size, those unused for a month,
-and the unfinished ones of killed processes. The time of the last change of a file is that of its last use.
+and the unfinished ones of killed processes. The time of the last change of a file is that of its last use. Files that
+do not begin as token files do are not ours, and stay.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from xlcli.errors import ResourceError
+from xlcli.files.plain import TEMPORARY_NAME, temporary_path
 
 HEADER = 512
 """Size of the header of a token file in bytes."""
@@ -28,12 +30,14 @@ MAX_BYTES = 10 * 10**9
 UNUSED_SECONDS = 30 * 86400
 """Time after which an unused token file is removed."""
 
-_MAGIC = b"xltoken3"
+_FAMILY = b"xltoken"
+"""First bytes of a token file of any version, finished or not."""
+_MAGIC = _FAMILY + b"3"
 _LAYOUT = struct.Struct("<8sIQQIQ")
 _LABEL = 64
 """Offset of the label in the header."""
 _FILE = re.compile(r"[0-9a-f]{40}\.tokens")
-_UNFINISHED = re.compile(r"\.tmp-\d+-\d+-[0-9a-f]{40}\.tokens")
+_UNFINISHED = re.compile(TEMPORARY_NAME.pattern + r"\.tokens")
 _BUSY = (errno.EWOULDBLOCK, errno.EACCES)
 _RECENT_SECONDS = 86400
 """Time for which a file counts as used where the file system has no locks."""
@@ -97,6 +101,17 @@ def cache_folder() -> Path:
     return folder
 
 
+def unfinished_path(folder: Path) -> Path:
+    """A new path for a token file that is being written."""
+    return temporary_path(folder).with_suffix(".tokens")
+
+
+def begin(file: BinaryIO) -> None:
+    """Writes a header that marks a new file as an unfinished token file."""
+    file.write(_MAGIC.ljust(HEADER, b"\0"))
+    file.flush()
+
+
 def pack_header(header: TokenHeader) -> bytes:
     """Header as bytes; tokenizer and text are shortened to fit."""
     fixed = _LAYOUT.pack(_MAGIC, header.item_size, header.n_tokens, header.n_bytes, header.crc, header.n_documents)
@@ -142,6 +157,8 @@ def entries(folder: Path) -> list[CacheEntry]:
         if unfinished or _FILE.fullmatch(path.name):
             try:
                 with path.open("r+b") as file:
+                    if not _is_ours(file):
+                        continue
                     status = os.fstat(file.fileno())
                     age = max(time.time() - status.st_mtime, 0.0)
                     header = None if unfinished else read_header(file)
@@ -183,12 +200,19 @@ def _remove(entry: CacheEntry) -> bool:
     try:
         with entry.path.open("r+b") as file:
             status = os.fstat(file.fileno())
-            if _is_held(file, entry.age) or not os.path.samestat(status, entry.path.lstat()):
+            if not _is_ours(file) or _is_held(file, entry.age) or not os.path.samestat(status, entry.path.lstat()):
                 return False
             entry.path.unlink()  # under the exclusive lock, so that no process can take the shared lock
     except OSError:
         return False
     return True
+
+
+def _is_ours(file: BinaryIO) -> bool:
+    """Whether an open file begins as a token file of any version; its position is its beginning afterwards."""
+    found = file.read(len(_FAMILY))
+    file.seek(0)
+    return found == _FAMILY
 
 
 def _is_held(file: BinaryIO, age: float) -> bool:

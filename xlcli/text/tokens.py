@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 import zlib
 from array import array
 from bisect import bisect_left
@@ -85,7 +84,7 @@ def token_file(part: Part, tokenizer: Tokenizer, *, by_document: bool = False) -
     path = folder / f"{name}.tokens"
     if (known := _open(path, part.n_bytes, tokenizer, len(documents))) is not None:
         return known
-    temporary = folder / f".tmp-{os.getpid()}-{time.monotonic_ns()}-{path.name}"
+    temporary = cache.unfinished_path(folder)
     try:
         with temporary.open("xb") as file:
             cache.hold(file)
@@ -127,7 +126,7 @@ def _build(
     first_tokens = array("Q")
     meter = ProgressMeter("tokenizing", part.n_bytes, "B")
     n_bytes = n_tokens = crc = 0
-    file.write(bytes(HEADER))
+    cache.begin(file)
     for text in whole_words(part.read(), documents=documents):
         ids = tokenizer.encode(text)
         tokens = np.empty(len(ids), record)

@@ -32,14 +32,9 @@ from xlcli.state import State
 from xlcli.store.commit import checkpoints, checksums, commit, latest, step_name, step_of
 from xlcli.store.encodings import ENCODINGS
 from xlcli.store.folder import read_weights, save_model, weights
-from xlcli.store.layout import CHECKPOINTS, SCHEMA, WEIGHTS
+from xlcli.store.layout import BEST, CHECKPOINT_FILES, CHECKPOINTS, SCHEMA, WEIGHTS
 from xlcli.text.tokenizers.registry import Tokenizer
 from xlcli.training.run import TrainingRun
-
-FILES = ("weights.safetensors", "optimizer.safetensors", "memory.safetensors", "random.safetensors", "state.json")
-"""Files of every checkpoint."""
-BEST = "best.safetensors"
-"""A copy of the weights file of the model. A checkpoint can be used without it."""
 
 _ANEW = "Train anew with --overwrite."
 
@@ -129,7 +124,7 @@ def load(
         CheckpointError: The checkpoint is of another run, another text or another format.
     """
     files = checksums(checkpoint)
-    if missing := sorted(set(FILES) - files.keys()):
+    if missing := sorted(set(CHECKPOINT_FILES) - files.keys()):
         raise CheckpointError(f"{checkpoint} is incomplete: its manifest has no '{missing[0]}'.", _ANEW)
     facts = {"rollbacks": 0, "anchor": step_of(checkpoint)} | read_json(checkpoint / "state.json")
     try:

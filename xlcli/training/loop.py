@@ -16,7 +16,7 @@ from xlcli.runtime import parallel_loop_seconds
 from xlcli.store import folder as store
 from xlcli.store import records
 from xlcli.store.commit import latest, step_name, verify
-from xlcli.store.layout import CHECKPOINTS
+from xlcli.store.layout import BEST, CHECKPOINTS
 from xlcli.store.staging import settle
 from xlcli.training import checkpoint, defaults
 from xlcli.training.final import final_evaluation
@@ -112,9 +112,9 @@ class Trainer:
         """The checkpoint that a roll-back restores; if it is damaged, the newest undamaged one."""
         folder = self.folder / CHECKPOINTS
         with suppress(CheckpointError):
-            verify(folder / step_name(self.run.anchor), {checkpoint.BEST})
+            verify(folder / step_name(self.run.anchor), {BEST})
             return folder / step_name(self.run.anchor)
-        return latest(folder, spare={checkpoint.BEST}).path
+        return latest(folder, spare={BEST}).path
 
     def _train(self, stop: Callable[[], bool]) -> Iterator[Event]:
         """Trains until the budget is spent or `stop` is true."""

@@ -25,8 +25,9 @@ from xlcli.store import records, staging
 from xlcli.store.commit import latest, step_of
 from xlcli.store.discover import find
 from xlcli.store.folder import LoadedModel
-from xlcli.store.layout import CHECKPOINTS, DOCUMENTS, HELD_OUT, WEIGHTS, write_config
+from xlcli.store.layout import BEST, CHECKPOINTS, DOCUMENTS, HELD_OUT, WEIGHTS, write_config
 from xlcli.store.lock import lock
+from xlcli.store.unfinished import clean
 from xlcli.training import checkpoint, defaults, memory
 from xlcli.training.final import describe_run
 from xlcli.training.loop import Trainer
@@ -154,9 +155,11 @@ def resume(
 
 
 def _lock(folder: Path, contexts: ExitStack) -> Iterator[Notice]:
-    """Locks the folder until `contexts` closes."""
+    """Locks the folder until `contexts` closes, and removes what crashed runs left."""
     if warning := contexts.enter_context(lock(folder)):
         yield Notice(warning, "warning")
+    clean(folder)
+    clean(folder / CHECKPOINTS)
 
 
 def _take_steps(
@@ -237,7 +240,7 @@ def _check_has_run(folder: Path) -> None:
 
 
 def _newest_checkpoint(folder: Path) -> tuple[Path | None, list[Notice]]:
-    found = latest(folder / CHECKPOINTS, spare={checkpoint.BEST})
+    found = latest(folder / CHECKPOINTS, spare={BEST})
     notices = [Notice(f"{bad.path} is damaged and was skipped: {bad.reason}", "warning") for bad in found.rejected]
     if found.path is None:
         if found.rejected:

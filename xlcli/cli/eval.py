@@ -128,11 +128,11 @@ def evaluate(
     debug: options.Debug = False,
 ) -> int:
     """Score a text: bits per byte and more, every token once and in order."""
-    from xlcli.cli.plot import check_plot, draw_by_context
     from xlcli.cli.prologue import begin, check_files, check_texts, find_model, load_model, warn_mem_len
 
     config, screen = begin(context, SECTIONS)
     from xlcli.cli.page import check_page, open_page
+    from xlcli.cli.plot import check_plot, draw_by_context
 
     settings = config.eval
     if plot is not None:

@@ -79,8 +79,9 @@ def test_mistakes(run, arguments, message):
 
 def test_a_file_of_an_older_version_is_not_called_damaged(run, cached):
     paths = [Path(entry["path"]) for entry in json.loads(run("cache", "--json").out)["files"]]
-    for path, magic in zip(paths, (b"xltoken1", b"rubbish."), strict=True):
-        path.write_bytes(magic + path.read_bytes()[8:])
+    old, damaged = paths
+    old.write_bytes(b"xltoken1" + old.read_bytes()[8:])
+    damaged.write_bytes(damaged.read_bytes()[:8] + bytes(504) + damaged.read_bytes()[512:])
     rows = run("cache").out.decode().splitlines()
     for path, problem in zip(paths, ("of another version", "damaged"), strict=True):
         assert problem in next(row for row in rows if path.name in row)

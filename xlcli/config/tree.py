@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import json
 import re
 import tomllib
@@ -17,7 +18,7 @@ from xlcli.config.base import BaseConfig, InvalidSettingError
 from xlcli.config.position import POSITIONS
 from xlcli.config.stack import STACKS
 from xlcli.config.workflows import Config
-from xlcli.errors import ConfigError
+from xlcli.errors import ConfigError, ResourceError
 
 S = TypeVar("S", bound=BaseConfig)
 
@@ -37,7 +38,12 @@ UNIONS: Mapping[str, Mapping[str, type[BaseConfig]]] = {
 
 
 def read_toml(path: str | Path) -> Tree:
-    """Tables of a TOML file; `ConfigError` names the line that is not TOML."""
+    """Tables of a TOML file.
+
+    Raises:
+        ConfigError: It cannot be opened, is too large, or is not TOML; names the line.
+        ResourceError: The disk fails.
+    """
     path = Path(path)
     try:
         with path.open("rb") as file:
@@ -46,6 +52,8 @@ def read_toml(path: str | Path) -> Tree:
             raise ConfigError(f"{path} is larger than 1 MiB.", "A configuration file is short; check the path.")
         return _check_depth(tomllib.loads(data.decode()))
     except OSError as error:
+        if error.errno == errno.EIO:
+            raise ResourceError(f"cannot read {path}: {error.strerror}.", "Check the disk.") from None
         raise ConfigError(f"cannot read {path}: {error.strerror}.", "Check the path.") from None
     except RecursionError:
         raise ConfigError(f"{path} nests deeper than {DEPTH} levels.", "Check the path.") from None

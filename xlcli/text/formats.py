@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import bz2
 import codecs
+import gc
 import json
 import lzma
 import shlex
@@ -437,10 +438,15 @@ def _too_long(number: int, name: str) -> DataError:
 
 def _field(line: bytes, field: str) -> bytes | None:
     """Text in this field of a JSON object; None if there is none."""
+    collects = gc.isenabled()
+    gc.disable()  # it would look through millions of new lists again and again, which are no garbage
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
         return None
+    finally:
+        if collects:
+            gc.enable()
     text = value.get(field) if isinstance(value, dict) else None
     try:
         return text.encode() if isinstance(text, str) else None

@@ -9,23 +9,15 @@ however small the compressed data, and a JSON line at most `LONGEST_LINE`.
 
 from __future__ import annotations
 
-import bz2
 import codecs
 import gc
 import json
-import lzma
 import shlex
-import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
-import zstandard
-
 from xlcli.errors import DataError
+from xlcli.text.compression import BLOCK, FAULTS, decompressed
 
-BLOCK = 2**20
-"""Maximum number of bytes that one call of a decompressor returns."""
-ZSTD_INPUT = 2**8
-"""Bytes of zstd data decompressed at a time; each can stand for up to 2^15 bytes of text."""
 DEFAULT_FIELD = "text"
 """Key of the text in JSON lines and Parquet files."""
 LONGEST_LINE = 2**24
@@ -34,8 +26,6 @@ BLANKS = 2**9
 """Number of blank bytes after which a text is no longer looked at for JSON lines."""
 HEAD = 2**13
 """Number of first bytes of a stream that must be text."""
-LZMA_MEMORY, ZSTD_WINDOW = 2**27, 2**27
-"""Maximum bytes of memory of a decompressor: those that the formats' own tools need at their highest levels."""
 
 Portions = Iterator[bytes | None]
 
@@ -123,10 +113,10 @@ def unpacked(portions: Portions, name: str) -> Portions:
         yield from data
         return
     try:
-        yield from _decompressed(data, FRAMES[kind])
+        yield from decompressed(data, kind)
     except EOFError:
         raise DataError(f"{name} ends in the middle of its {kind} data.", f"Check it with: {kind} -t") from None
-    except (zlib.error, OSError, lzma.LZMAError, zstandard.ZstdError) as error:
+    except FAULTS as error:
         raise DataError(f"{name} is damaged {kind} data: {error}.", f"Check it with: {kind} -t") from None
 
 
@@ -269,92 +259,6 @@ def _without_binaries(portions: Portions, name: str, marks: Sequence[bytes]) -> 
     if mark is not None:
         raise not_text(name, f"is {BINARIES[mark]}")
     yield from _chain(head, portions)
-
-
-class _Frame:
-    """One frame of compressed data. After its end, `unused` are the bytes behind it."""
-
-    def __init__(self) -> None:
-        self.ended = False
-        self.unused = b""
-
-    def text(self, data: bytes) -> Iterator[bytes]:
-        """Text of more data."""
-        raise NotImplementedError
-
-
-class _Gzip(_Frame):
-    def __init__(self) -> None:
-        super().__init__()
-        self._inner = zlib.decompressobj(zlib.MAX_WBITS | 16)
-
-    def text(self, data: bytes) -> Iterator[bytes]:
-        while data:
-            yield self._inner.decompress(data, BLOCK)
-            data = self._inner.unconsumed_tail
-        self.ended, self.unused = self._inner.eof, self._inner.unused_data
-
-
-class _Bzip2(_Frame):
-    def __init__(self) -> None:
-        super().__init__()
-        self._inner: bz2.BZ2Decompressor | lzma.LZMADecompressor = self._make()
-
-    @staticmethod
-    def _make() -> bz2.BZ2Decompressor | lzma.LZMADecompressor:
-        return bz2.BZ2Decompressor()
-
-    def text(self, data: bytes) -> Iterator[bytes]:
-        yield self._inner.decompress(data, BLOCK)
-        while not (self._inner.eof or self._inner.needs_input):
-            yield self._inner.decompress(b"", BLOCK)
-        self.ended, self.unused = self._inner.eof, self._inner.unused_data
-
-
-class _Xz(_Bzip2):
-    @staticmethod
-    def _make() -> bz2.BZ2Decompressor | lzma.LZMADecompressor:
-        return lzma.LZMADecompressor(memlimit=LZMA_MEMORY)
-
-
-class _Zstd(_Frame):
-    def __init__(self) -> None:
-        super().__init__()
-        self._inner = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW).decompressobj()
-
-    def text(self, data: bytes) -> Iterator[bytes]:
-        for start in range(0, len(data), ZSTD_INPUT):
-            end = start + ZSTD_INPUT
-            yield self._inner.decompress(data[start:end])
-            if self._inner.eof:
-                self.ended, self.unused = True, self._inner.unused_data + data[end:]
-                return
-
-
-FRAMES: dict[str, type[_Frame]] = {"gzip": _Gzip, "bzip2": _Bzip2, "xz": _Xz, "zstd": _Zstd}
-"""Decompressor of each format."""
-
-
-def _decompressed(data: Portions, kind: type[_Frame]) -> Portions:
-    """Text of one or more frames; zero bytes between them are padding.
-
-    Raises:
-        EOFError: The last frame is incomplete.
-    """
-    frame: _Frame | None = None
-    for portion in data:
-        if portion is None:
-            yield None
-            continue
-        rest = portion.lstrip(b"\0") if frame is None else portion
-        while rest:
-            frame = kind() if frame is None else frame
-            yield from filter(None, frame.text(rest))
-            rest = frame.unused.lstrip(b"\0")
-            if frame.ended:
-                frame = None
-    if frame is not None:
-        raise EOFError
 
 
 def _head(portions: Portions, marks: Iterable[bytes]) -> Generator[None, None, bytes]:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import builtins
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
+
+E = TypeVar("E")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,26 @@ class ProgressMeter:
         if now - self._reported >= PROGRESS_INTERVAL:
             self._reported = now
             yield Progress(self.stage, done, self.total, self.unit, done / (now - self._started))
+
+
+class StoppedEarlyError(Exception):
+    """`stop` became true before there was anything to save or to score."""
+
+
+def until(stop: Callable[[], bool], work: Generator[E, None, T]) -> Generator[E, None, T]:
+    """Events and result of `work`, which is closed as soon as `stop` is true.
+
+    Raises:
+        StoppedEarlyError: It was.
+    """
+    while not stop():
+        try:
+            event = next(work)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        yield event
+    work.close()
+    raise StoppedEarlyError
 
 
 @dataclass(frozen=True, slots=True)

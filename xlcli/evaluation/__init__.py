@@ -27,7 +27,7 @@ from xlcli.errors import CheckpointError, DataError
 from xlcli.evaluation.duration import Clock
 from xlcli.evaluation.lengths import Lengths, choose_lengths
 from xlcli.evaluation.passes import Totals, measure_recall, score_text, score_windows, window_share
-from xlcli.events import ContextBin, Notice, Progress, Score, TokenScore
+from xlcli.events import ContextBin, Notice, Progress, Score, StoppedEarlyError, TokenScore, until
 from xlcli.inference import check_memory
 from xlcli.metrics import TextCounts, bits_per, misfit, perplexity
 from xlcli.runtime import Runtime, peak_rss_bytes
@@ -72,8 +72,9 @@ def evaluate(
     """
     model.check_settings(options)
     check_memory(model, runtime, 1, segment_len=1, changeable=())  # of any text
-    text = yield from _until(stop, _read(model, source, options))
-    if text is None:
+    try:
+        text = yield from until(stop, _read(model, source, options))
+    except StoppedEarlyError:
         yield _NOT_BEGUN
         return
     if options.reset_on_document is None and len(text.documents) > 1:
@@ -147,20 +148,6 @@ def _read(
     given, trained = options.reset_on_document, model.config.train.reset_on_document
     by_document = trained if given is None else given
     return (yield from tokenize(corpus, model.tokenizer, options.limit, by_document=by_document))
-
-
-def _until(
-    stop: Callable[[], bool], work: Generator[Notice | Progress, None, TokenizedText]
-) -> Generator[Notice | Progress, None, TokenizedText | None]:
-    """Events and result of `work`; None as soon as `stop` is true."""
-    while not stop():
-        try:
-            event = next(work)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-        yield event
-    work.close()
-    return None
 
 
 def _score(

@@ -14,7 +14,7 @@ from typing import TypeVar
 from xlcli import config as settings
 from xlcli.config import Config, TextConfig, Tree
 from xlcli.errors import CheckpointError, ConfigError, DataError
-from xlcli.events import PROGRESS_INTERVAL, Event, Notice, Progress
+from xlcli.events import PROGRESS_INTERVAL, Event, Notice, Progress, StoppedEarlyError, until
 from xlcli.runtime import Runtime, make_runtime
 from xlcli.store.discover import find
 from xlcli.store.folder import LoadedModel
@@ -34,10 +34,6 @@ T = TypeVar("T")
 
 DRY_RUN_BYTES = 2**19
 """Maximum bytes of text from which a dry run learns a vocabulary and estimates the number of tokens."""
-
-
-class PreparationStoppedError(Exception):
-    """`stop` became true before there was anything to save."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +86,7 @@ def prepare_new(
     """Inputs of a new run, which starts from the weights of `model`; see `workflow.train` for the other arguments.
 
     Raises:
-        PreparationStoppedError: `stop` became true; only token files were written.
+        StoppedEarlyError: `stop` became true; only token files were written.
         ConfigError: `configs` lacks the preset that fits text and device.
         ResourceError: No configuration fits the machine.
     """
@@ -140,7 +136,7 @@ def prepare_resumed(
     """Inputs of the run in `folder` when it is resumed; see `workflow.resume` for the arguments.
 
     Raises:
-        PreparationStoppedError: `stop` became true; only token files were written.
+        StoppedEarlyError: `stop` became true; only token files were written.
         ConfigError: A change that a resumed run cannot have.
     """
     record = yield from _read_record(folder)
@@ -186,11 +182,11 @@ def _read(
 ) -> Generator[Event, None, Split]:
     text, by_document = config.text, config.train.reset_on_document
     reading = Reading(binary=text.binary, text_field=text.text_field, any_bytes=text.tokenizer == "bytes")
-    corpus = yield from _until(stop, gather(paths, reading=reading))
+    corpus = yield from until(stop, gather(paths, reading=reading))
     yield from corpus.notices()
     if dry_run:
         corpus.estimate()
-    yield from _until(stop, corpus.scan())
+    yield from until(stop, corpus.scan())
     parts = split(corpus, text.valid, text.test, by_document=by_document)
     for part in (parts.valid, parts.test):
         if part.corpus is not corpus:
@@ -220,7 +216,7 @@ def _train_tokenizer(
     def read() -> Iterator[bytes]:
         for portion in portions:
             if stop() or abandoned:
-                raise PreparationStoppedError
+                raise StoppedEarlyError
             yield portion
 
     def learn() -> None:
@@ -243,7 +239,7 @@ def _train_tokenizer(
         abandoned = True
         thread.join()  # sentencepiece cannot be interrupted
     if stop():
-        raise PreparationStoppedError
+        raise StoppedEarlyError
     return learned.result()
 
 
@@ -264,10 +260,10 @@ def _tokenize(
     if dry_run:
         sample = sample_tokens(parts.train, tokenizer, DRY_RUN_BYTES)
         if stop():
-            raise PreparationStoppedError
+            raise StoppedEarlyError
         return Prepared(config, runtime, preset, origin, parts, tokenizer, sample, sample)
-    train_ids = yield from _until(stop, token_file(parts.train, tokenizer, by_document=by_document))
-    valid_ids = yield from _until(stop, token_file(parts.valid, tokenizer, by_document=by_document))
+    train_ids = yield from until(stop, token_file(parts.train, tokenizer, by_document=by_document))
+    valid_ids = yield from until(stop, token_file(parts.valid, tokenizer, by_document=by_document))
     return Prepared(config, runtime, preset, origin, parts, tokenizer, train_ids, valid_ids)
 
 
@@ -289,15 +285,3 @@ def _names(model: str) -> set[str]:
     with suppress(CheckpointError):
         names.add(find(model).resolve().name)
     return names
-
-
-def _until(stop: Callable[[], bool], work: Generator[Progress, None, T]) -> Generator[Progress, None, T]:
-    """Events and result of `work`, which is closed as soon as `stop` is true."""
-    while not stop():
-        try:
-            event = next(work)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-        yield event
-    work.close()
-    raise PreparationStoppedError

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from xlcli.config import Config, Tree
 from xlcli.errors import CheckpointError, ConfigError, DivergedError
-from xlcli.events import Event, Notice, Plan
+from xlcli.events import Event, Notice, Plan, StoppedEarlyError
 from xlcli.files import write_atomic
 from xlcli.machine import available_bytes
 from xlcli.optim import ADAM_RATE
@@ -31,7 +31,7 @@ from xlcli.store.unfinished import clean
 from xlcli.training import checkpoint, defaults, memory
 from xlcli.training.final import describe_run
 from xlcli.training.loop import Trainer
-from xlcli.training.prepare import PreparationStoppedError, Prepared, prepare_new, prepare_resumed
+from xlcli.training.prepare import Prepared, prepare_new, prepare_resumed
 from xlcli.training.run import LR_DIVISOR, TrainingRun, make_training_run
 
 PREPARATION_SHARE = 0.1
@@ -75,7 +75,7 @@ def train(
             _check_new(folder, overwrite=overwrite)  # another run may have ended in the meantime
         try:
             ready = yield from prepare_new(paths, configs, stop, model, dry_run=dry_run)
-        except PreparationStoppedError:
+        except StoppedEarlyError:
             yield Notice("stopped before the first step; nothing was saved, so run the same command again.", "warning")
             return
         _check_texts(folder, ready)
@@ -130,7 +130,7 @@ def resume(
             yield Notice(f"this run is to replace the model in {folder}; to keep that model, remove {place}")
         try:
             ready = yield from prepare_resumed(paths, place, changes or {}, preset, init, stop, dry_run=dry_run)
-        except PreparationStoppedError:
+        except StoppedEarlyError:
             yield Notice(
                 "stopped before the next step; the run is unchanged, so run the same command again.", "warning"
             )

@@ -7,6 +7,8 @@ try:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of imports, until `main` catches KeyboardInterrupt
 except ValueError:  # imported in another thread than the main one, which gets no signals
     pass
+except KeyboardInterrupt:
+    raise SystemExit(130) from None
 
 import sys
 

@@ -50,8 +50,8 @@ for name in ("train", "resume", "evaluate", "generate", "stream", "load"):
     ],
 )
 def test_typed_options_are_the_keys_of_the_configuration(options, section):
-    """The number of steps and of hash rounds are options of `load`."""
-    assert set(typing.get_type_hints(options)) == set(section.model_fields) - {"n_steps", "n_hashes"}
+    """The numbers of steps and of hash rounds, and the number type of the weights, are options of `load`."""
+    assert set(typing.get_type_hints(options)) == set(section.model_fields) - {"n_steps", "n_hashes", "weight_dtype"}
 
 
 def test_score_equals_evaluation(books, tmp_path):

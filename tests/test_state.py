@@ -8,8 +8,8 @@ import variants
 
 from xlcli import config
 from xlcli.errors import StateError
-from xlcli.memory import Hidden, KeyValue, Sums
-from xlcli.memory.key_value import MAX_SLACK
+from xlcli.memory import Hidden, Int8KeyValue, KeyValue, Sums
+from xlcli.memory.token_buffers import MAX_SLACK
 from xlcli.model.build import build_model
 from xlcli.ops.span import Span
 from xlcli.state import State
@@ -103,6 +103,48 @@ def test_buffers_give_what_plain_copies_give(cuts):
         assert torch.equal(k, k2)
         assert torch.equal(v, v2)
         assert kept.length == plain.length == keep
+
+
+@pytest.mark.parametrize("cuts", [(1,), (2, 5), (30,), (1, 1, 40)])
+def test_keys_and_values_are_rounded_before_their_first_use(cuts):
+    """Buffers give what copies of rounded rows give; int8 rows have a scale for each token and head."""
+
+    def project(x):
+        return torch.stack((x, 3 * x), dim=1), torch.stack((-x, x * x), dim=1)
+
+    def to_int8(x):
+        scale = x.abs().amax(-1, keepdim=True) / 127
+        return (x / scale).round() * scale
+
+    empty = torch.empty(1, 2, 0, 3)
+    kinds = [
+        (KeyValue(empty.bfloat16(), empty.bfloat16(), 0, 0), lambda x: x.bfloat16().float()),
+        (Int8KeyValue.of(Int8KeyValue.encode(empty, empty), 0, 0), to_int8),
+    ]
+    for kept, rounded in kinds:
+        dtypes = {name: t.dtype for name, t in kept.tensors().items()}
+        generator, k2, v2 = torch.Generator().manual_seed(0), empty, empty
+        for step in range(40):
+            x = torch.randn(1, cuts[step % len(cuts)], 3, generator=generator)
+            keep = min(11, kept.length + x.shape[1])
+            k2, v2 = (torch.cat((old, rounded(new)), 2) for old, new in zip((k2, v2), project(x), strict=True))
+            with torch.inference_mode(mode=False):
+                plain = kept.map(torch.clone) if isinstance(kept, Int8KeyValue) else None
+                plain = None if plain is None else plain.extend(x, project, keep)
+            k, v, kept = kept.extend(x, project, keep)
+            assert k.dtype == v.dtype == torch.float32
+            assert torch.equal(k, k2)
+            assert torch.equal(v, v2)
+            if plain is not None:
+                assert torch.equal(plain[0], k)
+                _same_tensors(plain[2], kept)
+            assert {name: t.dtype for name, t in kept.tensors().items()} == dtypes
+            k2, v2 = k2[:, :, k2.shape[2] - keep :], v2[:, :, v2.shape[2] - keep :]
+            assert kept.length == keep
+
+
+def _same_tensors(a, b):
+    assert all(torch.equal(t, b.tensors()[name]) for name, t in a.tensors().items())
 
 
 def test_memory_of_training_holds_no_gradient():
@@ -292,10 +334,39 @@ def test_restarted_it_has_read_nothing(model, mem_len):
     assert torch.equal(rest, expected)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("attention", ["full", "local"])
+def test_the_number_type_of_the_memory_is_part_of_the_state(attention, dtype):
+    model = variants.make(
+        next(n for n in variants.COMBINATIONS if n.startswith(f"{attention}-xl")), dtype=torch.float32
+    )
+    state = model.init_state(2, mem_len=7, segment_len=13, memory_dtype=dtype)
+    assert state.memory_dtype == dtype
+    _, state = variants.read(model, variants.tokens(2, 40), [9], state=state)
+    tensors = {name: t.clone() for name, t in state.tensors().items()}
+    for each in (state, model.reset(state), state.select([1]), State.restore(tensors, state.describe())):
+        assert each.memory_dtype == dtype
+        assert model.is_compatible(each)
+    assert state.bytes == 2 * model.config.memory_bytes(7, dtype)
+
+
+@pytest.mark.parametrize(("name", "change"), [
+    ("1.keys", None), ("1.key_scales", None), ("1.keys", torch.Tensor.float), ("1.key_scales", torch.Tensor.char),
+    ("1.value_scales", lambda t: t[:, :, 1:]), ("1.values", lambda t: t[..., 0]), ("1.keys", torch.Tensor.long),
+])  # fmt: skip
+def test_damaged_int8_memory_is_refused(model, name, change):
+    state = model.init_state(2, mem_len=7, segment_len=13, memory_dtype="int8")
+    _, state = variants.read(model, variants.tokens(2, 9), [4], state=state)
+    tensors = state.tensors()
+    tensors[name] = None if change is None else change(tensors[name])
+    with pytest.raises(StateError, match="the state is damaged"):
+        State.restore({n: t for n, t in tensors.items() if t is not None}, state.describe())
+
+
 @pytest.mark.parametrize("name", [n for n in variants.COMBINATIONS if "-none-" in n])
 def test_the_configuration_knows_how_much_is_remembered(name):
     for mem_len, n_steps in ((3, None), (20, None), (20, 5)):
         model = variants.make(name, dtype=torch.float32, n_steps=n_steps)
         state = model.init_state(2, mem_len=mem_len, segment_len=13)
         _, state = variants.read(model, variants.tokens(2, 40), [9], state=state)
-        assert state.bytes == 2 * 4 * model.config.memory_floats(mem_len)
+        assert state.bytes == 2 * model.config.memory_bytes(mem_len)

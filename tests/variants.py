@@ -1,5 +1,6 @@
 """Every legal combination of the parts of a model, at toy size. A kind is tested as soon as it is in a registry."""
 
+import functools
 import itertools
 
 import torch
@@ -101,13 +102,35 @@ def _in_turn():
 IN_TURN = _in_turn()
 """Every attention, position and setting once, with the entries of `AROUND` in turn."""
 
+
+def _rounded():
+    names = [
+        name for name in IN_TURN if config.make({"model": COMBINATIONS[name] | {"n_layers": 2}}).model.rounds_memory
+    ]
+    return [f"{name}+{('bfloat16', 'int8')[i % 2]}" for i, name in enumerate(names[::3])]
+
+
+ROUNDED = _rounded()
+"""A third of the combinations whose memory can be rounded, in each number type in turn: `NAME+DTYPE`."""
+
+
+def table(name):
+    """The table `model` of a combination, rounded or not."""
+    return COMBINATIONS[name.partition("+")[0]]
+
+
+def is_rounded(name):
+    """Whether the memory of a combination is rounded."""
+    return name in ROUNDED
+
+
 ALPHA = 0.3
 """Factor of ReZero; larger ones let activations grow."""
 
 
 def attentions(name, n_layers=2):
     """Attention of each of `n_layers` layers of this combination."""
-    return config.make({"model": COMBINATIONS[name] | {"n_layers": n_layers}}).model.attentions
+    return config.make({"model": table(name) | {"n_layers": n_layers}}).model.attentions
 
 
 def unbounded(name, n_layers=2):
@@ -123,7 +146,7 @@ def window(name, mem_len):
 
 def pairs(name):
     """1 if the vector of a token depends on the token before it, which extends all windows by one token, else 0."""
-    return int("n_bigrams" in COMBINATIONS[name].get("embedding", {}))
+    return int("n_bigrams" in table(name).get("embedding", {}))
 
 
 def hashed(name, n_layers=2):
@@ -133,17 +156,17 @@ def hashed(name, n_layers=2):
 
 def adaptive(name):
     """Whether the combination uses adaptive computation time."""
-    return COMBINATIONS[name].get("stack", {}).get("act", False)
+    return table(name).get("stack", {}).get("act", False)
 
 
 def order_matters(name):
     """Whether the combination has a position encoding, or vectors of pairs of successive tokens."""
-    return COMBINATIONS[name]["position"]["kind"] != "none" or pairs(name) > 0
+    return table(name)["position"]["kind"] != "none" or pairs(name) > 0
 
 
 def make(name, *, dtype=torch.float64, seed=0, dropout=0.0, n_layers=None, n_steps=None, head_dim=None):
     """Toy model of this combination, with weights large enough that errors are visible."""
-    tree = {"n_layers": 2} | COMBINATIONS[name]
+    tree = {"n_layers": 2} | table(name)
     if n_layers is not None:
         tree["n_layers"] = n_layers
     if n_steps is not None and tree.get("stack", {}).get("kind") == "universal":
@@ -160,6 +183,8 @@ def make(name, *, dtype=torch.float64, seed=0, dropout=0.0, n_layers=None, n_ste
             parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.4)
             if not parameter.ndim:
                 parameter.fill_(ALPHA)
+    if is_rounded(name):
+        model.init_state = functools.partial(model.init_state, memory_dtype=name.partition("+")[2])
     return model.to(dtype).eval()
 
 

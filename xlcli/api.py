@@ -15,8 +15,17 @@ from pathlib import Path
 from typing import Any, AnyStr, Literal, Unpack
 
 from xlcli import evaluation, generation, streaming, training
-from xlcli.config import EvalConfig, GenerateConfig, RuntimeConfig, StreamConfig, WeightEncoding, validate
+from xlcli.config import (
+    EvalConfig,
+    GenerateConfig,
+    InferenceConfig,
+    RuntimeConfig,
+    StreamConfig,
+    WeightEncoding,
+    validate,
+)
 from xlcli.config.keywords import EvalOptions, GenerateOptions, SamplingOptions, StreamOptions
+from xlcli.config.workflows import Dtype
 from xlcli.errors import ConfigError, StateError
 from xlcli.events import Event, Generated, GeneratedText, TokenScore
 from xlcli.inference import SaveState
@@ -26,6 +35,7 @@ from xlcli.store.copy import copy_model as copy_folder
 from xlcli.store.discover import find
 from xlcli.store.folder import LoadedModel
 from xlcli.store.folder import load as load_folder
+from xlcli.store.layout import read_config
 from xlcli.store.origin import configurations
 from xlcli.store.state_files import SessionState, is_state_file, load_state, save_state
 
@@ -225,6 +235,7 @@ def load(
     threads: int | None = None,
     n_steps: int | None = None,
     n_hashes: int | None = None,
+    weight_dtype: Dtype = "auto",
 ) -> Model:
     """Loads a model.
 
@@ -235,14 +246,17 @@ def load(
         threads: Number of CPU threads of the process; None keeps the current number.
         n_steps: Number of times a universal stack applies its blocks; None uses the trained value.
         n_hashes: Number of hash rounds of LSH attention; None uses the trained value.
+        weight_dtype: Number type that the weights are rounded to; `auto` is float32.
 
     Raises:
         CheckpointError: There is no such model, or it is damaged.
         ConfigError: The device does not exist, or the model has no such setting.
     """
     runtime = make_runtime(validate(RuntimeConfig, {"device": device, "dtype": dtype, "threads": threads}))
+    options = validate(InferenceConfig, {"weight_dtype": weight_dtype})
     folder = find(None if model is None else os.fspath(model))
-    loaded = load_folder(folder, device=runtime.device, n_steps=n_steps, n_hashes=n_hashes)
+    encoding, _ = options.dtypes(read_config(folder).model)
+    loaded = load_folder(folder, device=runtime.device, n_steps=n_steps, n_hashes=n_hashes, weight_dtype=encoding)
     for warning in loaded.warnings:
         warnings.warn(warning, stacklevel=2)
     return Model(loaded, runtime)

@@ -208,6 +208,10 @@ class ContextBin:
     margin: float | None = None
 
 
+ROUNDING_TOKENS = 2**14
+"""Number of tokens at the beginning of a text on which the cost of rounding is measured."""
+
+
 @dataclass(frozen=True, slots=True)
 class Score:
     """One evaluation; its fields are the JSON keys of `xlcli eval`. `chars`, `words`: None if the text is not UTF-8.
@@ -215,6 +219,9 @@ class Score:
     `unknown_words` is the number of words scored as `<unk>`, None unless the vocabulary is one of words.
     `mean_steps` is the mean number of steps per token of a model with adaptive computation time, else None. `recall`
     is the share of the weight of full attention that LSH attention finds, if measured: the mean, and of each LSH layer.
+    `weight_dtype` and `memory_dtype` are the number types that weights and memory were rounded to. `rounding_cost` is
+    the difference in bits per byte to the unrounded model over the first `ROUNDING_TOKENS` tokens, None without
+    rounding.
     `partial`: evaluation was stopped; all values are those of the tokens scored until then.
     `documents` is the number of documents that were scored to their end, each as if it were alone; 1 if the text was
     not divided.
@@ -240,6 +247,9 @@ class Score:
     seconds: float
     device: str
     dtype: str
+    weight_dtype: str = "float32"
+    memory_dtype: str = "float32"
+    rounding_cost: float | None = None
     unknown_words: int | None = None
     documents: int = 1
     mean_steps: float | None = None

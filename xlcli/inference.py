@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from xlcli.config import InferenceConfig
+    from xlcli.config import InferenceConfig, MemoryDtype
     from xlcli.runtime import Runtime
     from xlcli.state import State
     from xlcli.store.folder import LoadedModel
@@ -63,7 +63,8 @@ class InferenceSession:
         Args:
             model: The model.
             runtime: Device and number type.
-            options: Memory length, steps and hash rounds; None uses the value of `resume`, else of training.
+            options: Memory length, steps, hash rounds and number types; None or `auto` uses the value of `resume`, else
+                of training or `InferenceConfig.dtypes`.
             resume: A saved session, or None.
             n_tokens: Maximum number of tokens that the session will read; None if unlimited.
 
@@ -74,14 +75,17 @@ class InferenceSession:
         """
         model.check_settings(options)
         if resume is not None:
-            _check_options(model, options, resume.model_state)
-            check_memory(model, runtime, _longest_memory(resume.model_state.span, n_tokens), changeable=())
+            state = resume.model_state
+            _check_options(model, options, state)
+            longest = _longest_memory(state.span, n_tokens)
+            check_memory(model, runtime, longest, memory_dtype=state.memory_dtype, changeable=())
             return cls(model, runtime, resume.model_state, [resume.last_token])
         train = model.config.train
         mem_len = train.mem_len if options.mem_len is None else options.mem_len
         span = Span.make("uniform", mem_len=mem_len, segment_len=train.segment_len)
-        check_memory(model, runtime, _longest_memory(span, n_tokens))
-        state = model.network.init_state(1, mem_len=mem_len, segment_len=train.segment_len)
+        _, memory_dtype = options.dtypes(model.config.model)
+        check_memory(model, runtime, _longest_memory(span, n_tokens), memory_dtype=memory_dtype)
+        state = model.network.init_state(1, mem_len=mem_len, segment_len=train.segment_len, memory_dtype=memory_dtype)
         return cls(model, runtime, state, [model.tokenizer.start_id])
 
     def score(self, ids: NDArray[np.integer]) -> NDArray[np.float64]:
@@ -132,7 +136,8 @@ class InferenceSession:
 
     def max_bytes(self, n_tokens: int) -> int:
         """Size in bytes, at least 1, of the memory of one row after `n_tokens` tokens."""
-        return max(1, 4 * self.model.config.model.memory_floats(_longest_memory(self.state.span, n_tokens)))
+        longest = _longest_memory(self.state.span, n_tokens)
+        return max(1, self.model.config.model.memory_bytes(longest, self.state.memory_dtype))
 
     def saved(
         self, pending: PendingText, *, sampler: SamplerState | None = None, stream: StreamPosition | None = None
@@ -148,6 +153,7 @@ def check_memory(
     *,
     batch_size: int = 1,
     segment_len: int = TOKENS_PER_CALL,
+    memory_dtype: MemoryDtype = "float32",
     changeable: Sequence[str] = ("mem_len",),
 ) -> None:
     """Compares the memory that calls of the model need with that of the machine, before it is allocated.
@@ -158,6 +164,7 @@ def check_memory(
         mem_len: Maximum number of tokens in the memory of a sequence.
         batch_size: Number of sequences.
         segment_len: Maximum number of tokens of a sequence per call.
+        memory_dtype: Number type of past keys and values.
         changeable: Settings that the user may lower.
 
     Raises:
@@ -167,7 +174,8 @@ def check_memory(
 
     def need(changes: Mapping[str, int]) -> int:
         chosen = sizes | dict(changes)
-        return model.config.model.inference_bytes(chosen["batch_size"], chosen["segment_len"], chosen["mem_len"])
+        lengths = chosen["batch_size"], chosen["segment_len"], chosen["mem_len"]
+        return model.config.model.inference_bytes(*lengths, memory_dtype)
 
     device = str(runtime.device)
     available = available_bytes(device)
@@ -193,8 +201,10 @@ def _check_options(model: LoadedModel, options: InferenceConfig, state: State) -
             f"the state has a memory of {state.span.mem_len} tokens, but --mem-len is {options.mem_len}.",
             f"Leave out --mem-len, or give {state.span.mem_len}.",
         )
-    saved = model.network.inference_settings(state)
-    for name, value in (("n_steps", options.n_steps), ("n_hashes", options.n_hashes)):
+    saved = model.network.inference_settings(state) | {"memory_dtype": state.memory_dtype}
+    memory_dtype = None if options.memory_dtype == "auto" else options.memory_dtype
+    given = {"n_steps": options.n_steps, "n_hashes": options.n_hashes, "memory_dtype": memory_dtype}
+    for name, value in given.items():
         if value is not None and value != saved[name]:
             flag = f"--{name.replace('_', '-')}"
             raise StateError(

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from xlcli.config import MemoryDtype
 from xlcli.errors import StateError
-from xlcli.memory import MEMORIES, Memory
+from xlcli.memory import MEMORIES, Memory, TokenBuffers
 from xlcli.ops.span import Span
 
 
@@ -40,6 +41,12 @@ class State:
     def bytes(self) -> int:
         """Size of the memory tensors in bytes, without unused buffer space."""
         return sum(t.numel() * t.element_size() for layer in self.layers for t in layer.tensors().values())
+
+    @property
+    def memory_dtype(self) -> MemoryDtype:
+        """Number type of past keys and values; `float32` if they are not rounded, or no layer has any."""
+        dtypes = {layer.buffers[0].dtype for layer in self.layers if isinstance(layer, TokenBuffers)}
+        return "int8" if torch.int8 in dtypes else "bfloat16" if torch.bfloat16 in dtypes else "float32"
 
     def map(self, change: Callable[[Tensor], Tensor]) -> State:
         """State with `change` applied to every tensor."""

@@ -217,9 +217,9 @@ def test_memory_is_constant_and_foretold():
             start = model.init_state(1, mem_len=10**6, segment_len=64)
             _, state = model(torch.randint(0, 31, (1, t), generator=drawn(t)), start)
             sizes.add(sum(t.nbytes for layer in state.layers for t in layer.tensors().values()))
-    assert sizes == {4 * made.memory_floats(10**6)}
+    assert sizes == {made.memory_bytes(10**6)}
     assert start.bytes == 8 * 2 * 2 * 2 * 8, "before anything has arrived, its counts"
-    assert made.memory_floats(10**6) == 2 * 2 * 2 * 8 * (3 * (2 * 6 + 2 * 3) + 2)
+    assert made.memory_bytes(10**6) == 4 * 2 * 2 * 2 * 8 * (3 * (2 * 6 + 2 * 3) + 2)
     assert math.prod(made.attention.factors) == 8
 
 

@@ -73,8 +73,8 @@ def test_inference_settings_change_nothing_else():
     assert chosen.for_inference(n_steps=3, n_hashes=2) == trained == trained.for_inference()
     weights, others = (build_model(c, torch.Generator().manual_seed(0)).state_dict() for c in (trained, chosen))
     assert {name: t.shape for name, t in weights.items()} == {name: t.shape for name, t in others.items()}
-    assert chosen.memory_floats(9) == 5 * sum(
-        model(layer).for_inference(n_hashes=n).memory_floats(9) for layer, n in ((LOCAL, None), (LSH, 8))
+    assert chosen.memory_bytes(9) == 5 * sum(
+        model(layer).for_inference(n_hashes=n).memory_bytes(9) for layer, n in ((LOCAL, None), (LSH, 8))
     )
 
 

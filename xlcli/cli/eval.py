@@ -114,6 +114,8 @@ def evaluate(
     html: options.Html = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
+    weight_dtype: options.WeightDtype = None,
+    memory_dtype: options.MemoryDtype = None,
     threads: options.Threads = None,
     config_file: options.ConfigFile = None,
     overrides: options.Overrides = None,

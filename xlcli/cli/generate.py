@@ -146,6 +146,8 @@ def generate(
     state_out: options.StateOut = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
+    weight_dtype: options.WeightDtype = None,
+    memory_dtype: options.MemoryDtype = None,
     threads: options.Threads = None,
     seed: options.Seed = None,
     config_file: options.ConfigFile = None,

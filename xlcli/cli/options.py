@@ -144,6 +144,22 @@ Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"] | None,
     typer.Option("--dtype", help="Precision of matrix products.", rich_help_panel="Machine"),
 ]
+WeightDtype = Annotated[
+    Literal["auto", "float32", "bfloat16", "int8"] | None,
+    typer.Option(
+        "--weight-dtype",
+        help="Number type that the weights are rounded to. Default: float32.",
+        rich_help_panel="Machine",
+    ),
+]
+MemoryDtype = Annotated[
+    Literal["auto", "float32", "bfloat16", "int8"] | None,
+    typer.Option(
+        "--memory-dtype",
+        help="Number type of the keys and values in memory. Default: float32, or that of --state-in.",
+        rich_help_panel="Machine",
+    ),
+]
 Threads = Annotated[
     int | None,
     typer.Option(

@@ -102,7 +102,8 @@ def print_plan(
     segment_len = config.train.segment_len
     parameters = summarize(folder).parameters or 0
     weights = 4 * parameters
-    state = 4 * batch_size * model.memory_floats(mem_len or segment_len)
+    _, memory_dtype = settings.dtypes(model)
+    state = batch_size * model.memory_bytes(mem_len or segment_len, memory_dtype)
     plan: dict[str, Any] = {
         "model": str(folder),
         "does": action,
@@ -137,10 +138,18 @@ def load_model(
     from xlcli.cli import report
     from xlcli.runtime import make_runtime
     from xlcli.store.folder import load
+    from xlcli.store.layout import read_config
     from xlcli.store.records import scored_text
 
     runtime = make_runtime(config)
-    model = load(folder, device=runtime.device, n_steps=settings.n_steps, n_hashes=settings.n_hashes)
+    weight_dtype, _ = settings.dtypes(read_config(folder).model)
+    model = load(
+        folder,
+        device=runtime.device,
+        n_steps=settings.n_steps,
+        n_hashes=settings.n_hashes,
+        weight_dtype=weight_dtype,
+    )
     screen.clear()
     for warning in model.warnings:
         screen.say(warning, "warning")
@@ -148,7 +157,8 @@ def load_model(
     scored = scored_text(model.record)
     about = f", {score:.3f} bits per byte of the {report.scored(scored)}" if isinstance(score, float) and scored else ""
     screen.say(f"model {model.name}: {folder}{about}", "detail")
-    screen.say(f"{runtime.device} {runtime.dtype_name}, {report.counted(runtime.threads, 'thread')}", "detail")
+    dtypes = runtime.dtype_name + report.rounding(*settings.dtypes(model.config.model))
+    screen.say(f"{runtime.device} {dtypes}, {report.counted(runtime.threads, 'thread')}", "detail")
     return model, runtime
 
 

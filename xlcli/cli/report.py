@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from xlcli.config import ModelConfig
 from xlcli.events import (
+    ROUNDING_TOKENS,
     ContextBin,
     Event,
     Generated,
@@ -285,8 +286,11 @@ def score_text(score: Score, model: ModelConfig) -> str:
         *(f"  {name:22}{value:>10}" for name, value in rows),
         "",
         f"{amount(score.tokens_per_second)} tokens/s, {time(score.seconds)}, peak memory {size(score.peak_rss_bytes)}, "
-        f"{score.device} {score.dtype}",
+        f"{score.device} {score.dtype}{rounding(score.weight_dtype, score.memory_dtype)}",
     ]
+    if score.rounding_cost is not None:
+        tokens = f"{min(ROUNDING_TOKENS, score.tokens):,} tokens"
+        lines.append(f"Cost of rounding: {score.rounding_cost:+.4f} bits per byte over the first {tokens}")
     text = "\n".join(lines) + "\n"
     if score.by_context:
         heading = ("context seen", "tokens", "bits per byte", "± (95 %)")
@@ -296,6 +300,12 @@ def score_text(score: Score, model: ModelConfig) -> str:
         ]
         text += "\n" + table([heading, *context_rows])
     return text
+
+
+def rounding(weight_dtype: str, memory_dtype: str) -> str:
+    """Number types of rounded weights and memory: `, int8 weights`."""
+    dtypes = {"weights": weight_dtype, "memory": memory_dtype}
+    return "".join(f", {dtype} {name}" for name, dtype in dtypes.items() if dtype != "float32")
 
 
 def context(model: ModelConfig, mem_len: int, segment_len: int) -> str:
@@ -323,20 +333,23 @@ def sweep_text(scores: Sequence[Score], n_lengths: int) -> str:
     first = scores[0]
     adaptive, hashed = first.mean_steps is not None, first.recall is not None
     heading = ["memory", "bits per byte", "perplexity", "tokens/s"]
-    heading += ["mean steps"] * adaptive + ["recall of hashing"] * hashed
+    rounded = first.rounding_cost is not None
+    heading += ["cost of rounding"] * rounded + ["mean steps"] * adaptive + ["recall of hashing"] * hashed
     rows = [
         (
             str(s.mem_len),
             f"{s.bits_per_byte:.4f}",
             f"{s.perplexity:.3f}",
             amount(s.tokens_per_second),
+            *(["-" if s.rounding_cost is None else f"{s.rounding_cost:+.4f}"] if rounded else []),
             *([f"{s.mean_steps:.2f}"] if adaptive else []),
             *([f"{100 * s.recall:.1f} %"] if s.recall is not None else []),
         )
         for s in scores
     ]
     stopped = f", PARTIAL: {len(scores)} of {n_lengths} memory lengths" if len(scores) < n_lengths else ""
-    about = f"{first.model} on {first.file}, span {first.span}{stopped}\n\n"
+    dtypes = rounding(first.weight_dtype, first.memory_dtype)
+    about = f"{first.model} on {first.file}, span {first.span}{dtypes}{stopped}\n\n"
     return about + table([heading, *rows])
 
 

@@ -87,6 +87,8 @@ def stream(
     html: options.Html = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
+    weight_dtype: options.WeightDtype = None,
+    memory_dtype: options.MemoryDtype = None,
     threads: options.Threads = None,
     seed: options.Seed = None,
     config_file: options.ConfigFile = None,

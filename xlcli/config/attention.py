@@ -17,6 +17,8 @@ MAX_SLOTS = 2**20
 """Largest number of tokens in the buckets of one head and hash round."""
 MAX_HASHES = 8
 """Largest number of hash rounds. Directions for all rounds are stored, so inference may use more than training."""
+MemoryDtype = Literal["float32", "bfloat16", "int8"]
+"""Number type of past keys and values at inference; `float32` is the type in which they are computed, unrounded."""
 
 
 class AttentionConfig(BaseConfig):
@@ -30,6 +32,8 @@ class AttentionConfig(BaseConfig):
     """Whether recall, the share of full-attention weight that is found, can be measured (`model/recall.py`)."""
     separates_documents: ClassVar[bool] = False
     """Whether earlier documents can be hidden from the tokens of a segment that holds several."""
+    rounds_memory: ClassVar[bool] = False
+    """Whether memory can be kept in another number type than float32."""
 
     n_heads: Count = 4
     head_dim: Count | None = None
@@ -61,8 +65,8 @@ class AttentionConfig(BaseConfig):
         """Number of memory tokens that a layer uses; None if its memory is unbounded."""
         return mem_len
 
-    def memory_floats(self, mem_len: int, head_dim: int) -> int:
-        """Memory of one sequence in one layer at inference, in float32 numbers."""
+    def memory_bytes(self, mem_len: int, head_dim: int, dtype: MemoryDtype = "float32") -> int:
+        """Size in bytes of the memory of one sequence in one layer at inference."""
         raise NotImplementedError
 
     def mask_bytes(self, n_new: int, mem_len: int) -> int:
@@ -82,6 +86,7 @@ class SoftmaxAttentionConfig(AttentionConfig):
     """
 
     separates_documents: ClassVar[bool] = True
+    rounds_memory: ClassVar[bool] = True
 
     scaled: bool = True
     qk_norm: bool = False
@@ -95,9 +100,10 @@ class SoftmaxAttentionConfig(AttentionConfig):
         """1/sqrt(n_terms * head_dim), or 1 if `scaled` is off."""
         return super().score_scale(n_terms, head_dim) if self.scaled else 1.0
 
-    def memory_floats(self, mem_len: int, head_dim: int) -> int:
-        """One key and one value for each token and head."""
-        return 2 * self.n_heads * head_dim * (self.effective_mem_len(mem_len) or 0)
+    def memory_bytes(self, mem_len: int, head_dim: int, dtype: MemoryDtype = "float32") -> int:
+        """One key and one value for each token and head, in int8 with a float32 scale each."""
+        row = {"float32": 4 * head_dim, "bfloat16": 2 * head_dim, "int8": head_dim + 4}[dtype]
+        return 2 * self.n_heads * row * (self.effective_mem_len(mem_len) or 0)
 
     def mask_bytes(self, n_new: int, mem_len: int) -> int:
         """An int64 and a boolean for each query and key of a call or block."""
@@ -158,9 +164,9 @@ class LinearAttentionConfig(RandomAttentionConfig):
         """None: unbounded, unless `mem_len` is 0."""
         return None if mem_len else 0
 
-    def memory_floats(self, mem_len: int, head_dim: int) -> int:
+    def memory_bytes(self, mem_len: int, head_dim: int, dtype: MemoryDtype = "float32") -> int:
         """Two sums in float64 for each feature."""
-        return 2 * self.n_heads * self.n_features * (head_dim + 1)
+        return 8 * self.n_heads * self.n_features * (head_dim + 1)
 
     def describe_memory(self, mem_len: int, segment_len: int) -> str:
         """Running sums."""
@@ -196,10 +202,10 @@ class LSHAttentionConfig(RandomAttentionConfig):
             return ()
         return (self.n_buckets,) if isinstance(self.n_buckets, int) else self.n_buckets
 
-    def memory_floats(self, mem_len: int, head_dim: int) -> int:
+    def memory_bytes(self, mem_len: int, head_dim: int, dtype: MemoryDtype = "float32") -> int:
         """A key, a value, and int64 position and ranks for each slot; an int64 count for each bucket."""
-        slot = 2 * head_dim + 2 * (1 + self.n_hashes)
-        return self.n_heads * self.n_hashes * math.prod(self.factors) * (self.bucket_size * slot + 2)
+        slot = 8 * head_dim + 8 * (1 + self.n_hashes)
+        return self.n_heads * self.n_hashes * math.prod(self.factors) * (self.bucket_size * slot + 8)
 
     def describe_memory(self, mem_len: int, segment_len: int) -> str:
         """Tokens in the table of buckets."""

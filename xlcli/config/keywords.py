@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, TypedDict
 
-from xlcli.config.workflows import SpanKind
+from xlcli.config.workflows import Dtype, SpanKind
 
 
 class EvalOptions(TypedDict, total=False):
@@ -22,6 +22,7 @@ class EvalOptions(TypedDict, total=False):
     recall: bool
     binary: bool
     text_field: str | None
+    memory_dtype: Dtype
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -35,6 +36,7 @@ class SamplingOptions(TypedDict, total=False):
     min_p: float
     repetition_penalty: float
     stop: Sequence[str]
+    memory_dtype: Dtype
 
 
 class GenerateOptions(SamplingOptions, total=False):
@@ -56,3 +58,4 @@ class StreamOptions(TypedDict, total=False):
     reset_on_document: bool | None
     binary: bool
     text_field: str | None
+    memory_dtype: Dtype

@@ -12,6 +12,7 @@ from xlcli.config.attention import (
     AnyAttentionConfig,
     AttentionConfig,
     FullAttentionConfig,
+    MemoryDtype,
 )
 from xlcli.config.base import BaseConfig, Count, InvalidSettingError, Positive, Rate
 from xlcli.config.position import (
@@ -169,6 +170,11 @@ class ModelConfig(BaseConfig):
         return self.attention.layer_configs(self.n_layers)
 
     @property
+    def rounds_memory(self) -> bool:
+        """Whether memory can be kept in another number type than float32: in all layers."""
+        return all(layer.rounds_memory for layer in self.attentions)
+
+    @property
     def supports_recall(self) -> bool:
         """Whether recall can be measured: some layer has LSH attention, and there is no adaptive computation time."""
         return not self.stack.halts_early and any(attention.supports_recall for attention in self.attentions)
@@ -208,9 +214,9 @@ class ModelConfig(BaseConfig):
         bounded = [length for length in lengths if length is not None]
         return max(bounded) if len(bounded) == len(lengths) else None
 
-    def memory_floats(self, mem_len: int) -> int:
-        """Memory of one sequence at inference, in float32 numbers."""
-        return self.n_repeats * sum(layer.memory_floats(mem_len, self.head_dim) for layer in self.attentions)
+    def memory_bytes(self, mem_len: int, dtype: MemoryDtype = "float32") -> int:
+        """Size in bytes of the memory of one sequence at inference."""
+        return self.n_repeats * sum(layer.memory_bytes(mem_len, self.head_dim, dtype) for layer in self.attentions)
 
     @property
     def n_matrix_weights(self) -> int:
@@ -222,10 +228,13 @@ class ModelConfig(BaseConfig):
         """Size in bytes of the largest attention mask of a call with `n_new` tokens."""
         return max(layer.mask_bytes(n_new, mem_len) for layer in set(self.attentions))
 
-    def inference_bytes(self, batch_size: int, n_new: int, mem_len: int) -> int:
+    def inference_bytes(self, batch_size: int, n_new: int, mem_len: int, memory_dtype: MemoryDtype = "float32") -> int:
         """Lower bound of the memory in bytes, without the weights, of calls with `n_new` tokens of each sequence."""
         hidden = 2 * self.dim * n_new + self.ffn_dim * min(n_new, self.feedforward.chunk_len or n_new)
-        return 4 * batch_size * (self.memory_floats(mem_len) + hidden) + self.mask_bytes(n_new, mem_len)
+        memory = self.memory_bytes(mem_len, memory_dtype)
+        if memory_dtype != "float32":  # one layer at a time is converted
+            memory += max(layer.memory_bytes(mem_len, self.head_dim) for layer in self.attentions)
+        return batch_size * (memory + 4 * hidden) + self.mask_bytes(n_new, mem_len)
 
     def describe_memory(self, mem_len: int, segment_len: int) -> str:
         """Contents of the memory, for example "512 tokens in each of 6 layers"."""

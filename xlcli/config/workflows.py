@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from xlcli.config.attention import MAX_HASHES
+from xlcli.config.attention import ATTENTIONS, MAX_HASHES, MemoryDtype
 from xlcli.config.base import BaseConfig, Count, InvalidSettingError, Length, Positive, Rate
 from xlcli.config.model import ModelConfig
 from xlcli.errors import ConfigError
@@ -17,6 +17,8 @@ TokenizerKind = Literal["auto", "bytes", "sentencepiece", "words"]
 SpanKind = Literal["uniform", "growing"]
 WeightEncoding = Literal["float32", "bfloat16", "int8"]
 """Encoding in which weights are written; see `xlcli.store.encodings`."""
+Dtype = Literal["auto", "float32", "bfloat16", "int8"]
+"""Number type of weights or memory at inference."""
 
 
 class TextConfig(BaseConfig):
@@ -120,21 +122,40 @@ class TrainConfig(BaseConfig):
 
 
 class InferenceConfig(BaseConfig):
-    """Inference settings of a trained model; None uses the trained value.
+    """Inference settings of a trained model; None uses the trained value, `auto` that of `dtypes`.
 
     Attributes:
         mem_len: Memory length of each layer in tokens; 0 disables recurrence.
         n_steps: Number of times a universal stack applies its blocks.
         n_hashes: Number of hash rounds of LSH attention.
+        weight_dtype: Number type that the weights are rounded to when the model is loaded.
+        memory_dtype: Number type of past keys and values, which are rounded before their first use.
     """
 
     mem_len: Length | None = None
     n_steps: Annotated[int, Field(ge=1, le=1024)] | None = None
     n_hashes: Annotated[int, Field(ge=1, le=MAX_HASHES)] | None = None
+    weight_dtype: Dtype = "auto"
+    memory_dtype: Dtype = "auto"
 
     def check_model(self, model: ModelConfig) -> None:
         """`ConfigError` if a setting does not apply to this model."""
         model.for_inference(self.n_steps, self.n_hashes)
+        if self.memory_dtype in ("bfloat16", "int8") and not model.rounds_memory:
+            kinds = [kind for kind, table in ATTENTIONS.items() if table.rounds_memory]
+            reason = f"{self.memory_dtype} needs attention '{' or '.join(kinds)}' in every layer"
+            raise ConfigError(
+                f"memory_dtype {reason}.", "Leave it out, or use float32.", key="memory_dtype", reason=reason
+            )
+
+    def dtypes(self, model: ModelConfig) -> tuple[WeightEncoding, MemoryDtype]:
+        """Number types of the weights and the memory of this model; `auto` is float32.
+
+        A state that is continued keeps the number type of its memory.
+        """
+        weight = "float32" if self.weight_dtype == "auto" else self.weight_dtype
+        memory = "float32" if self.memory_dtype == "auto" else self.memory_dtype
+        return weight, memory
 
 
 class EvalConfig(InferenceConfig):

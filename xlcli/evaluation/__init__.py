@@ -5,6 +5,8 @@ tokens, as many as the receptive field; an unbounded receptive field allows one 
 memory, and with the span "growing" of published setups, the result depends on the segment length. Sequences start at
 multiples of the segment length.
 
+With rounded weights or memory the beginning of the text is scored a second time without, for the cost of rounding.
+
 Documents that are scored as if each were alone are the sequences of a batch, each from empty memory to its end.
 
 Loss by context length: without memory, and by document, it comes from the pass over the text, whose segments or
@@ -27,6 +29,7 @@ from xlcli.errors import CheckpointError, DataError
 from xlcli.evaluation.duration import Clock
 from xlcli.evaluation.lengths import Lengths, choose_lengths
 from xlcli.evaluation.passes import Totals, measure_recall, score_text, score_windows, window_share
+from xlcli.evaluation.rounding import rounding_cost
 from xlcli.events import ContextBin, Notice, Progress, Score, StoppedEarlyError, TokenScore, until
 from xlcli.inference import check_memory
 from xlcli.metrics import TextCounts, bits_per, misfit, perplexity
@@ -85,6 +88,7 @@ def evaluate(
     unknown = n_unknown(text.tokens.ids) if model.tokenizer.kind == "words" else None
     if unknown:
         yield _unknown_notice(unknown, len(text.tokens))
+    unrounded = model.unrounded()
     mem_lens = options.sweep_mem_len or (options.mem_len,)
     for i, mem_len in enumerate(mem_lens):
         lengths = choose_lengths(model, runtime, options, mem_len, text)
@@ -92,8 +96,9 @@ def evaluate(
         n_windowed = 0 if lengths.by_document else sum(length != 0 for length in (lengths.mem_len, *mem_lens[1:]))
         scale = len(mem_lens) + n_windowed * window_share(len(text.tokens))
         clock = Clock(text.counts.bytes, scale) if i == 0 else None
+        is_rounded = unrounded is not model or lengths.memory_dtype != "float32"
         with ExitStack() as files:
-            nats = mapped_scores(len(text.tokens), files) if per_token else None
+            nats = mapped_scores(len(text.tokens), files) if per_token or is_rounded else None
             started = time.perf_counter()
             totals = yield from score_text(model, runtime, text, lengths, nats, clock, stop)
             seconds = time.perf_counter() - started
@@ -112,7 +117,10 @@ def evaluate(
                 by_context = yield from score_windows(
                     model, runtime, text, lengths, totals.batch_size, by_context, stop
                 )
-            if nats is not None:
+            cost = None
+            if nats is not None and is_rounded and not partial:
+                cost = yield from rounding_cost(unrounded, runtime, text, lengths, nats, stop)
+            if nats is not None and per_token:
                 yield from itertools.takewhile(lambda _: not stop(), text.token_scores(nats))
         yield _score(
             model,
@@ -122,6 +130,7 @@ def evaluate(
             totals,
             seconds=seconds,
             unknown=None if partial else unknown,
+            cost=cost,
             recall=measure_recall(model, runtime, text, lengths) if options.recall and not stop() else (),
             by_context=() if partial and lengths.mem_len else by_context.bins(),
         )
@@ -159,6 +168,7 @@ def _score(
     *,
     seconds: float,
     unknown: int | None,
+    cost: float | None,
     recall: tuple[float, ...],
     by_context: tuple[ContextBin, ...],
 ) -> Score:
@@ -188,6 +198,9 @@ def _score(
         seconds=seconds,
         device=str(runtime.device),
         dtype=runtime.dtype_name,
+        weight_dtype=model.weight_dtype,
+        memory_dtype=lengths.memory_dtype,
+        rounding_cost=cost,
         mean_steps=None if totals.steps is None else totals.steps / totals.tokens,
         recall=math.fsum(recall) / len(recall) if recall else None,
         recall_by_layer=recall,

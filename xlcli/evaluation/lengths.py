@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from xlcli.config import EvalConfig, SpanKind
+from xlcli.config import EvalConfig, MemoryDtype, SpanKind
 from xlcli.runtime import Runtime
 from xlcli.tokenized import TokenizedText
 
@@ -24,7 +24,7 @@ STATE_LIMIT = 2**28
 
 @dataclass(frozen=True)
 class Lengths:
-    """Lengths in tokens, maximum number of sequences, and span of an evaluation.
+    """Lengths in tokens, maximum number of sequences, span, and number type of memory of an evaluation.
 
     `tokens_per_call` limits the batches of an evaluation by document; None if the batch size was given.
     """
@@ -33,6 +33,7 @@ class Lengths:
     segment_len: int
     batch_size: int
     span: SpanKind
+    memory_dtype: MemoryDtype
     warmup_len: int = 0
     by_document: bool = False
     tokens_per_call: int | None = None
@@ -55,11 +56,12 @@ def choose_lengths(
         segment_len = train.segment_len
     receptive_field = model.network.receptive_field(mem_len if exact else mem_len + segment_len) if mem_len else 0
     warmup_len = n_tokens if receptive_field is None else receptive_field
-    state_bytes = 4 * model.config.model.memory_floats(2 * mem_len + segment_len)
+    _, memory_dtype = options.dtypes(model.config.model)
+    state_bytes = model.config.model.memory_bytes(2 * mem_len + segment_len, memory_dtype)
     tokens_per_call = TOKENS_PER_CALL.get(runtime.device.type, TOKENS_PER_CALL["cuda"])
     if by_document:
         # The memory of a short document holds no more tokens than the document.
-        shortest = 4 * model.config.model.memory_floats(1)
+        shortest = model.config.model.memory_bytes(1, memory_dtype)
         batch_size = options.batch_size or max(1, min(tokens_per_call, STATE_LIMIT // shortest))
         limit = min(tokens_per_call, max(1, STATE_LIMIT // state_bytes) * segment_len)
         return Lengths(
@@ -67,6 +69,7 @@ def choose_lengths(
             segment_len=segment_len,
             batch_size=batch_size,
             span=options.span,
+            memory_dtype=memory_dtype,
             by_document=True,
             tokens_per_call=None if options.batch_size else limit,
         )
@@ -78,5 +81,6 @@ def choose_lengths(
         segment_len=segment_len,
         batch_size=batch_size,
         span=options.span,
+        memory_dtype=memory_dtype,
         warmup_len=warmup_len,
     )

@@ -73,6 +73,7 @@ def score_text(
         mem_len,
         batch_size=largest.batch_size,
         segment_len=segment_len,
+        memory_dtype=lengths.memory_dtype,
         changeable=("batch_size", "segment_len", "mem_len"),
     )
     whole = lengths.mem_len > 0 and (lengths.by_document or _is_window(largest.batch_size, lengths, n))
@@ -206,6 +207,7 @@ def init_state(model: LoadedModel, lengths: Lengths, starts: NDArray[np.int64]) 
         segment_len=lengths.segment_len,
         span=lengths.span,
         offsets=starts.tolist(),
+        memory_dtype=lengths.memory_dtype,
     )
 
 

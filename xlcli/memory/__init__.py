@@ -1,9 +1,10 @@
 """Memory of one layer between calls. One file per kind; `State` holds one memory for each layer.
 
-hidden     layer inputs, for training with softmax attention
-keyvalue   keys and values of softmax attention
-sums       running sums of linear attention
-buckets    hash buckets of LSH attention
+hidden         layer inputs, for training with softmax attention
+keyvalue       keys and values of softmax attention, in 32 or 16 bits
+keyvalue-int8  keys and values of softmax attention, in int8
+sums           running sums of linear attention
+buckets        hash buckets of LSH attention
 """
 
 from xlcli.memory.base import Memory as Memory
@@ -12,7 +13,9 @@ from xlcli.memory.base import TokenMemory as TokenMemory
 from xlcli.memory.buckets import Buckets as Buckets
 from xlcli.memory.hidden import Hidden as Hidden
 from xlcli.memory.key_value import KeyValue as KeyValue
+from xlcli.memory.key_value_int8 import Int8KeyValue as Int8KeyValue
 from xlcli.memory.sums import Sums as Sums
+from xlcli.memory.token_buffers import TokenBuffers as TokenBuffers
 
-MEMORIES: dict[str, type[Memory]] = {memory.kind: memory for memory in (Hidden, KeyValue, Sums, Buckets)}
+MEMORIES: dict[str, type[Memory]] = {memory.kind: memory for memory in (Hidden, KeyValue, Int8KeyValue, Sums, Buckets)}
 """Memory kind to class."""

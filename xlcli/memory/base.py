@@ -20,8 +20,8 @@ class Memory(ABC):
     """Name in saved states."""
     axes: ClassVar[Mapping[str, str]]
     """Axis letters of each tensor; m (tokens) and c (slots of a bucket) may change while the model runs."""
-    integers: ClassVar[frozenset[str]] = frozenset()
-    """Names of int64 tensors; all others are floating point."""
+    integers: ClassVar[Mapping[str, torch.dtype]] = {}
+    """Types of the integer tensors; all others are floating point."""
 
     @classmethod
     @abstractmethod
@@ -65,7 +65,7 @@ class Memory(ABC):
         sizes = {"b": batch_size}
         for name, axes in cls.axes.items():
             t = tensors[name]
-            is_right_type = t.dtype == torch.int64 if name in cls.integers else t.is_floating_point()
+            is_right_type = t.dtype == cls.integers[name] if name in cls.integers else t.is_floating_point()
             if t.ndim != len(axes) or not is_right_type:
                 raise ValueError(f"tensor '{name}' of memory '{cls.kind}' has the wrong type or number of axes")
             if any(sizes.setdefault(axis, n) != n for axis, n in zip(axes, t.shape, strict=True)):

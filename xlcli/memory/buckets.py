@@ -31,7 +31,7 @@ class Buckets(Memory):
         "global_ranks": "bhrncr",
         "counts": "bhrn",
     }
-    integers = frozenset({"positions", "global_ranks", "counts"})
+    integers: ClassVar[Mapping[str, torch.dtype]] = dict.fromkeys(("positions", "global_ranks", "counts"), torch.int64)
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Buckets:

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from xlcli.config import ModelConfig
+from xlcli.config import MemoryDtype, ModelConfig
 from xlcli.model.embedding import BigramEmbedding
 from xlcli.model.head import Head
 from xlcli.model.position import Position
@@ -75,6 +75,7 @@ class LanguageModel(nn.Module):
         span: Literal["uniform", "growing"] = "uniform",
         memory: Literal["keyvalue", "hidden"] = "keyvalue",
         offsets: Sequence[int] | None = None,
+        memory_dtype: MemoryDtype = "float32",
     ) -> State:
         """State with empty memory.
 
@@ -85,8 +86,9 @@ class LanguageModel(nn.Module):
             span: Tokens that a token attends to (`ops/span.py`).
             memory: Memory of softmax attention: keys and values for inference, or layer inputs for training.
             offsets: Position in its text at which each sequence begins; None: 0.
+            memory_dtype: Number type of past keys and values at inference; `float32` does not round them.
         """
-        layers = tuple(block.attention.init_memory(batch, memory) for block in self.stack.unrolled())
+        layers = tuple(block.attention.init_memory(batch, memory, memory_dtype) for block in self.stack.unrolled())
         starts = torch.as_tensor([0] * batch if offsets is None else offsets, dtype=torch.int64)
         device = next(self.parameters()).device
         last = None if self.bigrams is None else torch.full_like(starts, -1).to(device)

@@ -24,10 +24,6 @@ ENCODINGS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "float64": 
 """Name in `config.json` to safetensors type of matrices and, except for int8, of all floating-point tensors."""
 SCALE = ":scale"
 """Suffix of the name of the scales of an int8 tensor."""
-MAX_INT = 127
-"""Maximum magnitude of an int8 value; -128 is not used."""
-MIN_SCALE, MAX_SCALE = 2.0**-126, 2.0**121
-"""Limits of the scales that `quantize` chooses: a normal number, and `MAX_INT * MAX_SCALE` is finite in float32."""
 
 _TYPES = {**{stored: name for name, stored in ENCODINGS.items()}, "I64": "int64", "I32": "int32", "U8": "uint8"}
 """Safetensors type to torch type."""
@@ -75,6 +71,8 @@ def encode(tensors: Mapping[str, Tensor], infos: Mapping[str, TensorInfo]) -> di
     Raises:
         CheckpointError: A weight is NaN, infinite or too large, and its stored type differs from its present one.
     """
+    from xlcli.ops.quantize import quantize
+
     stored = {}
     for name, weight in tensors.items():
         if name + SCALE in infos:
@@ -93,43 +91,30 @@ def decode(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Raises:
         ValueError: An int8 tensor holds -128, or a scale is not a positive number.
     """
+    from xlcli.ops.quantize import dequantize
+
     weights = {}
     for name, tensor in stored.items():
         if name + SCALE in stored:
-            weights[name] = dequantize(name, tensor, stored[name + SCALE])
+            _check_int8(name, tensor, stored[name + SCALE])
+            weights[name] = dequantize(tensor, stored[name + SCALE])
         elif not name.endswith(SCALE):
             weights[name] = tensor.float() if tensor.is_floating_point() else tensor
     return weights
 
 
-def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows `... n` as int8 values `... n` from -127 to 127 and bfloat16 scales `...`, rounded to nearest.
-
-    The scale is the largest magnitude of the row divided by 127, at least 2^-126. A bfloat16 number has 8 significant
-    bits, so its product with an int8 value is exact in float32, and quantizing decoded rows changes nothing.
-    """
-    import torch
-
-    x = x.float()
-    scale = (x.abs().amax(-1) / MAX_INT).clamp(MIN_SCALE, MAX_SCALE).bfloat16()
-    values = (x / scale.float().unsqueeze(-1)).round().clamp(-MAX_INT, MAX_INT)
-    return values.to(torch.int8), scale
-
-
-def dequantize(name: str, values: Tensor, scale: Tensor) -> Tensor:
-    """Rows `... n` in float32 of int8 values `... n` and scales `...`; `ValueError` as in `decode`."""
+def _check_int8(name: str, values: Tensor, scale: Tensor) -> None:
     if not bool(((scale > 0) & scale.isfinite()).all()):
         raise ValueError(f"tensor '{name}{SCALE}' has a scale that is not a positive number")
-    if values.numel() and int(values.min()) < -MAX_INT:
-        raise ValueError(f"tensor '{name}' holds {-MAX_INT - 1}")
-    return values.float() * scale.float().unsqueeze(-1)
+    if values.numel() and int(values.min()) == -128:
+        raise ValueError(f"tensor '{name}' holds -128")
 
 
 def _check_finite(name: str, tensor: Tensor, encoding: str) -> None:
     if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
         raise CheckpointError(
             f"weight '{name}' holds NaN, infinity or a number too large for {encoding}.",
-            "Store the weights in float32.",
+            "Keep the weights in float32.",
         )
 
 

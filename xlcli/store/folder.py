@@ -10,12 +10,12 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from xlcli.config import Config, ModelConfig
+from xlcli.config import Config, ModelConfig, WeightEncoding
 from xlcli.errors import CheckpointError, ConfigError
 from xlcli.files import cannot_write, make_folder, read_header, read_tensors, write_tensors
 from xlcli.files.plain import RESTORE, read_bounded
@@ -60,11 +60,12 @@ class LoadedModel:
         name: Name of the folder.
         config: Sections model, text and train of the configuration, with the inference settings given to `load`.
         tokenizer: The model's tokenizer.
-        network: Weights in float32, in evaluation mode.
+        network: In evaluation mode, with float32 weights.
         record: Content of `record.json`.
         fingerprints: SHA-256 of config, weights and tokenizer as stored, which tie a state file to this model.
         warnings: Messages to show.
         files: SHA-256 of tokenizer files and held-out texts by file name.
+        weight_dtype: Number type that the weights are rounded to, as if they were stored in it; `float32` is unrounded.
     """
 
     folder: Path
@@ -76,6 +77,7 @@ class LoadedModel:
     fingerprints: dict[str, str]
     warnings: tuple[str, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
+    weight_dtype: WeightEncoding = "float32"
 
     def held_out(self, split: Literal["valid", "test"]) -> Path | None:
         """The validation or test text in the model folder, if there is one; `CheckpointError` if it has changed."""
@@ -107,11 +109,31 @@ class LoadedModel:
             raise CheckpointError(f"{path} does not list the documents of {HELD_OUT[split]}.", RESTORE)
         return starts
 
+    def unrounded(self) -> LoadedModel:
+        """This model with its weights as stored; this object if they are not rounded.
+
+        Raises:
+            CheckpointError: The weights in the model folder have changed.
+            ResourceError: They do not fit the machine.
+        """
+        if self.weight_dtype == "float32":
+            return self
+        device = next(self.network.parameters()).device
+        network = _empty_network(self.config.model, self.folder)
+        _require_memory(network, self.folder, device)
+        tensors, metadata = read_weights(self.folder / WEIGHTS, network, read_config_file(self.folder).encoding)
+        if metadata["sha256"] != self.fingerprints["weights"]:
+            raise CheckpointError(f"the weights in {self.folder} have changed.", "Run the command again.")
+        _fill(network, tensors, device)
+        return replace(self, network=network.eval(), weight_dtype="float32")
+
     def check_settings(self, options: InferenceConfig) -> None:
         """`ConfigError` if a setting does not apply to the model, or differs from the one it was loaded with."""
         options.check_model(self.config.model)
         if self.config.model.for_inference(options.n_steps, options.n_hashes) != self.config.model:
             raise ConfigError("n_steps and n_hashes are fixed when a model is loaded.", "Give them to load().")
+        if options.weight_dtype not in ("auto", self.weight_dtype):
+            raise ConfigError("weights are rounded when a model is loaded.", "Give weight_dtype to load().")
 
 
 def weights(network: torch.nn.Module) -> dict[str, Tensor]:
@@ -174,7 +196,12 @@ def save_model(
 
 
 def load(
-    folder: Path, *, device: str | torch.device = "cpu", n_steps: int | None = None, n_hashes: int | None = None
+    folder: Path,
+    *,
+    device: str | torch.device = "cpu",
+    n_steps: int | None = None,
+    n_hashes: int | None = None,
+    weight_dtype: WeightEncoding = "float32",
 ) -> LoadedModel:
     """The model in `folder`, verified, with float32 weights.
 
@@ -183,23 +210,31 @@ def load(
         device: Device of the network.
         n_steps: Number of times a universal stack applies its blocks; None uses the trained value.
         n_hashes: Number of hash rounds of LSH attention; None uses the trained value.
+        weight_dtype: Number type that the weights are rounded to, as if they were stored in it.
 
     Raises:
         ConfigError: The model has no such setting.
-        CheckpointError: A file is missing, damaged, of another model or of another format.
+        CheckpointError: A file is missing, damaged, of another model or of another format, or a weight cannot be
+            rounded.
     """
     for _ in range(ATTEMPTS - 1):
         before = _versions(folder)
         try:
-            return _load(folder, device, n_steps, n_hashes)
+            return _load(folder, device, n_steps, n_hashes, weight_dtype)
         except CheckpointError:
             if _versions(folder) == before:
                 raise
         time.sleep(RETRY_SECONDS)  # training has replaced a file since the first one was read
-    return _load(folder, device, n_steps, n_hashes)
+    return _load(folder, device, n_steps, n_hashes, weight_dtype)
 
 
-def _load(folder: Path, device: str | torch.device, n_steps: int | None, n_hashes: int | None) -> LoadedModel:
+def _load(
+    folder: Path,
+    device: str | torch.device,
+    n_steps: int | None,
+    n_hashes: int | None,
+    weight_dtype: WeightEncoding,
+) -> LoadedModel:
     import torch
 
     from xlcli.text.tokenizers.registry import load_tokenizer
@@ -211,10 +246,7 @@ def _load(folder: Path, device: str | torch.device, n_steps: int | None, n_hashe
             verify_file(folder, name, header.files)
     shape = header.config.model.for_inference(n_steps, n_hashes)
     network = _empty_network(shape, folder)
-    floats = sum(tensor.numel() for tensor in weights(network).values())
-    if path.is_file() and path.stat().st_size >= floats:  # read_weights refuses a smaller file, which is damaged
-        for place in {"cpu", str(device)}:
-            require_memory(f"model {folder.resolve().name}", 4 * floats, "Use a smaller model.", place)
+    _require_memory(network, folder, device)
     tensors, metadata = read_weights(path, network, header.encoding)
     tokenizer = load_tokenizer(folder)
     if metadata.get("config", "") != header.fingerprint:
@@ -228,6 +260,8 @@ def _load(folder: Path, device: str | torch.device, n_steps: int | None, n_hashe
             _KEEP_TOGETHER,
         )
     _fill(network, tensors, torch.device(device))
+    if weight_dtype != "float32":
+        round_weights(network, weight_dtype)
     network.eval()
     record: dict[str, Any] = {}
     warnings: tuple[str, ...] = ()
@@ -250,7 +284,22 @@ def _load(folder: Path, device: str | torch.device, n_steps: int | None, n_hashe
         },
         warnings=(*warnings, *_warnings(name, tensors)),
         files=header.files,
+        weight_dtype=weight_dtype,
     )
+
+
+def round_weights(network: torch.nn.Module, encoding: str) -> None:
+    """Rounds the weights of a network in place to the values that they have after they are stored in this encoding.
+
+    Raises:
+        CheckpointError: The encoding cannot represent a weight.
+    """
+    import torch
+
+    with torch.no_grad():
+        for name, tensor in weights(network).items():
+            one = {name: tensor}
+            tensor.copy_(decode(encode(one, stored_infos(one, encoding)))[name])
 
 
 def read_weights(path: Path, network: torch.nn.Module, encoding: str) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -320,6 +369,15 @@ def _empty_network(model: ModelConfig, folder: Path) -> LanguageModel:
         return _on_meta(model)
     except (RuntimeError, OverflowError, ValueError, MemoryError):
         raise mismatch from None
+
+
+def _require_memory(network: LanguageModel, folder: Path, device: str | torch.device) -> None:
+    """`ResourceError` if the weights do not fit the machine."""
+    path = folder / WEIGHTS
+    floats = sum(tensor.numel() for tensor in weights(network).values())
+    if path.is_file() and path.stat().st_size >= floats:  # read_weights refuses a smaller file, which is damaged
+        for place in {"cpu", str(device)}:
+            require_memory(f"model {folder.resolve().name}", 4 * floats, "Use a smaller model.", place)
 
 
 def _fill(network: torch.nn.Module, tensors: Mapping[str, Tensor], device: torch.device) -> None:

@@ -14,7 +14,7 @@ import zlib
 from array import array
 from bisect import bisect_left
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -56,6 +56,16 @@ class TokenFile:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def first(self, n: int) -> TokenFile:
+        """The first `n` tokens."""
+        return replace(
+            self,
+            ids=self.ids[:n],
+            n_bytes=int(self.sizes(slice(n)).sum()),
+            text_sizes=None if self.text_sizes is None else self.text_sizes[:n],
+            documents=None if self.documents is None else self.documents[self.documents < n],
+        )
 
     def sizes(self, index: Any) -> NDArray[Any]:
         """Bytes of text of the tokens at `index`, any index of a one-dimensional array."""

@@ -88,7 +88,7 @@ def least_bytes(config: Config) -> int:
     model, train = config.model, config.train
     mem_len = _longest_memory(train)
     state = sum(
-        min(layer.memory_floats(mem_len, model.head_dim), model.dim * (layer.effective_mem_len(mem_len) or 0))
+        min(layer.memory_bytes(mem_len, model.head_dim), 4 * model.dim * (layer.effective_mem_len(mem_len) or 0))
         for layer in model.attentions
         if isinstance(layer, SoftmaxAttentionConfig)
     )
@@ -96,7 +96,7 @@ def least_bytes(config: Config) -> int:
     depth = 1 if isinstance(model.stack, ReversibleStackConfig) else model.depth
     microbatch = -(-train.batch_size // train.grad_accum)
     tokens = train.segment_len * (24 * train.batch_size + 6 * model.dim * depth * microbatch)
-    memory = 4 * train.batch_size * model.n_repeats * state
+    memory = train.batch_size * model.n_repeats * state
     return 12 * model.n_matrix_weights + memory + tokens + model.mask_bytes(train.segment_len, mem_len)
 
 

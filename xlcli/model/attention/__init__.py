@@ -12,6 +12,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
+from xlcli.config import MemoryDtype
 from xlcli.memory import Memory
 from xlcli.model.norm import HeadNorm
 from xlcli.model.position import Position
@@ -27,8 +28,11 @@ class Attention(nn.Module):
         super().__init__()
         self.position = position
 
-    def init_memory(self, batch: int, kind: Literal["keyvalue", "hidden"]) -> Memory:
-        """Empty memory of `batch` sequences; `kind` is the memory of softmax attention, other kinds ignore it."""
+    def init_memory(self, batch: int, kind: Literal["keyvalue", "hidden"], dtype: MemoryDtype = "float32") -> Memory:
+        """Empty memory of `batch` sequences.
+
+        `kind` and the number type of keys and values are those of softmax attention; other kinds ignore them.
+        """
         raise NotImplementedError
 
     def accepts(self, memory: Memory, n_kept: int) -> bool:

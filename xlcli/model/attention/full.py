@@ -8,9 +8,9 @@ from typing import Literal
 from einops import rearrange
 from torch import Tensor
 
-from xlcli.config import ModelConfig
+from xlcli.config import MemoryDtype, ModelConfig
 from xlcli.config.attention import FullAttentionConfig
-from xlcli.memory import Hidden, KeyValue, Memory, TokenMemory
+from xlcli.memory import Hidden, Int8KeyValue, KeyValue, Memory, TokenMemory
 from xlcli.model.attention import ProjectedAttention
 from xlcli.model.position import Position
 from xlcli.ops.attend import attend
@@ -48,19 +48,27 @@ class FullAttention(ProjectedAttention):
         self.scale = scale
         self.dropout = dropout
 
-    def init_memory(self, batch: int, kind: Literal["keyvalue", "hidden"]) -> Memory:
+    def init_memory(self, batch: int, kind: Literal["keyvalue", "hidden"], dtype: MemoryDtype = "float32") -> Memory:
         """Empty memory of `batch` sequences: keys and values, or layer inputs for training."""
         like = self.key.weight
         if kind == "hidden":
             return Hidden(like.new_empty(batch, 0, like.shape[1]))
         empty = like.new_empty(batch, self.n_heads, 0, like.shape[0] // self.n_heads)
-        return KeyValue(empty, empty, 0, 0)
+        if dtype == "int8":
+            return Int8KeyValue.of(Int8KeyValue.encode(empty, empty), 0, 0)
+        rounded = empty.bfloat16() if dtype == "bfloat16" else empty
+        return KeyValue(rounded, rounded, 0, 0)
 
     def accepts(self, memory: Memory, n_kept: int) -> bool:
         """Whether kind, shape and length agree."""
         if not isinstance(memory, TokenMemory):
             return False
-        own = {made.kind: made.shape for made in (self.init_memory(0, "keyvalue"), self.init_memory(0, "hidden"))}
+        kinds = (
+            self.init_memory(0, "hidden"),
+            self.init_memory(0, "keyvalue"),
+            self.init_memory(0, "keyvalue", "int8"),
+        )
+        own = {made.kind: made.shape for made in kinds}
         return own.get(memory.kind) == memory.shape and memory.length == self.receptive_field(n_kept)
 
     def receptive_field(self, mem_len: int) -> int | None:

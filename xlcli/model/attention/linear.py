@@ -9,7 +9,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from xlcli.config import ModelConfig
+from xlcli.config import MemoryDtype, ModelConfig
 from xlcli.config.attention import LinearAttentionConfig
 from xlcli.memory import Memory, Sums
 from xlcli.model.attention import ProjectedAttention
@@ -51,7 +51,7 @@ class LinearAttention(ProjectedAttention):
         with torch.no_grad():
             self.features.copy_(draw_features(f, e, generator, orthogonal=self.orthogonal))
 
-    def init_memory(self, batch: int, kind: Literal["keyvalue", "hidden"]) -> Memory:
+    def init_memory(self, batch: int, kind: Literal["keyvalue", "hidden"], dtype: MemoryDtype = "float32") -> Memory:
         """Zero sums for `batch` sequences, in float64 because a stream may add any number of tokens."""
         f, e = self.features.shape
         s = self.features.new_zeros((batch, self.n_heads, f, e), dtype=torch.float64)

@@ -11,7 +11,7 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from xlcli.config import ModelConfig
+from xlcli.config import MemoryDtype, ModelConfig
 from xlcli.config.attention import MAX_HASHES, LSHAttentionConfig
 from xlcli.memory import Buckets, Memory
 from xlcli.model.attention import Attention
@@ -79,7 +79,7 @@ class LSHAttention(Attention):
         with torch.no_grad():
             self.rotations.copy_(draw_rotations(r, self.factors, e, generator))
 
-    def init_memory(self, batch: int, kind: Literal["keyvalue", "hidden"]) -> Memory:
+    def init_memory(self, batch: int, kind: Literal["keyvalue", "hidden"], dtype: MemoryDtype = "float32") -> Memory:
         """Empty table of `n_hashes` rounds for `batch` sequences."""
         like = self.rotations.to(torch.promote_types(self.rotations.dtype, torch.float32))
         n_buckets = math.prod(self.factors)

@@ -1,0 +1,125 @@
+"""Memory of the latest tokens in buffers with unused rows at their end, which are written in place at inference."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from xlcli.memory.base import Project, TokenMemory
+
+MAX_SLACK = 1024
+"""Maximum number of unused rows in a buffer. A larger number wastes memory, a smaller one moves rows more often."""
+ALIGNMENT = 64
+"""Alignment of floating-point rows in bytes: that of PyTorch's CPU allocator, and the size of a 512-bit register."""
+
+
+class TokenBuffers(TokenMemory):
+    """Rows `start` to `stop` of buffers (b h m ...) with unused rows at their end: one for each entry of `axes`.
+
+    Subclasses are dataclasses whose fields are the buffers in the order of `axes`, then `start` and `stop`. Under
+    inference mode `extend` writes into the buffers, so the old memory must not be used any more; copy it with
+    `State.fork` to continue it twice.
+    """
+
+    start: int
+    stop: int
+
+    @property
+    @abstractmethod
+    def buffers(self) -> tuple[Tensor, ...]:
+        """All buffers."""
+
+    @staticmethod
+    @abstractmethod
+    def encode(k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        """Rows to store of new keys (b h t e) and values (b h t w)."""
+
+    @abstractmethod
+    def decode(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of all rows, in the number types of `k` and `v`."""
+
+    @classmethod
+    def of(cls, buffers: Sequence[Tensor], start: int, stop: int) -> Self:
+        """Memory of the rows `start` to `stop` of buffers."""
+        return cls(*buffers, start, stop)  # type: ignore[call-arg]
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
+        """Memory of tensors without unused rows."""
+        buffers = [tensors[name] for name in cls.axes]
+        return cls.of(buffers, 0, buffers[0].shape[2])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Tensors without unused rows."""
+        return dict(zip(self.axes, self.rows(), strict=True))
+
+    def rows(self) -> tuple[Tensor, ...]:
+        """The buffers without unused rows."""
+        return tuple(buffer[:, :, self.start : self.stop] for buffer in self.buffers)
+
+    def empty(self) -> Self:
+        """Memory of no tokens."""
+        return self.of([buffer[:, :, :0].clone() for buffer in self.buffers], 0, 0)
+
+    @property
+    def length(self) -> int:
+        """Number of tokens."""
+        return self.stop - self.start
+
+    def extend(self, x: Tensor, project: Project, keep: int) -> tuple[Tensor, Tensor, Self]:
+        """Projects and appends the new inputs only: amortized O(1) per token.
+
+        New keys and values are rounded to the type of the memory before their first use, so a result does not depend on
+        the division of a text into calls.
+        """
+        k, v = project(x)
+        new = self.encode(k, v)
+        whole = self._append_in_place(new, keep) if torch.is_inference_mode_enabled() else self._append(new)
+        return *whole.decode(k, v), self.of(whole.buffers, whole.stop - keep, whole.stop)
+
+    def _append(self, new: Sequence[Tensor]) -> Self:
+        """Copy of the memory with these rows appended."""
+        buffers = [torch.cat(parts, dim=2) for parts in zip(self.rows(), new, strict=True)]
+        return self.of(buffers, 0, buffers[0].shape[2])
+
+    def _append_in_place(self, new: Sequence[Tensor], keep: int) -> Self:
+        """This memory with new rows written after it into its buffers, or into larger ones if they are full."""
+        n_new = new[0].shape[2]
+        buffers, start, stop = self._reserve(new, n_new, keep)
+        for buffer, rows in zip(buffers, new, strict=True):
+            buffer[:, :, stop : stop + n_new] = rows
+        return self.of(buffers, start, stop + n_new)
+
+    def _reserve(self, like: Sequence[Tensor], n_new: int, keep: int) -> tuple[Sequence[Tensor], int, int]:
+        """Buffers with `n_new` unused rows after the memory, and its start and stop; moves or replaces full buffers."""
+        capacity = self.buffers[0].shape[2]
+        if self.stop + n_new <= capacity:
+            return self.buffers, self.start, self.stop
+        length = self.length
+        slack = max(n_new, min(max(keep, length), MAX_SLACK))
+        needed = length + n_new + slack
+        buffers: Sequence[Tensor] = self.buffers
+        if not (length + n_new <= capacity <= 2 * needed and self.start >= length):
+            buffers = [_new_buffer(rows, old, needed) for rows, old in zip(like, self.buffers, strict=True)]
+        for buffer, rows in zip(buffers, self.rows(), strict=True):
+            buffer[:, :, :length] = rows
+        return buffers, 0, length
+
+
+def _new_buffer(like: Tensor, old: Tensor, capacity: int) -> Tensor:
+    """Buffer for `capacity` rows such as those of `like`, in its type or that of `old`, whichever is narrower.
+
+    Rows of floating-point numbers begin at multiples of `ALIGNMENT` bytes. Matrix products (MKL, cuBLAS) sum in an
+    order that depends on the alignment of their operands: with packed rows of width 41, for example, results would
+    depend on `start`, which differs between a memory and its copy.
+    """
+    dtype = min(like.dtype, old.dtype, key=lambda dtype: dtype.itemsize)
+    b, h, _, *width = like.shape
+    if not (dtype.is_floating_point and width):
+        return like.new_empty((b, h, capacity, *width), dtype=dtype)
+    step = ALIGNMENT // dtype.itemsize
+    return like.new_empty((b, h, capacity, -(-width[0] // step) * step), dtype=dtype)[..., : width[0]]

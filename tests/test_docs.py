@@ -8,16 +8,15 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
 
 import xlcli
 from xlcli import config, presets
-from xlcli.cli.app import app
+from xlcli.cli.app import build
 
 SOURCE = Path(__file__).parents[1]
 README = (SOURCE / "README.md").read_text()
 CARD = (SOURCE / "models" / "README.md").read_text()
-COMMANDS = get_command(app).commands
+COMMANDS = build().commands
 EVERY = [each for command in COMMANDS.values() for each in (command, *getattr(command, "commands", {}).values())]
 
 

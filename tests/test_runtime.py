@@ -1,5 +1,8 @@
 """Device, number type, threads, compiler: chosen once, refused with a reason."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -137,3 +140,13 @@ def test_a_parallel_loop_is_measured_without_changing_the_threads():
     torch.set_num_threads(1)
     assert 0.0 < runtime.parallel_loop_seconds(2, 2) < 60.0
     assert torch.get_num_threads() == 1
+
+
+def test_the_compiler_is_imported_only_to_compile():
+    """Its import takes longer than a short generation."""
+    code = (
+        "import sys, xlcli.api; from xlcli.config import ModelConfig; from xlcli.model.build import build_on_meta; "
+        "build_on_meta(ModelConfig()); print({'torch._dynamo', 'sympy'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=True)
+    assert done.stdout == b"set()\n"

@@ -146,6 +146,7 @@ def compile_stack(stack: Stack) -> None:
     Only one shape is compiled. Results therefore do not depend on earlier compilations, and a resumed run equals an
     uninterrupted one to the bit.
     """
+    stack.prepare_compiling()
     plain = stack.forward
     compiled = torch.compile(plain, dynamic=False)
 

@@ -15,14 +15,13 @@ import time
 from pathlib import Path
 
 import pyte
-from typer.main import get_command
 
 import xlcli
-from xlcli.cli.app import app
+from xlcli.cli.app import build
 
 SOURCE = Path(xlcli.__file__).parents[1]
 TEXT = b"The quick brown fox jumps over the lazy dog.\n"
-COMMANDS = get_command(app).commands
+COMMANDS = build().commands
 """Name to command of Typer."""
 EVERY = COMMANDS | {
     f"{name} {action}": command

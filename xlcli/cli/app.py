@@ -1,9 +1,10 @@
-"""The Typer program `xlcli`: registration of its commands, and `run`."""
+"""The Typer program `xlcli`: its commands, of which a run imports and builds only the one it uses, and `run`."""
 
 from __future__ import annotations
 
+import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 import typer
@@ -11,25 +12,34 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from xlcli import __version__
-from xlcli.cli import cache, completion, generate, models, stream, train
-from xlcli.cli import eval as evaluation
 from xlcli.cli.help import CONTEXT, Program
 from xlcli.cli.signals import Stopped
 from xlcli.cli.usage import explain
 
-app = typer.Typer(
-    cls=Program,
-    invoke_without_command=True,
-    rich_markup_mode=None,
-    suggest_commands=False,
-    context_settings={name: CONTEXT[name] for name in ("help_option_names", "max_content_width")},
-    epilog='xlcli train corpus.txt\nxlcli generate "Once upon a"',
-)
-for command in (train, evaluation, generate, stream, models, cache, completion):
-    app.add_typer(command.app)
+COMMANDS = ("train", "eval", "generate", "stream", "models", "cache", "completion")
+"""Commands in the order of the help; each is a module of this package with a Typer `app`."""
+COMPLETION = "_XLCLI_COMPLETE"
+"""Environment variable with which a shell asks for completions."""
 
 
-@app.callback()
+def build(names: Iterable[str] = COMMANDS) -> TyperGroup:
+    """The program with these commands."""
+    app = typer.Typer(
+        cls=Program,
+        invoke_without_command=True,
+        rich_markup_mode=None,
+        suggest_commands=False,
+        context_settings={name: CONTEXT[name] for name in ("help_option_names", "max_content_width")},
+        epilog='xlcli train corpus.txt\nxlcli generate "Once upon a"',
+    )
+    app.callback()(program)
+    for name in names:
+        app.add_typer(importlib.import_module(f"xlcli.cli.{name}").app)
+    command = get_command(app)
+    assert isinstance(command, TyperGroup)
+    return command
+
+
 def program(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
@@ -51,9 +61,9 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         ConfigError: A usage error.
     """
-    command = get_command(app)
-    assert isinstance(command, TyperGroup)
-    if completion.VARIABLE in os.environ:
+    word = next((word for word in arguments if not word.startswith("-")), None)
+    command = build([word] if word in COMMANDS and COMPLETION not in os.environ else COMMANDS)
+    if COMPLETION in os.environ:
         command.main(args=list(arguments), prog_name="xlcli")
     try:
         # Not `command.main`, which turns a broken pipe into exit code 1.

@@ -10,11 +10,10 @@ import typer
 from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
 from xlcli.cli import options
+from xlcli.cli.app import COMPLETION
 from xlcli.cli.help import CONTEXT, Command
 from xlcli.errors import ConfigError
 
-VARIABLE = "_XLCLI_COMPLETE"
-"""Environment variable with which a shell asks for completions."""
 _SHELLS = ("bash", "zsh", "fish")
 app = typer.Typer()
 
@@ -35,5 +34,5 @@ def completion(
     name = shell or Path(os.environ.get("SHELL", "")).name
     if name not in _SHELLS:
         raise ConfigError(f"there is no completion for the shell '{name}'.", "Try xlcli completion bash.")
-    typer.echo(get_completion_script(prog_name="xlcli", complete_var=VARIABLE, shell=name))
+    typer.echo(get_completion_script(prog_name="xlcli", complete_var=COMPLETION, shell=name))
     return 0

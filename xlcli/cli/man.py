@@ -12,16 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from typer.core import TyperGroup
-from typer.main import get_command
 
 from xlcli import __version__, errors
-from xlcli.cli.app import app
+from xlcli.cli.app import build
 from xlcli.cli.help import panels, summary
 
 
 def pages() -> dict[str, str]:
     """File name of each manual page to its text for man."""
-    commands = dict(_commands("xlcli", get_command(app), None))
+    commands = dict(_commands("xlcli", build(), None))
     made = {}
     for name, context in commands.items():
         command = context.command

@@ -5,11 +5,12 @@ Attention kinds are built by their own files, position encodings in `build_posit
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from xlcli import config as settings
 from xlcli.config import AttentionConfig, ModelConfig
@@ -44,6 +45,25 @@ def build_model(config: ModelConfig, generator: torch.Generator | None = None) -
     if next(model.parameters()).device.type != "meta":
         init_weights(model, config, generator)
     return model
+
+
+def build_on_meta(config: ModelConfig) -> LanguageModel:
+    """The model on the meta device: shapes without memory."""
+    with torch.device("meta"), _NoInitialValues():
+        return build_model(config)
+
+
+class _NoInitialValues(TorchFunctionMode):
+    """Mode in which modules of PyTorch get no initial values: on the meta device that imports its compiler (1 s)."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Calls the function, unless it fills a tensor."""
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 def _embedding(config: ModelConfig) -> TokenEmbedding | AdaptiveEmbedding:

@@ -22,9 +22,15 @@ from xlcli.ops.reversible import Layer, reversible_forward
 class ReversibleStack(Stack):
     """Blocks whose activations are recomputed in the backward pass. No gradient flows into memory of any kind."""
 
+    couple = staticmethod(reversible_forward)
+
+    def prepare_compiling(self) -> None:
+        """Leaves the blocks out: the compiler cannot trace their backward pass."""
+        self.couple = torch.compiler.disable(reversible_forward)  # type: ignore[no-untyped-call]
+
     def forward(self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> StackOutput:
         """Output for input (b t d), and the new memories."""
-        y1, y2, after = reversible_forward(x, x, self.coupled_layers(memories, context))
+        y1, y2, after = self.couple(x, x, self.coupled_layers(memories, context))
         return StackOutput(self.final((y1 + y2) / 2), tuple(after))
 
     def coupled_layers(self, memories: tuple[Memory, ...], context: AttentionContext) -> list[Layer[Memory]]:

@@ -110,6 +110,9 @@ class Stack(nn.Module):
         """Whether the stack can run with a state of `depth` memories."""
         return depth == len(self.blocks)
 
+    def prepare_compiling(self) -> None:
+        """Called once before the stack is compiled."""
+
     def forward(self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> StackOutput:
         """Output for input (b t d), and the new memories."""
         x, memories = self._apply_blocks(x, memories, context)

@@ -34,7 +34,6 @@ class Layer(NamedTuple, Generic[T]):
     g_parameters: Sequence[Tensor]
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def reversible_forward(x1: Tensor, x2: Tensor, layers: Sequence[Layer[T]]) -> tuple[Tensor, Tensor, list[T]]:
     """Both streams (b t d) after all layers, and the further value of each F. Activations are not kept.
 

@@ -345,12 +345,9 @@ def _metadata(folder: Path) -> dict[str, str]:
 
 def _on_meta(model: ModelConfig) -> LanguageModel:
     """The network on the meta device: shapes without memory."""
-    import torch
+    from xlcli.model.build import build_on_meta
 
-    from xlcli.model.build import build_model
-
-    with torch.device("meta"):
-        return build_model(model)
+    return build_on_meta(model)
 
 
 def _empty_network(model: ModelConfig, folder: Path) -> LanguageModel:

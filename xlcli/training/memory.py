@@ -20,7 +20,7 @@ from xlcli.config import Config, ModelConfig, ReversibleStackConfig, TrainConfig
 from xlcli.config.attention import SoftmaxAttentionConfig
 from xlcli.errors import ResourceError
 from xlcli.machine import as_options, available_bytes, fitting, require_memory
-from xlcli.model.build import build_model
+from xlcli.model.build import build_model, build_on_meta
 from xlcli.optim import n_state_floats
 from xlcli.runtime import Runtime
 
@@ -37,8 +37,7 @@ RATIOS = (4, 16, 64)
 
 def n_parameters(model: ModelConfig) -> int:
     """Number of parameters, counted on the meta device."""
-    with torch.device("meta"):
-        return build_model(model).n_parameters
+    return build_on_meta(model).n_parameters
 
 
 def require(config: Config, runtime: Runtime, n_bytes: int) -> None:
@@ -118,8 +117,7 @@ def _weights_bytes(config: Config) -> int:
     """Size of weights, gradients and optimizer state in bytes; `MAX_TRACED` if it is larger."""
     if 12 * config.model.n_matrix_weights > MAX_TRACED:
         return MAX_TRACED
-    with torch.device("meta"):
-        model = build_model(config.model)
+    model = build_on_meta(config.model)
     return 4 * (2 * model.n_parameters + n_state_floats(model, config.train))
 
 

@@ -74,7 +74,7 @@ def toy(
     return LoadedModel(folder, "toy", settings, tokenizer, network, {}, prints)
 
 
-def slow_bits(model, text, *, mem_len=None, segment_len=None):
+def slow_bits(model, text, *, mem_len=None, segment_len=None, memory_dtype="float32"):
     """Surprisal of every token of `text` in bits, each from a new state that reads all earlier tokens in one call."""
     train = model.config.train
     mem_len = train.mem_len if mem_len is None else mem_len
@@ -84,7 +84,7 @@ def slow_bits(model, text, *, mem_len=None, segment_len=None):
     out = []
     with torch.inference_mode():
         for i, target in enumerate(ids):
-            state = model.network.init_state(1, mem_len=mem_len, segment_len=segment_len)
+            state = model.network.init_state(1, mem_len=mem_len, segment_len=segment_len, memory_dtype=memory_dtype)
             logits, _ = model.network.logits(torch.tensor([before[: i + 1]]), state)
             out.append(-logits[0].log_softmax(-1)[target].item() / math.log(2))
     return out

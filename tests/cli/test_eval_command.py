@@ -245,6 +245,35 @@ def test_steps_are_null_for_a_model_without_a_choice(run, model):
     assert json.loads(run("eval", "--json").out)["mean_steps"] is None
 
 
+@pytest.mark.parametrize("command", ["eval", "generate", "stream"])
+def test_a_rounded_memory_is_for_softmax_attention(run, untrained, command):
+    untrained("summed", attention={"kind": "linear"}, position={"kind": "none"})
+    Path("present.txt").write_text("text")
+    done = run(command, "-m", "summed", "--memory-dtype", "int8", *(["present.txt"] if command == "eval" else []))
+    assert (done.code, done.out) == (2, b"")
+    assert done.err.endswith(
+        "--memory-dtype does not apply to model summed; it needs full or local attention in every layer.\n"
+        "       Leave it out, or use float32.\n"
+    )
+
+
+def test_the_cost_of_rounding_is_printed(run, model):
+    rounded = ("--weight-dtype", "int8", "--memory-dtype", "bfloat16")
+    score = json.loads(run("eval", "--json", "--mem-len", "8", *rounded).out)
+    assert (score["weight_dtype"], score["memory_dtype"]) == ("int8", "bfloat16")
+    assert 0 < abs(score["rounding_cost"]) < 0.1
+    text = run("eval", "--mem-len", "8", *rounded).out.decode()
+    assert re.search(r"cpu float32, int8 weights, bfloat16 memory\n", text)
+    tokens = f"{score['tokens']:,} tokens"
+    assert (
+        f"Cost of rounding: {round(score['rounding_cost'], 4) + 0.0:+.4f} bits per byte over the first {tokens}" in text
+    )
+    sweep = run("eval", "--sweep-mem-len", "8,16", *rounded).out.decode()
+    assert sweep.startswith("tiny on ")
+    assert sweep.splitlines()[0].endswith(", span uniform, int8 weights, bfloat16 memory")
+    assert sweep.splitlines()[2].split()[-1] == "rounding"
+
+
 def test_a_memory_length_without_effect_causes_a_warning(run, untrained):
     untrained("local", attention={"kind": "local", "window": 6})
     assert "at most 6 earlier tokens" in run("eval", "--mem-len", "8").err

@@ -157,7 +157,7 @@ def load_model(
     scored = scored_text(model.record)
     about = f", {score:.3f} bits per byte of the {report.scored(scored)}" if isinstance(score, float) and scored else ""
     screen.say(f"model {model.name}: {folder}{about}", "detail")
-    dtypes = runtime.dtype_name + report.rounding(*settings.dtypes(model.config.model))
+    dtypes = runtime.dtype_name + report.rounding(model.weight_dtype, "float32")
     screen.say(f"{runtime.device} {dtypes}, {report.counted(runtime.threads, 'thread')}", "detail")
     return model, runtime
 

@@ -290,7 +290,7 @@ def score_text(score: Score, model: ModelConfig) -> str:
     ]
     if score.rounding_cost is not None:
         tokens = f"{min(ROUNDING_TOKENS, score.tokens):,} tokens"
-        lines.append(f"Cost of rounding: {score.rounding_cost:+.4f} bits per byte over the first {tokens}")
+        lines.append(f"Cost of rounding: {_signed(score.rounding_cost)} bits per byte over the first {tokens}")
     text = "\n".join(lines) + "\n"
     if score.by_context:
         heading = ("context seen", "tokens", "bits per byte", "± (95 %)")
@@ -322,6 +322,11 @@ def _decimals(value: float, digits: int) -> str:
     return f"{value:.{digits}f}" if value < 1e6 else f"{value:.3g}"
 
 
+def _signed(value: float) -> str:
+    """A difference with four decimals and its sign: `+0.0012`; zero is never negative."""
+    return f"{round(value, 4) + 0.0:+.4f}"
+
+
 def context_range(context: ContextBin) -> str:
     """Tokens of context of a bin: `1`, `2 to 3`."""
     last = context.stop - 1
@@ -334,14 +339,14 @@ def sweep_text(scores: Sequence[Score], n_lengths: int) -> str:
     adaptive, hashed = first.mean_steps is not None, first.recall is not None
     heading = ["memory", "bits per byte", "perplexity", "tokens/s"]
     rounded = first.rounding_cost is not None
-    heading += ["cost of rounding"] * rounded + ["mean steps"] * adaptive + ["recall of hashing"] * hashed
+    heading += ["rounding"] * rounded + ["mean steps"] * adaptive + ["recall of hashing"] * hashed
     rows = [
         (
             str(s.mem_len),
             f"{s.bits_per_byte:.4f}",
             f"{s.perplexity:.3f}",
             amount(s.tokens_per_second),
-            *(["-" if s.rounding_cost is None else f"{s.rounding_cost:+.4f}"] if rounded else []),
+            *(["-" if s.rounding_cost is None else _signed(s.rounding_cost)] if rounded else []),
             *([f"{s.mean_steps:.2f}"] if adaptive else []),
             *([f"{100 * s.recall:.1f} %"] if s.recall is not None else []),
         )

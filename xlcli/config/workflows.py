@@ -142,8 +142,8 @@ class InferenceConfig(BaseConfig):
         """`ConfigError` if a setting does not apply to this model."""
         model.for_inference(self.n_steps, self.n_hashes)
         if self.memory_dtype in ("bfloat16", "int8") and not model.rounds_memory:
-            kinds = [kind for kind, table in ATTENTIONS.items() if table.rounds_memory]
-            reason = f"{self.memory_dtype} needs attention '{' or '.join(kinds)}' in every layer"
+            kinds = " or ".join(kind for kind, table in ATTENTIONS.items() if table.rounds_memory)
+            reason = f"needs {kinds} attention in every layer"
             raise ConfigError(
                 f"memory_dtype {reason}.", "Leave it out, or use float32.", key="memory_dtype", reason=reason
             )

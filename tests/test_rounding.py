@@ -1,0 +1,197 @@
+"""Weights and memory in other number types: results, their cost, and what belongs to a model or a state."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from toys import PROSE, RUNTIME, slow_bits, toy
+
+from xlcli.config import EvalConfig, GenerateConfig, ModelConfig, StreamConfig
+from xlcli.errors import CheckpointError, ConfigError, StateError
+from xlcli.evaluation import evaluate, rounding
+from xlcli.events import GeneratedText, Score, TokenScore
+from xlcli.generation import generate
+from xlcli.ops.quantize import dequantize, quantize
+from xlcli.store import folder as store
+from xlcli.store.copy import copy_model
+from xlcli.store.state_files import load_state, save_state
+from xlcli.streaming import stream
+
+TEXT = PROSE.encode()[:130]
+ROUNDED = ["bfloat16", "int8"]
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XLCLI_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def prose(tmp_path):
+    path = tmp_path / "prose.txt"
+    path.write_bytes(PROSE.encode())
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A model in a folder, in float32."""
+    model = toy(dtype=torch.float32)
+    weights = store.weights(model.network)
+    store.save_model(tmp_path / "model", model.config, weights, model.tokenizer, {})
+    return tmp_path / "model"
+
+
+def evaluated(model, path, **options):
+    """Scores of an evaluation, and bits of all tokens."""
+    events = list(evaluate(model, [path], EvalConfig(**options), RUNTIME, per_token=True))
+    bits = [event.bits for event in events if isinstance(event, TokenScore)]
+    return [event for event in events if isinstance(event, Score)], bits
+
+
+def streamed(model, portions, **options):
+    events = stream(model, portions, StreamConfig(emit="tokens", **options), RUNTIME)
+    return [event.bits for event in events if isinstance(event, TokenScore)]
+
+
+def generated(model, *, save=None, resume=None, **options):
+    chosen = GenerateConfig(temperature=0.0, **{"max_new_tokens": 20} | options)
+    events = generate(model, TEXT if resume is None else b"", chosen, RUNTIME, resume=resume, save=save)
+    return b"".join(event.text for event in events if isinstance(event, GeneratedText))
+
+
+@pytest.mark.parametrize("variant", [None, "local", "universal"])
+@pytest.mark.parametrize("dtype", ROUNDED)
+def test_every_way_of_reading_gives_the_scores_of_one_call(dtype, variant, tmp_path):
+    model = toy(variant=variant)
+    expected = slow_bits(model, TEXT, memory_dtype=dtype)
+    assert expected != pytest.approx(slow_bits(model, TEXT), abs=1e-5)
+    (tmp_path / "t.txt").write_bytes(TEXT)
+    for sizes in ({}, {"segment_len": 5, "batch_size": 3}):
+        [score], bits = evaluated(model, tmp_path / "t.txt", memory_dtype=dtype, **sizes)
+        assert (score.weight_dtype, score.memory_dtype) == ("float32", dtype)
+        assert bits == pytest.approx(expected, abs=1e-5)
+    assert streamed(model, [TEXT[:7], TEXT[7:90], TEXT[90:]], memory_dtype=dtype) == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("dtype", ["float32", *ROUNDED])
+def test_a_state_keeps_the_number_type_of_its_memory(dtype, tmp_path):
+    model, path = toy(), tmp_path / "state"
+    whole = generated(model, memory_dtype=dtype)
+    save = lambda session: save_state(path, session, model=model)  # noqa: E731
+    begun = generated(model, memory_dtype=dtype, max_new_tokens=8, save=save)
+    saved = load_state(path, model=model, device="cpu")
+    assert saved.model_state.memory_dtype == dtype
+    for given in ("auto", dtype):
+        assert begun + generated(model, max_new_tokens=12, memory_dtype=given, resume=saved.fork()) == whole
+    for other in {"float32", *ROUNDED} - {dtype}:
+        with pytest.raises(StateError) as error:
+            generated(model, memory_dtype=other, resume=saved.fork())
+        assert error.value.message == f"the state was saved with --memory-dtype {dtype}, but --memory-dtype is {other}."
+        assert error.value.remedy == "Leave out --memory-dtype."
+
+
+@pytest.mark.parametrize("dtype", ROUNDED)
+def test_weights_are_rounded_as_if_they_were_stored_so(folder, dtype):
+    copy_model(folder, folder.with_name("copy"), dtype)
+    loaded, copied = store.load(folder, weight_dtype=dtype), store.load(folder.with_name("copy"))
+    assert (loaded.weight_dtype, copied.weight_dtype) == (dtype, "float32")
+    expected, changed = store.weights(copied.network), 0
+    for name, weight in store.weights(loaded.network).items():
+        assert weight.dtype == torch.float32
+        assert torch.equal(weight, expected[name])
+        changed += not torch.equal(weight, store.weights(store.load(folder).network)[name])
+    assert changed > 5
+    again = store.weights(store.load(folder.with_name("copy"), weight_dtype=dtype).network)
+    assert all(torch.equal(weight, expected[name]) for name, weight in again.items())
+
+
+def test_rows_of_rounded_matrices_are_found_again(folder):
+    loaded = store.load(folder, weight_dtype="int8")
+    for weight in loaded.network.parameters():
+        if weight.ndim == 2:
+            values, scales = quantize(weight)
+            assert values.dtype == torch.int8
+            assert torch.equal(dequantize(values, scales), weight)
+
+
+def test_weights_as_stored_can_be_read_again(folder):
+    loaded, plain = store.load(folder, weight_dtype="int8"), store.load(folder)
+    unrounded = loaded.unrounded()
+    assert unrounded.weight_dtype == "float32"
+    assert plain.unrounded() is plain
+    expected = store.weights(plain.network)
+    assert all(torch.equal(weight, expected[name]) for name, weight in store.weights(unrounded.network).items())
+    other = toy(dtype=torch.float32, seed=1)
+    store.save_model(folder, plain.config, store.weights(other.network), plain.tokenizer, {})
+    with pytest.raises(CheckpointError, match="have changed"):
+        loaded.unrounded()
+
+
+def test_the_number_type_of_weights_is_an_option_of_loading(folder):
+    model = store.load(folder, weight_dtype="int8")
+    for dtype in ("auto", "int8"):
+        assert generated(model, weight_dtype=dtype)
+    with pytest.raises(ConfigError, match="weights are rounded when a model is loaded") as error:
+        generated(model, weight_dtype="bfloat16")
+    assert error.value.remedy == "Give weight_dtype to load()."
+
+
+@pytest.mark.parametrize("variant", ["linear", "lsh"])
+@pytest.mark.parametrize("dtype", ROUNDED)
+def test_memories_without_keys_and_values_are_not_rounded(variant, dtype):
+    model = toy(variant=variant)
+    assert generated(model, memory_dtype="float32")
+    with pytest.raises(ConfigError, match="memory_dtype needs full or local attention in every layer") as error:
+        generated(model, memory_dtype=dtype)
+    assert error.value.remedy == "Leave it out, or use float32."
+
+
+@pytest.mark.parametrize("options", [{}, {"mem_len": 0}, {"span": "growing"}, {"sweep_mem_len": (4, 9)}])
+def test_the_cost_of_rounding(folder, prose, monkeypatch, options):
+    """The difference in bits per byte to float32 over the first tokens of the text."""
+    monkeypatch.setattr(rounding, "ROUNDING_TOKENS", 100)
+    loaded = store.load(folder, weight_dtype="int8")
+    found, _ = evaluated(loaded, prose, memory_dtype="bfloat16", **options)
+    for score in found:
+        same = {"mem_len": score.mem_len, "span": score.span}
+        _, bits = evaluated(loaded, prose, memory_dtype="bfloat16", **same)
+        [plain], plain_bits = evaluated(store.load(folder), prose, **same)
+        assert (plain.rounding_cost, plain.weight_dtype, plain.memory_dtype) == (None, "float32", "float32")
+        assert (score.weight_dtype, score.memory_dtype) == ("int8", "bfloat16")
+        difference = math.fsum(bits[:100]) - math.fsum(plain_bits[:100])
+        assert abs(difference) > 1e-3
+        assert score.rounding_cost == pytest.approx(difference / 100, abs=1e-5)  # one token is one byte
+    assert len(found) == max(1, len(options.get("sweep_mem_len", ())))
+
+
+def test_the_cost_of_rounding_by_document(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(rounding, "ROUNDING_TOKENS", 100)
+    for i in range(3):
+        (tmp_path / f"{i}.txt").write_bytes(TEXT[:70])
+    paths = sorted(tmp_path.glob("?.txt"))
+    model = toy()
+    options = EvalConfig(memory_dtype="int8", reset_on_document=True)
+    *_, score = evaluate(model, paths, options, RUNTIME)
+    rounded, plain = slow_bits(model, TEXT[:70], memory_dtype="int8"), slow_bits(model, TEXT[:70])
+    difference = sum(rounded) + sum(rounded[:30]) - sum(plain) - sum(plain[:30])
+    assert score.rounding_cost == pytest.approx(difference / 100, abs=1e-5)
+
+
+def test_a_stopped_evaluation_has_no_cost(prose):
+    calls = itertools.count()
+    options = EvalConfig(memory_dtype="int8", segment_len=8, batch_size=1)
+    *_, score = evaluate(toy(), [prose], options, RUNTIME, stop=lambda: next(calls) > 9)
+    assert score.partial
+    assert score.rounding_cost is None
+
+
+def test_sizes_of_memory():
+    """Bytes of a key and a value of each head, with scales; a converted layer is counted once."""
+    config = ModelConfig(dim=64, n_layers=3)
+    assert [config.memory_bytes(10, dtype) for dtype in ("float32", *ROUNDED)] == [
+        3 * 10 * 2 * 4 * row for row in (64, 32, 20)
+    ]
+    plain, rounded = (config.inference_bytes(2, 1, 10, dtype) for dtype in ("float32", "int8"))
+    assert plain - rounded == 2 * (3 * 10 * 2 * 4 * (64 - 20) - 10 * 2 * 4 * 64)

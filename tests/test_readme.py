@@ -13,6 +13,7 @@ SMALLER = {
     "--max-time 2m": "--max-steps 20 --preset tiny",
     "--limit 64KiB": "--limit 2KiB",
     "-n 80": "-n 8",
+    "--seconds 1": "--seconds 0.01",
 }
 SILENT = ("--emit none", "models copy", "models mv", "models rm", "models push", "models pull", "cache prune")
 """Commands that print nothing on standard output."""

@@ -260,6 +260,58 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
+class Speed:
+    """Speed of a task with one memory length; its fields are the JSON keys of `xlcli bench`.
+
+    Fields that do not apply to a task are None.
+
+    Attributes:
+        tokens: Number of tokens in the timed calls.
+        tokens_per_second: Mean over these calls.
+        ms_per_token: Median duration of a call, divided by its tokens; `_p90` and `_p99` are percentiles.
+        first_token_seconds: Time from a prompt of `prompt_tokens` tokens to the next token.
+        recompute_ms_per_token: Time of a call over one token and the `mem_len` tokens before it, from empty memory.
+        recompute_ratio: That time over `ms_per_token`.
+        read_bytes_per_token: Size of weights and memory in their number types, computed from the configuration.
+        read_share: Share of the machine's bandwidth with which they are read.
+        flops_per_token: Operations of matrix products, computed from the configuration.
+        flops_share: Share of the machine's arithmetic.
+        machine_read_bytes_per_second: Measured bandwidth of the machine.
+        machine_flops_per_second: Measured rate of matrix products in the number type.
+        seconds: Duration of the timed calls.
+    """
+
+    task: Literal["decode", "eval", "train"]
+    model: str
+    parameters: int
+    mem_len: int
+    segment_len: int
+    batch_size: int
+    tokens: int
+    tokens_per_second: float
+    ms_per_token: float
+    ms_per_token_p90: float
+    ms_per_token_p99: float
+    first_token_seconds: float | None
+    prompt_tokens: int | None
+    recompute_ms_per_token: float | None
+    recompute_ratio: float | None
+    read_bytes_per_token: float | None
+    read_share: float | None
+    flops_per_token: float
+    flops_share: float
+    machine_read_bytes_per_second: float
+    machine_flops_per_second: float
+    peak_rss_bytes: int
+    seconds: float
+    device: str
+    dtype: str
+    weight_dtype: str
+    memory_dtype: str
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
 class GeneratedText:
     """Next text of a sample, in whole UTF-8 characters."""
 
@@ -335,6 +387,7 @@ Event = (
     | Trained
     | TokenScore
     | Score
+    | Speed
     | GeneratedText
     | Generated
     | LineScore

@@ -100,3 +100,24 @@ def test_recall_is_for_hashed_layers_of_models_that_do_not_halt():
 def test_random_features_are_redrawn_when_asked():
     layers = model(FULL, LINEAR, LSH | {"redraw_every": 5}).attentions
     assert [layer.redraw_interval for layer in layers] == [None, None, 5]
+
+
+@pytest.mark.parametrize(("layers", "more"), [
+    ([FULL] * 2, {}),
+    ([FULL] * 2, {"position": {"kind": "xl", "n_features": 8}, "feedforward": {"kind": "relu"}}),
+    ([LOCAL] * 2, {"position": {"kind": "rope"}}),
+    ([FULL], UNIVERSAL | {"position": {"kind": "xl"}}),
+    ([FULL], {"embedding": {"cutoffs": [20, 60], "div_val": 2}}),
+    ([FULL], {"embedding": {"inner_dim": 4}}),
+])  # fmt: skip
+def test_arithmetic_of_a_token_is_that_of_its_matrix_products(layers, more):
+    from torch.utils.flop_counter import FlopCounterMode
+
+    made, mem_len = model(*layers, **more), 9
+    network = build_model(made).eval()
+    state = network.init_state(1, mem_len=mem_len, segment_len=8)
+    with torch.inference_mode():
+        _, state = network.logits(torch.zeros(1, 30, dtype=torch.int64), state)
+        with FlopCounterMode(display=False) as counter:
+            network.logits(torch.zeros(1, 1, dtype=torch.int64), state)
+    assert made.flops_per_token(mem_len) == counter.get_total_flops()

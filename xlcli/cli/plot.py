@@ -1,4 +1,4 @@
-"""Plots: loss by context length, training curve. Matplotlib is optional and checked before any work."""
+"""Plots: loss by context length, training curve, speed. Matplotlib is optional and checked before any work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from xlcli.store.records import numbers
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from xlcli.events import Score
+    from xlcli.events import Score, Speed
 
 _SUFFIXES = (".png", ".svg", ".pdf")
 _SMOOTHED = 50
@@ -87,6 +87,28 @@ def draw_training(name: str, rows: Sequence[Mapping[str, Any]], title: str) -> b
     axes.legend()
     _save(figure, name)
     return True
+
+
+def draw_speed(name: str, speeds: Sequence[Speed]) -> None:
+    """Draws milliseconds per token over memory length, from the median to the 90th percentile, and recomputed."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    lengths, medians = [speed.mem_len for speed in speeds], [speed.ms_per_token for speed in speeds]
+    above = [speed.ms_per_token_p90 - speed.ms_per_token for speed in speeds]
+    axes.errorbar(lengths, medians, [[0.0] * len(above), above], marker="o", capsize=3, label=speeds[0].task)
+    slow = [(speed.mem_len, speed.recompute_ms_per_token) for speed in speeds if speed.recompute_ms_per_token]
+    if slow:
+        axes.plot(*zip(*slow, strict=True), marker="o", label="recomputing the window")
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
+    axes.set(xlabel="memory in tokens", ylabel="ms per token")
+    axes.set_title(f"{speeds[0].model} on {speeds[0].device}, {speeds[0].dtype}", parse_math=False)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    _save(figure, name)
 
 
 def _curve(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:

@@ -275,6 +275,22 @@ class StreamConfig(InferenceConfig):
         return self
 
 
+class BenchConfig(InferenceConfig):
+    """A benchmark.
+
+    Attributes:
+        mem_lens: Memory lengths; one measurement for each.
+        segment_len: Tokens per call of `eval` and `train`; None is the length that they choose.
+        batch_size: Sequences per batch; None is 1 for decoding, else the number that the workflow chooses.
+        seconds: Time for each figure.
+    """
+
+    mem_lens: tuple[Length, ...] = ()
+    segment_len: Count | None = None
+    batch_size: Count | None = None
+    seconds: Annotated[float, Field(gt=0.0, le=3600.0)] = 3.0
+
+
 class RuntimeConfig(BaseConfig):
     """Device, number type and reproducibility.
 
@@ -306,6 +322,7 @@ class Config(BaseConfig):
     eval: EvalConfig = EvalConfig()
     generate: GenerateConfig = GenerateConfig()
     stream: StreamConfig = StreamConfig()
+    bench: BenchConfig = BenchConfig()
     runtime: RuntimeConfig = RuntimeConfig()
 
     @model_validator(mode="after")

@@ -1,0 +1,98 @@
+import json
+
+import pytest
+
+from xlcli.bench import peaks
+
+KEYS = {
+    "task", "model", "parameters", "mem_len", "segment_len", "batch_size", "tokens", "tokens_per_second",
+    "ms_per_token", "ms_per_token_p90", "ms_per_token_p99", "first_token_seconds", "prompt_tokens",
+    "recompute_ms_per_token", "recompute_ratio", "read_bytes_per_token", "read_share", "flops_per_token", "flops_share",
+    "machine_read_bytes_per_second", "machine_flops_per_second", "peak_rss_bytes", "seconds", "device", "dtype",
+    "threads", "weight_dtype", "memory_dtype",
+}  # fmt: skip
+SHORT = ("--preset", "tiny", "--set", "model.dim=16", "--set", "model.n_layers=1", "--seconds", "0.02")
+
+
+@pytest.fixture(autouse=True)
+def _small_peaks(monkeypatch):
+    monkeypatch.setattr(peaks, "READ_BYTES", 2**16)
+    monkeypatch.setattr(peaks, "WIDTHS", dict.fromkeys(peaks.WIDTHS, (16, 32)))
+
+
+@pytest.mark.parametrize("task", ["decode", "eval", "train"])
+def test_a_preset(task, run):
+    done = run("bench", task, *SHORT, "--mem-len", "0,9", "--json")
+    assert done.code == 0, done.err
+    without, speed = json.loads(done.out)["sweep"]
+    assert set(speed) == KEYS
+    assert (speed["task"], speed["model"], without["mem_len"], speed["mem_len"]) == (task, "tiny", 0, 9)
+    assert speed["ms_per_token"] <= speed["ms_per_token_p90"] <= speed["ms_per_token_p99"]
+    assert speed["tokens_per_second"] * speed["seconds"] == pytest.approx(speed["tokens"])
+    rate = 1e3 / speed["ms_per_token"]
+    assert speed["flops_share"] * speed["machine_flops_per_second"] == pytest.approx(speed["flops_per_token"] * rate)
+    assert (speed["recompute_ratio"] is None) == (task == "train")
+    assert without["recompute_ratio"] is None
+    if task != "train":
+        assert speed["recompute_ratio"] == pytest.approx(speed["recompute_ms_per_token"] / speed["ms_per_token"])
+        read = speed["read_bytes_per_token"] * rate
+        assert speed["read_share"] * speed["machine_read_bytes_per_second"] == pytest.approx(read)
+    assert "memory 0, 9, after the peaks of the machine" in done.err
+
+
+def test_a_model_as_a_table(run, model):
+    text = run("bench", "decode", "--seconds", "0.02", "--mem-len", "5,9", "--batch-size", "2").out.decode()
+    rows = {line.split("  ")[0]: line.split() for line in text.splitlines() if line}
+    assert text.startswith("decode of tiny, ")
+    assert rows["memory"][1:] == ["5", "9"]
+    assert rows["batch"][1:] == ["2", "2"]
+    assert {"tokens/s", "ms per token, median", "first token", "recomputed, ms"} <= set(rows)
+    assert "Dai et al. 2019 (table 9" in text
+
+
+def test_rounded_weights_and_memory_take_fewer_bytes(run):
+    def read(*more):
+        done = run("bench", "decode", *SHORT, "--mem-len", "9", "--json", *more)
+        return json.loads(done.out)["read_bytes_per_token"]
+
+    dtypes = ("--weight-dtype", "bfloat16", "--memory-dtype", "bfloat16")
+    assert read(*dtypes) == read() / 2
+
+
+def test_settings_of_inference_apply_to_a_preset(run):
+    def operations(*more):
+        done = run(
+            "bench", "decode", "--preset", "small-universal", "--seconds", "0.02", "--mem-len", "4", "--json", *more
+        )
+        return json.loads(done.out)["flops_per_token"]
+
+    assert operations() < operations("--n-steps", "6") < 2 * operations()
+
+
+def test_a_plot(run, model, tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "speed.png"
+    assert run("bench", "eval", "--seconds", "0.02", "--plot", path).code == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    (("--preset", "tiny", "-m", "tiny"), "exclude each other"),
+    (("--set", "model.dim=32"), "model.dim cannot be changed in a trained model"),
+    (("--preset", "tinny"), "no preset 'tinny'"),
+    (("--mem-len", "-3"), "--mem-len"),
+    (("--seconds", "0"), "--seconds"),
+    (("--segment-len", "8"), "--segment-len does not apply to xlcli bench decode"),
+    (("--n-steps", "2"), "--n-steps does not apply to model tiny"),
+    (("--preset", "small", "--n-hashes", "2"), "n_hashes needs LSH attention"),
+])  # fmt: skip
+def test_mistakes(options, message, run, model):
+    done = run("bench", "decode", *options)
+    assert done.code == 2
+    assert message in done.err
+
+
+def test_train_settings_of_a_model_may_be_changed_to_measure_training(run, model):
+    done = run("bench", "train", "--set", "train.batch_size=3", "--segment-len", "5", "--seconds", "0.02", "--json")
+    speed = json.loads(done.out)
+    assert (speed["batch_size"], speed["segment_len"], speed["mem_len"]) == (3, 5, 16)

@@ -1,0 +1,308 @@
+"""`xlcli bench`: speed of decoding, evaluation and training on this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from xlcli.cli import complete, options, units
+from xlcli.cli.help import CONTEXT, Command
+from xlcli.cli.options import Unit
+from xlcli.cli.usage import source
+from xlcli.errors import ConfigError
+
+if TYPE_CHECKING:
+    from xlcli.bench import Event
+    from xlcli.cli.render import Screen
+    from xlcli.cli.signals import Stop
+    from xlcli.config import Config, Tree
+    from xlcli.events import Speed
+
+SECTIONS = ("bench", "runtime", "train", "model")
+"""Sections of the configuration that the command uses."""
+VOCAB_SIZE = 2048
+"""Vocabulary of a preset whose vocabulary depends on the text: that of a text of 13 MB."""
+UNUSED = {"decode": ("segment_len",), "eval": (), "train": ("n_steps", "n_hashes", "weight_dtype", "memory_dtype")}
+"""Options that do not apply to a task."""
+RECOMPUTED = (
+    "the same model without memory: for each token a call over a window as long as the memory, one window at a time. "
+    "Dai et al. 2019 (table 9, on a GPU) evaluate 363, 773, 1,409 and 1,874 times faster than a model that recomputes "
+    "windows of 800, 1,800, 2,800 and 3,800 tokens."
+)
+"""Meaning of the comparison, with the published one."""
+app = typer.Typer()
+
+
+@app.command(
+    cls=Command,
+    context_settings=CONTEXT,
+    epilog="xlcli bench decode --mem-len 512,3800\nxlcli bench train --preset small",
+)
+def bench(
+    context: typer.Context,
+    task: Annotated[Literal["decode", "eval", "train"], typer.Argument(metavar="[decode|eval|train]")] = "decode",
+    model: options.Model = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            "--preset",
+            metavar="NAME",
+            autocompletion=complete.presets,
+            help="Measure this preset with random weights instead of a model.",
+            rich_help_panel="Model",
+        ),
+    ] = None,
+    n_steps: options.NSteps = None,
+    n_hashes: options.NHashes = None,
+    mem_lens: Annotated[
+        Sequence[int] | None,
+        typer.Option(
+            "--mem-len",
+            metavar="M,M,...",
+            envvar="XLCLI_MEM_LEN",
+            parser=Unit(units.lengths, "0,512,3800"),
+            help="Memory lengths of each layer in tokens; one measurement for each. Default: as trained.",
+            rich_help_panel="Memory",
+        ),
+    ] = None,
+    segment_len: Annotated[
+        int | None,
+        typer.Option(
+            "--segment-len",
+            metavar="TOKENS",
+            parser=Unit(units.count, "128"),
+            help="Tokens per call of eval and train. Default: as these commands choose.",
+            rich_help_panel="Memory",
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            "--batch-size",
+            metavar="N",
+            parser=Unit(units.count, "8"),
+            help="Sequences per batch. Default: 1 for decode, else as these commands choose.",
+            rich_help_panel="Memory",
+        ),
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            "--seconds",
+            metavar="S",
+            parser=Unit(units.duration, "3"),
+            help="Time for each figure. Default: 3.",
+            rich_help_panel="Results",
+        ),
+    ] = None,
+    plot: Annotated[
+        str | None,
+        typer.Option(
+            "--plot",
+            metavar="FILE.png",
+            help="Plot time per token by memory length (needs the extra xlcli[plot]).",
+            rich_help_panel="Results",
+        ),
+    ] = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    weight_dtype: options.WeightDtype = None,
+    memory_dtype: options.MemoryDtype = None,
+    threads: options.Threads = None,
+    config_file: options.ConfigFile = None,
+    overrides: options.Overrides = None,
+    print_config: options.PrintConfig = False,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    no_progress: options.NoProgress = False,
+    color: options.Color = None,
+    force: options.Force = False,
+    debug: options.Debug = False,
+) -> int:
+    """Measure the speed of decoding (default), evaluation or training, beside the peaks of this machine."""
+    from xlcli.cli.plot import check_plot, draw_speed
+    from xlcli.cli.prologue import check_files, find_model, open_screen
+    from xlcli.cli.settings import option_names, user_settings
+    from xlcli.cli.settings import print_config as config_text
+
+    if preset is not None and source(context, "model") == "COMMANDLINE":
+        raise ConfigError("--preset and --model exclude each other.", "Give one of them.")
+    for name in UNUSED[task]:
+        if source(context, name) == "COMMANDLINE":
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{option} does not apply to xlcli bench {task}.", "Leave it out.")
+    screen = open_screen(context)
+    settings = user_settings(context, SECTIONS)
+    with option_names(context, SECTIONS):
+        config = configure(task, preset, settings)
+        if print_config:
+            screen.print(config_text(config, SECTIONS, as_json=screen.json))
+            return 0
+        folder = find_model(context, config.bench, screen) if preset is None else None
+        if folder is not None:
+            config = of_model(folder, settings)
+    if plot is not None:
+        check_plot(plot)
+        check_files(context, folder or Path(), (), ["plot"])
+    with screen.stop() as stop, screen.until(stop):
+        screen.wait("loading the model")
+        speeds = read_speeds(measure(task, preset, folder, config, screen, stop), screen)
+        if not speeds:
+            return stop.exit_code
+        if plot is not None:
+            draw_speed(plot, speeds)
+            screen.say(f"plot written to {plot}")
+        if screen.json:
+            objects = [dataclasses.asdict(speed) for speed in speeds]
+            screen.object({"sweep": objects} if len(config.bench.mem_lens) > 1 else objects[0])
+        else:
+            screen.print(speed_text(speeds, screen.columns))
+        return stop.exit_code
+
+
+def configure(task: str, preset: str | None, settings: Tree) -> Config:
+    """The settings over a preset, or without one.
+
+    Raises:
+        ConfigError: A setting is illegal, or is one of the shape of a model, which is given without a preset.
+    """
+    from xlcli import config
+    from xlcli.presets import read_preset
+
+    if preset is not None:
+        made = config.make(read_preset(preset), settings)
+        if made.model.vocab_size != config.ModelConfig().vocab_size or made.text.tokenizer == "bytes":
+            return made
+        return config.change(made, {"model": {"vocab_size": made.text.vocab_size or VOCAB_SIZE}})
+    fixed = [name for name in ("model", "train") if name in settings and (name, task) != ("train", "train")]
+    if fixed:
+        key = f"{fixed[0]}.{next(iter(settings[fixed[0]]))}"
+        raise ConfigError(f"{key} cannot be changed in a trained model.", "Use --preset NAME.")
+    return config.make(settings)
+
+
+def of_model(folder: Path, settings: Tree) -> Config:
+    """The settings over those of a model."""
+    from xlcli import config
+    from xlcli.store.layout import read_config
+
+    return config.make(read_config(folder).model_dump(mode="json", include={"model", "text", "train"}), settings)
+
+
+def measure(
+    task: Literal["decode", "eval", "train"],
+    preset: str | None,
+    folder: Path | None,
+    config: Config,
+    screen: Screen,
+    stop: Stop,
+) -> Iterator[Event]:
+    """Events of the measurement. Imports torch."""
+    from xlcli import bench
+    from xlcli.cli.prologue import load_model
+    from xlcli.runtime import make_runtime
+
+    if task == "train":
+        name = preset or str(folder and folder.resolve().name)
+        return bench.bench_training(name, config, make_runtime(config.runtime, training=True), stop=stop)
+    if folder is not None:
+        model, runtime = load_model(folder, config.bench, config.runtime, screen)
+    else:
+        runtime = make_runtime(config.runtime)
+        shape = config.model.for_inference(config.bench.n_steps, config.bench.n_hashes)
+        weight_dtype, _ = config.bench.dtypes(shape)
+        model = bench.untrained(str(preset), config.model_copy(update={"model": shape}), runtime, weight_dtype)
+    return bench.bench(task, model, config.bench, runtime, stop=stop)
+
+
+def read_speeds(events: Iterator[Event], screen: Screen) -> list[Speed]:
+    """Figures of a measurement; shows progress and messages."""
+    from xlcli.events import Notice, Progress
+
+    speeds: list[Speed] = []
+    for event in events:
+        if isinstance(event, Notice):
+            screen.notice(event)
+        elif isinstance(event, Progress):
+            screen.progress(event)
+        else:
+            speeds.append(event)
+    return speeds
+
+
+def speed_text(speeds: Sequence[Speed], width: int | None) -> str:
+    """Figures as a table with a column for each memory length, and their meaning in lines of at most `width` cells.
+
+    Without a terminal, `width` is None, and the meaning has lines of 100 characters.
+    """
+    from xlcli.cli import report, tables
+
+    first = speeds[0]
+    columns = [_figures(speed) for speed in speeds]
+    rows = [[name, *(column[name] for column in columns)] for name in columns[0] if any(c[name] for c in columns)]
+    about = (
+        f"{first.task} of {first.model}, {report.amount(first.parameters)} parameters, {first.device} {first.dtype}"
+        f"{report.rounding(first.weight_dtype, first.memory_dtype)}, {report.counted(first.threads, 'thread')}\n"
+        f"machine, measured: reads {first.machine_read_bytes_per_second / 1e9:.1f} GB/s, "
+        f"{first.machine_flops_per_second / 1e9:.0f} GFLOP/s\n\n"
+    )
+    return (
+        tables.wrapped(about, width)
+        + report.table(rows)
+        + "\n"
+        + tables.definitions(_meaning(speeds[-1]), width or 100)
+    )
+
+
+def _figures(speed: Speed) -> dict[str, str]:
+    """Name and text of each figure; empty where it does not apply."""
+    from xlcli.cli import report
+
+    def percent(share: float | None) -> str:
+        return "" if share is None else f"{100 * share:.0f} %"
+
+    def ms(value: float | None) -> str:
+        return "" if value is None else f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+
+    decodes = speed.task == "decode"
+    return {
+        "memory": f"{speed.mem_len:,}",
+        "segment": "" if decodes else f"{speed.segment_len:,}",
+        "batch": "" if decodes and speed.batch_size == 1 else f"{speed.batch_size:,}",
+        "tokens/s": report.amount(speed.tokens_per_second),
+        "ms per token, median": ms(speed.ms_per_token),
+        "  90th percentile": ms(speed.ms_per_token_p90),
+        "  99th percentile": ms(speed.ms_per_token_p99),
+        "first token": "" if speed.first_token_seconds is None else _time(speed.first_token_seconds),
+        "bandwidth": percent(speed.read_share),
+        "arithmetic": percent(speed.flops_share),
+        "recomputed, ms": ms(speed.recompute_ms_per_token),
+        "  times slower": "" if speed.recompute_ratio is None else f"{speed.recompute_ratio:,.1f}",
+        "peak memory": report.size(speed.peak_rss_bytes),
+    }
+
+
+def _time(seconds: float) -> str:
+    return f"{1e3 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def _meaning(speed: Speed) -> list[tuple[str, str]]:
+    """Meaning of figures of the table, with amounts of the last column."""
+    at = f"per token at memory {speed.mem_len:,}"
+    rows = []
+    if speed.first_token_seconds is not None:
+        rows.append(("first token", "after a prompt as long as the memory"))
+    if speed.read_bytes_per_token is not None:
+        once = "" if speed.task == "decode" else ", read once per call"
+        size = f"{speed.read_bytes_per_token / 1e6:,.3g} MB {at}"
+        rows.append(("bandwidth", f"share of the machine's; weights and memory{once}: {size}"))
+    operations = f"{speed.flops_per_token / 1e6:,.4g} million operations {at}"
+    rows.append(("arithmetic", f"share of the machine's; matrix products: {operations}"))
+    if speed.recompute_ratio is not None:
+        rows.append(("recomputed", RECOMPUTED))
+    return rows

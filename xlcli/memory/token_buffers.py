@@ -79,20 +79,34 @@ class TokenBuffers(TokenMemory):
         k, v = project(x)
         new = self.encode(k, v)
         whole = self._append_in_place(new, keep) if torch.is_inference_mode_enabled() else self._append(new)
-        return *whole.decode(k, v), self.of(whole.buffers, whole.stop - keep, whole.stop)
+        return *whole.decode(k, v), whole.keep(keep)
 
     def _append(self, new: Sequence[Tensor]) -> Self:
         """Copy of the memory with these rows appended."""
         buffers = [torch.cat(parts, dim=2) for parts in zip(self.rows(), new, strict=True)]
         return self.of(buffers, 0, buffers[0].shape[2])
 
-    def _append_in_place(self, new: Sequence[Tensor], keep: int) -> Self:
-        """This memory with new rows written after it into its buffers, or into larger ones if they are full."""
-        n_new = new[0].shape[2]
-        buffers, start, stop = self._reserve(new, n_new, keep)
-        for buffer, rows in zip(buffers, new, strict=True):
-            buffer[:, :, stop : stop + n_new] = rows
+    def reserve(self, n_new: int, keep: int, like: Sequence[Tensor] | None = None) -> Self:
+        """This memory with `n_new` more rows, to be written by the caller into its buffers, or into larger ones.
+
+        Args:
+            n_new: Number of rows.
+            keep: Number of tokens in the memory after the call.
+            like: Rows to be written, as `encode` returns them; None: of the type of the memory.
+        """
+        buffers, start, stop = self._reserve(like or self.buffers, n_new, keep)
         return self.of(buffers, start, stop + n_new)
+
+    def keep(self, n: int) -> Self:
+        """Memory of the `n` latest tokens."""
+        return self.of(self.buffers, self.stop - n, self.stop)
+
+    def _append_in_place(self, new: Sequence[Tensor], keep: int) -> Self:
+        """This memory with new rows written after it."""
+        whole = self.reserve(new[0].shape[2], keep, new)
+        for buffer, rows in zip(whole.buffers, new, strict=True):
+            buffer[:, :, whole.stop - rows.shape[2] : whole.stop] = rows
+        return whole
 
     def _reserve(self, like: Sequence[Tensor], n_new: int, keep: int) -> tuple[Sequence[Tensor], int, int]:
         """Buffers with `n_new` unused rows after the memory, and its start and stop; moves or replaces full buffers."""

@@ -58,7 +58,7 @@ class Head(nn.Module):
         parts = ((x[:, i : i + chunk], targets[:, i : i + chunk]) for i in range(0, n_new, chunk))
         return map_chunks(self.losses, parts, x.device)
 
-    def _limit(self, logits: Tensor) -> Tensor:
+    def limit(self, logits: Tensor) -> Tensor:
         """Logits limited by `softcap`, in float32 or wider; unchanged without it."""
         return logits if self.softcap is None else self.softcap * torch.tanh(_widen(logits) / self.softcap)
 
@@ -90,7 +90,7 @@ class SoftmaxHead(Head):
 
     def scores(self, x: Tensor) -> Tensor:
         """`logits` in the type of the matrix product, 16-bit under autocast."""
-        return self._limit(F.linear(self.project(x), self.weight, self.bias))
+        return self.limit(F.linear(self.project(x), self.weight, self.bias))
 
     def losses(self, x: Tensor, targets: Tensor) -> Tensor:
         """Surprisal in nats (b t) of targets (b t), given hidden states x (b t d)."""
@@ -150,7 +150,7 @@ class AdaptiveHead(Head):
         """Logits (... cutoffs[0] + n) of the words of the first cluster and of the n tails."""
         x = self.first.project(x)
         words = F.linear(x, self.first.weight, self.first.bias)
-        return self._limit(torch.cat((words, self.tails(x)), dim=-1))
+        return self.limit(torch.cat((words, self.tails(x)), dim=-1))
 
 
 def _widen(logits: Tensor) -> Tensor:

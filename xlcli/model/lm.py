@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from xlcli.config import MemoryDtype, ModelConfig
+from xlcli.memory import Memory
 from xlcli.model.embedding import BigramEmbedding
 from xlcli.model.head import Head
 from xlcli.model.position import Position
@@ -165,36 +166,45 @@ class LanguageModel(nn.Module):
                 own = documents[:, done : done + n_new]
                 within = DocumentPositions.make(own, state.span, state.seen, tokens.device)
             done += n_new
-            seen = state.seen + n_new
-            context = AttentionContext(
-                state.span,
-                n_memory=state.span.n_kept(state.seen),
-                n_new=n_new,
-                keep=state.span.n_kept(seen),
-                device=tokens.device,
-                start=state.seen,
-                offsets=state.offsets,
-                tokens=part,
-                documents=within,
-            )
-            x, layers, ponder = self.stack(self._embed(part, state, context), state.layers, context)
-            state = State(layers, seen, state.span, state.offsets, None if state.last is None else part[:, -1].clone())
+            embedded, context = self.embed(part, state, within)
+            x, layers, ponder = self.stack(embedded, state.layers, context)
+            state = self.advance(state, part, layers)
             hidden.append(x)
             ponders.append(ponder)
         if len(hidden) == 1:
             return hidden[0], state, ponders[0]
         return torch.cat(hidden, dim=1), state, _concatenate(ponders)
 
-    def _embed(self, tokens: Tensor, state: State, context: AttentionContext) -> Tensor:
-        """Input (b t d) of the stack."""
+    def embed(
+        self, tokens: Tensor, state: State, documents: DocumentPositions | None = None
+    ) -> tuple[Tensor, AttentionContext]:
+        """Input (b t d) of the stack for tokens (b t) of one segment, and the context of the call."""
+        n_new = tokens.shape[1]
+        context = AttentionContext(
+            state.span,
+            n_memory=state.span.n_kept(state.seen),
+            n_new=n_new,
+            keep=state.span.n_kept(state.seen + n_new),
+            device=tokens.device,
+            start=state.seen,
+            offsets=state.offsets,
+            tokens=tokens,
+            documents=documents,
+        )
         x = self.embedding(tokens)
         if self.bigrams is not None:
             assert state.last is not None
             # At the start of an independent segment the token before it does not count.
             previous = state.last if context.n_memory else torch.full_like(state.last, -1)
-            begins = None if context.documents is None else context.documents.positions == 0
+            begins = None if documents is None else documents.positions == 0
             x = x + self.bigrams(tokens, previous, begins)
-        return self.position.embed(x, context)
+        return self.position.embed(x, context), context
+
+    @staticmethod
+    def advance(state: State, tokens: Tensor, layers: tuple[Memory, ...]) -> State:
+        """State after tokens (b t), with the new memories."""
+        last = None if state.last is None else tokens[:, -1].clone()
+        return State(layers, state.seen + tokens.shape[1], state.span, state.offsets, last)
 
     @staticmethod
     def _split_at_resets(tokens: Tensor, state: State) -> list[Tensor]:

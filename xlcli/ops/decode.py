@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from xlcli.ops.quantize import MAX_INT, MIN_SCALE
 
-CHUNK = 128
-"""Number of keys whose softmax is computed at once by one thread; chunks are then merged."""
+CHUNK = 512
+"""Number of keys whose softmax is computed at once by one thread; chunks are then merged. Shorter ones read slower."""
 PARTS = 4
 """Number of parts of a matrix for each thread."""
 NORM_EPS = 1e-5
@@ -192,13 +192,33 @@ def _store_row(row: Any, values: Any, scales: Any, at: Any) -> Any:
     return to_float32
 
 
-@njit(fastmath=FASTMATH, cache=True, nogil=True, error_model="numpy")
+@njit(fastmath=FASTMATH, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def dot(weights: Array, x: Array) -> Any:
     """Inner product of weights (d) and x (d)."""
     total = np.float32(0)
     for i in range(x.size):
         total += widen(weights[i]) * x[i]
     return total
+
+
+@njit(fastmath=FASTMATH, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def add_dots(rows: Array, first: int, x: Array, out: Array) -> None:
+    """Adds to `out` (n) the inner products of x (d) and n rows from `first` on: four at a time, which share x."""
+    n, d = out.size, x.size
+    for s in range(0, n - 3, 4):
+        r0, r1, r2, r3 = rows[first + s], rows[first + s + 1], rows[first + s + 2], rows[first + s + 3]
+        t0 = t1 = t2 = t3 = np.float32(0)
+        for i in range(d):
+            t0 += widen(r0[i]) * x[i]
+            t1 += widen(r1[i]) * x[i]
+            t2 += widen(r2[i]) * x[i]
+            t3 += widen(r3[i]) * x[i]
+        out[s] += t0
+        out[s + 1] += t1
+        out[s + 2] += t2
+        out[s + 3] += t3
+    for s in range(n - n % 4, n):
+        out[s] += dot(rows[first + s], x)
 
 
 @register_jitable
@@ -232,7 +252,7 @@ def activate(x: Any, kind: int) -> Any:
     return x / (np.float32(1) + exp(min(-x, np.float32(88))))
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def normalize(x: Array, norm: Norm, out: Array) -> None:
     """Norm of x (d), written to `out` (d), which may be x."""
     d = x.size
@@ -267,7 +287,7 @@ def row_product(matrix: Matrix, r: int, x: Array) -> Any:
     return y
 
 
-@njit(parallel=True, fastmath=FASTMATH, cache=True, nogil=True, error_model="numpy")
+@njit(parallel=True, fastmath=FASTMATH, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def linear(matrix: Matrix, x: Array, n_parts: int) -> Array:
     """Linear layer (b n) of x (b d)."""
     weight, scale, bias = matrix  # parallel loops take arrays only
@@ -291,7 +311,7 @@ def rotate(x: Array, distances: Distances, kind: int) -> None:
         x[j] = b * distances.cos[f] + a * distances.sin[f]
 
 
-@njit(fastmath=FASTMATH, cache=True, nogil=True, error_model="numpy")
+@njit(fastmath=FASTMATH, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def prepare_head(heads: Heads, distances: Distances, cache: Cache, qkv: Array, b: int, h: int, query: Array) -> None:
     """Writes key and value of the new token, and the query (e + f) with the one for position keys behind it."""
     width = qkv.shape[1] // 3
@@ -322,7 +342,7 @@ def prepare_head(heads: Heads, distances: Distances, cache: Cache, qkv: Array, b
             query[e + f // 2 + i] = -dot(heads.relative[h, i], biased)
 
 
-@njit(fastmath=FASTMATH, cache=True, nogil=True, error_model="numpy")
+@njit(fastmath=FASTMATH, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def attend_chunk(
     heads: Heads, distances: Distances, cache: Cache, b: int, h: int, first: int, query: Array, out: Array
 ) -> None:
@@ -332,15 +352,13 @@ def attend_chunk(
     n = min(CHUNK, length - first)
     keys, values = cache.keys[b, h], cache.values[b, h]
     row = cache.start + first
-    scores = np.empty(n, np.float32)
-    for s in range(n):
-        scores[s] = dot(keys[row + s], query[:e])
-        if cache.key_scales.size:
+    scores = np.zeros(n, np.float32)
+    add_dots(keys, row, query[:e], scores)
+    if cache.key_scales.size:
+        for s in range(n):
             scores[s] *= cache.key_scales[b, h, row + s]
     if distances.keys.size:
-        before = distances.keys.shape[0] - length + first
-        for s in range(n):
-            scores[s] += dot(distances.keys[before + s], query[e:])
+        add_dots(distances.keys, distances.keys.shape[0] - length + first, query[e:], scores)
     for s in range(n):
         scores[s] *= np.float32(heads.scale)
     if distances.bias.size:
@@ -370,7 +388,7 @@ def attend_chunk(
     out[e], out[e + 1] = largest, total
 
 
-@njit(fastmath=FASTMATH, cache=True, nogil=True, error_model="numpy")
+@njit(fastmath=FASTMATH, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def merge_chunks(parts: Array, out: Array) -> None:
     """Softmax-weighted sum (e) of all chunks, from the results (c e+2) of `attend_chunk`."""
     e = out.size
@@ -388,7 +406,7 @@ def merge_chunks(parts: Array, out: Array) -> None:
         out[i] /= total
 
 
-@njit(parallel=True, cache=True, nogil=True, error_model="numpy")
+@njit(parallel=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def attend(heads: Heads, distances: Distances, cache: Cache, qkv: Array) -> Array:
     """Attention output (b he) of one token of each sequence, with queries, keys and values (b 3he)."""
     # Parallel loops take arrays and numbers only.
@@ -439,7 +457,7 @@ def after_branch(x: Array, y: Array, residual: Residual) -> None:
         normalize(x[b], residual.stream, x[b])
 
 
-@njit(parallel=True, fastmath=FASTMATH, cache=True, nogil=True, error_model="numpy")
+@njit(parallel=True, fastmath=FASTMATH, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def feed_forward(network: FeedForward, x: Array, n_parts: int) -> Array:
     """Feed-forward branch (b d) of x (b d)."""
     (weight, scale, bias), down, activation, gated = network  # parallel loops take arrays and numbers only

@@ -119,8 +119,9 @@ class InferenceSession:
     def predict(self) -> Tensor:
         """Logits (b v) of the next token of each row. The caller assigns the sampled tokens to `last_tokens`."""
         tokens = torch.tensor(self.last_tokens, device=self.runtime.device)[:, None]
+        model = self.model.decoder if self.runtime.dtype == torch.float32 else self.model.network
         with torch.inference_mode(), self.runtime.autocast():
-            logits, self.state = self.model.network.logits(tokens, self.state)
+            logits, self.state = model.logits(tokens, self.state)
         return logits
 
     def reset(self) -> None:

@@ -37,7 +37,9 @@ DECODED = [name for name in COMBINATIONS if decodes(table(name))]
 def check(network, encoding, memory_dtype, *, batch=2, mem_len=9, segment_len=8, n_read=14, n_new=8):
     """Reads a text in one call, then compares predictions after one token at a time, from the same states."""
     decoder = make_decoder(network, encoding)
-    tokens = torch.randint(network.config.vocab_size, (batch, n_read + n_new), generator=torch.Generator().manual_seed(2))
+    tokens = torch.randint(
+        network.config.vocab_size, (batch, n_read + n_new), generator=torch.Generator().manual_seed(2)
+    )
     with torch.inference_mode():
         state = network.init_state(batch, mem_len=mem_len, segment_len=segment_len, memory_dtype=memory_dtype)
         _, state = network.logits(tokens[:, :n_read], state)
@@ -57,3 +59,61 @@ def test_logits_equal_those_of_the_modules(name):
     i = DECODED.index(name) % len(WEIGHTS)
     memory_dtype = MEMORY[i] if config.make({"model": table(name)}).model.rounds_memory else "float32"
     check(network_of(table(name), WEIGHTS[i]), WEIGHTS[i], memory_dtype)
+
+
+@pytest.mark.parametrize("mem_len", [0, 4, 700])
+def test_memories_of_any_length(mem_len):
+    """Independent segments, a memory shorter than the text, and one of several chunks."""
+    tree = table("full-xl-0-pre-0") | {"dim": 24}
+    check(network_of(tree, "float32"), "float32", "float32", mem_len=mem_len, n_read=650, segment_len=7)
+
+
+def test_the_number_of_threads_changes_nothing():
+    network = network_of(table("full-xl-0-pre-0"), "int8")
+    decoder = make_decoder(network, "int8")
+    results, before = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            state = network.init_state(2, mem_len=9, segment_len=8)
+            for token in torch.arange(24).view(12, 2, 1):
+                logits, state = decoder.logits(token, state)
+            results.append(logits)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*results)
+
+
+def test_a_sequence_does_not_depend_on_its_batch():
+    network = network_of(table("full-xl-0-pre-0"), "float32")
+    decoder = make_decoder(network, "float32")
+    tokens = torch.randint(network.config.vocab_size, (3, 12), generator=torch.Generator().manual_seed(0))
+    states = [network.init_state(n, mem_len=9, segment_len=8) for n in (3, 1)]
+    for token in tokens.split(1, dim=1):
+        together, states[0] = decoder.logits(token, states[0])
+        alone, states[1] = decoder.logits(token[1:2], states[1])
+        assert torch.equal(together[1:2], alone)
+
+
+def test_a_saved_state_continues_to_the_bit():
+    network = network_of(table("local-rope-0-pre-0"), "float32")
+    decoder = make_decoder(network, "float32")
+    tokens = torch.arange(30).view(30, 1, 1) % network.config.vocab_size
+    state = network.init_state(1, mem_len=9, segment_len=8)
+    with torch.inference_mode():
+        for token in tokens[:20]:
+            _, state = decoder.logits(token, state)
+        other = type(state).restore({name: t.clone() for name, t in state.tensors().items()}, state.describe())
+        for token in tokens[20:]:
+            one, state = decoder.logits(token, state)
+            two, other = decoder.logits(token, other)
+            assert torch.equal(one, two)
+
+
+def test_there_is_none_for_other_devices_types_and_stacks():
+    network = network_of(table("full-xl-0-pre-0"), "float32")
+    assert make_decoder(network.double(), "float32") is None
+    reversible = {"vocab_size": 31, "dim": 12, "stack": {"kind": "reversible"}}
+    assert make_decoder(network_of(reversible, "float32"), "float32") is None
+    lsh = {"vocab_size": 31, "dim": 12, "attention": {"kind": "lsh", "n_heads": 2, "n_buckets": 4, "bucket_size": 4}}
+    assert make_decoder(network_of(lsh | {"position": {"kind": "sinusoidal"}}, "float32"), "float32") is None

@@ -167,6 +167,7 @@ def generate(
 ) -> int:
     """Continue a text; print the prompt and its continuation as it is generated."""
     from xlcli.cli.prologue import (
+        announce_compilation,
         begin,
         check_files,
         find_model,
@@ -200,6 +201,7 @@ def generate(
 
         loaded, runtime = load_model(folder, settings, config.runtime, screen)
         warn_mem_len(loaded.config.model, [settings.mem_len], screen)
+        announce_compilation(loaded, runtime, screen)
         resume, save = open_state_files(state_in, state_out, loaded, runtime)
         conversation = Conversation(loaded, settings, runtime, seed=config.runtime.seed, resume=resume)
         return converse(conversation, screen, os.fsencode(words[0]) if words else None, save)
@@ -213,6 +215,7 @@ def generate(
 
         loaded, runtime = load_model(folder, settings, config.runtime, screen)
         warn_mem_len(loaded.config.model, [settings.mem_len], screen)
+        announce_compilation(loaded, runtime, screen)
         resume, save = open_state_files(state_in, state_out, loaded, runtime)
         seed = config.runtime.seed
         events = generation.generate(

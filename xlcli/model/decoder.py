@@ -1,17 +1,18 @@
 """Fast decoding on the CPU: predictions after one new token of each sequence, by the kernels of `ops/decode.py`.
 
-A `Decoder` computes `LanguageModel.logits` for calls of one token, with the same states. It packs the weights once: int8
-weights take a byte here, where the network holds their values in float32. Blocks without a kernel (linear and LSH
+A `Decoder` computes `LanguageModel.logits` for calls of one token, with the same states. It packs the weights once: an
+int8 weight takes a byte here, where the network holds its value in float32. Blocks without a kernel (linear and LSH
 attention, for example) run as modules.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Hashable
+import operator
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from einops import rearrange
@@ -21,6 +22,7 @@ from xlcli.memory import Int8KeyValue, KeyValue, Memory
 from xlcli.model.attention.full import FullAttention
 from xlcli.model.attention.local import LocalAttention
 from xlcli.model.head import SoftmaxHead
+from xlcli.model.lm import LanguageModel
 from xlcli.model.position import Position
 from xlcli.model.position.alibi import AlibiPosition
 from xlcli.model.position.rope import RopePosition, rope_angles
@@ -33,7 +35,6 @@ from xlcli.ops.quantize import quantize
 from xlcli.ops.span import Span
 
 if TYPE_CHECKING:
-    from xlcli.model.lm import LanguageModel
     from xlcli.ops.decode import Array
     from xlcli.state import State
 
@@ -42,10 +43,12 @@ ROPE_LAYOUTS = {"half": 1, "interleaved": 2}
 
 
 def make_decoder(network: LanguageModel, encoding: str) -> Decoder | None:
-    """Decoder of a network in evaluation mode whose weights are rounded to `encoding`.
+    """Decoder of a network in evaluation mode whose weights `encoding` represents exactly.
 
-    None if Numba is not installed, the network is not on a CPU in float32, or no block has a kernel.
+    None if Numba is not installed, the network is not in float32 on a CPU, or no block has a kernel.
     """
+    if type(network) is not LanguageModel:
+        return None
     parameter = next(network.parameters())
     is_float = (parameter.device.type, parameter.dtype) == ("cpu", torch.float32)
     if not is_float or type(network.stack) is not Stack or importlib.util.find_spec("numba") is None:
@@ -73,7 +76,7 @@ class Decoder:
 
         self.network = network
         self.kernels: ModuleType = decode
-        self.encoding = encoding
+        self.encoding = encoding if encoding in ("bfloat16", "int8") else "float32"
         with torch.inference_mode():
             self.blocks = [self._pack_block(block) if _has_kernel(block) else block for block in network.stack.layers()]
             self.final = self._norm(network.stack.final)
@@ -81,6 +84,12 @@ class Decoder:
             if isinstance(network.head, SoftmaxHead) and network.head.projection is None:
                 self.head = self._matrix(network.head.weight, bias=network.head.bias)
         self._tables: dict[Hashable, Array] = {}
+        self._buffers: dict[PackedBlock, tuple[tuple[Tensor, ...], list[Array]]] = {}
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether kernels were compiled on this machine before; else the first call takes seconds."""
+        return bool(self.kernels.is_compiled())
 
     def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Logits (b v) of the next token after tokens (b 1), and the new state, which consumes the old one."""
@@ -93,13 +102,13 @@ class Decoder:
             for i, (block, memory) in enumerate(zip(self.blocks, state.layers, strict=True)):
                 if stack.input_residual:
                     x = float(stack.stream_scale[i]) * x + float(stack.input_scale[i]) * first
-                if isinstance(block, Block) or not block.accepts(memory):
-                    module = block if isinstance(block, Block) else block.module
-                    y, memory = module(torch.from_numpy(x)[:, None], memory, context)
-                    x = y[:, 0].contiguous().numpy()
+                if isinstance(block, PackedBlock) and _is_readable(memory):
+                    memories.append(self._step(block, x, memory, context, n_parts))
                 else:
-                    memory = self._step(block, x, memory, context, n_parts)
-                memories.append(memory)
+                    module = block.module if isinstance(block, PackedBlock) else block
+                    y, after = module(torch.from_numpy(x)[:, None], memory, context)
+                    x = y[:, 0].contiguous().numpy()
+                    memories.append(after)
             return self._predict(x, n_parts), self.network.advance(state, tokens, tuple(memories))
 
     def _step(
@@ -110,21 +119,25 @@ class Decoder:
             x += block.vectors[context.tokens[:, 0].numpy()]  # type: ignore[index]
         own = context if block.window is None else context.narrow(block.window)
         memory = memory.reserve(1, own.keep)
-        keys, values = (_as_array(buffer) for buffer in (memory.keys, memory.values))
-        scales = (self.kernels.NO_SCALES,) * 2
-        if isinstance(memory, Int8KeyValue):
-            scales = tuple(buffer.numpy() for buffer in (memory.key_scales, memory.value_scales))
         self.kernels.block_step(
             x,
             block.attention,
             block.attention_residual,
             block.feedforward,
             block.feedforward_residual,
-            self.kernels.Cache(keys, values, *scales, memory.start, memory.stop),
+            self.kernels.Cache(*self._arrays(block, memory), memory.start, memory.stop),
             self._distances(block, memory.length, own),
             n_parts,
         )
         return memory.keep(own.keep)
+
+    def _arrays(self, block: PackedBlock, memory: KeyValue | Int8KeyValue) -> list[Array]:
+        """Buffers of a memory as arrays. They are kept until the memory gets other buffers."""
+        buffers, arrays = self._buffers.get(block, ((), []))
+        if len(buffers) != len(memory.buffers) or any(map(operator.is_not, buffers, memory.buffers)):
+            arrays = [_as_array(buffer) for buffer in memory.buffers]
+            self._buffers[block] = memory.buffers, arrays
+        return arrays if len(arrays) == 4 else [*arrays, *[self.kernels.NO_SCALES] * 2]
 
     def _predict(self, x: Array, n_parts: int) -> Tensor:
         """Logits (b v) of the outputs x (b d) of the last block."""
@@ -140,19 +153,23 @@ class Decoder:
         e = attention.output.weight.shape[1] // h
         content, bias_vectors, relative = k.NO_VECTORS, k.NO_VECTORS, k.NO_RELATIVE
         if isinstance(position, XLPosition):
-            content, bias_vectors = (part.detach().numpy() for part in (position.biases.content, position.biases.position))
+            content, bias_vectors = (
+                part.detach().numpy() for part in (position.biases.content, position.biases.position)
+            )
             relative = rearrange(position.relative.weight.detach(), "(h e) f -> h f e", e=e).contiguous().numpy()
         rope = ROPE_LAYOUTS[position.layout] if isinstance(position, RopePosition) else 0
         norms = [k.NO_VECTOR, k.NO_VECTOR]
         if not isinstance(attention.query_norm, nn.Identity):
-            norms = [norm.weight.detach().numpy() for norm in (attention.query_norm, attention.key_norm)]
+            norms = [
+                norm.get_parameter("weight").detach().numpy() for norm in (attention.query_norm, attention.key_norm)
+            ]
         heads = k.Heads(content, bias_vectors, relative, *norms, attention.scale, rope)
-        projections = [part.weight for part in (attention.query, attention.key, attention.value)]
+        qkv = _joined(part.weight for part in (attention.query, attention.key, attention.value))
         network = block.feedforward
         kind = self.network.config.feedforward.kind
         rows = [network.up] if network.gate is None else [network.up, network.gate]
-        biases = [part.bias for part in rows]
-        up = self._matrix(torch.cat([part.weight for part in rows]), None if biases[0] is None else torch.cat(biases))
+        bias = None if network.up.bias is None else _joined(part.bias for part in rows)
+        up = self._matrix(_joined(part.weight for part in rows), bias)
         down = self._matrix(network.down.weight, network.down.bias)
         vectors = None if block.vectors is None else block.vectors.weight.detach().numpy()
         return PackedBlock(
@@ -160,7 +177,7 @@ class Decoder:
             vectors=vectors,
             window=attention.window if isinstance(attention, LocalAttention) else None,
             head_dim=e,
-            attention=k.Attention(self._matrix(torch.cat(projections)), heads, self._matrix(attention.output.weight)),
+            attention=k.Attention(self._matrix(qkv), heads, self._matrix(attention.output.weight)),
             attention_residual=self._residual(block.attention_residual),
             feedforward=k.FeedForward(up, down, k.ACTIVATIONS[kind], network.gate is not None),
             feedforward_residual=self._residual(block.feedforward_residual),
@@ -218,7 +235,7 @@ class Decoder:
         return table
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PackedBlock:
     """Arrays of one block for `ops.decode.block_step`.
 
@@ -242,15 +259,20 @@ class PackedBlock:
     feedforward: Any
     feedforward_residual: Any
 
-    def accepts(self, memory: Memory) -> bool:
-        """Whether the kernel reads this memory."""
-        if isinstance(memory, KeyValue):
-            return memory.keys.dtype in (torch.float32, torch.bfloat16)
-        return isinstance(memory, Int8KeyValue)
+
+def _is_readable(memory: Memory) -> TypeGuard[KeyValue | Int8KeyValue]:
+    """Whether there is a kernel for the number type of the memory."""
+    if isinstance(memory, KeyValue):
+        return memory.keys.dtype in (torch.float32, torch.bfloat16)
+    return isinstance(memory, Int8KeyValue)
+
+
+def _joined(weights: Iterable[Tensor]) -> Tensor:
+    return torch.cat([weight.detach() for weight in weights])
 
 
 def _as_array(t: Tensor) -> Array:
-    """Tensor as an array without a copy; the bits of bfloat16 as uint16, and unused columns of aligned rows included."""
+    """Tensor as an array without a copy: bits of bfloat16 as uint16, rows of buffers with their unused columns."""
     if t.ndim == 4:
         t = t.as_strided((*t.shape[:3], t.stride(2)), t.stride())
     return t.view(torch.uint16).numpy() if t.dtype == torch.bfloat16 else t.numpy()

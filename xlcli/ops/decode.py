@@ -12,7 +12,9 @@ not on the others of its batch.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numba
 import numpy as np
@@ -40,6 +42,18 @@ NONE, RMS, LAYER = range(3)
 NO_VECTOR: Array = np.empty(0, np.float32)
 NO_VECTORS: Array = np.empty((0, 0), np.float32)
 NO_RELATIVE = NO_SCALES = np.empty((0, 0, 0), np.float32)
+
+Kernel = TypeVar("Kernel", bound=Callable[..., Any])
+
+
+def compiled(**options: Any) -> Callable[[Kernel], Kernel]:
+    """Decorator of a function that Python calls."""
+    return cast("Callable[[Kernel], Kernel]", njit(nogil=True, error_model="numpy", **options))
+
+
+def inner(**options: Any) -> Callable[[Kernel], Kernel]:
+    """Decorator of a function that only compiled functions call: compiled without the wrappers for other callers."""
+    return compiled(no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)
 
 
 class Matrix(NamedTuple):
@@ -192,7 +206,7 @@ def _store_row(row: Any, values: Any, scales: Any, at: Any) -> Any:
     return to_float32
 
 
-@njit(fastmath=FASTMATH, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@inner(fastmath=FASTMATH)
 def dot(weights: Array, x: Array) -> Any:
     """Inner product of weights (d) and x (d)."""
     total = np.float32(0)
@@ -201,7 +215,7 @@ def dot(weights: Array, x: Array) -> Any:
     return total
 
 
-@njit(fastmath=FASTMATH, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@inner(fastmath=FASTMATH)
 def add_dots(rows: Array, first: int, x: Array, out: Array) -> None:
     """Adds to `out` (n) the inner products of x (d) and n rows from `first` on: four at a time, which share x."""
     n, d = out.size, x.size
@@ -252,7 +266,7 @@ def activate(x: Any, kind: int) -> Any:
     return x / (np.float32(1) + exp(min(-x, np.float32(88))))
 
 
-@njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@inner()
 def normalize(x: Array, norm: Norm, out: Array) -> None:
     """Norm of x (d), written to `out` (d), which may be x."""
     d = x.size
@@ -287,7 +301,7 @@ def row_product(matrix: Matrix, r: int, x: Array) -> Any:
     return y
 
 
-@njit(parallel=True, fastmath=FASTMATH, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@inner(parallel=True, fastmath=FASTMATH)
 def linear(matrix: Matrix, x: Array, n_parts: int) -> Array:
     """Linear layer (b n) of x (b d)."""
     weight, scale, bias = matrix  # parallel loops take arrays only
@@ -311,7 +325,7 @@ def rotate(x: Array, distances: Distances, kind: int) -> None:
         x[j] = b * distances.cos[f] + a * distances.sin[f]
 
 
-@njit(fastmath=FASTMATH, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@inner(fastmath=FASTMATH)
 def prepare_head(heads: Heads, distances: Distances, cache: Cache, qkv: Array, b: int, h: int, query: Array) -> None:
     """Writes key and value of the new token, and the query (e + f) with the one for position keys behind it."""
     width = qkv.shape[1] // 3
@@ -342,7 +356,7 @@ def prepare_head(heads: Heads, distances: Distances, cache: Cache, qkv: Array, b
             query[e + f // 2 + i] = -dot(heads.relative[h, i], biased)
 
 
-@njit(fastmath=FASTMATH, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@inner(fastmath=FASTMATH)
 def attend_chunk(
     heads: Heads, distances: Distances, cache: Cache, b: int, h: int, first: int, query: Array, out: Array
 ) -> None:
@@ -388,7 +402,7 @@ def attend_chunk(
     out[e], out[e + 1] = largest, total
 
 
-@njit(fastmath=FASTMATH, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@inner(fastmath=FASTMATH)
 def merge_chunks(parts: Array, out: Array) -> None:
     """Softmax-weighted sum (e) of all chunks, from the results (c e+2) of `attend_chunk`."""
     e = out.size
@@ -406,7 +420,7 @@ def merge_chunks(parts: Array, out: Array) -> None:
         out[i] /= total
 
 
-@njit(parallel=True, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@inner(parallel=True)
 def attend(heads: Heads, distances: Distances, cache: Cache, qkv: Array) -> Array:
     """Attention output (b he) of one token of each sequence, with queries, keys and values (b 3he)."""
     # Parallel loops take arrays and numbers only.
@@ -441,10 +455,10 @@ def attend(heads: Heads, distances: Distances, cache: Cache, qkv: Array) -> Arra
 @register_jitable
 def before_branch(x: Array, residual: Residual) -> Array:
     """Input (b d) of a branch."""
-    inner = np.empty_like(x)
+    normal = np.empty_like(x)
     for b in range(x.shape[0]):
-        normalize(x[b], residual.before, inner[b])
-    return inner
+        normalize(x[b], residual.before, normal[b])
+    return normal
 
 
 @register_jitable
@@ -457,7 +471,7 @@ def after_branch(x: Array, y: Array, residual: Residual) -> None:
         normalize(x[b], residual.stream, x[b])
 
 
-@njit(parallel=True, fastmath=FASTMATH, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@inner(parallel=True, fastmath=FASTMATH)
 def feed_forward(network: FeedForward, x: Array, n_parts: int) -> Array:
     """Feed-forward branch (b d) of x (b d)."""
     (weight, scale, bias), down, activation, gated = network  # parallel loops take arrays and numbers only
@@ -474,7 +488,7 @@ def feed_forward(network: FeedForward, x: Array, n_parts: int) -> Array:
     return linear(down, inner, n_parts)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compiled(cache=True)
 def block_step(
     x: Array,
     attention: Attention,
@@ -493,17 +507,23 @@ def block_step(
     after_branch(x, y, network_residual)
 
 
-@njit(cache=True, nogil=True)
+@compiled(cache=True)
 def predict(x: Array, norm: Norm, head: Matrix, n_parts: int) -> Array:
     """Logits (b v) of the outputs x (b d) of the last block."""
-    inner = np.empty_like(x)
+    normal = np.empty_like(x)
     for b in range(x.shape[0]):
-        normalize(x[b], norm, inner[b])
-    return linear(head, inner, n_parts)
+        normalize(x[b], norm, normal[b])
+    return linear(head, normal, n_parts)
 
 
 def use_threads(n: int) -> int:
-    """Sets the number of CPU threads of the kernels, at most that of the machine; returns the number of parts of loops."""
-    n = min(n, numba.config.NUMBA_NUM_THREADS)
+    """Sets the number of CPU threads, at most that of the machine; returns the number of parts of parallel loops."""
+    n = min(n, numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
     numba.set_num_threads(n)
     return PARTS * n
+
+
+def is_compiled() -> bool:
+    """Whether the cache of Numba holds a compiled `block_step`, for whichever types."""
+    folder = block_step.stats.cache_path  # type: ignore[attr-defined]
+    return any(Path(folder).glob("decode.block_step-*.nbi"))

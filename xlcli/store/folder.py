@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from xlcli.config import InferenceConfig
+    from xlcli.model.decoder import Decoder
     from xlcli.model.lm import LanguageModel
     from xlcli.text.tokenizers.registry import Tokenizer
 
@@ -66,6 +68,7 @@ class LoadedModel:
         warnings: Messages to show.
         files: SHA-256 of tokenizer files and held-out texts by file name.
         weight_dtype: Number type that the weights are rounded to, as if they were stored in it; `float32` is unrounded.
+        encoding: Encoding that represents the weights of the network exactly.
     """
 
     folder: Path
@@ -78,6 +81,14 @@ class LoadedModel:
     warnings: tuple[str, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
     weight_dtype: WeightEncoding = "float32"
+    encoding: str = "float32"
+
+    @cached_property
+    def decoder(self) -> Decoder | LanguageModel:
+        """Predictions after one token (`logits`): a `Decoder` where one applies, else the network."""
+        from xlcli.model.decoder import make_decoder
+
+        return make_decoder(self.network, self.encoding) or self.network
 
     def held_out(self, split: Literal["valid", "test"]) -> Path | None:
         """The validation or test text in the model folder, if there is one; `CheckpointError` if it has changed."""
@@ -125,7 +136,7 @@ class LoadedModel:
         if metadata["sha256"] != self.fingerprints["weights"]:
             raise CheckpointError(f"the weights in {self.folder} have changed.", "Run the command again.")
         _fill(network, tensors, device)
-        return replace(self, network=network.eval(), weight_dtype="float32")
+        return replace(self, network=network.eval(), weight_dtype="float32", encoding="float32")
 
     def check_settings(self, options: InferenceConfig) -> None:
         """`ConfigError` if a setting does not apply to the model, or differs from the one it was loaded with."""
@@ -285,6 +296,7 @@ def _load(
         warnings=(*warnings, *_warnings(name, tensors)),
         files=header.files,
         weight_dtype=weight_dtype,
+        encoding=header.encoding if weight_dtype == "float32" else weight_dtype,
     )
 
 

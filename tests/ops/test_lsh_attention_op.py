@@ -30,7 +30,7 @@ class Case:
         self.t = given.get("t", self.draw(1, longest))
         self.rounds = given.get("rounds", [1, 2, 4, 8][seed % 4])
         self.factors = given.get("factors", FACTORS[self.draw(0, len(FACTORS) - 1)])
-        self.size = given.get("size", self.draw(1, 12))
+        self.size = given.get("size", self.draw(1, 12) * [1, lsh.TILE][seed // 4 % 2])
         self.limit = given.get("limit", [None, self.draw(1, longest // 2)][self.draw(0, 1)])
         self.q, self.v = self.normal(2, ROWS, HEADS, self.t, WIDTH).unbind()
         self.rotations = draw_rotations(self.rounds, self.factors, WIDTH, self.generator).double()
@@ -93,6 +93,15 @@ def test_buckets_equal_the_loop(factors):
             assert case.buckets[1, 2, r, i] == expected
 
 
+def test_vectors_without_a_direction_have_buckets():
+    """Zero vectors and infinite or undefined numbers, which a model that diverges produces."""
+    x = torch.zeros(1, 1, 4, WIDTH)
+    x[0, 0, 1:, 0] = torch.tensor([math.inf, -math.inf, math.nan])
+    buckets = hash_buckets(x, draw_rotations(8, (4, 6), WIDTH), (4, 6))
+    assert buckets[..., 0].eq(0).all()
+    assert 0 <= buckets.min() <= buckets.max() < 24
+
+
 def test_a_bucket_is_a_direction():
     case = Case(2, t=3000, rounds=2, factors=(4, 6))
     assert torch.equal(hash_buckets(case.k, case.rotations, (4, 6)), case.buckets)
@@ -142,6 +151,20 @@ def test_later_tokens_change_no_bit(dtype):
         after = case.call(other, start, 200)
         assert torch.equal(before[:, :, : i + 1 - start], after[:, :, : i + 1 - start])
         assert not torch.equal(before, after)
+
+
+@pytest.mark.parametrize("norm", [30.0, 300.0])
+def test_large_scores(norm):
+    """Queries whose scores have no exponential beside ordinary ones, which do not change by a bit."""
+    for seed in range(8):
+        case = Case(seed, t=200)
+        expected = case.whole()
+        case.q[:, :, 150:] *= norm
+        assert close(case.whole(), case.plain())
+        assert torch.equal(case.whole()[:, :, :150], expected[:, :, :150])
+        case.q[:, :, :150] *= norm
+        table = case.table()
+        assert close(torch.cat([case.call(table, 0, 90), case.call(table, 90, 200)], 2), case.plain())
 
 
 @pytest.mark.parametrize("large", [0, 2**60])

@@ -8,12 +8,14 @@ In each round a token has a global rank: its bucket times `RANKS_PER_BUCKET`, pl
 bucket. Query i sees key j in a round if rank_i - rank_j is in 1..bucket_size. A key seen in several rounds counts in
 the first of these rounds.
 
-Further axes: n bucket, c slot of a bucket or token of a chunk, m chunk or bucket of a list.
+Further axes: n bucket, c slot of a bucket or token of a tile, m tile or bucket of a list.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -28,12 +30,18 @@ from xlcli.ops.lsh_table import RANKS_PER_BUCKET, BucketRanks, Table, flat_index
 CHECKPOINT_SCORES = 2**24
 """Number of scores from which a round is recomputed in the backward pass instead of stored."""
 
-MAX_FLOATS = 2**23
+MAX_FLOATS = 2**22
 """Maximum size of the queries, keys and values rearranged at once, unless one head is larger. glibc returns larger
 blocks to the system, which clears every page again."""
 
+MAX_LOG_WEIGHT = 60.0
+"""Largest score whose exponential is summed as it is. Larger ones are reduced by the maximum of their row."""
+
 MAX_SCORES = 2**18
 """Number of scores computed at once."""
+
+TILE = 16
+"""Maximum number of queries of a bucket that are computed together."""
 
 
 class KeyWindow(NamedTuple):
@@ -58,12 +66,13 @@ def attend_hashed(
 ) -> Tensor:
     """LSH attention of new tokens over the table and themselves, at a cost linear in their number.
 
-    In each round the tokens of a bucket are cut into chunks in their order, and each chunk attends to itself and the
-    previous chunk, or to the table. Later tokens do not change the chunk of a token or its place in it.
+    In each round the tokens of a bucket are cut into tiles in their order, and each tile attends to itself and to the
+    `bucket_size` tokens before it, some of which may be in the table. Later tokens do not change the tile of a token or
+    its place in it.
 
     Args:
         q: Queries (b h t e).
-        k: Keys (b h t e).
+        k: Keys (b h t e), not longer than 1.
         v: Values (b h t w).
         ranks: Buckets and ranks of the new tokens.
         table: Earlier tokens, without gradient; None if they are not visible.
@@ -81,30 +90,39 @@ def attend_hashed(
         n = max(1, MAX_FLOATS // floats_per_head)
         slices = [slice(i, i + n) for i in range(0, h, n)]
         return torch.cat([_attend_heads(q, k, v, ranks, table, key_window, part, **settings) for part in slices], dim=1)
-    x = torch.cat((q * scale, k, v), dim=-1).flatten(0, 2)
-    call = _Call(x, q.shape[-1], ranks, _codes(ranks, bucket_size), table, key_window, bucket_size, dropout)
-    rounds: list[tuple[Tensor, Tensor]] = []
-    for r, n_chunks in enumerate(_n_chunks(ranks, bucket_size)):
-        if torch.is_grad_enabled() and n_chunks * bucket_size**2 >= CHECKPOINT_SCORES:
-            rounds.append(checkpoint(_attend_round, call, r, n_chunks, use_reentrant=False))
+    q = q if scale == 1 else q * scale
+    large = (q.detach().norm(dim=-1) > MAX_LOG_WEIGHT).flatten()
+    # With gradients, keys and values before a tile are stored if some of them are in the table.
+    tile = bucket_size if bucket_size % TILE or (table is not None and torch.is_grad_enabled()) else TILE
+    call = _Call(
+        qkv=(q.flatten(0, 2), k.flatten(0, 2), v.flatten(0, 2)),
+        large=None if isinstance(q, FakeTensor) or not large.any() else large,
+        ranks=ranks,
+        codes=_codes(ranks, bucket_size),
+        table=table,
+        key_window=key_window,
+        size=bucket_size,
+        tile=tile,
+        dropout=dropout,
+    )
+    rounds: list[_Sums] = []
+    for r, n_tiles in enumerate(_n_tiles(ranks, tile)):
+        if torch.is_grad_enabled() and n_tiles * tile * bucket_size >= CHECKPOINT_SCORES:
+            rounds.append(_Sums(*checkpoint(_attend_round, call, r, n_tiles, use_reentrant=False)))
         else:
-            rounds.append(_attend_round(call, r, n_chunks))
-    weights = torch.stack([weight for _, weight in rounds])
-    alone = (weights == -torch.inf).all(0)
-    weights = weights.masked_fill(alone, 0.0).softmax(0)
-    y = rounds[0][0] * weights[0]
-    for (round_y, _), weight in zip(rounds[1:], weights[1:], strict=True):
-        y = torch.addcmul(y, round_y, weight)
-    return y.where(~alone, v.flatten(0, 2)).view_as(v)
+            rounds.append(_attend_round(call, r, n_tiles))
+    y, total = _add(rounds)
+    alone = (total == 0).to(total.dtype)
+    return torch.addcmul(y / (total + alone), v.flatten(0, 2), alone).view_as(v)
 
 
-def _n_chunks(ranks: BucketRanks, size: int) -> list[int]:
-    """Number of chunks of `size` tokens in each round. Fake tensors have no values, so even hashing is assumed."""
+def _n_tiles(ranks: BucketRanks, tile: int) -> list[int]:
+    """Number of tiles in each round. Fake tensors have no values, so even hashing is assumed."""
     b, h, n_rounds, n = ranks.sizes.shape
     if isinstance(ranks.sizes, FakeTensor):
-        tokens = ranks.buckets.shape[-1] / n  # per bucket; its last chunk is half full on average
-        return [round(b * h * n * max(tokens / size + 0.5, 1 - math.exp(-tokens)))] * n_rounds
-    counts: list[int] = (-(-ranks.sizes // size)).sum((0, 1, 3)).tolist()
+        tokens = ranks.buckets.shape[-1] / n  # per bucket; its last tile is half full on average
+        return [round(b * h * n * max(tokens / tile + 0.5, 1 - math.exp(-tokens)))] * n_rounds
+    counts: list[int] = (-(-ranks.sizes // tile)).sum((0, 1, 3)).tolist()
     return counts
 
 
@@ -128,24 +146,51 @@ def _attend_heads(
 class _Call(NamedTuple):
     """Values shared by the rounds of a call.
 
-    x           (b·h·t 2e+w)  scaled queries, keys and values
-    width                     width of keys, e
-    ranks                     buckets and ranks of the new tokens
-    codes                     ranks as small floats
-    table                     earlier tokens
-    key_window                positions of visible keys
-    size                      number of tokens of a chunk
-    dropout                   dropout rate of the weights
+    qkv         (b·h·t ...)  scaled queries, keys, and values
+    large       (b·h·t)      whether scores of a query may exceed `MAX_LOG_WEIGHT`; None if none may
+    ranks                    buckets and ranks of the new tokens
+    codes                    ranks as small floats
+    table                    earlier tokens
+    key_window               positions of visible keys
+    size                     largest number of keys that a query sees in a round
+    tile                     number of tokens of a tile
+    dropout                  dropout rate of the weights
     """
 
-    x: Tensor
-    width: int
+    qkv: tuple[Tensor, Tensor, Tensor]
+    large: Tensor | None
     ranks: BucketRanks
     codes: _Codes
     table: Table | None
     key_window: KeyWindow
     size: int
+    tile: int
     dropout: float
+
+
+class _Sums(NamedTuple):
+    """Sums of one round over the visible keys of each query; 0 if there are none.
+
+    y      (... w)  values times weights
+    total  (... 1)  weights
+    shift  (... 1)  number subtracted from scores before exponentiation; None if it is 0 for all queries
+    """
+
+    y: Tensor
+    total: Tensor
+    shift: Tensor | None = None
+
+
+def _add(rounds: list[_Sums]) -> tuple[Tensor, Tensor]:
+    """Sums of all rounds: values times weights, and weights."""
+    if rounds[0].shift is not None:
+        most = torch.stack([sums.shift for sums in rounds if sums.shift is not None]).amax(0)
+        factors = [(sums.shift - most).exp() for sums in rounds if sums.shift is not None]
+        rounds = [_Sums(s.y * factor, s.total * factor) for s, factor in zip(rounds, factors, strict=True)]
+    y, total, _ = rounds[0]
+    for sums in rounds[1:]:
+        y, total = y + sums.y, total + sums.total
+    return y, total
 
 
 class _Codes(NamedTuple):
@@ -165,71 +210,124 @@ class _Codes(NamedTuple):
 def _codes(ranks: BucketRanks, size: int) -> _Codes:
     steps = ranks.sizes + 2 * size + 2
     first = steps.cumsum(-1) - steps + size + 1
-    exact = torch.float32 if ranks.buckets.shape[-1] + steps.shape[-1] * (2 * size + 2) < 2**24 else torch.float64
+    largest = ranks.buckets.shape[-1] + steps.shape[-1] * (2 * size + 2)
+    exact = torch.float32 if largest < 2**24 else torch.float64
     return _Codes(first.to(exact), (first.gather(-1, ranks.buckets) + ranks.ranks).to(exact))
 
 
-def _attend_round(call: _Call, r: int, n_chunks: int) -> tuple[Tensor, Tensor]:
-    """Attention (b·h·t w) to the keys first seen in round r, in `n_chunks` chunks, and the log of its total weight.
-
-    The log (b·h·t 1) is -inf for a query without visible keys.
-    """
-    x, width, ranks, codes, table, key_window, size, dropout = call
+def _attend_round(call: _Call, r: int, n_tiles: int) -> _Sums:
+    """Attention (b·h·t ...) to the keys first seen in round r, in `n_tiles` tiles."""
+    qkv, large, ranks, codes, table, key_window, size, tile, dropout = call
     b, h, n_rounds, t = ranks.buckets.shape
-    n = ranks.sizes.shape[-1]
+    n, device = ranks.sizes.shape[-1], ranks.sizes.device
     sizes = ranks.sizes[:, :, r].flatten()
-    chunks = -(-sizes // size)
-    begins = chunks.cumsum(0) - chunks + 1
+    tiles = -(-sizes // tile)
+    begins = tiles.cumsum(0) - tiles
     cells = flat_index(ranks.buckets, b, h) * n + ranks.buckets[:, :, r]
-    place = (begins[cells] * size + ranks.ranks[:, :, r]).flatten()
-    # Chunk 0 and the places after the last token of a bucket hold arbitrary tokens, which are never visible.
-    order = place.new_zeros((n_chunks + 1) * size).index_copy_(0, place, torch.arange(len(place), device=x.device))
-
-    def map_chunks(rows: Tensor) -> Tensor:
-        return rearrange(rows.index_select(0, order), "(m c) f -> m c f", c=size)
-
+    place = (begins[cells] * tile + ranks.ranks[:, :, r]).flatten() + size
+    # Places before the first bucket and after the last token of a bucket hold arbitrary tokens, never visible.
+    order = place.new_zeros(size + n_tiles * tile)
+    order.index_copy_(0, place, torch.arange(len(place), device=device))
     limit = None if table is None and (key_window.limit or 0) >= t - 1 else key_window.limit
-    marks = rearrange(codes.own[:, :, :r], "b h r t -> (b h t) r")
+    marks = [codes.own[:, :, i].flatten().index_select(0, order) for i in range(r)]
     if limit is not None:
-        far = torch.float32 if key_window.start - key_window.oldest + t < 2**24 else torch.float64
-        position = repeat(torch.arange(t, device=x.device, dtype=far), "t -> (b h t) 1", b=b, h=h)
-        marks = torch.cat((position, marks.to(torch.promote_types(far, marks.dtype))), 1)
-    rows, row_marks = map_chunks(x), map_chunks(marks)
-    own, own_marks = rows[1:], row_marks[1:]
-    before, before_marks = rows[:-1, :, width:], row_marks[:-1]
-    exists = torch.ones(n_chunks, size, dtype=torch.bool, device=x.device)
-    nonempty = sizes.nonzero().squeeze(1)
-    first = begins[nonempty] - 1
+        marks.append((order % t).to(torch.float32 if t + limit < 2**24 else torch.float64))
+    new = [*(_Arrange.apply(part, order, place) for part in qkv), *marks]  # type: ignore[no-untyped-call]
+    # Ranks of the keys before each tile, relative to the first new token of the bucket: negative in the table.
+    bucket = torch.repeat_interleave(torch.arange(len(sizes), device=device), tiles, output_size=n_tiles)
+    tile_ids, slots = torch.arange(n_tiles, device=device), torch.arange(size, device=device)
+    before = ((tile_ids - begins[bucket]) * tile - size).unsqueeze(1) + slots
+    exists = before >= 0
     if table is None:
-        exists[first] = False
+        windows = [_Windows.apply(part, None, None, size, tile) for part in new[1:]]  # type: ignore[no-untyped-call]
     else:
-        entries, global_ranks, age, known = _entries(
+        nonempty = sizes.nonzero().squeeze(1)
+        keys, values, global_ranks, age, known = _entries(
             table, (nonempty // n * n_rounds + r) * n + nonempty % n, key_window
         )
-        theirs = _codes_of(global_ranks[..., :r], codes, table, nonempty // n)
+        old = [keys, values, *_codes_of(global_ranks[..., :r], codes, table, nonempty // n).unbind(-1)]
         if limit is not None:
-            theirs = torch.cat((age.unsqueeze(-1).to(marks.dtype), theirs.to(marks.dtype)), -1)
-        before = before.index_copy(0, first, entries.to(x.dtype))
-        before_marks = before_marks.index_copy(0, first, theirs)
-        exists[first] = known
+            old.append(age.clamp(min=-limit - 1))
+        first = len(order) + ((sizes > 0).cumsum(0)[bucket] * size).unsqueeze(1)
+        index = torch.where(exists, (tile_ids * tile).unsqueeze(1) + slots, first + before)
+        exists |= torch.cat((exists.new_zeros(len(order)), known.flatten()))[index]
+        windows = [
+            _Windows.apply(part, entries.flatten(0, 1).to(part.dtype), index, size, tile)  # type: ignore[no-untyped-call]
+            for part, entries in zip(new[1:], old, strict=True)
+        ]
+    own = [rearrange(part[size:], "(m c) ... -> m c ...", c=tile) for part in new]
+    if large is not None:
+        large = rearrange(large[order[size:]], "(m c) -> m c 1", c=tile)
     # A single group of fake tensors has fewer operators to trace.
-    group = n_chunks if isinstance(x, FakeTensor) else max(1, MAX_SCORES // size**2)
-    parts = zip(*(torch.split(part, group) for part in (own, before, own_marks, before_marks, exists)), strict=True)
-    mixed = zip(*(_mix(*part, limit=limit, dropout=dropout) for part in parts), strict=True)
-    y, weight = (torch.cat(part).flatten(0, 1).index_select(0, place - size) for part in mixed)
-    return y, weight
+    group = n_tiles if isinstance(place, FakeTensor) else max(1, MAX_SCORES // (tile * size))
+    groups = zip(*(torch.split(part, group) for part in (*own, *windows, exists)), strict=True)
+    sums = [
+        _mix(
+            parts[: len(own)],
+            parts[len(own) : -1],
+            parts[-1],
+            None if large is None else large[i * group : (i + 1) * group],
+            limit=limit,
+            dropout=dropout,
+        )
+        for i, parts in enumerate(groups)
+    ]
+    parts = [torch.cat(part) for part in zip(*sums, strict=True) if part[0] is not None]
+    return _Sums(*(part.flatten(0, 1).index_select(0, place - size) for part in parts))
 
 
-def _entries(table: Table, bucket_ids: Tensor, key_window: KeyWindow) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+class _Arrange(torch.autograd.Function):
+    """Rows (n ...) of `x` in the order `order` (p), where row i is at `place[i]` and other places have no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Tensor, place: Tensor) -> Tensor:
+        ctx.save_for_backward(place)
+        return x.index_select(0, order)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (place,) = ctx.saved_tensors
+        return grad.index_select(0, place), None, None
+
+
+class _Windows(torch.autograd.Function):
+    """Values (m c ...) at the `size` places before each of m tiles of `tile` places.
+
+    Args:
+        new: Values (p ...) at all places.
+        old: Values of earlier tokens, without gradient.
+        index: Indices (m c) into `new` and `old` together; None: the places immediately before the tile.
+        size: Number of places before a tile, a multiple of `tile`.
+        tile: Number of places of a tile.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, new: Tensor, old: Tensor | None, index: Tensor | None, size: int, tile: int) -> Tensor:
+        ctx.size, ctx.tile, ctx.index, ctx.n_places = size, tile, index, len(new)
+        if old is None or index is None:
+            return new[: len(new) - tile].unfold(0, size, tile).movedim(-1, 1)
+        return torch.cat((new, old)).index_select(0, index.flatten()).view(*index.shape, *new.shape[1:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        if ctx.index is not None:
+            grad = grad * (ctx.index < ctx.n_places).unsqueeze(-1)
+        tiles = grad.new_zeros(ctx.n_places // ctx.tile, ctx.tile, *grad.shape[2:])
+        for i, part in enumerate(torch.split(grad, ctx.tile, dim=1)):
+            tiles[i : i + len(grad)] += part
+        return tiles.flatten(0, 1), None, None, None, None
+
+
+def _entries(table: Table, bucket_ids: Tensor, key_window: KeyWindow) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Entries of the buckets `bucket_ids` (m) of a table.
 
     Returns:
-        Keys and values (m c e+w), global ranks (m c r), positions relative to the first new token (m c; negative), and
-        a mask (m c) of the visible entries.
+        Keys (m c e), values (m c w), global ranks (m c r), positions relative to the first new token (m c; negative),
+        and a mask (m c) of the visible entries.
     """
     keys, values, positions, global_ranks, exists = _latest(table, bucket_ids, table.counts.flatten()[bucket_ids])
     known = exists & (positions >= key_window.oldest)
-    return torch.cat((keys, values), -1), global_ranks, positions - key_window.start, known
+    return keys, values, global_ranks, positions - key_window.start, known
 
 
 def _latest(table: Table, bucket_ids: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -262,47 +360,61 @@ def _codes_of(global_ranks: Tensor, codes: _Codes, table: Table, heads: Tensor) 
 
 
 def _mix(
-    own: Tensor,
-    before: Tensor,
-    own_marks: Tensor,
-    before_marks: Tensor,
+    own: Sequence[Tensor],
+    before: Sequence[Tensor],
     exists: Tensor,
+    large: Tensor | None,
     *,
     limit: int | None,
     dropout: float,
-) -> tuple[Tensor, Tensor]:
-    """Attention (m c w) of m chunks to their own and the previous keys, and the log of its total weight (m c 1).
+) -> _Sums:
+    """Attention (m c ...) of m tiles to their own keys and to the n keys before them.
 
-    Query i of a chunk sees the keys before i in its chunk, and the keys from i on in the previous chunk. These are c
-    keys together, so one square of scores holds both.
+    Query i of a tile sees the keys before i in the tile, and the keys from i on before the tile. These are n keys
+    together, so scores with the first keys before the tile are replaced by scores with its own keys.
 
     Args:
-        own: Queries, keys and values (m c 2e+w).
-        before: Previous keys and values (m c e+w).
-        own_marks: Positions, if there is a limit, and codes in earlier rounds (m c r).
-        before_marks: Positions and codes of the previous keys.
-        exists: Mask (m c) of the previous keys that exist.
+        own: Queries (m c e), keys and values of the tiles, their codes in earlier rounds (m c), and their positions
+            (m c) if there is a limit.
+        before: Keys (m n e) and values before the tiles, their codes, and their positions.
+        exists: Mask (m n) of the keys before the tiles that exist.
+        large: Mask (m c 1) of the queries whose maximum score is subtracted.
         limit: Largest distance of a visible key; None: any.
         dropout: Dropout rate of the weights.
     """
-    size = own.shape[1]
-    width = own.shape[2] - before.shape[2]
-    q, k, v = own.tensor_split((width, 2 * width), dim=-1)
-    k_before, v_before = before.tensor_split((width,), dim=-1)
-    near = torch.ones(size, size, dtype=torch.bool, device=own.device).tril(-1)
-    hidden = ~(near | exists.unsqueeze(1))
-    for i, (mine, theirs) in enumerate(zip(own_marks.unbind(-1), before_marks.unbind(-1), strict=True)):
-        difference = mine.unsqueeze(2) - torch.where(near, mine.unsqueeze(1), theirs.unsqueeze(1))
-        hidden |= difference > limit if limit is not None and not i else difference.abs_() <= size
-    # Finite, so that a query without visible keys gets arbitrary weights, ignored later, instead of NaN.
-    large = torch.finfo(own.dtype).max / 2
-    scores = torch.where(near, q @ k.mT, q @ k_before.mT).masked_fill(hidden, -large)
-    top = scores.detach().amax(-1, keepdim=True)
-    weights = (scores - top).exp()
+    q, k, v, *marks = own
+    k_before, v_before, *marks_before = before
+    tile, size = k.shape[1], k_before.shape[1]
+    # Factors of 0 and 1 instead of Boolean masks, whose kernels are not vectorized on the CPU.
+    near = torch.ones(tile, tile, dtype=q.dtype, device=q.device).tril(-1)
+    far = 1 - near
+
+    def join(window: Tensor, beside: Tensor) -> Tensor:
+        window[..., :tile] = window[..., :tile] * far.to(window.dtype) + beside * near.to(window.dtype)
+        return window
+
+    distances = [
+        join(mine.unsqueeze(2) - theirs.unsqueeze(1), mine.unsqueeze(2) - mine.unsqueeze(1))
+        for mine, theirs in zip(marks, marks_before, strict=True)
+    ]
+    visible = join(exists.to(q.dtype).unsqueeze(1).repeat(1, tile, 1), torch.ones_like(near))
+    if limit is not None:
+        visible *= (limit + 1 - distances.pop()).clamp_(0, 1)
+    if distances:
+        visible *= reduce(torch.minimum, [distance.abs_() for distance in distances]).sub_(size).clamp_(0, 1)
+    scores = join(q @ k_before.mT, q @ k.mT)
+    shift = None
+    if large is not None:
+        top = (scores.detach() + visible.log()).amax(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min)
+        shift = torch.where(large, top, 0.0)
+        scores = (scores - shift).clamp(max=0.0).where(large, scores)
+    weights = scores.exp_() * visible
     total = weights.sum(-1, keepdim=True)
-    weights = F.dropout(weights, dropout) if dropout else weights
-    y = torch.baddbmm(weights.masked_fill(near, 0.0) @ v_before, weights * near, v) / total
-    return y, (top + total.log()).masked_fill(top < -large / 2, -torch.inf)
+    if dropout:
+        weights = F.dropout(weights, dropout)
+    beside = weights[..., :tile] * near
+    weights[..., :tile] *= far
+    return _Sums(torch.baddbmm(weights @ v_before, beside, v), total, shift)
 
 
 def attend_hashed_one(

@@ -13,10 +13,14 @@ from typing import NamedTuple
 import torch
 from einops import rearrange
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
 RANKS_PER_BUCKET = 2**36
 """Difference between the global ranks of adjacent buckets: the maximum number of tokens of a bucket."""
+
+MAX_PRODUCTS = 2**18
+"""Number of inner products with hash directions that are computed at once."""
 
 
 def draw_rotations(
@@ -38,7 +42,11 @@ def hash_buckets(x: Tensor, rotations: Tensor, factors: Sequence[int]) -> Tensor
         factors: Even factors of the number of buckets, each with n/2 directions. They give the digits of the bucket
             number, least significant last; no factors mean a single bucket.
     """
-    return torch.stack([_buckets(x, directions, factors) for directions in rotations], dim=2)
+    n = x.shape[2]
+    if not isinstance(x, FakeTensor):  # A single part has fewer operators to trace.
+        n = max(1, MAX_PRODUCTS // (x.shape[0] * x.shape[1] * max(1, rotations.shape[1])))
+    parts = [torch.stack([_buckets(part, r, factors) for r in rotations], dim=2) for part in torch.split(x, n, dim=2)]
+    return torch.cat(parts, dim=-1)
 
 
 def _buckets(x: Tensor, directions: Tensor, factors: Sequence[int]) -> Tensor:
@@ -46,10 +54,18 @@ def _buckets(x: Tensor, directions: Tensor, factors: Sequence[int]) -> Tensor:
     buckets = torch.zeros(x.shape[:-1], dtype=torch.int64, device=x.device)
     parts = torch.split(F.linear(x, directions), [n // 2 for n in factors], dim=-1)
     for part, n in zip(parts, factors, strict=True):
-        place = part.abs().max(-1).indices
+        place = _argmax(part.abs())
         opposite = part.gather(-1, place.unsqueeze(-1)).squeeze(-1) < 0
         buckets = buckets * n + place + opposite * (n // 2)
     return buckets
+
+
+def _argmax(x: Tensor) -> Tensor:
+    """Index of the first maximum along the last axis, any index if there are NaN. Faster than `argmax` on the CPU."""
+    n = x.shape[-1]
+    below = (x - x.amax(-1, keepdim=True)).sign_()
+    from_end = torch.arange(n - 1, -1, -1, dtype=x.dtype, device=x.device)
+    return n - 1 - below.mul_(n).add_(from_end).amax(-1).nan_to_num_().long()
 
 
 class Table(NamedTuple):

@@ -20,7 +20,7 @@ from xlcli.ops.context import AttentionContext
 from xlcli.ops.lsh_attention import KeyWindow, attend_hashed, attend_hashed_one
 from xlcli.ops.lsh_table import Table, draw_rotations, hash_buckets, insert, rank_in_buckets
 
-MAX_SEQUENTIAL = 32
+MAX_SEQUENTIAL = 16
 """Largest number of new tokens that inference processes one at a time, because that is faster (CPU)."""
 
 

@@ -89,7 +89,9 @@ def attend_hashed(
         settings = {"bucket_size": bucket_size, "scale": scale, "dropout": dropout}
         n = max(1, MAX_FLOATS // floats_per_head)
         slices = [slice(i, i + n) for i in range(0, h, n)]
-        return torch.cat([_attend_heads(q, k, v, ranks, table, key_window, part, **settings) for part in slices], dim=1)
+        parts = [_attend_heads(q, k, v, ranks, table, key_window, part, **settings) for part in slices]
+        # In memory the heads of a token are adjacent, as its projections are.
+        return torch.cat([part.transpose(1, 2) for part in parts], dim=2).transpose(1, 2)
     q = q if scale == 1 else q * scale
     large = (q.detach().norm(dim=-1) > MAX_LOG_WEIGHT).flatten()
     # With gradients, keys and values before a tile are stored if some of them are in the table.

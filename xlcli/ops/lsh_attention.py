@@ -14,18 +14,16 @@ Further axes: n bucket, c slot of a bucket or token of a tile, m tile or bucket 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
 from einops import rearrange, repeat
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from xlcli.ops.lsh_table import RANKS_PER_BUCKET, BucketRanks, Table, flat_index, write
+from xlcli.ops.lsh_tiles import Sums, add_rounds, arrange, mix, windows
 
 CHECKPOINT_SCORES = 2**24
 """Number of scores from which a round is recomputed in the backward pass instead of stored."""
@@ -107,13 +105,13 @@ def attend_hashed(
         tile=tile,
         dropout=dropout,
     )
-    rounds: list[_Sums] = []
+    rounds: list[Sums] = []
     for r, n_tiles in enumerate(_n_tiles(ranks, tile)):
         if torch.is_grad_enabled() and n_tiles * tile * bucket_size >= CHECKPOINT_SCORES:
-            rounds.append(_Sums(*checkpoint(_attend_round, call, r, n_tiles, use_reentrant=False)))
+            rounds.append(Sums(*checkpoint(_attend_round, call, r, n_tiles, use_reentrant=False)))
         else:
             rounds.append(_attend_round(call, r, n_tiles))
-    y, total = _add(rounds)
+    y, total = add_rounds(rounds)
     alone = (total == 0).to(total.dtype)
     return torch.addcmul(y / (total + alone), v.flatten(0, 2), alone).view_as(v)
 
@@ -170,31 +168,6 @@ class _Call(NamedTuple):
     dropout: float
 
 
-class _Sums(NamedTuple):
-    """Sums of one round over the visible keys of each query; 0 if there are none.
-
-    y      (... w)  values times weights
-    total  (... 1)  weights
-    shift  (... 1)  number subtracted from scores before exponentiation; None if it is 0 for all queries
-    """
-
-    y: Tensor
-    total: Tensor
-    shift: Tensor | None = None
-
-
-def _add(rounds: list[_Sums]) -> tuple[Tensor, Tensor]:
-    """Sums of all rounds: values times weights, and weights."""
-    if rounds[0].shift is not None:
-        most = torch.stack([sums.shift for sums in rounds if sums.shift is not None]).amax(0)
-        factors = [(sums.shift - most).exp() for sums in rounds if sums.shift is not None]
-        rounds = [_Sums(s.y * factor, s.total * factor) for s, factor in zip(rounds, factors, strict=True)]
-    y, total, _ = rounds[0]
-    for sums in rounds[1:]:
-        y, total = y + sums.y, total + sums.total
-    return y, total
-
-
 class _Codes(NamedTuple):
     """Global ranks as small floats, which are fast to subtract.
 
@@ -217,7 +190,7 @@ def _codes(ranks: BucketRanks, size: int) -> _Codes:
     return _Codes(first.to(exact), (first.gather(-1, ranks.buckets) + ranks.ranks).to(exact))
 
 
-def _attend_round(call: _Call, r: int, n_tiles: int) -> _Sums:
+def _attend_round(call: _Call, r: int, n_tiles: int) -> Sums:
     """Attention (b·h·t ...) to the keys first seen in round r, in `n_tiles` tiles."""
     qkv, large, ranks, codes, table, key_window, size, tile, dropout = call
     b, h, n_rounds, t = ranks.buckets.shape
@@ -234,14 +207,14 @@ def _attend_round(call: _Call, r: int, n_tiles: int) -> _Sums:
     marks = [codes.own[:, :, i].flatten().index_select(0, order) for i in range(r)]
     if limit is not None:
         marks.append((order % t).to(torch.float32 if t + limit < 2**24 else torch.float64))
-    new = [*(_Arrange.apply(part, order, place) for part in qkv), *marks]  # type: ignore[no-untyped-call]
+    new = [*(arrange(part, order, place) for part in qkv), *marks]
     # Ranks of the keys before each tile, relative to the first new token of the bucket: negative in the table.
     bucket = torch.repeat_interleave(torch.arange(len(sizes), device=device), tiles, output_size=n_tiles)
     tile_ids, slots = torch.arange(n_tiles, device=device), torch.arange(size, device=device)
     before = ((tile_ids - begins[bucket]) * tile - size).unsqueeze(1) + slots
     exists = before >= 0
     if table is None:
-        windows = [_Windows.apply(part, None, None, size, tile) for part in new[1:]]  # type: ignore[no-untyped-call]
+        past = [windows(part, None, None, size=size, tile=tile) for part in new[1:]]
     else:
         nonempty = sizes.nonzero().squeeze(1)
         keys, values, global_ranks, age, known = _entries(
@@ -253,8 +226,8 @@ def _attend_round(call: _Call, r: int, n_tiles: int) -> _Sums:
         first = len(order) + ((sizes > 0).cumsum(0)[bucket] * size).unsqueeze(1)
         index = torch.where(exists, (tile_ids * tile).unsqueeze(1) + slots, first + before)
         exists |= torch.cat((exists.new_zeros(len(order)), known.flatten()))[index]
-        windows = [
-            _Windows.apply(part, entries.flatten(0, 1).to(part.dtype), index, size, tile)  # type: ignore[no-untyped-call]
+        past = [
+            windows(part, entries.flatten(0, 1).to(part.dtype), index, size=size, tile=tile)
             for part, entries in zip(new[1:], old, strict=True)
         ]
     own = [rearrange(part[size:], "(m c) ... -> m c ...", c=tile) for part in new]
@@ -262,9 +235,9 @@ def _attend_round(call: _Call, r: int, n_tiles: int) -> _Sums:
         large = rearrange(large[order[size:]], "(m c) -> m c 1", c=tile)
     # A single group of fake tensors has fewer operators to trace.
     group = n_tiles if isinstance(place, FakeTensor) else max(1, MAX_SCORES // (tile * size))
-    groups = zip(*(torch.split(part, group) for part in (*own, *windows, exists)), strict=True)
+    groups = zip(*(torch.split(part, group) for part in (*own, *past, exists)), strict=True)
     sums = [
-        _mix(
+        mix(
             parts[: len(own)],
             parts[len(own) : -1],
             parts[-1],
@@ -275,49 +248,7 @@ def _attend_round(call: _Call, r: int, n_tiles: int) -> _Sums:
         for i, parts in enumerate(groups)
     ]
     parts = [torch.cat(part) for part in zip(*sums, strict=True) if part[0] is not None]
-    return _Sums(*(part.flatten(0, 1).index_select(0, place - size) for part in parts))
-
-
-class _Arrange(torch.autograd.Function):
-    """Rows (n ...) of `x` in the order `order` (p), where row i is at `place[i]` and other places have no gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, order: Tensor, place: Tensor) -> Tensor:
-        ctx.save_for_backward(place)
-        return x.index_select(0, order)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (place,) = ctx.saved_tensors
-        return grad.index_select(0, place), None, None
-
-
-class _Windows(torch.autograd.Function):
-    """Values (m c ...) at the `size` places before each of m tiles of `tile` places.
-
-    Args:
-        new: Values (p ...) at all places.
-        old: Values of earlier tokens, without gradient.
-        index: Indices (m c) into `new` and `old` together; None: the places immediately before the tile.
-        size: Number of places before a tile, a multiple of `tile`.
-        tile: Number of places of a tile.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, new: Tensor, old: Tensor | None, index: Tensor | None, size: int, tile: int) -> Tensor:
-        ctx.size, ctx.tile, ctx.index, ctx.n_places = size, tile, index, len(new)
-        if old is None or index is None:
-            return new[: len(new) - tile].unfold(0, size, tile).movedim(-1, 1)
-        return torch.cat((new, old)).index_select(0, index.flatten()).view(*index.shape, *new.shape[1:])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
-        if ctx.index is not None:
-            grad = grad * (ctx.index < ctx.n_places).unsqueeze(-1)
-        tiles = grad.new_zeros(ctx.n_places // ctx.tile, ctx.tile, *grad.shape[2:])
-        for i, part in enumerate(torch.split(grad, ctx.tile, dim=1)):
-            tiles[i : i + len(grad)] += part
-        return tiles.flatten(0, 1), None, None, None, None
+    return Sums(*(part.flatten(0, 1).index_select(0, place - size) for part in parts))
 
 
 def _entries(table: Table, bucket_ids: Tensor, key_window: KeyWindow) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -359,64 +290,6 @@ def _codes_of(global_ranks: Tensor, codes: _Codes, table: Table, heads: Tensor) 
     since = counts - table.counts.flatten()[cells]
     first = codes.first.flatten()[cells]
     return first + since.clamp(min=-table.positions.shape[-1] - 1).to(first.dtype)
-
-
-def _mix(
-    own: Sequence[Tensor],
-    before: Sequence[Tensor],
-    exists: Tensor,
-    large: Tensor | None,
-    *,
-    limit: int | None,
-    dropout: float,
-) -> _Sums:
-    """Attention (m c ...) of m tiles to their own keys and to the n keys before them.
-
-    Query i of a tile sees the keys before i in the tile, and the keys from i on before the tile. These are n keys
-    together, so scores with the first keys before the tile are replaced by scores with its own keys.
-
-    Args:
-        own: Queries (m c e), keys and values of the tiles, their codes in earlier rounds (m c), and their positions
-            (m c) if there is a limit.
-        before: Keys (m n e) and values before the tiles, their codes, and their positions.
-        exists: Mask (m n) of the keys before the tiles that exist.
-        large: Mask (m c 1) of the queries whose maximum score is subtracted.
-        limit: Largest distance of a visible key; None: any.
-        dropout: Dropout rate of the weights.
-    """
-    q, k, v, *marks = own
-    k_before, v_before, *marks_before = before
-    tile, size = k.shape[1], k_before.shape[1]
-    # Factors of 0 and 1 instead of Boolean masks, whose kernels are not vectorized on the CPU.
-    near = torch.ones(tile, tile, dtype=q.dtype, device=q.device).tril(-1)
-    far = 1 - near
-
-    def join(window: Tensor, beside: Tensor) -> Tensor:
-        window[..., :tile] = window[..., :tile] * far.to(window.dtype) + beside * near.to(window.dtype)
-        return window
-
-    distances = [
-        join(mine.unsqueeze(2) - theirs.unsqueeze(1), mine.unsqueeze(2) - mine.unsqueeze(1))
-        for mine, theirs in zip(marks, marks_before, strict=True)
-    ]
-    visible = join(exists.to(q.dtype).unsqueeze(1).repeat(1, tile, 1), torch.ones_like(near))
-    if limit is not None:
-        visible *= (limit + 1 - distances.pop()).clamp_(0, 1)
-    if distances:
-        visible *= reduce(torch.minimum, [distance.abs_() for distance in distances]).sub_(size).clamp_(0, 1)
-    scores = join(q @ k_before.mT, q @ k.mT)
-    shift = None
-    if large is not None:
-        top = (scores.detach() + visible.log()).amax(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min)
-        shift = torch.where(large, top, 0.0)
-        scores = (scores - shift).clamp(max=0.0).where(large, scores)
-    weights = scores.exp_() * visible
-    total = weights.sum(-1, keepdim=True)
-    if dropout:
-        weights = F.dropout(weights, dropout)
-    beside = weights[..., :tile] * near
-    weights[..., :tile] *= far
-    return _Sums(torch.baddbmm(weights @ v_before, beside, v), total, shift)
 
 
 def attend_hashed_one(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 
@@ -11,6 +12,21 @@ import pytest
 signal.signal(signal.SIGINT, signal.default_int_handler)
 for _number in (signal.SIGTERM, signal.SIGHUP):
     signal.signal(_number, signal.SIG_DFL)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Compiles the kernels of generation once, before any test has a time limit."""
+    if hasattr(session.config, "workerinput") or importlib.util.find_spec("numba") is None:
+        return
+    import torch
+
+    from tests.toys import toy
+
+    model = toy(dtype=torch.float32)
+    with torch.inference_mode():
+        model.decoder.logits(
+            torch.zeros(1, 1, dtype=torch.int64), model.network.init_state(1, mem_len=4, segment_len=4)
+        )
 
 
 @pytest.fixture(autouse=True)

@@ -27,7 +27,7 @@ from xlcli.config import (
 from xlcli.config.keywords import EvalOptions, GenerateOptions, SamplingOptions, StreamOptions
 from xlcli.config.workflows import Dtype
 from xlcli.errors import ConfigError, StateError
-from xlcli.events import Event, Generated, GeneratedText, TokenScore
+from xlcli.events import Event, Generated, GeneratedText, Notice, TokenScore
 from xlcli.inference import SaveState
 from xlcli.metrics import LN2, bits_per, perplexity
 from xlcli.runtime import Runtime, make_runtime
@@ -349,7 +349,7 @@ def generate(
     seed: int | None = None,
     save: Callable[[TextState], None] | None = None,
     **options: Unpack[GenerateOptions],
-) -> Iterator[GeneratedText | Generated]:
+) -> Iterator[GeneratedText | Generated | Notice]:
     """Continues a text; see `xlcli.generation.generate`.
 
     Args:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from xlcli.config import GenerateConfig
 from xlcli.errors import ConfigError
-from xlcli.events import Generated, GeneratedText, TokenLogprob
+from xlcli.events import Generated, GeneratedText, Notice, TokenLogprob
 from xlcli.inference import InferenceSession, SaveState
 from xlcli.sampling import REPETITION_WINDOW, SampleRNG, StreamingDetokenizer, log_probabilities, sample_tokens
 from xlcli.store.state_files import PendingText, SamplerState, SessionState
@@ -49,7 +49,7 @@ def generate(
     resume: SessionState | None = None,
     save: SaveState | None = None,
     stop: Callable[[], bool] = lambda: False,
-) -> Iterator[GeneratedText | Generated]:
+) -> Iterator[GeneratedText | Generated | Notice]:
     """Continues `prompt`.
 
     Args:
@@ -64,7 +64,7 @@ def generate(
         stop: Called before every call of the model; once true, all samples end as "interrupted".
 
     Yields:
-        The text of sample 0 in pieces of whole characters, then its `Generated`, then sample 1 and so on.
+        The text of sample 0 in pieces of whole characters, then its `Generated`, then sample 1 and so on; and notices.
 
     Raises:
         ConfigError: `save` is given with several samples.
@@ -161,7 +161,7 @@ def _sample_batch(
     *,
     prompt: bytes,
     prompt_rate: float,
-) -> Iterator[GeneratedText | Generated]:
+) -> Iterator[GeneratedText | Generated | Notice]:
     """Generates a batch of samples; `session` has one row per sample."""
     started = time.perf_counter()
     running, unfinished = samples, deque(samples)
@@ -183,6 +183,8 @@ def _sample_batch(
             unfinished.popleft()
         if not running:
             return
+        if notice := session.compilation():
+            yield notice
         logits = session.predict()
         session.last_tokens = sample_tokens(logits, [sample.rng for sample in running], options)
         for row, (sample, token) in enumerate(zip(running, session.last_tokens, strict=True)):

@@ -13,7 +13,9 @@ import numpy as np
 import torch
 
 from xlcli.errors import CheckpointError, StateError
+from xlcli.events import Notice
 from xlcli.machine import as_options, available_bytes, fitting, require_memory
+from xlcli.model.decoder import Decoder
 from xlcli.ops.span import Span
 from xlcli.store.state_files import PendingText, SamplerState, SessionState, StreamPosition
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from xlcli.config import InferenceConfig, MemoryDtype
+    from xlcli.model.lm import LanguageModel
     from xlcli.runtime import Runtime
     from xlcli.state import State
     from xlcli.store.folder import LoadedModel
@@ -48,6 +51,7 @@ class InferenceSession:
         self.runtime = runtime
         self.state = state
         self.last_tokens = last_tokens
+        self._is_first = True
 
     @classmethod
     def open(
@@ -116,12 +120,24 @@ class InferenceSession:
             self.last_tokens = [chunk[-1]]
         return len(ids)
 
+    @property
+    def _decoder(self) -> LanguageModel | Decoder:
+        """Model of the next prediction: the first one does not wait half a second until kernels are loaded."""
+        is_slow = self._is_first or self.runtime.dtype != torch.float32
+        return self.model.network if is_slow else self.model.decoder
+
+    def compilation(self) -> Notice | None:
+        """Notice that the next prediction compiles kernels, which takes seconds; None if it does not."""
+        if isinstance(self._decoder, Decoder) and not self._decoder.is_compiled:
+            return Notice("compiling the kernels of generation, once on this machine: about 15 seconds")
+        return None
+
     def predict(self) -> Tensor:
         """Logits (b v) of the next token of each row. The caller assigns the sampled tokens to `last_tokens`."""
         tokens = torch.tensor(self.last_tokens, device=self.runtime.device)[:, None]
-        model = self.model.decoder if self.runtime.dtype == torch.float32 else self.model.network
+        decoder, self._is_first = self._decoder, False
         with torch.inference_mode(), self.runtime.autocast():
-            logits, self.state = model.logits(tokens, self.state)
+            logits, self.state = decoder.logits(tokens, self.state)
         return logits
 
     def reset(self) -> None:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from xlcli.config import GenerateConfig, StreamConfig
 from xlcli.config.workflows import compile_pattern
-from xlcli.events import GeneratedText, LineScore, StreamStats, TokenScore
+from xlcli.events import GeneratedText, LineScore, Notice, StreamStats, TokenScore
 from xlcli.inference import TOKENS_PER_CALL, InferenceSession, SaveState
 from xlcli.metrics import LN2
 from xlcli.sampling import SampleRNG, StreamingDetokenizer, sample_tokens
@@ -46,7 +46,7 @@ LINE_LIMIT = 2**14
 STATS_SECONDS = 1.0
 """Time between two `StreamStats`."""
 
-StreamEvent = LineScore | TokenScore | GeneratedText | StreamStats
+StreamEvent = LineScore | TokenScore | GeneratedText | StreamStats | Notice
 
 
 def stream(
@@ -107,13 +107,15 @@ def stream(
 
 def _continue_text(
     session: InferenceSession, n_tokens: int, options: GenerateConfig, seed: int | None, stop: Callable[[], bool]
-) -> Iterator[GeneratedText]:
+) -> Iterator[GeneratedText | Notice]:
     """Samples `n_tokens` tokens that continue the text."""
     rng = SampleRNG.seeded(secrets.randbits(31) if seed is None else seed)
     detokenizer = StreamingDetokenizer(options.stop)
     for _ in range(n_tokens):
         if stop() or detokenizer.stopped:
             break
+        if notice := session.compilation():
+            yield notice
         session.last_tokens = sample_tokens(session.predict(), [rng], options)
         if text := detokenizer.feed(session.model.tokenizer.decode(session.last_tokens)):
             yield GeneratedText(0, text)

@@ -17,7 +17,7 @@ from xlcli.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from xlcli.cli.render import Screen
-    from xlcli.events import Generated, GeneratedText
+    from xlcli.events import Generated, GeneratedText, Notice
 
 SECTIONS = ("generate", "runtime")
 """Sections of the configuration that the command uses."""
@@ -167,7 +167,6 @@ def generate(
 ) -> int:
     """Continue a text; print the prompt and its continuation as it is generated."""
     from xlcli.cli.prologue import (
-        announce_compilation,
         begin,
         check_files,
         find_model,
@@ -201,7 +200,6 @@ def generate(
 
         loaded, runtime = load_model(folder, settings, config.runtime, screen)
         warn_mem_len(loaded.config.model, [settings.mem_len], screen)
-        announce_compilation(loaded, runtime, screen)
         resume, save = open_state_files(state_in, state_out, loaded, runtime)
         conversation = Conversation(loaded, settings, runtime, seed=config.runtime.seed, resume=resume)
         return converse(conversation, screen, os.fsencode(words[0]) if words else None, save)
@@ -215,7 +213,6 @@ def generate(
 
         loaded, runtime = load_model(folder, settings, config.runtime, screen)
         warn_mem_len(loaded.config.model, [settings.mem_len], screen)
-        announce_compilation(loaded, runtime, screen)
         resume, save = open_state_files(state_in, state_out, loaded, runtime)
         seed = config.runtime.seed
         events = generation.generate(
@@ -225,14 +222,17 @@ def generate(
         return stopping.exit_code
 
 
-def show(events: Iterable[GeneratedText | Generated], screen: Screen, *, prompt: bytes, several: bool) -> None:
+def show(events: Iterable[GeneratedText | Generated | Notice], screen: Screen, *, prompt: bytes, several: bool) -> None:
     """Shows text as it is generated, with a line `---` between samples; or one JSON object at the end."""
     from xlcli.cli import report
-    from xlcli.events import Generated
+    from xlcli.events import Generated, Notice
 
     done: list[dict[str, object]] = []
     current = -1
     for event in events:
+        if isinstance(event, Notice):
+            screen.say(event.text, event.level)
+            continue
         if event.sample != current and not screen.json:
             screen.model_text((b"\n---\n" if current >= 0 else b"") + prompt)
         current = event.sample

@@ -16,7 +16,7 @@ from xlcli.errors import DataError
 if TYPE_CHECKING:
     from xlcli.cli.render import Screen
     from xlcli.config import GenerateConfig
-    from xlcli.events import Generated, GeneratedText
+    from xlcli.events import Generated, GeneratedText, Notice
     from xlcli.inference import SaveState
     from xlcli.runtime import Runtime
     from xlcli.store.folder import LoadedModel
@@ -55,7 +55,7 @@ class Conversation:
         last = self.session.pending.data or self._model.tokenizer.decode([self.session.last_token])
         return last.endswith(b"\n")
 
-    def answer(self, line: bytes, stop: Stop) -> Iterator[GeneratedText | Generated]:
+    def answer(self, line: bytes, stop: Stop) -> Iterator[GeneratedText | Generated | Notice]:
         """Events of the continuation of the text and `line`; an empty line continues the text as it is."""
         from xlcli import generation
 

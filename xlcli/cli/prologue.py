@@ -75,15 +75,6 @@ def warn_mem_len(model: ModelConfig, mem_lens: Iterable[int | None], screen: Scr
         screen.say(warning, "warning")
 
 
-def announce_compilation(model: LoadedModel, runtime: Runtime, screen: Screen) -> None:
-    """Says that the first generated token will take seconds, if it will."""
-    from xlcli.model.decoder import Decoder
-
-    decodes = runtime.dtype_name == "float32" and isinstance(model.decoder, Decoder)
-    if decodes and not model.decoder.is_compiled:
-        screen.say("compiling the decoding kernels, once on this machine: about 15 seconds")
-
-
 def print_plan(
     folder: Path, settings: InferenceConfig, screen: Screen, *, batch_size: int, action: str, is_endless: bool = False
 ) -> None:

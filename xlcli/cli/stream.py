@@ -108,7 +108,6 @@ def stream(
     """Score text line by line as it arrives, without end, in constant memory."""
     from xlcli.cli.outputs import check_standard_output
     from xlcli.cli.prologue import (
-        announce_compilation,
         begin,
         check_files,
         check_texts,
@@ -151,8 +150,6 @@ def stream(
 
         loaded, runtime = load_model(folder, settings, config.runtime, screen)
         warn_mem_len(loaded.config.model, [settings.mem_len], screen)
-        if settings.continue_tokens:
-            announce_compilation(loaded, runtime, screen)
         resume, save = open_state_files(state_in, state_out, loaded, runtime)
         mem_len = loaded.config.train.mem_len if settings.mem_len is None else settings.mem_len
         text = portions(source, stop, settings.flush_ms)

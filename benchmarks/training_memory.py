@@ -60,6 +60,12 @@ SHAPES = {
     "memory 512, bfloat16": {"model": SMALL, "train": TRAIN | {"mem_len": 512, "batch_size": 8}, "runtime": BFLOAT16},
     "no memory": {"model": SMALL, "train": TRAIN | {"segment_len": 256, "mem_len": 0, "batch_size": 8}},
     "four parts": {"model": SMALL, "train": TRAIN | {"grad_accum": 4}},
+    "recomputed": {"model": SMALL, "train": TRAIN | {"recompute_activations": True}},
+    "12 layers": {"model": SMALL | {"n_layers": 12}, "train": TRAIN},
+    "12 layers, recomputed": {
+        "model": SMALL | {"n_layers": 12},
+        "train": TRAIN | {"recompute_activations": True},
+    },
     "adamw": {"model": SMALL, "train": TRAIN | {"optimizer": "adamw"}},
     "dropout": {"model": SMALL | {"dropout": DROPOUT}, "train": TRAIN},
     "published": {"model": PUBLISHED, "train": TRAIN | {"batch_size": 8, "optimizer": "adamw"}},

@@ -66,6 +66,8 @@ def test_a_decimal_point_makes_seconds_of_steps():
         ({"train": {"lr": float("inf")}}, r"'train\.lr'"),
         ({"train": {"lr": float("nan")}}, r"'train\.lr'"),
         ({"train": {"lr": 0.0}}, r"'train\.lr' is 0"),
+        ({"train": {"recompute_activations": True}, "model": {"stack": {"kind": "reversible"}}},
+         "train.recompute_activations does not apply: stack 'reversible' keeps no activations"),
         ({"train": {"grad_accum": 17}}, r"train\.grad_accum 17 is more than train\.batch_size 16"),
         ({"train": {"max_steps": True}}, r"'train\.max_steps' is True"),
         ({"train": {"optimizer": "sgd"}}, r"'train\.optimizer' is 'sgd': .*'muon' or 'adamw'"),

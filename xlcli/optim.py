@@ -43,21 +43,24 @@ class BatchedMuon(Muon):
         for group in self.param_groups:
             with_gradient = [p for p in group["params"] if p.grad is not None]
             for parameters in batches_of_one_shape(with_gradient):
-                updates = torch.stack([self._nesterov(p, group["momentum"]) for p in parameters])
+                updates = self._nesterov(parameters, group["momentum"])
                 scale = 0.2 * math.sqrt(max(parameters[0].shape))
                 directions = orthogonalize(updates, group["ns_coefficients"], group["ns_steps"], group["eps"])
-                for parameter, direction in zip(parameters, directions, strict=True):
-                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                    parameter.add_(direction, alpha=-group["lr"] * scale)
+                torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+                torch._foreach_add_(parameters, directions.unbind(), alpha=-group["lr"] * scale)
 
-    def _nesterov(self, parameter: Tensor, momentum: float) -> Tensor:
-        """Gradient with Nesterov momentum, in `dtype`; updates the momentum buffer."""
-        assert parameter.grad is not None
-        state = self.state[parameter]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(parameter.grad)
-        buffer = state["momentum_buffer"].lerp_(parameter.grad, 1 - momentum)
-        return parameter.grad.lerp(buffer, momentum).to(self.dtype)
+    def _nesterov(self, parameters: list[Tensor], momentum: float) -> Tensor:
+        """Gradients with Nesterov momentum (n r c), in `dtype`; updates the momentum buffers."""
+        gradients, buffers = [], []
+        for parameter in parameters:
+            assert parameter.grad is not None
+            state = self.state[parameter]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(parameter.grad)
+            gradients.append(parameter.grad)
+            buffers.append(state["momentum_buffer"])
+        torch._foreach_lerp_(buffers, gradients, 1 - momentum)
+        return torch.stack(torch._foreach_lerp(gradients, buffers, momentum)).to(self.dtype)
 
 
 def batches_of_one_shape(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:

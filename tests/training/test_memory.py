@@ -30,7 +30,8 @@ def estimate(model, train=None):
         ({"position": {"kind": "alibi"}}, {"position": {"kind": "t5"}}),
         ({}, {"position": {"kind": "contextual-1"}}), ({}, {"n_layers": 5}),
         ({"n_layers": 1, "stack": {"kind": "universal", "n_steps": 3}}, {}),
-        ({"stack": {"kind": "universal"}}, {"stack": {"kind": "universal", "act": True}}),
+        ({"stack": {"kind": "universal"}, "feedforward": {"ffn_dim": 64}},
+         {"stack": {"kind": "universal", "act": True}, "feedforward": {"ffn_dim": 64}}),
         ({"stack": {"kind": "universal"}}, {"stack": {"kind": "universal", "n_steps": 5}}),
         ({"attention": {"kind": "linear", "n_heads": 3, "n_features": 32}, "position": {"kind": "rope"}},
          {"attention": {"kind": "linear", "n_heads": 3, "n_features": 64}, "position": {"kind": "rope"}}),
@@ -38,6 +39,11 @@ def estimate(model, train=None):
 )  # fmt: skip
 def test_settings_that_save_memory_lower_the_estimate(less, more):
     assert estimate(less) < 0.98 * estimate(more)
+
+
+def test_recomputed_activations_lower_the_estimate():
+    deep = {"n_layers": 12}
+    assert estimate(deep, {"recompute_activations": True}) < 0.5 * estimate(deep)
 
 
 def test_a_memory_of_bounded_size_does_not_grow_with_the_memory_length():
@@ -72,6 +78,7 @@ KINDS = {
         "attention": {"kind": "mixed", "n_heads": 2, "layers": ["full", {"kind": "local", "window": 8}]},
         "position": {"kind": "rope"},
     },
+    "recomputed": {},
     "deep": {"n_layers": 7, "position": {"kind": "alibi"}},
 }
 
@@ -79,7 +86,8 @@ KINDS = {
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_live_bytes_are_those_of_real_training(kind, dtype, monkeypatch):
-    tree = config.merge(SHAPE, {"model": KINDS[kind], "runtime": {"dtype": dtype, "device": "cpu"}})
+    changes = {"model": KINDS[kind], "runtime": {"dtype": dtype, "device": "cpu"}}
+    tree = config.merge(SHAPE, changes | ({"train": {"recompute_activations": True}} if kind == "recomputed" else {}))
     with memory.PeakMemory() as meter:
         run = training_memory.train(tree)
     monkeypatch.setattr(memory, "FRAGMENTATION", 1.0)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from runs import PROSE, small
+from toys import VARIANTS
 
 from xlcli import config
 from xlcli.errors import ConfigError, DivergedError
@@ -52,6 +53,57 @@ def test_grad_accum_gives_the_same_update(optimizer, parts, monkeypatch):
         assert one.mean_steps is other.mean_steps is None
     for name, weight in _weights(whole).items():
         assert torch.allclose(weight, _weights(cut)[name], rtol=0, atol=1e-12), name
+
+
+RECOMPUTED = {
+    "plain": {},
+    "clamped": {"position": {"kind": "xl", "n_features": 8, "tied": True, "clamp_len": 9}},
+    "input residual": {"stack": {"input_residual": True}, "embedding": {"per_layer": True}},
+    "chunked": {"feedforward": {"chunk_len": 8}},
+    "normalized": {"attention": {"n_heads": 2, "qk_norm": True}},
+    "universal": {"stack": {"kind": "universal", "n_steps": 3}, "n_layers": 1},
+} | {name: VARIANTS[name] for name in ("local", "lsh", "learned", "axial", "adaptive")}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("memory", ["hidden", "keyvalue"])
+@pytest.mark.parametrize("kind", RECOMPUTED)
+def test_recomputed_activations_change_no_bit(kind, memory, dtype):
+    steps, weights = [], []
+    for recompute in (False, True):
+        tree = small(model=RECOMPUTED[kind], train={"memory": memory, "recompute_activations": recompute})
+        run = _run(tree, Runtime(torch.device("cpu"), dtype, 1))
+        steps.append([run.train_step(0.0) for _ in range(3)])
+        weights.append(_weights(run))
+    assert steps[0] == steps[1]
+    assert all(torch.equal(weight, weights[1][name]) for name, weight in weights[0].items())
+
+
+@pytest.mark.parametrize("kind", ["t5", "linear"])
+def test_recomputed_activations_of_layers_with_shared_values_differ_in_rounding_only(kind):
+    """Gradients of a bias that all layers share are summed in another order."""
+    model = {"t5": {"position": {"kind": "t5"}}, "linear": VARIANTS["linear"]}[kind]
+    still = {"dropout": {"attention": 0.0}}
+    weights = []
+    for recompute in (False, True):
+        train = {"recompute_activations": recompute, "optimizer": "adamw"}
+        run = _in_float64(_run(small(model=config.merge(model, still), train=train)))
+        for _ in range(3):
+            run.train_step(0.0)
+        weights.append(_weights(run))
+    assert all(torch.allclose(weight, weights[1][name], rtol=0, atol=1e-12) for name, weight in weights[0].items())
+
+
+def test_a_step_waits_for_the_device_once(monkeypatch):
+    """Every read of a number from a tensor is a wait on CUDA, also those inside of PyTorch."""
+    run = _run(small(model={"dropout": {"attention": 0.0}}))
+    run.train_step(0.0)
+    reads = []
+    for name in ("item", "tolist", "__bool__", "__float__", "__int__"):
+        method = getattr(torch.Tensor, name)
+        monkeypatch.setattr(torch.Tensor, name, lambda self, _m=method, _n=name: reads.append(_n) or _m(self))
+    run.train_step(0.0)
+    assert reads == ["tolist"]
 
 
 def test_memory_carries_over_from_step_to_step():

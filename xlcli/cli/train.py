@@ -52,6 +52,7 @@ def train(
     span: options.Span = None,
     batch_size: train_options.BatchSize = None,
     grad_accum: train_options.GradAccum = None,
+    recompute_activations: train_options.RecomputeActivations = False,
     lr: train_options.Lr = None,
     optimizer: train_options.Optimizer = None,
     warmup_steps: train_options.WarmupSteps = None,

@@ -124,6 +124,14 @@ GradAccum = Annotated[
         rich_help_panel="Training",
     ),
 ]
+RecomputeActivations = Annotated[
+    bool,
+    typer.Option(
+        "--recompute-activations",
+        help="Keep only the input of each block for the backward pass: less memory, a third more arithmetic.",
+        rich_help_panel="Training",
+    ),
+]
 Lr = Annotated[
     float | None,
     typer.Option(

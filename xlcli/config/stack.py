@@ -25,6 +25,11 @@ class StackConfig(BaseConfig):
         """Whether a token may skip steps (adaptive computation time)."""
         return False
 
+    @property
+    def recomputes_activations(self) -> bool:
+        """Whether the backward pass computes activations from the output of the stack."""
+        return False
+
     def check(self, *, dim: int, norm_placement: str) -> None:
         """`InvalidSettingError` unless the stack is possible with this model width and placement of the norm."""
 
@@ -83,6 +88,11 @@ class ReversibleStackConfig(StackConfig):
     """Two streams, from which the backward pass recomputes activations (Kitaev et al. 2020, section 3)."""
 
     kind: Literal["reversible"] = "reversible"
+
+    @property
+    def recomputes_activations(self) -> bool:
+        """True."""
+        return True
 
     def check(self, *, dim: int, norm_placement: str) -> None:
         """The norm must not be `post`."""

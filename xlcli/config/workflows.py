@@ -62,6 +62,8 @@ class TrainConfig(BaseConfig):
         reset_on_document: No token attends to an earlier document, and absolute positions count from its beginning.
         batch_size: Sequences per batch.
         grad_accum: Microbatches per step; does not change the result.
+        recompute_activations: Keep only the input of each block for the backward pass, which computes the block again:
+            less memory, a third more arithmetic, the same result.
         lr: Peak learning rate of the optimizer; None is its default.
         adam_lr: Peak learning rate of parameters that Muon leaves to AdamW; None is its default.
         betas: AdamW betas.
@@ -90,6 +92,7 @@ class TrainConfig(BaseConfig):
     reset_on_document: bool = False
     batch_size: Count = 16
     grad_accum: Count = 1
+    recompute_activations: bool = False
     optimizer: Literal["muon", "adamw"] = "muon"
     lr: Positive | None = None
     adam_lr: Positive | None = None
@@ -333,5 +336,15 @@ class Config(BaseConfig):
                 "train.reset_on_document",
                 f"needs softmax attention: attention '{self.model.attention.kind}' cannot hide the documents before",
                 "Leave it out, or set model.attention.kind to full or local.",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_recompute_activations(self) -> Config:
+        if self.train.recompute_activations and self.model.stack.recomputes_activations:
+            raise InvalidSettingError(
+                "train.recompute_activations",
+                f"does not apply: stack '{self.model.stack.kind}' keeps no activations",
+                "Leave it out, or set model.stack.kind to standard or universal.",
             )
         return self

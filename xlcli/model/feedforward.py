@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from xlcli.ops.autocast import cast_for_products
 from xlcli.ops.chunks import map_chunks
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -47,6 +48,7 @@ class FeedForward(nn.Module):
         return map_chunks(self._branch, ((part,) for part in torch.split(x, self.chunk_len, dim=1)), x.device)
 
     def _branch(self, x: Tensor) -> Tensor:
+        x = cast_for_products(x)
         up = self.up(x)
         inner = self.activation(up) if self.gate is None else self.activation(self.gate(x)) * up
         out: Tensor = self.down(self.dropout(inner))

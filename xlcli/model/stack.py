@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from xlcli.memory import Memory
 from xlcli.model.attention import Attention
@@ -83,6 +84,10 @@ class Stack(nn.Module):
 
     With `input_residual` the input of block i is stream_scale[i] x + input_scale[i] x0, where x0 is the input of the
     stack.
+
+    Attributes:
+        recompute_activations: Keep only the input of each block for the backward pass, which computes the block again
+            with the same dropout (Chen et al. 2016). A reversible stack keeps less and ignores it.
     """
 
     def __init__(self, blocks: Sequence[Block], final: nn.Module, *, input_residual: bool = False) -> None:
@@ -91,6 +96,7 @@ class Stack(nn.Module):
         self.final = final
         self.initial_constants: dict[str, float] = {}
         self.input_residual = input_residual
+        self.recompute_activations = False
         if input_residual:
             self.stream_scale = nn.Parameter(torch.empty(len(blocks)))
             self.input_scale = nn.Parameter(torch.empty(len(blocks)))
@@ -126,7 +132,10 @@ class Stack(nn.Module):
         for i, (block, before) in enumerate(zip(self.layers(), memories, strict=True)):
             if self.input_residual:
                 x = self.stream_scale[i] * x + self.input_scale[i] * x0
-            x, memory = block(x, before, context)
+            if self.recompute_activations and torch.is_grad_enabled():
+                x, memory = _recomputed(block, x, before, context)
+            else:
+                x, memory = block(x, before, context)
             after.append(memory)
         return x, tuple(after)
 
@@ -135,3 +144,15 @@ class Stack(nn.Module):
         for block in self.blocks:
             assert isinstance(block, Block)
             yield block
+
+
+def _recomputed(block: Block, x: Tensor, memory: Memory, context: AttentionContext) -> tuple[Tensor, Memory]:
+    """Output of a block of which only the input is kept for the backward pass, and the new memory."""
+
+    def apply(x: Tensor) -> tuple[Tensor, Memory]:
+        # Cached values computed from parameters belong to the graph of one block.
+        context.clear_learned()
+        out: tuple[Tensor, Memory] = block(x, memory, context)
+        return out
+
+    return checkpoint(apply, x, use_reentrant=False)  # type: ignore[no-any-return]

@@ -175,6 +175,7 @@ def _one_step(config: Config, runtime: Runtime) -> Usage:
     shape = _with_few_chunks(config.model, train.segment_len)
     with FakeTensorMode(), torch.device(runtime.device), PeakMemory() as meter:
         model = build_model(shape).train()
+        model.stack.recompute_activations = train.recompute_activations
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(_drop_gradient)  # type: ignore[no-untyped-call]
         state = model.init_state(

@@ -115,9 +115,14 @@ class TrainingRun:
                 loss = loss + self._ponder_weight * ponder.cost.sum() / count
                 steps += ponder.steps.sum() / count
             loss.backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), train.grad_clip or math.inf)
-        if not (math.isfinite(nats.item()) and math.isfinite(norm.item())):
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        # The only wait for the device in a step: weights must not change before the loss is known to be finite.
+        loss_now, norm_now, steps_now = torch.stack((nats, norm, steps)).tolist()
+        if not (math.isfinite(loss_now) and math.isfinite(norm_now)):
             raise DivergedError(f"the loss or its gradient is not finite at step {self.step + 1}.")
+        if train.grad_clip and norm_now > train.grad_clip:
+            torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), train.grad_clip, norm)
         warmup = defaults.warmup_steps(train)
         factor = lr_factor(
             fraction,
@@ -131,7 +136,7 @@ class TrainingRun:
         self.optimizers.step(factor)
         self.step += 1
         self.tokens += count
-        return StepResult(nats.item(), norm.item(), factor, steps.item() or None)
+        return StepResult(loss_now, norm_now, factor, steps_now or None)
 
     def skip_to(self, position: int) -> None:
         """Continues at batch `position` of the loader, with empty memory."""
@@ -250,6 +255,7 @@ def make_training_run(
     assert train.lr is not None
     native = has_bfloat16_units(runtime.device)
     optimizers = Optimizers(model, train, lr=train.lr, native_bfloat16=native)
+    model.stack.recompute_activations = train.recompute_activations
     if config.runtime.compile:
         compile_stack(model.stack)
     loader = TrainLoader(

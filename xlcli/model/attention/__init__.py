@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from xlcli.config import MemoryDtype
 from xlcli.memory import Memory
-from xlcli.model.norm import HeadNorm
+from xlcli.model.norm import EPSILON, HeadNorm
 from xlcli.model.position import Position
 from xlcli.ops.context import AttentionContext
 
@@ -65,8 +65,8 @@ class ProjectedAttention(Attention):
     def __init__(self, *, dim: int, n_heads: int, head_dim: int, position: Position, qk_norm: bool = False) -> None:
         super().__init__(position)
         self.n_heads = n_heads
-        self.query_norm = HeadNorm(head_dim, eps=1e-5) if qk_norm else nn.Identity()
-        self.key_norm = HeadNorm(head_dim, eps=1e-5) if qk_norm else nn.Identity()
+        self.query_norm = HeadNorm(head_dim, eps=EPSILON) if qk_norm else nn.Identity()
+        self.key_norm = HeadNorm(head_dim, eps=EPSILON) if qk_norm else nn.Identity()
         self.query = nn.Linear(dim, n_heads * head_dim, bias=False)
         self.key = nn.Linear(dim, n_heads * head_dim, bias=False)
         self.value = nn.Linear(dim, n_heads * head_dim, bias=False)

@@ -1,0 +1,31 @@
+import pytest
+import torch
+
+from xlcli.ops.rms_norm import rms_norm, rms_norm_plain
+
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
+
+
+def with_gradients(function, x, weight, grad):
+    leaves = [t.clone().requires_grad_() for t in (x, weight)]
+    y = function(*leaves, 1e-5)
+    return y.detach(), *torch.autograd.grad(y, leaves, grad)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("shape", [(7,), (1, 1), (3, 5, 16), (2, 300, 41), (0, 4)])
+def test_equals_the_plain_function_and_its_gradients(shape, dtype):
+    generator = torch.Generator().manual_seed(len(shape))
+    x, grad = (torch.randn(shape, generator=generator, dtype=dtype) for _ in range(2))
+    weight = torch.rand(shape[-1], generator=generator, dtype=dtype)
+    found, want = (with_gradients(function, 3 * x, weight, grad) for function in (rms_norm, rms_norm_plain))
+    assert torch.equal(found[0], want[0])
+    for one, other in zip(found[1:], want[1:], strict=True):
+        torch.testing.assert_close(one, other, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+def test_small_inputs_are_not_amplified_without_limit():
+    x, weight = torch.zeros(2, 8, dtype=torch.float64), torch.ones(8, dtype=torch.float64)
+    _, d_x, d_weight = with_gradients(rms_norm, x, weight, torch.ones(2, 8, dtype=torch.float64))
+    torch.testing.assert_close(d_x, torch.full_like(d_x, 1e-5**-0.5))
+    assert not d_weight.any()

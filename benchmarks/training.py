@@ -4,8 +4,8 @@
 
 The shape of the comparison has 6 layers, width 256, 4 heads, a feed-forward layer of 1,024 (ReLU), 256 symbols, segment
 and memory of 128 tokens and batches of 16 sequences; forward and backward pass, gradient clipping and optimizer. PYTHON
-is the interpreter of an environment with torch and transformers 4.35.2. Transformer-XL trains with AdamW, without
-dropout, and passes its memories on; xlcli trains with AdamW and with Muon.
+is the interpreter of an environment with torch and transformers 4.35.2, whose Transformer-XL trains in float32 with
+AdamW and passes its memories on; both programs train with its default dropout of 0.1 and without dropout.
 
 With --text the preset `small` trains on that text, and with --before that of another checkout of xlcli, in turn. Every
 measurement is a process of its own. Times are medians over steps with full memory. The share of peak arithmetic is that
@@ -31,10 +31,11 @@ LAYERS, DIM, HEADS, FFN, VOCAB = 6, 256, 4, 1024, 256
 SEGMENT, MEMORY, BATCH = 128, 128, 16
 WARMUP = 3
 RESULT = Path(__file__).parent / "results" / "training.json"
+DROPOUT = (0.1, 0.0)
 OURS = [
-    {"dtype": dtype, "optimizer": optimizer, "n_features": features}
+    {"dtype": dtype, "optimizer": optimizer, "n_features": 32, "dropout": dropout}
     for dtype in ("bfloat16", "float32")
-    for optimizer, features in (("adamw", 32), ("muon", 32), ("adamw", 256))
+    for optimizer, dropout in (("adamw", 0.1), ("adamw", 0.0), ("muon", 0.0))
 ]
 
 
@@ -50,7 +51,7 @@ def median_seconds(step, steps):
     return statistics.median(seconds)
 
 
-def transformer_xl(steps):
+def transformer_xl(steps, *, dropout):
     """Tokens per second of Transformer-XL in transformers, in float32: its loss fails under autocast."""
     import torch
     from transformers import TransfoXLConfig, TransfoXLLMHeadModel
@@ -69,7 +70,7 @@ def transformer_xl(steps):
         same_length=False,
         adaptive=False,
         div_val=1,
-        dropout=0.0,
+        dropout=dropout,
         dropatt=0.0,
     )
     model = TransfoXLLMHeadModel(config).train()
@@ -103,7 +104,7 @@ def make_run(tree, ids, dtype):
     return make_training_run(config.make({"train": {"lr": 1e-3}}, tree), runtime, TokenFile(ids, len(ids)), 0)
 
 
-def xlcli(steps, *, dtype, optimizer, n_features):
+def xlcli(steps, *, dtype, optimizer, n_features, dropout):
     """Tokens per second of xlcli, and arithmetic of the products of the model."""
     import numpy as np
 
@@ -115,6 +116,7 @@ def xlcli(steps, *, dtype, optimizer, n_features):
             "attention": {"n_heads": HEADS},
             "position": {"kind": "xl", "n_features": n_features},
             "feedforward": {"kind": "relu", "ffn_dim": FFN},
+            "dropout": dict.fromkeys(("embedding", "residual", "feedforward"), dropout),
         },
         "train": {
             "segment_len": SEGMENT,
@@ -178,7 +180,7 @@ def apart(python, environment=None, **settings):
 def worker(kind, steps, **settings):
     """One measurement."""
     if kind == "transformer-xl":
-        return {"tokens_per_second": transformer_xl(steps)}
+        return {"tokens_per_second": transformer_xl(steps, **settings)}
     if kind == "preset":
         return {"tokens_per_second": preset(steps=steps, **settings)}
     if kind == "peak":
@@ -226,20 +228,24 @@ def main():
         print(json.dumps(row), flush=True)
 
     if options.peers:
-        found = apart(options.peers, kind="transformer-xl", steps=steps)
-        add("transformers 4.35.2, Transformer-XL", found, dtype="float32", optimizer="adamw")
+        for dropout in DROPOUT:
+            found = apart(options.peers, kind="transformer-xl", steps=steps, dropout=dropout)
+            add("transformers 4.35.2, Transformer-XL", found, dtype="float32", optimizer="adamw", dropout=dropout)
     for settings in OURS:
         add("xlcli", apart(here, kind="xlcli", steps=steps, **settings), **settings)
     if options.text:
         checkouts = [("xlcli", None)]
         if options.before:
-            checkouts.append((f"xlcli in {options.before.name}", {"PYTHONPATH": str(options.before.resolve())}))
+            commit = ["git", "-C", str(options.before), "rev-parse", "--short", "HEAD"]
+            name = subprocess.run(commit, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+            checkouts.append((f"xlcli of commit {name}", {"PYTHONPATH": str(options.before.resolve())}))
         for name, environment in checkouts:
             text = str(options.text.resolve())
             add(name, apart(here, environment, kind="preset", steps=6 * steps, name="small", text=text), preset="small")
     result = {
         "machine": machine(),
-        "command": "python benchmarks/training.py " + " ".join(sys.argv[1:]),
+        "command": "python benchmarks/training.py --peers PYTHON --text TEXT --before CHECKOUT",
+        "steps": steps,
         "peak_arithmetic_per_second": peaks,
         "rows": rows,
     }

@@ -12,13 +12,13 @@ from xlcli.ops.autocast import cast_for_products
 from xlcli.ops.chunks import map_chunks
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
-    "relu2": lambda x: F.relu(x).square(),
+    "relu": F.relu_,
+    "relu2": lambda x: F.relu_(x).square(),
     "gelu": F.gelu,
     "swiglu": F.silu,
     "geglu": F.gelu,
 }
-"""Feed-forward kind to activation function."""
+"""Feed-forward kind to activation function, which may overwrite its input."""
 GATED = frozenset({"swiglu", "geglu"})
 """Kinds whose activation is multiplied by a second projection."""
 

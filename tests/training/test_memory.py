@@ -20,6 +20,14 @@ def estimate(model, train=None):
     return memory.memory_bytes(settings, make_runtime(settings.runtime, training=True))
 
 
+NARROW = {
+    "attention": {"kind": "local", "n_heads": 3, "window": 16},
+    "position": {"kind": "rope"},
+    "feedforward": {"ffn_dim": 64},
+}
+"""Changes after which most of the memory is that of activations as wide as the model."""
+
+
 @pytest.mark.parametrize(
     ("less", "more"),
     [
@@ -30,8 +38,7 @@ def estimate(model, train=None):
         ({"position": {"kind": "alibi"}}, {"position": {"kind": "t5"}}),
         ({}, {"position": {"kind": "contextual-1"}}), ({}, {"n_layers": 5}),
         ({"n_layers": 1, "stack": {"kind": "universal", "n_steps": 3}}, {}),
-        ({"stack": {"kind": "universal"}, "feedforward": {"ffn_dim": 64}},
-         {"stack": {"kind": "universal", "act": True}, "feedforward": {"ffn_dim": 64}}),
+        ({**NARROW, "stack": {"kind": "universal"}}, {**NARROW, "stack": {"kind": "universal", "act": True}}),
         ({"stack": {"kind": "universal"}}, {"stack": {"kind": "universal", "n_steps": 5}}),
         ({"attention": {"kind": "linear", "n_heads": 3, "n_features": 32}, "position": {"kind": "rope"}},
          {"attention": {"kind": "linear", "n_heads": 3, "n_features": 64}, "position": {"kind": "rope"}}),

@@ -181,14 +181,14 @@ def _one_step(config: Config, runtime: Runtime) -> Usage:
         state = model.init_state(
             rows, mem_len=train.mem_len, segment_len=train.segment_len, span=train.span, memory=train.memory
         )
-        with runtime.autocast():
-            if train.mem_len:
-                # Unbounded memory has a constant size.
-                length = max(attention.effective_mem_len(train.mem_len) or 1 for attention in config.model.attentions)
-                with torch.no_grad():
-                    _, state = model(torch.zeros(rows, length, dtype=torch.int64), state)
-            tokens = torch.zeros(rows, train.segment_len, dtype=torch.int64)
-            meter.reset()
+        if train.mem_len:
+            # Unbounded memory has a constant size.
+            length = max(attention.effective_mem_len(train.mem_len) or 1 for attention in config.model.attentions)
+            with torch.no_grad(), runtime.autocast():
+                _, state = model(torch.zeros(rows, length, dtype=torch.int64), state)
+        tokens = torch.zeros(rows, train.segment_len, dtype=torch.int64)
+        meter.reset()
+        with runtime.autocast():  # which keeps 16-bit copies of the weights
             nll, _, ponder = model.score(tokens, tokens, state)
         loss = nll.sum() if ponder is None else nll.sum() + ponder.cost.sum()
         loss.backward()  # type: ignore[no-untyped-call]

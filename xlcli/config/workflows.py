@@ -347,4 +347,10 @@ class Config(BaseConfig):
                 f"does not apply: stack '{self.model.stack.kind}' keeps no activations",
                 "Leave it out, or set model.stack.kind to standard or universal.",
             )
+        if self.train.recompute_activations and self.runtime.compile:
+            raise InvalidSettingError(
+                "train.recompute_activations",
+                "and runtime.compile exclude each other: the compiler chooses itself what to recompute",
+                "Leave one of them out.",
+            )
         return self

@@ -16,6 +16,7 @@ from xlcli.config import MemoryDtype
 from xlcli.memory import Memory
 from xlcli.model.norm import EPSILON, HeadNorm
 from xlcli.model.position import Position
+from xlcli.ops.autocast import cast_for_products
 from xlcli.ops.context import AttentionContext
 
 
@@ -78,6 +79,7 @@ class ProjectedAttention(Attention):
 
     def project(self, x: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
         """Keys, rotated to their positions, and values (b h n e) of inputs x (b n d) of the n latest tokens."""
+        x = cast_for_products(x)
         return self.position.rotate(self.key_norm(self._heads(self.key(x))), context), self._heads(self.value(x))
 
     def _heads(self, x: Tensor) -> Tensor:

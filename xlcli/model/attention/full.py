@@ -14,7 +14,6 @@ from xlcli.memory import Hidden, Int8KeyValue, KeyValue, Memory, TokenMemory
 from xlcli.model.attention import ProjectedAttention
 from xlcli.model.position import Position
 from xlcli.ops.attend import attend
-from xlcli.ops.autocast import cast_for_products
 from xlcli.ops.context import AttentionContext
 
 
@@ -78,7 +77,6 @@ class FullAttention(ProjectedAttention):
 
     def forward(self, x: Tensor, memory: Memory, context: AttentionContext) -> tuple[Tensor, Memory]:
         """Output (b t d) for input x (b t d), and the new memory."""
-        x = cast_for_products(x)
         q = self.queries(x, context)
         k, v, memory = self._extend(x, memory, context)
         y = self.attend_call(q, k, v, context)
@@ -86,7 +84,7 @@ class FullAttention(ProjectedAttention):
 
     def update_memory(self, x: Tensor, memory: Memory, context: AttentionContext) -> Memory:
         """New memory after input x (b t d), without the output."""
-        return self._extend(cast_for_products(x), memory, context)[2]
+        return self._extend(x, memory, context)[2]
 
     def attend_call(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> Tensor:
         """Attention output (b h t e) of all queries of a call over keys and values (b h s e)."""

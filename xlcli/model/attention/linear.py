@@ -14,7 +14,6 @@ from xlcli.config.attention import LinearAttentionConfig
 from xlcli.memory import Memory, Sums
 from xlcli.model.attention import ProjectedAttention
 from xlcli.model.position import Position
-from xlcli.ops.autocast import cast_for_products
 from xlcli.ops.context import AttentionContext
 from xlcli.ops.favor import attend_linear, draw_features, key_features, query_features
 
@@ -65,7 +64,6 @@ class LinearAttention(ProjectedAttention):
     def forward(self, x: Tensor, memory: Memory, context: AttentionContext) -> tuple[Tensor, Memory]:
         """Output (b t d) for input x (b t d), and the new memory."""
         assert isinstance(memory, Sums)
-        x = cast_for_products(x)
         q = self.queries(x, context)
         k, v = self.project(x, context)
         with torch.autocast(x.device.type, enabled=False):

@@ -20,6 +20,7 @@ from xlcli.model.position.shaw import ShawPosition
 from xlcli.model.position.sinusoidal import SinusoidalPosition
 from xlcli.model.position.t5 import T5Position
 from xlcli.model.residual import ReZero
+from xlcli.ops.attend_blocks import Band
 from xlcli.ops.context import AttentionContext, Cache, Mask
 from xlcli.ops.positions import Positions
 from xlcli.ops.span import Span
@@ -84,6 +85,7 @@ def alter(monkeypatch, encodings, hook, facts):
 def distances_off_by_one(monkeypatch, by=1):
     right = Positions.distance.func
     monkeypatch.setattr(Positions, "distance", property(lambda self: right(self) + by))
+    monkeypatch.setattr(Mask, "band", None)
 
 
 def distances_too_short(monkeypatch):
@@ -145,6 +147,27 @@ def a_future_token_is_visible(monkeypatch):
         return right(Mask(altered_positions(self.positions, distance=self.positions.distance + 1), self.max_distance))
 
     monkeypatch.setattr(Mask, "visible", property(wrong))
+    monkeypatch.setattr(Mask, "band", None)
+
+
+def a_future_token_is_in_the_band(monkeypatch):
+    right = Band.edges
+
+    def wrong(self, query, like):
+        last, first = right(self, query, like)
+        return last.triu(2), first
+
+    monkeypatch.setattr(Band, "edges", wrong)
+
+
+def a_token_too_far_is_in_the_band(monkeypatch):
+    right = Mask.band.fget
+
+    def wrong(self):
+        band = right(self)
+        return band if band.max_distance is None else band._replace(max_distance=band.max_distance + 1)
+
+    monkeypatch.setattr(Mask, "band", property(wrong))
 
 
 def a_future_token_is_summed(monkeypatch):
@@ -234,6 +257,8 @@ BROKEN = [
     (offsets_not_saved, invariants.test_continue, names(position=ABSOLUTE)),
     (keys_turned_without_start, invariants.test_cutting, names(EXACT, position=["rope"], placement=None)),
     (a_future_token_is_visible, invariants.test_prefix, names()[::3]),
+    (a_future_token_is_in_the_band, invariants.test_prefix, names(["full"], position=["none", "xl"], clamp_len=None)),
+    (a_token_too_far_is_in_the_band, invariants.test_span, names(["full"], position=["none", "xl"], clamp_len=None)),
     (a_future_token_is_summed, invariants.test_prefix, names(["linear"])),
     (band_too_wide, invariants.test_span, names(["local"])),
     (band_too_narrow, invariants.test_span, names(["local"])),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from xlcli.config import EvalConfig, MemoryDtype, SpanKind
+from xlcli.config.attention import SoftmaxAttentionConfig
 from xlcli.runtime import Runtime
 from xlcli.tokenized import TokenizedText
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 TOKENS_PER_CALL = {"cpu": 2**11, "cuda": 2**14}
 """Default number of tokens per call of the model, over all sequences: enough to keep the device busy."""
 DEFAULT_SEGMENT_LEN = 512
-"""Longest segment chosen by default; most of the attention mask of a longer segment would be hidden."""
+"""Longest segment chosen by default where hidden scores are computed; most of those of a longer one would be hidden."""
 MAX_SEGMENT_LEN = 2**12
 """Longest segment where the length does not change the result; bounds the size of the attention mask."""
 STATE_LIMIT = 2**28
@@ -48,17 +49,19 @@ def choose_lengths(
     n_tokens = text.longest_document
     mem_len = train.mem_len if mem_len is None else mem_len
     exact = mem_len > 0 and options.span == "uniform"
+    tokens_per_call = TOKENS_PER_CALL.get(runtime.device.type, TOKENS_PER_CALL["cuda"])
     if options.segment_len is not None:
         segment_len = min(options.segment_len, n_tokens, MAX_SEGMENT_LEN if exact else n_tokens)
     elif exact:
         segment_len = min(DEFAULT_SEGMENT_LEN, max(64, 2 ** (mem_len - 1).bit_length()))
+        if _skips_hidden_scores(model, runtime):
+            segment_len = max(segment_len, min(n_tokens, tokens_per_call // (options.batch_size or 1)))
     else:
         segment_len = train.segment_len
     receptive_field = model.network.receptive_field(mem_len if exact else mem_len + segment_len) if mem_len else 0
     warmup_len = n_tokens if receptive_field is None else receptive_field
     _, memory_dtype = options.dtypes(model.config.model)
     state_bytes = model.config.model.memory_bytes(2 * mem_len + segment_len, memory_dtype)
-    tokens_per_call = TOKENS_PER_CALL.get(runtime.device.type, TOKENS_PER_CALL["cuda"])
     if by_document:
         # The memory of a short document holds no more tokens than the document.
         shortest = model.config.model.memory_bytes(1, memory_dtype)
@@ -84,3 +87,10 @@ def choose_lengths(
         memory_dtype=memory_dtype,
         warmup_len=warmup_len,
     )
+
+
+def _skips_hidden_scores(model: LoadedModel, runtime: Runtime) -> bool:
+    """Whether attention reads only visible keys, so that longer segments cost no more (`ops/attend_blocks.py`)."""
+    config = model.config.model
+    softmax = all(isinstance(layer, SoftmaxAttentionConfig) for layer in config.attentions)
+    return softmax and runtime.device.type == "cpu" and "bias" not in config.position.needs

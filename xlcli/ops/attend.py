@@ -9,6 +9,9 @@ from einops import rearrange, repeat
 from torch import Tensor
 from torch.nn import functional as F
 
+from xlcli.ops.attend_blocks import attend_blocks
+from xlcli.ops.context import Mask
+
 ScoreTerm = tuple[Tensor, Tensor]
 """Second score term: queries (b h t f), and keys (s f) shared by all sequences and heads."""
 
@@ -18,7 +21,7 @@ def attend(
     k: Tensor,
     v: Tensor,
     *,
-    visible: Tensor | None,
+    visible: Tensor | Mask | None,
     scale: float,
     term: ScoreTerm | None = None,
     bias: Tensor | None = None,
@@ -31,8 +34,8 @@ def attend(
         q: Queries (b h t e).
         k: Keys (b h s e).
         v: Values (b h s w), any width.
-        visible: Boolean mask, (t s) or with further axes before them, or None if all keys are visible. A query without
-            visible keys gets zeros.
+        visible: Boolean mask, (t s) or with further axes before them, or None if all keys are visible, or the mask of
+            a context, whose tensor is made only where it is read. A query without visible keys gets zeros.
         scale: Factor on the inner products.
         term: Second score term, or None.
         bias: Added to the scores, (b h t s) or (h t s), or None.
@@ -42,8 +45,13 @@ def attend(
     Returns:
         (b h t w)
     """
+    products_only = bias is None and value_bias is None and not dropout
+    if isinstance(visible, Mask):
+        if products_only and _blocks_apply(q) and visible.band is not None:
+            return attend_blocks(q, k, v, visible.band, scale=scale, term=term)
+        visible = visible.visible
     if term is not None:
-        if q.shape[-2] == 1 and visible is None and bias is None and value_bias is None and not dropout:
+        if q.shape[-2] == 1 and visible is None and products_only:
             return attend_one(q, k, v, term=term, scale=scale)
         q, k = _append_term(q, k, term)
     if value_bias is None and not _plain_is_faster(q):
@@ -136,3 +144,8 @@ def _zero_where(without_keys: Tensor | None, out: Tensor) -> Tensor:
 def _plain_is_faster(q: Tensor) -> bool:
     """Whether the plain kernel is faster: on CPU, in bfloat16 or for a single query (measured)."""
     return q.device.type == "cpu" and (q.dtype == torch.bfloat16 or q.shape[-2] == 1)
+
+
+def _blocks_apply(q: Tensor) -> bool:
+    """Whether attention in blocks applies: to many queries on a CPU, without gradients."""
+    return q.device.type == "cpu" and q.shape[-2] > 1 and torch.is_inference_mode_enabled()

@@ -1,8 +1,8 @@
-"""Token-wise functions computed in chunks, so that the intermediate values of only one chunk are in memory."""
+"""Chunks of tokens or of attention scores: the intermediate values of only one chunk are in memory, or in the cache."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -24,3 +24,19 @@ def map_chunks(function: Callable[..., Tensor], parts: Iterable[tuple[Tensor, ..
         cache_enabled=False,
     ):
         return torch.cat([checkpoint(function, *part, use_reentrant=False) for part in parts], dim=1)
+
+
+def score_chunks(n_rows: int, n_heads: int, size: int, limit: int) -> Iterator[tuple[slice, slice]]:
+    """Sequences and heads of chunks of attention scores: whole sequences, or some heads of one sequence.
+
+    Args:
+        n_rows: Number of sequences.
+        n_heads: Number of heads.
+        size: Number of scores of one head of one sequence.
+        limit: Maximum number of scores of a chunk, unless those of one head are more.
+    """
+    at_once = max(1, limit // size)
+    rows, heads = max(1, at_once // n_heads), min(at_once, n_heads)
+    for row in range(0, n_rows, rows):
+        for head in range(0, n_heads, heads):
+            yield slice(row, min(row + rows, n_rows)), slice(head, min(head + heads, n_heads))

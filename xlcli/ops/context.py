@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from xlcli.ops.attend_blocks import Band
 from xlcli.ops.positions import DocumentPositions, Positions
 from xlcli.ops.span import Span
 
@@ -25,6 +26,11 @@ class Mask:
         self.positions = positions
         self.max_distance = max_distance
         self.reach = reach
+
+    @property
+    def band(self) -> Band | None:
+        """The visible keys as a band; None with documents."""
+        return Band(self.positions.n_memory, self.max_distance) if self.reach is None else None
 
     @cached_property
     def visible(self) -> Tensor | None:

@@ -14,7 +14,7 @@ from xlcli.memory import Hidden, Int8KeyValue, KeyValue, Memory, TokenMemory
 from xlcli.model.attention import ProjectedAttention
 from xlcli.model.position import Position
 from xlcli.ops.attend import attend
-from xlcli.ops.context import AttentionContext
+from xlcli.ops.context import AttentionContext, Mask
 
 
 def build(model: ModelConfig, attention: FullAttentionConfig, position: Position) -> FullAttention:
@@ -88,9 +88,9 @@ class FullAttention(ProjectedAttention):
 
     def attend_call(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> Tensor:
         """Attention output (b h t e) of all queries of a call over keys and values (b h s e)."""
-        return self.attend(q, k, v, context, context.mask.visible)
+        return self.attend(q, k, v, context, context.mask)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, visible: Tensor | None) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, visible: Tensor | Mask) -> Tensor:
         """Attention output (b h t e) of queries (b h t e) over keys and values (b h s e), with all position terms."""
         bias = self.position.bias(q, k, context, self._project_vectors)
         q, term = self.position.term(q, context)

@@ -42,6 +42,7 @@ SEGMENTS = (128, 512)
 """Segment lengths of evaluation."""
 EVAL_CALLS = 3
 XL64, XL512 = {"kind": "xl", "n_features": 64}, {"kind": "xl", "n_features": 512}
+HALF = {"memory_dtype": "bfloat16"}
 INT8 = {"weight_dtype": "int8", "memory_dtype": "bfloat16"}
 OURS = {
     "xlcli, XL, 64 features": {"position": XL64},
@@ -49,7 +50,10 @@ OURS = {
     "xlcli, rotary": {"position": {"kind": "rope"}},
     "xlcli, XL, 64 features, bfloat16": {"position": XL64, "runtime": {"dtype": "bfloat16"}},
     "xlcli, rotary, bfloat16": {"position": {"kind": "rope"}, "runtime": {"dtype": "bfloat16"}},
-    "xlcli, XL, 64 features, int8 weights": {"position": XL64, "generate": INT8},
+    "xlcli, XL, 64 features, 16-bit memory": {"position": XL64, "generate": HALF},
+    "xlcli, XL, 512 features, 16-bit memory": {"position": XL512, "generate": HALF},
+    "xlcli, rotary, 16-bit memory": {"position": {"kind": "rope"}, "generate": HALF},
+    "xlcli, XL, 64 features, int8 weights, 16-bit memory": {"position": XL64, "generate": INT8},
 }
 """Our entrants: settings over preset peer-12x512; of `generate` number types of weights and memory."""
 PEERS = ("transformers, Transformer-XL", "transformers, GPT-2", "llama.cpp, float32", "llama.cpp, q8_0")

@@ -39,7 +39,9 @@ def untrained(name: str, config: Config, runtime: Runtime, weight_dtype: WeightE
     network = build_model(config.model).to(runtime.device).eval()
     if weight_dtype != "float32":
         round_weights(network, weight_dtype)
-    return LoadedModel(Path(name), name, config, BytesTokenizer(), network, {}, {}, weight_dtype=weight_dtype)
+    return LoadedModel(
+        Path(name), name, config, BytesTokenizer(), network, {}, {}, weight_dtype=weight_dtype, encoding=weight_dtype
+    )
 
 
 def bench(task: Task, model: LoadedModel, options: BenchConfig, runtime: Runtime, *, stop: Stop) -> Iterator[Event]:

@@ -1,5 +1,7 @@
 """Fast decoding: the logits and memories of the modules, for every kind of block, weight and memory."""
 
+import os
+
 import pytest
 import torch
 
@@ -117,3 +119,22 @@ def test_there_is_none_for_other_devices_types_and_stacks():
     assert make_decoder(network_of(reversible, "float32"), "float32") is None
     lsh = {"vocab_size": 31, "dim": 12, "attention": {"kind": "lsh", "n_heads": 2, "n_buckets": 4, "bucket_size": 4}}
     assert make_decoder(network_of(lsh | {"position": {"kind": "sinusoidal"}}, "float32"), "float32") is None
+
+
+def test_a_forked_process_uses_the_modules():
+    """OpenMP would end it."""
+    network = network_of(table("full-xl-0-pre-0"), "float32")
+    decoder = make_decoder(network, "float32")
+    state, token = network.init_state(1, mem_len=9, segment_len=8), torch.zeros(1, 1, dtype=torch.int64)
+    with torch.inference_mode():
+        expected, state = decoder.logits(token, state)
+        reader, writer = os.pipe()
+        if not (child := os.fork()):
+            torch.set_num_threads(1)
+            logits, _ = decoder.logits(token, network.init_state(1, mem_len=9, segment_len=8))
+            os.write(writer, str(torch.allclose(logits, expected, atol=2e-5)).encode())
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writer)
+    assert os.read(reader, 10) == b"True"
+    os.close(reader)

@@ -365,14 +365,14 @@ def test_a_run_that_diverges_poisons_nothing_and_its_remedy_works(optimizer, sav
 def test_a_gradient_that_is_no_number_stops_the_run(step, monkeypatch):
     from xlcli.training import run
 
-    clip, calls = torch.nn.utils.clip_grad_norm_, []
+    clip, calls = torch.nn.utils.get_total_norm, []
 
     def poisoned(*arguments):
         calls.append(None)
         return clip(*arguments) * (math.nan if len(calls) == step else 1.0)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run.torch.nn.utils, "clip_grad_norm_", poisoned)
+        patch.setattr(run.torch.nn.utils, "get_total_norm", poisoned)
         with pytest.raises(DivergedError, match=f"at step {step}") as caught:
             go(small(train={"on_divergence": "stop"}), corpus(), "m")
     assert _finite("m")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import operator
+import os
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from types import ModuleType
@@ -55,7 +56,11 @@ def make_decoder(network: LanguageModel, encoding: str) -> Decoder | None:
         return None
     if not any(_has_kernel(block) for block in network.stack.layers()):
         return None
-    return Decoder(network, encoding)
+    try:
+        from xlcli.ops import decode
+    except RuntimeError:  # compiled kernels cannot be kept in any folder
+        return None
+    return Decoder(network, encoding, decode)
 
 
 def _has_kernel(block: Block) -> bool:
@@ -71,11 +76,9 @@ def _has_kernel(block: Block) -> bool:
 class Decoder:
     """Packed weights of a network, and tables by distance, which grow with the memory."""
 
-    def __init__(self, network: LanguageModel, encoding: str) -> None:
-        from xlcli.ops import decode
-
+    def __init__(self, network: LanguageModel, encoding: str, kernels: ModuleType) -> None:
         self.network = network
-        self.kernels: ModuleType = decode
+        self.kernels = kernels
         self.encoding = encoding if encoding in ("bfloat16", "int8") else "float32"
         with torch.inference_mode():
             self.blocks = [self._pack_block(block) if _has_kernel(block) else block for block in network.stack.layers()]
@@ -93,6 +96,8 @@ class Decoder:
 
     def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Logits (b v) of the next token after tokens (b 1), and the new state, which consumes the old one."""
+        if os.getpid() != self.kernels.PROCESS:
+            return self.network.logits(tokens, state)
         n_parts = self.kernels.use_threads(torch.get_num_threads())
         with torch.inference_mode():
             embedded, context = self.network.embed(tokens, state)

@@ -148,4 +148,9 @@ def _plain_is_faster(q: Tensor) -> bool:
 
 def _blocks_apply(q: Tensor) -> bool:
     """Whether attention in blocks applies: to many queries on a CPU, without gradients."""
-    return q.device.type == "cpu" and q.shape[-2] > 1 and torch.is_inference_mode_enabled()
+    return (
+        q.device.type == "cpu"
+        and q.shape[-2] > 1
+        and not torch.compiler.is_compiling()
+        and torch.is_inference_mode_enabled()
+    )

@@ -12,6 +12,7 @@ not on the others of its batch.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
@@ -28,6 +29,8 @@ CHUNK = 512
 """Number of keys whose softmax is computed at once by one thread; chunks are then merged. Shorter ones read slower."""
 PARTS = 4
 """Number of parts of a matrix for each thread."""
+PROCESS = os.getpid()
+"""Process that may call the kernels: OpenMP ends a process that was forked from one that uses its threads."""
 NORM_EPS = 1e-5
 """Epsilon of every norm."""
 FASTMATH = {"reassoc", "contract", "nsz"}

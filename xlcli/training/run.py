@@ -170,12 +170,10 @@ class TrainingRun:
         microbatches = self._next_batch()
         self.loader.position = position
         self.model.eval()
-        with torch.inference_mode(), self.runtime.autocast():
-            # In inference mode a call may write into the memory of its state.
-            states = [state.fork() for state in self.states]
+        with torch.no_grad(), self.runtime.autocast():  # kernels of training: others may overflow later
             nats = [
                 self.model.nll(x, y, state, documents)[0].sum()
-                for (x, y, documents), state in zip(microbatches, states, strict=True)
+                for (x, y, documents), state in zip(microbatches, self.states, strict=True)
             ]
         return torch.stack(nats).sum().item() / defaults.tokens_per_step(self.config.train)
 

@@ -86,13 +86,16 @@ class Decoder:
             self.head: Any = None
             if isinstance(network.head, SoftmaxHead) and network.head.projection is None:
                 self.head = self._matrix(network.head.weight, bias=network.head.bias)
+            scales = (network.stack.stream_scale, network.stack.input_scale) if network.stack.input_residual else ()
+            self.residual_scales = list(zip(*(scale.tolist() for scale in scales), strict=True))
+        self._has_run = False
         self._tables: dict[Hashable, Array] = {}
         self._buffers: dict[PackedBlock, tuple[tuple[Tensor, ...], list[Array]]] = {}
 
     @property
     def is_compiled(self) -> bool:
         """Whether kernels were compiled on this machine before; else the first call takes seconds."""
-        return bool(self.kernels.is_compiled())
+        return self._has_run or bool(self.kernels.is_compiled())
 
     def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Logits (b v) of the next token after tokens (b 1), and the new state, which consumes the old one."""
@@ -102,11 +105,12 @@ class Decoder:
         with torch.inference_mode():
             embedded, context = self.network.embed(tokens, state)
             x = embedded[:, 0].clone().numpy()
-            memories, stack = [], self.network.stack
-            first = x.copy() if stack.input_residual else x
+            memories: list[Memory] = []
+            first = x.copy() if self.residual_scales else x
             for i, (block, memory) in enumerate(zip(self.blocks, state.layers, strict=True)):
-                if stack.input_residual:
-                    x = float(stack.stream_scale[i]) * x + float(stack.input_scale[i]) * first
+                if self.residual_scales:
+                    stream_scale, input_scale = self.residual_scales[i]
+                    x = stream_scale * x + input_scale * first
                 if isinstance(block, PackedBlock) and _is_readable(memory):
                     memories.append(self._step(block, x, memory, context, n_parts))
                 else:
@@ -114,6 +118,7 @@ class Decoder:
                     y, after = module(torch.from_numpy(x)[:, None], memory, context)
                     x = y[:, 0].contiguous().numpy()
                     memories.append(after)
+            self._has_run = True
             return self._predict(x, n_parts), self.network.advance(state, tokens, tuple(memories))
 
     def _step(
@@ -223,7 +228,8 @@ class Decoder:
             keys = self._table(("xl", f), length, lambda n: _position_keys(position, n, block), axis=0)
         elif isinstance(position, (AlibiPosition, T5Position)):
             source: Hashable = position.table if isinstance(position, T5Position) else "alibi"
-            bias = self._table((source, position), length, lambda n: _bias(position, n, block), axis=1)
+            n_heads = block.module.attention.output.weight.shape[1] // block.head_dim
+            bias = self._table((source, n_heads), length, lambda n: _bias(position, n, block), axis=1)
         elif isinstance(position, RopePosition):
             e, first = block.head_dim, torch.tensor(context.positions.first)
             angles = context.cache.constant(

@@ -7,6 +7,8 @@ a single row by a matrix on one thread, and starts some forty operations per blo
 Weights are float32, bfloat16 (their bits as uint16) or int8 with a scale for each row; so are keys and values, with a
 scale for each head and token. Sums are in float32. No result depends on the number of threads, and that of a sequence
 not on the others of its batch.
+
+All of it is one file, because Numba's cache of compiled functions notices changes of the file of `block_step` only.
 """
 
 from __future__ import annotations

@@ -249,6 +249,7 @@ def test_gradient_of_the_cost():
 def test_never_halting_is_a_fixed_depth(n_layers):
     model, fixed = forced(5, -1e4, n_layers=n_layers), build(5, n_layers=n_layers)
     fixed.load_state_dict(model.state_dict(), strict=False)
+    model.stack.skips_halted = False
     tokens = text(2, 30)
     with torch.inference_mode():
         x, (cost, steps), _ = read(model, tokens, [7])
@@ -321,16 +322,32 @@ def test_leaving_early_changes_no_number(n_layers, kind):
     tokens = text(1, 15)
     for memory, cuts in itertools.product(("hidden", "keyvalue"), ([1], [2, 3])):
         made = []
-        for grad in (True, False):
+        for skips in (False, True):
             calls.clear()
-            with torch.set_grad_enabled(grad):
-                x, costs, state = read(model, tokens, cuts, memory=memory)
+            model.stack.skips_halted = skips
+            x, costs, state = read(model, tokens, cuts, memory=memory)
             made.append([x, *costs, *state.tensors().values()])
             pieces = costs[1].split((cuts * 15)[: 15 * len(cuts) // sum(cuts)], dim=1)
             needed = sum(int(piece.max()) for piece in pieces)
             assert needed < 6 * len(pieces)
-            assert calls.count(n_layers - 1) == (6 * len(pieces) if grad else needed)
-        assert all(map(torch.equal, *made))
+            assert calls.count(n_layers - 1) == (needed if skips else 6 * len(pieces))
+        assert all(map(close, *made, itertools.repeat(1e-12)))
+
+
+@BOTH
+@pytest.mark.parametrize("placement", ["pre", "post"])
+def test_skipping_halted_positions_changes_no_gradient(n_layers, placement):
+    model = halting(6, n_layers=n_layers, norm={"kind": "rms", "placement": placement})
+    tokens = text(3, 60)
+    made = []
+    for skips in (False, True):
+        model.stack.skips_halted = skips
+        model.zero_grad()
+        x, costs, _ = read(model, tokens, [20], memory="hidden")
+        (x.sin().sum() + costs[0].sum()).backward()
+        made.append([x, *costs, *(parameter.grad for parameter in model.parameters() if parameter.grad is not None)])
+    assert 1 < costs[1].mean() < 5
+    assert all(map(close, *made, itertools.repeat(1e-10)))
 
 
 def test_leaving_early_with_linear_attention():

@@ -63,9 +63,13 @@ class Block(nn.Module):
         """Output for input (b t d), and the new memory, which holds inputs of the attention branch."""
         x = self.embed(x, context)
         y, memory = self.attention(self.attention_residual.pre(x), memory, context)
+        return context.apply(self._after_attention, x, y), memory
+
+    def _after_attention(self, x: Tensor, y: Tensor) -> Tensor:
+        """Output of the block from its input x and the output y of attention."""
         x = self.attention_residual.merge(x, y)
         y = self.feedforward(self.feedforward_residual.pre(x))
-        return self.feedforward_residual.merge(x, y), memory
+        return self.feedforward_residual.merge(x, y)
 
     def embed(self, x: Tensor, context: AttentionContext) -> Tensor:
         """Input x (b t d) with the token vectors and absolute positions of this layer added."""
@@ -121,17 +125,20 @@ class Stack(nn.Module):
 
     def forward(self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> StackOutput:
         """Output for input (b t d), and the new memories."""
-        x, memories = self._apply_blocks(x, memories, context)
+        x, memories = self._apply_blocks(x, memories, context, context)
         return StackOutput(self.final(x), memories)
 
     def _apply_blocks(
-        self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext
+        self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext, last: AttentionContext
     ) -> tuple[Tensor, tuple[Memory, ...]]:
+        """Output of all blocks for input (b t d), and the new memories. `last` is the context of the last block."""
         after = []
         x0 = x
         for i, (block, before) in enumerate(zip(self.layers(), memories, strict=True)):
             if self.input_residual:
                 x = self.stream_scale[i] * x + self.input_scale[i] * x0
+            if i == len(self.blocks) - 1:
+                context = last
             if self.recompute_activations and torch.is_grad_enabled():
                 x, memory = _recomputed(block, x, before, context)
             else:

@@ -3,7 +3,8 @@
 With adaptive computation time (Graves 2016, section 2; Dehghani et al., appendix C) a position halts when the sum of
 its halting probabilities exceeds 1 - epsilon, or at the last step. The last probability is replaced by the remainder,
 and the output is the sum of the states weighted by the probabilities. The state of a halted position is copied to the
-following steps, where later tokens attend to it.
+following steps, where later tokens attend to it. The last block of a step computes only keys and values of halted
+positions.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from xlcli.memory import Memory
 from xlcli.model.position.sinusoidal import sinusoids
 from xlcli.model.stack import Block, Ponder, Stack, StackOutput
 from xlcli.ops.context import AttentionContext
+from xlcli.ops.rows import Rows
 
 
 class UniversalStack(Stack):
@@ -44,7 +46,7 @@ class UniversalStack(Stack):
         """Output for input (b t d), and the new memories."""
         after: tuple[Memory, ...] = ()
         for step, before in enumerate(self._by_step(memories), start=1):
-            x, new = self._apply_blocks(self._signal(x, step), before, context)
+            x, new = self._apply_blocks(self._signal(x, step), before, context, context)
             after += new
         return StackOutput(self.final(x), after)
 
@@ -65,6 +67,10 @@ class AdaptiveStack(UniversalStack):
 
     Halting probabilities are computed from the state after the last norm, as logits are: the stream of a pre-norm
     network grows from step to step, and probabilities computed from it would saturate.
+
+    Attributes:
+        skips_halted: Compute only keys and values of halted positions in the last block of a step, where that needs no
+            wait for a device. The results do not change.
     """
 
     def __init__(
@@ -80,6 +86,7 @@ class AdaptiveStack(UniversalStack):
     ) -> None:
         super().__init__(blocks, final, n_steps=n_steps, time_signal=time_signal)
         self.epsilon = epsilon
+        self.skips_halted = True
         self.halt = nn.Linear(dim, 1)
         self.initial_constants = {"halt.bias": halt_bias}
 
@@ -93,12 +100,15 @@ class AdaptiveStack(UniversalStack):
         after: tuple[Memory, ...] = ()
         for step, before in enumerate(steps, start=1):
             signalled = self._signal(x, step)
-            if not (torch.is_grad_enabled() or running.any()):
+            rows = _rows(running) if self.skips_halted and step > 1 else None
+            if rows is not None and not len(rows.index):
                 # All positions have halted; later tokens still need their memory of this step.
                 after += self._remember(signalled, before, context)
                 continue
-            new, memory = self._apply_blocks(signalled, before, context)
+            last = context if rows is None else context.for_rows(rows)
+            new, memory = self._apply_blocks(signalled, before, context, last)
             after += memory
+            new = torch.where(running[..., None], new.to(x.dtype), x)
             p = self.halt(self.final(new)).squeeze(-1).to(total.dtype).sigmoid()
             halts = running & ((total + p > 1 - self.epsilon) | (step == len(steps)))
             left = 1 - total
@@ -106,7 +116,7 @@ class AdaptiveStack(UniversalStack):
             out = out + (weight[..., None] * new).to(out.dtype)
             remainder = torch.where(halts, left, remainder)
             taken = taken + running
-            x = torch.where(running[..., None], new.to(x.dtype), x)
+            x = new
             running = running & ~halts
             total = total + p
         return StackOutput(self.final(out), after, Ponder(taken + remainder, taken))
@@ -119,3 +129,10 @@ class AdaptiveStack(UniversalStack):
             x, memory = block(x, before, context)
             after.append(memory)
         return *after, last.update_memory(x, memories[-1], context)
+
+
+def _rows(running: Tensor) -> Rows | None:
+    """The positions that have not halted; None (all) where reading them would wait for the device or break a graph."""
+    waits = torch.is_grad_enabled() and running.device.type != "cpu"
+    is_fake = type(running) is not Tensor
+    return None if waits or is_fake or torch.compiler.is_compiling() else Rows(running)

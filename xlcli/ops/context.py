@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Hashable
 from functools import cached_property
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from xlcli.ops.attend_blocks import Band
 from xlcli.ops.positions import DocumentPositions, Positions
+from xlcli.ops.rows import Rows
 from xlcli.ops.span import Span
 
 T = TypeVar("T")
@@ -82,6 +84,7 @@ class AttentionContext:
         documents: Positions of the new tokens in their documents, or None if the text is one document.
         mask: Visible keys.
         cache: Values shared by layers.
+        rows: Positions whose output is needed; None: all. Keys and values are needed of every position.
     """
 
     def __init__(
@@ -116,11 +119,22 @@ class AttentionContext:
         reach = documents.positions if documents and documents.masked else None
         self.mask = Mask(self.positions, span.max_distance(window), reach)
         self.cache = Cache()
+        self.rows: Rows | None = None
         self._derived: dict[Hashable, AttentionContext] = {}
+
+    def for_rows(self, rows: Rows | None) -> AttentionContext:
+        """This context with output at `rows` only."""
+        context = copy.copy(self)
+        context.rows = rows
+        return context
+
+    def apply(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        """function(*inputs) at the positions whose output is needed; the function computes each one independently."""
+        return function(*inputs) if self.rows is None else self.rows.apply(function, *inputs)
 
     def narrow(self, window: int) -> AttentionContext:
         """Context of a layer that attends to, and remembers, at most `window` earlier tokens."""
-        return _get(
+        made = _get(
             self._derived,
             ("narrow", window),
             lambda: AttentionContext(
@@ -136,6 +150,7 @@ class AttentionContext:
                 documents=self.documents,
             ),
         )
+        return made if self.rows is None else made.for_rows(self.rows)
 
     def block(self, window: int) -> AttentionContext:
         """Context of any block of local attention: `window` remembered tokens and `window` new ones."""

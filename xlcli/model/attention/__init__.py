@@ -75,7 +75,7 @@ class ProjectedAttention(Attention):
 
     def queries(self, x: Tensor, context: AttentionContext) -> Tensor:
         """Queries (b h t e) of inputs x (b t d), rotated to their positions."""
-        return self.position.rotate(self.query_norm(self._heads(self.query(x))), context)
+        return self.position.rotate(self.query_norm(self._heads(context.apply(self.query, x))), context)
 
     def project(self, x: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
         """Keys, rotated to their positions, and values (b h n e) of inputs x (b n d) of the n latest tokens."""

@@ -80,7 +80,7 @@ class FullAttention(ProjectedAttention):
         q = self.queries(x, context)
         k, v, memory = self._extend(x, memory, context)
         y = self.attend_call(q, k, v, context)
-        return self.output(rearrange(y, "b h t e -> b t (h e)")), memory
+        return context.apply(self.output, rearrange(y, "b h t e -> b t (h e)")), memory
 
     def update_memory(self, x: Tensor, memory: Memory, context: AttentionContext) -> Memory:
         """New memory after input x (b t d), without the output."""

@@ -69,7 +69,8 @@ class LinearAttention(ProjectedAttention):
         with torch.autocast(x.device.type, enabled=False):
             k = key_features(k, self.features)
             y, s, z = attend_linear(query_features(q, self.features), k, v.to(k.dtype), memory.s, memory.z)
-        return self.output(rearrange(y.to(v.dtype), "b h t e -> b t (h e)")), sums_to_keep(s, z, context)
+        y = context.apply(self.output, rearrange(y.to(v.dtype), "b h t e -> b t (h e)"))
+        return y, sums_to_keep(s, z, context)
 
     def update_memory(self, x: Tensor, memory: Memory, context: AttentionContext) -> Memory:
         """New memory after input x (b t d), without the output."""

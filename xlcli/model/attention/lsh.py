@@ -109,7 +109,7 @@ class LSHAttention(Attention):
             one_by_one = context.n_new <= MAX_SEQUENTIAL and torch.is_inference_mode_enabled()
             attend = self._attend_one_by_one if one_by_one else self._attend_parallel
             y, memory = attend(q, k, v, buckets, memory, context)
-        return self.output(rearrange(y.to(self.output.weight.dtype), "b h t e -> b t (h e)")), memory
+        return context.apply(self.output, rearrange(y.to(self.output.weight.dtype), "b h t e -> b t (h e)")), memory
 
     def update_memory(self, x: Tensor, memory: Memory, context: AttentionContext) -> Memory:
         """New memory after input x (b t d), without the output."""

@@ -32,6 +32,8 @@ REFRESH_SECONDS = 0.1
 """Minimum time between two updates of the live line."""
 PLAIN_SECONDS = 10.0
 """Time between two plain lines; the first line comes after a tenth of it."""
+FAREWELL_SECONDS = 0.2
+"""Maximum wait of a process that ends at once for the output of another thread."""
 _UNWRAPPED = "\x1b[?7l{}\x1b[?7h\r"
 """The live line: cut off at the width of the terminal, with the cursor at its beginning."""
 _ERASE = "\r\x1b[J"
@@ -139,9 +141,10 @@ class Screen:
         self._at_line_start = self._at_line_start or self._shares_terminal
 
     def farewell(self) -> str:
-        """Text that leaves the terminal in order when the process ends at once; waits for no other thread."""
+        """Text that leaves the terminal in order when the process ends at once; nothing is printed after it."""
         if not self._console.is_terminal:
             return ""
+        self._lock.acquire(timeout=FAREWELL_SECONDS)  # kept; a thread that waits for a stalled reader does not release it
         return _ERASE if self._line else "\x1b[0m\n" if self.colored else "\n"
 
     def clear(self) -> None:

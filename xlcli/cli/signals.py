@@ -44,7 +44,7 @@ class Stop:
 
     Args:
         notice: Prints `message` at the first signal.
-        farewell: Text for stderr when a second SIGINT ends the process; must not wait for other threads.
+        farewell: Text for stderr when a second SIGINT ends the process; must not wait long for other threads.
 
     Attributes:
         signal: Number of the first signal, or None.

@@ -144,7 +144,7 @@ class Screen:
         """Text that leaves the terminal in order when the process ends at once; nothing is printed after it."""
         if not self._console.is_terminal:
             return ""
-        self._lock.acquire(timeout=FAREWELL_SECONDS)  # kept; a thread that waits for a stalled reader does not release it
+        self._lock.acquire(timeout=FAREWELL_SECONDS)  # and kept; fails if its holder waits for a stalled reader
         return _ERASE if self._line else "\x1b[0m\n" if self.colored else "\n"
 
     def clear(self) -> None:

@@ -8,6 +8,7 @@ from variants import (
     COMBINATIONS,
     IN_TURN,
     ROUNDED,
+    SAMPLE,
     VOCAB,
     adaptive,
     hashed,
@@ -28,8 +29,9 @@ from xlcli.config.stack import STACKS
 from xlcli.files import read_tensors, write_tensors
 from xlcli.state import State
 
-every = pytest.mark.parametrize("name", COMBINATIONS)
-every_memory = pytest.mark.parametrize("name", [*COMBINATIONS, *ROUNDED])
+EVERY = [name if name in SAMPLE else pytest.param(name, marks=pytest.mark.exhaustive) for name in COMBINATIONS]
+every = pytest.mark.parametrize("name", EVERY)
+every_memory = pytest.mark.parametrize("name", [*EVERY, *ROUNDED])
 in_turn = pytest.mark.parametrize("name", IN_TURN)
 SINGLE = {0: 15, 7: 30, 200: 10}
 """Memory length to number of tokens that are read one at a time."""

@@ -216,7 +216,7 @@ def sums_with_gradient(monkeypatch):
 
 
 def memory_with_gradient(monkeypatch):
-    def extend(self, x, project, keep):
+    def extend(self, x, project, keep, read=None):
         both = torch.cat((self.h, x), dim=1)
         return *project(both), Hidden(both[:, both.shape[1] - keep :])
 

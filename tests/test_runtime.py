@@ -29,14 +29,6 @@ def test_evaluation_is_in_float32_and_training_in_what_is_fast(monkeypatch):
         assert make_runtime(RuntimeConfig(device="cpu", dtype="float32"), training=True).dtype == torch.float32
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda", "auto"])
-def test_training_in_float16_is_refused(device):
-    with pytest.raises(ConfigError, match=r"float16 is not supported: gradients .* Use --dtype bfloat16") as caught:
-        make_runtime(RuntimeConfig(device=device, dtype="float16"), training=True)
-    assert caught.value.exit_code == 2
-    assert make_runtime(RuntimeConfig(device="cpu", dtype="float16")).dtype_name == "float16"
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_device_that_is_not_there_is_refused():
     with pytest.raises(ConfigError, match=r"no CUDA device is available\. Use --device cpu"):

@@ -120,7 +120,9 @@ class Plan:
 class Step:
     """One optimizer step. `nats` is the mean loss per token, `fraction` the share of the budget spent, 0 to 1.
 
-    `mean_steps` is the mean number of steps per token of a model with adaptive computation time, else None.
+    `mean_steps` is the mean number of steps per token of a model with adaptive computation time, else None. In float16,
+    `loss_scale` is the scale of the next loss and `skipped` the number of steps without an update so far, whose
+    `grad_norm` is None: their scaled gradients overflowed.
     """
 
     step: int
@@ -129,11 +131,13 @@ class Step:
     nats: float
     bits_per_byte: float
     lr: float
-    grad_norm: float
+    grad_norm: float | None
     tokens_per_second: float
     fraction: float
     eta_seconds: float
     mean_steps: float | None = None
+    loss_scale: float | None = None
+    skipped: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ from xlcli.errors import CheckpointError
 
 ADAM_RATE = 1e-2
 """Default learning rate of AdamW beside Muon."""
+BUDGET_SCHEDULES = ("linear", "cosine", "wsd")
+"""Learning-rate schedules that decay to the end of the budget."""
 MUON_BATCH = 2**19
 """Maximum number of matrix elements that are orthogonalized at once (measured on a CPU)."""
 

@@ -72,11 +72,6 @@ def make_runtime(config: RuntimeConfig, *, training: bool = False) -> Runtime:
     Raises:
         ConfigError: The device does not exist, or does not support the settings.
     """
-    if training and config.dtype == "float16":
-        raise ConfigError(
-            "training in float16 is not supported: gradients below 6e-8 would become zero.",
-            "Use --dtype bfloat16 or float32.",
-        )
     device = _device(config.device)
     if training and config.compile:
         _require_compiler(device)

@@ -21,9 +21,9 @@ def poison(monkeypatch):
     position, following, clip = [0], TrainLoader.next, torch.nn.utils.get_total_norm
 
     def poison(*batches):
-        def following_batch(loader):
-            position[0] = loader.position
-            return following(loader)
+        def following_batch(loader, segment_len):
+            position[0] = loader.n_read // loader.segment_len
+            return following(loader, segment_len)
 
         monkeypatch.setattr(TrainLoader, "next", following_batch)
         monkeypatch.setattr(

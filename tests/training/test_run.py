@@ -94,9 +94,10 @@ def test_recomputed_activations_of_layers_with_shared_values_differ_in_rounding_
     assert all(torch.allclose(weight, weights[1][name], rtol=0, atol=1e-12) for name, weight in weights[0].items())
 
 
-def test_a_step_waits_for_the_device_once(monkeypatch):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_step_waits_for_the_device_once(dtype, monkeypatch):
     """Every read of a number from a tensor is a wait on CUDA, also those inside of PyTorch."""
-    run = _run(small(model={"dropout": {"attention": 0.0}}))
+    run = _run(small(model={"dropout": {"attention": 0.0}}), Runtime(torch.device("cpu"), dtype, 1))
     run.train_step(0.0)
     reads = []
     for name in ("item", "tolist", "__bool__", "__float__", "__int__"):
@@ -112,7 +113,7 @@ def test_memory_carries_over_from_step_to_step():
     assert [(s.seen, *(layer.length for layer in s.layers)) for s in run.states] == [(16, 16, 16)]
     run.train_step(0.0)
     assert [(s.seen, *(layer.length for layer in s.layers)) for s in run.states] == [(32, 16, 16)]
-    assert run.loader.position == 2
+    assert run.loader.n_read == 32
     assert (run.step, run.tokens) == (2, 128)
 
 

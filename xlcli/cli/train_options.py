@@ -104,6 +104,14 @@ ResetOnDocument = Annotated[
         rich_help_panel="Memory",
     ),
 ]
+RandomLengths = Annotated[
+    bool,
+    typer.Option(
+        "--random-lengths",
+        help="Draw segment and memory length of each training step at random, up to the given ones.",
+        rich_help_panel="Memory",
+    ),
+]
 BatchSize = Annotated[
     int | None,
     typer.Option(
@@ -213,6 +221,17 @@ EvalEvery = Annotated[
         parser=Unit(units.interval, "5m"),
         help="Steps (such as 100) or time (such as 60s) between validations. Default: 10 per run, fewer if they "
         "take more than a tenth of the time.",
+        rich_help_panel="Training",
+    ),
+]
+Patience = Annotated[
+    int | None,
+    typer.Option(
+        "--patience",
+        metavar="N",
+        parser=Unit(units.count, "3"),
+        help="Validations without improvement after which the run ends early: the learning rate decays at once, in a "
+        "quarter of the steps so far, or the run ends if its schedule has no decay. Default: none.",
         rich_help_panel="Training",
     ),
 ]

@@ -60,6 +60,8 @@ class TrainConfig(BaseConfig):
             them again in each step (Dai et al. 2019), which costs about a sixth more.
         span: Tokens that a token attends to; see `xlcli.ops.span.Span`.
         reset_on_document: No token attends to an earlier document, and absolute positions count from its beginning.
+        random_lengths: Draw segment and memory length of each step at random, up to the configured ones; see
+            `xlcli.training.lengths`.
         batch_size: Sequences per batch.
         grad_accum: Microbatches per step; does not change the result.
         recompute_activations: Keep only the input of each block for the backward pass, which computes the block again:
@@ -77,6 +79,8 @@ class TrainConfig(BaseConfig):
         max_tokens: Budget in tokens.
         max_time: Budget in seconds.
         eval_every: Interval between validations; None is 10 validations in a run.
+        patience: Number of validations without improvement after which the run ends early, see
+            `xlcli.training.patience`; None disables it.
         save_every: Interval between checkpoints; None is 60 seconds.
         keep_checkpoints: Number of checkpoints to keep, besides the one that a roll-back restores.
         on_divergence: `rollback` continues from the last checkpoint, behind the text that was read since, at a third of
@@ -90,6 +94,7 @@ class TrainConfig(BaseConfig):
     memory: Literal["keyvalue", "hidden"] = "hidden"
     span: SpanKind = "growing"
     reset_on_document: bool = False
+    random_lengths: bool = False
     batch_size: Count = 16
     grad_accum: Count = 1
     recompute_activations: bool = False
@@ -108,6 +113,7 @@ class TrainConfig(BaseConfig):
     max_tokens: Count | None = None
     max_time: Positive | None = None
     eval_every: Interval | None = None
+    patience: Count | None = None
     save_every: Interval | None = None
     keep_checkpoints: Count = 2
     on_divergence: Literal["rollback", "stop"] = "rollback"
@@ -340,7 +346,7 @@ class Config(BaseConfig):
         return self
 
     @model_validator(mode="after")
-    def _check_recompute_activations(self) -> Config:
+    def _check_training(self) -> Config:
         if self.train.recompute_activations and self.model.stack.recomputes_activations:
             raise InvalidSettingError(
                 "train.recompute_activations",
@@ -351,6 +357,12 @@ class Config(BaseConfig):
             raise InvalidSettingError(
                 "train.recompute_activations",
                 "and runtime.compile exclude each other: the compiler chooses itself what to recompute",
+                "Leave one of them out.",
+            )
+        if self.train.random_lengths and self.runtime.compile:
+            raise InvalidSettingError(
+                "train.random_lengths",
+                "and runtime.compile exclude each other: one segment length and one memory length are compiled",
                 "Leave one of them out.",
             )
         return self

@@ -81,14 +81,17 @@ class TokenMemory(Memory):
         """Number of tokens."""
 
     @abstractmethod
-    def extend(self, x: Tensor, project: Project, keep: int) -> tuple[Tensor, Tensor, TokenMemory]:
+    def extend(
+        self, x: Tensor, project: Project, keep: int, read: int | None = None
+    ) -> tuple[Tensor, Tensor, TokenMemory]:
         """Appends new tokens.
 
         Args:
             x: Inputs (b t d) of the new tokens.
             project: Projection of inputs to keys and values.
             keep: Number of tokens in the new memory.
+            read: Number of remembered tokens to return, the latest ones; None is all.
 
         Returns:
-            Keys and values (b h s e) of memory and new tokens, and the memory of the last `keep` tokens.
+            Keys and values (b h s e) of these remembered and the new tokens, and the memory of the last `keep` tokens.
         """

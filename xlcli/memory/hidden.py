@@ -38,9 +38,10 @@ class Hidden(TokenMemory):
         """Number of tokens."""
         return self.h.shape[1]
 
-    def extend(self, x: Tensor, project: Project, keep: int) -> tuple[Tensor, Tensor, Hidden]:
+    def extend(self, x: Tensor, project: Project, keep: int, read: int | None = None) -> tuple[Tensor, Tensor, Hidden]:
         """Projects memory and new inputs together."""
         both = torch.cat((self.h.to(x.dtype), x), dim=1) if self.length else x
-        k, v = project(both)
+        unread = 0 if read is None else self.length - read
+        k, v = project(both[:, unread:] if unread else both)
         # A copy: a view would keep the inputs of the whole call alive.
         return k, v, Hidden(both[:, both.shape[1] - keep :].detach().clone())

@@ -43,14 +43,17 @@ class KeyValue(TokenBuffers):
         keys, values = self.rows()
         return keys.to(k.dtype), values.to(v.dtype)
 
-    def extend(self, x: Tensor, project: Project, keep: int) -> tuple[Tensor, Tensor, KeyValue]:
+    def extend(
+        self, x: Tensor, project: Project, keep: int, read: int | None = None
+    ) -> tuple[Tensor, Tensor, KeyValue]:
         """As in the base class; in training without rounding and with gradients of the new tokens."""
         if torch.is_inference_mode_enabled():
-            return super().extend(x, project, keep)
+            return super().extend(x, project, keep, read)
         k, v = project(x)
         if self.length:
             past_k, past_v = self.rows()
             k, v = torch.cat((past_k.to(k.dtype), k), dim=2), torch.cat((past_v.to(v.dtype), v), dim=2)
         # Copies: views would keep the keys and values of the whole call alive.
         keys, values = (part[:, :, part.shape[2] - keep :].detach().clone() for part in (k, v))
-        return k, v, KeyValue(keys, values, 0, keep)
+        unread = 0 if read is None else self.length - read
+        return k[:, :, unread:], v[:, :, unread:], KeyValue(keys, values, 0, keep)

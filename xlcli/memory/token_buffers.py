@@ -70,7 +70,7 @@ class TokenBuffers(TokenMemory):
         """Number of tokens."""
         return self.stop - self.start
 
-    def extend(self, x: Tensor, project: Project, keep: int) -> tuple[Tensor, Tensor, Self]:
+    def extend(self, x: Tensor, project: Project, keep: int, read: int | None = None) -> tuple[Tensor, Tensor, Self]:
         """Projects and appends the new inputs only: amortized O(1) per token.
 
         New keys and values are rounded to the type of the memory before their first use, so a result does not depend on
@@ -79,7 +79,9 @@ class TokenBuffers(TokenMemory):
         k, v = project(x)
         new = self.encode(k, v)
         whole = self._append_in_place(new, keep) if torch.is_inference_mode_enabled() else self._append(new)
-        return *whole.decode(k, v), whole.keep(keep)
+        k, v = whole.decode(k, v)
+        unread = 0 if read is None else self.length - read
+        return (k[:, :, unread:], v[:, :, unread:], whole.keep(keep)) if unread else (k, v, whole.keep(keep))
 
     def _append(self, new: Sequence[Tensor]) -> Self:
         """Copy of the memory with these rows appended."""

@@ -182,7 +182,7 @@ class LanguageModel(nn.Module):
         n_new = tokens.shape[1]
         context = AttentionContext(
             state.span,
-            n_memory=state.span.n_kept(state.seen),
+            n_memory=state.span.n_read(state.seen),
             n_new=n_new,
             keep=state.span.n_kept(state.seen + n_new),
             device=tokens.device,

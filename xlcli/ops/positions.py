@@ -30,7 +30,7 @@ class DocumentPositions(NamedTuple):
         new = torch.arange(positions.shape[1])
         if span.kind == "segment":
             positions = positions.minimum(span.next_position(start) + new)
-        masked = bool((positions - new < span.n_kept(start)).any())
+        masked = bool((positions - new < span.n_read(start)).any())
         return DocumentPositions(positions.to(device, non_blocking=True), masked)
 
 

@@ -19,6 +19,8 @@ class Span:
     kind: Literal["uniform", "growing", "segment"]
     mem_len: int
     segment_len: int
+    kept_len: int | None = None
+    """Number of tokens that memory keeps for later calls, if a call with a drawn `mem_len` reads fewer of them."""
 
     @staticmethod
     def make(kind: Literal["uniform", "growing"], *, mem_len: int, segment_len: int) -> Span:
@@ -27,7 +29,14 @@ class Span:
 
     def n_kept(self, seen: int) -> int:
         """Number of tokens to remember after `seen` tokens have been read."""
-        return seen % self.segment_len if self.kind == "segment" else min(seen, self.mem_len)
+        if self.kind == "segment":
+            return seen % self.segment_len
+        return min(seen, self.mem_len if self.kept_len is None else self.kept_len)
+
+    def n_read(self, seen: int) -> int:
+        """Number of remembered tokens that a call after `seen` tokens reads."""
+        kept = self.n_kept(seen)
+        return kept if self.kept_len is None else min(kept, self.mem_len)
 
     def n_until_reset(self, seen: int) -> int | None:
         """Number of tokens that one call may read before the memory is reset; None if unlimited."""

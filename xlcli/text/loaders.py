@@ -42,13 +42,13 @@ class TrainBatch(NamedTuple):
 class TrainLoader:
     """Training batches: `batch_size` sequences that start evenly spaced in the text and wrap around at its end.
 
-    Each segment of a sequence continues the previous one, so memory carries over. The only state is `position`, the
-    number of batches taken.
+    Each segment of a sequence continues the previous one, so memory carries over. The only state is `n_read`, the
+    number of tokens of each sequence that were read.
 
     Args:
         ids: Tokens of the text, at least one.
         batch_size: Number of sequences.
-        segment_len: Tokens per segment.
+        segment_len: Tokens per segment, unless `next` is given another number.
         start_id: Input at the beginning of the text, and of each document.
         documents: First token of each document, ascending from 0; None if the text is one document.
 
@@ -68,14 +68,14 @@ class TrainLoader:
         self.segment_len = segment_len
         self.start_id = start_id
         self.documents = documents
-        self.position = 0
+        self.n_read = 0
         self.starts = np.arange(batch_size, dtype=np.int64) * len(ids) // batch_size
 
-    def next(self) -> TrainBatch:
+    def next(self, segment_len: int | None = None) -> TrainBatch:
         """The batch of the next step."""
-        first = self.starts[:, None] + self.position * self.segment_len
-        self.position += 1
-        positions = (first + np.arange(self.segment_len)) % len(self.ids)
+        segment_len = segment_len or self.segment_len
+        positions = (self.starts[:, None] + self.n_read + np.arange(segment_len)) % len(self.ids)
+        self.n_read += segment_len
         if self.documents is None:
             return TrainBatch(*inputs_and_targets(self.ids, positions, self.start_id), None)
         starts = self.documents[np.searchsorted(self.documents, positions, side="right") - 1]

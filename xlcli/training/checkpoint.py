@@ -34,6 +34,7 @@ from xlcli.store.encodings import ENCODINGS
 from xlcli.store.folder import read_weights, save_model, weights
 from xlcli.store.layout import BEST, CHECKPOINT_FILES, CHECKPOINTS, SCHEMA, WEIGHTS
 from xlcli.text.tokenizers.registry import Tokenizer
+from xlcli.training import defaults
 from xlcli.training.run import TrainingRun
 
 _ANEW = "Train anew with --overwrite."
@@ -47,13 +48,23 @@ class Counters(BaseConfig):
     step: Steps
     tokens: Annotated[int, Field(ge=0, lt=10**18)]
     seconds: Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
-    position: Steps
+    n_read: Annotated[int, Field(ge=0, lt=10**18)]
     best_bits: Annotated[float, Field(allow_inf_nan=False)] | None
     best_step: Steps | None
     validated_step: Steps | None
     validation_due: bool
     rollbacks: Annotated[int, Field(ge=0, le=100)]
     anchor: Steps
+    stale: Steps
+    plateau: Annotated[float, Field(gt=0.0, le=1.0)] | None
+    skipped: Steps
+
+
+class LossScale(BaseConfig):
+    """`loss_scale` of `state.json`: the scale, and the number of steps since it changed."""
+
+    scale: Annotated[float, Field(ge=1.0, le=2.0**127)]
+    steps: Steps
 
 
 def save(run: TrainingRun, folder: Path, *, seconds: float, corpus: Mapping[str, str]) -> Path:
@@ -79,13 +90,18 @@ def save(run: TrainingRun, folder: Path, *, seconds: float, corpus: Mapping[str,
             "step": run.step,
             "tokens": run.tokens,
             "seconds": seconds,
-            "position": run.loader.position,
+            "n_read": run.loader.n_read,
             "best_bits": None if math.isinf(run.best_bits) else run.best_bits,
             "best_step": run.best_step,
             "validated_step": run.validated_step,
             "validation_due": run.validation_due,
             "rollbacks": run.rollbacks,
             "anchor": run.anchor,
+            "stale": run.patience.stale,
+            "plateau": run.patience.plateau,
+            "limits": _limits(run),
+            "skipped": run.skipped,
+            "loss_scale": _loss_scale(run),
             "lr": run.config.train.lr,
             "corpus": dict(corpus),
             "states": [state.describe() for state in run.states],
@@ -126,7 +142,8 @@ def load(
     files = checksums(checkpoint)
     if missing := sorted(set(CHECKPOINT_FILES) - files.keys()):
         raise CheckpointError(f"{checkpoint} is incomplete: its manifest has no '{missing[0]}'.", _ANEW)
-    facts = {"rollbacks": 0, "anchor": step_of(checkpoint)} | read_json(checkpoint / "state.json")
+    facts: dict[str, Any] = {"rollbacks": 0, "anchor": step_of(checkpoint), "stale": 0, "plateau": None, "skipped": 0}
+    facts |= read_json(checkpoint / "state.json")
     try:
         if facts["schema"] != SCHEMA:
             raise CheckpointError(
@@ -138,13 +155,16 @@ def load(
         _load_tensors(run, checkpoint, facts["states"])
         counters = validate(Counters, {name: facts[name] for name in Counters.model_fields})
         run.step, run.tokens, run.seconds = counters.step, counters.tokens, counters.seconds
-        run.loader.position = counters.position
-        run.anchor = counters.anchor
+        run.loader.n_read = counters.n_read
+        run.anchor, run.skipped = counters.anchor, counters.skipped
         run.rollbacks = counters.rollbacks if facts.get("lr") == run.config.train.lr else 0  # a new rate is as given
         if "valid" not in changed:
             run.best_bits = math.inf if counters.best_bits is None else counters.best_bits
             run.best_step = counters.best_step
             run.validated_step, run.validation_due = counters.validated_step, counters.validation_due
+            if facts.get("limits") == _limits(run):  # another budget or patience is a new chance
+                run.patience.stale, run.patience.plateau = counters.stale, counters.plateau
+        _restore_loss_scale(run, facts.get("loss_scale"))
         warnings = _restore_best(run, checkpoint, files.get(BEST), folder, tokenizer)
         warnings += [
             f"{name} was {facts[name]} and is {now}: the resumed run will not equal the uninterrupted one to the bit"
@@ -212,6 +232,26 @@ def _environment(run: TrainingRun) -> dict[str, Any]:
         "torch": torch.__version__,
         "processor": torch.backends.cpu.get_cpu_capability(),
     }
+
+
+def _limits(run: TrainingRun) -> dict[str, Any]:
+    """Settings that end a run."""
+    train = run.config.train
+    return {key: getattr(train, key) for key in (*defaults.BUDGETS, "patience")}
+
+
+def _loss_scale(run: TrainingRun) -> dict[str, Any] | None:
+    """Loss scale in float16, and the number of steps since it changed."""
+    state = run.scaler.state_dict()
+    return {"scale": state["scale"], "steps": state["_growth_tracker"]} if state else None
+
+
+def _restore_loss_scale(run: TrainingRun, saved: Any) -> None:
+    """Restores the loss scale, if run and checkpoint are in float16."""
+    if run.scaler.is_enabled() and saved is not None:
+        scale = validate(LossScale, saved)
+        state = run.scaler.state_dict() | {"scale": scale.scale, "_growth_tracker": scale.steps}
+        run.scaler.load_state_dict(state)
 
 
 def _restore_best(

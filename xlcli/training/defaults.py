@@ -35,7 +35,10 @@ LARGEST_BUDGET = 2**31
 BUDGETS = ("max_steps", "max_tokens", "max_time")
 """Keys of `train` that limit a run."""
 CHANGEABLE = frozenset(
-    {f"train.{key}" for key in (*BUDGETS, "eval_every", "save_every", "keep_checkpoints", "lr", "adam_lr", "grad_clip")}
+    {
+        f"train.{key}"
+        for key in (*BUDGETS, "eval_every", "patience", "save_every", "keep_checkpoints", "lr", "adam_lr", "grad_clip")
+    }
     | {"train.on_divergence", "train.weights", "train.recompute_activations", "text.valid", "text.test"}
     | {f"runtime.{key}" for key in ("device", "dtype", "threads", "compile", "deterministic")}
 )

@@ -84,7 +84,7 @@ class Trainer:
         """
         run = self.run
         point = self._anchor()
-        n_rollbacks, position = run.rollbacks + 1, run.loader.position
+        n_rollbacks, n_read = run.rollbacks + 1, run.loader.n_read
         if run.config.train.on_divergence == "stop" or n_rollbacks > MAX_ROLLBACKS or point is None:
             raise error
         seconds = self.seconds
@@ -97,7 +97,7 @@ class Trainer:
             allow_data_change=True,
         )
         run.rollbacks, run.seconds, self.started = n_rollbacks, seconds, time.monotonic()
-        run.skip_to(position)
+        run.skip_to(n_read)
         records.trim_metrics(self.folder, run.step, validated=run.validated_step == run.step)
         self.saved_at, self.checked_step = (run.step, run.validated_step), run.step
         rates = f"the learning rates are divided by {LR_DIVISOR**n_rollbacks:g}"
@@ -121,11 +121,11 @@ class Trainer:
         run, train = self.run, self.run.config.train
         validate = IntervalTrigger(train.eval_every, parts=defaults.VALIDATIONS)
         save = IntervalTrigger(defaults.SAVE_SECONDS if train.save_every is None else train.save_every)
+        if run.validation_due:
+            yield from self._validate(stop)
         for trigger in (validate, save):
             trigger.reset(run.step, self.seconds, run.fraction(self.seconds))
         loop_started, tokens_before = time.monotonic(), run.tokens
-        if run.validation_due:
-            yield from self._validate(stop)
         while run.fraction(started := self.seconds) < 1.0 and not stop():
             yield from self._train_step(started, loop_started, tokens_before)
             fraction = run.fraction(self.seconds)
@@ -133,8 +133,10 @@ class Trainer:
                 break
             due = validate.due(run.step, self.seconds, fraction)
             if due and not _exceeds_share(run, self.validation_seconds, self.seconds):
-                run.validation_due = True
+                run.validation_due, had_patience = True, run.patience.plateau is None
                 yield from self._validate(stop)
+                if had_patience and run.patience.plateau is not None:  # the rest of the run is another part of it
+                    validate.reset(run.step, self.seconds, run.fraction(self.seconds))
             if save.due(run.step, self.seconds, fraction):
                 run.anchor = run.step
                 if not stop():
@@ -169,6 +171,8 @@ class Trainer:
         }
         if run.rollbacks:
             self.record["rollbacks"] = run.rollbacks
+        if run.patience.plateau is not None:
+            self.record["stopped_early"] = True
         if changes := thread_changes(records.read_metrics(self.folder)):
             self.record["threads"] = changes
         records.write_record(self.folder, self.record)
@@ -190,7 +194,8 @@ class Trainer:
         The loop started after `tokens_before` tokens.
         """
         run = self.run
-        nats, grad_norm, lr_factor, mean_steps = run.train_step(run.fraction(started))
+        before = run.tokens
+        nats, grad_norm, lr_factor, mean_steps, loss_scale = run.train_step(run.fraction(started))
         seconds = self.seconds
         spent = run.fraction(seconds)
         step = Step(
@@ -205,6 +210,8 @@ class Trainer:
             fraction=spent,
             eta_seconds=seconds * (1 - spent) / spent if spent else math.inf,
             mean_steps=mean_steps,
+            loss_scale=loss_scale,
+            skipped=None if loss_scale is None else run.skipped,
         )
         row = {
             "step": step.step,
@@ -216,13 +223,15 @@ class Trainer:
             "grad_norm": grad_norm,
             "tokens_per_second": round(step.tokens_per_second, 1),
             **({} if mean_steps is None else {"mean_steps": mean_steps}),
+            **({} if loss_scale is None else {"loss_scale": loss_scale, "skipped": run.skipped}),
             **({"rollbacks": run.rollbacks} if run.rollbacks else {}),
             **({"threads": run.runtime.threads, "trial": self.tuner.trying} if self.tuner else {}),
         }
         records.append_metrics(self.folder, row)
         yield step
         if self.tuner:
-            trial = self.tuner.observe(seconds - started)
+            nominal = defaults.tokens_per_step(run.config.train) / (run.tokens - before)  # lengths may be random
+            trial = self.tuner.observe((seconds - started) * nominal)
             if self.tuner.threads != run.runtime.threads:
                 run.set_threads(self.tuner.threads)
             if trial:
@@ -244,10 +253,13 @@ class Trainer:
             run.best_bits, run.best_step = math.inf if bits is None else bits, run.step
         self.validation_seconds += time.monotonic() - started
         run.validated_step, run.validation_due = run.step, False
+        impatient = bits is not None and run.patience.observe(run.spent(self.seconds), best=best)
         if bits is not None:
             row = {"step": run.step, "tokens": run.tokens, "validation_bits_per_byte": bits, "best": best}
             records.append_metrics(self.folder, row)
             yield Validation(run.step, run.tokens, self.seconds, bits, best)
+        if impatient:
+            yield Notice(run.patience.describe(run.step))
 
     def _keep_weights(self, bits: float | None) -> None:
         """Writes the present weights as the weights of the model."""

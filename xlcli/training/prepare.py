@@ -193,6 +193,11 @@ def _read(
             yield from part.corpus.notices()
     if parts.train.n_bytes == 0:
         raise DataError("the held-out parts leave nothing to train on.", "Give a longer text or a smaller --valid.")
+    if parts.valid.n_bytes == 0 and config.train.patience is not None:
+        reason = "needs a validation text"
+        raise ConfigError(
+            f"train.patience {reason}.", "Leave it out, or give --valid.", key="train.patience", reason=reason
+        )
     if by_document and corpus.excerpts is None and len(parts.train.documents) == 1:
         yield Notice(
             "the text is one document, so train.reset_on_document has no effect: JSON lines, Parquet files and several "

@@ -12,7 +12,7 @@ import torch
 from xlcli.config import Config, UniversalStackConfig
 from xlcli.errors import DivergedError
 from xlcli.model.build import build_model
-from xlcli.model.lm import LanguageModel
+from xlcli.model.lm import LanguageModel, ScoreOutput
 from xlcli.optim import Optimizers, lr_factor
 from xlcli.runtime import Runtime, compile_stack, has_bfloat16_units
 from xlcli.state import State
@@ -20,6 +20,8 @@ from xlcli.store.folder import weights as weights_of
 from xlcli.text.loaders import DocumentLoader, EvalLoader, TrainLoader, document_loaders
 from xlcli.text.tokens import TokenFile
 from xlcli.training import defaults
+from xlcli.training.lengths import Lengths, lengths, restored, shortened
+from xlcli.training.patience import Patience
 
 ABSURD_NATS = 100.0
 """Loss in nats per token above which a run counts as diverged."""
@@ -27,15 +29,22 @@ LR_DIVISOR = 3.0
 """Divisor of the learning rates at each roll-back, and in the remedy for a run that diverged."""
 VALIDATION_TOKENS = 2**15
 """Maximum number of tokens of a validation during training."""
+LEAST_SCALE = 1.0
+"""Loss scale in float16 below which a run counts as diverged."""
 
 
 class StepResult(NamedTuple):
-    """Mean nats per token, gradient norm before clipping, learning-rate factor, and mean adaptive steps or None."""
+    """Result of a training step.
+
+    Mean nats per token, gradient norm before clipping (None if the step was skipped), learning-rate factor, mean
+    adaptive steps or None, and loss scale of the next step in float16 or None.
+    """
 
     nats: float
-    grad_norm: float
+    grad_norm: float | None
     lr_factor: float
     mean_steps: float | None
+    loss_scale: float | None = None
 
 
 @dataclass
@@ -54,6 +63,7 @@ class TrainingRun:
         anchor: Step of the checkpoint that a roll-back restores: the latest that was due, whether the run was stopped
             since or not.
         rollbacks: Number of roll-backs; each divides the learning rates by `LR_DIVISOR`.
+        skipped: Number of steps that were skipped because a scaled gradient overflowed in float16.
     """
 
     config: Config
@@ -63,6 +73,8 @@ class TrainingRun:
     loader: TrainLoader
     states: list[State]
     bytes_per_token: float
+    patience: Patience
+    scaler: torch.amp.GradScaler
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
@@ -72,8 +84,13 @@ class TrainingRun:
     validation_due: bool = False
     anchor: int = 0
     rollbacks: int = 0
+    skipped: int = 0
 
     def fraction(self, seconds: float) -> float:
+        """Share of the run that is done, 0 to 1, after `seconds` of training: of its budget, or of a shortened one."""
+        return self.patience.fraction(self.spent(seconds))
+
+    def spent(self, seconds: float) -> float:
         """Share of the budget spent, 0 to 1, after `seconds` of training."""
         train = self.config.train
         spent = [0.0]
@@ -93,6 +110,9 @@ class TrainingRun:
     def train_step(self, fraction: float) -> StepResult:
         """Forward and backward pass of each microbatch, gradient clipping, and one optimizer step.
 
+        In float16 the loss is multiplied by a scale before the backward pass and gradients are divided by it. If they
+        overflow, the optimizer step is skipped, and the next scale is half as large.
+
         Args:
             fraction: Share of the budget spent, for the learning-rate schedule.
 
@@ -101,27 +121,30 @@ class TrainingRun:
         """
         train = self.config.train
         self._redraw_features()
-        microbatches = self._next_batch()
-        count = defaults.tokens_per_step(train)
+        drawn = self._lengths()
+        microbatches = self._next_batch(drawn)
+        count = train.batch_size * drawn.segment_len
         self.model.train()
         self.optimizers.zero_grad()
         nats, steps = torch.zeros((2,), device=self.runtime.device)
         for i, (x, y, documents) in enumerate(microbatches):
             with self.runtime.autocast():
-                nll, self.states[i], ponder = self.model.score(x, y, self.states[i], documents)
+                nll, self.states[i], ponder = self._score(x, y, self.states[i], documents, drawn)
             loss = nll.sum() / count
             nats += loss.detach()
             if ponder is not None:
                 loss = loss + self._ponder_weight * ponder.cost.sum() / count
                 steps += ponder.steps.sum() / count
-            loss.backward()  # type: ignore[no-untyped-call]
+            self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        scales = self._unscale()
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         # The only wait for the device in a step: weights must not change before the loss is known to be finite.
-        loss_now, norm_now, steps_now = torch.stack((nats, norm, steps)).tolist()
-        if not (math.isfinite(loss_now) and math.isfinite(norm_now)):
+        loss_now, norm_now, steps_now, *scales_now = torch.stack((nats, norm, steps, *scales)).tolist()
+        overflow = math.isfinite(loss_now) and _overflowed(scales_now)
+        if not overflow and not (math.isfinite(loss_now) and math.isfinite(norm_now)):
             raise DivergedError(f"the loss or its gradient is not finite at step {self.step + 1}.")
-        if train.grad_clip and norm_now > train.grad_clip:
+        if train.grad_clip and norm_now > train.grad_clip and not overflow:
             torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), train.grad_clip, norm)
         warmup = defaults.warmup_steps(train)
         factor = lr_factor(
@@ -133,16 +156,30 @@ class TrainingRun:
             decay_fraction=train.decay_fraction,
         )
         factor /= LR_DIVISOR**self.rollbacks
-        self.optimizers.step(factor)
+        if overflow:
+            self.skipped += 1
+        else:
+            self.optimizers.step(factor)
         self.step += 1
         self.tokens += count
-        return StepResult(loss_now, norm_now, factor, steps_now or None)
+        scale = scales_now[-1] if scales_now else None
+        return StepResult(loss_now, None if overflow else norm_now, factor, steps_now or None, scale)
 
-    def skip_to(self, position: int) -> None:
-        """Continues at batch `position` of the loader, with empty memory."""
-        self.loader.position = position
-        offsets = self.loader.starts + position * self.loader.segment_len
-        self.states = init_states(self.model, self.config, offsets.tolist())
+    def skip_to(self, n_read: int) -> None:
+        """Continues after `n_read` tokens of each sequence of the loader, with empty memory."""
+        self.loader.n_read = n_read
+        self.states = init_states(self.model, self.config, (self.loader.starts + n_read).tolist())
+
+    def _unscale(self) -> tuple[torch.Tensor, ...]:
+        """Divides the gradients by the loss scale. Scales of this and of the next step in float16, else nothing."""
+        if not self.scaler.is_enabled():
+            return ()
+        one = torch.ones((), device=self.runtime.device)
+        before = self.scaler.scale(one)
+        for optimizer, _ in self.optimizers.optimizers:
+            self.scaler.unscale_(optimizer)
+        self.scaler.update()
+        return before, self.scaler.scale(one)
 
     def _redraw_features(self) -> None:
         """Draws new random features in the layers whose redraw interval has ended, and empties their memories."""
@@ -157,25 +194,38 @@ class TrainingRun:
         stack = self.config.model.stack
         return stack.ponder_weight if isinstance(stack, UniversalStackConfig) else 0.0
 
-    def _next_batch(self) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
+    def _lengths(self) -> Lengths:
+        """Segment and memory length of the next step."""
+        return lengths(self.config.train, self.config.runtime.seed or 0, self.step)
+
+    def _score(
+        self, x: torch.Tensor, y: torch.Tensor, state: State, documents: torch.Tensor | None, drawn: Lengths
+    ) -> ScoreOutput:
+        """`LanguageModel.score` with these lengths."""
+        if not self.config.train.random_lengths:
+            return self.model.score(x, y, state, documents)
+        output = self.model.score(x, y, shortened(state, drawn), documents)
+        return output._replace(state=restored(output.state, state.span))
+
+    def _next_batch(self, drawn: Lengths) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
         """Inputs, targets and document positions (b t; on the CPU) of each microbatch of the next step."""
-        batch, n = self.loader.next(), self.config.train.grad_accum
+        batch, n = self.loader.next(drawn.segment_len), self.config.train.grad_accum
         x, y = (torch.from_numpy(array).to(self.runtime.device).tensor_split(n) for array in batch[:2])
         documents = None if batch.documents is None else torch.from_numpy(batch.documents).tensor_split(n)
         return list(zip(x, y, documents or [None] * n, strict=True))
 
     def _next_nats(self) -> float:
         """Loss of the next batch in nats per token, without dropout. Does not change the run."""
-        position = self.loader.position
-        microbatches = self._next_batch()
-        self.loader.position = position
+        n_read, drawn = self.loader.n_read, self._lengths()
+        microbatches = self._next_batch(drawn)
+        self.loader.n_read = n_read
         self.model.eval()
         with torch.no_grad(), self.runtime.autocast():  # kernels of training: others may overflow later
             nats = [
-                self.model.nll(x, y, state, documents)[0].sum()
+                self._score(x, y, state, documents, drawn).nll.sum()
                 for (x, y, documents), state in zip(microbatches, self.states, strict=True)
             ]
-        return torch.stack(nats).sum().item() / defaults.tokens_per_step(self.config.train)
+        return torch.stack(nats).sum().item() / (self.config.train.batch_size * drawn.segment_len)
 
     def validation_bits(self, valid: TokenFile, stop: Callable[[], bool]) -> float | None:
         """Bits per byte of the first `VALIDATION_TOKENS` of the validation text, which must not be empty.
@@ -271,8 +321,15 @@ def make_training_run(
         loader=loader,
         states=init_states(model, config, loader.starts.tolist()),
         bytes_per_token=train_ids.n_bytes / len(train_ids),
+        patience=Patience.of(train),
+        scaler=torch.amp.GradScaler(runtime.device.type, enabled=runtime.dtype == torch.float16),
         validation_due=weights is not None,
     )
+
+
+def _overflowed(scales: list[float]) -> bool:
+    """Whether scaled gradients overflowed: the next loss scale is below the present one, and not below the least."""
+    return len(scales) == 2 and LEAST_SCALE <= scales[1] < scales[0]
 
 
 def init_states(model: LanguageModel, config: Config, offsets: list[int]) -> list[State]:

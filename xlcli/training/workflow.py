@@ -279,7 +279,7 @@ def _restore(
 
 
 def _spent_budgets(run: TrainingRun) -> Iterator[Notice]:
-    """Remarks on the budgets of a resumed run that its earlier part has spent, so that no step remains."""
+    """Remarks on budgets and patience of a resumed run that its earlier part has spent, so that no step remains."""
     train = run.config.train
     for option, budget, used, unit in (
         ("--max-time", train.max_time, round(run.seconds, 1), "s"),
@@ -291,6 +291,8 @@ def _spent_budgets(run: TrainingRun) -> Iterator[Notice]:
                 f"the budget of {budget:,.15g} {unit} was used up by the earlier part of the run ({used:,} {unit}); "
                 f"a larger {option} continues it"
             )
+    if run.patience.plateau is not None and run.spent(run.seconds) < 1.0 == run.fraction(run.seconds):
+        yield Notice("the run ended early by --patience; a larger one, or another budget, continues it")
 
 
 def _write_held_out(folder: Path, ready: Prepared) -> None:

@@ -108,7 +108,7 @@ class FullAttention(ProjectedAttention):
 
     def _extend(self, x: Tensor, memory: Memory, context: AttentionContext) -> tuple[Tensor, Tensor, Memory]:
         assert isinstance(memory, TokenMemory)
-        return memory.extend(x, partial(self.project, context=context), context.keep)
+        return memory.extend(x, partial(self.project, context=context), context.keep, context.n_memory)
 
     def _project_vectors(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys (h n e) of vectors x (n d)."""

@@ -1,0 +1,118 @@
+"""Early stopping: a run whose validations no longer improve ends with its learning rate decayed, also if resumed."""
+
+import json
+from pathlib import Path
+
+import pytest
+from runs import After, corpus, go, of_kind, remains, small
+
+from xlcli.errors import ConfigError
+from xlcli.events import Notice, Step, Trained, Validation
+from xlcli.optim import lr_factor
+from xlcli.store.records import read_record
+from xlcli.training.patience import Patience
+from xlcli.training.run import TrainingRun
+
+
+@pytest.fixture(autouse=True)
+def _overfits(monkeypatch):
+    """Validations get worse after step 4, whatever the model."""
+    monkeypatch.setattr(TrainingRun, "validation_bits", lambda run, valid, stop: abs(run.step - 4) + 1.0)
+
+
+def settings(schedule="wsd", **train):
+    rest = {"max_steps": 40, "eval_every": 2, "patience": 2, "lr_schedule": schedule, "warmup_steps": 0}
+    return small(train={**rest, "save_every": 3, **train})
+
+
+def text_of(events):
+    return " ".join(notice.text for notice in of_kind(events, Notice))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rates", "budget"),
+    [
+        ("wsd", [1, 1, 0.5], {"max_steps": None, "max_tokens": 40 * 64}),
+        ("linear", [33 / 40, 0.2, 0.1], {}),
+        ("cosine", [0.926, 0.0955, 0.0245], {}),
+    ],
+)
+def test_the_decay_begins_when_patience_runs_out(schedule, rates, budget):
+    events = go(settings(schedule, **budget), corpus(), "m")
+    steps = of_kind(events, Step)
+    assert [step.step for step in steps] == list(range(1, 11))  # 8 steps, and a quarter of them
+    assert [step.lr / 6e-3 for step in steps[7:]] == pytest.approx(rates, abs=1e-3)
+    assert [step.fraction for step in steps[7:]] == pytest.approx([0.2, 0.9, 1.0])
+    assert steps[8].eta_seconds == pytest.approx(steps[8].seconds / 9)
+    assert [event.step for event in of_kind(events, Validation)] == [2, 4, 6, 8, 10]
+    assert "the last 2 validations brought no improvement: the learning rate decays from here" in text_of(events)
+    assert "ends at about step 10" in text_of(events)
+    [trained] = of_kind(events, Trained)
+    assert (trained.best_step, trained.stopped, read_record(Path("m"))["stopped_early"]) == (4, False, True)
+
+
+def test_a_schedule_without_decay_ends_at_once():
+    events = go(settings("inverse_sqrt"), corpus(), "m")
+    assert [step.step for step in of_kind(events, Step)][-1] == 8
+    assert "brought no improvement: the run ends" in text_of(events)
+    assert of_kind(events, Trained)[0].best_step == 4
+
+
+def test_a_run_in_its_last_part_ends_with_its_budget():
+    events = go(settings("linear", max_steps=9), corpus(), "m")
+    assert [step.lr / 6e-3 for step in of_kind(events, Step)] == pytest.approx([1 - i / 9 for i in range(9)])
+    assert "the run is in its last part and ends with its budget" in text_of(events)
+
+
+def test_the_default_interval_validates_in_the_last_part_too():
+    events = go(settings(max_steps=20, eval_every=None), corpus(), "m")
+    assert [event.step for event in of_kind(events, Validation)] == [2, 4, 6, 8, 9, 10]
+
+
+@pytest.mark.parametrize(("schedule", "stop"), [("linear", 5), ("linear", 9), ("constant", 7)])
+def test_a_resumed_run_decides_as_the_uninterrupted_one(schedule, stop):
+    tree = settings(schedule)
+    go(tree, corpus(), "whole")
+    After(stop).run(tree, corpus(), "m")
+    go({}, corpus(), "m", resume=True)
+    assert remains("m") == remains("whole")
+
+
+def test_another_patience_or_budget_continues_a_run_that_ended_early():
+    tree = settings("linear")
+    assert of_kind(go(tree, corpus(), "m"), Trained)[0].step == 10
+    same = go({}, corpus(), "m", resume=True)
+    assert (of_kind(same, Trained)[0].step, of_kind(same, Step)) == (10, [])
+    assert "the run ended early by --patience; a larger one, or another budget, continues it" in text_of(same)
+    more = go({"train": {"patience": 4}}, corpus(), "m", resume=True)
+    assert of_kind(more, Step)[0].lr == pytest.approx(6e-3 * 30 / 40)
+    assert of_kind(more, Trained)[0].step == 23  # 4 validations after step 10, and a quarter
+    facts = json.loads(next(Path("m").glob("checkpoints/step-00000023/state.json")).read_bytes())
+    assert facts["plateau"] == pytest.approx(18 / 40)
+
+
+def test_patience_needs_a_validation_text():
+    with pytest.raises(ConfigError, match=r"train\.patience needs a validation text"):
+        go(settings() | {"text": {"tokenizer": "bytes", "valid": 0.0}}, corpus(), "m")
+
+
+@pytest.mark.parametrize("plateau", [0.01, 0.3, 0.77, 0.8, 0.95])
+@pytest.mark.parametrize("decay", [0.0, 0.2, 0.5, 1.0])
+def test_the_shortened_run_keeps_the_share_of_its_decay(plateau, decay):
+    patience = Patience(1, decay)
+    assert patience.fraction(plateau) == plateau
+    assert not patience.observe(plateau / 2, best=True)
+    assert patience.observe(plateau, best=False)
+    assert not patience.observe(plateau, best=False)
+    end = patience.end
+    assert patience.fraction(end) == 1.0
+    if end == 1.0:
+        assert patience.fraction(plateau) == plateau
+    elif decay:
+        assert patience.fraction(plateau) == pytest.approx(1 - decay)
+        assert (end - plateau) / end == pytest.approx(decay)
+        factors = [
+            lr_factor(fraction, 99, warmup_steps=0, lr_schedule="wsd", min_lr_ratio=0.0, decay_fraction=decay)
+            for fraction in (plateau, patience.fraction(plateau), patience.fraction((plateau + end) / 2))
+        ]
+        assert factors == pytest.approx([1.0, 1.0, 0.5])

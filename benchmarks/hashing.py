@@ -27,6 +27,7 @@ XL = {"model.position.kind": "xl", "model.position.n_features": 32}
 ROPE = {"model.position.kind": "rope"}
 LOCAL = '{kind = "local", window = 128}'
 LSH = '{kind = "lsh", n_buckets = 64, bucket_size = 32, n_hashes = 2}'
+SIZED = LSH.replace("64", '"auto"')
 VARIANTS = {
     "full, 512": {"model.attention.kind": "full", "train.mem_len": 512} | XL,
     "full, 2048": {"model.attention.kind": "full", "train.mem_len": 2048} | XL,
@@ -39,6 +40,12 @@ VARIANTS = {
     "local and hashed, rope": {
         "model.attention.kind": "mixed", "model.attention.layers": f"[{LOCAL}, {LSH}]", "train.mem_len": 65536,
     } | ROPE,
+    "hashed, buckets for the memory": {
+        "model.attention.kind": "mixed", "model.attention.layers": f"[{SIZED}]", "train.mem_len": 65536,
+    } | ROPE,
+    "local and hashed, buckets for the memory": {
+        "model.attention.kind": "mixed", "model.attention.layers": f"[{LOCAL}, {SIZED}]", "train.mem_len": 65536,
+    } | XL,
     "local and full, 2048": {
         "model.attention.kind": "mixed", "model.attention.layers": f'[{LOCAL}, "full"]', "train.mem_len": 2048,
     } | XL,

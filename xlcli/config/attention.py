@@ -15,6 +15,8 @@ MAX_BUCKETS = 2**16
 """Largest number of hash buckets."""
 MAX_SLOTS = 2**20
 """Largest number of tokens in the buckets of one head and hash round."""
+MAX_SINGLE_FACTOR = 64
+"""Largest number of automatic buckets that are hashed by one set of directions; more are a product of two numbers."""
 MAX_HASHES = 8
 """Largest number of hash rounds. Directions for all rounds are stored, so inference may use more than training."""
 MemoryDtype = Literal["float32", "bfloat16", "int8"]
@@ -60,6 +62,10 @@ class AttentionConfig(BaseConfig):
         """Validated copy with these values of `inference_settings`; other keys are ignored."""
         own = {name: value for name, value in settings.items() if name in self.inference_settings}
         return type(self)(**(dict(self) | own)) if own else self
+
+    def sized_for(self, mem_len: int) -> Self:
+        """This configuration with numbers for settings that follow from the memory length of training."""
+        return self
 
     def effective_mem_len(self, mem_len: int) -> int | None:
         """Number of memory tokens that a layer uses; None if its memory is unbounded."""
@@ -193,16 +199,16 @@ class LSHAttentionConfig(RandomAttentionConfig):
     """LSH attention with shared queries and keys (Kitaev et al. 2020, Reformer); cost is linear in the length.
 
     In each of `n_hashes` rounds a token attends to the last `bucket_size` earlier tokens of its hash bucket, within the
-    memory length; to itself only if there are none. `n_buckets` is an even number, or a list of even numbers whose
-    product is the number of buckets. The memory is the table of buckets: its size and the cost of a look-up do not
-    depend on the memory length.
+    memory length; to itself only if there are none. `n_buckets` is an even number, a list of even numbers whose
+    product is the number of buckets, or `auto`: each round has a place for every token of the memory of training. The
+    memory is the table of buckets: its size and the cost of a look-up do not depend on the memory length.
     """
 
     inference_settings: ClassVar[frozenset[str]] = frozenset({"n_hashes"})
     supports_recall: ClassVar[bool] = True
 
     kind: Literal["lsh"] = "lsh"
-    n_buckets: int | tuple[int, ...] = 64
+    n_buckets: int | tuple[int, ...] | Literal["auto"] = 64
     bucket_size: Annotated[int, Field(ge=1, le=2**16)] = 32
     n_hashes: Annotated[int, Field(ge=1, le=MAX_HASHES)] = 4
 
@@ -214,9 +220,19 @@ class LSHAttentionConfig(RandomAttentionConfig):
     @property
     def factors(self) -> tuple[int, ...]:
         """Even factors of the number of buckets; empty for a single bucket."""
+        assert self.n_buckets != "auto", "config.make replaces it"
         if self.n_buckets == 1:
             return ()
         return (self.n_buckets,) if isinstance(self.n_buckets, int) else self.n_buckets
+
+    def sized_for(self, mem_len: int) -> Self:
+        """`auto` replaced by the power of two for which `n_buckets` times `bucket_size` is at least `mem_len`."""
+        if self.n_buckets != "auto":
+            return self
+        limit = min(MAX_BUCKETS, MAX_SLOTS // self.bucket_size)
+        bits = max(1, min((-(-mem_len // self.bucket_size) - 1).bit_length(), limit.bit_length() - 1))
+        factors = (2**bits,) if 2**bits <= MAX_SINGLE_FACTOR else (2 ** (bits // 2), 2 ** (bits - bits // 2))
+        return self.model_copy(update={"n_buckets": factors[0] if len(factors) == 1 else factors})
 
     def memory_bytes(self, mem_len: int, head_dim: int, dtype: MemoryDtype = "float32") -> int:
         """A key, a value, and int64 position and ranks for each slot; an int64 count for each bucket."""
@@ -238,13 +254,17 @@ class LSHAttentionConfig(RandomAttentionConfig):
 
     @field_validator("n_buckets")
     @classmethod
-    def _check_n_buckets(cls, n_buckets: int | tuple[int, ...]) -> int | tuple[int, ...]:
+    def _check_n_buckets(
+        cls, n_buckets: int | tuple[int, ...] | Literal["auto"]
+    ) -> int | tuple[int, ...] | Literal["auto"]:
+        if n_buckets == "auto":
+            return n_buckets
         factors = (n_buckets,) if isinstance(n_buckets, int) else n_buckets
         if n_buckets != 1 and (not factors or any(n < 2 or n % 2 for n in factors)):
             raise InvalidSettingError(
                 "model.attention.n_buckets",
                 f"is {n_buckets}, but buckets are pairs of opposite directions",
-                "Make it even, a list of even numbers, or 1.",
+                "Make it even, a list of even numbers, 1 or auto.",
             )
         if math.prod(factors) > MAX_BUCKETS:
             raise InvalidSettingError(
@@ -254,6 +274,8 @@ class LSHAttentionConfig(RandomAttentionConfig):
 
     @model_validator(mode="after")
     def _check_slots(self) -> LSHAttentionConfig:
+        if self.n_buckets == "auto":
+            return self
         n_buckets = math.prod(self.factors)
         if n_buckets * self.bucket_size > MAX_SLOTS:
             raise InvalidSettingError(
@@ -300,6 +322,10 @@ class MixedAttentionConfig(AttentionConfig):
     def with_settings(self, settings: Mapping[str, int]) -> Self:
         """Copy in which each layer has these settings."""
         return self.model_copy(update={"layers": tuple(layer.with_settings(settings) for layer in self.layers)})
+
+    def sized_for(self, mem_len: int) -> Self:
+        """Copy in which each layer is sized."""
+        return self.model_copy(update={"layers": tuple(layer.sized_for(mem_len) for layer in self.layers)})
 
     @model_validator(mode="before")
     @classmethod

@@ -128,7 +128,7 @@ def make(*layers: Mapping[str, Any]) -> Config:
     tree: Tree = Config().model_dump(mode="json")
     for layer in layers:
         tree = merge(tree, layer)
-    return validate(Config, tree)
+    return _sized(validate(Config, tree))
 
 
 def change(config: Config, changes: Mapping[str, Any]) -> Config:
@@ -137,7 +137,13 @@ def change(config: Config, changes: Mapping[str, Any]) -> Config:
     Raises:
         ConfigError: As in `make`.
     """
-    return validate(Config, merge(config.model_dump(mode="json"), changes))
+    return _sized(validate(Config, merge(config.model_dump(mode="json"), changes)))
+
+
+def _sized(config: Config) -> Config:
+    """The configuration with numbers for settings of the attention that follow from the memory length."""
+    attention = config.model.attention.sized_for(config.train.mem_len or config.train.segment_len)
+    return config.model_copy(update={"model": config.model.model_copy(update={"attention": attention})})
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -9,7 +9,7 @@ from toys import PROSE, RUNTIME, VARIANTS, prose_bits, slow_bits, toy
 
 from xlcli import evaluation
 from xlcli.config import EvalConfig
-from xlcli.errors import CheckpointError, DataError, ResourceError
+from xlcli.errors import CheckpointError, ConfigError, DataError, ResourceError
 from xlcli.evaluation import duration, evaluate
 from xlcli.events import Notice, Score, TokenScore
 from xlcli.metrics import half_width
@@ -73,15 +73,57 @@ def test_segments_and_batches_change_the_speed_only(mem_len, prose):
     assert {1, 2, 3} <= found
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_lanes_of_independent_segments_know_their_place_whatever_the_model(variant, tmp_path):
-    model, text = toy(variant=variant), PROSE.encode()[:90]
+def bits_by_start(model, text, window):
+    """Surprisal in bits by the first token of a window and the token, each window read anew, token by token."""
+    ids = model.tokenizer.encode(text).tolist()
+    found = {}
+    with torch.inference_mode():
+        for start in range(len(ids)):
+            state = model.network.init_state(1, mem_len=0, segment_len=window)
+            for i in range(start, min(start + window, len(ids))):
+                before = ids[i - 1] if i else model.tokenizer.start_id
+                logits, state = model.network.logits(torch.tensor([[before]]), state)
+                found[start, i] = -logits[0].log_softmax(-1)[ids[i]].item() / math.log(2)
+    return found
+
+
+@pytest.mark.parametrize("variant", [None, *VARIANTS])
+def test_windows_without_memory_whatever_the_model(variant, tmp_path):
+    """Independent segments, and overlapping windows, which are read anew for their last tokens."""
+    model, text = toy(variant=variant), PROSE.encode()[:45]
     (tmp_path / "short.txt").write_bytes(text)
-    slow = slow_bits(model, text, mem_len=0)
-    for batch_size in (1, 2, 4):
-        *tokens, score = scores(model, tmp_path / "short.txt", mem_len=0, batch_size=batch_size, per_token=True)
-        assert [t.bits for t in tokens] == pytest.approx(slow, abs=1e-5)
-        assert (score.batch_size, score.segment_len) == (batch_size, 8)
+    slow = bits_by_start(model, text, 8)
+    for stride, batch_size in ((None, 1), (None, 4), (8, 2), (1, 1), (1, 100), (3, 1), (3, 5)):
+        options = {"stride": stride, "batch_size": batch_size}
+        *tokens, score = scores(model, tmp_path / "short.txt", mem_len=0, per_token=True, **options)
+        step = stride or 8
+        starts = [i // 8 * 8 if step == 8 else max(0, -(-(i - 7) // step) * step) for i in range(45)]
+        bits = [slow[start, i] for i, start in enumerate(starts)]
+        assert score.nats == pytest.approx(sum(bits) * math.log(2), abs=1e-9)
+        assert [t.bits for t in tokens] == pytest.approx(bits, abs=1e-5)
+        n_sequences = min(batch_size, 1 + -(-(45 - 8) // step)) if batch_size != 4 else 3
+        assert (score.stride, score.segment_len, score.batch_size) == (stride, 8, n_sequences)
+        assert (score.tokens, bool(score.by_context)) == (45, stride is None)
+        assert score.mean_steps is None or 1 < score.mean_steps < 3
+
+
+def test_windows_begin_with_each_document(tmp_path):
+    model, texts = toy(), [PROSE[:20], "x", PROSE[40:63], "short"]
+    options = {"mem_len": 0, "stride": 3}
+    (tmp_path / "all.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    nats = 0.0
+    for text in texts:
+        (tmp_path / "one.txt").write_text(f"{text}\n")
+        nats += scores(model, tmp_path / "one.txt", **options)[0].nats
+    for batch_size in (1, 3, 100):
+        score, *_ = scores(model, tmp_path / "all.jsonl", reset_on_document=True, batch_size=batch_size, **options)
+        assert (score.nats, score.documents) == (pytest.approx(nats, abs=1e-9), 4)
+
+
+def test_a_stride_is_at_most_the_window(prose):
+    assert scores(toy(), prose, mem_len=0, stride=8)[0].nats == scores(toy(), prose, mem_len=0)[0].nats
+    with pytest.raises(ConfigError, match="a stride of 9 tokens is longer than the window of 8 tokens"):
+        scores(toy(), prose, mem_len=0, stride=9)
 
 
 @pytest.mark.parametrize("variant", ["universal", "adaptive"])

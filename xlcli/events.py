@@ -229,6 +229,8 @@ class Score:
     `partial`: evaluation was stopped; all values are those of the tokens scored until then.
     `documents` is the number of documents that were scored to their end, each as if it were alone; 1 if the text was
     not divided.
+    `stride` is the distance in tokens of overlapping windows of `segment_len` tokens, None without them; with windows,
+    `by_context` is empty.
     """
 
     model: str
@@ -256,6 +258,7 @@ class Score:
     rounding_cost: float | None = None
     unknown_words: int | None = None
     documents: int = 1
+    stride: int | None = None
     mean_steps: float | None = None
     recall: float | None = None
     recall_by_layer: tuple[float, ...] = ()

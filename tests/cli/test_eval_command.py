@@ -19,7 +19,7 @@ KEYS = {
     "model", "file", "bytes", "chars", "words", "tokens", "nats", "bits_per_byte", "bits_per_char", "perplexity",
     "word_perplexity", "mem_len", "segment_len", "batch_size", "span", "tokens_per_second", "peak_rss_bytes",
     "seconds", "device", "dtype", "weight_dtype", "memory_dtype", "rounding_cost", "unknown_words", "documents",
-    "mean_steps", "recall", "recall_by_layer", "partial", "by_context",
+    "stride", "mean_steps", "recall", "recall_by_layer", "partial", "by_context",
 }  # fmt: skip
 
 
@@ -49,6 +49,29 @@ def test_sweep(run, model):
     assert [score["mem_len"] for score in scores] == [0, 4, 8]
     assert all(set(score) == KEYS for score in scores)
     assert run("eval", "--sweep-mem-len", "0,4").out.decode().count("\n0 ") == 1
+
+
+def test_a_stride_without_memory(run, model):
+    done = run("eval", "--mem-len", "0", "--segment-len", "16", "--stride", "4", "--limit", "99")
+    assert "no memory: windows of 16 tokens with a stride of 4\n" in done.out.decode()
+    assert "context seen" not in done.out.decode()
+    score = json.loads(run("eval", "--mem-len", "0", "--stride", "1", "--limit", "99", "--json").out)
+    assert (set(score), score["stride"], score["by_context"]) == (KEYS, 1, [])
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    (["--stride", "1"], "--stride needs a memory length of 0, because each window is read anew.\n"),
+    (["--stride", "1", "--mem-len", "8"], "Add --mem-len 0."),
+    (["--stride", "1", "--mem-len", "0", "--sweep-mem-len", "0,8"], "Use --mem-len 0 instead of --sweep-mem-len."),
+    (["--stride", "0", "--mem-len", "0"], "--stride"),
+    (["--stride", "17", "--mem-len", "0", "--segment-len", "16"], "Use a smaller --stride, or a longer window with"),
+    (["--stride", "99", "--mem-len", "0"], "a stride of 99 tokens is longer than the window of 16 tokens."),
+    (["--stride", "1", "--mem-len", "0", "--plot", "x.png"], "--plot shows the loss by context, which --stride does"),
+])  # fmt: skip
+@pytest.mark.usefixtures("without_torch")
+def test_a_stride_that_cannot_be_is_refused(run, model, options, said):
+    done = run("eval", *options, "--dry-run")
+    assert (done.code, said in done.err) == (2, True), done.err
 
 
 def test_standard_input_and_files(run, model, monkeypatch, tmp_path):

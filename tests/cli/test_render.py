@@ -99,6 +99,7 @@ SEGMENTS = "no memory: independent segments of 8 tokens, and the result depends 
     [
         ({}, {}, "memory of 4 tokens, span uniform, batch 1"),
         ({}, {"mem_len": 0}, SEGMENTS),
+        ({}, {"mem_len": 0, "stride": 2}, "no memory: windows of 8 tokens with a stride of 2"),
         ({"attention": {"kind": "local", "window": 3}}, {}, "memory of 3 tokens, span uniform, batch 1"),
         ({"attention": {"kind": "linear"}, "position": {"kind": "none"}}, {}, "memory of all tokens read, batch 1"),
         (

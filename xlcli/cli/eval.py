@@ -78,6 +78,16 @@ def evaluate(
             rich_help_panel="Memory",
         ),
     ] = None,
+    stride: Annotated[
+        int | None,
+        typer.Option(
+            "--stride",
+            metavar="TOKENS",
+            parser=Unit(units.count, "1"),
+            help="With --mem-len 0, read overlapping windows of --segment-len tokens; each scores its last TOKENS.",
+            rich_help_panel="Memory",
+        ),
+    ] = None,
     batch_size: Annotated[
         int | None,
         typer.Option(
@@ -144,6 +154,8 @@ def evaluate(
     if settings.sweep_mem_len and (per_token is not None or html is not None):
         option = "--html" if per_token is None else "--per-token"
         raise ConfigError(f"{option} needs one memory length, not a sweep.", "Use --mem-len M.")
+    if settings.stride is not None and plot is not None:
+        raise ConfigError("--plot shows the loss by context, which --stride does not measure.", "Omit one of them.")
     check_texts(files or (), "xlcli eval -m {}")
     folder = find_model(context, settings, screen)
     check_files(context, folder, files or (), ["per_token", "plot", "html"])
@@ -190,8 +202,10 @@ def print_eval_plan(folder: Path, files: list[str] | None, settings: EvalConfig,
     from xlcli.cli.prologue import print_plan
     from xlcli.store.layout import read_config
 
+    config = read_config(folder)
+    settings.check_stride(config.train.segment_len)
     text = ", ".join(files or ()) or f"the {'validation' if settings.split == 'valid' else 'test'} text of the model"
-    unbounded = read_config(folder).model.effective_mem_len(1) is None
+    unbounded = config.model.effective_mem_len(1) is None
     batch_size = 1 if unbounded else settings.batch_size or 8
     print_plan(folder, settings, screen, batch_size=batch_size, action=f"scores {text}")
 
@@ -260,7 +274,7 @@ def page_facts(score: Score, model: ModelConfig) -> list[tuple[str, str]]:
     return [
         *facts,
         ("model", score.model),
-        ("context", report.context(model, score.mem_len, score.segment_len)),
+        ("context", report.context(model, score.mem_len, score.segment_len, score.stride)),
         ("text", f"{report.size(score.bytes)}, {report.counted(score.tokens, 'token')}"),
     ]
 

@@ -274,7 +274,7 @@ def score_text(score: Score, model: ModelConfig) -> str:
         rows.append(("mean steps", f"{score.mean_steps:.2f}"))
     if score.recall is not None:
         rows.append(("recall of hashing", f"{100 * score.recall:.1f} %"))
-    recurrence = context(model, score.mem_len, score.segment_len)
+    recurrence = context(model, score.mem_len, score.segment_len, score.stride)
     if score.mem_len:
         span = "" if model.effective_mem_len(score.mem_len) is None else f", span {score.span}"
         recurrence += f"{span}, batch {score.batch_size}"
@@ -308,8 +308,10 @@ def rounding(weight_dtype: str, memory_dtype: str) -> str:
     return "".join(f", {dtype} {name}" for name, dtype in dtypes.items() if dtype != "float32")
 
 
-def context(model: ModelConfig, mem_len: int, segment_len: int) -> str:
-    """Context of a token in words: memory, or segments without one."""
+def context(model: ModelConfig, mem_len: int, segment_len: int, stride: int | None = None) -> str:
+    """Context of a token in words: memory, or windows or segments without one."""
+    if stride is not None:
+        return f"no memory: windows of {counted(segment_len, 'token')} with a stride of {stride}"
     if not mem_len:
         segments = f"independent segments of {counted(segment_len, 'token')}"
         return f"no memory: {segments}, and the result depends on that length"

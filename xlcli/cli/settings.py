@@ -27,7 +27,9 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "save_every": units.interval,
     "valid": units.share,
     "test": units.share,
-    **dict.fromkeys(("max_steps", "max_tokens", "limit", "mem_len", "segment_len", "max_new_tokens"), units.count),
+    **dict.fromkeys(
+        ("max_steps", "max_tokens", "limit", "mem_len", "segment_len", "stride", "max_new_tokens"), units.count
+    ),
 }
 """Keys that accept a text with a unit, in a file or after `--set`."""
 

@@ -13,6 +13,7 @@ class EvalOptions(TypedDict, total=False):
 
     mem_len: int | None
     segment_len: int | None
+    stride: int | None
     batch_size: int | None
     span: SpanKind
     reset_on_document: bool | None

@@ -172,6 +172,8 @@ class EvalConfig(InferenceConfig):
 
     Attributes:
         segment_len: Tokens per call of the model; changes the result only without memory or with span `growing`.
+        stride: Without memory, distance in tokens between overlapping windows of `segment_len` tokens, each of which is
+            read anew and scores its last `stride` tokens, the first one all; None scores independent segments.
         batch_size: Sequences per batch; does not change the result.
         span: Tokens that a token attends to; see `xlcli.ops.span.Span`.
         reset_on_document: Score each document as if it were alone; None is the value of training.
@@ -184,6 +186,7 @@ class EvalConfig(InferenceConfig):
     """
 
     segment_len: Count | None = None
+    stride: Count | None = None
     batch_size: Count | None = None
     span: SpanKind = "uniform"
     reset_on_document: bool | None = None
@@ -201,6 +204,25 @@ class EvalConfig(InferenceConfig):
             hashed = any(layer.supports_recall for layer in model.attentions)
             reason = "cannot be measured with adaptive computation time" if hashed else "needs LSH attention"
             raise ConfigError(f"recall {reason}.", "Leave it out.", key="recall", reason=reason)
+
+    def check_stride(self, segment_len: int) -> None:
+        """`ConfigError` if the stride is longer than the window, by default `segment_len` tokens."""
+        window = self.segment_len or segment_len
+        if self.stride is not None and self.stride > window:
+            raise ConfigError(
+                f"a stride of {self.stride} tokens is longer than the window of {window} tokens.",
+                "Use a smaller --stride, or a longer window with --segment-len.",
+            )
+
+    @model_validator(mode="after")
+    def _check_mem_len(self) -> EvalConfig:
+        if self.stride is not None and (self.mem_len != 0 or self.sweep_mem_len):
+            raise InvalidSettingError(
+                "eval.stride",
+                "needs a memory length of 0, because each window is read anew",
+                "Use --mem-len 0 instead of --sweep-mem-len." if self.sweep_mem_len else "Add --mem-len 0.",
+            )
+        return self
 
 
 class GenerateConfig(InferenceConfig):

@@ -5,6 +5,10 @@ tokens, as many as the receptive field; an unbounded receptive field allows one 
 memory, and with the span "growing" of published setups, the result depends on the segment length. Sequences start at
 multiples of the segment length.
 
+With a stride, the text is read in overlapping windows of the segment length, each from empty memory: the first scores
+all of its tokens, every other one its last `stride` tokens. There is no loss by context, because nearly all tokens have
+the same context.
+
 With rounded weights or memory the beginning of the text is scored a second time without, for the cost of rounding.
 
 Documents that are scored as if each were alone are the sequences of a batch, each from empty memory to its end.
@@ -59,7 +63,7 @@ def evaluate(
     Args:
         model: The model.
         source: Files, folders or `-`, joined to one text; None is the held-out text `options.split` of the model.
-        options: Memory lengths, segment length, batch size, and `limit`, the maximum bytes of text.
+        options: Memory lengths, segment length, stride, batch size, and `limit`, the maximum bytes of text.
         runtime: Device and number type.
         per_token: Also yield a `TokenScore` for each token, in order, before each `Score`.
         stop: Called between calls of the model; when true, evaluation ends with the score of the tokens read.
@@ -74,6 +78,7 @@ def evaluate(
         ResourceError: The memory does not fit the machine, or the disk is too full for the tokens.
     """
     model.check_settings(options)
+    options.check_stride(model.config.train.segment_len)
     check_memory(model, runtime, 1, segment_len=1, changeable=())  # of any text
     try:
         text = yield from until(stop, _read(model, source, options))
@@ -183,7 +188,8 @@ def _score(
         words=counts.words,
         tokens=totals.tokens,
         unknown_words=unknown,
-        documents=totals.sequences if lengths.by_document else 1,
+        documents=totals.documents if lengths.by_document else 1,
+        stride=lengths.stride,
         nats=totals.nats,
         bits_per_byte=bits_per(totals.nats, counts.bytes),
         bits_per_char=bits_per(totals.nats, counts.chars) if counts.chars else None,

@@ -27,7 +27,8 @@ STATE_LIMIT = 2**28
 class Lengths:
     """Lengths in tokens, maximum number of sequences, span, and number type of memory of an evaluation.
 
-    `tokens_per_call` limits the batches of an evaluation by document; None if the batch size was given.
+    `tokens_per_call` limits the batches of an evaluation by document; None if the batch size was given. `stride` is the
+    distance of overlapping windows of `segment_len` tokens, None without them.
     """
 
     mem_len: int
@@ -38,6 +39,7 @@ class Lengths:
     warmup_len: int = 0
     by_document: bool = False
     tokens_per_call: int | None = None
+    stride: int | None = None
 
 
 def choose_lengths(
@@ -62,7 +64,7 @@ def choose_lengths(
     warmup_len = n_tokens if receptive_field is None else receptive_field
     _, memory_dtype = options.dtypes(model.config.model)
     state_bytes = model.config.model.memory_bytes(2 * mem_len + segment_len, memory_dtype)
-    if by_document:
+    if by_document and options.stride is None:
         # The memory of a short document holds no more tokens than the document.
         shortest = model.config.model.memory_bytes(1, memory_dtype)
         batch_size = options.batch_size or max(1, min(tokens_per_call, STATE_LIMIT // shortest))
@@ -86,6 +88,8 @@ def choose_lengths(
         span=options.span,
         memory_dtype=memory_dtype,
         warmup_len=warmup_len,
+        by_document=by_document,
+        stride=options.stride,
     )
 
 

@@ -17,7 +17,7 @@ from xlcli.events import Notice, Progress, ProgressMeter
 from xlcli.inference import check_memory
 from xlcli.model.recall import QUERIES, lsh_recall
 from xlcli.runtime import Runtime
-from xlcli.text.loaders import DocumentLoader, EvalLoader, document_loaders, inputs_and_targets
+from xlcli.text.loaders import DocumentLoader, EvalLoader, WindowLoader, document_loaders, inputs_and_targets
 from xlcli.tokenized import TokenizedText
 
 if TYPE_CHECKING:
@@ -40,12 +40,12 @@ Floats = NDArray[np.float64]
 class Totals:
     """Sums over a text, and the batch size.
 
-    `sequences` is the number of sequences scored to their end; `steps` is None without adaptive computation time.
+    `documents` is the number of documents scored to their end; `steps` is None without adaptive computation time.
     """
 
     batch_size: int
     by_context: ContextSums
-    sequences: int = 0
+    documents: int = 0
     tokens: int = 0
     bytes: int = 0
     nats: float = 0.0
@@ -80,6 +80,7 @@ def score_text(
     longest = min(2 * lengths.mem_len, text.longest_document) if whole else segment_len
     totals = Totals(max(loader.batch_size for loader in loaders), ContextSums(longest))
     meter = ProgressMeter(f"memory {lengths.mem_len}", n, "tokens")
+    ends = np.append(text.documents[1:], n)
     n_called, n_calls = 0, sum(-(-loader.sequence_len // loader.segment_len) for loader in loaders)
     for loader in loaders:
         state = init_state(model, lengths, loader.offsets)
@@ -87,6 +88,8 @@ def score_text(
         for inputs, targets, scored, positions in loader:
             if stop():
                 return totals
+            if lengths.stride is not None:
+                state = init_state(model, lengths, positions)
             nll, steps, state = token_nats(model, runtime, inputs, targets, state)
             nll = np.where(scored, nll, 0.0)
             totals.nats += float(nll.sum())
@@ -96,17 +99,19 @@ def score_text(
             sizes = np.where(scored, text.tokens.sizes(index), 0)
             totals.tokens += int(scored.sum())
             totals.bytes += int(sizes.sum())
+            read = index[scored] + 1
+            totals.documents += int((ends[np.searchsorted(ends, read)] == read).sum())
             first = int(positions[0] - loader.starts[0]) if whole else 0
             if not lengths.mem_len:  # every segment starts with empty memory
                 totals.by_context.start(len(nll))
-            totals.by_context.add(first, nll, sizes, scored)
+            if lengths.stride is None:
+                totals.by_context.add(first, nll, sizes, scored)
             if nats is not None:
                 nats[index[scored]] = nll[scored]
             n_called += 1
             yield from meter.report(n * n_called // n_calls)  # calls that score nothing, only warm up, take time, too
             if clock is not None:
                 yield from clock.report(n_called, n_calls)
-        totals.sequences += loader.batch_size
     return totals
 
 
@@ -115,7 +120,9 @@ def window_share(n_tokens: int) -> float:
     return min(n_tokens // WINDOW_SHARE, WINDOW_LIMIT) / n_tokens
 
 
-def _loaders(model: LoadedModel, text: TokenizedText, lengths: Lengths) -> Sequence[EvalLoader | DocumentLoader]:
+def _loaders(
+    model: LoadedModel, text: TokenizedText, lengths: Lengths
+) -> Sequence[EvalLoader | DocumentLoader | WindowLoader]:
     """Loaders that together score each token once; each starts with empty memory.
 
     Batches of documents, which are of similar length, come in random order, so that a stopped evaluation is not one of
@@ -123,6 +130,8 @@ def _loaders(model: LoadedModel, text: TokenizedText, lengths: Lengths) -> Seque
     """
     ids, start_id = text.tokens.ids, model.tokenizer.start_id
     size, segment_len = lengths.batch_size, lengths.segment_len
+    if lengths.stride is not None:
+        return [WindowLoader(ids, text.documents, size, segment_len, lengths.stride, start_id)]
     if not lengths.by_document:
         return [EvalLoader(ids, size, segment_len, lengths.warmup_len, start_id)]
     found = list(
@@ -214,9 +223,12 @@ def init_state(model: LoadedModel, lengths: Lengths, starts: NDArray[np.int64]) 
 def token_nats(
     model: LoadedModel, runtime: Runtime, inputs: NDArray[np.int64], targets: NDArray[np.int64], state: State
 ) -> tuple[Floats, Floats | None, State]:
-    """Surprisal (b t) in nats of targets (b t), adaptive steps (b t) or None, and the state after inputs (b t)."""
+    """Surprisal (b n) in nats, and adaptive steps (b n) or None, of targets (b n); the state after inputs (b t).
+
+    The targets are those of the last n inputs.
+    """
     x, y = (torch.from_numpy(array).to(runtime.device) for array in (inputs, targets))
     with torch.inference_mode(), runtime.autocast():
         nll, state, ponder = model.network.score(x, y, state)
-    steps = None if ponder is None else ponder.steps.double().cpu().numpy()
+    steps = None if ponder is None else ponder.steps[:, -targets.shape[1] :].double().cpu().numpy()
     return nll.double().cpu().numpy(), steps, state

@@ -27,7 +27,7 @@ from xlcli.state import State
 
 
 class ScoreOutput(NamedTuple):
-    """Surprisal (b t) of the targets in nats, the new state, and the ponder cost of adaptive computation, if any."""
+    """Surprisal (b n) of the targets in nats, the new state, and the ponder cost of adaptive computation, if any."""
 
     nll: Tensor
     state: State
@@ -132,16 +132,18 @@ class LanguageModel(nn.Module):
         return x, state
 
     def score(self, tokens: Tensor, targets: Tensor, state: State, documents: Tensor | None = None) -> ScoreOutput:
-        """Surprisal in nats of each target (b t) after its token (b t), the new state, and the ponder cost.
+        """Surprisal in nats of each target (b n) after its token, the new state, and the ponder cost of all tokens.
 
         Args:
             tokens: Token ids (b t).
-            targets: Next tokens (b t).
+            targets: Next tokens (b n) of the last n tokens.
             state: State before the tokens.
             documents: Position (b t) of each token in its document, on the CPU: no token attends to an earlier
                 document, and absolute positions are these. For softmax attention only. None: one document.
         """
         x, state, ponder = self._read(tokens, state, documents)
+        if targets.shape[1] < x.shape[1]:
+            x = x[:, -targets.shape[1] :]
         return ScoreOutput(self.head.nll(x, targets), state, ponder)
 
     def nll(

@@ -86,8 +86,8 @@ class EvalBatch(NamedTuple):
     """One segment of each sequence.
 
     inputs     (b t)
-    targets    (b t)
-    scored     (b t)  whether a target counts: it is neither warmup nor beyond the end of the text
+    targets    (b n)  of the last n inputs
+    scored     (b n)  whether a target counts: it is neither warmup nor beyond the end of the text
     positions  (b)    position in the text of the first target of each sequence
     """
 
@@ -143,6 +143,62 @@ class EvalLoader:
             scored[1:] &= offsets >= self.warmup_len
             inputs, targets = inputs_and_targets(self.ids, np.minimum(positions, n - 1), self.start_id)
             yield EvalBatch(inputs, targets, scored, positions[:, 0])
+
+
+class WindowLoader:
+    """Evaluation batches of overlapping windows, each read from empty memory; every token is scored exactly once.
+
+    Windows of `window` tokens begin every `stride` tokens of a document. The first one of a document scores all of its
+    tokens, every other one its last `stride` tokens, so that a score does not depend on later text.
+
+    Args:
+        ids: Tokens of the text, at least one.
+        documents: First token of each document, ascending from 0.
+        batch_size: Maximum number of windows per batch.
+        window: Tokens per window; the last one of a document may be shorter.
+        stride: Tokens between the starts of windows, at most `window`.
+        start_id: Input at the beginning of a document.
+
+    Attributes:
+        batch_size: Number of windows per batch; the last batch may have fewer.
+        sequence_len: Tokens of the windows of all batches, per row.
+        segment_len: Equal to `window`.
+        starts: Zeros (b).
+        offsets: Equal to `starts`; absolute positions count from the beginning of a window.
+    """
+
+    def __init__(
+        self, ids: Ids, documents: NDArray[np.int64], batch_size: int, window: int, stride: int, start_id: int
+    ) -> None:
+        self.ids = ids
+        self.documents = documents
+        self.segment_len = window
+        self.stride = stride
+        self.start_id = start_id
+        self._lengths = np.diff(documents, append=len(ids))
+        self._ends = np.cumsum(1 + -(-np.maximum(self._lengths - window, 0) // stride))
+        """Number of windows up to the end of each document."""
+        self.batch_size = min(batch_size, int(self._ends[-1]))
+        self.sequence_len = -(-int(self._ends[-1]) // self.batch_size) * window
+        self.starts = self.offsets = np.zeros(self.batch_size, np.int64)
+
+    def __iter__(self) -> Iterator[EvalBatch]:
+        """Batches of whole windows, in text order; targets are those of the columns in which a token is scored."""
+        n_windows = int(self._ends[-1])
+        for first in range(0, n_windows, self.batch_size):
+            windows = np.arange(first, min(first + self.batch_size, n_windows))
+            document = np.searchsorted(self._ends, windows, side="right")
+            starts, lengths = self.documents[document], self._lengths[document]
+            n_before = windows - np.append(0, self._ends)[document]
+            begins = n_before * self.stride
+            ends = np.minimum(begins + self.segment_len, lengths)
+            old = np.where(n_before > 0, begins + self.segment_len - self.stride, 0)
+            places = begins[:, None] + np.arange(int((ends - begins).max()))
+            scored = (places >= old[:, None]) & (places < ends[:, None])
+            positions = starts[:, None] + np.minimum(places, ends[:, None] - 1)
+            inputs, targets = inputs_and_targets(self.ids, positions, self.start_id, starts[:, None])
+            column = int((old - begins).min())
+            yield EvalBatch(inputs, targets[:, column:], scored[:, column:], positions[:, column])
 
 
 class DocumentLoader:

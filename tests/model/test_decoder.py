@@ -43,7 +43,10 @@ def check(network, encoding, memory_dtype, *, batch=2, mem_len=9, segment_len=8,
         network.config.vocab_size, (batch, n_read + n_new), generator=torch.Generator().manual_seed(2)
     )
     with torch.inference_mode():
-        state = network.init_state(batch, mem_len=mem_len, segment_len=segment_len, memory_dtype=memory_dtype)
+        places = [0, 5][:batch]
+        state = network.init_state(
+            batch, mem_len=mem_len, segment_len=segment_len, memory_dtype=memory_dtype, offsets=places
+        )
         _, state = network.logits(tokens[:, :n_read], state)
         for token in tokens[:, n_read:].split(1, dim=1):
             expected, slow = network.logits(token, state.fork())

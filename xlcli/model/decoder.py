@@ -222,7 +222,7 @@ class Decoder:
     def _distances(self, block: PackedBlock, length: int, context: AttentionContext) -> Any:
         """Tables of the position encoding of a block for `length` keys, the new one included."""
         position, k = block.module.attention.position, self.kernels
-        keys, bias, sin, cos = k.NO_VECTORS, k.NO_VECTORS, k.NO_VECTOR, k.NO_VECTOR
+        keys = bias = sin = cos = k.NO_VECTORS
         if isinstance(position, XLPosition):
             f = position.n_features
             keys = self._table(("xl", f), length, lambda n: _position_keys(position, n, block), axis=0)
@@ -231,11 +231,10 @@ class Decoder:
             n_heads = block.module.attention.output.weight.shape[1] // block.head_dim
             bias = self._table((source, n_heads), length, lambda n: _bias(position, n, block), axis=1)
         elif isinstance(position, RopePosition):
-            e, first = block.head_dim, torch.tensor(context.positions.first)
-            angles = context.cache.constant(
-                ("rope step", e, position.base), lambda: rope_angles(first, e, position.base)
+            e = block.head_dim
+            sin, cos = context.cache.constant(
+                ("rope step", e, position.base), lambda: _rope_angles(position, context, e)
             )
-            sin, cos = (part.float().numpy() for part in angles)
         return k.Distances(keys, bias, sin, cos)
 
     def _table(self, key: Hashable, length: int, make: Callable[[int], Tensor], axis: int) -> Array:
@@ -292,6 +291,14 @@ def _as_array(t: Tensor) -> Array:
 def _context(n: int) -> AttentionContext:
     """Context of a call of one token after n - 1 others."""
     return AttentionContext(Span("uniform", n, n), n_memory=n - 1, n_new=1, keep=0, device=torch.device("cpu"))
+
+
+def _rope_angles(position: RopePosition, context: AttentionContext, width: int) -> tuple[Array, Array]:
+    """Sine and cosine (b width/2) of the angles of the new tokens (b 1)."""
+    assert context.tokens is not None
+    angles = rope_angles(context.positions.latest(1).expand_as(context.tokens)[:, 0], width, position.base)
+    sin, cos = (part.float().numpy() for part in angles)
+    return sin, cos
 
 
 def _position_keys(position: XLPosition, n: int, block: PackedBlock) -> Tensor:

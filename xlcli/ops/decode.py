@@ -145,8 +145,8 @@ class Distances(NamedTuple):
     Attributes:
         keys: Position keys (s f) of Transformer-XL: cosines, then sines; or (0 0).
         bias: Addition (h s) to the scores; or (0 0).
-        sin: Sine (e/2) of the rotary angles of the query; or (0).
-        cos: Cosine (e/2) of the rotary angles of the query; or (0).
+        sin: Sine (b e/2) of the rotary angles of the queries; or (0 0).
+        cos: Cosine (b e/2) of the rotary angles of the queries; or (0 0).
     """
 
     keys: Array
@@ -320,14 +320,14 @@ def linear(matrix: Matrix, x: Array, n_parts: int) -> Array:
 
 
 @register_jitable
-def rotate(x: Array, distances: Distances, kind: int) -> None:
+def rotate(x: Array, sin: Array, cos: Array, kind: int) -> None:
     """Rotation of a query or key (e), in place."""
     half = x.size // 2
     for f in range(half):
         i, j = (f, f + half) if kind == 1 else (2 * f, 2 * f + 1)
         a, b = x[i], x[j]
-        x[i] = a * distances.cos[f] - b * distances.sin[f]
-        x[j] = b * distances.cos[f] + a * distances.sin[f]
+        x[i] = a * cos[f] - b * sin[f]
+        x[j] = b * cos[f] + a * sin[f]
 
 
 @inner(fastmath=FASTMATH)
@@ -343,8 +343,8 @@ def prepare_head(heads: Heads, distances: Distances, cache: Cache, qkv: Array, b
         normalize(q, Norm(RMS, heads.query_norm, heads.query_norm[:0]), q)
         normalize(k, Norm(RMS, heads.key_norm, heads.key_norm[:0]), k)
     if heads.rope:
-        rotate(q, distances, heads.rope)
-        rotate(k, distances, heads.rope)
+        rotate(q, distances.sin[b], distances.cos[b], heads.rope)
+        rotate(k, distances.sin[b], distances.cos[b], heads.rope)
     last = cache.stop - 1
     store_row(cache.keys[b, h, last], k, cache.key_scales, (b, h, last))
     store_row(cache.values[b, h, last], v, cache.value_scales, (b, h, last))

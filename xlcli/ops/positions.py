@@ -74,10 +74,13 @@ class Positions:
     @cached_property
     def absolute(self) -> Tensor:
         """Positions (b t) of the new tokens in their texts or documents, or (1 t) if all sequences agree."""
-        if self.documents is not None:
-            return self.documents
-        new = self.first + torch.arange(self.n_new, device=self.device)
-        return new[None] if self.offsets is None else self.offsets[:, None] + new
+        return self.latest(self.n_new) if self.documents is None else self.documents
+
+    def latest(self, n: int) -> Tensor:
+        """Positions (b n) in their texts of the n latest tokens, or (1 n) if all sequences agree."""
+        stop = self.first + self.n_new
+        positions = torch.arange(stop - n, stop, device=self.device)
+        return positions[None] if self.offsets is None else self.offsets[:, None] + positions
 
     def angles(self, n_features: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Sine and cosine (s f/2) of key positions times the frequencies 10000^(-2f/n_features) (Vaswani et al. 2017).

@@ -1,7 +1,8 @@
 """Rotary encoding (Su et al. 2021): pairs of features of queries and keys are rotated by their position.
 
-The rotation uses absolute positions, but inner products depend on the distance only, so a key is rotated once. Angles
-are computed in float64, exact for positions of any size.
+The rotation uses absolute positions, but inner products depend on the distance only, so a key is rotated once. A key
+that is rounded afterwards has the same value in every batch, because positions count from the beginning of the text.
+Angles are computed in float64, exact for positions of any size.
 """
 
 from __future__ import annotations
@@ -33,8 +34,7 @@ class RopePosition(Position):
         n, width = x.shape[-2:]
 
         def make() -> tuple[Tensor, Tensor]:
-            stop = context.positions.first + context.n_new
-            return rope_angles(torch.arange(stop - n, stop, device=x.device), width, self.base)
+            return rope_angles(context.positions.latest(n)[:, None], width, self.base)
 
         return apply_rope(x, *context.cache.constant(("rope_angles", n, width, self.base), make), self.layout)
 

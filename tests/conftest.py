@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -43,3 +44,13 @@ def _private_machine(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyte
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.chdir(machine / "work")
+
+
+@pytest.fixture
+def prose(tmp_path: Path) -> Path:
+    """A file with the prose of the toys."""
+    from tests.toys import PROSE
+
+    path = tmp_path / "prose.txt"
+    path.write_bytes(PROSE.encode())
+    return path

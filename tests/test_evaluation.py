@@ -2,6 +2,7 @@ import itertools
 import json
 import math
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,18 +16,6 @@ from xlcli.events import Notice, Score, TokenScore
 from xlcli.metrics import half_width
 from xlcli.presets import models_folder
 from xlcli.store.folder import load
-
-
-@pytest.fixture(autouse=True)
-def _cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XLCLI_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def prose(tmp_path):
-    path = tmp_path / "prose.txt"
-    path.write_bytes(PROSE.encode())
-    return path
 
 
 def scores(model, path, *, per_token=False, **options):
@@ -405,9 +394,9 @@ def test_damaged_weights_are_not_a_score(prose):
         scores(model, prose)
 
 
-def test_only_the_token_file_is_left(prose, tmp_path):
+def test_only_the_token_file_is_left(prose):
     scores(toy(), prose, per_token=True)
-    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".tokens"]
+    assert [path.suffix for path in Path(os.environ["XLCLI_CACHE"]).iterdir()] == [".tokens"]
 
 
 @pytest.mark.parametrize("kind", ["bytes", "sentencepiece", "words"])

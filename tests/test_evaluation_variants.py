@@ -29,11 +29,6 @@ SHAPES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XLCLI_CACHE", str(tmp_path / "cache"))
-
-
 def variant(name, n_steps=None):
     plain = toy()
     base = {"vocab_size": plain.config.model.vocab_size, "dim": 16, "n_layers": 1}
@@ -53,34 +48,28 @@ def score(model, path, **options):
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_segments_and_batches_change_the_speed_only(name, tmp_path):
+def test_segments_and_batches_change_the_speed_only(name, prose):
     """Absolute positions are those of the text in every sequence; an unbounded receptive field allows one sequence."""
-    path = tmp_path / "prose.txt"
-    path.write_bytes(PROSE.encode())
     model = variant(name)
     slow = sum(slow_bits(model, PROSE.encode()))
     for segment_len, batch_size in ((1, 4), (64, 1), (64, 8), (8, 3)):
-        found = score(model, path, segment_len=segment_len, batch_size=batch_size)
+        found = score(model, prose, segment_len=segment_len, batch_size=batch_size)
         assert found.bits_per_byte * found.bytes == pytest.approx(slow, rel=1e-9), (segment_len, batch_size)
         assert (found.batch_size > 1) == (batch_size > 1 and name != "linear"), (segment_len, batch_size)
         assert (found.mean_steps is not None) == (name == "act")
 
 
-def test_mean_steps_lie_between_one_and_the_most_allowed(tmp_path):
-    path = tmp_path / "prose.txt"
-    path.write_bytes(PROSE.encode())
-    three, one, six = (score(variant("act", n), path, n_steps=n) for n in (None, 1, 6))
+def test_mean_steps_lie_between_one_and_the_most_allowed(prose):
+    three, one, six = (score(variant("act", n), prose, n_steps=n) for n in (None, 1, 6))
     assert one.mean_steps == 1.0
     assert 1.0 < three.mean_steps <= 3.0
     assert three.mean_steps <= six.mean_steps <= 6.0
     assert one.nats != three.nats
 
 
-def test_a_number_of_steps_is_refused_by_other_stacks(tmp_path):
-    path = tmp_path / "prose.txt"
-    path.write_bytes(PROSE.encode())
+def test_a_number_of_steps_is_refused_by_other_stacks(prose):
     with pytest.raises(ConfigError, match="steps"):
-        score(variant("rope"), path, n_steps=2)
+        score(variant("rope"), prose, n_steps=2)
 
 
 def test_recall_needs_lsh_attention():

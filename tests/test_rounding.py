@@ -16,29 +16,18 @@ from xlcli.ops.quantize import dequantize, quantize
 from xlcli.store import folder as store
 from xlcli.store.copy import copy_model
 from xlcli.store.state_files import load_state, save_state
+from xlcli.store.weights import weights as weights_of
 from xlcli.streaming import stream
 
 TEXT = PROSE.encode()[:130]
 ROUNDED = ["bfloat16", "int8"]
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XLCLI_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def prose(tmp_path):
-    path = tmp_path / "prose.txt"
-    path.write_bytes(PROSE.encode())
-    return path
-
-
 @pytest.fixture
 def folder(tmp_path):
     """A model in a folder, in float32."""
     model = toy(dtype=torch.float32)
-    weights = store.weights(model.network)
+    weights = weights_of(model.network)
     store.save_model(tmp_path / "model", model.config, weights, model.tokenizer, {})
     return tmp_path / "model"
 
@@ -97,13 +86,13 @@ def test_weights_are_rounded_as_if_they_were_stored_so(folder, dtype):
     copy_model(folder, folder.with_name("copy"), dtype)
     loaded, copied = store.load(folder, weight_dtype=dtype), store.load(folder.with_name("copy"))
     assert (loaded.weight_dtype, copied.weight_dtype) == (dtype, "float32")
-    expected, changed = store.weights(copied.network), 0
-    for name, weight in store.weights(loaded.network).items():
+    expected, changed = weights_of(copied.network), 0
+    for name, weight in weights_of(loaded.network).items():
         assert weight.dtype == torch.float32
         assert torch.equal(weight, expected[name])
-        changed += not torch.equal(weight, store.weights(store.load(folder).network)[name])
+        changed += not torch.equal(weight, weights_of(store.load(folder).network)[name])
     assert changed > 5
-    again = store.weights(store.load(folder.with_name("copy"), weight_dtype=dtype).network)
+    again = weights_of(store.load(folder.with_name("copy"), weight_dtype=dtype).network)
     assert all(torch.equal(weight, expected[name]) for name, weight in again.items())
 
 
@@ -121,10 +110,10 @@ def test_weights_as_stored_can_be_read_again(folder):
     unrounded = loaded.unrounded()
     assert unrounded.weight_dtype == "float32"
     assert plain.unrounded() is plain
-    expected = store.weights(plain.network)
-    assert all(torch.equal(weight, expected[name]) for name, weight in store.weights(unrounded.network).items())
+    expected = weights_of(plain.network)
+    assert all(torch.equal(weight, expected[name]) for name, weight in weights_of(unrounded.network).items())
     other = toy(dtype=torch.float32, seed=1)
-    store.save_model(folder, plain.config, store.weights(other.network), plain.tokenizer, {})
+    store.save_model(folder, plain.config, weights_of(other.network), plain.tokenizer, {})
     with pytest.raises(CheckpointError, match="have changed"):
         loaded.unrounded()
 

@@ -41,8 +41,6 @@ __all__ = [
 _MODULES = {
     "xlcli.api": (
         "Model",
-        "TextScore",
-        "TextState",
         "copy_model",
         "evaluate",
         "generate",
@@ -51,6 +49,7 @@ _MODULES = {
         "stream",
         "train",
     ),
+    "xlcli.api.values": ("TextScore", "TextState"),
     "xlcli.config": ("read_toml",),
     "xlcli.errors": (
         "BusyError",
@@ -70,7 +69,8 @@ _MODULES = {
 if TYPE_CHECKING:
     from typing import Any
 
-    from xlcli.api import Model, TextScore, TextState, copy_model, evaluate, generate, load, resume, stream, train
+    from xlcli.api import Model, copy_model, evaluate, generate, load, resume, stream, train
+    from xlcli.api.values import TextScore, TextState
     from xlcli.config import read_toml
     from xlcli.errors import (
         BusyError,

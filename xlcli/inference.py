@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from xlcli.model.lm import LanguageModel
     from xlcli.runtime import Runtime
     from xlcli.state import State
-    from xlcli.store.folder import LoadedModel
+    from xlcli.store.loaded import LoadedModel
 
 TOKENS_PER_CALL = 512
 """Maximum number of tokens per call of the model: bounds memory use and the response time to a signal."""

@@ -9,7 +9,7 @@ from tests.variants import COMBINATIONS, table
 from xlcli import config
 from xlcli.model.build import build_model
 from xlcli.model.decoder import make_decoder
-from xlcli.store.folder import round_weights
+from xlcli.store.weights import round_weights
 
 pytest.importorskip("numba")
 

@@ -19,6 +19,7 @@ from xlcli.store.discover import find, local_models
 from xlcli.store.encodings import decode, encode, stored_infos
 from xlcli.store.layout import CONFIG, WEIGHTS, is_model
 from xlcli.store.records import read_record, write_record
+from xlcli.store.weights import weights as weights_of
 from xlcli.text.tokenizers.bytes import BytesTokenizer
 
 ENCODINGS = ("float32", "bfloat16", "int8")
@@ -39,13 +40,13 @@ def model(tmp_path, config):
     for name in ("valid", "test"):
         (folder / f"{name}.txt").write_bytes(name.encode() * 9)
     network = build_model(config.model, torch.Generator().manual_seed(0))
-    store.save_model(folder, config, store.weights(network), BytesTokenizer(), {"step": "7"})
+    store.save_model(folder, config, weights_of(network), BytesTokenizer(), {"step": "7"})
     write_record(folder, RECORD)
     return folder
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
-    return store.weights(store.load(folder).network)
+    return weights_of(store.load(folder).network)
 
 
 KILLED = """
@@ -107,7 +108,7 @@ def test_a_copy(tmp_path, model, encoding):
     assert {name for name in was.fingerprints if was.fingerprints[name] != now.fingerprints[name]} == (
         set() if encoding == "float32" else {"weights"}
     )
-    expected = decode(encode(store.weights(was.network), stored_infos(store.weights(was.network), encoding)))
+    expected = decode(encode(weights_of(was.network), stored_infos(weights_of(was.network), encoding)))
     assert all(torch.equal(tensor, expected[name]) for name, tensor in tensors(target).items())
     if encoding == "float32":
         assert (target / WEIGHTS).read_bytes() == (model / WEIGHTS).read_bytes()

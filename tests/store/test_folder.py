@@ -19,6 +19,8 @@ from xlcli.store import layout
 from xlcli.store.encodings import ENCODINGS, decode, encode, stored_infos
 from xlcli.store.layout import CONFIG, WEIGHTS, is_model, read_config, read_config_file, write_config
 from xlcli.store.records import write_record
+from xlcli.store.weights import weights as weights_of
+from xlcli.store.weights import weights_bytes
 from xlcli.text.tokenizers.bytes import BytesTokenizer
 
 MODEL = {"dim": 16, "n_layers": 2, "attention": {"n_heads": 2}, "feedforward": {"ffn_dim": 24}}
@@ -31,7 +33,7 @@ def tiny(**more):
 
 def saved(folder: Path, *, encoding: str = "float32", **more) -> Path:
     config, network = tiny(**more)
-    store.save_model(folder, config, store.weights(network), BytesTokenizer(), {"step": "7"}, encoding=encoding)
+    store.save_model(folder, config, weights_of(network), BytesTokenizer(), {"step": "7"}, encoding=encoding)
     return folder
 
 
@@ -111,12 +113,12 @@ LINEAR = {"attention": {"kind": "linear", "n_heads": 2, "n_features": 8}, "posit
 def test_each_encoding(tmp_path, encoding, variant):
     config, network = tiny(**variant)
     store.save_model(tmp_path / "m", config, network.state_dict(), BytesTokenizer(), {}, encoding=encoding)
-    infos = stored_infos(store.weights(network), encoding)
+    infos = stored_infos(weights_of(network), encoding)
     assert read_header(tmp_path / "m" / WEIGHTS)[0] == infos
     assert json.loads((tmp_path / "m" / CONFIG).read_text())["weights"] == {"encoding": encoding}
     loaded = store.load(tmp_path / "m")
-    expected = decode(encode(store.weights(network), infos))
-    found = store.weights(loaded.network)
+    expected = decode(encode(weights_of(network), infos))
+    found = weights_of(loaded.network)
     assert found.keys() == expected.keys()
     for name, tensor in found.items():
         assert tensor.dtype == torch.float32
@@ -124,7 +126,7 @@ def test_each_encoding(tmp_path, encoding, variant):
     assert loaded.network.state_dict().keys() == network.state_dict().keys()
     assert loaded.network.n_parameters == network.n_parameters
     header, data = read_size(tmp_path / "m" / WEIGHTS)
-    assert data == store.weights_bytes(config.model, encoding)
+    assert data == weights_bytes(config.model, encoding)
     assert header < 2**14
     store.save_model(tmp_path / "again", loaded.config, found, BytesTokenizer(), {}, encoding=encoding)
     assert (tmp_path / "again" / WEIGHTS).read_bytes() == (tmp_path / "m" / WEIGHTS).read_bytes()
@@ -344,7 +346,7 @@ def test_a_run_resumed_by_a_later_release_keeps_the_fingerprint(model, monkeypat
     config = read_config(model)
     write_config(model, config)
     assert store.load(model).fingerprints == before.fingerprints
-    weights = {name: tensor + 1 for name, tensor in store.weights(before.network).items()}
+    weights = {name: tensor + 1 for name, tensor in weights_of(before.network).items()}
     store.save_model(model, config, weights, BytesTokenizer(), {})
     assert store.load(model).fingerprints["config"] == before.fingerprints["config"]
 
@@ -470,14 +472,14 @@ def test_weights_that_make_no_sense_are_pointed_at(tmp_path, value):
     name, parameter = next(iter(network.named_parameters()))
     with torch.no_grad():
         parameter.fill_(value)
-    store.save_model(tmp_path / "m", config, store.weights(network), BytesTokenizer(), {})
+    store.save_model(tmp_path / "m", config, weights_of(network), BytesTokenizer(), {})
     (warning,) = store.load(tmp_path / "m").warnings
     assert name in warning
 
 
 def test_a_weight_of_the_wrong_type(model):
     _, network = tiny()
-    bad = {name: tensor.long() for name, tensor in store.weights(network).items()}
+    bad = {name: tensor.long() for name, tensor in weights_of(network).items()}
     write_tensors(model / WEIGHTS, bad, {})
     with pytest.raises(CheckpointError, match="is I64"):
         store.load(model)
@@ -489,7 +491,7 @@ def test_saving_again_replaces_only_the_weights(model):
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(1)
-    store.save_model(model, config, store.weights(network), BytesTokenizer(), {"step": "8"})
+    store.save_model(model, config, weights_of(network), BytesTokenizer(), {"step": "8"})
     after = {path.name: path.stat().st_ino for path in model.iterdir()}
     assert after["tokenizer.json"] == before["tokenizer.json"]
     assert after[WEIGHTS] != before[WEIGHTS]
@@ -505,7 +507,7 @@ def test_another_model_never_leaves_a_mixture(model, monkeypatch):
 
     monkeypatch.setattr(store, "write_tensors", full)
     with pytest.raises(ResourceError):
-        store.save_model(model, config, store.weights(network), BytesTokenizer(), {})
+        store.save_model(model, config, weights_of(network), BytesTokenizer(), {})
     assert not is_model(model)
 
 
@@ -525,7 +527,7 @@ def test_another_encoding_never_leaves_a_mixture(tmp_path, monkeypatch, before, 
 @pytest.mark.parametrize(("change", "problem"), [(None, "is missing"), (torch.zeros(3, 5), "has shape \\[3, 5\\]")])
 def test_weights_that_do_not_fit_the_configuration_are_not_saved(change, problem, tmp_path):
     config, network = tiny()
-    weights = store.weights(network)
+    weights = weights_of(network)
     name, _ = weights.popitem()
     weights |= {} if change is None else {name: change}
     with pytest.raises(CheckpointError, match=f"'{name}' {problem}; the configuration needs"):
@@ -536,7 +538,7 @@ def test_weights_that_do_not_fit_the_configuration_are_not_saved(change, problem
 @pytest.mark.parametrize("encoding", ["bfloat16", "int8"])
 def test_weights_that_an_encoding_cannot_represent_are_not_saved(encoding, tmp_path):
     config, network = tiny()
-    weights = store.weights(network) | {MATRIX: torch.full((256, 16), float("nan"))}
+    weights = weights_of(network) | {MATRIX: torch.full((256, 16), float("nan"))}
     with pytest.raises(CheckpointError, match=f"'{MATRIX}' holds NaN"):
         store.save_model(tmp_path / "m", config, weights, BytesTokenizer(), {}, encoding=encoding)
     assert not (tmp_path / "m").exists()

@@ -16,9 +16,10 @@ from xlcli.model.build import build_model
 from xlcli.store import remote
 from xlcli.store.copy import copy_model
 from xlcli.store.discover import local_models
-from xlcli.store.folder import load, save_model, weights
+from xlcli.store.folder import load, save_model
 from xlcli.store.layout import read_config, write_config
 from xlcli.store.records import write_record
+from xlcli.store.weights import weights
 from xlcli.text.tokenizers.bytes import BytesTokenizer
 
 

@@ -20,7 +20,8 @@ from xlcli.config import BenchConfig, Config, WeightEncoding
 from xlcli.events import Notice, Progress, Speed, StoppedEarlyError
 from xlcli.model.build import build_model
 from xlcli.runtime import Runtime, forget_peak_rss
-from xlcli.store.folder import LoadedModel, round_weights
+from xlcli.store.loaded import LoadedModel
+from xlcli.store.weights import round_weights
 from xlcli.text.tokenizers.bytes import BytesTokenizer
 
 BUSY_LOAD = 0.5

@@ -20,8 +20,8 @@ from xlcli.inference import InferenceSession, check_memory
 from xlcli.metrics import TextCounts
 from xlcli.runtime import Runtime, peak_rss_bytes
 from xlcli.sampling import SampleRNG, sample_tokens
-from xlcli.store.folder import LoadedModel
 from xlcli.store.layout import SavedConfig
+from xlcli.store.loaded import LoadedModel
 from xlcli.text.corpus import Corpus
 from xlcli.text.heldout import Part
 from xlcli.text.tokens import TokenFile

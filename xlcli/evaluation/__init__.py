@@ -44,7 +44,7 @@ from xlcli.text.tokenizers.words import n_unknown
 from xlcli.tokenized import TokenizedText, mapped_scores, tokenize
 
 if TYPE_CHECKING:
-    from xlcli.store.folder import LoadedModel
+    from xlcli.store.loaded import LoadedModel
 
 Event = Notice | Progress | TokenScore | Score
 

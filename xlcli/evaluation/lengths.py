@@ -11,7 +11,7 @@ from xlcli.runtime import Runtime
 from xlcli.tokenized import TokenizedText
 
 if TYPE_CHECKING:
-    from xlcli.store.folder import LoadedModel
+    from xlcli.store.loaded import LoadedModel
 
 TOKENS_PER_CALL = {"cpu": 2**11, "cuda": 2**14}
 """Default number of tokens per call of the model, over all sequences: enough to keep the device busy."""
@@ -64,31 +64,25 @@ def choose_lengths(
     warmup_len = n_tokens if receptive_field is None else receptive_field
     _, memory_dtype = options.dtypes(model.config.model)
     state_bytes = model.config.model.memory_bytes(2 * mem_len + segment_len, memory_dtype)
-    if by_document and options.stride is None:
+    one_by_one = by_document and options.stride is None
+    if one_by_one:
         # The memory of a short document holds no more tokens than the document.
         shortest = model.config.model.memory_bytes(1, memory_dtype)
-        batch_size = options.batch_size or max(1, min(tokens_per_call, STATE_LIMIT // shortest))
+        largest, warmup_len = min(tokens_per_call, STATE_LIMIT // shortest), 0
         limit = min(tokens_per_call, max(1, STATE_LIMIT // state_bytes) * segment_len)
-        return Lengths(
-            mem_len=mem_len,
-            segment_len=segment_len,
-            batch_size=batch_size,
-            span=options.span,
-            memory_dtype=memory_dtype,
-            by_document=True,
-            tokens_per_call=None if options.batch_size else limit,
-        )
-    by_warmup = 1 + n_tokens // (10 * warmup_len) if warmup_len else n_tokens
-    chosen = max(1, min(tokens_per_call // segment_len, STATE_LIMIT // state_bytes, by_warmup))
-    batch_size = 1 if receptive_field is None else options.batch_size or chosen
+    else:
+        by_warmup = 1 + n_tokens // (10 * warmup_len) if warmup_len else n_tokens
+        largest = min(tokens_per_call // segment_len, STATE_LIMIT // state_bytes, by_warmup)
+        limit = None
     return Lengths(
         mem_len=mem_len,
         segment_len=segment_len,
-        batch_size=batch_size,
+        batch_size=1 if receptive_field is None and not one_by_one else options.batch_size or max(1, largest),
         span=options.span,
         memory_dtype=memory_dtype,
         warmup_len=warmup_len,
         by_document=by_document,
+        tokens_per_call=None if options.batch_size else limit,
         stride=options.stride,
     )
 

@@ -22,7 +22,7 @@ from xlcli.tokenized import TokenizedText
 
 if TYPE_CHECKING:
     from xlcli.state import State
-    from xlcli.store.folder import LoadedModel
+    from xlcli.store.loaded import LoadedModel
 
 WINDOW_SHARE = 4
 """Tokens of text per token of the windows for the loss by context length."""

@@ -17,7 +17,7 @@ from xlcli.runtime import Runtime
 from xlcli.tokenized import TokenizedText
 
 if TYPE_CHECKING:
-    from xlcli.store.folder import LoadedModel
+    from xlcli.store.loaded import LoadedModel
 
 
 def rounding_cost(

@@ -12,11 +12,12 @@ from xlcli.config import WeightEncoding
 from xlcli.errors import ConfigError
 from xlcli.files import cannot_write, copy_file, make_folder, read_header, sync_folder
 from xlcli.files.tensors import digest
-from xlcli.store.folder import load, save_model, weights
+from xlcli.store.folder import load, save_model
 from xlcli.store.layout import CONFIG, DOCUMENTS, WEIGHTS, read_config_file
 from xlcli.store.lock import HOLDER, LOCK, lock
 from xlcli.store.records import write_record
 from xlcli.store.unfinished import clean_models, model_path
+from xlcli.store.weights import weights
 
 
 def copy_model(source: Path, target: Path, encoding: WeightEncoding | None = None) -> None:

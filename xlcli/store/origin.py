@@ -15,7 +15,7 @@ from xlcli.store.layout import TOKENIZER, SavedConfig, read_config_file, verify_
 from xlcli.store.records import read_record
 
 if TYPE_CHECKING:
-    from xlcli.store.folder import LoadedModel
+    from xlcli.store.loaded import LoadedModel
 
 INIT = "init"
 """Key of `record.json`: the model that a run started from."""

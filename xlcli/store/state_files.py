@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from xlcli.state import State
-    from xlcli.store.folder import LoadedModel
+    from xlcli.store.loaded import LoadedModel
     from xlcli.text.tokenizers.registry import Tokenizer
 
 T = TypeVar("T")

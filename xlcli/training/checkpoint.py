@@ -31,8 +31,9 @@ from xlcli.files.tensors import TensorInfo
 from xlcli.state import State
 from xlcli.store.commit import checkpoints, checksums, commit, latest, step_name, step_of
 from xlcli.store.encodings import ENCODINGS
-from xlcli.store.folder import read_weights, save_model, weights
+from xlcli.store.folder import save_model
 from xlcli.store.layout import BEST, CHECKPOINT_FILES, CHECKPOINTS, SCHEMA, WEIGHTS
+from xlcli.store.weights import read_weights, weights
 from xlcli.text.tokenizers.registry import Tokenizer
 from xlcli.training import defaults
 from xlcli.training.run import TrainingRun

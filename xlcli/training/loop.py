@@ -18,6 +18,7 @@ from xlcli.store import records
 from xlcli.store.commit import latest, step_name, verify
 from xlcli.store.layout import BEST, CHECKPOINTS
 from xlcli.store.staging import settle
+from xlcli.store.weights import weights as weights_of
 from xlcli.training import checkpoint, defaults
 from xlcli.training.final import final_evaluation
 from xlcli.training.prepare import Prepared
@@ -269,7 +270,7 @@ class Trainer:
         store.save_model(
             self.folder,
             run.config,
-            store.weights(run.model),
+            weights_of(run.model),
             self.prepared.tokenizer,
             metadata,
             encoding=run.config.train.weights,

@@ -17,8 +17,8 @@ from xlcli.errors import CheckpointError, ConfigError, DataError
 from xlcli.events import PROGRESS_INTERVAL, Event, Notice, Progress, StoppedEarlyError, until
 from xlcli.runtime import Runtime, make_runtime
 from xlcli.store.discover import find
-from xlcli.store.folder import LoadedModel
 from xlcli.store.layout import read_config_file
+from xlcli.store.loaded import LoadedModel
 from xlcli.store.origin import describe, origin_of
 from xlcli.store.records import RECORD, read_record
 from xlcli.text.corpus import gather

@@ -16,7 +16,7 @@ from xlcli.model.lm import LanguageModel, ScoreOutput
 from xlcli.optim import Optimizers, lr_factor
 from xlcli.runtime import Runtime, compile_stack, has_bfloat16_units
 from xlcli.state import State
-from xlcli.store.folder import weights as weights_of
+from xlcli.store.weights import weights as weights_of
 from xlcli.text.loaders import DocumentLoader, EvalLoader, TrainLoader, document_loaders
 from xlcli.text.tokens import TokenFile
 from xlcli.training import defaults

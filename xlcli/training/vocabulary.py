@@ -10,7 +10,7 @@ from xlcli.config import TextConfig
 from xlcli.errors import CheckpointError
 from xlcli.events import Notice
 from xlcli.store.discover import bundled_models
-from xlcli.store.folder import LoadedModel
+from xlcli.store.loaded import LoadedModel
 from xlcli.store.origin import text_size
 from xlcli.store.records import read_record
 from xlcli.text.heldout import Part

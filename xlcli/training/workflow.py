@@ -24,10 +24,12 @@ from xlcli.store import folder as store
 from xlcli.store import records, staging
 from xlcli.store.commit import latest, step_of
 from xlcli.store.discover import find
-from xlcli.store.folder import LoadedModel
 from xlcli.store.layout import BEST, CHECKPOINTS, DOCUMENTS, HELD_OUT, WEIGHTS, write_config
+from xlcli.store.loaded import LoadedModel
 from xlcli.store.lock import lock
 from xlcli.store.unfinished import clean
+from xlcli.store.weights import weights as weights_of
+from xlcli.store.weights import weights_bytes
 from xlcli.training import checkpoint, defaults, memory
 from xlcli.training.final import describe_run
 from xlcli.training.loop import Trainer
@@ -84,7 +86,7 @@ def train(
         memory.require(ready.config, ready.runtime, plan.memory_bytes)
         if dry_run:
             return
-        weights = None if model is None else store.weights(model.network)
+        weights = None if model is None else weights_of(model.network)
         run = make_training_run(ready.config, ready.runtime, ready.train_ids, ready.tokenizer.start_id, weights)
         model = weights = None  # free before training
         record = describe_run(ready, run)
@@ -190,7 +192,7 @@ def _load_origin(init: Path, folder: Path) -> LoadedModel:
             f"{folder} is the folder of the model that the run starts from.", "Choose another one with -o NAME."
         )
     model = store.load(init)
-    bad = [name for name, tensor in store.weights(model.network).items() if not bool(tensor.isfinite().all())]
+    bad = [name for name, tensor in weights_of(model.network).items() if not bool(tensor.isfinite().all())]
     if bad:
         raise CheckpointError(f"weights of {init} hold NaN or infinity, first in '{bad[0]}'.", "Use another model.")
     return model
@@ -203,7 +205,7 @@ def _origin_again(origin: Tree) -> dict[str, Tensor]:
         raise CheckpointError(
             f"the run had taken no step, and model {model.name} has changed since.", "Train anew with --overwrite."
         )
-    return store.weights(model.network)
+    return weights_of(model.network)
 
 
 def _check_new(folder: Path, *, overwrite: bool) -> None:
@@ -343,7 +345,7 @@ def _plan(folder: Path, ready: Prepared, resumed_at: int) -> Plan:
         memory_bytes=memory.memory_bytes(config, runtime),
         available_bytes=available_bytes(str(runtime.device)),
         weights=config.train.weights,
-        weights_bytes=store.weights_bytes(config.model, config.train.weights),
+        weights_bytes=weights_bytes(config.model, config.train.weights),
         device=str(runtime.device),
         dtype=runtime.dtype_name,
         threads=runtime.threads,

@@ -6,7 +6,6 @@ are `str`, which is encoded as UTF-8, or `bytes`.
 
 from __future__ import annotations
 
-import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, AnyStr, Literal, Unpack
 
 from xlcli import evaluation, generation, streaming, training
+from xlcli.api.values import TextScore, TextState, resumed, saving
 from xlcli.config import (
     EvalConfig,
     GenerateConfig,
@@ -26,80 +26,20 @@ from xlcli.config import (
 )
 from xlcli.config.keywords import EvalOptions, GenerateOptions, SamplingOptions, StreamOptions
 from xlcli.config.workflows import Dtype
-from xlcli.errors import ConfigError, StateError
+from xlcli.errors import ConfigError
 from xlcli.events import Event, Generated, GeneratedText, Notice, TokenScore
-from xlcli.inference import SaveState
-from xlcli.metrics import LN2, bits_per, perplexity
 from xlcli.runtime import Runtime, make_runtime
 from xlcli.store.copy import copy_model as copy_folder
 from xlcli.store.discover import find
-from xlcli.store.folder import LoadedModel
 from xlcli.store.folder import load as load_folder
 from xlcli.store.layout import read_config
+from xlcli.store.loaded import LoadedModel
 from xlcli.store.origin import configurations
-from xlcli.store.state_files import SessionState, is_state_file, load_state, save_state
+from xlcli.store.state_files import is_state_file, load_state, save_state
 
 Text = str | bytes
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """Path of a file or folder, or several paths, read as one text."""
-
-
-@dataclass(frozen=True)
-class TextScore:
-    """Score of one text: its tokens with their surprisal in bits; sums and means over the text."""
-
-    tokens: tuple[TokenScore, ...]
-    """Tokens in text order; `byte` is the offset from the start of the text."""
-
-    @property
-    def bytes(self) -> int:
-        """Size of the tokens in bytes."""
-        return sum(len(token.text) for token in self.tokens)
-
-    @property
-    def bits(self) -> float:
-        """Sum of the surprisal of all tokens in bits."""
-        return math.fsum(token.bits for token in self.tokens)
-
-    @property
-    def nats(self) -> float:
-        """Sum of the surprisal of all tokens in nats."""
-        return self.bits * LN2
-
-    @property
-    def bits_per_byte(self) -> float:
-        """Bits divided by bytes; 0 for an empty text."""
-        return bits_per(self.nats, self.bytes)
-
-    @property
-    def perplexity(self) -> float:
-        """Perplexity per token; 1 for an empty text."""
-        return perplexity(self.nats, len(self.tokens))
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class TextState:
-    """State after a text: memory of every layer, last token, and the unread end of the text.
-
-    Immutable: no call changes it. Only the model that made it accepts it.
-    """
-
-    session: SessionState
-    fingerprints: Mapping[str, str]
-
-    def __repr__(self) -> str:
-        return f"TextState({self.n_bytes} bytes, mem_len={self.mem_len})"
-
-    @property
-    def mem_len(self) -> int:
-        """Memory length in tokens."""
-        return self.session.model_state.span.mem_len
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of text since the start, the unread end included."""
-        stream = self.session.stream
-        return (stream.n_bytes if stream else 0) + len(self.session.pending.data)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -209,22 +149,8 @@ class Model:
         save: Callable[[TextState], None] | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> Iterator[streaming.StreamEvent]:
-        return streaming.stream(
-            self.loaded, portions, options, self.runtime, resume=self._resume(state), save=self._save(save), stop=stop
-        )
-
-    def _resume(self, state: TextState | None) -> SessionState | None:
-        """A copy of the state, because inference consumes the one it is given."""
-        if state is None:
-            return None
-        if state.fingerprints != self.loaded.fingerprints:
-            raise StateError(f"the state belongs to another model than {self.loaded.name}.", "Read the text again.")
-        return state.session.fork()
-
-    def _save(self, save: Callable[[TextState], None] | None) -> SaveState | None:
-        if save is None:
-            return None
-        return lambda session: save(TextState(session.fork(), self.loaded.fingerprints))
+        resume, saves = resumed(state, self.loaded), saving(save, self.loaded)
+        return streaming.stream(self.loaded, portions, options, self.runtime, resume=resume, save=saves, stop=stop)
 
 
 def load(
@@ -367,8 +293,8 @@ def generate(
         chosen,
         model.runtime,
         seed=seed,
-        resume=model._resume(state),
-        save=model._save(save),
+        resume=resumed(state, model.loaded),
+        save=saving(save, model.loaded),
     )
 
 

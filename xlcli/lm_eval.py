@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from xlcli.api import Model, load
 from xlcli.config import GenerateConfig, InferenceConfig, validate
+from xlcli.config.workflows import Dtype
 from xlcli.errors import XLError
 from xlcli.evaluation.lengths import DEFAULT_SEGMENT_LEN, TOKENS_PER_CALL
 from xlcli.events import Generated
@@ -71,6 +72,8 @@ class XlcliLM(LM):
         device: `cpu`, `cuda` or `cuda:N`; None is `auto`, and so is the default `cuda:0` of the harness where there is
             no CUDA device.
         dtype: Number type of matrix products; `auto` is float32.
+        weight_dtype: Number type that the weights are rounded to; `auto` is float32.
+        memory_dtype: Number type of past keys and values; `auto` is float32.
         threads: Number of CPU threads of the process; None keeps the current number.
         n_steps: Number of times a universal stack applies its blocks; None uses the trained value.
         n_hashes: Number of hash rounds of LSH attention; None uses the trained value.
@@ -90,6 +93,8 @@ class XlcliLM(LM):
         batch_size: int | str | None = None,
         device: str | None = None,
         dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
+        weight_dtype: Dtype = "auto",
+        memory_dtype: Dtype = "auto",
         threads: int | None = None,
         n_steps: int | None = None,
         n_hashes: int | None = None,
@@ -100,9 +105,19 @@ class XlcliLM(LM):
         if not isinstance(model, Model):
             name = None if model is None else str(model)
             device = "auto" if device is None or not torch.cuda.is_available() else device
-            model = load(name, device=device, dtype=dtype, threads=threads, n_steps=n_steps, n_hashes=n_hashes)
+            model = load(
+                name,
+                device=device,
+                dtype=dtype,
+                threads=threads,
+                n_steps=n_steps,
+                n_hashes=n_hashes,
+                weight_dtype=weight_dtype,
+            )
         self.model, self.runtime = model.loaded, model.runtime
-        self.options = validate(InferenceConfig, {"mem_len": mem_len})
+        self.options = validate(
+            InferenceConfig, {"mem_len": mem_len, "weight_dtype": weight_dtype, "memory_dtype": memory_dtype}
+        )
         self.seed = seed
         self.batch_size = DEFAULT_BATCH_SIZE if batch_size in (None, "auto") else int(batch_size)
         self._device = self.runtime.device
@@ -147,7 +162,8 @@ class XlcliLM(LM):
             is_sampled = settings.pop("do_sample")
             settings.setdefault("temperature", 1.0 if is_sampled else 0.0)
             lengths = {"max_new_tokens": settings.pop("max_gen_toks"), "stop": settings.pop("until")}
-            options = validate(GenerateConfig, {**settings, **lengths, "mem_len": self.options.mem_len})
+            own = {"mem_len": self.options.mem_len, "memory_dtype": self.options.memory_dtype}
+            options = validate(GenerateConfig, {**settings, **lengths, **own})
             events = generate(self.model, context.encode(), options, self.runtime, seed=self.seed + index)
             texts += [event.text for event in events if isinstance(event, Generated)]
             self.cache_hook.add_partial("generate_until", request.args, texts[-1])
@@ -189,6 +205,7 @@ class XlcliLM(LM):
             min(span.mem_len or span.segment_len, max(n_tokens, 1)),
             batch_size=batch_size,
             segment_len=self._call_len(batch_size),
+            memory_dtype=session.state.memory_dtype,
             changeable=("batch_size", "mem_len"),
         )
         return session

@@ -69,10 +69,13 @@ def test_a_prompt_from_standard_input_and_none(run, model):
 
 
 def test_a_memory_can_be_saved_and_continued(run, model, tmp_path):
-    whole = run("generate", "Once", "-n", "8", "-t", "0", "--no-prompt").out
-    first = run("generate", "Once", "-n", "4", "-t", "0", "--no-prompt", "--state-out", tmp_path / "s").out
-    rest = run("generate", "-n", "4", "-t", "0", "--no-prompt", "--state-in", tmp_path / "s").out
-    assert first + rest == whole
+    path, options = tmp_path / "s", ("-n", "4", "-t", "0", "--no-prompt", "-v")
+    whole = run("generate", "Once", "-n", "8", "-t", "0", "--no-prompt", "--memory-dtype", "int8").out
+    first = run("generate", "Once", *options, "--memory-dtype", "int8", "--state-out", path)
+    rest = run("generate", *options, "--state-in", path)
+    assert first.out + rest.out == whole
+    assert "cpu float32, int8 memory, " in first.err
+    assert f"state {path}: 8 tokens read, int8 memory\n" in rest.err
 
 
 def test_a_terminal_is_never_driven_by_the_text(model):

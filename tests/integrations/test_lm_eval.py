@@ -72,6 +72,21 @@ def test_batches_change_nothing(variant):
     assert one[2:] == pytest.approx(slow, rel=1e-9)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_memory_is_rounded(dtype):
+    model = toy()
+    rounded = lm(model, memory_dtype=dtype)
+    (found,) = rounded.loglikelihood_rolling(requests((PROSE[3:90],)), disable_tqdm=True)
+    bits = slow_bits(model, PROSE[3:90].encode(), memory_dtype=dtype)
+    assert found == pytest.approx(-LN2 * math.fsum(bits), rel=1e-9)
+    settings = {"max_gen_toks": 9, "do_sample": False, "until": []}
+    (text,) = rounded.generate_until(requests(("The ", settings)), disable_tqdm=True)
+    options = GenerateConfig(max_new_tokens=9, temperature=0.0, memory_dtype=dtype)
+    assert [text] == [e.text for e in generate(model, b"The ", options, RUNTIME) if isinstance(e, Generated)]
+    with pytest.raises(xlcli.ConfigError, match="weights are rounded when a model is loaded"):
+        lm(model, weight_dtype=dtype).loglikelihood_rolling(requests(("a",)), disable_tqdm=True)
+
+
 CONTEXTS = ["The quick brown fox", "", "She said that the fox and", "The quick", PROSE]
 CONTINUATIONS = [" jumps over", " was", "", "es", "\nThe dog", " jumps over the lazy dog."]
 

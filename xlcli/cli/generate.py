@@ -200,7 +200,7 @@ def generate(
 
         loaded, runtime = load_model(folder, settings, config.runtime, screen)
         warn_mem_len(loaded.config.model, [settings.mem_len], screen)
-        resume, save = open_state_files(state_in, state_out, loaded, runtime)
+        resume, save = open_state_files(state_in, state_out, loaded, runtime, screen)
         conversation = Conversation(loaded, settings, runtime, seed=config.runtime.seed, resume=resume)
         return converse(conversation, screen, os.fsencode(words[0]) if words else None, save)
     with screen.stop() as stopping, screen.until(stopping):
@@ -213,7 +213,7 @@ def generate(
 
         loaded, runtime = load_model(folder, settings, config.runtime, screen)
         warn_mem_len(loaded.config.model, [settings.mem_len], screen)
-        resume, save = open_state_files(state_in, state_out, loaded, runtime)
+        resume, save = open_state_files(state_in, state_out, loaded, runtime, screen)
         seed = config.runtime.seed
         events = generation.generate(
             loaded, prompt, settings, runtime, seed=seed, resume=resume, save=save, stop=stopping

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from xlcli.cli.render import Screen
     from xlcli.inference import SaveState
     from xlcli.runtime import Runtime
-    from xlcli.store.folder import LoadedModel
+    from xlcli.store.loaded import LoadedModel
     from xlcli.store.state_files import SessionState
 
 _PROGRAM_BYTES = 300 * 2**20
@@ -142,7 +142,7 @@ def load_model(
     from xlcli.store.records import scored_text
 
     runtime = make_runtime(config)
-    weight_dtype, _ = settings.dtypes(read_config(folder).model)
+    weight_dtype, memory_dtype = settings.dtypes(read_config(folder).model)
     model = load(
         folder,
         device=runtime.device,
@@ -157,7 +157,7 @@ def load_model(
     scored = scored_text(model.record)
     about = f", {score:.3f} bits per byte of the {report.scored(scored)}" if isinstance(score, float) and scored else ""
     screen.say(f"model {model.name}: {folder}{about}", "detail")
-    dtypes = runtime.dtype_name + report.rounding(model.weight_dtype, "float32")
+    dtypes = runtime.dtype_name + report.rounding(model.weight_dtype, memory_dtype)
     screen.say(f"{runtime.device} {dtypes}, {report.counted(runtime.threads, 'thread')}", "detail")
     return model, runtime
 
@@ -209,12 +209,18 @@ def check_files(
 
 
 def open_state_files(
-    state_in: str | None, state_out: str | None, model: LoadedModel, runtime: Runtime
+    state_in: str | None, state_out: str | None, model: LoadedModel, runtime: Runtime, screen: Screen
 ) -> tuple[SessionState | None, SaveState | None]:
     """Session saved in `--state-in`, and function that writes `--state-out`; None for an option not given."""
+    from xlcli.cli import report
     from xlcli.store.state_files import load_state, save_state
 
-    resume = load_state(Path(state_in), model=model, device=str(runtime.device)) if state_in is not None else None
+    resume = None
+    if state_in is not None:
+        resume = load_state(Path(state_in), model=model, device=str(runtime.device))
+        state = resume.model_state
+        rounded = report.rounding("float32", state.memory_dtype)
+        screen.say(f"state {state_in}: {report.counted(state.seen, 'token')} read{rounded}", "detail")
     if state_out is None:
         return resume, None
     path = Path(state_out)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from xlcli.cli.page import Page
     from xlcli.cli.render import Screen
     from xlcli.events import Event
-    from xlcli.store.folder import LoadedModel
+    from xlcli.store.loaded import LoadedModel
 
 SECTIONS = ("stream", "generate", "runtime")
 """Sections of the configuration that the command uses."""
@@ -150,7 +150,7 @@ def stream(
 
         loaded, runtime = load_model(folder, settings, config.runtime, screen)
         warn_mem_len(loaded.config.model, [settings.mem_len], screen)
-        resume, save = open_state_files(state_in, state_out, loaded, runtime)
+        resume, save = open_state_files(state_in, state_out, loaded, runtime, screen)
         mem_len = loaded.config.train.mem_len if settings.mem_len is None else settings.mem_len
         text = portions(source, stop, settings.flush_ms)
         if not settings.binary and parquet.is_parquet(source):

@@ -27,7 +27,7 @@ from xlcli.api import Model, load
 from xlcli.config import GenerateConfig, InferenceConfig, validate
 from xlcli.config.workflows import Dtype
 from xlcli.errors import XLError
-from xlcli.evaluation.lengths import DEFAULT_SEGMENT_LEN, TOKENS_PER_CALL
+from xlcli.evaluation.lengths import DEFAULT_SEGMENT_LEN, tokens_per_call
 from xlcli.events import Generated
 from xlcli.generation import generate
 from xlcli.inference import InferenceSession, check_memory
@@ -212,8 +212,7 @@ class XlcliLM(LM):
 
     def _call_len(self, batch_size: int) -> int:
         """Tokens of each text per call of the model, which do not change the result."""
-        limit = TOKENS_PER_CALL.get(self.runtime.device.type, TOKENS_PER_CALL["cuda"])
-        return max(1, min(DEFAULT_SEGMENT_LEN, limit // batch_size))
+        return max(1, min(DEFAULT_SEGMENT_LEN, tokens_per_call(self.model, self.runtime) // batch_size))
 
     def _score(
         self, session: InferenceSession, rows: Sequence[_Row], n_read: int, results: dict[int, tuple[float, bool]]

@@ -109,7 +109,7 @@ def _measure_all(
     for_peaks = min(options.seconds, PEAK_SECONDS)
     planned = 2 * for_peaks + options.seconds * FIGURES[task] * len(mem_lens)
     lengths = ", ".join(f"{length:,}" for length in mem_lens)
-    yield Notice(f"{task} of {name}, memory {lengths}, after the peaks of the machine: {planned:.0f} s or longer")
+    yield Notice(f"peaks of this machine, then {task} of {name} with memory {lengths}: at least {planned:.0f} s")
     load = os.getloadavg()[0]
     if load > BUSY_LOAD:
         yield Notice(f"load of the last minute: {load:.1f}; if other programs are running, the figures are too low")

@@ -243,8 +243,6 @@ def speed_text(speeds: Sequence[Speed], width: int | None) -> str:
     from xlcli.cli import report, tables
 
     first = speeds[0]
-    columns = [_figures(speed) for speed in speeds]
-    rows = [[name, *(column[name] for column in columns)] for name in columns[0] if any(c[name] for c in columns)]
     about = (
         f"{first.task} of {first.model}, {report.amount(first.parameters)} parameters, {first.device} {first.dtype}"
         f"{report.rounding(first.weight_dtype, first.memory_dtype)}, {report.counted(first.threads, 'thread')}\n"
@@ -253,10 +251,25 @@ def speed_text(speeds: Sequence[Speed], width: int | None) -> str:
     )
     return (
         tables.wrapped(about, width)
-        + report.table(rows)
-        + "\n"
+        + _figure_tables([_figures(speed) for speed in speeds], width)
         + tables.definitions(_meaning(speeds[-1]), width or 100)
     )
+
+
+def _figure_tables(columns: Sequence[dict[str, str]], width: int | None) -> str:
+    """The figures in as few tables of at most `width` cells as possible, each with an empty line behind it."""
+    from xlcli.cli import report
+
+    names = [name for name in columns[0] if any(column[name] for column in columns)]
+
+    def table(n: int) -> str:
+        return report.table([[name, *(column[name] for column in columns[:n])] for name in names])
+
+    n = len(columns)
+    while n > 1 and width is not None and max(map(len, table(n).splitlines())) > width:
+        n -= 1
+    rest = _figure_tables(columns[n:], width) if columns[n:] else ""
+    return f"{table(n)}\n{rest}"
 
 
 def _figures(speed: Speed) -> dict[str, str]:
@@ -274,14 +287,14 @@ def _figures(speed: Speed) -> dict[str, str]:
         "memory": f"{speed.mem_len:,}",
         "segment": "" if decodes else f"{speed.segment_len:,}",
         "batch": "" if decodes and speed.batch_size == 1 else f"{speed.batch_size:,}",
-        "tokens/s": report.amount(speed.tokens_per_second),
+        "tokens/s, mean": report.amount(speed.tokens_per_second),
         "ms per token, median": ms(speed.ms_per_token),
         "  90th percentile": ms(speed.ms_per_token_p90),
         "  99th percentile": ms(speed.ms_per_token_p99),
         "first token": "" if speed.first_token_seconds is None else _time(speed.first_token_seconds),
         "bandwidth": percent(speed.read_share),
         "arithmetic": percent(speed.flops_share),
-        "recomputed, ms": ms(speed.recompute_ms_per_token),
+        "recomputed, ms per token": ms(speed.recompute_ms_per_token),
         "  times slower": "" if speed.recompute_ratio is None else f"{speed.recompute_ratio:,.1f}",
         "peak memory": report.size(speed.peak_rss_bytes),
     }

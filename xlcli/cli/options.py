@@ -156,7 +156,7 @@ MemoryDtype = Annotated[
     Literal["auto", "float32", "bfloat16", "int8"] | None,
     typer.Option(
         "--memory-dtype",
-        help="Number type of the keys and values in memory. Default: float32, or that of --state-in.",
+        help="Number type of the keys and values in memory. Default: float32, or that of a saved state.",
         rich_help_panel="Machine",
     ),
 ]

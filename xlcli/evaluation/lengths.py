@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from xlcli.store.loaded import LoadedModel
 
 TOKENS_PER_CALL = {"cpu": 2**11, "cuda": 2**14}
-"""Default number of tokens per call of the model, over all sequences: enough to keep the device busy."""
+"""Maximum of `tokens_per_call` by device: enough tokens to keep it busy."""
+CPU_ACTIVATIONS = 2**19
+"""Number of activations of a layer in a call above which a CPU is slower (measured for widths of 192 to 512)."""
 DEFAULT_SEGMENT_LEN = 512
 """Longest segment chosen by default where hidden scores are computed; most of those of a longer one would be hidden."""
 MAX_SEGMENT_LEN = 2**12
@@ -27,8 +29,8 @@ STATE_LIMIT = 2**28
 class Lengths:
     """Lengths in tokens, maximum number of sequences, span, and number type of memory of an evaluation.
 
-    `tokens_per_call` limits the batches of an evaluation by document; None if the batch size was given. `stride` is the
-    distance of overlapping windows of `segment_len` tokens, None without them.
+    `tokens_per_call` limits batches of documents, and of windows for the loss by context; None if the batch size was
+    given. `stride` is the distance of overlapping windows of `segment_len` tokens, None without them.
     """
 
     mem_len: int
@@ -42,6 +44,13 @@ class Lengths:
     stride: int | None = None
 
 
+def tokens_per_call(model: LoadedModel, runtime: Runtime) -> int:
+    """Default number of tokens per call of the model, over all sequences."""
+    kind = runtime.device.type
+    largest = TOKENS_PER_CALL.get(kind, TOKENS_PER_CALL["cuda"])
+    return min(largest, max(1, CPU_ACTIVATIONS // model.config.model.dim)) if kind == "cpu" else largest
+
+
 def choose_lengths(
     model: LoadedModel, runtime: Runtime, options: EvalConfig, mem_len: int | None, text: TokenizedText
 ) -> Lengths:
@@ -51,13 +60,13 @@ def choose_lengths(
     n_tokens = text.longest_document
     mem_len = train.mem_len if mem_len is None else mem_len
     exact = mem_len > 0 and options.span == "uniform"
-    tokens_per_call = TOKENS_PER_CALL.get(runtime.device.type, TOKENS_PER_CALL["cuda"])
+    n_per_call = tokens_per_call(model, runtime)
     if options.segment_len is not None:
         segment_len = min(options.segment_len, n_tokens, MAX_SEGMENT_LEN if exact else n_tokens)
     elif exact:
         segment_len = min(DEFAULT_SEGMENT_LEN, max(64, 2 ** (mem_len - 1).bit_length()))
         if _skips_hidden_scores(model, runtime):
-            segment_len = max(segment_len, min(n_tokens, tokens_per_call // (options.batch_size or 1)))
+            segment_len = max(segment_len, min(n_tokens, n_per_call // (options.batch_size or 1)))
     else:
         segment_len = train.segment_len
     receptive_field = model.network.receptive_field(mem_len if exact else mem_len + segment_len) if mem_len else 0
@@ -68,12 +77,11 @@ def choose_lengths(
     if one_by_one:
         # The memory of a short document holds no more tokens than the document.
         shortest = model.config.model.memory_bytes(1, memory_dtype)
-        largest, warmup_len = min(tokens_per_call, STATE_LIMIT // shortest), 0
-        limit = min(tokens_per_call, max(1, STATE_LIMIT // state_bytes) * segment_len)
+        largest, warmup_len = min(n_per_call, STATE_LIMIT // shortest), 0
     else:
         by_warmup = 1 + n_tokens // (10 * warmup_len) if warmup_len else n_tokens
-        largest = min(tokens_per_call // segment_len, STATE_LIMIT // state_bytes, by_warmup)
-        limit = None
+        largest = min(n_per_call // segment_len, STATE_LIMIT // state_bytes, by_warmup)
+    limit = min(n_per_call, max(1, STATE_LIMIT // state_bytes) * segment_len)
     return Lengths(
         mem_len=mem_len,
         segment_len=segment_len,

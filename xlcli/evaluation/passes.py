@@ -178,7 +178,8 @@ def score_windows(
     total = sum(width * len(starts) for width, starts in zip(widths, windows, strict=True))
     n_done, meter = 0, ProgressMeter("loss by context", total, "tokens")
     for width, starts in zip(widths, windows, strict=True):
-        for batch in np.split(starts, range(batch_size, len(starts), batch_size)):
+        rows = batch_size if lengths.tokens_per_call is None else max(1, lengths.tokens_per_call // width)
+        for batch in np.split(starts, range(rows, len(starts), rows)):
             state = init_state(model, lengths, batch)
             by_context.start(len(batch))
             for first in range(0, width, lengths.segment_len):

@@ -9,9 +9,9 @@ papers, and every difference is refused. Then train.txt, valid.txt and test.txt 
 set, with the commands for `xlcli`, whose `eval` has the unit of the papers:
 
 - enwik8 and text8: bits per character are bits per byte (90, 5 and 5 million bytes; Mahoney 2006, Al-Rfou et al. 2019).
-- WikiText, Penn Treebank and One Billion Words: perplexity per word, where a line end counts as a word, <eos> (Mikolov et
-  al. 2010, Merity et al. 2017, Chelba et al. 2014). `eval` prints it for models of any vocabulary; models of words have the
-  closed vocabulary of the papers, whose <unk> is a word like others.
+- WikiText, Penn Treebank and One Billion Words: perplexity per word, where a line end counts as a word, <eos> (Mikolov
+  et al. 2010, Merity et al. 2017, Chelba et al. 2014). `eval` prints it for models of any vocabulary; models of words
+  have the closed vocabulary of the papers, whose <unk> is a word like others.
 """
 
 import argparse
@@ -172,8 +172,8 @@ DATASETS = {
             )
         },
         train="--tokenizer words --vocab-size 793471",
-        remark="Validation is held-out shard 1; the papers report shard 0, the test text. Unpacked files are checked by "
-        "their numbers of words and lines only.",
+        remark="Validation is held-out shard 1; the papers report shard 0, the test text. "
+        "Unpacked files are checked by their numbers of words and lines only.",
     ),
 }
 

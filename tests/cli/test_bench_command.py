@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from xlcli.bench import peaks
+from xlcli.bench import measure, peaks
 
 KEYS = {
     "task", "model", "parameters", "mem_len", "segment_len", "batch_size", "tokens", "tokens_per_second",
@@ -18,6 +18,14 @@ SHORT = ("--preset", "tiny", "--set", "model.dim=16", "--set", "model.n_layers=1
 def _small_peaks(monkeypatch):
     monkeypatch.setattr(peaks, "READ_BYTES", 2**16)
     monkeypatch.setattr(peaks, "WIDTHS", dict.fromkeys(peaks.WIDTHS, (16, 32)))
+    monkeypatch.setattr(measure, "SLOW", 1e9)
+
+
+def test_a_comparison_that_takes_long_is_left_out(run, monkeypatch):
+    monkeypatch.setattr(measure, "SLOW", 0.0)
+    done = run("bench", "decode", *SHORT, "--mem-len", "9")
+    assert "memory 9: recomputing the window was not measured" in done.err
+    assert "recomputed" not in done.out.decode()
 
 
 @pytest.mark.parametrize("task", ["decode", "eval", "train"])

@@ -123,11 +123,16 @@ def _measure_all(
 
 
 def _end(speed: Speed) -> Iterator[Event]:
-    """The figures, and a remark if they vary."""
+    """The figures, and remarks if they vary or the comparison is missing."""
     if speed.ms_per_token_p90 > UNEVEN * speed.ms_per_token:
         ratio = speed.ms_per_token_p90 / speed.ms_per_token
         yield Notice(
             f"memory {speed.mem_len:,}: a tenth of the calls took {ratio:.1f} times the median or longer; the machine "
             "was not quiet"
+        )
+    if speed.task != "train" and speed.mem_len and speed.recompute_ratio is None:
+        yield Notice(
+            f"memory {speed.mem_len:,}: recomputing the window was not measured, because it takes long; "
+            "a longer --seconds includes it"
         )
     yield speed

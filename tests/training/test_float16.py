@@ -12,7 +12,7 @@ from toys import VARIANTS
 
 from xlcli import config
 from xlcli.errors import DivergedError
-from xlcli.events import Step
+from xlcli.events import Notice, Step
 from xlcli.runtime import Runtime
 from xlcli.text.tokens import TokenFile
 from xlcli.training.run import make_training_run
@@ -86,6 +86,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(monkeypatch):
     monkeypatch.setattr(torch.amp, "GradScaler", scaler)
     tree = small(runtime={"dtype": "float16"})
     events = go(tree, corpus(), "whole")
+    assert "float16 is slow on a CPU" in " ".join(notice.text for notice in of_kind(events, Notice))
     scales = [step.loss_scale for step in of_kind(events, Step)]
     assert len(set(scales)) > 1
     assert of_kind(events, Step)[-1].skipped > 0

@@ -22,8 +22,8 @@ INIT = "init"
 
 _OF_THE_RUN = frozenset(
     {"lr", "adam_lr", "lr_schedule", "decay_fraction", "min_lr_ratio", "warmup_steps"}
-    | {"max_steps", "max_tokens", "max_time", "eval_every", "save_every", "keep_checkpoints", "on_divergence"}
-    | {"weights"}
+    | {"max_steps", "max_tokens", "max_time", "eval_every", "patience", "save_every", "keep_checkpoints"}
+    | {"on_divergence", "weights"}
 )
 """Keys of `train` that have their own defaults in the new run; it takes all others from the model."""
 _WITHOUT_WEIGHTS = ("model.dropout", "model.loss_chunk", "model.feedforward.chunk_len")

@@ -398,7 +398,7 @@ def test_when_all_are_damaged_it_says_so():
 
 
 FACTS = (
-    "schema", "step", "tokens", "seconds", "position", "best_bits", "best_step", "validated_step", "validation_due",
+    "schema", "step", "tokens", "seconds", "n_read", "best_bits", "best_step", "validated_step", "validation_due",
     "corpus", "states", "seed", "threads", "device", "dtype", "torch", "processor",
 )  # fmt: skip
 
@@ -408,12 +408,25 @@ def test_every_fact_is_needed():
     After(3).run(small(), text, "m")
     point = latest(Path("m/checkpoints")).path
     facts = json.loads((point / "state.json").read_bytes())
-    assert set(facts) == {*FACTS, "rollbacks", "anchor", "lr"}, "the last three came later, and may be missing"
+    later = {"rollbacks", "anchor", "lr", "stale", "plateau", "limits", "skipped", "loss_scale"}
+    assert set(facts) == {*FACTS, *later}, "the last ones came later, and may be missing"
     for name in FACTS:
         _rewrite(point, {key: value for key, value in facts.items() if key != name})
         with pytest.raises(CheckpointError, match=f"step-00000003 .*{name}") as caught:
             go({}, text, "m", resume=True)
         assert caught.value.remedy
+
+
+def test_an_earlier_checkpoint_counts_segments():
+    go(small(), corpus(), "whole")
+    After(3).run(small(), corpus(), "m")
+    point = latest(Path("m/checkpoints")).path
+    facts = json.loads((point / "state.json").read_bytes())
+    for name in ("stale", "plateau", "limits", "skipped", "loss_scale"):
+        del facts[name]
+    _rewrite(point, {"position": facts.pop("n_read") // 16, **facts})
+    go({}, corpus(), "m", resume=True)
+    assert remains("m") == remains("whole")
 
 
 @pytest.mark.parametrize(
@@ -429,7 +442,8 @@ def test_every_fact_is_needed():
         ({"step": 1.5}, "'step' is 1.5"),
         ({"step": 2**63}, "'step' is 9223372036854775808"),
         ({"tokens": {}}, "'tokens' is {}"),
-        ({"position": 10**400}, "'position' is 1000"),
+        ({"n_read": 10**400}, "'n_read' is 1000"),
+        ({"plateau": -1.0}, "'plateau' is -1.0"),
         ({"seconds": "abc"}, "'seconds' is 'abc'"),
         ({"best_bits": []}, r"'best_bits' is \[\]"),
         ({"corpus": []}, "incomplete"),

@@ -79,7 +79,7 @@ def test_weights_and_vocabulary_are_copied_and_the_optimizer_is_new(base):
     point = Path("m/checkpoints/step-00000000")
     assert read_tensors(point / "optimizer.safetensors", expected=None)[0] == {}
     facts = json.loads((point / "state.json").read_bytes())
-    assert (facts["step"], facts["tokens"], facts["position"]) == (0, 0, 0)
+    assert (facts["step"], facts["tokens"], facts["n_read"]) == (0, 0, 0)
     config = json.loads(Path("m/config.json").read_bytes())
     assert config["model"] == json.loads((base / "config.json").read_bytes())["model"]
     assert config["adapted_from"] is None

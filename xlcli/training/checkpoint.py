@@ -154,6 +154,8 @@ def load(
             raise CheckpointError(f"{checkpoint} is of a run with the seed {facts['seed']}.", _ANEW)
         changed = _changed_texts(facts["corpus"], corpus, allow_data_change)
         _load_tensors(run, checkpoint, facts["states"])
+        if "position" in facts:  # number of segments, in earlier checkpoints
+            facts.setdefault("n_read", facts["position"] * run.loader.segment_len)
         counters = validate(Counters, {name: facts[name] for name in Counters.model_fields})
         run.step, run.tokens, run.seconds = counters.step, counters.tokens, counters.seconds
         run.loader.n_read = counters.n_read

@@ -6,14 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from runs import After, corpus, curve, go, of_kind, remains, small
-from toys import toy
+from runs import PROSE, After, corpus, curve, go, of_kind, remains, small
+from toys import RUNTIME, VARIANTS, toy
 
 from xlcli import config
 from xlcli.errors import ConfigError
 from xlcli.events import Step, Trained
 from xlcli.text.loaders import TrainLoader
+from xlcli.text.tokens import TokenFile
 from xlcli.training.lengths import Lengths, lengths, restored, shortened
+from xlcli.training.run import make_training_run
 
 
 @pytest.mark.parametrize("train", [{"memory": "keyvalue"}, {"mem_len": 0}])
@@ -104,3 +106,16 @@ def test_without_memory_every_step_begins_an_independent_segment():
 def test_random_lengths_cannot_be_compiled():
     with pytest.raises(ConfigError, match=r"train\.random_lengths and runtime\.compile exclude each other"):
         config.make({"train": {"random_lengths": True}, "runtime": {"compile": True}})
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("mem_len", [16, 0])
+def test_every_variant_is_trained_with_random_lengths(variant, mem_len):
+    model = config.merge(VARIANTS[variant], {"dropout": {"attention": 0.0}})
+    tree = small(model=model, train={"random_lengths": True, "mem_len": mem_len})
+    settings = config.make({"train": {"lr": 6e-3}}, tree)
+    run = make_training_run(settings, RUNTIME, TokenFile(np.frombuffer(PROSE.encode(), np.uint8), len(PROSE)), 10)
+    for _ in range(4):
+        run.train_step(0.0)
+        assert all(run.model.is_compatible(state) for state in run.states)
+    run.check_finite()

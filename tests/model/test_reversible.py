@@ -134,7 +134,7 @@ def test_gradients_under_autocast_at_depth(kind):
     """
     found = []
     for model in twins(kind, n_layers=12, dtype=torch.float32):
-        torch.manual_seed(0)
+        torch.manual_seed(1)
         (_, loss), _ = losses(model, tokens(2, 27), autocast=True)
         assert loss.dtype == torch.float32
         found.append(gradients(model, loss))

@@ -17,6 +17,7 @@ from xlcli.config import AttentionConfig, ModelConfig
 from xlcli.config import attention as kinds
 from xlcli.model.attention import Attention, full, linear, local, lsh
 from xlcli.model.build_position import POSITION_BUILDERS
+from xlcli.model.dropout import Dropout
 from xlcli.model.embedding import AdaptiveEmbedding, BigramEmbedding, TokenEmbedding
 from xlcli.model.feedforward import FeedForward
 from xlcli.model.head import AdaptiveHead, Head, SoftmaxHead
@@ -114,7 +115,7 @@ def _softmax(config: ModelConfig, source: TokenEmbedding, loss_chunk: int | None
 def _stack(config: ModelConfig, blocks: list[Block]) -> Stack:
     final: nn.Module
     if config.norm.placement == "post":
-        final = nn.Dropout(config.dropout.residual)
+        final = Dropout(config.dropout.residual)
     else:
         final = nn.Identity() if config.norm.placement == "rezero" else _norm(config)
     kind = config.stack

@@ -9,6 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from xlcli.model.dropout import Dropout
+
 
 class TokenEmbedding(nn.Module):
     """Table of vectors, multiplied by sqrt(dim) if `scaled` (Vaswani et al. 2017, section 3.4).
@@ -23,7 +25,7 @@ class TokenEmbedding(nn.Module):
         self.table = nn.Embedding(vocab_size, inner_dim or dim)
         self.up = nn.Linear(inner_dim, dim, bias=False) if inner_dim else None
         self.scale = dim**0.5 if scaled else 1.0
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Vectors (b t d) of tokens (b t)."""
@@ -51,7 +53,7 @@ class AdaptiveEmbedding(nn.Module):
             for i, (start, stop) in enumerate(pairwise(borders))
         )
         self.scale = dim**0.5 if scaled else 1.0
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def tables(self) -> Iterator[TokenEmbedding]:
         """Clusters, frequent words first."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from xlcli.model.dropout import Dropout
 from xlcli.ops.autocast import cast_for_products
 from xlcli.ops.chunks import map_chunks
 
@@ -39,7 +40,7 @@ class FeedForward(nn.Module):
         self.gate = nn.Linear(dim, ffn_dim, bias=bias) if kind in GATED else None
         self.up = nn.Linear(dim, ffn_dim, bias=bias)
         self.down = nn.Linear(ffn_dim, dim, bias=bias)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """Output (b t d) for input (b t d)."""

@@ -14,6 +14,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from xlcli.model.dropout import Dropout
+
 
 class Residual(nn.Module):
     """x + branch(x)."""
@@ -23,7 +25,7 @@ class Residual(nn.Module):
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def pre(self, x: Tensor) -> Tensor:
         """Input of the branch (b t d)."""

@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from xlcli.ops.attend_blocks import attend_blocks
+from xlcli.ops.attend_training import attend_training
 from xlcli.ops.context import Mask
+from xlcli.ops.dropout import dropout as drop
 
 ScoreTerm = tuple[Tensor, Tensor]
 """Second score term: queries (b h t f), and keys (s f) shared by all sequences and heads."""
@@ -47,14 +49,15 @@ def attend(
     """
     products_only = bias is None and value_bias is None and not dropout
     if isinstance(visible, Mask):
-        if products_only and _blocks_apply(q) and visible.band is not None:
-            return attend_blocks(q, k, v, visible.band, scale=scale, term=term)
+        if products_only and _parts_apply(q) and visible.band is not None:
+            in_parts = attend_blocks if torch.is_inference_mode_enabled() else attend_training
+            return in_parts(q, k, v, visible.band, scale=scale, term=term)
         visible = visible.visible
     if term is not None:
         if q.shape[-2] == 1 and visible is None and products_only:
             return attend_one(q, k, v, term=term, scale=scale)
         q, k = _append_term(q, k, term)
-    if value_bias is None and not _plain_is_faster(q):
+    if value_bias is None and not _plain_is_faster(q, dropout):
         return attend_fused(q, k, v, visible=visible, scale=scale, bias=bias, dropout=dropout)
     return attend_plain(q, k, v, visible=visible, scale=scale, bias=bias, value_bias=value_bias, dropout=dropout)
 
@@ -79,7 +82,7 @@ def attend_plain(
         # An addition is free in the backward pass; masked_fill would read the scores once more.
         scores = scores + _additive_mask(visible | without_keys, scores.dtype)
     weights = scores.softmax(-1)
-    weights = F.dropout(weights, dropout) if dropout else weights
+    weights = drop(weights, dropout) if dropout else weights
     out = weights.to(v.dtype) @ v
     if value_bias is not None:
         out = out + value_bias(weights).to(out.dtype)
@@ -141,16 +144,11 @@ def _zero_where(without_keys: Tensor | None, out: Tensor) -> Tensor:
     return out if without_keys is None else out.masked_fill(without_keys, 0.0)
 
 
-def _plain_is_faster(q: Tensor) -> bool:
-    """Whether the plain kernel is faster: on CPU, in bfloat16 or for a single query (measured)."""
-    return q.device.type == "cpu" and (q.dtype == torch.bfloat16 or q.shape[-2] == 1)
+def _plain_is_faster(q: Tensor, dropout: float) -> bool:
+    """Whether the plain kernel is faster: on CPU, in bfloat16, for a single query, or with dropout (measured)."""
+    return q.device.type == "cpu" and (q.dtype == torch.bfloat16 or q.shape[-2] == 1 or dropout > 0)
 
 
-def _blocks_apply(q: Tensor) -> bool:
-    """Whether attention in blocks applies: to many queries on a CPU, without gradients."""
-    return (
-        q.device.type == "cpu"
-        and q.shape[-2] > 1
-        and not torch.compiler.is_compiling()
-        and torch.is_inference_mode_enabled()
-    )
+def _parts_apply(q: Tensor) -> bool:
+    """Whether kernels that hold the scores of some queries and heads at a time apply: to many queries on a CPU."""
+    return q.device.type == "cpu" and q.shape[-2] > 1 and not torch.compiler.is_compiling()

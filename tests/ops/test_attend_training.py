@@ -1,0 +1,81 @@
+import pytest
+import torch
+
+from xlcli.ops import attend_training as module
+from xlcli.ops.attend import attend, attend_plain
+from xlcli.ops.attend_blocks import Band
+from xlcli.ops.attend_training import attend_training
+from xlcli.ops.context import Mask
+from xlcli.ops.positions import Positions
+
+CALLS = [(1, 0, None), (9, 0, None), (13, 20, None), (2, 7, 7), (13, 20, 20), (13, 5, 20), (13, 20, 3), (13, 2, 0)]
+SIZES = [(4, 2**20, 2**25), (4, 1, 2**25), (4, 480, 0), (256, 2**20, 2**25), (256, 2**20, 0)]
+
+
+@pytest.fixture(autouse=True, params=SIZES)
+def sizes(request, monkeypatch):
+    """Queries of a block, scores at once, and saved bytes: weights of several parts and of one, saved and not."""
+    for name, size in zip(("BLOCK", "PART_BYTES", "SAVED_BYTES"), request.param, strict=True):
+        monkeypatch.setattr(module, name, size)
+
+
+def tensors(t, m, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(t * 100 + m)
+    draw = lambda *shape: torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)  # noqa: E731
+    # Heads are interleaved in memory, as a projection writes them.
+    q, query = (draw(2, t, 3, width).transpose(1, 2).requires_grad_() for width in (6, 10))
+    k, v = (draw(2, 3, t + m, width).requires_grad_() for width in (6, 8))
+    return q, k, v, query, draw(t + m, 10)
+
+
+def visible(t, m, max_distance):
+    positions = Positions(n_memory=m, n_new=t, first=m, offsets=None, device=torch.device("cpu"))
+    return Mask(positions, max_distance).visible
+
+
+def close(found, expected, leaves, atol):
+    weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    gradients = (torch.autograd.grad((y * weights.to(y.dtype)).sum(), leaves) for y in (found, expected))
+    pairs = [(found, expected), *zip(*gradients, strict=True)]
+    return all(torch.allclose(a, b, rtol=0, atol=atol) for a, b in pairs)
+
+
+@pytest.mark.parametrize("with_term", [False, True])
+@pytest.mark.parametrize(("t", "m", "max_distance"), CALLS)
+def test_equals_the_plain_kernel_with_gradients(t, m, max_distance, with_term):
+    q, k, v, query, key = tensors(t, m)
+    bias = torch.einsum("bhtf,sf->bhts", query, key) * 0.3 if with_term else None
+    expected = attend_plain(q, k, v, visible=visible(t, m, max_distance), scale=0.3, bias=bias)
+    found = attend_training(q, k, v, Band(m, max_distance), scale=0.3, term=(query, key) if with_term else None)
+    assert close(found, expected, (q, k, v, *([query] if with_term else [])), 1e-12)
+
+
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 1e-4), (torch.bfloat16, 0.3), (torch.float16, 0.05)])
+def test_number_types_of_training(dtype, atol):
+    q, k, v, query, key = tensors(13, 20, dtype)
+    found = attend_training(q, k, v, Band(20, None), scale=0.3, term=(query, key))
+    assert found.dtype == dtype
+    scores = torch.einsum("bhtf,sf->bhts", query, key) * 0.3
+    assert close(found, attend_plain(q, k, v, visible=visible(13, 20, None), scale=0.3, bias=scores), (q, k, v), atol)
+
+
+def test_later_tokens_change_no_bit():
+    q, k, v, *term = (x.detach() for x in tensors(13, 20, torch.float32))
+    before = attend_training(q, k, v, Band(20, None), scale=0.3, term=tuple(term))
+    for i in range(12):
+        others = [x.clone() for x in (q, k, v)]
+        for x, first in zip(others, (i + 1, i + 21, i + 21), strict=True):
+            x[:, :, first:] = 1e3
+        after = attend_training(*others, Band(20, None), scale=0.3, term=tuple(term))
+        assert torch.equal(before[:, :, : i + 1], after[:, :, : i + 1])
+
+
+def test_attend_takes_it_for_the_mask_of_a_call(monkeypatch):
+    q, k, v, query, key = tensors(9, 4)
+    positions = Positions(n_memory=4, n_new=9, first=4, offsets=None, device=torch.device("cpu"))
+    calls = []
+    monkeypatch.setattr("xlcli.ops.attend.attend_training", lambda *a, **b: calls.append(a) or attend_training(*a, **b))
+    found = attend(q, k, v, visible=Mask(positions, 9), scale=0.3, term=(query, key))
+    expected = attend(q, k, v, visible=visible(4 + 5, 4, 9), scale=0.3, term=(query, key))
+    assert len(calls) == 1
+    assert close(found, expected, (q, k, v, query), 1e-12)

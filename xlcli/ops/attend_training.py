@@ -1,0 +1,179 @@
+"""Softmax attention over a band of keys, with gradients, in parts whose scores stay in the cache of a CPU.
+
+Scores are overwritten by weights. Few weights are saved for the backward pass, many are computed there again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.library import custom_op
+
+from xlcli.ops.attend_blocks import BLOCK, Band
+from xlcli.ops.chunks import score_chunks
+
+PART_BYTES = 2**22
+"""Maximum size in bytes of the scores of a part, unless those of one head and block of queries are more (measured)."""
+SAVED_BYTES = 2**25
+"""Maximum size in bytes of the weights of a call that are saved for the backward pass."""
+
+QUERIES = (0, 3)
+"""Places of the queries in queries, keys, values, and queries and keys of the second term."""
+
+
+def attend_training(
+    q: Tensor, k: Tensor, v: Tensor, band: Band, *, scale: float, term: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
+    """Attention output (b h t w) of queries (b h t e) over keys (b h s e) and values (b h s w) in the band.
+
+    Args:
+        q: Queries.
+        k: Keys.
+        v: Values.
+        band: Visible keys.
+        scale: Factor on the inner products.
+        term: Second score term, queries (b h t f) and keys (s f), or None. Its keys get no gradient.
+    """
+    return _Attention.apply(scale, band, q, k.to(q.dtype), v.to(q.dtype), *(term or ()))  # type: ignore[no-any-return, no-untyped-call]
+
+
+class Part(NamedTuple):
+    """Scores of some heads and some successive queries: slices of the axes, and the place of their saved weights."""
+
+    rows: slice
+    heads: slice
+    new: slice
+    seen: slice
+    saved: slice
+
+    def of(self, x: Tensor, tokens: slice) -> Tensor:
+        """Part (n t e) of x (b h t e): these tokens of n heads."""
+        return x[self.rows, self.heads, tokens].flatten(0, 1)
+
+    def write(self, x: Tensor, tokens: slice, values: Tensor, *, add: bool = False) -> None:
+        """Writes (n t e) to these tokens of x (b h t e), or adds them there."""
+        at = x[self.rows, self.heads, tokens]
+        at.copy_(at + values.view(at.shape) if add else values.view(at.shape))
+
+    def buffer(self, q: Tensor, saved: Tensor) -> Tensor:
+        """Weights (n t s) in the saved ones, or uninitialized if none are saved."""
+        place = saved[self.saved] if len(saved) else q.new_empty(self.saved.stop - self.saved.start)
+        return place.view(-1, self.new.stop - self.new.start, self.seen.stop - self.seen.start)
+
+
+def _parts(q: Tensor, band: Band) -> Iterator[Part]:
+    """All parts of the scores of queries (b h t e)."""
+    n_rows, n_heads, n_new, _ = q.shape
+    at = 0
+    for start in range(0, n_new, BLOCK):
+        stop = min(start + BLOCK, n_new)
+        new, seen = slice(start, stop), slice(band.first(start), stop + band.n_memory)
+        size = (stop - start) * (seen.stop - seen.start)
+        for rows, heads in score_chunks(n_rows, n_heads, size, PART_BYTES // q.element_size()):
+            end = at + (rows.stop - rows.start) * (heads.stop - heads.start) * size
+            yield Part(rows, heads, new, seen, slice(at, end))
+            at = end
+
+
+def _weights(part: Part, tensors: list[Tensor], saved: Tensor, band: Band) -> Tensor:
+    """Attention weights (n t s) of a part, from queries, keys, values and term; in `saved` unless it is empty."""
+    q, k, _, *term = tensors
+    queries, keys, weights = part.of(q, part.new), part.of(k, part.seen), part.buffer(q, saved)
+    if term:
+        torch.mm(part.of(term[0], part.new).flatten(0, 1), term[1][part.seen].T, out=weights.flatten(0, 1))
+        weights.baddbmm_(queries, keys.mT)
+    else:
+        torch.bmm(queries, keys.mT, out=weights)
+    last, first = band.edges(part.new.start, queries)
+    weights[..., -len(last) :] += last
+    if first is not None:
+        weights[..., : len(first)] += first
+    return torch.softmax(weights, -1, out=weights)
+
+
+# Custom operators, because the estimate of memory traces every operator on fake tensors, and there are many parts.
+@custom_op("xlcli::attend", mutates_args=())
+def _forward(tensors: list[Tensor], n_memory: int, max_distance: int | None) -> tuple[Tensor, Tensor]:
+    band = Band(n_memory, max_distance)
+    out, saved = _outputs(tensors, band)
+    for part in _parts(tensors[0], band):
+        weights = _weights(part, tensors, saved, band)
+        part.write(out, part.new, torch.bmm(weights, part.of(tensors[2], part.seen)))
+    return out, saved
+
+
+@custom_op("xlcli::attend_backward", mutates_args=())
+def _backward(
+    tensors: list[Tensor], saved: Tensor, grad: Tensor, n_memory: int, max_distance: int | None
+) -> list[Tensor]:
+    band = Band(n_memory, max_distance)
+    q, k, v, *term = tensors
+    d_q, d_k, d_v, *d_query = gradients = _gradients(tensors, band)
+    add = not _writes_once(q, band)
+    for part in _parts(q, band):
+        new, seen = part.new, part.seen
+        weights = part.buffer(q, saved) if len(saved) else _weights(part, tensors, saved, band)
+        of_output = part.of(grad, new)
+        part.write(d_v, seen, torch.bmm(weights.mT, of_output), add=add)
+        of_scores = torch.bmm(of_output, part.of(v, seen).mT)
+        torch._softmax_backward_data(of_scores, weights, -1, weights.dtype, grad_input=of_scores)
+        part.write(d_k, seen, torch.bmm(of_scores.mT, part.of(q, new)), add=add)
+        part.write(d_q, new, torch.bmm(of_scores, part.of(k, seen)))
+        for d in d_query:
+            part.write(d, new, of_scores.flatten(0, 1) @ term[1][seen])
+    return gradients
+
+
+def _writes_once(q: Tensor, band: Band) -> bool:
+    """Whether all queries are one block, which sees every key."""
+    return q.shape[2] <= BLOCK and band.first(0) == 0
+
+
+def _outputs(tensors: list[Tensor], band: Band) -> tuple[Tensor, Tensor]:
+    """Output (b h t w), in memory (b t h w) as the next projection reads it, and room for saved weights."""
+    q, _, v, *_ = tensors
+    n_saved = max(part.saved.stop for part in _parts(q, band))
+    fits = n_saved * q.element_size() <= SAVED_BYTES
+    out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
+    return out, q.new_empty(n_saved if fits else 0)
+
+
+def _gradients(tensors: list[Tensor], band: Band) -> list[Tensor]:
+    """Zeros, or uninitialized: gradients of queries, keys, values and queries of the second term."""
+    make = torch.empty if _writes_once(tensors[0], band) else torch.zeros
+    return [make(x.shape, dtype=x.dtype, device=x.device) for x in tensors[:4]]
+
+
+@_forward.register_fake
+def _(tensors: list[Tensor], n_memory: int, max_distance: int | None) -> tuple[Tensor, Tensor]:
+    return _outputs(tensors, Band(n_memory, max_distance))
+
+
+@_backward.register_fake
+def _(tensors: list[Tensor], saved: Tensor, grad: Tensor, n_memory: int, max_distance: int | None) -> list[Tensor]:
+    return _gradients(tensors, Band(n_memory, max_distance))
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, scale: float, band: Band, *given: Tensor) -> Tensor:
+        # Scaled and contiguous queries: every part of them is then a view.
+        tensors = [torch.mul(x, scale, out=x.new_empty(x.shape)) if i in QUERIES else x for i, x in enumerate(given)]
+        out, saved = _forward(tensors, *band)
+        ctx.save_for_backward(*tensors, saved)
+        ctx.scale, ctx.band = scale, band
+        return out  # type: ignore[no-any-return]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        *tensors, saved = ctx.saved_tensors
+        gradients = _backward(tensors, saved, grad, *ctx.band)
+        for i in QUERIES:
+            if i < len(gradients):
+                gradients[i] *= ctx.scale
+        return None, None, *gradients, *[None] * (len(tensors) - len(gradients))

@@ -14,10 +14,10 @@ from xlcli.model.attention import linear, local
 from xlcli.model.position import xl
 from xlcli.model.position.alibi import AlibiPosition
 from xlcli.model.position.contextual import Contextual1Position, Contextual2Position
-from xlcli.model.position.learned import AxialPosition
+from xlcli.model.position.learned import AxialPosition, LearnedHeadPosition
 from xlcli.model.position.rope import RopeEmbedding, RopePosition
 from xlcli.model.position.shaw import ShawPosition
-from xlcli.model.position.sinusoidal import SinusoidalPosition
+from xlcli.model.position.sinusoidal import SinusoidalHeadPosition, SinusoidalPosition
 from xlcli.model.position.t5 import T5Position
 from xlcli.model.residual import ReZero
 from xlcli.ops.attend_blocks import Band
@@ -51,6 +51,7 @@ def recorded(found):
 
 WITH_BIAS = (AlibiPosition, T5Position, ShawPosition, Contextual1Position, Contextual2Position)
 WITH_EMBEDDING = (SinusoidalPosition, AxialPosition, RopeEmbedding)
+ON_HEADS = (SinusoidalHeadPosition, LearnedHeadPosition)
 
 
 def altered(context, **facts):
@@ -80,6 +81,12 @@ def alter(monkeypatch, encodings, hook, facts):
             )
 
         monkeypatch.setattr(encoding, hook, wrong)
+
+
+def alter_absolute(monkeypatch, facts):
+    """`alter` of every absolute encoding."""
+    alter(monkeypatch, WITH_EMBEDDING, "embed", facts)
+    alter(monkeypatch, ON_HEADS, "place", facts)
 
 
 def distances_off_by_one(monkeypatch, by=1):
@@ -120,16 +127,16 @@ def clamped_distances_not_shifted(monkeypatch):
     monkeypatch.setattr(xl, "shifted_scores", lambda q, r: torch.einsum("bhte,hse->bhts", q, r))
 
 
-def embeddings_begin_again_at_every_call(monkeypatch):
-    alter(monkeypatch, WITH_EMBEDDING, "embed", lambda p: {"first": 0})
+def positions_begin_again_at_every_call(monkeypatch):
+    alter_absolute(monkeypatch, lambda p: {"first": 0})
 
 
-def embeddings_begin_where_the_text_does(monkeypatch):
-    alter(monkeypatch, WITH_EMBEDDING, "embed", lambda p: {"offsets": None})
+def positions_begin_where_the_text_does(monkeypatch):
+    alter_absolute(monkeypatch, lambda p: {"offsets": None})
 
 
 def keys_turned_without_start(monkeypatch):
-    alter(monkeypatch, [RopePosition], "rotate", lambda p: {"first": 0})
+    alter(monkeypatch, [RopePosition], "place", lambda p: {"first": 0})
 
 
 def segments_go_on_counting(monkeypatch):
@@ -137,7 +144,7 @@ def segments_go_on_counting(monkeypatch):
 
 
 def rows_all_begin_where_the_first_does(monkeypatch):
-    alter(monkeypatch, WITH_EMBEDDING, "embed", lambda p: {"offsets": p.offsets[:1]})
+    alter_absolute(monkeypatch, lambda p: {"offsets": p.offsets[:1]})
 
 
 def a_future_token_is_visible(monkeypatch):
@@ -249,8 +256,8 @@ BROKEN = [
     (distances_all_alike, invariants.test_positions_matter, [n for n in names(position=BIASES) if not pairs(n)]),
     (angles_without_memory, invariants.test_cutting, names(position=["xl"], clamp_len=None)),
     (clamped_distances_not_shifted, invariants.test_cutting, names(position=["xl"], clamp_len=9)),
-    (embeddings_begin_again_at_every_call, invariants.test_cutting, names(position=ABSOLUTE)),
-    (embeddings_begin_where_the_text_does, invariants.test_receptive_field, names(position=ABSOLUTE)),
+    (positions_begin_again_at_every_call, invariants.test_cutting, names(position=ABSOLUTE)),
+    (positions_begin_where_the_text_does, invariants.test_receptive_field, names(position=ABSOLUTE)),
     (rows_all_begin_where_the_first_does, invariants.test_rows, names(position=ABSOLUTE)),
     (segments_go_on_counting, invariants.test_segments_are_independent, names(EXACT, position=ABSOLUTE)),
     (segments_go_on_counting, invariants.test_segments_are_independent, names(["linear"], position=["rope"])),

@@ -9,11 +9,12 @@ from oracles import positions
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from xlcli import config
-from xlcli.errors import DataError
+from xlcli.errors import ConfigError, DataError
 from xlcli.memory import Hidden, KeyValue
 from xlcli.model.build import build_model
 from xlcli.model.position.alibi import slopes
 from xlcli.ops.context import AttentionContext
+from xlcli.ops.positions import DocumentPositions
 from xlcli.ops.span import Span
 
 DIM = 12
@@ -22,8 +23,10 @@ KINDS = {
     "none": {"kind": "none"},
     "sinusoidal": {"kind": "sinusoidal", "amplitude": 1.0},
     "sinusoidal in layers": {"kind": "sinusoidal", "placement": "layers", "amplitude": 1.0},
+    "sinusoidal on heads": {"kind": "sinusoidal", "placement": "qk"},
     "learned": {"kind": "learned", "max_len": 7},
     "learned in layers": {"kind": "learned", "max_len": 48, "placement": "layers"},
+    "learned on heads": {"kind": "learned", "max_len": 11, "placement": "qk"},
     "axial": {"kind": "axial", "shape": [3, 5], "dims": [8, 4]},
     "axial of three": {"kind": "axial", "shape": [2, 3, 2]},
     "axial in layers": {"kind": "axial", "shape": [5, 3], "placement": "layers"},
@@ -66,6 +69,16 @@ def twin(model):
     match kind.kind:
         case "none":
             return {}
+        case "sinusoidal" if kind.placement == "qk":
+            return {
+                "encoding": positions.added(
+                    lambda p, h: positions.sinusoidal(p, branch.output.weight.shape[1] // n_heads)
+                )
+            }
+        case "learned" if kind.placement == "qk":
+            return {
+                "encoding": positions.added(lambda p, h: positions.learned(p, tables[0], wrap=True).chunk(n_heads)[h])
+            }
         case "sinusoidal":
             return {"embed": lambda row, p: row + positions.sinusoidal(p, len(row))}
         case "learned":
@@ -175,11 +188,12 @@ def test_published_slopes_of_alibi():
 @pytest.mark.parametrize("shift", [10**6, 2**30 + 1])
 def test_translation_changes_nothing_for_relative_kinds_alone(name, t, m, shift):
     model, (x, older) = make(KINDS[name], dtype=torch.float32), inputs(t, m, torch.float32)
+    is_equal = name in RELATIVE or ("on heads" in name and t + m == 1)  # a single key gets all the weight
     with torch.inference_mode():
         near, far = outputs(model, x, older), outputs(model, x, older, start=shift)
         for a, b in zip(near, far, strict=True):
             difference = (a - b).abs().max()
-            assert difference < 1e-5 if name in RELATIVE else difference > 1e-2
+            assert difference < 1e-5 if is_equal else difference > 1e-2
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -236,10 +250,14 @@ def test_axial_costs_what_its_axes_cost():
     assert with_axes - without == 64 * 4 + 32 * 8
 
 
-@pytest.mark.parametrize("where", ["embedding", "layers"])
-@pytest.mark.parametrize("table", [{"kind": "learned", "max_len": 12}, {"kind": "axial", "shape": [3, 4]}])
-def test_beyond_the_table_is_an_error_in_one_sentence(table, where):
-    model = make({**table, "placement": where, "overflow": "error"})
+@pytest.mark.parametrize("table", [
+    {"kind": "learned", "max_len": 12},
+    {"kind": "learned", "max_len": 12, "placement": "qk", "shared": True},
+    {"kind": "axial", "shape": [3, 4]},
+    {"kind": "axial", "shape": [3, 4], "placement": "layers"},
+])  # fmt: skip
+def test_beyond_the_table_is_an_error_in_one_sentence(table):
+    model = make({**table, "overflow": "error"}, dim=18)
     text = torch.arange(13)[None]
     with torch.inference_mode():
         _, full = model(text[:, :12], model.init_state(1, mem_len=5, segment_len=4))
@@ -262,7 +280,7 @@ def test_beyond_the_table_is_an_error_in_one_sentence(table, where):
         assert torch.isfinite(x).all()
 
 
-@pytest.mark.parametrize("name", [name for name in ABSOLUTE if "layers" not in name])
+@pytest.mark.parametrize("name", [name for name in ABSOLUTE if "layers" not in name and "heads" not in name])
 def test_positions_count_on_from_call_to_call_and_from_the_offset_of_a_row(name):
     model = make(KINDS[name])
     mark, x = twin(model)["embed"], torch.randn(2, 3, DIM, dtype=torch.float64)
@@ -297,10 +315,45 @@ def test_every_vector_of_shaw_gets_gradient():
     assert (found["position.value_vectors.weight"] != 0).all()
 
 
-def test_t5_shares_its_table_between_layers_or_not():
-    shared, own = (make({**KINDS["t5"], "shared": s}, n_layers=3) for s in (True, False))
-    assert own.n_parameters - shared.n_parameters == 2 * BUCKETS["n_buckets"] * 3
-    assert len({id(block.attention.position.table) for block in shared.stack.blocks}) == 1
+@pytest.mark.parametrize(
+    ("position", "size"),
+    [
+        (KINDS["t5"], BUCKETS["n_buckets"] * 3),
+        (KINDS["learned in layers"], 48 * DIM),
+        (KINDS["learned on heads"], 11 * DIM),
+        (KINDS["contextual-1"], BUCKETS["n_buckets"] * DIM + DIM * DIM),
+        (KINDS["contextual-2"], BUCKETS["n_buckets"] * DIM),
+    ],
+)
+def test_tables_are_shared_by_layers_or_not(position, size):
+    shared, own = (make({**position, "shared": s}, n_layers=3) for s in (True, False))
+    assert own.n_parameters - shared.n_parameters == 2 * size
+    text = torch.arange(10)[None]
+    shared(text, shared.init_state(1, mem_len=3, segment_len=4, memory="hidden"))[0].square().sum().backward()
+    assert all(
+        p.grad is not None and p.grad.abs().sum() > 0 for p in shared.stack.blocks[0].attention.position.parameters()
+    )
+
+
+def test_shared_tables_are_for_layers():
+    with pytest.raises(ConfigError, match="placement is 'embedding'"):
+        make({**KINDS["learned"], "shared": True})
+
+
+@pytest.mark.parametrize("name", ["sinusoidal on heads", "learned on heads"])
+def test_remembered_inputs_have_positions_in_their_documents(name):
+    """Inputs that are projected again get the positions that their keys would have had."""
+    context = AttentionContext(
+        Span("growing", 9, 4), n_memory=5, n_new=3, keep=0, device=torch.device("cpu"), start=20,
+        documents=DocumentPositions(torch.tensor([[3, 4, 0], [11, 12, 13]]), masked=True),
+    )  # fmt: skip
+    position, x = make(KINDS[name]).stack.blocks[0].attention.position, torch.randn(2, 3, 8, 4, dtype=torch.float64)
+    placed = position.place(x, context)
+    alone = frame_of(0, 30)
+    zeros = torch.zeros(1, 3, 30, 4, dtype=torch.float64)
+    expected = position.place(zeros, alone)[0]
+    for row, places in enumerate(([0, 0, 0, 1, 2, 3, 4, 0], range(6, 14))):
+        assert torch.allclose(placed[row] - x[row], expected[:, list(places)], rtol=0, atol=1e-12)
 
 
 class Largest(TorchDispatchMode):
@@ -348,7 +401,7 @@ def test_rope_scores_depend_on_the_distance_alone_only_in_the_layers(layout):
         branch, context = model.stack.blocks[0].attention, frame_of(0, n)
         k, _ = branch.project(model.position.embed(row, context), context)
         heads = branch.query(model.position.embed(row, context)).unflatten(-1, (branch.n_heads, -1)).transpose(1, 2)
-        return (branch.position.rotate(heads, context) @ k.mT)[0]
+        return (branch.position.place(heads, context) @ k.mT)[0]
 
     with torch.no_grad():
         inside, outside = scores(layers), scores(embedding)

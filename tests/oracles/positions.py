@@ -61,6 +61,18 @@ def rope(*, base, layout):
     return score
 
 
+def added(vector):
+    """Absolute positions in every layer, on queries and keys but not on values: vector(position, head) of width e.
+
+    The table of learned vectors is as wide as all heads, each of which has its part; sinusoids are as wide as a head.
+    """
+
+    def score(q, k, i, j, h):
+        return plain(q + vector(i, h), k + vector(j, h), i, j, h)
+
+    return score
+
+
 def alibi_slopes(n_heads):
     """Press et al. 2022, section 3 and its published code for head counts that are no power of two."""
     power = 2 ** (n_heads.bit_length() - 1)

@@ -108,7 +108,7 @@ class SoftmaxAttentionConfig(AttentionConfig):
     @property
     def offers(self) -> frozenset[str]:
         """All hooks."""
-        return frozenset({"rotate", "term", "bias", "value_bias"})
+        return frozenset({"place", "term", "bias", "value_bias"})
 
     def score_scale(self, n_terms: int, head_dim: int) -> float:
         """1/sqrt(n_terms * head_dim), or 1 if `scaled` is off."""
@@ -176,7 +176,7 @@ class LinearAttentionConfig(RandomAttentionConfig):
     @property
     def offers(self) -> frozenset[str]:
         """Rotation of queries and keys before their features are computed."""
-        return frozenset({"rotate"})
+        return frozenset({"place"})
 
     def effective_mem_len(self, mem_len: int) -> int | None:
         """None: unbounded, unless `mem_len` is 0."""
@@ -215,7 +215,7 @@ class LSHAttentionConfig(RandomAttentionConfig):
     @property
     def offers(self) -> frozenset[str]:
         """Rotation of queries and keys after they are hashed."""
-        return frozenset({"rotate"})
+        return frozenset({"place"})
 
     @property
     def factors(self) -> tuple[int, ...]:

@@ -349,7 +349,7 @@ def _any(kinds: list[str]) -> str:
 
 
 HOOKS = {
-    "rotate": "queries and keys to rotate",
+    "place": "queries and keys that take positions",
     "term": "a second score term",
     "bias": "scores to add a bias to",
     "value_bias": "attention weights to compute a value bias from",

@@ -10,6 +10,9 @@ from pydantic import Field, model_validator
 from xlcli.config.base import BaseConfig, Count, InvalidSettingError, Positive
 
 Placement = Literal["embedding", "layers"]
+"""Absolute positions are added to the embedding, or to the input of every layer."""
+PlacementOrQK = Literal["embedding", "layers", "qk"]
+"""Also: added to the queries and keys of every layer, and not to its values."""
 
 
 class PositionConfig(BaseConfig):
@@ -17,7 +20,7 @@ class PositionConfig(BaseConfig):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Hooks that attention must offer: `rotate`, `term`, `bias`, `value_bias`."""
+        """Hooks that attention must offer: `place`, `term`, `bias`, `value_bias`."""
         return frozenset()
 
     def check_dims(self, dim: int, head_dim: int) -> None:
@@ -35,35 +38,60 @@ class NoPositionConfig(PositionConfig):
 
 
 class SinusoidalPositionConfig(PositionConfig):
-    """Sinusoids of the absolute position (Vaswani et al. 2017), added to the embedding or to the input of every layer.
+    """Sinusoids of the absolute position (Vaswani et al. 2017).
 
-    `amplitude` is 1 in the paper. None uses the initial root mean square of the embeddings, which is
-    the ratio in the paper.
+    Placement `qk` adds sinusoids of the width of a head to the queries and keys of every head. `amplitude` is 1 in the
+    paper. None uses 1 with placement `qk`, else the initial root mean square of the embeddings, which is the ratio in
+    the paper.
     """
 
     kind: Literal["sinusoidal"] = "sinusoidal"
-    placement: Placement = "embedding"
+    placement: PlacementOrQK = "embedding"
     amplitude: Positive | None = None
 
+    @property
+    def needs(self) -> frozenset[str]:
+        """Queries and keys that take positions, with placement `qk`."""
+        return frozenset({"place"}) if self.placement == "qk" else frozenset()
+
     def check_dims(self, dim: int, head_dim: int) -> None:
-        """The model width must be even."""
-        if dim % 2:
+        """The width must be even."""
+        on_heads = self.placement == "qk"
+        key, width = ("model.attention.head_dim", head_dim) if on_heads else ("model.dim", dim)
+        if width % 2:
             raise InvalidSettingError(
-                "model.dim", f"{dim} is odd, but position 'sinusoidal' consists of pairs", "Make it even."
+                key, f"{width} is odd, but position 'sinusoidal' consists of pairs", "Make it even."
             )
 
 
 class LearnedPositionConfig(PositionConfig):
     """A learned vector for each of `max_len` absolute positions.
 
-    Placement `layers` has one table per layer (Al-Rfou et al. 2019). Positions beyond the table start again at 0
-    (`wrap`) or raise an error (`error`).
+    Placements `layers` and `qk` have one table per layer (as Al-Rfou et al. 2019) or, `shared`, one for all. With `qk`
+    each head has its part of a vector. Positions beyond the table start again at 0 (`wrap`) or raise an error
+    (`error`).
     """
 
     kind: Literal["learned"] = "learned"
-    placement: Placement = "embedding"
+    placement: PlacementOrQK = "embedding"
+    shared: bool = False
     max_len: Count = 4096
     overflow: Literal["wrap", "error"] = "wrap"
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Queries and keys that take positions, with placement `qk`."""
+        return frozenset({"place"}) if self.placement == "qk" else frozenset()
+
+    @model_validator(mode="after")
+    def _check_shared(self) -> LearnedPositionConfig:
+        if self.shared and self.placement == "embedding":
+            raise InvalidSettingError(
+                "model.position.shared",
+                "is for tables of layers, but model.position.placement is 'embedding'",
+                "Leave it out, or set model.position.placement to layers or qk.",
+            )
+        return self
 
 
 class AxialPositionConfig(PositionConfig):
@@ -128,8 +156,8 @@ class RopePositionConfig(PositionConfig):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Rotation of queries and keys, with placement `layers`."""
-        return frozenset({"rotate"}) if self.placement == "layers" else frozenset()
+        """Queries and keys that take positions, with placement `layers`."""
+        return frozenset({"place"}) if self.placement == "layers" else frozenset()
 
     def check_dims(self, dim: int, head_dim: int) -> None:
         """The rotated width must be even."""
@@ -220,18 +248,24 @@ class XLPositionConfig(PositionConfig):
 
 
 class Contextual1PositionConfig(RelativeBucketConfig):
-    """Inner product of query and projected vector of the relative bucket, with one set of vectors per layer."""
+    """Inner product of query and projected vector of the relative bucket.
+
+    Vectors and their projection belong to each layer or, `shared`, to all layers.
+    """
 
     kind: Literal["contextual-1"] = "contextual-1"
+    shared: bool = False
 
 
 class Contextual2PositionConfig(RelativeBucketConfig):
     """Disentangled scores: query times position key plus key times position query, with the layer's projections.
 
-    He et al. 2021 (DeBERTa), with causal relative buckets.
+    He et al. 2021 (DeBERTa), with causal relative buckets. There is one table of vectors for each layer or, `shared`,
+    one for all, as in the paper.
     """
 
     kind: Literal["contextual-2"] = "contextual-2"
+    shared: bool = False
 
 
 AnyPositionConfig = Annotated[

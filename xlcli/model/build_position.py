@@ -11,10 +11,10 @@ from xlcli.config import position as kinds
 from xlcli.model.position import Position
 from xlcli.model.position.alibi import AlibiPosition
 from xlcli.model.position.contextual import Contextual1Position, Contextual2Position
-from xlcli.model.position.learned import AxialPosition
+from xlcli.model.position.learned import AxialPosition, LearnedHeadPosition
 from xlcli.model.position.rope import RopeEmbedding, RopePosition
 from xlcli.model.position.shaw import ShawPosition
-from xlcli.model.position.sinusoidal import SinusoidalPosition
+from xlcli.model.position.sinusoidal import SinusoidalHeadPosition, SinusoidalPosition
 from xlcli.model.position.t5 import T5Position
 from xlcli.model.position.xl import XLBiases, XLPosition
 
@@ -30,8 +30,9 @@ def _placed(config: ModelConfig, make: Callable[[], Position]) -> Positions:
     return Position(), [make() for _ in plain]
 
 
-def _in_layers(config: ModelConfig, make: Callable[[], Position]) -> Positions:
-    return Position(), [make() for _ in range(config.n_layers)]
+def _in_layers(config: ModelConfig, make: Callable[[], Position], *, shared: bool = False) -> Positions:
+    """One encoding in each layer, or the same one in all."""
+    return Position(), [make()] * config.n_layers if shared else [make() for _ in range(config.n_layers)]
 
 
 def _none(config: ModelConfig) -> Positions:
@@ -41,6 +42,8 @@ def _none(config: ModelConfig) -> Positions:
 def _sinusoidal(config: ModelConfig) -> Positions:
     kind = config.position
     assert isinstance(kind, kinds.SinusoidalPositionConfig)
+    if kind.placement == "qk":
+        return _in_layers(config, lambda: SinusoidalHeadPosition(amplitude=kind.amplitude or 1.0))
     rms = config.embedding_rms if kind.placement == "embedding" else config.stream_rms
     return _placed(config, lambda: SinusoidalPosition(amplitude=kind.amplitude or rms))
 
@@ -48,7 +51,16 @@ def _sinusoidal(config: ModelConfig) -> Positions:
 def _learned(config: ModelConfig) -> Positions:
     kind = config.position
     assert isinstance(kind, kinds.LearnedPositionConfig)
-    return _placed(config, lambda: AxialPosition(shape=(kind.max_len,), dims=(config.dim,), overflow=kind.overflow))
+    on_heads = kind.placement == "qk"
+    encoding = LearnedHeadPosition if on_heads else AxialPosition
+    width = config.attention.n_heads * config.head_dim if on_heads else config.dim
+
+    def make() -> Position:
+        return encoding(shape=(kind.max_len,), dims=(width,), overflow=kind.overflow)
+
+    if kind.placement == "embedding":
+        return _placed(config, make)
+    return _in_layers(config, make, shared=kind.shared)
 
 
 def _axial(config: ModelConfig) -> Positions:
@@ -119,6 +131,7 @@ def _contextual_1(config: ModelConfig) -> Positions:
             max_distance=kind.max_distance,
             scale=config.attention.score_scale(Contextual1Position.n_terms, config.head_dim),
         ),
+        shared=kind.shared,
     )
 
 
@@ -133,6 +146,7 @@ def _contextual_2(config: ModelConfig) -> Positions:
             max_distance=kind.max_distance,
             scale=config.attention.score_scale(Contextual2Position.n_terms, config.head_dim),
         ),
+        shared=kind.shared,
     )
 
 

@@ -74,13 +74,19 @@ class Positions:
     @cached_property
     def absolute(self) -> Tensor:
         """Positions (b t) of the new tokens in their texts or documents, or (1 t) if all sequences agree."""
-        return self.latest(self.n_new) if self.documents is None else self.documents
+        return self.latest(self.n_new)
 
     def latest(self, n: int) -> Tensor:
-        """Positions (b n) in their texts of the n latest tokens, or (1 n) if all sequences agree."""
-        stop = self.first + self.n_new
-        positions = torch.arange(stop - n, stop, device=self.device)
-        return positions[None] if self.offsets is None else self.offsets[:, None] + positions
+        """Positions (b n), or (1 n) if all sequences agree, of the n latest tokens in their texts or documents.
+
+        Remembered tokens of an earlier document, which no new token sees, have position 0.
+        """
+        place = torch.arange(self.n_new - n, self.n_new, device=self.device)
+        if self.documents is not None:
+            remembered = (self.documents[:, :1] + place[: n - self.n_new]).clamp(min=0)
+            return torch.cat((remembered, self.documents), dim=1) if n > self.n_new else self.documents
+        place = place + self.first
+        return place[None] if self.offsets is None else self.offsets[:, None] + place
 
     def angles(self, n_features: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Sine and cosine (s f/2) of key positions times the frequencies 10000^(-2f/n_features) (Vaswani et al. 2017).

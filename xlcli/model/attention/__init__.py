@@ -74,13 +74,13 @@ class ProjectedAttention(Attention):
         self.output = nn.Linear(n_heads * head_dim, dim, bias=False)
 
     def queries(self, x: Tensor, context: AttentionContext) -> Tensor:
-        """Queries (b h t e) of inputs x (b t d), rotated to their positions."""
-        return self.position.rotate(self.query_norm(self._heads(context.apply(self.query, x))), context)
+        """Queries (b h t e) of inputs x (b t d), with their positions."""
+        return self.position.place(self.query_norm(self._heads(context.apply(self.query, x))), context)
 
     def project(self, x: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
-        """Keys, rotated to their positions, and values (b h n e) of inputs x (b n d) of the n latest tokens."""
+        """Keys with their positions, and values (b h n e), of inputs x (b n d) of the n latest tokens."""
         x = cast_for_products(x)
-        return self.position.rotate(self.key_norm(self._heads(self.key(x))), context), self._heads(self.value(x))
+        return self.position.place(self.key_norm(self._heads(self.key(x))), context), self._heads(self.value(x))
 
     def _heads(self, x: Tensor) -> Tensor:
         return rearrange(x, "b t (h e) -> b h t e", h=self.n_heads)

@@ -159,7 +159,7 @@ class LSHAttention(Attention):
     def project(self, x: Tensor, memory: Buckets, context: AttentionContext) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Queries, keys and values (b h t e) of x (b t d), and buckets (b h r t) in each round of the memory.
 
-        Queries are hashed before their rotation, so the visible keys do not depend on positions.
+        Queries are hashed before they get positions, so the visible keys do not depend on those.
         """
         x = x.to(self.query.weight.dtype)
         wide = torch.promote_types(x.dtype, torch.float32)
@@ -167,7 +167,7 @@ class LSHAttention(Attention):
             rearrange(part(x).to(wide), "b t (h e) -> b h t e", h=self.n_heads) for part in (self.query, self.value)
         )
         buckets = hash_buckets(q, self.rotations[: memory.n_hashes].to(wide), self.factors)
-        q = self.position.rotate(q, context)
+        q = self.position.place(q, context)
         return q, F.normalize(q, dim=-1), v, buckets
 
 

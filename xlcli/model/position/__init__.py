@@ -1,7 +1,7 @@
 """Position encodings: modules with hooks that attention calls, all of which do nothing by default.
 
 An attention kind calls the hooks that it offers (`config/attention.py`), in the order of this file. `embed` and
-`rotate` use absolute positions, all others distances only, so one encoding serves every kind of softmax attention.
+`place` use absolute positions, all others distances only, so one encoding serves every kind of softmax attention.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Position(nn.Module):
         """Inputs (b t d) with absolute positions added."""
         return x
 
-    def rotate(self, x: Tensor, context: AttentionContext) -> Tensor:
-        """Rotated queries or keys (b h n e) of the n latest tokens; keys are stored in this form."""
+    def place(self, x: Tensor, context: AttentionContext) -> Tensor:
+        """Queries or keys (b h n e) of the n latest tokens with their positions; keys are stored in this form."""
         return x
 
     def term(self, q: Tensor, context: AttentionContext) -> tuple[Tensor, ScoreTerm | None]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
 from xlcli.errors import DataError
@@ -31,11 +32,14 @@ class AxialPosition(Position):
 
     def embed(self, x: Tensor, context: AttentionContext) -> Tensor:
         """Input (b t d) plus position vectors."""
+        return x + self.vectors(x.shape[1], context).to(x.dtype)
+
+    def vectors(self, n: int, context: AttentionContext) -> Tensor:
+        """Vectors (b n d), or (1 n d) for all sequences, of the positions of the n latest tokens."""
         digits = context.cache.constant(
-            ("digits", self.shape, self.overflow), lambda: self._digits(context.positions.absolute)
+            ("digits", self.shape, self.overflow, n), lambda: self._digits(context.positions.latest(n))
         )
-        vectors = [axis(digit) for axis, digit in zip(self.axes, digits, strict=True)]
-        return x + torch.cat(vectors, dim=-1).to(x.dtype)
+        return torch.cat([axis(digit) for axis, digit in zip(self.axes, digits, strict=True)], dim=-1)
 
     def _digits(self, positions: Tensor) -> list[Tensor]:
         total = math.prod(self.shape)
@@ -50,3 +54,17 @@ class AxialPosition(Position):
             digits.append(quotient % n)
             quotient = quotient // n
         return digits[::-1]
+
+
+class LearnedHeadPosition(AxialPosition):
+    """Position vectors (h e), of which each head adds its part to its queries and keys."""
+
+    def embed(self, x: Tensor, context: AttentionContext) -> Tensor:
+        """Input unchanged."""
+        return x
+
+    def place(self, x: Tensor, context: AttentionContext) -> Tensor:
+        """Queries or keys (b h n e) plus position vectors."""
+        n = x.shape[2]
+        vectors = context.cache.learned((self.axes, n), lambda: self.vectors(n, context))
+        return x + rearrange(vectors, "b n (h e) -> b h n e", h=x.shape[1]).to(x.dtype)

@@ -29,7 +29,7 @@ class RopePosition(Position):
         self.layout = layout
         self.base = base
 
-    def rotate(self, x: Tensor, context: AttentionContext) -> Tensor:
+    def place(self, x: Tensor, context: AttentionContext) -> Tensor:
         """Rotated queries or keys (b h n e) of the n latest tokens."""
         n, width = x.shape[-2:]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from einops import rearrange
 from torch import Tensor
 
 from xlcli.model.position import Position
@@ -22,6 +23,20 @@ class SinusoidalPosition(Position):
         width = x.shape[-1]
         signal = context.cache.constant(("sinusoids", width), lambda: sinusoids(context.positions.absolute, width))
         return x + (self.amplitude * signal).to(x.dtype)
+
+
+class SinusoidalHeadPosition(SinusoidalPosition):
+    """Sinusoids of the width of a head, added to the queries and keys of every head of a layer."""
+
+    def embed(self, x: Tensor, context: AttentionContext) -> Tensor:
+        """Input unchanged."""
+        return x
+
+    def place(self, x: Tensor, context: AttentionContext) -> Tensor:
+        """Queries or keys (b h n e) plus sinusoids."""
+        n, width = x.shape[-2:]
+        signal = context.cache.constant(("sinusoids", n, width), lambda: sinusoids(context.positions.latest(n), width))
+        return x + rearrange(self.amplitude * signal, "b n e -> b 1 n e").to(x.dtype)
 
 
 def sinusoids(positions: Tensor, width: int) -> Tensor:

@@ -74,13 +74,18 @@ def table(result: dict[str, dict]) -> str:
         "| context | reading | bits per byte | tokens/s | time per token, memory = 1 |",
         "|---|---|---|---|---|",
     ]
-    for name, row in sorted(rows.items(), key=lambda item: int(item[0].split()[0])):
+    names = sorted(
+        rows, key=lambda name: (int(name.split()[0]), "memory" not in name, -rows[name]["tokens_per_second"])
+    )
+    for name in names:
+        row = rows[name]
         context, kind = name.split()
         base = rows[f"{context} memory"]
         reading = {"memory": "memory", "segments": "independent segments"}.get(kind, f"windows, stride {kind}")
-        rate = row.get("tokens_per_second")
-        ratio = f"{base['tokens_per_second'] / rate:,.3g}" if rate else ""
-        lines.append(f"| {context} | {reading} | {row['bits_per_byte']:.4f} | {rate or 0:,.0f} | {ratio} |")
+        bits = f"{row['bits_per_byte']:.4f}" if "bits_per_byte" in row else "not run"
+        rate = row["tokens_per_second"]
+        shown = f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
+        lines.append(f"| {context} | {reading} | {bits} | {shown} | {base['tokens_per_second'] / rate:,.3g} |")
     return "\n".join(lines)
 
 

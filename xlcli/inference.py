@@ -127,10 +127,14 @@ class InferenceSession:
         return self.model.network if is_slow else self.model.decoder
 
     def compilation(self) -> Notice | None:
-        """Notice that the next prediction compiles kernels, which takes seconds; None if it does not."""
-        if isinstance(self._decoder, Decoder) and not self._decoder.is_compiled:
+        """Notice that the next prediction compiles kernels, which takes seconds, or that they cannot be kept, once."""
+        decoder = self._decoder
+        if not isinstance(decoder, Decoder):
+            return None
+        if not decoder.is_compiled:
             return Notice("compiling the kernels of generation, once on this machine: about 15 seconds")
-        return None
+        problem, decoder.problem = decoder.problem, None
+        return None if problem is None else Notice(problem)
 
     def predict(self) -> Tensor:
         """Logits (b v) of the next token of each row. The caller assigns the sampled tokens to `last_tokens`."""

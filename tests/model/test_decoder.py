@@ -1,6 +1,8 @@
 """Fast decoding: the logits and memories of the modules, for every kind of block, weight and memory."""
 
+import errno
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ import torch
 from tests.variants import COMBINATIONS, table
 from xlcli import config
 from xlcli.model.build import build_model
-from xlcli.model.decoder import make_decoder
+from xlcli.model.decoder import Decoder, make_decoder
 from xlcli.store.weights import round_weights
 
 pytest.importorskip("numba")
@@ -122,6 +124,25 @@ def test_there_is_none_for_other_devices_types_and_stacks():
     assert make_decoder(network_of(reversible, "float32"), "float32") is None
     lsh = {"vocab_size": 31, "dim": 12, "attention": {"kind": "lsh", "n_heads": 2, "n_buckets": 4, "bucket_size": 4}}
     assert make_decoder(network_of(lsh | {"position": {"kind": "sinusoidal"}}, "float32"), "float32") is None
+
+
+def test_kernels_that_cannot_be_saved_are_used():
+    """Numba compiles, then writes: a full disk fails the first call."""
+    from xlcli.ops import decode
+
+    calls = []
+
+    def decode_token(*arguments):
+        calls.append(arguments)
+        if len(calls) == 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return decode.decode_token(*arguments)
+
+    network = network_of(table("full-xl-0-pre-0"), "float32")
+    decoder = Decoder(network, "float32", SimpleNamespace(**vars(decode) | {"decode_token": decode_token}))
+    logits, _ = decoder.logits(torch.zeros(1, 1, dtype=torch.int64), network.init_state(1, mem_len=9, segment_len=8))
+    assert torch.isfinite(logits).all()
+    assert "No space left" in decoder.problem
 
 
 def test_a_forked_process_uses_the_modules():

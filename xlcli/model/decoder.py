@@ -8,20 +8,23 @@ attention, for example) run as modules.
 from __future__ import annotations
 
 import importlib.util
-import operator
+import itertools
 import os
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from xlcli.memory import Int8KeyValue, KeyValue, Memory
+from xlcli.memory import Memory, TokenBuffers
+from xlcli.model.attention import Attention
 from xlcli.model.attention.full import FullAttention
 from xlcli.model.attention.local import LocalAttention
+from xlcli.model.feedforward import FeedForward
 from xlcli.model.head import SoftmaxHead
 from xlcli.model.lm import LanguageModel
 from xlcli.model.position import Position
@@ -41,6 +44,16 @@ if TYPE_CHECKING:
 
 ROPE_LAYOUTS = {"half": 1, "interleaved": 2}
 """Layout of rotary pairs to its number in the kernel."""
+TYPES = {
+    torch.float32: np.empty(0, np.float32),
+    torch.bfloat16: np.empty(0, np.uint16),
+    torch.int8: np.empty(0, np.int8),
+}
+"""Number type of weights or memories to an array of its type in the kernel."""
+Packed = tuple[Any, ...]
+"""Fields of a record of `ops/decode.py`; those of arrays are addresses."""
+NO_HEAD = (0,) * 3, (0,) * 5, 0
+"""Fields of a head of size 0."""
 
 
 def make_decoder(network: LanguageModel, encoding: str) -> Decoder | None:
@@ -74,23 +87,28 @@ def _has_kernel(block: Block) -> bool:
 
 
 class Decoder:
-    """Packed weights of a network, and tables by distance, which grow with the memory."""
+    """Packed weights of a network, and tables by distance, which grow with the memory.
+
+    The blocks form parts: successive blocks that have a kernel, which reads all of them in one call, or modules.
+
+    Attributes:
+        problem: Reason for which compiled kernels are not kept on this machine, if any.
+    """
 
     def __init__(self, network: LanguageModel, encoding: str, kernels: ModuleType) -> None:
         self.network = network
         self.kernels = kernels
-        self.encoding = encoding if encoding in ("bfloat16", "int8") else "float32"
-        with torch.inference_mode():
-            self.blocks = [self._pack_block(block) if _has_kernel(block) else block for block in network.stack.layers()]
-            self.final = self._norm(network.stack.final)
-            self.head: Any = None
-            if isinstance(network.head, SoftmaxHead) and network.head.projection is None:
-                self.head = self._matrix(network.head.weight, bias=network.head.bias)
-            scales = (network.stack.stream_scale, network.stack.input_scale) if network.stack.input_residual else ()
-            self.residual_scales = list(zip(*(scale.tolist() for scale in scales), strict=True))
+        self.weight_type = {"bfloat16": torch.bfloat16, "int8": torch.int8}.get(encoding, torch.float32)
+        self._kept: list[Tensor] = []  # tensors whose addresses are packed
+        self._tables: dict[Hashable, Tensor] = {}
         self._has_run = False
-        self._tables: dict[Hashable, Array] = {}
-        self._buffers: dict[PackedBlock, tuple[tuple[Tensor, ...], list[Array]]] = {}
+        self.problem: str | None = None
+        with torch.inference_mode():
+            groups = itertools.groupby(enumerate(network.stack.layers()), lambda one: _has_kernel(one[1]))
+            self.parts = [self._part(list(blocks), has_kernel) for has_kernel, blocks in groups]
+            if self.parts[-1].packed.size and type(network.head) is SoftmaxHead and network.head.projection is None:
+                weight, norm = network.head.weight, self._norm(network.stack.final)
+                self.parts[-1].head = norm, self._matrix(weight, network.head.bias), len(weight)
 
     @property
     def is_compiled(self) -> bool:
@@ -101,191 +119,206 @@ class Decoder:
         """Logits (b v) of the next token after tokens (b 1), and the new state, which consumes the old one."""
         if os.getpid() != self.kernels.PROCESS:
             return self.network.logits(tokens, state)
-        n_parts = self.kernels.use_threads(torch.get_num_threads())
-        with torch.inference_mode():
-            embedded, context = self.network.embed(tokens, state)
-            x = embedded[:, 0].clone().numpy()
-            memories: list[Memory] = []
-            first = x.copy() if self.residual_scales else x
-            for i, (block, memory) in enumerate(zip(self.blocks, state.layers, strict=True)):
-                if self.residual_scales:
-                    stream_scale, input_scale = self.residual_scales[i]
-                    x = stream_scale * x + input_scale * first
-                if isinstance(block, PackedBlock) and _is_readable(memory):
-                    memories.append(self._step(block, x, memory, context, n_parts))
-                else:
-                    module = block.module if isinstance(block, PackedBlock) else block
-                    y, after = module(torch.from_numpy(x)[:, None], memory, context)
-                    x = y[:, 0].contiguous().numpy()
-                    memories.append(after)
-            self._has_run = True
-            return self._predict(x, n_parts), self.network.advance(state, tokens, tuple(memories))
-
-    def _step(
-        self, block: PackedBlock, x: Array, memory: KeyValue | Int8KeyValue, context: AttentionContext, n_parts: int
-    ) -> Memory:
-        """One block: changes x (b d), returns the new memory."""
-        if block.vectors is not None:
-            x += block.vectors[context.tokens[:, 0].numpy()]  # type: ignore[index]
-        own = context if block.window is None else context.narrow(block.window)
-        memory = memory.reserve(1, own.keep)
-        self.kernels.block_step(
-            x,
-            block.attention,
-            block.attention_residual,
-            block.feedforward,
-            block.feedforward_residual,
-            self.kernels.Cache(*self._arrays(block, memory), memory.start, memory.stop),
-            self._distances(block, memory.length, own),
-            n_parts,
-        )
-        return memory.keep(own.keep)
-
-    def _arrays(self, block: PackedBlock, memory: KeyValue | Int8KeyValue) -> list[Array]:
-        """Buffers of a memory as arrays. They are kept until the memory gets other buffers."""
-        buffers, arrays = self._buffers.get(block, ((), []))
-        if len(buffers) != len(memory.buffers) or any(map(operator.is_not, buffers, memory.buffers)):
-            arrays = [_as_array(buffer) for buffer in memory.buffers]
-            self._buffers[block] = memory.buffers, arrays
-        return arrays if len(arrays) == 4 else [*arrays, *[self.kernels.NO_SCALES] * 2]
-
-    def _predict(self, x: Array, n_parts: int) -> Tensor:
-        """Logits (b v) of the outputs x (b d) of the last block."""
         head = self.network.head
-        if self.head is None:
-            return head.logits(self.network.stack.final(torch.from_numpy(x)))
-        return head.limit(torch.from_numpy(self.kernels.predict(x, self.final, self.head, n_parts)))
+        with torch.inference_mode():
+            x, context = self.network.embed(tokens, state)
+            x0, has_logits = x, False
+            after: list[Memory] = []
+            for part in self.parts:
+                memories = state.layers[part.first : part.first + len(part.blocks)]
+                if part.packed.size and _are_readable(memories):
+                    x, new = self._run(part, x, x0, memories, context)
+                    has_logits = part.head is not None
+                else:
+                    x, new = self._run_modules(part, x, x0, memories, context)
+                after += new
+            logits = head.limit(x[:, -1]) if has_logits else head.logits(self.network.stack.final(x[:, -1]))
+            self._has_run = True
+            return logits, self.network.advance(state, tokens, tuple(after))
 
-    def _pack_block(self, block: Block) -> PackedBlock:
-        attention = block.attention
-        assert isinstance(attention, FullAttention)
-        k, position, h = self.kernels, attention.position, attention.n_heads
-        e = attention.output.weight.shape[1] // h
-        content, bias_vectors, relative = k.NO_VECTORS, k.NO_VECTORS, k.NO_RELATIVE
-        if isinstance(position, XLPosition):
-            content, bias_vectors = (
-                part.detach().numpy() for part in (position.biases.content, position.biases.position)
-            )
-            relative = rearrange(position.relative.weight.detach(), "(h e) f -> h f e", e=e).contiguous().numpy()
-        rope = ROPE_LAYOUTS[position.layout] if isinstance(position, RopePosition) else 0
-        norms = [k.NO_VECTOR, k.NO_VECTOR]
-        if not isinstance(attention.query_norm, nn.Identity):
-            norms = [
-                norm.get_parameter("weight").detach().numpy() for norm in (attention.query_norm, attention.key_norm)
-            ]
-        heads = k.Heads(content, bias_vectors, relative, *norms, attention.scale, rope)
-        qkv = _joined(part.weight for part in (attention.query, attention.key, attention.value))
-        network = block.feedforward
-        kind = self.network.config.feedforward.kind
-        rows = [network.up] if network.gate is None else [network.up, network.gate]
-        bias = None if network.up.bias is None else _joined(part.bias for part in rows)
-        up = self._matrix(_joined(part.weight for part in rows), bias)
-        down = self._matrix(network.down.weight, network.down.bias)
-        vectors = None if block.vectors is None else block.vectors.weight.detach().numpy()
-        return PackedBlock(
-            module=block,
-            vectors=vectors,
-            window=attention.window if isinstance(attention, LocalAttention) else None,
-            head_dim=e,
-            attention=k.Attention(self._matrix(qkv), heads, self._matrix(attention.output.weight)),
-            attention_residual=self._residual(block.attention_residual),
-            feedforward=k.FeedForward(up, down, k.ACTIVATIONS[kind], network.gate is not None),
-            feedforward_residual=self._residual(block.feedforward_residual),
+    def _run_modules(
+        self, part: Part, x: Tensor, x0: Tensor, memories: Sequence[Memory], context: AttentionContext
+    ) -> tuple[Tensor, tuple[Memory, ...]]:
+        """`_run` without kernels: output (b 1 d)."""
+        after = []
+        for i, (block, memory) in enumerate(zip(part.blocks, memories, strict=True), start=part.first):
+            x, new = block(self.network.stack.block_input(i, x, x0), memory, context)
+            after.append(new)
+        return x, tuple(after)
+
+    def _run(
+        self, part: Part, x: Tensor, x0: Tensor, memories: Sequence[Memory], context: AttentionContext
+    ) -> tuple[Tensor, tuple[Memory, ...]]:
+        """Output (b 1 d) or logits (b 1 v) of a part with kernels, and the new memories."""
+        k = self.kernels
+        caches, after = [], []
+        for block, memory in zip(part.blocks, memories, strict=True):
+            assert isinstance(memory, TokenBuffers)
+            attention = block.attention
+            own = context.narrow(attention.window) if isinstance(attention, LocalAttention) else context
+            memory = memory.reserve(1, own.keep)
+            buffers = memory.buffers
+            addresses = [buffer.data_ptr() for buffer in buffers] + [0] * (4 - len(buffers))
+            row = buffers[0].stride(2)
+            tables = self._distances(block, memory.length, own)
+            caches.append((*addresses, buffers[0].shape[2], row, memory.start, memory.stop, *tables))
+            after.append(memory.keep(own.keep))
+        packed = np.array(caches, k.CACHE)
+        assert context.tokens is not None
+        inputs = [t[:, 0].contiguous() for t in (context.tokens.long(), x, x0)]
+        n_threads = k.use_threads(torch.get_num_threads())
+        blocks = part.packed.ctypes.data, packed.ctypes.data
+        call = (
+            part.head or NO_HEAD,
+            len(caches),
+            *blocks,
+            *(t.data_ptr() for t in inputs),
+            len(x),
+            x.shape[2],
+            n_threads,
+        )
+        arguments = np.array([call], k.CALL), TYPES[self.weight_type], TYPES[buffers[0].dtype]
+        try:
+            out = k.decode_token(*arguments)
+        except OSError as error:  # Numba has compiled the kernel and cannot save it
+            self.problem = f"the compiled kernels of generation cannot be kept: {error}"
+            out = k.decode_token(*arguments)
+        return torch.from_numpy(out)[:, None], tuple(after)
+
+    def _part(self, blocks: Sequence[tuple[int, Block]], has_kernel: bool) -> Part:
+        k = self.kernels
+        packed = [self._block(i, block) for i, block in blocks] if has_kernel else []
+        return Part(blocks[0][0], [block for _, block in blocks], np.array(packed, k.BLOCK))
+
+    def _block(self, i: int, block: Block) -> Packed:
+        """Fields of `BLOCK`."""
+        stack = self.network.stack
+        scales = (stack.stream_scale[i].item(), stack.input_scale[i].item()) if stack.input_residual else (1.0, 0.0)
+        return (
+            self._attention(block.attention),
+            self._residual(block.attention_residual),
+            *self._feed_forward(block.feedforward),
+            self._residual(block.feedforward_residual),
+            block.feedforward.down.weight.shape[1],
+            self._address(None if block.vectors is None else block.vectors.weight),
+            *scales,
         )
 
-    def _matrix(self, weight: Tensor, bias: Tensor | None = None) -> Any:
-        """Linear layer in the encoding of the weights; exact, because they are rounded already."""
-        k = self.kernels
-        vector = k.NO_VECTOR if bias is None else bias.detach().numpy()
-        if self.encoding == "int8":
-            values, scale = quantize(weight.detach())
-            return k.Matrix(values.numpy(), scale.float().numpy(), vector)
-        weight = weight.detach().to(getattr(torch, self.encoding)).contiguous()
-        return k.Matrix(_as_array(weight), k.NO_VECTOR, vector)
+    def _attention(self, attention: Attention) -> Packed:
+        """Fields of `ATTENTION`."""
+        assert isinstance(attention, FullAttention)
+        position, h = attention.position, attention.n_heads
+        e = attention.output.weight.shape[1] // h
+        n_features, content, bias, relative = 0, None, None, None
+        if isinstance(position, XLPosition):
+            n_features, content, bias = position.n_features, position.biases.content, position.biases.position
+            relative = rearrange(position.relative.weight, "(h e) f -> h f e", e=e)
+        norms = [
+            self._norm(None if isinstance(norm, nn.Identity) else norm)
+            for norm in (attention.query_norm, attention.key_norm)
+        ]
+        return (
+            self._matrix(torch.cat([part.weight for part in (attention.query, attention.key, attention.value)])),
+            self._matrix(attention.output.weight),
+            *norms,
+            h,
+            e,
+            n_features,
+            *map(self._address, (content, bias, relative)),
+            ROPE_LAYOUTS[position.layout] if isinstance(position, RopePosition) else 0,
+            attention.scale,
+        )
 
-    def _norm(self, norm: nn.Module | None) -> Any:
-        k = self.kernels
-        if isinstance(norm, nn.RMSNorm):
-            return k.Norm(k.RMS, norm.weight.detach().numpy(), k.NO_VECTOR)
-        if isinstance(norm, nn.LayerNorm):
-            bias = k.NO_VECTOR if norm.bias is None else norm.bias.detach().numpy()
-            return k.Norm(k.LAYER, norm.weight.detach().numpy(), bias)
-        return k.Norm(k.NONE, k.NO_VECTOR, k.NO_VECTOR)
+    def _feed_forward(self, network: FeedForward) -> Packed:
+        """Both matrices, as `MATRIX`."""
+        rows = [network.up] if network.gate is None else [network.up, network.gate]
+        bias = None if network.up.bias is None else torch.cat([part.bias for part in rows])
+        weight = torch.cat([part.weight for part in rows])
+        activation = self.kernels.ACTIVATIONS[self.network.config.feedforward.kind]
+        up = self._matrix(weight, bias, activation, is_gated=network.gate is not None)
+        return up, self._matrix(network.down.weight, network.down.bias)
 
-    def _residual(self, residual: Residual) -> Any:
+    def _residual(self, residual: Residual) -> Packed:
+        """Fields of `RESIDUAL`."""
         before = residual.norm if isinstance(residual, PreNorm) else None
         after = residual.last_norm if isinstance(residual, Sandwich) else None
         stream = residual.norm if isinstance(residual, PostNorm) else None
         alpha = float(residual.alpha) if isinstance(residual, ReZero) else 1.0
-        return self.kernels.Residual(*(self._norm(norm) for norm in (before, after, stream)), alpha)
+        return *map(self._norm, (before, after, stream)), alpha
 
-    def _distances(self, block: PackedBlock, length: int, context: AttentionContext) -> Any:
-        """Tables of the position encoding of a block for `length` keys, the new one included."""
-        position, k = block.module.attention.position, self.kernels
-        keys = bias = sin = cos = k.NO_VECTORS
+    def _norm(self, norm: nn.Module | None) -> Packed:
+        """Fields of `NORM`."""
+        if isinstance(norm, nn.RMSNorm):
+            return self.kernels.RMS, self._address(norm.weight), 0
+        if isinstance(norm, nn.LayerNorm):
+            return self.kernels.LAYER, self._address(norm.weight), self._address(norm.bias)
+        return self.kernels.NONE, 0, 0
+
+    def _matrix(
+        self, weight: Tensor, bias: Tensor | None = None, activation: int = 0, *, is_gated: bool = False
+    ) -> Packed:
+        """Fields of `MATRIX`: weights in their encoding, exact because they are rounded already."""
+        scale = None
+        if self.weight_type == torch.int8:
+            weight, scale = quantize(weight)
+            scale = scale.float()
+        return *map(self._address, (weight.to(self.weight_type), scale, bias)), activation, is_gated
+
+    def _address(self, t: Tensor | None) -> int:
+        """Address of a contiguous tensor, or of a copy; 0 for None."""
+        if t is None:
+            return 0
+        self._kept.append(t.detach().contiguous())
+        return self._kept[-1].data_ptr()
+
+    def _distances(self, block: Block, length: int, context: AttentionContext) -> tuple[int, ...]:
+        """Last fields of `CACHE`: tables of the position encoding for `length` keys, the new one included."""
+        attention = block.attention
+        assert isinstance(attention, FullAttention)
+        position, e = attention.position, attention.output.weight.shape[1] // attention.n_heads
         if isinstance(position, XLPosition):
-            f = position.n_features
-            keys = self._table(("xl", f), length, lambda n: _position_keys(position, n, block), axis=0)
-        elif isinstance(position, (AlibiPosition, T5Position)):
+            keys = self._table(("xl", position.n_features), length, lambda n: _position_keys(position, n, e))
+            return keys.data_ptr(), 0, keys.shape[1], 0, 0
+        if isinstance(position, (AlibiPosition, T5Position)):
             source: Hashable = position.table if isinstance(position, T5Position) else "alibi"
-            n_heads = block.module.attention.output.weight.shape[1] // block.head_dim
-            bias = self._table((source, n_heads), length, lambda n: _bias(position, n, block), axis=1)
-        elif isinstance(position, RopePosition):
-            e = block.head_dim
+            bias = self._table((source, attention.n_heads), length, lambda n: _bias(attention, n, e))
+            return 0, bias.data_ptr(), bias.shape[1], 0, 0
+        if isinstance(position, RopePosition):
             sin, cos = context.cache.constant(
                 ("rope step", e, position.base), lambda: _rope_angles(position, context, e)
             )
-        return k.Distances(keys, bias, sin, cos)
+            return 0, 0, 0, sin.data_ptr(), cos.data_ptr()
+        return 0, 0, 0, 0, 0
 
-    def _table(self, key: Hashable, length: int, make: Callable[[int], Tensor], axis: int) -> Array:
-        """Table with at least `length` entries, whose last one is that of the query itself; grows by doubling."""
+    def _table(self, key: Hashable, length: int, make: Callable[[int], Tensor]) -> Tensor:
+        """Table with at least `length` columns, whose last one is that of the query itself; grows by doubling."""
         table = self._tables.get(key)
-        if table is None or table.shape[axis] < length:
-            table = self._tables[key] = make(max(2 * length, 256)).contiguous().numpy()
+        if table is None or table.shape[1] < length:
+            table = self._tables[key] = make(max(2 * length, 256)).contiguous()
         return table
 
 
-@dataclass(frozen=True, eq=False)
-class PackedBlock:
-    """Arrays of one block for `ops.decode.block_step`.
+@dataclass
+class Part:
+    """Successive blocks that are computed together.
 
     Attributes:
-        module: The block, for memories that the kernel does not read.
-        vectors: Token vectors (v d), or None.
-        window: Window of local attention, or None.
-        head_dim: Width of a head.
-        attention: `ops.decode.Attention`.
-        attention_residual: `ops.decode.Residual`.
-        feedforward: `ops.decode.FeedForward`.
-        feedforward_residual: `ops.decode.Residual`.
+        first: Number of the first block.
+        blocks: The blocks.
+        packed: `ops.decode.BLOCK` of each block; empty: there is no kernel.
+        head: Fields of `ops.decode.HEAD`, if logits follow.
     """
 
-    module: Block
-    vectors: Array | None
-    window: int | None
-    head_dim: int
-    attention: Any
-    attention_residual: Any
-    feedforward: Any
-    feedforward_residual: Any
+    first: int
+    blocks: Sequence[Block]
+    packed: Array
+    head: Packed | None = None
 
 
-def _is_readable(memory: Memory) -> TypeGuard[KeyValue | Int8KeyValue]:
-    """Whether there is a kernel for the number type of the memory."""
-    if isinstance(memory, KeyValue):
-        return memory.keys.dtype in (torch.float32, torch.bfloat16)
-    return isinstance(memory, Int8KeyValue)
-
-
-def _joined(weights: Iterable[Tensor]) -> Tensor:
-    return torch.cat([weight.detach() for weight in weights])
-
-
-def _as_array(t: Tensor) -> Array:
-    """Tensor as an array without a copy: bits of bfloat16 as uint16, rows of buffers with their unused columns."""
-    if t.ndim == 4:
-        t = t.as_strided((*t.shape[:3], t.stride(2)), t.stride())
-    return t.view(torch.uint16).numpy() if t.dtype == torch.bfloat16 else t.numpy()
+def _are_readable(memories: Sequence[Memory]) -> bool:
+    """Whether there is a kernel for the number type of the memories."""
+    types = {memory.buffers[0].dtype if isinstance(memory, TokenBuffers) else None for memory in memories}
+    return len(types) == 1 and types <= TYPES.keys()
 
 
 def _context(n: int) -> AttentionContext:
@@ -293,27 +326,24 @@ def _context(n: int) -> AttentionContext:
     return AttentionContext(Span("uniform", n, n), n_memory=n - 1, n_new=1, keep=0, device=torch.device("cpu"))
 
 
-def _rope_angles(position: RopePosition, context: AttentionContext, width: int) -> tuple[Array, Array]:
+def _rope_angles(position: RopePosition, context: AttentionContext, width: int) -> tuple[Tensor, Tensor]:
     """Sine and cosine (b width/2) of the angles of the new tokens (b 1)."""
     assert context.tokens is not None
-    angles = rope_angles(context.positions.latest(1).expand_as(context.tokens)[:, 0], width, position.base)
-    sin, cos = (part.float().numpy() for part in angles)
-    return sin, cos
+    positions = context.positions.latest(1).expand_as(context.tokens)[:, 0]
+    sin, cos = rope_angles(positions, width, position.base)
+    return sin.float().contiguous(), cos.float().contiguous()
 
 
-def _position_keys(position: XLPosition, n: int, block: PackedBlock) -> Tensor:
-    """Position keys (n f) of distances n - 1 to 0."""
-    heads = position.n_heads
-    _, term = position.term(torch.zeros(1, heads, 1, block.head_dim), _context(n))
+def _position_keys(position: XLPosition, n: int, head_dim: int) -> Tensor:
+    """Position keys (f n) of distances n - 1 to 0."""
+    _, term = position.term(torch.zeros(1, position.n_heads, 1, head_dim), _context(n))
     assert term is not None
-    return term[1]
+    return term[1].T
 
 
-def _bias(position: Position, n: int, block: PackedBlock) -> Tensor:
+def _bias(attention: FullAttention, n: int, head_dim: int) -> Tensor:
     """Additions (h n) to the scores of keys at distances n - 1 to 0."""
-    attention = block.module.attention
-    assert isinstance(attention, FullAttention)
-    q = torch.zeros(1, attention.n_heads, 1, block.head_dim)
-    bias = position.bias(q, q, _context(n), lambda x: (x, x))
+    q = torch.zeros(1, attention.n_heads, 1, head_dim)
+    bias = attention.position.bias(q, q, _context(n), lambda x: (x, x))
     assert bias is not None
     return bias[:, 0]

@@ -135,8 +135,7 @@ class Stack(nn.Module):
         after = []
         x0 = x
         for i, (block, before) in enumerate(zip(self.layers(), memories, strict=True)):
-            if self.input_residual:
-                x = self.stream_scale[i] * x + self.input_scale[i] * x0
+            x = self.block_input(i, x, x0)
             if i == len(self.blocks) - 1:
                 context = last
             if self.recompute_activations and torch.is_grad_enabled():
@@ -145,6 +144,10 @@ class Stack(nn.Module):
                 x, memory = block(x, before, context)
             after.append(memory)
         return x, tuple(after)
+
+    def block_input(self, i: int, x: Tensor, x0: Tensor) -> Tensor:
+        """Input of block i, from the output x of the block before it and the input x0 of the stack."""
+        return self.stream_scale[i] * x + self.input_scale[i] * x0 if self.input_residual else x
 
     def layers(self) -> Iterator[Block]:
         """The `n_layers` blocks."""

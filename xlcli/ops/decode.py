@@ -1,14 +1,19 @@
-"""One block of a Transformer for one new token of each sequence, on all CPU threads: kernels compiled by Numba.
+"""Blocks of a Transformer for one new token of each sequence, on all CPU threads: a kernel compiled by Numba.
 
 Decoding reads every weight and the whole memory for one token, so its floor is the memory bandwidth. PyTorch multiplies
-a single row by a matrix on one thread, and starts some forty operations per block; here a block is six parallel loops.
-`model/decoder.py` packs the arrays; the modules of `model/` are the slow twin.
+a single row by a matrix on one thread, and starts some forty operations per block; here a token is one parallel loop,
+in which every thread follows all blocks. `model/decoder.py` packs the arrays; the slow twin is the modules of `model/`.
+
+A block has six steps: queries, keys and values; heads; attention; output; and the two matrices of the feed-forward
+branch. A step is cut into tasks. A thread takes tasks until none is left, waits until all are done, and goes on to the
+next step. Norms and residual sums are so short that every thread computes them for itself. Each step writes to memory
+of its own, so a late thread, which finds all tasks done, reads the same numbers as the others.
 
 Weights are float32, bfloat16 (their bits as uint16) or int8 with a scale for each row; so are keys and values, with a
 scale for each head and token. Sums are in float32. No result depends on the number of threads, and that of a sequence
 not on the others of its batch.
 
-All of it is one file, because Numba's cache of compiled functions notices changes of the file of `block_step` only.
+All of it is one file, because Numba's cache of compiled functions notices changes of the file of `decode_token` only.
 """
 
 from __future__ import annotations
@@ -21,32 +26,78 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import numba
 import numpy as np
-from numba import njit, prange
-from numba.extending import overload, register_jitable
+from llvmlite import ir
+from numba import njit, prange, types
+from numba.extending import intrinsic, overload, register_jitable
 from numpy.typing import NDArray
 
 from xlcli.ops.quantize import MAX_INT, MIN_SCALE
 
 CHUNK = 512
-"""Number of keys whose softmax is computed at once by one thread; chunks are then merged. Shorter ones read slower."""
-PARTS = 4
-"""Number of parts of a matrix for each thread."""
+"""Typical number of keys whose softmax is computed at once by one thread; chunks are then merged."""
+TASK_BYTES = 2**17
+"""Typical size of the part of a matrix that a thread takes at once."""
+SPINS = 2**20
+"""Number of times that a waiting thread looks for the others, about 1 ms, before it lets other processes run."""
+COUNTERS = 128
+"""Size in bytes of the counters of a step, of tasks taken and of tasks done: two cache lines."""
 PROCESS = os.getpid()
-"""Process that may call the kernels: OpenMP ends a process that was forked from one that uses its threads."""
+"""Process that may call the kernel: OpenMP ends a process that was forked from one that uses its threads."""
 NORM_EPS = 1e-5
 """Epsilon of every norm."""
 FASTMATH = {"reassoc", "contract", "nsz"}
 """Sums may be reordered, so that they use vectors; infinite and undefined values stay."""
 
 Array = NDArray[Any]
-RELU, RELU2, GELU, SILU = range(4)
+RELU, RELU2, GELU, SILU = range(1, 5)
 ACTIVATIONS = {"relu": RELU, "relu2": RELU2, "gelu": GELU, "geglu": GELU, "swiglu": SILU}
-"""Feed-forward kind to activation."""
+"""Feed-forward kind to activation; 0: none."""
 NONE, RMS, LAYER = range(3)
 """Norms."""
-NO_VECTOR: Array = np.empty(0, np.float32)
-NO_VECTORS: Array = np.empty((0, 0), np.float32)
-NO_RELATIVE = NO_SCALES = np.empty((0, 0, 0), np.float32)
+HALF, INTERLEAVED = 1, 2
+"""Rotary pairs: features f and f + e/2, or 2f and 2f + 1; 0: no rotation."""
+N_STEPS = 6
+"""Number of steps of a block."""
+
+
+def record(integers: str = "", floats: str = "", **parts: np.dtype[Any]) -> np.dtype[Any]:
+    """Type of a record of int64 and float32 numbers and of other records."""
+    fields = [*parts.items(), *((name, np.int64) for name in integers.split())]
+    return np.dtype([*fields, *((name, np.float32) for name in floats.split())], align=True)
+
+
+# Integers named after arrays are their addresses, 0: none. Arrays are float32 except for weights, keys and values.
+MATRIX = record("weight scale bias activation gated")
+"""Linear layer: weight (n d), scale of each row (n), bias (n), and activation.
+
+If `gated` (1, else 0) there are 2n rows, and the first n outputs are multiplied by the activated others.
+"""
+NORM = record("kind weight bias")
+"""Norm with weight (d) and bias (d)."""
+RESIDUAL = record(floats="alpha", before=NORM, after=NORM, stream=NORM)
+"""Norms before and after a branch and of the stream after it, and a factor on the output of the branch."""
+ATTENTION = record("n_heads head_dim n_features content position relative rope", "scale",
+                   qkv=MATRIX, output=MATRIX, query_norm=NORM, key_norm=NORM)  # fmt: skip
+"""Attention branch of h heads of width e: matrices (3he d) and (d he), norms of each query and key, rotary pairs, and a
+factor on the scores. Transformer-XL: f features, biases u = `content` and v = `position` (h e), and W_R = `relative`
+(h f e), sine half first.
+"""
+BLOCK = record("width vectors", "stream_scale input_scale", attention=ATTENTION, attention_residual=RESIDUAL,
+               up=MATRIX, down=MATRIX, feed_forward_residual=RESIDUAL)  # fmt: skip
+"""Block: feed-forward branch down(up(x)) of this width, token vectors (v d), factors on stream and stack input."""
+HEAD = record("size", norm=NORM, matrix=MATRIX)
+"""Last norm, and logits of `size` symbols."""
+CACHE = record("keys values key_scales value_scales capacity row start stop position_keys bias n_distances sin cos")
+"""Memory of a block for one token: buffers of keys and values (b h capacity row) and, if they are int8, of their scales
+(b h capacity). The query attends to rows `start` to `stop`, whose last one is written by the call.
+
+Tables by position relative to the query, whose last column is that of the query itself: position keys (f n_distances)
+of Transformer-XL, cosines, then sines; additions (h n_distances) to the scores. `sin` and `cos` (b e/2) belong to the
+rotary angles of the queries.
+"""
+CALL = record("n_blocks blocks caches tokens x x0 batch dim n_threads", head=HEAD)
+"""Arguments of `decode_token`: `BLOCK` and `CACHE` of each block, tokens (b) in int64, inputs (b d) of the first block
+and of the stack, the number of threads as `use_threads` returned it, and a head, of size 0 if there is none."""
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
@@ -61,98 +112,74 @@ def inner(**options: Any) -> Callable[[Kernel], Kernel]:
     return compiled(no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)
 
 
-class Matrix(NamedTuple):
-    """Linear layer: weight (n d), scale of each row (n; n = 0: all 1), and bias (n; n = 0: none)."""
-
-    weight: Array
-    scale: Array
-    bias: Array
-
-
-class Norm(NamedTuple):
-    """Norm of `kind` with weight (d) and bias (d, or 0: none)."""
-
-    kind: int
-    weight: Array
-    bias: Array
+@intrinsic
+def pointer(typing: Any, address: Any) -> Any:
+    """Pointer to an address."""
+    return types.voidptr(types.int64), lambda context, builder, signature, args: builder.inttoptr(
+        args[0], ir.IntType(8).as_pointer()
+    )
 
 
-class Residual(NamedTuple):
-    """Norms before and after a branch and of the stream after it, and a factor on the output of the branch."""
+@intrinsic
+def add_at(typing: Any, address: Any, number: Any) -> Any:
+    """Adds to the int64 at an address, in one operation for all threads; returns its value before that."""
 
-    before: Norm
-    after: Norm
-    stream: Norm
-    alpha: float
+    def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.atomic_rmw("add", builder.inttoptr(args[0], ir.IntType(64).as_pointer()), args[1], "seq_cst")
 
-
-class Heads(NamedTuple):
-    """Attention of h heads of width e; f is 0 without a Transformer-XL term.
-
-    Attributes:
-        content: Bias u (h e) of the queries for the content, or (0 0).
-        position: Bias v (h e) of the queries for the position, or (0 0).
-        relative: W_R (h f e), sine half first, or (h 0 e).
-        query_norm: Weight (e) of the RMSNorm of each query, or (0).
-        key_norm: Weight (e) of the RMSNorm of each key, or (0).
-        scale: Factor on the scores.
-        rope: 0 none, 1 pairs f and f + e/2, 2 pairs 2f and 2f + 1.
-    """
-
-    content: Array
-    position: Array
-    relative: Array
-    query_norm: Array
-    key_norm: Array
-    scale: float
-    rope: int
+    return types.int64(types.int64, types.int64), lower
 
 
-class Attention(NamedTuple):
-    """Attention branch: queries, keys and values (3he d), heads, and output (d he)."""
+@intrinsic
+def read_at(typing: Any, address: Any) -> Any:
+    """Int64 at an address, and with it everything that its writer wrote before."""
 
-    qkv: Matrix
-    heads: Heads
-    output: Matrix
+    def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load_atomic(builder.inttoptr(args[0], ir.IntType(64).as_pointer()), "acquire", 8)
 
-
-class FeedForward(NamedTuple):
-    """down(act(up(x))), or down(act(gate(x)) * up(x)) if `gated`, with the gate rows after those of `up`."""
-
-    up: Matrix
-    down: Matrix
-    activation: int
-    gated: bool
+    return types.int64(types.int64), lower
 
 
-class Cache(NamedTuple):
-    """Buffers of keys and values (b h c e) and, if they are int8, of their scales (b h c; else of size 0).
-
-    The query attends to rows `start` to `stop`, whose last one is written by the call.
-    """
-
-    keys: Array
-    values: Array
-    key_scales: Array
-    value_scales: Array
-    start: int
-    stop: int
+sched_yield = types.ExternalFunction("sched_yield", types.int32())
 
 
-class Distances(NamedTuple):
-    """Tables by position relative to the query, whose last row is that of the query itself.
+@register_jitable
+def array(address: int, shape: Any, dtype: Any = np.float32) -> Array:
+    """Array at an address."""
+    return numba.carray(pointer(address), shape, dtype)  # type: ignore[attr-defined, call-arg]
 
-    Attributes:
-        keys: Position keys (s f) of Transformer-XL: cosines, then sines; or (0 0).
-        bias: Addition (h s) to the scores; or (0 0).
-        sin: Sine (b e/2) of the rotary angles of the queries; or (0 0).
-        cos: Cosine (b e/2) of the rotary angles of the queries; or (0 0).
-    """
 
-    keys: Array
-    bias: Array
-    sin: Array
-    cos: Array
+class Team(NamedTuple):
+    """Threads that share the tasks of a step: their number, and the address of its counters, which are 0 at first."""
+
+    size: int
+    counters: int
+
+
+@register_jitable
+def next_step(team: Team) -> Team:
+    """The threads at the next step."""
+    return Team(team.size, team.counters + COUNTERS)
+
+
+@register_jitable
+def take(team: Team, n_tasks: int) -> int:
+    """A task of the step for this thread alone, 0 to `n_tasks` - 1; -1 when all are done."""
+    task: int = add_at(team.counters, 1)  # type: ignore[call-arg]
+    if task < n_tasks:
+        return task
+    spins = 0
+    while read_at(team.counters + COUNTERS // 2) < n_tasks:
+        spins += 1
+        if spins > SPINS:
+            sched_yield()
+    return -1
+
+
+@register_jitable
+def finish(team: Team) -> None:
+    """Reports a task as done."""
+    add_at(team.counters + COUNTERS // 2, 1)  # type: ignore[call-arg]
 
 
 def widen(value: Any) -> Any:
@@ -212,32 +239,44 @@ def _store_row(row: Any, values: Any, scales: Any, at: Any) -> Any:
 
 
 @inner(fastmath=FASTMATH)
-def dot(weights: Array, x: Array) -> Any:
-    """Inner product of weights (d) and x (d)."""
-    total = np.float32(0)
+def four_dots(rows: Array, r: int, near: int, far: int, x: Array) -> Any:
+    """Inner products of x (d) and the rows r, r + near, r + far, r + near + far of (n d).
+
+    A core reads four places far from each other faster than one, and adjacent rows at once slower (measured).
+    """
+    r0, r1, r2, r3 = rows[r], rows[r + near], rows[r + far], rows[r + near + far]
+    t0 = t1 = t2 = t3 = np.float32(0)
     for i in range(x.size):
-        total += widen(weights[i]) * x[i]
-    return total
+        t0 += widen(r0[i]) * x[i]
+        t1 += widen(r1[i]) * x[i]
+        t2 += widen(r2[i]) * x[i]
+        t3 += widen(r3[i]) * x[i]
+    return t0, t1, t2, t3
 
 
 @inner(fastmath=FASTMATH)
-def add_dots(rows: Array, first: int, x: Array, out: Array) -> None:
-    """Adds to `out` (n) the inner products of x (d) and n rows from `first` on: four at a time, which share x."""
-    n, d = out.size, x.size
-    for s in range(0, n - 3, 4):
-        r0, r1, r2, r3 = rows[first + s], rows[first + s + 1], rows[first + s + 2], rows[first + s + 3]
-        t0 = t1 = t2 = t3 = np.float32(0)
-        for i in range(d):
-            t0 += widen(r0[i]) * x[i]
-            t1 += widen(r1[i]) * x[i]
-            t2 += widen(r2[i]) * x[i]
-            t3 += widen(r3[i]) * x[i]
-        out[s] += t0
-        out[s + 1] += t1
-        out[s + 2] += t2
-        out[s + 3] += t3
-    for s in range(n - n % 4, n):
-        out[s] += dot(rows[first + s], x)
+def dots(rows: Array, x: Array, out: Array) -> None:
+    """Inner products (n) of x (d) and rows (n d)."""
+    step = out.size // 4
+    for r in range(step):
+        out[r], out[r + step], out[r + 2 * step], out[r + 3 * step] = four_dots(rows, r, step, 2 * step, x)
+    for r in range(4 * step, out.size):
+        out[r] = four_dots(rows, r, 0, 0, x)[0]
+
+
+@inner(fastmath=FASTMATH)
+def add_rows(rows: Array, weights: Array, out: Array) -> None:
+    """Adds to `out` (d) the sum of rows (n d or longer) times weights (n)."""
+    step = weights.size // 4
+    for r in range(step):
+        r0, r1, r2, r3 = rows[r], rows[r + step], rows[r + 2 * step], rows[r + 3 * step]
+        w0, w1, w2, w3 = weights[r], weights[r + step], weights[r + 2 * step], weights[r + 3 * step]
+        for i in range(out.size):
+            out[i] += w0 * widen(r0[i]) + w1 * widen(r1[i]) + w2 * widen(r2[i]) + w3 * widen(r3[i])
+    for r in range(4 * step, weights.size):
+        r0, w0 = rows[r], weights[r]
+        for i in range(out.size):
+            out[i] += w0 * widen(r0[i])
 
 
 @register_jitable
@@ -262,6 +301,8 @@ def exp(x: Any) -> Any:
 @register_jitable
 def activate(x: Any, kind: int) -> Any:
     """Activation of a float32."""
+    if kind == 0:
+        return x
     if kind == RELU:
         return max(x, np.float32(0))
     if kind == RELU2:
@@ -271,119 +312,194 @@ def activate(x: Any, kind: int) -> Any:
     return x / (np.float32(1) + exp(min(-x, np.float32(88))))
 
 
-@inner()
-def normalize(x: Array, norm: Norm, out: Array) -> None:
+@inner(fastmath=FASTMATH)
+def normalize(x: Array, norm: Any, out: Array) -> None:
     """Norm of x (d), written to `out` (d), which may be x."""
     d = x.size
+    if norm.kind == NONE:
+        for i in range(d):
+            out[i] = x[i]
+        return
     mean = np.float32(0)
     if norm.kind == LAYER:
         total = 0.0
         for i in range(d):
             total += x[i]
         mean = np.float32(total / d)
-    if norm.kind == NONE:
-        for i in range(d):
-            out[i] = x[i]
-        return
     squares = 0.0
     for i in range(d):
         squares += (x[i] - mean) * (x[i] - mean)
     scale = np.float32(1 / math.sqrt(squares / d + NORM_EPS))
+    weight = array(norm.weight, d)
     for i in range(d):
-        out[i] = (x[i] - mean) * scale * norm.weight[i]
-    for i in range(norm.bias.size):
-        out[i] += norm.bias[i]
+        out[i] = (x[i] - mean) * scale * weight[i]
+    if norm.bias:
+        bias = array(norm.bias, d)
+        for i in range(d):
+            out[i] += bias[i]
 
 
-@register_jitable
-def row_product(matrix: Matrix, r: int, x: Array) -> Any:
-    """Output r of a linear layer for input x (d)."""
-    y = dot(matrix.weight[r], x)
-    if matrix.scale.size:
-        y *= matrix.scale[r]
-    if matrix.bias.size:
-        y += matrix.bias[r]
-    return y
+@inner(fastmath=FASTMATH)
+def apply_activation(matrix: Any, first: int, last: int, y: Array, out: Array) -> None:
+    """Outputs `first` to `last` (n) of a linear layer from its inner products y (n, or 2n if gated), in place."""
+    n = out.size
+    for i in range(1 + matrix.gated):
+        part = y[i * n : (i + 1) * n]
+        if matrix.scale:
+            scale = array(matrix.scale + 4 * i * n, n)
+            for r in range(first, last):
+                part[r] *= scale[r]
+        if matrix.bias:
+            bias = array(matrix.bias + 4 * i * n, n)
+            for r in range(first, last):
+                part[r] += bias[r]
+    for r in range(first, last):
+        out[r] = activate(y[r + n * matrix.gated], matrix.activation)
+    if matrix.gated:
+        for r in range(first, last):
+            out[r] *= y[r]
 
 
-@inner(parallel=True, fastmath=FASTMATH)
-def linear(matrix: Matrix, x: Array, n_parts: int) -> Array:
-    """Linear layer (b n) of x (b d)."""
-    weight, scale, bias = matrix  # parallel loops take arrays only
-    n = weight.shape[0]
-    out = np.empty((x.shape[0], n), np.float32)
-    for part in prange(n_parts):
-        for r in range(part * n // n_parts, (part + 1) * n // n_parts):
-            for b in range(x.shape[0]):
-                out[b, r] = row_product(Matrix(weight, scale, bias), r, x[b])
-    return out
+@inner(fastmath=FASTMATH)
+def linear(matrix: Any, x: Array, like: Array, out: Array, team: Team) -> None:
+    """Linear layer with weights of the type of `like`, and its activation: output (b n) of x (b d)."""
+    (batch, n), d, gated = out.shape, x.shape[1], matrix.gated
+    near, far = (n // 2, n) if gated else (n // 4, n // 4 * 2)
+    weight = array(matrix.weight, (n + gated * n, d), like.dtype)
+    y = np.empty(len(weight), np.float32)
+    n_tasks = max(1, min(near, max(4 * team.size, weight.size * weight.itemsize // TASK_BYTES)))
+    task = take(team, n_tasks)
+    while task >= 0:
+        first, last = task * near // n_tasks, (task + 1) * near // n_tasks
+        for b in range(batch):
+            for r in range(first, last):
+                y[r], y[r + near], y[r + far], y[r + near + far] = four_dots(weight, r, near, far, x[b])
+            for k in range(2 if gated else 4):
+                apply_activation(matrix, k * near + first, k * near + last, y, out[b])
+            if task == 0:  # less than four rows remain, or less than two pairs
+                done = n - n % (2 if gated else 4)
+                for r in range(done, n):
+                    y[r], _, y[r + gated * n], _ = four_dots(weight, r, 0, gated * n, x[b])
+                apply_activation(matrix, done, n, y, out[b])
+        finish(team)
+        task = take(team, n_tasks)
 
 
 @register_jitable
 def rotate(x: Array, sin: Array, cos: Array, kind: int) -> None:
-    """Rotation of a query or key (e), in place."""
+    """Rotation of a query or key (e) by angles (e/2), in place."""
     half = x.size // 2
     for f in range(half):
-        i, j = (f, f + half) if kind == 1 else (2 * f, 2 * f + 1)
+        i, j = (f, f + half) if kind == HALF else (2 * f, 2 * f + 1)
         a, b = x[i], x[j]
         x[i] = a * cos[f] - b * sin[f]
         x[j] = b * cos[f] + a * sin[f]
 
 
+class Buffers(NamedTuple):
+    """Keys and values (b h c row), and their scales (b h c), which exist for int8 only."""
+
+    keys: Array
+    values: Array
+    key_scales: Array
+    value_scales: Array
+
+
+@register_jitable
+def buffers(n_heads: int, cache: Any, batch: int, like: Array) -> Buffers:
+    """Buffers of a memory of the type of `like`."""
+    shape = (batch, n_heads, cache.capacity)
+    keys = array(cache.keys, (batch, n_heads, cache.capacity, cache.row), like.dtype)
+    values = array(cache.values, (batch, n_heads, cache.capacity, cache.row), like.dtype)
+    return Buffers(keys, values, array(cache.key_scales, shape), array(cache.value_scales, shape))
+
+
 @inner(fastmath=FASTMATH)
-def prepare_head(heads: Heads, distances: Distances, cache: Cache, qkv: Array, b: int, h: int, query: Array) -> None:
-    """Writes key and value of the new token, and the query (e + f) with the one for position keys behind it."""
-    width = qkv.shape[1] // 3
-    e = width // cache.keys.shape[1]
-    f = query.size - e
-    q = qkv[b, h * e : (h + 1) * e]
-    k = qkv[b, width + h * e : width + (h + 1) * e]
-    v = qkv[b, 2 * width + h * e : 2 * width + (h + 1) * e]
-    if heads.query_norm.size:
-        normalize(q, Norm(RMS, heads.query_norm, heads.query_norm[:0]), q)
-        normalize(k, Norm(RMS, heads.key_norm, heads.key_norm[:0]), k)
-    if heads.rope:
-        rotate(q, distances.sin[b], distances.cos[b], heads.rope)
-        rotate(k, distances.sin[b], distances.cos[b], heads.rope)
+def prepare(attention: Any, cache: Any, like: Array, qkv: Array, queries: Array, team: Team) -> None:
+    """Writes keys and values of the new tokens, and queries (b h e+f) with those for position keys behind them."""
+    batch, n_heads, e, f = len(qkv), attention.n_heads, attention.head_dim, attention.n_features
+    memory = buffers(n_heads, cache, batch, like)
     last = cache.stop - 1
-    store_row(cache.keys[b, h, last], k, cache.key_scales, (b, h, last))
-    store_row(cache.values[b, h, last], v, cache.value_scales, (b, h, last))
-    for i in range(e):
-        query[i] = q[i]
-    if f:
-        biased = np.empty(e, np.float32)
+    angles = np.empty(f, np.float32)
+    task = take(team, batch * n_heads)
+    while task >= 0:
+        b, h = task // n_heads, task % n_heads
+        q = qkv[b, h * e : (h + 1) * e]
+        k = qkv[b, (n_heads + h) * e : (n_heads + h + 1) * e]
+        v = qkv[b, (2 * n_heads + h) * e : (2 * n_heads + h + 1) * e]
+        query = queries[b, h]
+        normalize(q, attention.query_norm, q)
+        normalize(k, attention.key_norm, k)
+        if attention.rope:
+            sin, cos = array(cache.sin, (batch, e // 2))[b], array(cache.cos, (batch, e // 2))[b]
+            rotate(q, sin, cos, attention.rope)
+            rotate(k, sin, cos, attention.rope)
+        store_row(memory.keys[b, h, last], k, memory.key_scales, (b, h, last))
+        store_row(memory.values[b, h, last], v, memory.value_scales, (b, h, last))
         for i in range(e):
-            query[i] += heads.content[h, i]
-            biased[i] = q[i] + heads.position[h, i]
-        # The query is at position 0, with sine 0 and cosine 1: q̃ = [b ; -a] (`ops/xl.py`).
-        for i in range(f // 2):
-            query[e + i] = dot(heads.relative[h, f // 2 + i], biased)
-            query[e + f // 2 + i] = -dot(heads.relative[h, i], biased)
+            query[i] = q[i]
+        if f:
+            content = array(attention.content, (n_heads, e))[h]
+            position = array(attention.position, (n_heads, e))[h]
+            relative = array(attention.relative, (n_heads, f, e))[h]
+            for i in range(e):
+                query[i] += content[i]
+                q[i] += position[i]
+            # The query is at position 0, with sine 0 and cosine 1: q̃ = [b ; -a] (`ops/xl.py`).
+            dots(relative, q, angles)
+            for i in range(f // 2):
+                query[e + i] = angles[f // 2 + i]
+                query[e + f // 2 + i] = -angles[i]
+        finish(team)
+        task = take(team, batch * n_heads)
+
+
+@register_jitable
+def count_chunks(cache: Any) -> int:
+    """Number of chunks of the keys of a head."""
+    return max(1, (cache.stop - cache.start + CHUNK // 2) // CHUNK)  # type: ignore[no-any-return]
+
+
+@inner(fastmath=FASTMATH)
+def attend(attention: Any, cache: Any, like: Array, queries: Array, parts: Array, team: Team) -> None:
+    """Attention to each chunk of keys: results (b h c e+2) of `attend_chunk`."""
+    batch, n_heads, n_chunks = parts.shape[:3]
+    memory = buffers(n_heads, cache, batch, like)
+    n_keys = cache.stop - cache.start
+    n_tasks = batch * n_chunks * n_heads
+    task = take(team, n_tasks)
+    while task >= 0:
+        h, c = task % n_heads, task // n_heads  # heads of a chunk together: they share its position keys
+        b, c = c // n_chunks, c % n_chunks
+        first, last = c * n_keys // n_chunks, (c + 1) * n_keys // n_chunks
+        attend_chunk(attention, cache, memory, b, h, first, last, queries[b, h], parts[b, h, c])
+        finish(team)
+        task = take(team, n_tasks)
 
 
 @inner(fastmath=FASTMATH)
 def attend_chunk(
-    heads: Heads, distances: Distances, cache: Cache, b: int, h: int, first: int, query: Array, out: Array
+    attention: Any, cache: Any, memory: Buffers, b: int, h: int, first: int, last: int, query: Array, out: Array
 ) -> None:
-    """Softmax-weighted sum of the values of one chunk of keys: (e), then its largest score and its sum of weights."""
-    e = out.size - 2
-    length = cache.stop - cache.start
-    n = min(CHUNK, length - first)
-    keys, values = cache.keys[b, h], cache.values[b, h]
-    row = cache.start + first
-    scores = np.zeros(n, np.float32)
-    add_dots(keys, row, query[:e], scores)
-    if cache.key_scales.size:
+    """Softmax-weighted sum of the values of keys `first` to `last`: (e), then largest score and sum of weights."""
+    e, n = attention.head_dim, last - first
+    rows = slice(cache.start + first, cache.start + last)
+    scores = np.empty(n, np.float32)
+    dots(memory.keys[b, h, rows], query[:e], scores)
+    if cache.key_scales:
+        scales = memory.key_scales[b, h, rows]
         for s in range(n):
-            scores[s] *= cache.key_scales[b, h, row + s]
-    if distances.keys.size:
-        add_dots(distances.keys, distances.keys.shape[0] - length + first, query[e:], scores)
+            scores[s] *= scales[s]
+    before = cache.n_distances - (cache.stop - cache.start) + first
+    if cache.position_keys:
+        position_keys = array(cache.position_keys, (attention.n_features, cache.n_distances))
+        add_rows(position_keys[:, before:], query[e:], scores)
     for s in range(n):
-        scores[s] *= np.float32(heads.scale)
-    if distances.bias.size:
-        before = distances.bias.shape[1] - length + first
+        scores[s] *= attention.scale
+    if cache.bias:
+        bias = array(cache.bias, (attention.n_heads, cache.n_distances))[h, before:]
         for s in range(n):
-            scores[s] += distances.bias[h, before + s]
+            scores[s] += bias[s]
     largest = np.float32(-3e38)
     for s in range(n):
         largest = max(largest, scores[s])
@@ -391,144 +507,149 @@ def attend_chunk(
     for s in range(n):
         scores[s] = exp(scores[s] - largest)
         total += scores[s]
-    if cache.value_scales.size:
+    if cache.value_scales:
+        scales = memory.value_scales[b, h, rows]
         for s in range(n):
-            scores[s] *= cache.value_scales[b, h, row + s]
-    out[:e] = 0
-    for s in range(0, n - 3, 4):
-        w0, w1, w2, w3 = scores[s], scores[s + 1], scores[s + 2], scores[s + 3]
-        v0, v1, v2, v3 = values[row + s], values[row + s + 1], values[row + s + 2], values[row + s + 3]
-        for i in range(e):
-            out[i] += w0 * widen(v0[i]) + w1 * widen(v1[i]) + w2 * widen(v2[i]) + w3 * widen(v3[i])
-    for s in range(n - n % 4, n):
-        w0, v0 = scores[s], values[row + s]
-        for i in range(e):
-            out[i] += w0 * widen(v0[i])
+            scores[s] *= scales[s]
+    for i in range(e):
+        out[i] = 0
+    add_rows(memory.values[b, h, rows], scores, out[:e])
     out[e], out[e + 1] = largest, total
 
 
 @inner(fastmath=FASTMATH)
 def merge_chunks(parts: Array, out: Array) -> None:
-    """Softmax-weighted sum (e) of all chunks, from the results (c e+2) of `attend_chunk`."""
-    e = out.size
-    largest = np.float32(-3e38)
-    for c in range(parts.shape[0]):
-        largest = max(largest, parts[c, e])
-    total = np.float32(0)
-    out[:] = 0
-    for c in range(parts.shape[0]):
-        weight = exp(parts[c, e] - largest)
-        total += weight * parts[c, e + 1]
+    """Softmax-weighted sum (h e) of all keys, from the results (h c e+2) of `attend_chunk`."""
+    n_heads, n_chunks = parts.shape[:2]
+    e = parts.shape[2] - 2
+    for h in range(n_heads):
+        largest = np.float32(-3e38)
+        for c in range(n_chunks):
+            largest = max(largest, parts[h, c, e])
+        total = np.float32(0)
+        head = out[h * e : (h + 1) * e]
         for i in range(e):
-            out[i] += weight * parts[c, i]
-    for i in range(e):
-        out[i] /= total
+            head[i] = 0
+        for c in range(n_chunks):
+            weight = exp(parts[h, c, e] - largest)
+            total += weight * parts[h, c, e + 1]
+            for i in range(e):
+                head[i] += weight * parts[h, c, i]
+        for i in range(e):
+            head[i] /= total
 
 
-@inner(parallel=True)
-def attend(heads: Heads, distances: Distances, cache: Cache, qkv: Array) -> Array:
-    """Attention output (b he) of one token of each sequence, with queries, keys and values (b 3he)."""
-    # Parallel loops take arrays and numbers only.
-    content, position, relative, query_norm, key_norm, scale, rope = heads
-    position_keys, bias, sin, cos = distances
-    keys, values, key_scales, value_scales, start, stop = cache
-    (batch, n_heads), f = keys.shape[:2], position_keys.shape[1]
-    e = qkv.shape[1] // 3 // n_heads  # rows of keys may be longer, for alignment
-    n_chunks = (stop - start + CHUNK - 1) // CHUNK
-    queries = np.empty((batch, n_heads, e + f), np.float32)
-    parts = np.empty((batch, n_heads, n_chunks, e + 2), np.float32)
-    out = np.empty((batch, n_heads * e), np.float32)
-    for i in prange(batch * n_heads):
-        b, h = i // n_heads, i % n_heads
-        own_heads = Heads(content, position, relative, query_norm, key_norm, scale, rope)
-        own_distances = Distances(position_keys, bias, sin, cos)
-        own_cache = Cache(keys, values, key_scales, value_scales, start, stop)
-        prepare_head(own_heads, own_distances, own_cache, qkv, b, h, queries[b, h])
-    for i in prange(batch * n_chunks * n_heads):
-        h, c = i % n_heads, i // n_heads  # heads of a chunk together: they share its position keys
-        b, c = c // n_chunks, c % n_chunks
-        own_heads = Heads(content, position, relative, query_norm, key_norm, scale, rope)
-        own_distances = Distances(position_keys, bias, sin, cos)
-        own_cache = Cache(keys, values, key_scales, value_scales, start, stop)
-        attend_chunk(own_heads, own_distances, own_cache, b, h, c * CHUNK, queries[b, h], parts[b, h, c])
-    for i in range(batch * n_heads):
-        b, h = i // n_heads, i % n_heads
-        merge_chunks(parts[b, h], out[b, h * e : (h + 1) * e])
-    return out
-
-
-@register_jitable
-def before_branch(x: Array, residual: Residual) -> Array:
-    """Input (b d) of a branch."""
-    normal = np.empty_like(x)
-    for b in range(x.shape[0]):
-        normalize(x[b], residual.before, normal[b])
-    return normal
-
-
-@register_jitable
-def after_branch(x: Array, y: Array, residual: Residual) -> None:
+@inner(fastmath=FASTMATH)
+def add_branch(x: Array, y: Array, residual: Any) -> None:
     """Adds the output y (b d) of a branch to the stream x (b d), in place."""
-    for b in range(x.shape[0]):
-        normalize(y[b], residual.after, y[b])
-        for i in range(x.shape[1]):
-            x[b, i] += np.float32(residual.alpha) * y[b, i]
+    normal = np.empty(x.shape[1], np.float32)
+    for b in range(len(x)):
+        normalize(y[b], residual.after, normal)
+        for i in range(normal.size):
+            x[b, i] += residual.alpha * normal[i]
         normalize(x[b], residual.stream, x[b])
 
 
-@inner(parallel=True, fastmath=FASTMATH)
-def feed_forward(network: FeedForward, x: Array, n_parts: int) -> Array:
-    """Feed-forward branch (b d) of x (b d)."""
-    (weight, scale, bias), down, activation, gated = network  # parallel loops take arrays and numbers only
-    n = down.weight.shape[1]
-    inner = np.empty((x.shape[0], n), np.float32)
-    for part in prange(n_parts):
-        for r in range(part * n // n_parts, (part + 1) * n // n_parts):
-            for b in range(x.shape[0]):
-                up = row_product(Matrix(weight, scale, bias), r, x[b])
-                if gated:
-                    inner[b, r] = activate(row_product(Matrix(weight, scale, bias), n + r, x[b]), activation) * up
-                else:
-                    inner[b, r] = activate(up, activation)
-    return linear(down, inner, n_parts)
+@inner()
+def normalize_all(x: Array, norm: Any) -> Array:
+    """Norm of each row of x (b d)."""
+    out = np.empty_like(x)
+    for b in range(len(x)):
+        normalize(x[b], norm, out[b])
+    return out
 
 
-@compiled(cache=True)
-def block_step(
-    x: Array,
-    attention: Attention,
-    attention_residual: Residual,
-    network: FeedForward,
-    network_residual: Residual,
-    cache: Cache,
-    distances: Distances,
-    n_parts: int,
-) -> None:
-    """One block for one new token of each sequence: x (b d), in place; writes key and value of the token to `cache`."""
-    qkv = linear(attention.qkv, before_branch(x, attention_residual), n_parts)
-    y = linear(attention.output, attend(attention.heads, distances, cache, qkv), n_parts)
-    after_branch(x, y, attention_residual)
-    y = feed_forward(network, before_branch(x, network_residual), n_parts)
-    after_branch(x, y, network_residual)
+@inner(fastmath=FASTMATH)
+def follow(call: Any, weight: Array, memory: Array, space: Any, counters: Any, out: Array) -> None:
+    """The part of one thread in `decode_token`; `space` is the address of memory for results of steps."""
+    batch, d = call.batch, call.dim
+    x, x0 = array(call.x, (batch, d)).copy(), array(call.x0, (batch, d))
+    blocks, caches = array(call.blocks, call.n_blocks, BLOCK), array(call.caches, call.n_blocks, CACHE)
+    team = Team(call.n_threads, counters)
+    for i in range(call.n_blocks):
+        block, cache = blocks[i], caches[i]
+        attention = block.attention
+        h, e, f = attention.n_heads, attention.head_dim, attention.n_features
+        for b in range(batch):
+            for j in range(d):
+                x[b, j] = block.stream_scale * x[b, j] + block.input_scale * x0[b, j]
+            if block.vectors:
+                vector = array(block.vectors + array(call.tokens, batch, np.int64)[b] * d * x.itemsize, d)
+                for j in range(d):
+                    x[b, j] += vector[j]
+
+        normal = normalize_all(x, block.attention_residual.before)
+        qkv = array(space, (batch, 3 * h * e))
+        queries = array(space + qkv.nbytes, (batch, h, e + f))
+        parts = array(space + qkv.nbytes + queries.nbytes, (batch, h, count_chunks(cache), e + 2))
+        space += qkv.nbytes + queries.nbytes + parts.nbytes
+        linear(attention.qkv, normal, weight, qkv, team)
+        team = next_step(team)
+        prepare(attention, cache, memory, qkv, queries, team)
+        team = next_step(team)
+        attend(attention, cache, memory, queries, parts, team)
+        team = next_step(team)
+        attended = np.empty((batch, h * e), np.float32)
+        for b in range(batch):
+            merge_chunks(parts[b], attended[b])
+        y = array(space, (batch, d))
+        linear(attention.output, attended, weight, y, team)
+        team = next_step(team)
+        add_branch(x, y, block.attention_residual)
+
+        normal = normalize_all(x, block.feed_forward_residual.before)
+        up = array(space + y.nbytes, (batch, block.width))
+        space += y.nbytes + up.nbytes
+        linear(block.up, normal, weight, up, team)
+        team = next_step(team)
+        y = array(space, (batch, d))
+        space += y.nbytes
+        linear(block.down, up, weight, y, team)
+        team = next_step(team)
+        add_branch(x, y, block.feed_forward_residual)
+    if call.head.size:
+        linear(call.head.matrix, normalize_all(x, call.head.norm), weight, out, team)
+    else:
+        for b in range(batch):
+            for j in range(d):
+                out[b, j] = x[b, j]  # the same numbers from every thread
 
 
-@compiled(cache=True)
-def predict(x: Array, norm: Norm, head: Matrix, n_parts: int) -> Array:
-    """Logits (b v) of the outputs x (b d) of the last block."""
-    normal = np.empty_like(x)
-    for b in range(x.shape[0]):
-        normalize(x[b], norm, normal[b])
-    return linear(head, normal, n_parts)
+@compiled(cache=True, parallel={"prange": True, "numpy": False, "setitem": False, "reduction": False, "fusion": False})
+def decode_token(calls: Array, weight: Array, memory: Array) -> Array:
+    """Blocks, and a head, for one new token of each sequence; writes its keys and values to the memories.
+
+    Args:
+        calls: `CALL` (1).
+        weight: Array of the type of all weights of matrices.
+        memory: Array of the type of all keys and values.
+
+    Returns:
+        Logits (b v), or without head the output (b d) of the last block.
+    """
+    call = calls[0]
+    blocks, caches = array(call.blocks, call.n_blocks, BLOCK), array(call.caches, call.n_blocks, CACHE)
+    size = 0
+    for i in range(call.n_blocks):
+        attention, h = blocks[i].attention, blocks[i].attention.n_heads
+        e, f, c = attention.head_dim, attention.n_features, count_chunks(caches[i])
+        size += h * (3 * e + e + f + c * (e + 2)) + 2 * call.dim + blocks[i].width
+    space = np.empty(call.batch * size, np.float32)
+    counters = np.zeros((call.n_blocks * N_STEPS + 1) * COUNTERS, np.uint8)
+    out = np.empty((call.batch, call.head.size or call.dim), np.float32)
+    for _ in prange(call.n_threads):
+        follow(calls[0], weight, memory, np.int64(space.ctypes.data), np.int64(counters.ctypes.data), out)
+    return out
 
 
 def use_threads(n: int) -> int:
-    """Sets the number of CPU threads, at most that of the machine; returns the number of parts of parallel loops."""
+    """Sets the number of CPU threads, at most that of the machine; returns it."""
     n = min(n, numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
     numba.set_num_threads(n)
-    return PARTS * n
+    return n
 
 
 def is_compiled() -> bool:
-    """Whether the cache of Numba holds a compiled `block_step`, for whichever types."""
-    folder = block_step.stats.cache_path  # type: ignore[attr-defined]
-    return any(Path(folder).glob("decode.block_step-*.nbi"))
+    """Whether the cache of Numba holds a compiled `decode_token`, for whichever types."""
+    folder = decode_token.stats.cache_path  # type: ignore[attr-defined]
+    return any(Path(folder).glob("decode.decode_token-*.nbi"))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from xlcli.config import MemoryDtype
 from xlcli.errors import StateError
-from xlcli.memory import MEMORIES, Memory, TokenBuffers
+from xlcli.memory import MEMORIES, Memory
 from xlcli.ops.span import Span
 
 
@@ -45,7 +45,7 @@ class State:
     @property
     def memory_dtype(self) -> MemoryDtype:
         """Number type of past keys and values; `float32` if they are not rounded, or no layer has any."""
-        dtypes = {layer.buffers[0].dtype for layer in self.layers if isinstance(layer, TokenBuffers)}
+        dtypes = {layer.dtype for layer in self.layers}
         return "int8" if torch.int8 in dtypes else "bfloat16" if torch.bfloat16 in dtypes else "float32"
 
     def map(self, change: Callable[[Tensor], Tensor]) -> State:

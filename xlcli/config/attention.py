@@ -46,6 +46,16 @@ class AttentionConfig(BaseConfig):
         return frozenset()
 
     @property
+    def alignment(self) -> int:
+        """Number of tokens; sequences of a batch are fastest if they begin in the text at multiples of it."""
+        return 1
+
+    @property
+    def needs_hidden_memory(self) -> bool:
+        """Whether an auxiliary loss reads past inputs in training."""
+        return False
+
+    @property
     def redraw_interval(self) -> int | None:
         """Number of training steps between draws of random features; None if they are never redrawn."""
         return None
@@ -148,6 +158,60 @@ class LocalAttentionConfig(SoftmaxAttentionConfig):
     def effective_mem_len(self, mem_len: int) -> int | None:
         """At most `window` tokens."""
         return min(mem_len, self.window)
+
+
+class CompressiveAttentionConfig(SoftmaxAttentionConfig):
+    """Softmax attention over recent tokens and pooled blocks of older ones (Rae et al. 2020, Compressive Transformer).
+
+    A token attends to the `mem_len` tokens before it, to earlier ones back to the beginning of a block of `rate`
+    tokens, and to the `n_compressed` pooled blocks before that one. Blocks are counted from the beginning of the text.
+    `pooling` is the mean or the maximum of the layer inputs of a block, or a learned convolution with its loss.
+    """
+
+    separates_documents: ClassVar[bool] = False
+
+    kind: Literal["compressive"] = "compressive"
+    rate: Annotated[int, Field(ge=2, le=2**16)] = 4
+    n_compressed: Annotated[int, Field(ge=1, le=2**24)] = 128
+    pooling: Literal["mean", "max", "convolution"] = "mean"
+
+    @property
+    def alignment(self) -> int:
+        """`rate`."""
+        return self.rate
+
+    @property
+    def needs_hidden_memory(self) -> bool:
+        """Whether there is a convolution."""
+        return self.pooling == "convolution"
+
+    def memory_bytes(self, mem_len: int, head_dim: int, dtype: MemoryDtype = "float32") -> int:
+        """Keys and values of tokens and pooled blocks, and the inputs of an unfinished block."""
+        if not mem_len:
+            return 0
+        n_slots = self.n_compressed - -mem_len // self.rate
+        inputs = 4 * (self.rate - 1) * self.n_heads * head_dim
+        return super().memory_bytes(mem_len + self.rate - 1 + n_slots, head_dim, dtype) + inputs
+
+    def n_weights(self, dim: int, head_dim: int) -> int:
+        """Also the weights of a convolution."""
+        convolution = self.rate * dim * dim if self.pooling == "convolution" else 0
+        return super().n_weights(dim, head_dim) + convolution
+
+    def n_products(self, mem_len: int, head_dim: int, n_terms: int) -> int:
+        """A score and a value for each token, half a block more on average, and each pooled block."""
+        further = self.rate // 2 + self.n_compressed if mem_len else 0
+        return super().n_products(mem_len + further, head_dim, n_terms)
+
+    def mask_bytes(self, n_new: int, mem_len: int) -> int:
+        """As of a longer memory."""
+        further = self.rate + self.n_compressed + n_new // self.rate if mem_len else 0
+        return super().mask_bytes(n_new, mem_len + further)
+
+    def describe_memory(self, mem_len: int, segment_len: int) -> str:
+        """Number of tokens and of pooled blocks."""
+        tokens = _tokens(mem_len, segment_len)
+        return f"{tokens} and {self.n_compressed} pooled blocks of {self.rate}" if mem_len else tokens
 
 
 class RandomAttentionConfig(AttentionConfig):
@@ -286,7 +350,9 @@ class LSHAttentionConfig(RandomAttentionConfig):
         return self
 
 
-LayerKind = FullAttentionConfig | LocalAttentionConfig | LinearAttentionConfig | LSHAttentionConfig
+LayerKind = (
+    FullAttentionConfig | LocalAttentionConfig | CompressiveAttentionConfig | LinearAttentionConfig | LSHAttentionConfig
+)
 """Union of all attention kinds that a layer can have. A new kind is added here."""
 LayerAttentionConfig = Annotated[LayerKind, Field(discriminator="kind")]
 """Attention of one layer."""

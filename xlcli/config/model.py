@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from itertools import pairwise
 from typing import Annotated, Literal
@@ -169,6 +170,11 @@ class ModelConfig(BaseConfig):
     def attentions(self) -> tuple[AttentionConfig, ...]:
         """Attention of each of the `n_layers` layers."""
         return self.attention.layer_configs(self.n_layers)
+
+    @property
+    def alignment(self) -> int:
+        """Number of tokens; sequences of a batch are fastest if they begin in the text at multiples of it."""
+        return math.lcm(*(layer.alignment for layer in self.attentions))
 
     @property
     def rounds_memory(self) -> bool:

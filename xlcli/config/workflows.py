@@ -368,6 +368,16 @@ class Config(BaseConfig):
         return self
 
     @model_validator(mode="after")
+    def _check_auxiliary_losses(self) -> Config:
+        if self.train.memory == "keyvalue" and any(layer.needs_hidden_memory for layer in self.model.attentions):
+            raise InvalidSettingError(
+                "train.memory",
+                "keyvalue keeps no inputs, which the loss of a convolution (model.attention.pooling) reads",
+                "Set train.memory to hidden, or model.attention.pooling to mean or max.",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_training(self) -> Config:
         if self.train.recompute_activations and self.model.stack.recomputes_activations:
             raise InvalidSettingError(

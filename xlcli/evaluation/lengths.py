@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from xlcli.config import EvalConfig, MemoryDtype, SpanKind
-from xlcli.config.attention import SoftmaxAttentionConfig
+from xlcli.config.attention import FullAttentionConfig, LocalAttentionConfig
 from xlcli.runtime import Runtime
 from xlcli.tokenized import TokenizedText
 
@@ -98,5 +98,5 @@ def choose_lengths(
 def _skips_hidden_scores(model: LoadedModel, runtime: Runtime) -> bool:
     """Whether attention reads only visible keys, so that longer segments cost no more (`ops/attend_blocks.py`)."""
     config = model.config.model
-    softmax = all(isinstance(layer, SoftmaxAttentionConfig) for layer in config.attentions)
-    return softmax and runtime.device.type == "cpu" and "bias" not in config.position.needs
+    banded = all(isinstance(layer, FullAttentionConfig | LocalAttentionConfig) for layer in config.attentions)
+    return banded and runtime.device.type == "cpu" and "bias" not in config.position.needs

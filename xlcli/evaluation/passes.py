@@ -230,6 +230,6 @@ def token_nats(
     """
     x, y = (torch.from_numpy(array).to(runtime.device) for array in (inputs, targets))
     with torch.inference_mode(), runtime.autocast():
-        nll, state, ponder = model.network.score(x, y, state)
+        nll, state, ponder, _ = model.network.score(x, y, state)
     steps = None if ponder is None else ponder.steps[:, -targets.shape[1] :].double().cpu().numpy()
     return nll.double().cpu().numpy(), steps, state

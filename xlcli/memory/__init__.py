@@ -5,17 +5,26 @@ keyvalue       keys and values of softmax attention, in 32 or 16 bits
 keyvalue-int8  keys and values of softmax attention, in int8
 sums           running sums of linear attention
 buckets        hash buckets of LSH attention
+compressive-*  latest tokens and pooled blocks, each as one of the first three kinds
 """
 
 from xlcli.memory.base import Memory as Memory
 from xlcli.memory.base import Project as Project
 from xlcli.memory.base import TokenMemory as TokenMemory
 from xlcli.memory.buckets import Buckets as Buckets
+from xlcli.memory.compressive import Compressive as Compressive
+from xlcli.memory.compressive import CompressiveHidden as CompressiveHidden
+from xlcli.memory.compressive import CompressiveInt8 as CompressiveInt8
+from xlcli.memory.compressive import CompressiveKeyValue as CompressiveKeyValue
 from xlcli.memory.hidden import Hidden as Hidden
 from xlcli.memory.key_value import KeyValue as KeyValue
 from xlcli.memory.key_value_int8 import Int8KeyValue as Int8KeyValue
 from xlcli.memory.sums import Sums as Sums
 from xlcli.memory.token_buffers import TokenBuffers as TokenBuffers
 
-MEMORIES: dict[str, type[Memory]] = {memory.kind: memory for memory in (Hidden, KeyValue, Int8KeyValue, Sums, Buckets)}
+_KINDS: tuple[type[Memory], ...] = (
+    *(Hidden, KeyValue, Int8KeyValue, Sums, Buckets),
+    *(CompressiveHidden, CompressiveKeyValue, CompressiveInt8),
+)
+MEMORIES: dict[str, type[Memory]] = {memory.kind: memory for memory in _KINDS}
 """Memory kind to class."""

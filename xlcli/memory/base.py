@@ -48,6 +48,11 @@ class Memory(ABC):
         """Inference settings that the memory was made with, read from its shape."""
         return {}
 
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Number type of past keys and values; None if there are none."""
+        return None
+
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
         """Memory with `change` applied to every tensor."""
         return self.from_tensors({name: change(t) for name, t in self.tensors().items()})

@@ -66,6 +66,11 @@ class TokenBuffers(TokenMemory):
         return self.of([buffer[:, :, :0].clone() for buffer in self.buffers], 0, 0)
 
     @property
+    def dtype(self) -> torch.dtype | None:
+        """Number type of keys and values."""
+        return self.buffers[0].dtype
+
+    @property
     def length(self) -> int:
         """Number of tokens."""
         return self.stop - self.start

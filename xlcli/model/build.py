@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from xlcli import config as settings
 from xlcli.config import AttentionConfig, ModelConfig
 from xlcli.config import attention as kinds
-from xlcli.model.attention import Attention, full, linear, local, lsh
+from xlcli.model.attention import Attention, compressive, full, linear, local, lsh
 from xlcli.model.build_position import POSITION_BUILDERS
 from xlcli.model.dropout import Dropout
 from xlcli.model.embedding import AdaptiveEmbedding, BigramEmbedding, TokenEmbedding
@@ -178,6 +178,7 @@ def _residual(config: ModelConfig) -> Residual:
 ATTENTION_BUILDERS: dict[type[AttentionConfig], Callable[[ModelConfig, Any, Position], Attention]] = {
     kinds.FullAttentionConfig: full.build,
     kinds.LocalAttentionConfig: local.build,
+    kinds.CompressiveAttentionConfig: compressive.build,
     kinds.LinearAttentionConfig: linear.build,
     kinds.LSHAttentionConfig: lsh.build,
 }

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from xlcli.config import ModelConfig
+from xlcli.model.attention import Attention
 from xlcli.model.embedding import BigramEmbedding
 from xlcli.model.lm import LanguageModel
 from xlcli.model.position import Position
@@ -46,6 +47,6 @@ def _constants(model: LanguageModel) -> dict[int, float]:
     for module in model.modules():
         if isinstance(module, nn.LayerNorm | nn.RMSNorm):
             constants[id(module.weight)] = 1.0
-        elif isinstance(module, BigramEmbedding | Block | Position | Residual | Stack):
+        elif isinstance(module, Attention | BigramEmbedding | Block | Position | Residual | Stack):
             constants |= {id(module.get_parameter(name)): value for name, value in module.initial_constants.items()}
     return constants

@@ -27,11 +27,18 @@ from xlcli.state import State
 
 
 class ScoreOutput(NamedTuple):
-    """Surprisal (b n) of the targets in nats, the new state, and the ponder cost of adaptive computation, if any."""
+    """Result of `LanguageModel.score`.
+
+    nll        (b n)  surprisal of the targets in nats
+    state             the new state
+    ponder            ponder cost of adaptive computation, if any
+    auxiliary  ()     sum of the auxiliary losses of all layers, if any
+    """
 
     nll: Tensor
     state: State
     ponder: Ponder | None
+    auxiliary: Tensor | None
 
 
 class LanguageModel(nn.Module):
@@ -109,13 +116,12 @@ class LanguageModel(nn.Module):
 
     def is_compatible(self, state: State) -> bool:
         """Whether layers, shapes and lengths of a loaded state fit the model."""
-        n_kept = state.span.n_kept(state.seen)
         if (state.last is None) != (self.bigrams is None):
             return False
         if state.last is not None and not bool(((state.last >= -1) & (state.last < self.config.vocab_size)).all()):
             return False
         return self.stack.accepts_depth(len(state.layers)) and all(
-            block.attention.accepts(memory, n_kept)
+            block.attention.accepts(memory, state.span, state.seen)
             for block, memory in zip(itertools.cycle(self.stack.layers()), state.layers, strict=False)
         )
 
@@ -128,11 +134,11 @@ class LanguageModel(nn.Module):
 
     def forward(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Last hidden states (b t d) of tokens (b t), and the new state."""
-        x, state, _ = self._read(tokens, state)
+        x, state, *_ = self._read(tokens, state)
         return x, state
 
     def score(self, tokens: Tensor, targets: Tensor, state: State, documents: Tensor | None = None) -> ScoreOutput:
-        """Surprisal in nats of each target (b n) after its token, the new state, and the ponder cost of all tokens.
+        """Surprisal in nats of each target (b n) after its token, the new state, and further losses.
 
         Args:
             tokens: Token ids (b t).
@@ -141,15 +147,15 @@ class LanguageModel(nn.Module):
             documents: Position (b t) of each token in its document, on the CPU: no token attends to an earlier
                 document, and absolute positions are these. For softmax attention only. None: one document.
         """
-        x, state, ponder = self._read(tokens, state, documents)
+        x, state, ponder, auxiliary = self._read(tokens, state, documents)
         if targets.shape[1] < x.shape[1]:
             x = x[:, -targets.shape[1] :]
-        return ScoreOutput(self.head.nll(x, targets), state, ponder)
+        return ScoreOutput(self.head.nll(x, targets), state, ponder, auxiliary)
 
     def nll(
         self, tokens: Tensor, targets: Tensor, state: State, documents: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """`score` without the ponder cost."""
+        """`score` without further losses."""
         return self.score(tokens, targets, state, documents)[:2]
 
     def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
@@ -159,8 +165,9 @@ class LanguageModel(nn.Module):
 
     def _read(
         self, tokens: Tensor, state: State, documents: Tensor | None = None
-    ) -> tuple[Tensor, State, Ponder | None]:
+    ) -> tuple[Tensor, State, Ponder | None, Tensor | None]:
         hidden, ponders, done = [], [], 0
+        losses: list[Tensor] = []
         for part in self._split_at_resets(tokens, state):
             n_new = part.shape[1]
             within = None
@@ -173,9 +180,11 @@ class LanguageModel(nn.Module):
             state = self.advance(state, part, layers)
             hidden.append(x)
             ponders.append(ponder)
+            losses += context.losses.values()
+        auxiliary = torch.stack(losses).sum() if losses else None
         if len(hidden) == 1:
-            return hidden[0], state, ponders[0]
-        return torch.cat(hidden, dim=1), state, _concatenate(ponders)
+            return hidden[0], state, ponders[0], auxiliary
+        return torch.cat(hidden, dim=1), state, _concatenate(ponders), auxiliary
 
     def embed(
         self, tokens: Tensor, state: State, documents: DocumentPositions | None = None

@@ -16,6 +16,7 @@ from xlcli.ops.rows import Rows
 from xlcli.ops.span import Span
 
 T = TypeVar("T")
+Derived = TypeVar("Derived", bound="AttentionContext")
 
 
 class Mask:
@@ -85,6 +86,8 @@ class AttentionContext:
         mask: Visible keys.
         cache: Values shared by layers.
         rows: Positions whose output is needed; None: all. Keys and values are needed of every position.
+        losses: Auxiliary loss of each layer that has one, by the identity of its memory before the call, so that a
+            layer which is computed again replaces its own.
     """
 
     def __init__(
@@ -120,6 +123,7 @@ class AttentionContext:
         self.mask = Mask(self.positions, span.max_distance(window), reach)
         self.cache = Cache()
         self.rows: Rows | None = None
+        self.losses: dict[int, Tensor] = {}
         self._derived: dict[Hashable, AttentionContext] = {}
 
     def for_rows(self, rows: Rows | None) -> AttentionContext:
@@ -134,8 +138,7 @@ class AttentionContext:
 
     def narrow(self, window: int) -> AttentionContext:
         """Context of a layer that attends to, and remembers, at most `window` earlier tokens."""
-        made = _get(
-            self._derived,
+        made = self.derive(
             ("narrow", window),
             lambda: AttentionContext(
                 self.span,
@@ -154,13 +157,17 @@ class AttentionContext:
 
     def block(self, window: int) -> AttentionContext:
         """Context of any block of local attention: `window` remembered tokens and `window` new ones."""
-        return _get(
-            self._derived,
+        return self.derive(
             ("block", window),
             lambda: AttentionContext(
                 self.span, n_memory=window, n_new=window, keep=0, device=self.positions.device, window=window
             ),
         )
+
+    def derive(self, key: Hashable, make: Callable[[], Derived]) -> Derived:
+        """Context of some layers, from `make` at first use."""
+        context: Derived = _get(self._derived, key, make)
+        return context
 
     def clear_learned(self) -> None:
         """Removes cached values computed from parameters, here and in derived contexts."""

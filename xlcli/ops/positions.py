@@ -65,11 +65,20 @@ class Positions:
         self.device = device
 
     @cached_property
+    def keys(self) -> Tensor:
+        """Positions (s) of the keys, relative to the first new token."""
+        return torch.arange(-self.n_memory, self.n_new, device=self.device)
+
+    @property
+    def is_consecutive(self) -> bool:
+        """Whether the keys are successive tokens."""
+        return True
+
+    @cached_property
     def distance(self) -> Tensor:
         """Query position minus key position (t s); negative for future keys."""
         query = torch.arange(self.n_new, device=self.device)
-        key = torch.arange(-self.n_memory, self.n_new, device=self.device)
-        return query[:, None] - key
+        return query[:, None] - self.keys
 
     @cached_property
     def absolute(self) -> Tensor:
@@ -93,8 +102,7 @@ class Positions:
 
         Computed in float64, then rounded. Rows from `n_memory` on belong to the new tokens.
         """
-        position = torch.arange(-self.n_memory, self.n_new, device=self.device, dtype=torch.float64)
-        angle = position[:, None] * frequencies(n_features, self.device)
+        angle = self.keys[:, None].double() * frequencies(n_features, self.device)
         return angle.sin().to(dtype), angle.cos().to(dtype)
 
 

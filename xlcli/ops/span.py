@@ -27,11 +27,16 @@ class Span:
         """Span of this kind, or `segment` if `mem_len` is 0."""
         return Span(kind if mem_len else "segment", mem_len, segment_len)
 
+    @property
+    def longest(self) -> int:
+        """Number of tokens in a full memory."""
+        return self.mem_len if self.kept_len is None else self.kept_len
+
     def n_kept(self, seen: int) -> int:
         """Number of tokens to remember after `seen` tokens have been read."""
         if self.kind == "segment":
             return seen % self.segment_len
-        return min(seen, self.mem_len if self.kept_len is None else self.kept_len)
+        return min(seen, self.longest)
 
     def n_read(self, seen: int) -> int:
         """Number of remembered tokens that a call after `seen` tokens reads."""

@@ -51,6 +51,7 @@ class TrainLoader:
         segment_len: Tokens per segment, unless `next` is given another number.
         start_id: Input at the beginning of the text, and of each document.
         documents: First token of each document, ascending from 0; None if the text is one document.
+        alignment: Number of tokens; sequences start at multiples of it.
 
     Attributes:
         starts: Position in the text at which each sequence starts (b).
@@ -60,7 +61,13 @@ class TrainLoader:
     """
 
     def __init__(
-        self, ids: Ids, batch_size: int, segment_len: int, start_id: int, documents: NDArray[np.int64] | None = None
+        self,
+        ids: Ids,
+        batch_size: int,
+        segment_len: int,
+        start_id: int,
+        documents: NDArray[np.int64] | None = None,
+        alignment: int = 1,
     ) -> None:
         if len(ids) == 0:
             raise DataError("the training text is empty.", "Give a file with text in it.")
@@ -69,7 +76,7 @@ class TrainLoader:
         self.start_id = start_id
         self.documents = documents
         self.n_read = 0
-        self.starts = np.arange(batch_size, dtype=np.int64) * len(ids) // batch_size
+        self.starts = np.arange(batch_size, dtype=np.int64) * len(ids) // batch_size // alignment * alignment
 
     def next(self, segment_len: int | None = None) -> TrainBatch:
         """The batch of the next step."""

@@ -189,8 +189,9 @@ def _one_step(config: Config, runtime: Runtime) -> Usage:
         tokens = torch.zeros(rows, train.segment_len, dtype=torch.int64)
         meter.reset()
         with runtime.autocast():  # which keeps 16-bit copies of the weights
-            nll, _, ponder = model.score(tokens, tokens, state)
+            nll, _, ponder, auxiliary = model.score(tokens, tokens, state)
         loss = nll.sum() if ponder is None else nll.sum() + ponder.cost.sum()
+        loss = loss if auxiliary is None else loss + auxiliary
         loss.backward()  # type: ignore[no-untyped-call]
         return Usage(state.bytes, meter.peak)
 

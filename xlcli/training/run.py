@@ -129,12 +129,14 @@ class TrainingRun:
         nats, steps = torch.zeros((2,), device=self.runtime.device)
         for i, (x, y, documents) in enumerate(microbatches):
             with self.runtime.autocast():
-                nll, self.states[i], ponder = self._score(x, y, self.states[i], documents, drawn)
+                nll, self.states[i], ponder, auxiliary = self._score(x, y, self.states[i], documents, drawn)
             loss = nll.sum() / count
             nats += loss.detach()
             if ponder is not None:
                 loss = loss + self._ponder_weight * ponder.cost.sum() / count
                 steps += ponder.steps.sum() / count
+            if auxiliary is not None:
+                loss = loss + auxiliary * (nll.numel() / count)
             self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         scales = self._unscale()
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
@@ -312,6 +314,7 @@ def make_training_run(
         segment_len=train.segment_len,
         start_id=start_id,
         documents=train_ids.documents,
+        alignment=config.model.alignment,
     )
     return TrainingRun(
         config=config,

@@ -6,6 +6,8 @@ A kind is one file here with a function `build`, a configuration class in `confi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal
 
 import torch
@@ -18,12 +20,15 @@ from xlcli.model.norm import EPSILON, HeadNorm
 from xlcli.model.position import Position
 from xlcli.ops.autocast import cast_for_products
 from xlcli.ops.context import AttentionContext
+from xlcli.ops.span import Span
 
 
 class Attention(nn.Module):
     """Base of every attention branch."""
 
     output: nn.Linear
+    initial_constants: Mapping[str, float] = MappingProxyType({})
+    """Parameters with a constant initial value."""
 
     def __init__(self, position: Position) -> None:
         super().__init__()
@@ -36,8 +41,8 @@ class Attention(nn.Module):
         """
         raise NotImplementedError
 
-    def accepts(self, memory: Memory, n_kept: int) -> bool:
-        """Whether `memory` can be the memory of this layer when `n_kept` tokens are remembered."""
+    def accepts(self, memory: Memory, span: Span, seen: int) -> bool:
+        """Whether `memory` can be the memory of this layer after `seen` tokens."""
         own = self.init_memory(0, "keyvalue")
         return (memory.kind, memory.shape) == (own.kind, own.shape)
 

@@ -15,6 +15,7 @@ from xlcli.model.attention import ProjectedAttention
 from xlcli.model.position import Position
 from xlcli.ops.attend import attend
 from xlcli.ops.context import AttentionContext, Mask
+from xlcli.ops.span import Span
 
 
 def build(model: ModelConfig, attention: FullAttentionConfig, position: Position) -> FullAttention:
@@ -59,7 +60,7 @@ class FullAttention(ProjectedAttention):
         rounded = empty.bfloat16() if dtype == "bfloat16" else empty
         return KeyValue(rounded, rounded, 0, 0)
 
-    def accepts(self, memory: Memory, n_kept: int) -> bool:
+    def accepts(self, memory: Memory, span: Span, seen: int) -> bool:
         """Whether kind, shape and length agree."""
         if not isinstance(memory, TokenMemory):
             return False
@@ -69,7 +70,7 @@ class FullAttention(ProjectedAttention):
             self.init_memory(0, "keyvalue", "int8"),
         )
         own = {made.kind: made.shape for made in kinds}
-        return own.get(memory.kind) == memory.shape and memory.length == self.receptive_field(n_kept)
+        return own.get(memory.kind) == memory.shape and memory.length == self.receptive_field(span.n_kept(seen))
 
     def receptive_field(self, mem_len: int) -> int | None:
         """All tokens of the memory."""
@@ -90,7 +91,9 @@ class FullAttention(ProjectedAttention):
         """Attention output (b h t e) of all queries of a call over keys and values (b h s e)."""
         return self.attend(q, k, v, context, context.mask)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, visible: Tensor | Mask) -> Tensor:
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, visible: Tensor | Mask | None
+    ) -> Tensor:
         """Attention output (b h t e) of queries (b h t e) over keys and values (b h s e), with all position terms."""
         bias = self.position.bias(q, k, context, self._project_vectors)
         q, term = self.position.term(q, context)

@@ -19,6 +19,7 @@ from xlcli.model.position import Position
 from xlcli.ops.context import AttentionContext
 from xlcli.ops.lsh_attention import KeyWindow, attend_hashed, attend_hashed_one
 from xlcli.ops.lsh_table import Table, draw_rotations, hash_buckets, insert, rank_in_buckets
+from xlcli.ops.span import Span
 
 MAX_SEQUENTIAL = 16
 """Largest number of new tokens that inference processes one at a time, because that is faster (CPU)."""
@@ -85,7 +86,7 @@ class LSHAttention(Attention):
         n_buckets = math.prod(self.factors)
         return Buckets(Table.empty(like, batch, self.n_heads, self.n_hashes, n_buckets))
 
-    def accepts(self, memory: Memory, n_kept: int) -> bool:
+    def accepts(self, memory: Memory, span: Span, seen: int) -> bool:
         """Whether kind and shape agree; the number of rounds may be any that there are directions for."""
         if not isinstance(memory, Buckets):
             return False

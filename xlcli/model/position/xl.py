@@ -63,11 +63,18 @@ class XLPosition(Position):
         """Position scores with clamped distances (b h t s)."""
         if self.clamp_len is None:
             return None
-        distance = torch.arange(k.shape[-2] - 1, -1, -1, device=q.device).clamp(max=self.clamp_len)
+        positions = context.positions
+        n = k.shape[-2] if positions.is_consecutive else self.clamp_len + 1
+        distance = torch.arange(n - 1, -1, -1, device=q.device).clamp(max=self.clamp_len)
         angle = distance[:, None] * frequencies(self.n_features, q.device)
         r = self.relative(torch.cat((angle.sin(), angle.cos()), dim=-1).to(self.relative.weight.dtype))
         keys = rearrange(r, "s (h e) -> h s e", h=self.n_heads).to(q.dtype)
-        return shifted_scores(self._biased(q) * self.scale, keys)
+        query = self._biased(q) * self.scale
+        if positions.is_consecutive:
+            return shifted_scores(query, keys)
+        index = self.clamp_len - positions.distance.clamp(0, self.clamp_len)
+        scores: Tensor = query @ keys.mT
+        return scores.gather(-1, index.expand(*q.shape[:-1], -1))
 
     def _biased(self, q: Tensor) -> Tensor:
         return q + rearrange(self.biases.position, "h e -> h 1 e").to(q.dtype)

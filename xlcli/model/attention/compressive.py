@@ -1,0 +1,170 @@
+"""Attention over compressive memory (Rae et al. 2020, section 3): recent tokens, and pooled blocks of older ones."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from einops import rearrange
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from xlcli.config import MemoryDtype, ModelConfig
+from xlcli.config.attention import CompressiveAttentionConfig
+from xlcli.memory import (
+    Compressive,
+    CompressiveHidden,
+    CompressiveInt8,
+    CompressiveKeyValue,
+    Hidden,
+    Memory,
+    TokenMemory,
+)
+from xlcli.model.attention.full import FullAttention
+from xlcli.model.pooling import POOLINGS, ConvolutionPooling
+from xlcli.model.position import Position
+from xlcli.ops.attend import attend
+from xlcli.ops.compression import CompressedCall, compressed_calls
+from xlcli.ops.context import AttentionContext
+from xlcli.ops.span import Span
+
+
+def build(model: ModelConfig, attention: CompressiveAttentionConfig, position: Position) -> CompressiveAttention:
+    """Attention of one layer."""
+    return CompressiveAttention(
+        dim=model.dim,
+        n_heads=attention.n_heads,
+        head_dim=model.head_dim,
+        position=position,
+        scale=attention.score_scale(position.n_terms, model.head_dim),
+        dropout=model.dropout.attention,
+        qk_norm=attention.qk_norm,
+        rate=attention.rate,
+        n_compressed=attention.n_compressed,
+        pooling=attention.pooling,
+    )
+
+
+class CompressiveAttention(FullAttention):
+    """Attends to at least `mem_len` tokens and to `n_compressed` pooled blocks of `rate` tokens before them."""
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        rate: int,
+        n_compressed: int,
+        pooling: Literal["mean", "max", "convolution"],
+        **settings: Any,
+    ) -> None:
+        super().__init__(dim=dim, **settings)
+        self.rate = rate
+        self.n_compressed = n_compressed
+        self.pooling = POOLINGS[pooling](dim, rate)
+        if isinstance(self.pooling, ConvolutionPooling):
+            self.initial_constants = {"pooling.mix.weight": 0.0}
+
+    def init_memory(self, batch: int, kind: Literal["keyvalue", "hidden"], dtype: MemoryDtype = "float32") -> Memory:
+        """Empty memory of `batch` sequences: keys and values, or layer inputs for training."""
+        tokens, pooled = (super(CompressiveAttention, self).init_memory(batch, kind, dtype) for _ in range(2))
+        assert isinstance(tokens, TokenMemory)
+        assert isinstance(pooled, TokenMemory)
+        tail = self.key.weight.new_zeros(batch, self.rate - 1, self.key.in_features)
+        return KINDS[type(tokens)](tokens, pooled, tail)
+
+    def accepts(self, memory: Memory, span: Span, seen: int) -> bool:
+        """Whether kind, shape and lengths agree."""
+        kinds = [
+            self.init_memory(0, "hidden"),
+            self.init_memory(0, "keyvalue"),
+            self.init_memory(0, "keyvalue", "int8"),
+        ]
+        if (memory.kind, memory.shape) not in [(own.kind, own.shape) for own in kinds]:
+            return False
+        assert isinstance(memory, Compressive)
+        lengths = memory.tokens.length, memory.pooled.length
+        if span.kind == "segment":
+            return lengths == (span.n_kept(seen), 0)
+        n_slots = self.n_compressed - -span.longest // self.rate
+        return lengths == (min(seen, span.longest + self.rate - 1), n_slots if seen else 0)
+
+    def receptive_field(self, mem_len: int) -> int | None:
+        """Both tiers, at the place in a block from which a token sees most."""
+        return mem_len + self.rate - 1 + self.rate * self.n_compressed
+
+    def forward(self, x: Tensor, memory: Memory, context: AttentionContext) -> tuple[Tensor, Memory]:
+        """Output (b t d) for input x (b t d), and the new memory."""
+        assert isinstance(memory, Compressive)
+        if context.span.kind == "segment":
+            y, tokens = super().forward(x, memory.tokens, context)
+            assert isinstance(tokens, TokenMemory)
+            return y, type(memory)(tokens, memory.pooled, memory.tail)
+        calls = compressed_calls(context, self.rate, self.n_compressed)
+        parts = [self._forward_rows(*_rows(x, memory, own), own) for own in calls]
+        if (
+            torch.is_grad_enabled()
+            and isinstance(memory, CompressiveHidden)
+            and isinstance(self.pooling, ConvolutionPooling)
+        ):
+            losses = [self._reconstruction_loss(*_rows(x, memory, own), own) for own in calls]
+            context.losses[id(memory)] = torch.stack(losses).sum() / x.shape[0]
+        if len(parts) == 1:
+            return parts[0]
+        order = torch.cat([own.rows for own in calls if own.rows is not None]).argsort()
+        memories = [after.tensors() for _, after in parts]
+        joined = {name: torch.cat([m[name] for m in memories])[order] for name in memories[0]}
+        return torch.cat([y for y, _ in parts])[order], type(memory).from_tensors(joined)
+
+    def update_memory(self, x: Tensor, memory: Memory, context: AttentionContext) -> Memory:
+        """New memory after input x (b t d), without the output."""
+        return self.forward(x, memory, context)[1]
+
+    def _forward_rows(self, x: Tensor, memory: Compressive, own: CompressedCall) -> tuple[Tensor, Memory]:
+        q = self.queries(x, own.new)
+        project, project_pooled = (partial(self.project, context=context) for context in (own.new, own.pooled))
+        k, v, after = memory.extend(x, self.pooling, project, project_pooled, own.tiers)
+        y = self.attend(q, k, v, own.keys, own.visible)
+        return self.output(rearrange(y, "b h t e -> b t (h e)")), after
+
+    def _reconstruction_loss(self, x: Tensor, memory: Compressive, own: CompressedCall) -> Tensor:
+        """Attention-reconstruction loss (section 3.2, algorithm 2) of the blocks that leave the tier of tokens.
+
+        Sum over sequences of the mean squared difference of the outputs of content-based attention of the new inputs
+        over the tokens of these blocks and over the pooled blocks. Only the pooling function gets a gradient.
+        """
+        assert isinstance(memory.tokens, Hidden)
+        blocks, rate = own.tiers.leaving, self.rate
+        if not blocks:
+            return x.new_zeros(())
+        inputs = torch.cat((memory.tokens.h.to(x.dtype), x), dim=1).detach()
+        first = memory.tokens.length + own.tiers.end(blocks.start) - rate + 1
+        old = inputs[:, first : first + rate * len(blocks)]
+        q = self._frozen("query", x.detach())
+        outputs = []
+        for h in (old, self.pooling(rearrange(old, "b (n c) d -> b n c d", c=rate)).to(x.dtype)):
+            k, v = self._frozen("key", h), self._frozen("value", h)
+            outputs.append(attend(q, k, v, visible=None, scale=self.scale).float())
+        return F.mse_loss(outputs[0], outputs[1]) * len(x)
+
+    def _frozen(self, name: Literal["query", "key", "value"], x: Tensor) -> Tensor:
+        """Queries, keys or values (b h n e) of inputs (b n d), without positions and with constant weights."""
+        heads = self._heads(F.linear(x, self.get_parameter(f"{name}.weight").detach()))
+        if name == "value":
+            return heads
+        norm = self.get_submodule(f"{name}_norm")
+        normalized: Tensor = functional_call(norm, {n: p.detach() for n, p in norm.named_parameters()}, (heads,))
+        return normalized
+
+
+def _rows(x: Tensor, memory: Compressive, own: CompressedCall) -> tuple[Tensor, Compressive]:
+    """Inputs and memory of some sequences."""
+    rows = own.rows
+    return (x, memory) if rows is None else (x[rows], memory.map(lambda t: t[rows]))
+
+
+KINDS: dict[type[Memory], type[Compressive]] = {
+    made.tier: made for made in (CompressiveHidden, CompressiveKeyValue, CompressiveInt8)
+}
+"""Kind of both tiers to kind of memory."""

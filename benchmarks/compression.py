@@ -1,6 +1,6 @@
 """Compressive memory (Rae et al. 2020) and plain memory of the same number of keys, on three texts.
 
-    python benchmarks/compression.py BOOKS [--steps 1000] [--seeds 2] [--texts topics,copy,books] [--write]
+    python benchmarks/compression.py BOOKS [--steps 600] [--seeds 0,1] [--texts topics,copy,books] [--write]
     python benchmarks/compression.py --table        # the table of docs/variants.md
 
 topics  64 symbols whose probabilities change every 200 to 600 symbols: only the number of each symbol counts
@@ -124,6 +124,11 @@ def run(name, text, options, seed):
     return {"bits": nll[:, SKIPPED:].mean().item() / math.log(2), "seconds": round(seconds, 1)}
 
 
+def read():
+    """Saved results."""
+    return json.loads(RESULT.read_text()) if RESULT.exists() else {"runs": {}}
+
+
 def table(results):
     """Markdown table of the saved results."""
     names = [text for text in TEXTS if any(key.startswith(f"{text} |") for key in results["runs"])]
@@ -141,27 +146,27 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("books", type=Path, nargs="?", help="folder with the folders train and test of text files")
     parser.add_argument("--texts", default=",".join(TEXTS))
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--seeds", default="0,1")
     parser.add_argument("--lr", type=float, default=0.02)
     parser.add_argument("--write", action="store_true", help=f"keep the results in {RESULT.name}")
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
-    results = json.loads(RESULT.read_text()) if RESULT.exists() else {"runs": {}}
     if options.table:
-        table(results)
+        table(read())
         return
     import torch
 
     torch.set_num_threads(1)
-    for seed in range(options.seeds):
+    for seed in map(int, options.seeds.split(",")):
         for text in options.texts.split(","):
             for name in VARIANTS:
                 key = f"{text} | {name} | {seed}"
-                if key in results["runs"]:
+                if key in read()["runs"]:
                     continue
                 found = run(name, text, options, seed) | {"steps": options.steps, "lr": options.lr}
                 print(key, found, flush=True)
+                results = read()
                 results["runs"][key] = found
                 results["machine"] = machine()
                 if options.write:

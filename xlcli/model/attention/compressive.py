@@ -135,9 +135,9 @@ class CompressiveAttention(FullAttention):
         over the tokens of these blocks and over the pooled blocks. Only the pooling function gets a gradient.
         """
         assert isinstance(memory.tokens, Hidden)
-        blocks, rate = own.tiers.leaving, self.rate
+        blocks, rate, exact = own.tiers.leaving, self.rate, torch.promote_types(x.dtype, torch.float32)
         if not blocks:
-            return x.new_zeros(())
+            return x.new_zeros((), dtype=exact)
         inputs = torch.cat((memory.tokens.h.to(x.dtype), x), dim=1).detach()
         first = memory.tokens.length + own.tiers.end(blocks.start) - rate + 1
         old = inputs[:, first : first + rate * len(blocks)]
@@ -145,7 +145,7 @@ class CompressiveAttention(FullAttention):
         outputs = []
         for h in (old, self.pooling(rearrange(old, "b (n c) d -> b n c d", c=rate)).to(x.dtype)):
             k, v = self._frozen("key", h), self._frozen("value", h)
-            outputs.append(attend(q, k, v, visible=None, scale=self.scale).float())
+            outputs.append(attend(q, k, v, visible=None, scale=self.scale).to(exact))
         return F.mse_loss(outputs[0], outputs[1]) * len(x)
 
     def _frozen(self, name: Literal["query", "key", "value"], x: Tensor) -> Tensor:

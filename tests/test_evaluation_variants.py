@@ -23,6 +23,7 @@ SHAPES = {
     "rope at the embedding": {"position": {"kind": "rope", "placement": "embedding"}},
     "t5": {"position": {"kind": "t5", "n_buckets": 6, "max_distance": 20}},
     "local": {"attention": {"kind": "local", "window": 5}},
+    "compressive": {"attention": {"kind": "compressive", "rate": 3, "n_compressed": 2, "pooling": "convolution"}},
     "linear": {"attention": {"kind": "linear", "n_features": 16}, "position": {"kind": "sinusoidal"}},
     "universal": {"stack": {"kind": "universal", "n_steps": 3}},
     "act": {"stack": ACT},

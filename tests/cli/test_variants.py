@@ -29,6 +29,7 @@ MADE_SMALL = {
     "contextual-1": {"position.n_buckets": 6, "position.max_distance": 20},
     "contextual-2": {"position.n_buckets": 6, "position.max_distance": 20},
     "local": {"attention.window": 7},
+    "compressive": {"attention.rate": 3, "attention.n_compressed": 4, "attention.pooling": "convolution"},
     "linear": {"attention.n_features": 12},
     "mixed": {"attention.layers": [{"kind": "local", "window": 7}, {"kind": "lsh", "n_buckets": 4, "bucket_size": 6}]},
     "lsh": {"attention.n_buckets": 8, "attention.bucket_size": 4},

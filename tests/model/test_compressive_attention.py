@@ -110,6 +110,22 @@ def test_attention_equals_the_definition(position, pooling):
         assert torch.allclose(ours, paper, rtol=0, atol=1e-12)
 
 
+def test_a_drawn_memory_length_is_that_of_its_call():
+    """With random lengths a call reads at least `mem_len` of the `kept_len` tokens in memory, and all pooled blocks."""
+    attention, span = branch(), Span.make("growing", mem_len=MEM_LEN, segment_len=4)
+    x = torch.randn(1, 25, DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    sizes = {"n_heads": N_HEADS, "rate": RATE, "n_compressed": N_COMPRESSED, "mem_len": 2}
+    expected = compressive.attention(
+        x[0], paper_names(attention), compressive.mean, positions.plain, begins=[19] * 25, **sizes
+    )
+    for memory in ("hidden", "keyvalue"):
+        _, state = attention(x[:, :19], attention.init_memory(1, memory), call(span, 0, 19))
+        short = Span("growing", 2, 4, kept_len=MEM_LEN)
+        y, after = attention(x[:, 19:], state, call(short, 19, 6))
+        assert torch.allclose(y[0], expected[19:], rtol=0, atol=1e-12)
+        assert attention.accepts(after, span, 25)
+
+
 def test_the_auxiliary_loss_is_that_of_the_paper():
     attention = branch(pooling="convolution")
     span = Span.make("growing", mem_len=MEM_LEN, segment_len=4)

@@ -145,7 +145,7 @@ class LanguageModel(nn.Module):
             targets: Next tokens (b n) of the last n tokens.
             state: State before the tokens.
             documents: Position (b t) of each token in its document, on the CPU: no token attends to an earlier
-                document, and absolute positions are these. For softmax attention only. None: one document.
+                document, and absolute positions are these. Full and local attention only. None: one document.
         """
         x, state, ponder, auxiliary = self._read(tokens, state, documents)
         if targets.shape[1] < x.shape[1]:

@@ -362,7 +362,8 @@ class Config(BaseConfig):
         if self.train.reset_on_document and not separate:
             raise InvalidSettingError(
                 "train.reset_on_document",
-                f"needs full or local attention: attention '{self.model.attention.kind}' cannot hide the documents before",
+                f"needs full or local attention: attention '{self.model.attention.kind}' cannot hide the documents "
+                "before",
                 "Leave it out, or set model.attention.kind to full or local.",
             )
         return self

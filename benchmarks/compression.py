@@ -1,6 +1,6 @@
 """Compressive memory (Rae et al. 2020) and plain memory of the same number of keys, on three texts.
 
-    python benchmarks/compression.py BOOKS [--steps 600] [--seeds 0,1] [--texts topics,copy,books] [--write]
+    python benchmarks/compression.py BOOKS [--seeds 0,1] [--texts topics,copy,books] [--write]
     python benchmarks/compression.py --table        # the table of docs/variants.md
 
 topics  64 symbols whose probabilities change every 200 to 600 symbols: only the number of each symbol counts
@@ -32,7 +32,8 @@ VARIANTS = {
     "plain, 80": ({"kind": "full"}, 80),
 }
 """Name to attention and memory length."""
-TEXTS = ("topics", "copy", "books")
+STEPS = {"topics": 600, "copy": 1800, "books": 600}
+"""Training steps of 512 symbols on each text."""
 SYMBOLS, WORD = 64, 48
 FACTORS, LOGIT_STD = 16, 1.5
 """Number of normally distributed factors of the probabilities of topics, and standard deviation of logits."""
@@ -103,17 +104,17 @@ def run(name, text, options, seed):
     torch.manual_seed(seed)
     model, (_, mem_len) = build(name, text, seed), VARIANTS[name]
     optimizers = Optimizers(model, TrainConfig(), lr=options.lr, native_bfloat16=False)
-    read = texts(text, options.books, "train", options.steps * SEGMENT + 1, seed)
+    read = texts(text, options.books, "train", STEPS[text] * SEGMENT + 1, seed)
     state = model.init_state(BATCH, mem_len=mem_len, segment_len=SEGMENT, span="growing", memory="hidden")
     started = time.process_time()
-    for step in range(options.steps):
+    for step in range(STEPS[text]):
         piece = read[:, step * SEGMENT : (step + 1) * SEGMENT + 1]
         nll, state, _, auxiliary = model.score(piece[:, :-1], piece[:, 1:], state)
         loss = nll.mean() + (0.0 if auxiliary is None else auxiliary)
         optimizers.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizers.step(lr_factor(step / options.steps, step, warmup_steps=50, lr_schedule="linear", min_lr_ratio=0.0))
+        optimizers.step(lr_factor(step / STEPS[text], step, warmup_steps=50, lr_schedule="linear", min_lr_ratio=0.0))
         if step % 500 == 0:
             print(f"{text} {name} {step} {nll.mean().item() / math.log(2):.3f}", flush=True)
     seconds = time.process_time() - started
@@ -131,7 +132,7 @@ def read():
 
 def table(results):
     """Markdown table of the saved results."""
-    names = [text for text in TEXTS if any(key.startswith(f"{text} |") for key in results["runs"])]
+    names = [text for text in STEPS if any(key.startswith(f"{text} |") for key in results["runs"])]
     print(f"| memory | {' | '.join(names)} |\n" + "|---" * (len(names) + 1) + "|")
     for name in VARIANTS:
         cells = []
@@ -145,8 +146,7 @@ def table(results):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("books", type=Path, nargs="?", help="folder with the folders train and test of text files")
-    parser.add_argument("--texts", default=",".join(TEXTS))
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--texts", default=",".join(STEPS))
     parser.add_argument("--seeds", default="0,1")
     parser.add_argument("--lr", type=float, default=0.02)
     parser.add_argument("--write", action="store_true", help=f"keep the results in {RESULT.name}")
@@ -164,7 +164,7 @@ def main():
                 key = f"{text} | {name} | {seed}"
                 if key in read()["runs"]:
                     continue
-                found = run(name, text, options, seed) | {"steps": options.steps, "lr": options.lr}
+                found = run(name, text, options, seed) | {"steps": STEPS[text], "lr": options.lr}
                 print(key, found, flush=True)
                 results = read()
                 results["runs"][key] = found

@@ -64,7 +64,7 @@ def altered(context, **facts):
 
 def altered_positions(positions, **facts):
     other = copy.copy(positions)
-    for computed in ("distance", "absolute"):
+    for computed in ("distance", "absolute", "keys"):
         other.__dict__.pop(computed, None)
     other.__dict__.update(facts)
     return other

@@ -132,7 +132,9 @@ def test_the_number_type_of_weights_is_an_option_of_loading(folder):
 def test_memories_without_keys_and_values_are_not_rounded(variant, dtype):
     model = toy(variant=variant)
     assert generated(model, memory_dtype="float32")
-    with pytest.raises(ConfigError, match="memory_dtype needs full or local attention in every layer") as error:
+    with pytest.raises(
+        ConfigError, match="memory_dtype needs full, local or compressive attention in every layer"
+    ) as error:
         generated(model, memory_dtype=dtype)
     assert error.value.remedy == "Leave it out, or use float32."
 

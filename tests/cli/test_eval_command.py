@@ -275,7 +275,7 @@ def test_a_rounded_memory_is_for_softmax_attention(run, untrained, command):
     done = run(command, "-m", "summed", "--memory-dtype", "int8", *(["present.txt"] if command == "eval" else []))
     assert (done.code, done.out) == (2, b"")
     assert done.err.endswith(
-        "--memory-dtype does not apply to model summed; it needs full or local attention in every layer.\n"
+        "--memory-dtype does not apply to model summed; it needs full, local or compressive attention in every layer.\n"
         "       Leave it out, or use float32.\n"
     )
 

@@ -151,8 +151,8 @@ class InferenceConfig(BaseConfig):
         """`ConfigError` if a setting does not apply to this model."""
         model.for_inference(self.n_steps, self.n_hashes)
         if self.memory_dtype in ("bfloat16", "int8") and not model.rounds_memory:
-            kinds = " or ".join(kind for kind, table in ATTENTIONS.items() if table.rounds_memory)
-            reason = f"needs {kinds} attention in every layer"
+            *kinds, last = (kind for kind, table in ATTENTIONS.items() if table.rounds_memory)
+            reason = f"needs {', '.join(kinds)} or {last} attention in every layer"
             raise ConfigError(
                 f"memory_dtype {reason}.", "Leave it out, or use float32.", key="memory_dtype", reason=reason
             )

@@ -26,7 +26,7 @@ with Stop(lambda: os.write(1, stop.message.encode() + b"\\n")) as stop:
     end = time.monotonic() + 20
     while time.monotonic() < end and not (stop() and "{mode}" == "polite"):
         {busy}
-    print("saved", flush=True)
+    os.write(1, b"saved\\n")
     code = stop.exit_code
 sys.exit(code)
 """

@@ -73,7 +73,7 @@ def read(model, tokens, cuts, *, mem_len=9, memory="keyvalue", segment_len=13):
     x, ponders, at, sizes = [], [], 0, itertools.cycle(cuts)
     while at < tokens.shape[1]:
         piece = tokens[:, at : at + next(sizes)]
-        hidden, state, ponder = model._read(piece, state)
+        hidden, state, ponder, *_ = model._read(piece, state)
         x.append(hidden)
         ponders.append(ponder or ())
         at += piece.shape[1]

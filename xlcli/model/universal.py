@@ -73,6 +73,8 @@ class AdaptiveStack(UniversalStack):
             wait for a device. The results do not change.
     """
 
+    skips_halted = True
+
     def __init__(
         self,
         blocks: Sequence[Block],
@@ -86,7 +88,6 @@ class AdaptiveStack(UniversalStack):
     ) -> None:
         super().__init__(blocks, final, n_steps=n_steps, time_signal=time_signal)
         self.epsilon = epsilon
-        self.skips_halted = True
         self.halt = nn.Linear(dim, 1)
         self.initial_constants = {"halt.bias": halt_bias}
 

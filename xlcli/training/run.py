@@ -25,6 +25,8 @@ from xlcli.training.patience import Patience
 
 ABSURD_NATS = 100.0
 """Loss in nats per token above which a run counts as diverged."""
+ABSURD_WEIGHT = 2.0**32
+"""Absolute value of a weight above which a run counts as diverged: products of four such weights overflow."""
 LR_DIVISOR = 3.0
 """Divisor of the learning rates at each roll-back, and in the remedy for a run that diverged."""
 VALIDATION_TOKENS = 2**15
@@ -268,8 +270,8 @@ class TrainingRun:
         """Checks, before a save, that training can continue from this state.
 
         Raises:
-            DivergedError: A weight, optimizer state or memory is not finite, or the loss of the next batch exceeds
-                `ABSURD_NATS`: weights can diverge one step before the loss shows it.
+            DivergedError: A weight, optimizer state or memory is not finite, a weight exceeds `ABSURD_WEIGHT`, or the
+                loss of the next batch exceeds `ABSURD_NATS`: weights can diverge one step before the loss shows it.
         """
         kept: dict[str, dict[str, torch.Tensor]] = {
             "weights": dict(self.model.named_parameters()),
@@ -280,6 +282,8 @@ class TrainingRun:
             for name, tensor in tensors.items():
                 if not bool(tensor.isfinite().all()):
                     raise DivergedError(f"the {kind} of '{name}' is not finite after step {self.step}.")
+                if kind == "weights" and (largest := float(tensor.detach().abs().max())) > ABSURD_WEIGHT:
+                    raise DivergedError(f"a weight of '{name}' has grown to {largest:.3g} after step {self.step}.")
         if self.step and not (nats := self._next_nats()) < ABSURD_NATS:
             raise DivergedError(f"the loss has risen to {nats:.3g} nats per token after step {self.step}.")
 

@@ -1,9 +1,12 @@
 """Fast decoding: the logits and memories of the modules, for every kind of block, weight and memory."""
 
+import ctypes
 import errno
+import gc
 import os
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -162,3 +165,38 @@ def test_a_forked_process_uses_the_modules():
     os.close(writer)
     assert os.read(reader, 10) == b"True"
     os.close(reader)
+
+
+@pytest.mark.parametrize("position", ["xl", "alibi"])
+def test_a_call_reads_live_tables(position):
+    """A local block needs a shorter table than a full one, which replaces it in the same call."""
+    from xlcli.ops import decode
+
+    read = []
+
+    def decode_token(calls, *types):
+        memory = (ctypes.c_char * (2 * decode.CACHE.itemsize)).from_address(int(calls[0]["caches"]))
+        live = {t.data_ptr() for t in gc.get_objects() if type(t) is torch.Tensor}
+        for cache in np.frombuffer(memory, decode.CACHE):
+            read.append(int(cache["position_keys"] or cache["bias"]))
+            assert read[-1] in live
+        return decode.decode_token(calls, *types)
+
+    attention = {"kind": "mixed", "n_heads": 2, "layers": [{"kind": "local", "window": 5}, "full"]}
+    tree = {"vocab_size": 31, "dim": 12, "attention": attention, "position": {"kind": position}}
+    network = network_of(tree, "float32", n_layers=2)
+    decoder = Decoder(network, "float32", SimpleNamespace(**vars(decode) | {"decode_token": decode_token}))
+    tokens = torch.arange(301).view(1, 301) % 31
+    with torch.inference_mode():
+        _, state = network.logits(tokens[:, :300], network.init_state(1, mem_len=400, segment_len=8))
+        expected, _ = network.logits(tokens[:, 300:], state.fork())
+        logits, _ = decoder.logits(tokens[:, 300:], state)
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=2e-5)
+    assert len(set(read)) == 2
+
+
+def test_float32_matrices_are_not_copied():
+    network = network_of({"vocab_size": 31, "dim": 12, "feedforward": {"kind": "relu"}}, "float32")
+    [part] = make_decoder(network, "float32").parts
+    for packed, block in zip(part.packed, part.blocks, strict=True):
+        assert packed["up"]["weight"] == block.feedforward.up.weight.data_ptr()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from runs import After, corpus, go, of_kind, remains, small
 
-from xlcli.errors import ConfigError
+from xlcli.errors import ConfigError, DivergedError
 from xlcli.events import Notice, Step, Trained, Validation
 from xlcli.optim import lr_factor
 from xlcli.store.records import read_record
@@ -62,6 +62,14 @@ def test_a_run_in_its_last_part_ends_with_its_budget():
     events = go(settings("linear", max_steps=9), corpus(), "m")
     assert [step.lr / 6e-3 for step in of_kind(events, Step)] == pytest.approx([1 - i / 9 for i in range(9)])
     assert "the run is in its last part and ends with its budget" in text_of(events)
+    assert "stopped_early" not in read_record(Path("m"))
+
+
+def test_patience_cannot_run_out_with_the_last_validation():
+    events = go(settings("linear", max_steps=8), corpus(), "m")
+    assert [event.step for event in of_kind(events, Validation)] == [2, 4, 6, 8]
+    assert "no improvement" not in text_of(events)
+    assert "stopped_early" not in read_record(Path("m"))
 
 
 def test_the_default_interval_validates_in_the_last_part_too():
@@ -89,6 +97,23 @@ def test_another_patience_or_budget_continues_a_run_that_ended_early():
     assert of_kind(more, Trained)[0].step == 23  # 4 validations after step 10, and a quarter
     facts = json.loads(next(Path("m").glob("checkpoints/step-00000023/state.json")).read_bytes())
     assert facts["plateau"] == pytest.approx(18 / 40)
+
+
+def test_a_roll_back_to_a_checkpoint_of_another_patience_counts_anew(monkeypatch):
+    go(settings("linear"), corpus(), "m")
+    step, failures = TrainingRun.train_step, [20]
+
+    def diverges_once(run, fraction):
+        if run.step in failures:
+            failures.clear()
+            raise DivergedError("the loss is not finite.")
+        return step(run, fraction)
+
+    monkeypatch.setattr(TrainingRun, "train_step", diverges_once)
+    events = go({"train": {"patience": 4, "save_every": 100}}, corpus(), "m", resume=True)
+    notices = text_of(events)
+    assert "back to step 9" in notices
+    assert notices.count("the last 4 validations brought no improvement") == 2  # once before the roll-back
 
 
 def test_patience_needs_a_validation_text():

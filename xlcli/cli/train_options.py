@@ -230,8 +230,8 @@ Patience = Annotated[
         "--patience",
         metavar="N",
         parser=Unit(units.count, "3"),
-        help="Validations without improvement after which the run ends early: the learning rate decays at once, in a "
-        "quarter of the steps so far, or the run ends if its schedule has no decay. Default: none.",
+        help="Number of successive validations without improvement after which the learning rate decays (in a quarter "
+        "of the steps so far by default, see train.decay_fraction) and the run ends. Default: none.",
         rich_help_panel="Training",
     ),
 ]

@@ -83,13 +83,13 @@ def score_text(
     ends = np.append(text.documents[1:], n)
     n_called, n_calls = 0, sum(-(-loader.sequence_len // loader.segment_len) for loader in loaders)
     for loader in loaders:
-        state = init_state(model, lengths, loader.offsets)
+        state, n_read = None, 0
         totals.by_context.start(loader.batch_size)
         for inputs, targets, scored, positions in loader:
             if stop():
                 return totals
-            if lengths.stride is not None:
-                state = init_state(model, lengths, positions)
+            if state is None or lengths.stride is not None:
+                state = init_state(model, lengths, loader.offsets[: len(positions)])
             nll, steps, state = token_nats(model, runtime, inputs, targets, state)
             nll = np.where(scored, nll, 0.0)
             totals.nats += float(nll.sum())
@@ -101,7 +101,8 @@ def score_text(
             totals.bytes += int(sizes.sum())
             read = index[scored] + 1
             totals.documents += int((ends[np.searchsorted(ends, read)] == read).sum())
-            first = int(positions[0] - loader.starts[0]) if whole else 0
+            first = n_read if whole else 0
+            n_read += inputs.shape[1]
             if not lengths.mem_len:  # every segment starts with empty memory
                 totals.by_context.start(len(nll))
             if lengths.stride is None:

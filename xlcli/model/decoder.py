@@ -27,6 +27,7 @@ from xlcli.model.attention.local import LocalAttention
 from xlcli.model.feedforward import FeedForward
 from xlcli.model.head import SoftmaxHead
 from xlcli.model.lm import LanguageModel
+from xlcli.model.norm import EPSILON
 from xlcli.model.position import Position
 from xlcli.model.position.alibi import AlibiPosition
 from xlcli.model.position.rope import RopePosition, rope_angles
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
     from xlcli.ops.decode import Array
     from xlcli.state import State
 
-ROPE_LAYOUTS = {"half": 1, "interleaved": 2}
-"""Layout of rotary pairs to its number in the kernel."""
 TYPES = {
     torch.float32: np.empty(0, np.float32),
     torch.bfloat16: np.empty(0, np.uint16),
@@ -52,7 +51,7 @@ TYPES = {
 """Number type of weights or memories to an array of its type in the kernel."""
 Packed = tuple[Any, ...]
 """Fields of a record of `ops/decode.py`; those of arrays are addresses."""
-NO_HEAD = (0,) * 3, (0,) * 5, 0
+NO_HEAD = (0,) * 4, (0,) * 5, 0
 """Fields of a head of size 0."""
 
 
@@ -152,6 +151,7 @@ class Decoder:
         """Output (b 1 d) or logits (b 1 v) of a part with kernels, and the new memories."""
         k = self.kernels
         caches, after = [], []
+        tables: list[Tensor | None] = []  # kept during the call: another block or thread may replace them
         for block, memory in zip(part.blocks, memories, strict=True):
             assert isinstance(memory, TokenBuffers)
             attention = block.attention
@@ -160,8 +160,11 @@ class Decoder:
             buffers = memory.buffers
             addresses = [buffer.data_ptr() for buffer in buffers] + [0] * (4 - len(buffers))
             row = buffers[0].stride(2)
-            tables = self._distances(block, memory.length, own)
-            caches.append((*addresses, buffers[0].shape[2], row, memory.start, memory.stop, *tables))
+            own_tables = self._distances(block, memory.length, own)
+            tables += own_tables
+            n_distances = max(0 if table is None else table.shape[1] for table in own_tables[:2])
+            addresses += [buffers[0].shape[2], row, memory.start, memory.stop, n_distances]
+            caches.append((*addresses, *(0 if table is None else table.data_ptr() for table in own_tables)))
             after.append(memory.keep(own.keep))
         packed = np.array(caches, k.CACHE)
         assert context.tokens is not None
@@ -225,15 +228,17 @@ class Decoder:
             e,
             n_features,
             *map(self._address, (content, bias, relative)),
-            ROPE_LAYOUTS[position.layout] if isinstance(position, RopePosition) else 0,
+            self.kernels.ROPE_LAYOUTS[position.layout] if isinstance(position, RopePosition) else 0,
             attention.scale,
         )
 
     def _feed_forward(self, network: FeedForward) -> Packed:
         """Both matrices, as `MATRIX`."""
-        rows = [network.up] if network.gate is None else [network.up, network.gate]
-        bias = None if network.up.bias is None else torch.cat([part.bias for part in rows])
-        weight = torch.cat([part.weight for part in rows])
+        weight: Tensor = network.up.weight
+        bias: Tensor | None = network.up.bias
+        if network.gate is not None:
+            weight = torch.cat([weight, network.gate.weight])
+            bias = None if bias is None else torch.cat([bias, network.gate.bias])
         activation = self.kernels.ACTIVATIONS[self.network.config.feedforward.kind]
         up = self._matrix(weight, bias, activation, is_gated=network.gate is not None)
         return up, self._matrix(network.down.weight, network.down.bias)
@@ -249,10 +254,10 @@ class Decoder:
     def _norm(self, norm: nn.Module | None) -> Packed:
         """Fields of `NORM`."""
         if isinstance(norm, nn.RMSNorm):
-            return self.kernels.RMS, self._address(norm.weight), 0
+            return self.kernels.RMS, self._address(norm.weight), 0, EPSILON
         if isinstance(norm, nn.LayerNorm):
-            return self.kernels.LAYER, self._address(norm.weight), self._address(norm.bias)
-        return self.kernels.NONE, 0, 0
+            return self.kernels.LAYER, self._address(norm.weight), self._address(norm.bias), EPSILON
+        return self.kernels.NONE, 0, 0, 0.0
 
     def _matrix(
         self, weight: Tensor, bias: Tensor | None = None, activation: int = 0, *, is_gated: bool = False
@@ -271,24 +276,24 @@ class Decoder:
         self._kept.append(t.detach().contiguous())
         return self._kept[-1].data_ptr()
 
-    def _distances(self, block: Block, length: int, context: AttentionContext) -> tuple[int, ...]:
-        """Last fields of `CACHE`: tables of the position encoding for `length` keys, the new one included."""
+    def _distances(self, block: Block, length: int, context: AttentionContext) -> tuple[Tensor | None, ...]:
+        """Last arrays of `CACHE`: tables of the position encoding for `length` keys, the new one included."""
         attention = block.attention
         assert isinstance(attention, FullAttention)
         position, e = attention.position, attention.output.weight.shape[1] // attention.n_heads
         if isinstance(position, XLPosition):
             keys = self._table(("xl", position.n_features), length, lambda n: _position_keys(position, n, e))
-            return keys.data_ptr(), 0, keys.shape[1], 0, 0
+            return keys, None, None, None
         if isinstance(position, (AlibiPosition, T5Position)):
             source: Hashable = position.table if isinstance(position, T5Position) else "alibi"
             bias = self._table((source, attention.n_heads), length, lambda n: _bias(attention, n, e))
-            return 0, bias.data_ptr(), bias.shape[1], 0, 0
+            return None, bias, None, None
         if isinstance(position, RopePosition):
             sin, cos = context.cache.constant(
                 ("rope step", e, position.base), lambda: _rope_angles(position, context, e)
             )
-            return 0, 0, 0, sin.data_ptr(), cos.data_ptr()
-        return 0, 0, 0, 0, 0
+            return None, None, sin, cos
+        return None, None, None, None
 
     def _table(self, key: Hashable, length: int, make: Callable[[int], Tensor]) -> Tensor:
         """Table with at least `length` columns, whose last one is that of the query itself; grows by doubling."""

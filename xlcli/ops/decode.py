@@ -43,8 +43,6 @@ COUNTERS = 128
 """Size in bytes of the counters of a step, of tasks taken and of tasks done: two cache lines."""
 PROCESS = os.getpid()
 """Process that may call the kernel: OpenMP ends a process that was forked from one that uses its threads."""
-NORM_EPS = 1e-5
-"""Epsilon of every norm."""
 FASTMATH = {"reassoc", "contract", "nsz"}
 """Sums may be reordered, so that they use vectors; infinite and undefined values stay."""
 
@@ -55,7 +53,8 @@ ACTIVATIONS = {"relu": RELU, "relu2": RELU2, "gelu": GELU, "geglu": GELU, "swigl
 NONE, RMS, LAYER = range(3)
 """Norms."""
 HALF, INTERLEAVED = 1, 2
-"""Rotary pairs: features f and f + e/2, or 2f and 2f + 1; 0: no rotation."""
+ROPE_LAYOUTS = {"half": HALF, "interleaved": INTERLEAVED}
+"""Layout of rotary pairs, features f and f + e/2 or 2f and 2f + 1, to rotation; 0: none."""
 N_STEPS = 6
 """Number of steps of a block."""
 
@@ -72,8 +71,8 @@ MATRIX = record("weight scale bias activation gated")
 
 If `gated` (1, else 0) there are 2n rows, and the first n outputs are multiplied by the activated others.
 """
-NORM = record("kind weight bias")
-"""Norm with weight (d) and bias (d)."""
+NORM = record("kind weight bias", "epsilon")
+"""Norm with weight (d), bias (d), and an addition to the mean square."""
 RESIDUAL = record(floats="alpha", before=NORM, after=NORM, stream=NORM)
 """Norms before and after a branch and of the stream after it, and a factor on the output of the branch."""
 ATTENTION = record("n_heads head_dim n_features content position relative rope", "scale",
@@ -87,7 +86,7 @@ BLOCK = record("width vectors", "stream_scale input_scale", attention=ATTENTION,
 """Block: feed-forward branch down(up(x)) of this width, token vectors (v d), factors on stream and stack input."""
 HEAD = record("size", norm=NORM, matrix=MATRIX)
 """Last norm, and logits of `size` symbols."""
-CACHE = record("keys values key_scales value_scales capacity row start stop position_keys bias n_distances sin cos")
+CACHE = record("keys values key_scales value_scales capacity row start stop n_distances position_keys bias sin cos")
 """Memory of a block for one token: buffers of keys and values (b h capacity row) and, if they are int8, of their scales
 (b h capacity). The query attends to rows `start` to `stop`, whose last one is written by the call.
 
@@ -242,7 +241,7 @@ def _store_row(row: Any, values: Any, scales: Any, at: Any) -> Any:
 def four_dots(rows: Array, r: int, near: int, far: int, x: Array) -> Any:
     """Inner products of x (d) and the rows r, r + near, r + far, r + near + far of (n d).
 
-    A core reads four places far from each other faster than one, and adjacent rows at once slower (measured).
+    Reading four rows far apart is faster than one row at a time, four adjacent rows slower (measured).
     """
     r0, r1, r2, r3 = rows[r], rows[r + near], rows[r + far], rows[r + near + far]
     t0 = t1 = t2 = t3 = np.float32(0)
@@ -281,7 +280,7 @@ def add_rows(rows: Array, weights: Array, out: Array) -> None:
 
 @register_jitable
 def exp(x: Any) -> Any:
-    """e^x of float32 x ≤ 88 to one unit in the last place; unlike that of the C library it can be vectorized.
+    """e^x of float32 x ≤ 88 to 5 units in the last place; unlike that of the C library it can be vectorized.
 
     Argument reduction and polynomial of Cephes (Moshier 1989).
     """
@@ -329,7 +328,7 @@ def normalize(x: Array, norm: Any, out: Array) -> None:
     squares = 0.0
     for i in range(d):
         squares += (x[i] - mean) * (x[i] - mean)
-    scale = np.float32(1 / math.sqrt(squares / d + NORM_EPS))
+    scale = np.float32(1 / math.sqrt(squares / d + norm.epsilon))
     weight = array(norm.weight, d)
     for i in range(d):
         out[i] = (x[i] - mean) * scale * weight[i]
@@ -361,11 +360,11 @@ def apply_activation(matrix: Any, first: int, last: int, y: Array, out: Array) -
 
 
 @inner(fastmath=FASTMATH)
-def linear(matrix: Any, x: Array, like: Array, out: Array, team: Team) -> None:
-    """Linear layer with weights of the type of `like`, and its activation: output (b n) of x (b d)."""
+def linear(matrix: Any, x: Array, weight_type: Array, out: Array, team: Team) -> None:
+    """Linear layer with weights of the type of `weight_type`, and its activation: output (b n) of x (b d)."""
     (batch, n), d, gated = out.shape, x.shape[1], matrix.gated
     near, far = (n // 2, n) if gated else (n // 4, n // 4 * 2)
-    weight = array(matrix.weight, (n + gated * n, d), like.dtype)
+    weight = array(matrix.weight, (n + gated * n, d), weight_type.dtype)
     y = np.empty(len(weight), np.float32)
     n_tasks = max(1, min(near, max(4 * team.size, weight.size * weight.itemsize // TASK_BYTES)))
     task = take(team, n_tasks)
@@ -406,19 +405,19 @@ class Buffers(NamedTuple):
 
 
 @register_jitable
-def buffers(n_heads: int, cache: Any, batch: int, like: Array) -> Buffers:
-    """Buffers of a memory of the type of `like`."""
+def buffers(n_heads: int, cache: Any, batch: int, memory_type: Array) -> Buffers:
+    """Buffers of a memory of the type of `memory_type`."""
     shape = (batch, n_heads, cache.capacity)
-    keys = array(cache.keys, (batch, n_heads, cache.capacity, cache.row), like.dtype)
-    values = array(cache.values, (batch, n_heads, cache.capacity, cache.row), like.dtype)
+    keys = array(cache.keys, (batch, n_heads, cache.capacity, cache.row), memory_type.dtype)
+    values = array(cache.values, (batch, n_heads, cache.capacity, cache.row), memory_type.dtype)
     return Buffers(keys, values, array(cache.key_scales, shape), array(cache.value_scales, shape))
 
 
 @inner(fastmath=FASTMATH)
-def prepare(attention: Any, cache: Any, like: Array, qkv: Array, queries: Array, team: Team) -> None:
+def prepare(attention: Any, cache: Any, memory_type: Array, qkv: Array, queries: Array, team: Team) -> None:
     """Writes keys and values of the new tokens, and queries (b h e+f) with those for position keys behind them."""
     batch, n_heads, e, f = len(qkv), attention.n_heads, attention.head_dim, attention.n_features
-    memory = buffers(n_heads, cache, batch, like)
+    memory = buffers(n_heads, cache, batch, memory_type)
     last = cache.stop - 1
     angles = np.empty(f, np.float32)
     task = take(team, batch * n_heads)
@@ -461,10 +460,10 @@ def count_chunks(cache: Any) -> int:
 
 
 @inner(fastmath=FASTMATH)
-def attend(attention: Any, cache: Any, like: Array, queries: Array, parts: Array, team: Team) -> None:
+def attend(attention: Any, cache: Any, memory_type: Array, queries: Array, parts: Array, team: Team) -> None:
     """Attention to each chunk of keys: results (b h c e+2) of `attend_chunk`."""
     batch, n_heads, n_chunks = parts.shape[:3]
-    memory = buffers(n_heads, cache, batch, like)
+    memory = buffers(n_heads, cache, batch, memory_type)
     n_keys = cache.stop - cache.start
     n_tasks = batch * n_chunks * n_heads
     task = take(team, n_tasks)
@@ -560,7 +559,7 @@ def normalize_all(x: Array, norm: Any) -> Array:
 
 
 @inner(fastmath=FASTMATH)
-def follow(call: Any, weight: Array, memory: Array, space: Any, counters: Any, out: Array) -> None:
+def follow(call: Any, weight_type: Array, memory_type: Array, space: Any, counters: Any, out: Array) -> None:
     """The part of one thread in `decode_token`; `space` is the address of memory for results of steps."""
     batch, d = call.batch, call.dim
     x, x0 = array(call.x, (batch, d)).copy(), array(call.x0, (batch, d))
@@ -583,32 +582,32 @@ def follow(call: Any, weight: Array, memory: Array, space: Any, counters: Any, o
         queries = array(space + qkv.nbytes, (batch, h, e + f))
         parts = array(space + qkv.nbytes + queries.nbytes, (batch, h, count_chunks(cache), e + 2))
         space += qkv.nbytes + queries.nbytes + parts.nbytes
-        linear(attention.qkv, normal, weight, qkv, team)
+        linear(attention.qkv, normal, weight_type, qkv, team)
         team = next_step(team)
-        prepare(attention, cache, memory, qkv, queries, team)
+        prepare(attention, cache, memory_type, qkv, queries, team)
         team = next_step(team)
-        attend(attention, cache, memory, queries, parts, team)
+        attend(attention, cache, memory_type, queries, parts, team)
         team = next_step(team)
         attended = np.empty((batch, h * e), np.float32)
         for b in range(batch):
             merge_chunks(parts[b], attended[b])
         y = array(space, (batch, d))
-        linear(attention.output, attended, weight, y, team)
+        linear(attention.output, attended, weight_type, y, team)
         team = next_step(team)
         add_branch(x, y, block.attention_residual)
 
         normal = normalize_all(x, block.feed_forward_residual.before)
         up = array(space + y.nbytes, (batch, block.width))
         space += y.nbytes + up.nbytes
-        linear(block.up, normal, weight, up, team)
+        linear(block.up, normal, weight_type, up, team)
         team = next_step(team)
         y = array(space, (batch, d))
         space += y.nbytes
-        linear(block.down, up, weight, y, team)
+        linear(block.down, up, weight_type, y, team)
         team = next_step(team)
         add_branch(x, y, block.feed_forward_residual)
     if call.head.size:
-        linear(call.head.matrix, normalize_all(x, call.head.norm), weight, out, team)
+        linear(call.head.matrix, normalize_all(x, call.head.norm), weight_type, out, team)
     else:
         for b in range(batch):
             for j in range(d):
@@ -616,13 +615,13 @@ def follow(call: Any, weight: Array, memory: Array, space: Any, counters: Any, o
 
 
 @compiled(cache=True, parallel={"prange": True, "numpy": False, "setitem": False, "reduction": False, "fusion": False})
-def decode_token(calls: Array, weight: Array, memory: Array) -> Array:
+def decode_token(calls: Array, weight_type: Array, memory_type: Array) -> Array:
     """Blocks, and a head, for one new token of each sequence; writes its keys and values to the memories.
 
     Args:
         calls: `CALL` (1).
-        weight: Array of the type of all weights of matrices.
-        memory: Array of the type of all keys and values.
+        weight_type: Empty array of the type of all weights of matrices.
+        memory_type: Empty array of the type of all keys and values.
 
     Returns:
         Logits (b v), or without head the output (b d) of the last block.
@@ -638,7 +637,7 @@ def decode_token(calls: Array, weight: Array, memory: Array) -> Array:
     counters = np.zeros((call.n_blocks * N_STEPS + 1) * COUNTERS, np.uint8)
     out = np.empty((call.batch, call.head.size or call.dim), np.float32)
     for _ in prange(call.n_threads):
-        follow(calls[0], weight, memory, np.int64(space.ctypes.data), np.int64(counters.ctypes.data), out)
+        follow(calls[0], weight_type, memory_type, np.int64(space.ctypes.data), np.int64(counters.ctypes.data), out)
     return out
 
 

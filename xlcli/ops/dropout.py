@@ -1,4 +1,4 @@
-"""Dropout whose mask takes 16 random bits of each element; on a CPU that is a tenth of the time of PyTorch's."""
+"""Dropout whose mask uses 16 random bits per element; on a CPU that is a tenth of the time of PyTorch's."""
 
 from __future__ import annotations
 

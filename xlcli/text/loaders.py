@@ -170,8 +170,7 @@ class WindowLoader:
         batch_size: Number of windows per batch; the last batch may have fewer.
         sequence_len: Tokens of the windows of all batches, per row.
         segment_len: Equal to `window`.
-        starts: Zeros (b).
-        offsets: Equal to `starts`; absolute positions count from the beginning of a window.
+        offsets: Position in its window at which each sequence starts (b): 0.
     """
 
     def __init__(
@@ -187,7 +186,7 @@ class WindowLoader:
         """Number of windows up to the end of each document."""
         self.batch_size = min(batch_size, int(self._ends[-1]))
         self.sequence_len = -(-int(self._ends[-1]) // self.batch_size) * window
-        self.starts = self.offsets = np.zeros(self.batch_size, np.int64)
+        self.offsets = np.zeros(self.batch_size, np.int64)
 
     def __iter__(self) -> Iterator[EvalBatch]:
         """Batches of whole windows, in text order; targets are those of the columns in which a token is scored."""

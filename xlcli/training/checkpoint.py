@@ -167,6 +167,8 @@ def load(
             run.validated_step, run.validation_due = counters.validated_step, counters.validation_due
             if facts.get("limits") == _limits(run):  # another budget or patience is a new chance
                 run.patience.stale, run.patience.plateau = counters.stale, counters.plateau
+            else:
+                run.patience.stale, run.patience.plateau = 0, None
         _restore_loss_scale(run, facts.get("loss_scale"))
         warnings = _restore_best(run, checkpoint, files.get(BEST), folder, tokenizer)
         warnings += [

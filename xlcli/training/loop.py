@@ -172,7 +172,7 @@ class Trainer:
         }
         if run.rollbacks:
             self.record["rollbacks"] = run.rollbacks
-        if run.patience.plateau is not None:
+        if run.patience.end < 1.0:
             self.record["stopped_early"] = True
         if changes := thread_changes(records.read_metrics(self.folder)):
             self.record["threads"] = changes
@@ -254,7 +254,8 @@ class Trainer:
             run.best_bits, run.best_step = math.inf if bits is None else bits, run.step
         self.validation_seconds += time.monotonic() - started
         run.validated_step, run.validation_due = run.step, False
-        impatient = bits is not None and run.patience.observe(run.spent(self.seconds), best=best)
+        spent = run.spent(self.seconds)
+        impatient = bits is not None and spent < 1.0 and run.patience.observe(spent, best=best)
         if bits is not None:
             row = {"step": run.step, "tokens": run.tokens, "validation_bits_per_byte": bits, "best": best}
             records.append_metrics(self.folder, row)

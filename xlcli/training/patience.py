@@ -10,11 +10,11 @@ from xlcli.optim import BUDGET_SCHEDULES
 
 @dataclass
 class Patience:
-    """Counter of validations without improvement, and the rest of the run once there are `limit` of them.
+    """Counter of validations without improvement; the budget of the run is shortened after `limit` of them.
 
-    The learning rate still lands: the budget is shortened so that the last part of the schedule begins, in which `wsd`
-    decays. Its share `decay` of the shortened run is kept, so it takes a quarter of the steps before it if `decay` is a
-    fifth. A schedule without decay (`decay` 0) ends at once, and one that is already in its last part does not change.
+    The last part of the schedule, in which `wsd` decays, begins at once. It takes the share `decay` of the shortened
+    run: if `decay` is a fifth, a quarter of the steps before it. A schedule without decay (`decay` 0) ends at once, and
+    one that is already in its last part does not change.
 
     Attributes:
         limit: Number of validations without improvement; None never shortens the run.
@@ -49,7 +49,7 @@ class Patience:
         return True
 
     def describe(self, step: int) -> str:
-        """What follows from it that patience ran out after `step` steps."""
+        """Message that patience ran out after `step` steps."""
         reason = f"the last {self.stale} validation{'s' if self.stale > 1 else ''} brought no improvement"
         if self.end == 1.0:
             return f"{reason}: the run is in its last part and ends with its budget"

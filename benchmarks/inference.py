@@ -51,11 +51,14 @@ OURS = {
     "xlcli, XL, 64 features, bfloat16": {"position": XL64, "runtime": {"dtype": "bfloat16"}},
     "xlcli, rotary, bfloat16": {"position": {"kind": "rope"}, "runtime": {"dtype": "bfloat16"}},
     "xlcli, XL, 64 features, 16-bit memory": {"position": XL64, "generate": HALF},
+    "xlcli, XL, 64 features, without Numba": {"position": XL64, "numba": False},
+    "xlcli, rotary, without Numba": {"position": {"kind": "rope"}, "numba": False},
     "xlcli, XL, 512 features, 16-bit memory": {"position": XL512, "generate": HALF},
     "xlcli, rotary, 16-bit memory": {"position": {"kind": "rope"}, "generate": HALF},
     "xlcli, XL, 64 features, int8 weights, 16-bit memory": {"position": XL64, "generate": INT8},
 }
-"""Our entrants: settings over preset peer-12x512; of `generate` number types of weights and memory."""
+"""Our entrants: settings over preset peer-12x512; of `generate` number types of weights and memory; whether tokens are
+decoded by compiled kernels where these apply."""
 PEERS = ("transformers, Transformer-XL", "transformers, GPT-2", "llama.cpp, float32", "llama.cpp, q8_0")
 
 
@@ -80,6 +83,8 @@ def measure_ours(spec):
     runtime = make_runtime(made.runtime)
     options = GenerateConfig(mem_len=mem_len, **own.get("generate", {}))
     model = untrained("peer-12x512", made, runtime, options.dtypes(made.model)[0])
+    if not own.get("numba", True):
+        vars(model)["decoder"] = model.network
     session = InferenceSession.open(model, runtime, options, None)
     random = np.random.default_rng(0)
     session.read(random.integers(0, VOCAB, 600), lambda: False)  # starts threads, fills caches of position tables

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from xlcli.model.dropout import Dropout
 from xlcli.ops.autocast import cast_for_products
 from xlcli.ops.chunks import map_chunks
+from xlcli.ops.linear import Linear
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu_,
@@ -37,9 +38,9 @@ class FeedForward(nn.Module):
         super().__init__()
         self.chunk_len = chunk_len
         self.activation = ACTIVATIONS[kind]
-        self.gate = nn.Linear(dim, ffn_dim, bias=bias) if kind in GATED else None
-        self.up = nn.Linear(dim, ffn_dim, bias=bias)
-        self.down = nn.Linear(ffn_dim, dim, bias=bias)
+        self.gate = Linear(dim, ffn_dim, bias=bias) if kind in GATED else None
+        self.up = Linear(dim, ffn_dim, bias=bias)
+        self.down = Linear(ffn_dim, dim, bias=bias)
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:

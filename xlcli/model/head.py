@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from xlcli.model.embedding import cluster_of
 from xlcli.ops.chunks import map_chunks
 from xlcli.ops.cross_entropy import cross_entropy, wide
+from xlcli.ops.linear import linear
 
 MAX_LOGITS = 2**23
 """Number of logits above which the loss is computed in chunks of about this size.
@@ -90,7 +91,7 @@ class SoftmaxHead(Head):
 
     def scores(self, x: Tensor) -> Tensor:
         """`logits` in the type of the matrix product, 16-bit under autocast."""
-        return self.limit(F.linear(self.project(x), self.weight, self.bias))
+        return self.limit(linear(self.project(x), self.weight, self.bias))
 
     def losses(self, x: Tensor, targets: Tensor) -> Tensor:
         """Surprisal in nats (b t) of targets (b t), given hidden states x (b t d)."""

@@ -20,6 +20,7 @@ from xlcli.model.norm import EPSILON, HeadNorm
 from xlcli.model.position import Position
 from xlcli.ops.autocast import cast_for_products
 from xlcli.ops.context import AttentionContext
+from xlcli.ops.linear import Linear
 from xlcli.ops.span import Span
 
 
@@ -73,10 +74,10 @@ class ProjectedAttention(Attention):
         self.n_heads = n_heads
         self.query_norm = HeadNorm(head_dim, eps=EPSILON) if qk_norm else nn.Identity()
         self.key_norm = HeadNorm(head_dim, eps=EPSILON) if qk_norm else nn.Identity()
-        self.query = nn.Linear(dim, n_heads * head_dim, bias=False)
-        self.key = nn.Linear(dim, n_heads * head_dim, bias=False)
-        self.value = nn.Linear(dim, n_heads * head_dim, bias=False)
-        self.output = nn.Linear(n_heads * head_dim, dim, bias=False)
+        self.query = Linear(dim, n_heads * head_dim, bias=False)
+        self.key = Linear(dim, n_heads * head_dim, bias=False)
+        self.value = Linear(dim, n_heads * head_dim, bias=False)
+        self.output = Linear(n_heads * head_dim, dim, bias=False)
 
     def queries(self, x: Tensor, context: AttentionContext) -> Tensor:
         """Queries (b h t e) of inputs x (b t d), with their positions."""

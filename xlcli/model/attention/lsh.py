@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 from einops import rearrange
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from xlcli.config import MemoryDtype, ModelConfig
@@ -17,6 +17,7 @@ from xlcli.memory import Buckets, Memory
 from xlcli.model.attention import Attention
 from xlcli.model.position import Position
 from xlcli.ops.context import AttentionContext
+from xlcli.ops.linear import Linear
 from xlcli.ops.lsh_attention import KeyWindow, attend_hashed, attend_hashed_one
 from xlcli.ops.lsh_table import Table, draw_rotations, hash_buckets, insert, rank_in_buckets
 from xlcli.ops.span import Span
@@ -68,9 +69,9 @@ class LSHAttention(Attention):
         self.n_hashes = n_hashes
         self.dropout = dropout
         self.scale = scale
-        self.query = nn.Linear(dim, n_heads * head_dim, bias=False)
-        self.value = nn.Linear(dim, n_heads * head_dim, bias=False)
-        self.output = nn.Linear(n_heads * head_dim, dim, bias=False)
+        self.query = Linear(dim, n_heads * head_dim, bias=False)
+        self.value = Linear(dim, n_heads * head_dim, bias=False)
+        self.output = Linear(n_heads * head_dim, dim, bias=False)
         n_directions = sum(n // 2 for n in self.factors)
         self.register_buffer("rotations", torch.full((MAX_HASHES, n_directions, head_dim), math.nan))
 

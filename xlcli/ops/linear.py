@@ -1,0 +1,47 @@
+"""Linear layers. PyTorch computes the product of one row with a matrix on one thread; here it uses all of them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+SMALLEST = 2**16
+"""Smallest number of weights that are worth more than one thread (measured)."""
+
+
+class Linear(nn.Linear):
+    """`nn.Linear` with the product of `linear`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Output (... o) for input (... i)."""
+        return linear(x, self.weight, self.bias)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x Wᵀ + b for inputs (... i) and weights (o i).
+
+    At inference on a CPU the product of a single row is that of a batch of equal parts of the matrix, one per thread.
+    """
+    n_parts = _parts(x, weight)
+    if n_parts == 1:
+        return F.linear(x, weight, bias)
+    rows = x.reshape(1, 1, -1).expand(n_parts, 1, -1)
+    out = torch.bmm(rows, weight.view(n_parts, -1, weight.shape[1]).mT).view(*x.shape[:-1], -1)
+    return out if bias is None else out + bias
+
+
+def _parts(x: Tensor, weight: Tensor) -> int:
+    """Number of parts into which `linear` divides the matrix; 1 unless that is faster."""
+    if (
+        x.device.type != "cpu"
+        or x.numel() != weight.shape[1]
+        or weight.numel() < SMALLEST
+        or not torch.is_inference_mode_enabled()
+        or torch.is_autocast_enabled("cpu")
+        or torch.compiler.is_compiling()
+        or not weight.is_contiguous()
+    ):
+        return 1
+    threads = torch.get_num_threads()
+    return threads if weight.shape[0] % threads == 0 else 1

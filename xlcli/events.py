@@ -277,12 +277,15 @@ class Speed:
         tokens_per_second: Mean over these calls.
         ms_per_token: Median duration of a call, divided by its tokens; `_p90` and `_p99` are percentiles.
         first_token_seconds: Time from a prompt of `prompt_tokens` tokens to the next token.
-        recompute_ms_per_token: Time of a call over one token and the `mem_len` tokens before it, from empty memory.
+        recompute_ms_per_token: Time of a call over one token and the `mem_len` tokens before it of one sequence, from
+            empty memory. None if it takes long or does not fit the machine.
         recompute_ratio: That time over `ms_per_token`.
         read_bytes_per_token: Size of weights and memory in their number types, computed from the configuration.
         read_share: Share of the machine's bandwidth with which they are read.
-        flops_per_token: Operations of matrix products, computed from the configuration.
+        flops_per_token: Operations of matrix products, computed from the configuration; in training of the forward and
+            backward pass, without activations that are computed again.
         flops_share: Share of the machine's arithmetic.
+        peak_rss_bytes: Peak memory of the process up to the last timed call, without the comparison.
         machine_read_bytes_per_second: Measured bandwidth of the machine.
         machine_flops_per_second: Measured rate of matrix products in the number type.
         seconds: Duration of the timed calls.

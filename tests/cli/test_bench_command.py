@@ -3,6 +3,7 @@ import json
 import pytest
 
 from xlcli.bench import measure, peaks
+from xlcli.errors import ResourceError
 
 KEYS = {
     "task", "model", "parameters", "mem_len", "segment_len", "batch_size", "tokens", "tokens_per_second",
@@ -104,3 +105,88 @@ def test_train_settings_of_a_model_may_be_changed_to_measure_training(run, model
     done = run("bench", "train", "--set", "train.batch_size=3", "--segment-len", "5", "--seconds", "0.02", "--json")
     speed = json.loads(done.out)
     assert (speed["batch_size"], speed["segment_len"], speed["mem_len"]) == (3, 5, 16)
+
+
+def _first(done):
+    assert done.code == 0, done.err
+    made = json.loads(done.out)
+    return made.get("sweep", [made])[0]
+
+
+@pytest.mark.parametrize("task", ["decode", "eval"])
+def test_peak_memory_is_that_of_the_task_without_the_comparison(task, run, monkeypatch):
+    order, repeat = [], measure.repeat
+
+    def recorded(call, stage, *more, **options):
+        order.append(stage)
+        return repeat(call, stage, *more, **options)
+
+    monkeypatch.setattr(measure, "repeat", recorded)
+    monkeypatch.setattr(measure, "peak_rss_bytes", lambda: order.append("peak") or 1)
+    _first(run("bench", task, *SHORT, "--mem-len", "9", "--json"))
+    assert order[-2:] == ["peak", "memory 9: recomputing the window"]
+
+
+def test_a_comparison_that_does_not_fit_the_machine_is_left_out(run, monkeypatch):
+    check = measure.check_memory
+
+    def refuse(*args, segment_len=1, **more):
+        if segment_len == 10:
+            raise ResourceError("the memory needs 9 TB.")
+        check(*args, segment_len=segment_len, **more)
+
+    monkeypatch.setattr(measure, "check_memory", refuse)
+    done = run("bench", "decode", *SHORT, "--mem-len", "9", "--json")
+    assert _first(done)["recompute_ratio"] is None
+    assert "memory 9: recomputing the window was not measured: the memory needs 9 TB." in done.err
+
+
+@pytest.mark.parametrize("task", ["decode", "eval", "train"])
+def test_memory_of_all_lengths_is_checked_before_the_first_measurement(task, run, monkeypatch):
+    stages, repeat = [], peaks.repeat
+
+    def recorded(call, stage, *more, **options):
+        stages.append(stage)
+        return repeat(call, stage, *more, **options)
+
+    monkeypatch.setattr(peaks, "repeat", recorded)
+
+    def refuse(config, *_):
+        if config.train.mem_len > 9:
+            raise ResourceError("the memory does not fit.")
+
+    monkeypatch.setattr(measure, "repeat", recorded)
+    monkeypatch.setattr(measure.memory, "require", refuse)
+    too_long = 12 if task == "train" else 2_000_000_000
+    done = run("bench", task, *SHORT, "--mem-len", f"9,{too_long}")
+    assert (done.code, stages) == (4, []), done.err
+    assert "memory" in done.err
+
+
+def test_a_comparison_is_of_one_sequence(run, monkeypatch):
+    sizes, random_tokens = [], measure.random_tokens
+    monkeypatch.setattr(measure, "random_tokens", lambda v, n: sizes.append(n) or random_tokens(v, n))
+    _first(run("bench", "decode", *SHORT, "--mem-len", "9", "--batch-size", "4", "--json"))
+    assert sizes == [9, 10]
+
+
+def test_training_is_measured_with_full_lengths(run, monkeypatch):
+    made, make = [], measure.make_training_run
+    monkeypatch.setattr(measure, "make_training_run", lambda config, *more: made.append(config) or make(config, *more))
+    _first(run("bench", "train", *SHORT, "--set", "train.random_lengths=true", "--json"))
+    assert not made[0].train.random_lengths
+
+
+def test_decoding_without_memory_reads_half_a_segment_on_average(run):
+    done = run("bench", "decode", *SHORT, "--set", "train.segment_len=19", "--mem-len", "0,9", "--json")
+    without, speed = json.loads(done.out)["sweep"]
+    for key in ("flops_per_token", "read_bytes_per_token"):
+        assert without[key] == speed[key]
+
+
+def test_training_with_a_uniform_span_attends_to_the_memory_length(run):
+    def operations(span, segment_len):
+        settings = ("--set", f"train.span={span}", "--set", "train.memory=keyvalue", "--segment-len", segment_len)
+        return _first(run("bench", "train", *SHORT, *settings, "--mem-len", "9", "--json"))["flops_per_token"]
+
+    assert operations("growing", "1") == operations("uniform", "7")

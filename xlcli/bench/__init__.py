@@ -1,19 +1,30 @@
 """Benchmark: speed of decoding, evaluation and training on this machine, beside the peaks of the machine.
 
-All figures are medians of repeated calls with full memory, on random tokens whose frequencies follow Zipf's law; the
-cost of a call depends on their values only with LSH attention and an adaptive softmax.
+Calls are repeated with full memory, after calls that are not timed. Times are medians, with percentiles beside the time
+per token; tokens per second is a mean, and the peaks of the machine are the best of their calls. Tokens are random, and
+their frequencies follow Zipf's law; the cost of a call depends on their values only with LSH attention and an adaptive
+softmax.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
 import torch
 
-from xlcli.bench.measure import Stop, measure_decoding, measure_evaluation, measure_training
+from xlcli.bench.measure import (
+    Measurement,
+    Stop,
+    check_decoding,
+    check_evaluation,
+    check_training,
+    measure_decoding,
+    measure_evaluation,
+    measure_training,
+)
 from xlcli.bench.peaks import Peaks, measure_peaks
 from xlcli.bench.timing import UNEVEN
 from xlcli.config import BenchConfig, Config, WeightEncoding
@@ -63,13 +74,16 @@ def bench(task: Task, model: LoadedModel, options: BenchConfig, runtime: Runtime
         ResourceError: The memory does not fit the machine.
     """
     model.check_settings(options)
-    measure = measure_decoding if task == "decode" else measure_evaluation
 
-    def measure_one(mem_len: int, peaks: Peaks) -> Generator[Progress, None, Speed]:
-        return measure(model, options.model_copy(update={"mem_len": mem_len}), runtime, peaks, stop)
+    def prepare(mem_len: int) -> Callable[[Peaks], Measurement]:
+        changed = options.model_copy(update={"mem_len": mem_len})
+        if task == "decode":
+            check_decoding(model, changed, runtime)
+            return lambda peaks: measure_decoding(model, changed, runtime, peaks, stop)
+        lengths = check_evaluation(model, changed, runtime)
+        return lambda peaks: measure_evaluation(model, lengths, options.seconds, runtime, peaks, stop)
 
-    trained = model.config.train.mem_len
-    return _measure_all(task, model.name, options, trained, runtime, measure_one, stop)
+    return _measure_all(task, model.name, options, model.config.train.mem_len, runtime, prepare, stop)
 
 
 def bench_training(name: str, config: Config, runtime: Runtime, *, stop: Stop) -> Iterator[Event]:
@@ -89,10 +103,11 @@ def bench_training(name: str, config: Config, runtime: Runtime, *, stop: Stop) -
         ResourceError: The run does not fit the machine.
     """
 
-    def measure_one(mem_len: int, peaks: Peaks) -> Generator[Progress, None, Speed]:
-        return measure_training(name, config, mem_len, runtime, peaks, stop)
+    def prepare(mem_len: int) -> Callable[[Peaks], Measurement]:
+        changed = check_training(config, mem_len, runtime)
+        return lambda peaks: measure_training(name, changed, runtime, peaks, stop)
 
-    return _measure_all("train", name, config.bench, config.train.mem_len, runtime, measure_one, stop)
+    return _measure_all("train", name, config.bench, config.train.mem_len, runtime, prepare, stop)
 
 
 def _measure_all(
@@ -101,11 +116,15 @@ def _measure_all(
     options: BenchConfig,
     trained: int,
     runtime: Runtime,
-    measure_one: Callable[[int, Peaks], Generator[Progress, None, Speed]],
+    prepare: Callable[[int], Callable[[Peaks], Measurement]],
     stop: Stop,
 ) -> Iterator[Event]:
-    """Plan, peaks of the machine, and the figures for each memory length; `trained` is the default length."""
+    """Plan, peaks of the machine, and the figures for each memory length; `trained` is the default length.
+
+    `prepare` raises an error if a memory length does not fit the machine. All are prepared before a measurement.
+    """
     mem_lens = options.mem_lens or (trained if options.mem_len is None else options.mem_len,)
+    measurements = [prepare(mem_len) for mem_len in mem_lens]
     for_peaks = min(options.seconds, PEAK_SECONDS)
     planned = 2 * for_peaks + options.seconds * FIGURES[task] * len(mem_lens)
     lengths = ", ".join(f"{length:,}" for length in mem_lens)
@@ -115,24 +134,19 @@ def _measure_all(
         yield Notice(f"load of the last minute: {load:.1f}; if other programs are running, the figures are too low")
     try:
         peaks = yield from measure_peaks(runtime, for_peaks, stop)
-        for mem_len in mem_lens:
+        for measure in measurements:
             forget_peak_rss()
-            yield from _end((yield from measure_one(mem_len, peaks)))
+            yield from _end((yield from measure(peaks)))
     except StoppedEarlyError:
         yield Notice("stopped before all figures were measured.", "warning")
 
 
 def _end(speed: Speed) -> Iterator[Event]:
-    """The figures, and remarks if they vary or the comparison is missing."""
+    """The figures, and a remark if they vary."""
     if speed.ms_per_token_p90 > UNEVEN * speed.ms_per_token:
         ratio = speed.ms_per_token_p90 / speed.ms_per_token
         yield Notice(
             f"memory {speed.mem_len:,}: a tenth of the calls took {ratio:.1f} times the median or longer; the machine "
             "was not quiet"
-        )
-    if speed.task != "train" and speed.mem_len and speed.recompute_ratio is None:
-        yield Notice(
-            f"memory {speed.mem_len:,}: recomputing the window was not measured, because it takes long; "
-            "a longer --seconds includes it"
         )
     yield speed

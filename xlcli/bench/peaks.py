@@ -36,6 +36,8 @@ def measure_peaks(runtime: Runtime, seconds: float, stop: Callable[[], bool]) ->
     times = yield from repeat(array.max, "bandwidth of reading memory", seconds, runtime, stop)
     bandwidth = READ_BYTES / times.seconds[0]
     del array
+    small = torch.ones(2, 8, 8, device=runtime.device, dtype=runtime.dtype)
+    torch.matmul(*small)  # starts the library of matrix products
     widths, rates = WIDTHS.get(runtime.device.type, WIDTHS["cuda"]), []
     for width in widths:
         a, b = torch.ones(2, width, width, device=runtime.device, dtype=runtime.dtype)

@@ -57,18 +57,20 @@ def repeat(
     Args:
         call: The call.
         stage: Name of the measurement in the events.
-        seconds: Time for all calls; at least `LEAST` are timed. A first call that takes longer is the only one.
+        seconds: Time for all calls; at least `LEAST` are timed. A second call that takes longer is the only
+            timed one.
         runtime: Device, which is waited for.
         stop: Called between calls.
-        warmup: Number of calls before the timed ones.
+        warmup: Number of calls before the timed ones, at least 1 in any case: the first call may compile or allocate.
 
     Raises:
         StoppedEarlyError: `stop` became true.
     """
     meter = ProgressMeter(stage, None, "calls")
     durations: list[float] = []
-    while not durations or (
-        durations[0] < seconds and (len(durations) < warmup + LEAST or math.fsum(durations[warmup:]) < seconds)
+    warmup = max(1, warmup)
+    while len(durations) < 2 or (
+        durations[1] < seconds and (len(durations) < warmup + LEAST or math.fsum(durations[warmup:]) < seconds)
     ):
         if stop():
             raise StoppedEarlyError
@@ -78,4 +80,4 @@ def repeat(
             torch.cuda.synchronize()
         durations.append(time.perf_counter() - started)
         yield from meter.report(len(durations))
-    return Times(tuple(sorted(durations[warmup:] or durations)))
+    return Times(tuple(sorted(durations[warmup:] or durations[1:])))

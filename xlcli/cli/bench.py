@@ -29,7 +29,8 @@ VOCAB_SIZE = 2048
 UNUSED = {"decode": ("segment_len",), "eval": (), "train": ("n_steps", "n_hashes", "weight_dtype", "memory_dtype")}
 """Options that do not apply to a task."""
 RECOMPUTED = (
-    "the same model without memory: for each token a call over a window as long as the memory, one window at a time. "
+    "the same model without memory: for each token a call over it and as many tokens before it as the memory holds, "
+    "one sequence at a time. "
     "Dai et al. 2019 (table 9, on a GPU) evaluate 363, 773, 1,409 and 1,874 times faster than a model that recomputes "
     "windows of 800, 1,800, 2,800 and 3,800 tokens."
 )
@@ -315,7 +316,8 @@ def _meaning(speed: Speed) -> list[tuple[str, str]]:
         size = f"{speed.read_bytes_per_token / 1e6:,.3g} MB {at}"
         rows.append(("bandwidth", f"share of the machine's; weights and memory{once}: {size}"))
     operations = f"{speed.flops_per_token / 1e6:,.4g} million operations {at}"
-    rows.append(("arithmetic", f"share of the machine's; matrix products: {operations}"))
+    passes = ", forward and backward, without recomputed activations" if speed.task == "train" else ""
+    rows.append(("arithmetic", f"share of the machine's; matrix products{passes}: {operations}"))
     if speed.recompute_ratio is not None:
         rows.append(("recomputed", RECOMPUTED))
     return rows

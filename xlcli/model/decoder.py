@@ -214,8 +214,10 @@ class Decoder:
         e = attention.output.weight.shape[1] // h
         n_features, content, bias, relative = 0, None, None, None
         if isinstance(position, XLPosition):
-            n_features, content, bias = position.n_features, position.biases.content, position.biases.position
-            relative = rearrange(position.relative.weight, "(h e) f -> h f e", e=e)
+            content, bias = position.biases.content, position.biases.position
+            n_features = min(position.n_features, e)
+            if position.n_features <= e:
+                relative = rearrange(position.relative.weight, "(h e) f -> h f e", e=e)
         norms = [
             self._norm(None if isinstance(norm, nn.Identity) else norm)
             for norm in (attention.query_norm, attention.key_norm)
@@ -282,7 +284,10 @@ class Decoder:
         assert isinstance(attention, FullAttention)
         position, e = attention.position, attention.output.weight.shape[1] // attention.n_heads
         if isinstance(position, XLPosition):
-            keys = self._table(("xl", position.n_features), length, lambda n: _position_keys(position, n, e))
+            if position.n_features <= e:
+                keys = self._table(("xl", position.n_features), length, lambda n: _position_keys(position, n, e))
+            else:  # inner products with projected keys are shorter
+                keys = self._table(position.relative, length, lambda n: _projected_keys(position, n, e))
             return keys, None, None, None
         if isinstance(position, (AlibiPosition, T5Position)):
             source: Hashable = position.table if isinstance(position, T5Position) else "alibi"
@@ -344,6 +349,12 @@ def _position_keys(position: XLPosition, n: int, head_dim: int) -> Tensor:
     _, term = position.term(torch.zeros(1, position.n_heads, 1, head_dim), _context(n))
     assert term is not None
     return term[1].T
+
+
+def _projected_keys(position: XLPosition, n: int, head_dim: int) -> Tensor:
+    """Position keys of distances n - 1 to 0, projected by W_R: (h e n)."""
+    cos, sin = _position_keys(position, n, head_dim).chunk(2)
+    return position.relative.weight @ torch.cat([-sin, cos])
 
 
 def _bias(attention: FullAttention, n: int, head_dim: int) -> Tensor:

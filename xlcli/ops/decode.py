@@ -79,7 +79,7 @@ ATTENTION = record("n_heads head_dim n_features content position relative rope",
                    qkv=MATRIX, output=MATRIX, query_norm=NORM, key_norm=NORM)  # fmt: skip
 """Attention branch of h heads of width e: matrices (3he d) and (d he), norms of each query and key, rotary pairs, and a
 factor on the scores. Transformer-XL: f features, biases u = `content` and v = `position` (h e), and W_R = `relative`
-(h f e), sine half first.
+(h f e), sine half first. Without `relative` the position keys are projected already, and f is e.
 """
 BLOCK = record("width vectors", "stream_scale input_scale", attention=ATTENTION, attention_residual=RESIDUAL,
                up=MATRIX, down=MATRIX, feed_forward_residual=RESIDUAL)  # fmt: skip
@@ -91,8 +91,8 @@ CACHE = record("keys values key_scales value_scales capacity row start stop n_di
 (b h capacity). The query attends to rows `start` to `stop`, whose last one is written by the call.
 
 Tables by position relative to the query, whose last column is that of the query itself: position keys (f n_distances)
-of Transformer-XL, cosines, then sines; additions (h n_distances) to the scores. `sin` and `cos` (b e/2) belong to the
-rotary angles of the queries.
+of Transformer-XL, cosines, then sines, or projected ones (h e n_distances); additions (h n_distances) to the scores.
+`sin` and `cos` (b e/2) belong to the rotary angles of the queries.
 """
 CALL = record("n_blocks blocks caches tokens x x0 batch dim n_threads", head=HEAD)
 """Arguments of `decode_token`: `BLOCK` and `CACHE` of each block, tokens (b) in int64, inputs (b d) of the first block
@@ -440,15 +440,18 @@ def prepare(attention: Any, cache: Any, memory_type: Array, qkv: Array, queries:
         if f:
             content = array(attention.content, (n_heads, e))[h]
             position = array(attention.position, (n_heads, e))[h]
-            relative = array(attention.relative, (n_heads, f, e))[h]
             for i in range(e):
                 query[i] += content[i]
                 q[i] += position[i]
-            # The query is at position 0, with sine 0 and cosine 1: q̃ = [b ; -a] (`ops/xl.py`).
-            dots(relative, q, angles)
-            for i in range(f // 2):
-                query[e + i] = angles[f // 2 + i]
-                query[e + f // 2 + i] = -angles[i]
+            if attention.relative:
+                # The query is at position 0, with sine 0 and cosine 1: q̃ = [b ; -a] (`ops/xl.py`).
+                dots(array(attention.relative, (n_heads, f, e))[h], q, angles)
+                for i in range(f // 2):
+                    query[e + i] = angles[f // 2 + i]
+                    query[e + f // 2 + i] = -angles[i]
+            else:
+                for i in range(e):
+                    query[e + i] = q[i]
         finish(team)
         task = take(team, batch * n_heads)
 
@@ -491,8 +494,9 @@ def attend_chunk(
             scores[s] *= scales[s]
     before = cache.n_distances - (cache.stop - cache.start) + first
     if cache.position_keys:
-        position_keys = array(cache.position_keys, (attention.n_features, cache.n_distances))
-        add_rows(position_keys[:, before:], query[e:], scores)
+        tables = 1 if attention.relative else attention.n_heads
+        position_keys = array(cache.position_keys, (tables, attention.n_features, cache.n_distances))
+        add_rows(position_keys[h % tables, :, before:], query[e:], scores)
     for s in range(n):
         scores[s] *= attention.scale
     if cache.bias:

@@ -3,6 +3,7 @@
 import functools
 import itertools
 
+import pytest
 import torch
 
 from xlcli import config
@@ -113,6 +114,11 @@ IN_TURN = _in_turn()
 """Every attention, position and setting once, with the entries of `AROUND` in turn."""
 SAMPLE = frozenset([*IN_TURN, *_in_turn(2)])
 """The same with two entries of `AROUND` each; the other combinations are tested by `pytest -m exhaustive`."""
+
+
+def thinned(names, kept):
+    """Parameters of a test: the names in `kept`, and the others for `pytest -m exhaustive`."""
+    return [name if name in kept else pytest.param(name, marks=pytest.mark.exhaustive) for name in names]
 
 
 def _rounded():

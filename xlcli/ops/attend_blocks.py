@@ -6,6 +6,7 @@ exists. Within a block only the first and last columns of the scores, as many as
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -43,6 +44,36 @@ class Band(NamedTuple):
         return hidden.triu(1), hidden.tril(-1 - n_in_reach)
 
 
+def blocks(n_new: int, band: Band) -> Iterator[tuple[slice, slice]]:
+    """Blocks of queries, and the keys that they see."""
+    for start in range(0, n_new, BLOCK):
+        stop = min(start + BLOCK, n_new)
+        yield slice(start, stop), slice(band.first(start), stop + band.n_memory)
+
+
+def softmax_scores(
+    queries: Tensor,
+    keys: Tensor,
+    term: tuple[Tensor, Tensor] | None,
+    edges: tuple[Tensor, Tensor | None],
+    out: Tensor,
+) -> Tensor:
+    """Weights (n t s), written to `out`, of queries (n t e) over keys (n s e).
+
+    `term` is a second score term (n t f) and (s f), or None; `edges` are those of `Band.edges`.
+    """
+    if term is None:
+        torch.bmm(queries, keys.mT, out=out)
+    else:
+        torch.mm(term[0].flatten(0, 1), term[1].T, out=out.flatten(0, 1))
+        out.baddbmm_(queries, keys.mT)
+    last, first = edges
+    out[..., -len(last) :] += last
+    if first is not None:
+        out[..., : len(first)] += first
+    return torch.softmax(out, -1, out=out)
+
+
 def attend_blocks(
     q: Tensor, k: Tensor, v: Tensor, band: Band, *, scale: float, term: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
@@ -62,28 +93,19 @@ def attend_blocks(
     q = q * scale
     if term is not None:
         term = term[0] * scale, term[1]
-    blocks = [(start, min(start + BLOCK, n_new)) for start in range(0, n_new, BLOCK)]
-    largest = max((stop - start) * (stop + band.n_memory - band.first(start)) for start, stop in blocks)
+    largest = max((new.stop - new.start) * (seen.stop - seen.start) for new, seen in blocks(n_new, band))
     buffer = q.new_empty(max(largest, min(SCORES, largest * n_rows * n_heads)))
-    for start, stop in blocks:
-        new, seen = slice(start, stop), slice(band.first(start), stop + band.n_memory)
-        n, n_keys = stop - start, seen.stop - seen.start
-        last, first = band.edges(start, q[:, :, new])
+    for new, seen in blocks(n_new, band):
+        n, n_keys = new.stop - new.start, seen.stop - seen.start
+        edges = band.edges(new.start, q[:, :, new])
         for rows, heads in score_chunks(n_rows, n_heads, n * n_keys, SCORES):
             queries, keys, values = (
                 x[rows, heads, at].flatten(0, 1).to(q.dtype) for x, at in ((q, new), (k, seen), (v, seen))
             )
-            scores = buffer[: len(queries) * n * n_keys].view(len(queries), n, n_keys)
-            if term is None:
-                torch.bmm(queries, keys.mT, out=scores)
-            else:
-                torch.mm(term[0][rows, heads, new].flatten(0, 2), term[1][seen].T, out=scores.flatten(0, 1))
-                scores.baddbmm_(queries, keys.mT)
-            scores[..., n_keys - n :] += last
-            if first is not None:
-                scores[..., :n] += first
-            torch.softmax(scores, -1, out=scores)
+            own_term = term and (term[0][rows, heads, new].flatten(0, 1), term[1][seen])
+            place = buffer[: len(queries) * n * n_keys].view(len(queries), n, n_keys)
+            weights = softmax_scores(queries, keys, own_term, edges, out=place)
             out[rows, heads, new] = rearrange(
-                torch.bmm(scores, values), "(b h) t w -> b h t w", h=heads.stop - heads.start
+                torch.bmm(weights, values), "(b h) t w -> b h t w", h=heads.stop - heads.start
             )
     return out

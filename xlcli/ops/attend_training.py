@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from xlcli.ops.attend_blocks import BLOCK, Band
+from xlcli.ops.attend_blocks import BLOCK, Band, blocks, softmax_scores
 from xlcli.ops.chunks import score_chunks
 
 PART_BYTES = 2**22
@@ -69,10 +69,8 @@ def _parts(q: Tensor, band: Band) -> Iterator[Part]:
     """All parts of the scores of queries (b h t e)."""
     n_rows, n_heads, n_new, _ = q.shape
     at = 0
-    for start in range(0, n_new, BLOCK):
-        stop = min(start + BLOCK, n_new)
-        new, seen = slice(start, stop), slice(band.first(start), stop + band.n_memory)
-        size = (stop - start) * (seen.stop - seen.start)
+    for new, seen in blocks(n_new, band):
+        size = (new.stop - new.start) * (seen.stop - seen.start)
         for rows, heads in score_chunks(n_rows, n_heads, size, PART_BYTES // q.element_size()):
             end = at + (rows.stop - rows.start) * (heads.stop - heads.start) * size
             yield Part(rows, heads, new, seen, slice(at, end))
@@ -82,17 +80,9 @@ def _parts(q: Tensor, band: Band) -> Iterator[Part]:
 def _weights(part: Part, tensors: list[Tensor], saved: Tensor, band: Band) -> Tensor:
     """Attention weights (n t s) of a part, from queries, keys, values and term; in `saved` unless it is empty."""
     q, k, _, *term = tensors
-    queries, keys, weights = part.of(q, part.new), part.of(k, part.seen), part.buffer(q, saved)
-    if term:
-        torch.mm(part.of(term[0], part.new).flatten(0, 1), term[1][part.seen].T, out=weights.flatten(0, 1))
-        weights.baddbmm_(queries, keys.mT)
-    else:
-        torch.bmm(queries, keys.mT, out=weights)
-    last, first = band.edges(part.new.start, queries)
-    weights[..., -len(last) :] += last
-    if first is not None:
-        weights[..., : len(first)] += first
-    return torch.softmax(weights, -1, out=weights)
+    queries, keys = part.of(q, part.new), part.of(k, part.seen)
+    own_term = (part.of(term[0], part.new), term[1][part.seen]) if term else None
+    return softmax_scores(queries, keys, own_term, band.edges(part.new.start, queries), out=part.buffer(q, saved))
 
 
 # Custom operators, because the estimate of memory traces every operator on fake tensors, and there are many parts.

@@ -22,7 +22,7 @@ from xlcli.memory import (
     Memory,
     TokenMemory,
 )
-from xlcli.model.attention.full import FullAttention
+from xlcli.model.attention.full import FullAttention, settings
 from xlcli.model.pooling import POOLINGS, ConvolutionPooling
 from xlcli.model.position import Position
 from xlcli.ops.attend import attend
@@ -34,16 +34,10 @@ from xlcli.ops.span import Span
 def build(model: ModelConfig, attention: CompressiveAttentionConfig, position: Position) -> CompressiveAttention:
     """Attention of one layer."""
     return CompressiveAttention(
-        dim=model.dim,
-        n_heads=attention.n_heads,
-        head_dim=model.head_dim,
-        position=position,
-        scale=attention.score_scale(position.n_terms, model.head_dim),
-        dropout=model.dropout.attention,
-        qk_norm=attention.qk_norm,
         rate=attention.rate,
         n_compressed=attention.n_compressed,
         pooling=attention.pooling,
+        **settings(model, attention, position),
     )
 
 

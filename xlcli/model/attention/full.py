@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from einops import rearrange
 from torch import Tensor
 
 from xlcli.config import MemoryDtype, ModelConfig
-from xlcli.config.attention import FullAttentionConfig
+from xlcli.config.attention import FullAttentionConfig, SoftmaxAttentionConfig
 from xlcli.memory import Hidden, Int8KeyValue, KeyValue, Memory, TokenMemory
 from xlcli.model.attention import ProjectedAttention
 from xlcli.model.position import Position
@@ -20,15 +20,20 @@ from xlcli.ops.span import Span
 
 def build(model: ModelConfig, attention: FullAttentionConfig, position: Position) -> FullAttention:
     """Attention of one layer."""
-    return FullAttention(
-        dim=model.dim,
-        n_heads=attention.n_heads,
-        head_dim=model.head_dim,
-        position=position,
-        scale=attention.score_scale(position.n_terms, model.head_dim),
-        dropout=model.dropout.attention,
-        qk_norm=attention.qk_norm,
-    )
+    return FullAttention(**settings(model, attention, position))
+
+
+def settings(model: ModelConfig, attention: SoftmaxAttentionConfig, position: Position) -> dict[str, Any]:
+    """Arguments of `FullAttention`, which other kinds of softmax attention take, too."""
+    return {
+        "dim": model.dim,
+        "n_heads": attention.n_heads,
+        "head_dim": model.head_dim,
+        "position": position,
+        "scale": attention.score_scale(position.n_terms, model.head_dim),
+        "dropout": model.dropout.attention,
+        "qk_norm": attention.qk_norm,
+    }
 
 
 class FullAttention(ProjectedAttention):

@@ -16,23 +16,14 @@ from torch.nn import functional as F
 from xlcli.config import ModelConfig
 from xlcli.config.attention import LocalAttentionConfig
 from xlcli.memory import Memory
-from xlcli.model.attention.full import FullAttention
+from xlcli.model.attention.full import FullAttention, settings
 from xlcli.model.position import Position
 from xlcli.ops.context import AttentionContext
 
 
 def build(model: ModelConfig, attention: LocalAttentionConfig, position: Position) -> LocalAttention:
     """Attention of one layer."""
-    return LocalAttention(
-        dim=model.dim,
-        n_heads=attention.n_heads,
-        head_dim=model.head_dim,
-        position=position,
-        scale=attention.score_scale(position.n_terms, model.head_dim),
-        dropout=model.dropout.attention,
-        qk_norm=attention.qk_norm,
-        window=attention.window,
-    )
+    return LocalAttention(window=attention.window, **settings(model, attention, position))
 
 
 class LocalAttention(FullAttention):

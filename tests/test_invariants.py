@@ -8,7 +8,6 @@ from variants import (
     COMBINATIONS,
     IN_TURN,
     ROUNDED,
-    SAMPLE,
     VOCAB,
     adaptive,
     hashed,
@@ -31,9 +30,9 @@ from xlcli.config.stack import STACKS
 from xlcli.files import read_tensors, write_tensors
 from xlcli.state import State
 
-every = pytest.mark.parametrize("name", thinned(COMBINATIONS, SAMPLE))
-every_memory = pytest.mark.parametrize("name", [*thinned(COMBINATIONS, SAMPLE), *ROUNDED])
-every_memory_in_turn = pytest.mark.parametrize("name", [*thinned(COMBINATIONS, IN_TURN), *ROUNDED])
+every = pytest.mark.parametrize("name", thinned(COMBINATIONS, IN_TURN))
+every_memory = pytest.mark.parametrize("name", [*thinned(COMBINATIONS, IN_TURN), *ROUNDED])
+every_memory_in_part = pytest.mark.parametrize("name", [*thinned(COMBINATIONS, IN_TURN[::2]), *ROUNDED])
 in_turn = pytest.mark.parametrize("name", IN_TURN)
 SINGLE = {0: 15, 7: 30, 200: 10}
 """Memory length to number of tokens that are read one at a time."""
@@ -179,7 +178,7 @@ def test_growing_span_is_the_papers_training(name):
             assert same != seen or (seen and hashed(name, 1))
 
 
-@every_memory_in_turn
+@every_memory_in_part
 def test_continue(name, tmp_path):
     """Continue: a saved and loaded state continues as the original does, to the bit."""
     model = make(name, dtype=torch.float32)
@@ -220,7 +219,7 @@ def test_continue_with_any_head_width(name, width, tmp_path):
                 assert torch.equal(read(model, text[:batch, 50:], cuts, state=copy)[0], expected)
 
 
-@every_memory_in_turn
+@every_memory_in_part
 def test_rows(name):
     """Rows: a sequence of a batch equals the sequence alone; sequences can be selected, repeated and forked."""
     model = make(name)
@@ -292,7 +291,7 @@ RATES = {"pre": 0.02, "post": 0.005, "sandwich": 0.02, "rezero": 0.02}
 """Learning rates; with post-norm at 0.02 some combinations learn only for some seeds."""
 
 
-@pytest.mark.parametrize("name", thinned(IN_TURN, IN_TURN[::3]))
+@pytest.mark.parametrize("name", thinned(IN_TURN, IN_TURN[::7]))
 def test_learning(name):
     """Learning: each attention with each position overfits a short text."""
     torch.manual_seed(0)

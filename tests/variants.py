@@ -103,17 +103,17 @@ COMBINATIONS = dict(_combinations())
 """Name of a combination to its table `model`."""
 
 
-def _in_turn(shift=0):
+def _in_turn():
     choices = {}
     for name in COMBINATIONS:
         choices.setdefault(name.rsplit("-", 2)[0], []).append(name)
-    return [names[(i + shift) % len(names)] for i, names in enumerate(choices.values())]
+    return [names[i % len(names)] for i, names in enumerate(choices.values())]
 
 
 IN_TURN = _in_turn()
-"""Every attention, position and setting once, with the entries of `AROUND` in turn."""
-SAMPLE = frozenset([*IN_TURN, *_in_turn(2)])
-"""The same with two entries of `AROUND` each; the other combinations are tested by `pytest -m exhaustive`."""
+"""Every attention, position and setting once, with the entries of `AROUND` in turn.
+
+The other combinations are tested by `pytest -m exhaustive`."""
 
 
 def thinned(names, kept):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.variants import thinned
 from xlcli.cli.settings import to_toml
 from xlcli.config import ATTENTIONS, POSITIONS
 from xlcli.config.stack import STACKS
@@ -81,7 +82,7 @@ def train(run):
     return train
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", thinned(VARIANTS, [*VARIANTS][::2]))
 def test_every_command_gives_the_same_numbers(name, train, run):
     train(name, "models/it", "--max-steps", "3")
 

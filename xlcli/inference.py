@@ -7,6 +7,7 @@ the start of a text it is the tokenizer's `start_id`, a line end.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +17,7 @@ from xlcli.errors import CheckpointError, StateError
 from xlcli.events import Notice
 from xlcli.machine import as_options, available_bytes, fitting, require_memory
 from xlcli.model.decoder import Decoder
+from xlcli.online import make_reader
 from xlcli.ops.span import Span
 from xlcli.store.state_files import PendingText, SamplerState, SessionState, StreamPosition
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from xlcli.config import InferenceConfig, MemoryDtype
-    from xlcli.model.lm import LanguageModel
+    from xlcli.online import Reader
     from xlcli.runtime import Runtime
     from xlcli.state import State
     from xlcli.store.loaded import LoadedModel
@@ -42,13 +44,19 @@ class InferenceSession:
     Attributes:
         model: The model.
         runtime: Device and number type.
-        state: State of the model after all tokens before the last one.
+        options: Memory and what is learned of the text.
+        reader: The model with these options.
+        state: State of the reader after all tokens before the last one.
         last_tokens: Token of each row that has been scored or sampled but not read.
     """
 
-    def __init__(self, model: LoadedModel, runtime: Runtime, state: State, last_tokens: list[int]) -> None:
+    def __init__(
+        self, model: LoadedModel, runtime: Runtime, options: InferenceConfig, state: State, last_tokens: list[int]
+    ) -> None:
         self.model = model
         self.runtime = runtime
+        self.options = options
+        self.reader = make_reader(model.network, options)
         self.state = state
         self.last_tokens = last_tokens
         self._is_first = True
@@ -83,14 +91,15 @@ class InferenceSession:
             _check_options(model, options, state)
             longest = _longest_memory(state.span, n_tokens)
             check_memory(model, runtime, longest, memory_dtype=state.memory_dtype, changeable=())
-            return cls(model, runtime, resume.model_state, [resume.last_token])
+            return cls(model, runtime, options, resume.model_state, [resume.last_token])
         train = model.config.train
         mem_len = train.mem_len if options.mem_len is None else options.mem_len
         span = Span.make("uniform", mem_len=mem_len, segment_len=train.segment_len)
         _, memory_dtype = options.dtypes(model.config.model)
         check_memory(model, runtime, _longest_memory(span, n_tokens), memory_dtype=memory_dtype)
-        state = model.network.init_state(1, mem_len=mem_len, segment_len=train.segment_len, memory_dtype=memory_dtype)
-        return cls(model, runtime, state, [model.tokenizer.start_id])
+        reader = make_reader(model.network, options)
+        state = reader.init_state(1, mem_len=mem_len, segment_len=train.segment_len, memory_dtype=memory_dtype)
+        return cls(model, runtime, options, state, [model.tokenizer.start_id])
 
     def score(self, ids: NDArray[np.integer]) -> NDArray[np.float64]:
         """Surprisal (t) in nats of the next tokens `ids` (t, at least one). One row only.
@@ -101,7 +110,7 @@ class InferenceSession:
         tokens = torch.tensor([[*self.last_tokens, *ids[:-1].tolist()]], device=self.runtime.device)
         targets = torch.tensor([ids.tolist()], device=self.runtime.device)
         with torch.inference_mode(), self.runtime.autocast():
-            nll, self.state = self.model.network.nll(tokens, targets, self.state)
+            nll, self.state, *_ = self.reader.score(tokens, targets, self.state)
         self.last_tokens = [int(ids[-1])]
         surprisal: NDArray[np.float64] = nll[0].double().cpu().numpy()
         if not np.isfinite(surprisal).all():
@@ -116,19 +125,26 @@ class InferenceSession:
             chunk = ids[start : start + TOKENS_PER_CALL].tolist()
             tokens = torch.tensor([[*self.last_tokens, *chunk[:-1]]], device=self.runtime.device)
             with torch.inference_mode(), self.runtime.autocast():
-                _, self.state = self.model.network.logits(tokens, self.state)
+                if self.state.online:  # what follows each token is learned
+                    targets = torch.tensor([chunk], device=self.runtime.device)
+                    _, self.state, *_ = self.reader.score(tokens, targets, self.state)
+                else:
+                    _, self.state = self.reader.logits(tokens, self.state)
             self.last_tokens = [chunk[-1]]
         return len(ids)
 
     @property
-    def _decoder(self) -> LanguageModel | Decoder:
-        """Model of the next prediction: the first one does not wait half a second until kernels are loaded."""
-        is_slow = self._is_first or self.runtime.dtype != torch.float32
-        return self.model.network if is_slow else self.model.decoder
+    def _uses_decoder(self) -> bool:
+        """Whether the next prediction may use kernels; the first one does not wait half a second until they load."""
+        return not self._is_first and self.runtime.dtype == torch.float32
+
+    @cached_property
+    def _decoding_reader(self) -> Reader:
+        return make_reader(self.model.network, self.options, self.model.decoder)
 
     def compilation(self) -> Notice | None:
         """Notice that the next prediction compiles kernels, which takes seconds, or that they cannot be kept, once."""
-        decoder = self._decoder
+        decoder = self.model.decoder if self._uses_decoder else None
         if not isinstance(decoder, Decoder):
             return None
         if not decoder.is_compiled:
@@ -137,23 +153,35 @@ class InferenceSession:
         return None if problem is None else Notice(problem)
 
     def predict(self) -> Tensor:
-        """Logits (b v) of the next token of each row. The caller assigns the sampled tokens to `last_tokens`."""
+        """Logits (b v) of the next token of each row. The caller assigns sampled tokens to `last_tokens`."""
         tokens = torch.tensor(self.last_tokens, device=self.runtime.device)[:, None]
-        decoder, self._is_first = self._decoder, False
+        reader = self._decoding_reader if self._uses_decoder else self.reader
+        self._is_first = False
         with torch.inference_mode(), self.runtime.autocast():
-            logits, self.state = decoder.logits(tokens, self.state)
+            logits, self.state = reader.logits(tokens, self.state)
         return logits
+
+    def observe(self, token: int) -> None:
+        """Appends the token of the text that follows the last prediction. One row only.
+
+        A session with `predict` and `observe` of each token continues like one with `score`.
+        """
+        self.last_tokens = [token]
+        targets = torch.tensor(self.last_tokens, device=self.runtime.device)
+        with torch.inference_mode(), self.runtime.autocast():
+            self.state = self.reader.observe(targets, self.state)
 
     def reset(self) -> None:
         """Returns to the start of a text."""
-        self.state = self.model.network.reset(self.state)
+        with torch.inference_mode(), self.runtime.autocast():
+            self.state = self.reader.reset(self.state)
         self.last_tokens = [self.model.tokenizer.start_id] * len(self.last_tokens)
 
     def select(self, rows: Sequence[int]) -> InferenceSession:
         """A session of copies of the given rows, in that order; `select([0] * 8)` continues row 0 in eight ways."""
         with torch.inference_mode():
             state = self.state.select(list(rows))
-        return InferenceSession(self.model, self.runtime, state, [self.last_tokens[row] for row in rows])
+        return InferenceSession(self.model, self.runtime, self.options, state, [self.last_tokens[row] for row in rows])
 
     def max_bytes(self, n_tokens: int) -> int:
         """Size in bytes, at least 1, of the memory of one row after `n_tokens` tokens."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,7 +12,13 @@ from torch import Tensor
 from xlcli.config import MemoryDtype
 from xlcli.errors import StateError
 from xlcli.memory import MEMORIES, Memory
+from xlcli.memory.online import OnlineMemory
 from xlcli.ops.span import Span
+
+T = TypeVar("T")
+
+ONLINE_MEMORIES: dict[str, type[OnlineMemory]] = {}
+"""Field of `State` to class, of values that a model learns while it reads."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +31,8 @@ class State:
         span: Rule for which tokens a token attends to.
         offsets: Position (b) in its text at which each sequence began.
         last: Last token (b) read of each sequence, -1 before the first; None if the model has no bigram embedding.
+        adaptation: Weights that were adapted to the text, if any.
+        cache: Cache of the text, if any.
     """
 
     layers: tuple[Memory, ...]
@@ -31,6 +40,8 @@ class State:
     span: Span
     offsets: Tensor
     last: Tensor | None = None
+    adaptation: OnlineMemory | None = None
+    cache: OnlineMemory | None = None
 
     @property
     def batch_size(self) -> int:
@@ -39,8 +50,15 @@ class State:
 
     @property
     def bytes(self) -> int:
-        """Size of the memory tensors in bytes, without unused buffer space."""
-        return sum(t.numel() * t.element_size() for layer in self.layers for t in layer.tensors().values())
+        """Size of memory and of learned values in bytes, without unused buffer space."""
+        parts = [layer.tensors() for layer in self.layers] + [value.tensors() for value in self.online.values()]
+        return sum(t.numel() * t.element_size() for part in parts for t in part.values())
+
+    @property
+    def online(self) -> dict[str, OnlineMemory]:
+        """Learned values by the name of their field."""
+        values: dict[str, OnlineMemory | None] = {"adaptation": self.adaptation, "cache": self.cache}
+        return {name: value for name, value in values.items() if value is not None}
 
     @property
     def memory_dtype(self) -> MemoryDtype:
@@ -49,7 +67,7 @@ class State:
         return "int8" if torch.int8 in dtypes else "bfloat16" if torch.bfloat16 in dtypes else "float32"
 
     def map(self, change: Callable[[Tensor], Tensor]) -> State:
-        """State with `change` applied to every tensor."""
+        """State with `change` applied to every tensor that has one row for each sequence."""
         return replace(
             self,
             layers=tuple(layer.map(change) for layer in self.layers),
@@ -58,7 +76,10 @@ class State:
         )
 
     def select(self, index: Sequence[int] | Tensor) -> State:
-        """Copy of the sequences `index`, in that order; `select([0] * 8)` gives eight copies of the first one."""
+        """Copy of the sequences `index`, in that order; `select([0] * 8)` gives eight copies of the first one.
+
+        They share learned values.
+        """
 
         def select(t: Tensor) -> Tensor:
             return t.index_select(0, torch.as_tensor(index, device=t.device))
@@ -67,21 +88,26 @@ class State:
 
     def fork(self) -> State:
         """Copy that shares no tensor, so that both states can be continued."""
-        return self.map(torch.clone)
+        learned: dict[str, Any] = {name: value.fork() for name, value in self.online.items()}
+        return replace(self.map(torch.clone), **learned)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors by name: `offsets`, `last` if there is one, and `0.k` for tensor k of the memory of layer 0."""
+        """All tensors by name: `offsets`, `last` if there is one, and `0.k` for tensor k of the memory of layer 0.
+
+        Those of learned values begin with the name of their field.
+        """
         memories = {f"{i}.{name}": t for i, layer in enumerate(self.layers) for name, t in layer.tensors().items()}
         last = {} if self.last is None else {"last": self.last}
-        return {"offsets": self.offsets, **last, **memories}
+        learned = {f"{name}.{key}": t for name, value in self.online.items() for key, t in value.tensors().items()}
+        return {"offsets": self.offsets, **last, **memories, **learned}
 
     def describe(self) -> dict[str, str]:
-        """Metadata to save with the tensors: memory kinds, tokens read and span."""
+        """Metadata to save with the tensors: memory kinds, tokens read, span, and entries of learned values."""
         return {
             "memory": " ".join(layer.kind for layer in self.layers),
             "seen": str(self.seen),
             "span": f"{self.span.kind} {self.span.mem_len} {self.span.segment_len}",
-        }
+        } | {f"{name}.{key}": text for name, value in self.online.items() for key, text in value.describe().items()}
 
     @staticmethod
     def restore(tensors: Mapping[str, Tensor], description: Mapping[str, str]) -> State:
@@ -94,12 +120,17 @@ class State:
             batch_size = len(tensors["offsets"])
             layers = []
             for i, kind in enumerate(description["memory"].split()):
-                prefix = f"{i}."
-                own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+                own = _with_prefix(f"{i}.", tensors)
                 MEMORIES[kind].check(own, batch_size)
                 layers.append(MEMORIES[kind].from_tensors(own))
             span = _span(description["span"])
-            state = State(tuple(layers), int(description["seen"]), span, tensors["offsets"], tensors.get("last"))
+            learned: dict[str, Any] = {
+                name: kind.restore(_with_prefix(f"{name}.", tensors), entries)
+                for name, kind in ONLINE_MEMORIES.items()
+                if (entries := _with_prefix(f"{name}.", description))
+            }
+            seen, offsets, last = int(description["seen"]), tensors["offsets"], tensors.get("last")
+            state = State(tuple(layers), seen, span, offsets, last, **learned)
             if not 0 <= state.seen < 2**62:
                 raise ValueError(f"{state.seen} tokens read")
             if extra := tensors.keys() - state.tensors().keys():
@@ -116,6 +147,11 @@ class State:
 
 
 _REMEDY = "Start without --state-in."
+
+
+def _with_prefix(prefix: str, entries: Mapping[str, T]) -> dict[str, T]:
+    """Entries whose names begin with `prefix`, without it."""
+    return {name.removeprefix(prefix): value for name, value in entries.items() if name.startswith(prefix)}
 
 
 def _span(text: str) -> Span:

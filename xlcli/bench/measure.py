@@ -20,6 +20,7 @@ from xlcli.evaluation.passes import init_state, token_nats
 from xlcli.events import Notice, Progress, Speed, StoppedEarlyError
 from xlcli.inference import InferenceSession, check_memory
 from xlcli.metrics import TextCounts
+from xlcli.online import FixedModel
 from xlcli.runtime import Runtime, peak_rss_bytes
 from xlcli.sampling import SampleRNG, sample_tokens
 from xlcli.store.layout import SavedConfig
@@ -127,11 +128,12 @@ def measure_evaluation(
     """Speed of calls of an evaluation with full memory."""
     mem_len, rows, segment_len = lengths.mem_len, lengths.batch_size, lengths.segment_len
     tokens = random_tokens(model.config.model.vocab_size, rows * (segment_len + 1)).reshape(rows, segment_len + 1)
-    state = init_state(model, lengths, np.zeros(rows, np.int64))
+    reader = FixedModel(model.network)
+    state = init_state(reader, lengths, np.zeros(rows, np.int64))
 
     def call() -> None:
         nonlocal state
-        _, _, state = token_nats(model, runtime, tokens[:, :-1].copy(), tokens[:, 1:].copy(), state)
+        _, _, state = token_nats(reader, runtime, tokens[:, :-1].copy(), tokens[:, 1:].copy(), state)
 
     stage = f"memory {mem_len:,}"
     fill = -(-mem_len // segment_len)

@@ -37,6 +37,7 @@ from xlcli.evaluation.rounding import rounding_cost
 from xlcli.events import ContextBin, Notice, Progress, Score, StoppedEarlyError, TokenScore, until
 from xlcli.inference import check_memory
 from xlcli.metrics import TextCounts, bits_per, misfit, perplexity
+from xlcli.online import make_reader
 from xlcli.runtime import Runtime, peak_rss_bytes
 from xlcli.text.corpus import gather, open_corpus
 from xlcli.text.sources import Reading
@@ -93,7 +94,7 @@ def evaluate(
     unknown = n_unknown(text.tokens.ids) if model.tokenizer.kind == "words" else None
     if unknown:
         yield _unknown_notice(unknown, len(text.tokens))
-    unrounded = model.unrounded()
+    unrounded, reader = model.unrounded(), make_reader(model.network, options)
     mem_lens = options.sweep_mem_len or (options.mem_len,)
     for i, mem_len in enumerate(mem_lens):
         lengths = choose_lengths(model, runtime, options, mem_len, text)
@@ -105,7 +106,7 @@ def evaluate(
         with ExitStack() as files:
             nats = mapped_scores(len(text.tokens), files) if per_token or is_rounded else None
             started = time.perf_counter()
-            totals = yield from score_text(model, runtime, text, lengths, nats, clock, stop)
+            totals = yield from score_text(model, reader, runtime, text, lengths, nats, clock, stop)
             seconds = time.perf_counter() - started
             if not totals.tokens:
                 yield _NOT_BEGUN
@@ -120,11 +121,11 @@ def evaluate(
             by_context = totals.by_context
             if lengths.mem_len and not partial and not lengths.by_document:
                 by_context = yield from score_windows(
-                    model, runtime, text, lengths, totals.batch_size, by_context, stop
+                    model, reader, runtime, text, lengths, totals.batch_size, by_context, stop
                 )
             cost = None
             if nats is not None and is_rounded and not partial:
-                cost = yield from rounding_cost(unrounded, runtime, text, lengths, nats, stop)
+                cost = yield from rounding_cost(unrounded, options, runtime, text, lengths, nats, stop)
             if nats is not None and per_token:
                 yield from itertools.takewhile(lambda _: not stop(), text.token_scores(nats))
         yield _score(

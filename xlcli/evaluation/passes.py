@@ -16,11 +16,13 @@ from xlcli.evaluation.lengths import DEFAULT_SEGMENT_LEN, Lengths
 from xlcli.events import Notice, Progress, ProgressMeter
 from xlcli.inference import check_memory
 from xlcli.model.recall import QUERIES, lsh_recall
+from xlcli.online import FixedModel
 from xlcli.runtime import Runtime
 from xlcli.text.loaders import DocumentLoader, EvalLoader, WindowLoader, document_loaders, inputs_and_targets
 from xlcli.tokenized import TokenizedText
 
 if TYPE_CHECKING:
+    from xlcli.online import Reader
     from xlcli.state import State
     from xlcli.store.loaded import LoadedModel
 
@@ -54,6 +56,7 @@ class Totals:
 
 def score_text(
     model: LoadedModel,
+    reader: Reader,
     runtime: Runtime,
     text: TokenizedText,
     lengths: Lengths,
@@ -89,8 +92,8 @@ def score_text(
             if stop():
                 return totals
             if state is None or lengths.stride is not None:
-                state = init_state(model, lengths, loader.offsets[: len(positions)])
-            nll, steps, state = token_nats(model, runtime, inputs, targets, state)
+                state = init_state(reader, lengths, loader.offsets[: len(positions)])
+            nll, steps, state = token_nats(reader, runtime, inputs, targets, state)
             nll = np.where(scored, nll, 0.0)
             totals.nats += float(nll.sum())
             if steps is not None:
@@ -155,6 +158,7 @@ def _is_window(batch_size: int, lengths: Lengths, n_tokens: int) -> bool:
 
 def score_windows(
     model: LoadedModel,
+    reader: Reader,
     runtime: Runtime,
     text: TokenizedText,
     lengths: Lengths,
@@ -181,14 +185,14 @@ def score_windows(
     for width, starts in zip(widths, windows, strict=True):
         rows = batch_size if lengths.tokens_per_call is None else max(1, lengths.tokens_per_call // width)
         for batch in np.split(starts, range(rows, len(starts), rows)):
-            state = init_state(model, lengths, batch)
+            state = init_state(reader, lengths, batch)
             by_context.start(len(batch))
             for first in range(0, width, lengths.segment_len):
                 if stop():
                     return by_context
                 positions = batch[:, None] + np.arange(first, min(first + lengths.segment_len, width))
                 inputs, targets = inputs_and_targets(ids, positions, model.tokenizer.start_id)
-                nll, _, state = token_nats(model, runtime, inputs, targets, state)
+                nll, _, state = token_nats(reader, runtime, inputs, targets, state)
                 by_context.add(first, nll, text.tokens.sizes(positions), np.ones_like(positions))
                 n_done += positions.size
                 yield from meter.report(n_done)
@@ -206,13 +210,13 @@ def measure_recall(model: LoadedModel, runtime: Runtime, text: TokenizedText, le
         return ()
     with torch.inference_mode(), runtime.autocast():
         one_segment = replace(lengths, segment_len=max(lengths.segment_len, len(ids)))
-        state = init_state(model, one_segment, np.zeros(1, np.int64))
+        state = init_state(FixedModel(model.network), one_segment, np.zeros(1, np.int64))
         return tuple(lsh_recall(model.network, tokens, state, DEFAULT_SEGMENT_LEN))
 
 
-def init_state(model: LoadedModel, lengths: Lengths, starts: NDArray[np.int64]) -> State:
+def init_state(reader: Reader, lengths: Lengths, starts: NDArray[np.int64]) -> State:
     """Empty memory of sequences that start at these positions (b) of the text."""
-    return model.network.init_state(
+    return reader.init_state(
         len(starts),
         mem_len=lengths.mem_len,
         segment_len=lengths.segment_len,
@@ -223,7 +227,7 @@ def init_state(model: LoadedModel, lengths: Lengths, starts: NDArray[np.int64]) 
 
 
 def token_nats(
-    model: LoadedModel, runtime: Runtime, inputs: NDArray[np.int64], targets: NDArray[np.int64], state: State
+    reader: Reader, runtime: Runtime, inputs: NDArray[np.int64], targets: NDArray[np.int64], state: State
 ) -> tuple[Floats, Floats | None, State]:
     """Surprisal (b n) in nats, and adaptive steps (b n) or None, of targets (b n); the state after inputs (b t).
 
@@ -231,6 +235,6 @@ def token_nats(
     """
     x, y = (torch.from_numpy(array).to(runtime.device) for array in (inputs, targets))
     with torch.inference_mode(), runtime.autocast():
-        nll, state, ponder, _ = model.network.score(x, y, state)
+        nll, state, ponder, _ = reader.score(x, y, state)
     steps = None if ponder is None else ponder.steps[:, -targets.shape[1] :].double().cpu().numpy()
     return nll.double().cpu().numpy(), steps, state

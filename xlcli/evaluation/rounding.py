@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xlcli.config import EvalConfig
 from xlcli.evaluation.lengths import Lengths
 from xlcli.evaluation.passes import score_text
 from xlcli.events import ROUNDING_TOKENS, Notice, Progress
 from xlcli.metrics import bits_per
+from xlcli.online import make_reader
 from xlcli.runtime import Runtime
 from xlcli.tokenized import TokenizedText
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 def rounding_cost(
     unrounded: LoadedModel,
+    options: EvalConfig,
     runtime: Runtime,
     text: TokenizedText,
     lengths: Lengths,
@@ -32,6 +35,7 @@ def rounding_cost(
 
     Args:
         unrounded: The model with its weights as stored.
+        options: Options of the rounded evaluation.
         runtime: Device and number type.
         text: The text.
         lengths: Lengths of the rounded evaluation.
@@ -40,7 +44,8 @@ def rounding_cost(
     """
     n = min(ROUNDING_TOKENS, len(text.tokens))
     part = replace(text, tokens=text.tokens.first(n))
-    totals = yield from score_text(unrounded, runtime, part, replace(lengths, memory_dtype="float32"), None, None, stop)
+    reader, exact = make_reader(unrounded.network, options), replace(lengths, memory_dtype="float32")
+    totals = yield from score_text(unrounded, reader, runtime, part, exact, None, None, stop)
     if totals.tokens < n:
         return None
     return bits_per(float(nats[:n].sum(dtype=np.float64)) - totals.nats, totals.bytes)

@@ -215,7 +215,7 @@ class LanguageModel(nn.Module):
     def advance(state: State, tokens: Tensor, layers: tuple[Memory, ...]) -> State:
         """State after tokens (b t), with the new memories."""
         last = None if state.last is None else tokens[:, -1].clone()
-        return State(layers, state.seen + tokens.shape[1], state.span, state.offsets, last)
+        return replace(state, layers=layers, seen=state.seen + tokens.shape[1], last=last)
 
     @staticmethod
     def _split_at_resets(tokens: Tensor, state: State) -> list[Tensor]:

@@ -387,6 +387,20 @@ class StreamStats:
     final: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """A text that was compressed or decompressed to its end.
+
+    `bits` is the sum of the surprisals of its tokens, `compressed_bytes` the size of the compressed text.
+    """
+
+    bytes: int
+    compressed_bytes: int
+    tokens: int
+    bits: float
+    seconds: float
+
+
 Event = (
     Notice
     | Progress
@@ -402,4 +416,5 @@ Event = (
     | Generated
     | LineScore
     | StreamStats
+    | Coded
 )

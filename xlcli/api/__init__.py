@@ -15,6 +15,8 @@ from typing import Any, AnyStr, Literal, Unpack
 
 from xlcli import evaluation, generation, streaming, training
 from xlcli.api.values import TextScore, TextState, resumed, saving
+from xlcli.coding import workflow as coding
+from xlcli.coding.container import Reader
 from xlcli.config import (
     EvalConfig,
     GenerateConfig,
@@ -96,6 +98,23 @@ class Model:
     ) -> AnyStr:
         """Continuation of `state` and `prompt`, without the prompt; arguments as for `stream_generate`."""
         return prompt[:0].join(self.stream_generate(prompt, state=state, seed=seed, **options))
+
+    def compress(self, text: Text, *, mem_len: int | None = None) -> bytes:
+        """`text`, compressed to about its surprisal; see `xlcli.coding.workflow`.
+
+        The bytes are those of a file that `xlcli compress` writes.
+        """
+        options = validate(InferenceConfig, {"mem_len": mem_len})
+        return _joined(coding.compress(self.loaded, [_bytes(text)], options, self.runtime))
+
+    def decompress(self, data: bytes) -> bytes:
+        """The text of `compress`, as bytes.
+
+        Raises:
+            DataError: The data are damaged, or were made with another model, or where it computes other numbers.
+        """
+        reader = Reader([data], "the data")
+        return _joined(coding.decompress(self.loaded, reader.header(), reader, self.runtime))
 
     def stream_generate(
         self,
@@ -317,6 +336,11 @@ def stream(
     """
     portions = [text] if isinstance(text, str | bytes) else text
     return model._stream(map(_bytes, portions), state, validate(StreamConfig, options), save=save)
+
+
+def _joined(results: Iterable[coding.Output]) -> bytes:
+    """The bytes among the results of a workflow."""
+    return b"".join(result for result in results if isinstance(result, bytes))
 
 
 def _bytes(text: Text) -> bytes:

@@ -9,6 +9,7 @@ import stat
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from xlcli.coding.container import MAGIC
 from xlcli.errors import ConfigError
 from xlcli.files import check_writable
 from xlcli.store.state_files import is_state_file
@@ -138,11 +139,24 @@ def _is_page(path: Path) -> bool:
         return b'name="generator" content="xlcli' in file.read(256)
 
 
+def _is_compressed(path: Path) -> bool:
+    """Whether a file is a compressed text."""
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
 _KINDS: Mapping[str, Callable[[Path], bool]] = {
     "--state-out": is_state_file,
     "--per-token": _is_token_list,
     "--plot": _is_picture,
     "--html": _is_page,
+    "--out": _is_compressed,
 }
 """Option to check of an existing file: whether this option wrote it."""
-_EXAMPLES = {"--state-out": "memory.state", "--per-token": "tokens.jsonl", "--plot": "loss.png", "--html": "page.html"}
+_EXAMPLES = {
+    "--state-out": "memory.state",
+    "--per-token": "tokens.jsonl",
+    "--plot": "loss.png",
+    "--html": "page.html",
+    "--out": "text.xl",
+}

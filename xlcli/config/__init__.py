@@ -23,6 +23,7 @@ from xlcli.config.tree import parse_override as parse_override
 from xlcli.config.tree import read_toml as read_toml
 from xlcli.config.tree import validate as validate
 from xlcli.config.workflows import BenchConfig as BenchConfig
+from xlcli.config.workflows import CompressConfig as CompressConfig
 from xlcli.config.workflows import Config as Config
 from xlcli.config.workflows import EvalConfig as EvalConfig
 from xlcli.config.workflows import GenerateConfig as GenerateConfig

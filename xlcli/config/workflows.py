@@ -167,6 +167,10 @@ class InferenceConfig(BaseConfig):
         return weight, memory
 
 
+class CompressConfig(InferenceConfig):
+    """A compression; the result contains its settings."""
+
+
 class EvalConfig(InferenceConfig):
     """An evaluation.
 
@@ -353,6 +357,7 @@ class Config(BaseConfig):
     eval: EvalConfig = EvalConfig()
     generate: GenerateConfig = GenerateConfig()
     stream: StreamConfig = StreamConfig()
+    compress: CompressConfig = CompressConfig()
     bench: BenchConfig = BenchConfig()
     runtime: RuntimeConfig = RuntimeConfig()
 

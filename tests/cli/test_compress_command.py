@@ -1,0 +1,81 @@
+"""`compress` and `decompress` on files, pipes and mistakes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import save_untrained
+
+TEXT = b"a line\nand another one\n\x00\xff\xfe"
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save_untrained(Path("models/one"))
+    Path("text").write_bytes(TEXT)
+
+
+def test_a_file_is_restored_by_the_model_it_names(model, run):
+    done = run("compress", "text", "--json", "--mem-len", "7", "--threads", "1")
+    assert done.code == 0, done.err
+    result = json.loads(done.out)
+    size = Path("text.xl").stat().st_size
+    assert (result["bytes"], result["compressed_bytes"], result["out"]) == (len(TEXT), size, "text.xl")
+    assert result["bits_per_byte"] == 8 * size / len(TEXT)
+    save_untrained(Path("models/two"), dim=8)  # newer
+    Path("text").unlink()
+    done = run("decompress", "text.xl")
+    assert done.code == 0, done.err
+    assert Path("text").read_bytes() == TEXT
+    assert f"text {len(TEXT)} bytes" in done.err
+
+
+def test_pipes(model, run):
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    go = f"{sys.executable} -m xlcli"
+    done = subprocess.run(
+        f"{go} compress - < text | {go} decompress -", shell=True, capture_output=True, env=environment, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (0, TEXT), done.stderr
+
+
+def test_nothing_is_overwritten_or_left_behind(model, run):
+    assert run("compress", "text").code == 0
+    assert run("compress", "text").code == 0  # its own kind of file
+    done = run("decompress", "text.xl")
+    assert done.code == 2
+    assert "--force" in done.err
+    Path("text.xl").write_bytes(Path("text.xl").read_bytes()[:-1])
+    done = run("decompress", "text.xl", "-o", "new")
+    assert done.code == 3
+    assert "ends early" in done.err
+    assert sorted(path.name for path in Path().iterdir()) == ["models", "text", "text.xl"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["compress", "missing"], 3, "there is no file missing"),
+        (["decompress", "text"], 2, "Add -o FILE"),
+        (["decompress", "text", "-o", "new"], 3, "was not compressed by xlcli"),
+        (["compress", "text", "-o", "models"], 2, "is a folder"),
+        (["compress", "text", "-o", "-", "--json"], 2, "--json prints on standard output"),
+        (["compress", "models/one"], 3, "is a model, not a text"),
+    ],
+)
+def test_mistakes_are_said_in_a_sentence(model, run, arguments, code, said):
+    done = run(*arguments)
+    assert (done.code, done.out) == (code, b"")
+    assert said in done.err
+
+
+def test_a_model_of_another_training_is_refused(model, run):
+    assert run("compress", "text").code == 0
+    save_untrained(Path("models/two"), n_layers=1)
+    done = run("decompress", "text.xl", "-m", "two", "-o", "new")
+    assert done.code == 3
+    assert "was compressed with another model than two (one" in done.err

@@ -1,0 +1,67 @@
+"""The container of compressed text: what was written is read, and everything else is refused."""
+
+import itertools
+import json
+import struct
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xlcli.coding.container import FRAME_TOKENS, MAGIC, End, Frame, Header, Reader
+from xlcli.errors import DataError
+
+HEADER = Header("m", "0" * 16, {"mem_len": 9}, 1, "software", "1" * 16)
+FRAMES = [Frame(3, b"abcdefgh"), Frame(FRAME_TOKENS, b""), End(17, bytes(32))]
+WHOLE = HEADER.encode() + b"".join(frame.encode() for frame in FRAMES)
+
+
+def read(data):
+    reader = Reader([data], "x")
+    return reader.header(), list(reader.frames())
+
+
+@given(st.lists(st.integers(0, len(WHOLE))))
+def test_what_is_written_is_read_however_it_arrives(cuts):
+    places = sorted({0, *cuts, len(WHOLE)})
+    reader = Reader([None, *(WHOLE[a:b] for a, b in itertools.pairwise(places))], "x")
+    assert reader.header() == HEADER
+    assert list(reader.frames()) == FRAMES
+    assert reader.n_read == len(WHOLE)
+    assert reader.settings(HEADER).mem_len == 9
+
+
+def test_every_shorter_file_and_every_changed_bit_of_frames_is_refused():
+    for length in range(len(WHOLE)):
+        with pytest.raises(DataError, match=r"x (is damaged|was not compressed|has another)"):
+            read(WHOLE[:length])
+    for place in range(len(HEADER.encode()), len(WHOLE) - 40):
+        changed = bytearray(WHOLE)
+        changed[place] ^= 1
+        with pytest.raises(DataError):
+            read(bytes(changed))
+    with pytest.raises(DataError, match="continues after its end"):
+        read(WHOLE + b"\0")
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"{}", b"\xff", b"[" * 50_000, json.dumps({**vars(HEADER), "threads": "2"}).encode()]
+)
+def test_a_forged_header_is_refused(body):
+    with pytest.raises(DataError, match="header"):
+        read(MAGIC + struct.pack("<I", len(body)) + body)
+
+
+def test_sizes_are_limited_before_anything_is_read():
+    with pytest.raises(DataError, match="header is too long"):
+        read(MAGIC + struct.pack("<I", 2**31))
+    for n_tokens, n_words in ((FRAME_TOKENS + 1, 0), (1, 2**31)):
+        with pytest.raises(DataError, match="frame is too long"):
+            read(HEADER.encode() + struct.pack("<III", n_tokens, n_words, zlib.crc32(b"")))
+
+
+def test_settings_of_a_forged_header_are_refused():
+    for settings in ({"mem_len": -1}, {"nothing": 1}):
+        with pytest.raises(DataError, match="header"):
+            Reader([], "x").settings(Header("m", "", settings, 1, "", ""))

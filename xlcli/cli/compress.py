@@ -1,0 +1,159 @@
+"""`xlcli compress`: compresses a text with the predictions of a model."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from xlcli.cli import options
+from xlcli.cli.help import CONTEXT, Command
+from xlcli.cli.pipe import open_source, portions
+from xlcli.cli.signals import Stop, Stopped
+from xlcli.errors import ConfigError
+
+if TYPE_CHECKING:
+    from xlcli.cli.render import Screen
+    from xlcli.coding.workflow import Output
+
+SECTIONS = ("compress", "runtime")
+"""Sections of the configuration that the command uses."""
+SUFFIX = ".xl"
+"""Suffix of compressed texts."""
+app = typer.Typer()
+
+
+@app.command(
+    cls=Command,
+    context_settings=CONTEXT,
+    epilog="xlcli compress chapter.txt\ncat app.log | xlcli compress - -o app.log.xl -m models/app",
+)
+def compress(
+    context: typer.Context,
+    file: Annotated[str, typer.Argument(metavar="FILE|-")],
+    model: options.Model = None,
+    n_steps: options.NSteps = None,
+    n_hashes: options.NHashes = None,
+    mem_len: options.MemLen = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="FILE.xl",
+            help="Compressed text; - is standard output. Default: FILE.xl.",
+            rich_help_panel="Output",
+        ),
+    ] = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    weight_dtype: options.WeightDtype = None,
+    memory_dtype: options.MemoryDtype = None,
+    threads: options.Threads = None,
+    config_file: options.ConfigFile = None,
+    overrides: options.Overrides = None,
+    print_config: options.PrintConfig = False,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    no_progress: options.NoProgress = False,
+    color: options.Color = None,
+    force: options.Force = False,
+    debug: options.Debug = False,
+) -> int:
+    """Compress a text with the predictions of a model, to the size that eval reports.
+
+    To decompress it, the same model, versions and type of processor are needed.
+    """
+    from xlcli.cli.outputs import check_standard_output
+    from xlcli.cli.prologue import begin, check_files, check_texts, find_model, load_model
+
+    config, screen = begin(context, SECTIONS)
+    settings = config.compress
+    target = out or ("-" if file == "-" else file + SUFFIX)
+    texts = [] if file == "-" else [file]
+    check_texts(texts, "xlcli compress -m {} FILE")
+    folder = find_model(context, settings, screen)
+    context.params["out"] = check_target(target, screen)
+    check_files(context, folder, texts, ["out"])
+    source = open_source(file)
+    check_standard_output(source)
+    with screen.stop() as stop, screen.until(stop):
+        if file == "-":
+            screen.expect_keyboard()
+        screen.wait("loading the model")
+        from xlcli.coding import workflow
+
+        loaded, runtime = load_model(folder, settings, config.runtime, screen)
+        status = os.fstat(source)
+        size = status.st_size if stat.S_ISREG(status.st_mode) else None
+        results = workflow.compress(loaded, portions(source, stop, None), settings, runtime, size=size, stop=stop)
+        write(results, target, screen, stop, model=loaded.name, file=file)
+    return 0
+
+
+def check_target(target: str, screen: Screen) -> str:
+    """The name of the output, if something can be written there.
+
+    Raises:
+        ConfigError: It is a terminal, or standard output that `--json` uses.
+    """
+    if target == "-" and screen.json:
+        raise ConfigError("--json prints on standard output, as the result does.", "Add -o FILE.")
+    if target == "-" and os.isatty(1):
+        raise ConfigError("the result is not text for a terminal.", "Add -o FILE, or redirect standard output.")
+    return target
+
+
+def write(results: Iterable[Output], target: str, screen: Screen, stop: Stop, *, model: str, file: str) -> None:
+    """Writes the bytes of a workflow, to a file all or nothing, and shows its events.
+
+    Raises:
+        Stopped: A signal ended the workflow.
+    """
+    from xlcli.events import StoppedEarlyError
+    from xlcli.files.plain import write_atomic
+
+    pieces = shown(results, target, screen, model=model, file=file)
+    try:
+        if target == "-":
+            for piece in pieces:
+                screen.write(piece)
+        else:
+            write_atomic(Path(target), pieces)
+    except StoppedEarlyError:
+        raise Stopped(stop.exit_code) from None
+
+
+def ratio(a: float, b: float) -> float:
+    """Quotient a / b; 0 if b is 0."""
+    return a / b if b else 0.0
+
+
+def shown(results: Iterable[Output], target: str, screen: Screen, *, model: str, file: str) -> Iterator[bytes]:
+    """The bytes of a workflow; its events are shown."""
+    from xlcli.cli import report
+    from xlcli.events import Coded, Notice, Progress
+
+    for result in results:
+        match result:
+            case bytes():
+                yield result
+            case Notice():
+                screen.notice(result)
+            case Progress():
+                screen.progress(result)
+            case Coded():
+                screen.clear()
+                figures = {"bits_per_byte": ratio(8 * result.compressed_bytes, result.bytes)}
+                if screen.json:
+                    screen.object({"model": model, "file": file, "out": target, **report.fields(result), **figures})
+                else:
+                    sizes = f"text {report.size(result.bytes)}, compressed {report.size(result.compressed_bytes)}"
+                    rate = f"{figures['bits_per_byte']:.3f} bits per byte"
+                    surprisal = f"{ratio(result.bits, result.bytes):.3f} by the model"
+                    screen.say(f"{sizes}: {rate}, {surprisal}; {result.seconds:.0f} s")

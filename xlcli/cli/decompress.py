@@ -1,0 +1,99 @@
+"""`xlcli decompress`: restores a text that `xlcli compress` compressed."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from xlcli.cli import options
+from xlcli.cli.compress import SUFFIX, check_target, write
+from xlcli.cli.help import CONTEXT, Command
+from xlcli.cli.pipe import open_source, portions
+from xlcli.errors import ConfigError
+
+SECTIONS = ("runtime",)
+"""Sections of the configuration that the command uses."""
+app = typer.Typer()
+
+
+@app.command(
+    cls=Command,
+    context_settings=CONTEXT,
+    epilog="xlcli decompress chapter.txt.xl\nxlcli decompress app.log.xl -o - | tail",
+)
+def decompress(
+    context: typer.Context,
+    file: Annotated[str, typer.Argument(metavar="FILE.xl|-")],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "-m",
+            "--model",
+            metavar="NAME|FOLDER",
+            help="Model that compressed the text. Default: the one with the name in the file.",
+            rich_help_panel="Model",
+        ),
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="FILE",
+            help="Text; - is standard output. Default: the name without .xl.",
+            rich_help_panel="Output",
+        ),
+    ] = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            "--threads",
+            metavar="N",
+            parser=options.Unit(options.units.count, "2"),
+            help="Number of CPU threads. Default: as in compression.",
+            rich_help_panel="Machine",
+        ),
+    ] = None,
+    config_file: options.ConfigFile = None,
+    overrides: options.Overrides = None,
+    print_config: options.PrintConfig = False,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    no_progress: options.NoProgress = False,
+    color: options.Color = None,
+    force: options.Force = False,
+    debug: options.Debug = False,
+) -> int:
+    """Restore a compressed text, byte for byte; refuse a file that this machine would restore wrongly."""
+    from xlcli.cli.outputs import check_standard_output
+    from xlcli.cli.prologue import begin, check_files, check_texts, find_model, load_model
+    from xlcli.coding.container import Reader
+
+    config, screen = begin(context, SECTIONS)
+    texts = [] if file == "-" else [file]
+    check_texts(texts, "xlcli decompress -m {} FILE.xl")
+    if out is None and file != "-" and not file.endswith(SUFFIX):
+        raise ConfigError(f"{file} has no suffix {SUFFIX} to leave out.", "Add -o FILE.")
+    target = out or ("-" if file == "-" else file.removesuffix(SUFFIX))
+    context.params["out"] = check_target(target, screen) if screen.json else target
+    source = open_source(file)
+    check_standard_output(source)
+    with screen.stop() as stop, screen.until(stop):
+        reader = Reader(portions(source, stop, None), "standard input" if file == "-" else file)
+        header = reader.header()
+        context.params["model"] = model or header.model
+        settings = reader.settings(header)
+        folder = find_model(context, settings, screen)
+        check_files(context, folder, texts, ["out"])
+        screen.wait("loading the model")
+        from xlcli.coding import workflow
+
+        machine = config.runtime.model_copy(update={"threads": config.runtime.threads or header.threads})
+        loaded, runtime = load_model(folder, settings, machine, screen)
+        results = workflow.decompress(loaded, header, reader, runtime, stop=stop)
+        write(results, target, screen, stop, model=loaded.name, file=file)
+    return 0

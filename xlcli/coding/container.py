@@ -1,0 +1,174 @@
+"""Container of compressed text: header, frames, end. docs/format.md specifies it.
+
+    magic    8 bytes
+    header   size (u32), JSON
+    frame    number of tokens (u32, 1 to `FRAME_TOKENS`), number of words (u32), CRC-32 (u32) of both numbers and the
+             words, words (u32)
+    end      0 (u32), number of bytes of the text (u64), SHA-256 of the text (32 bytes)
+
+All numbers are little-endian.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from xlcli.config import InferenceConfig, validate
+from xlcli.errors import ConfigError, DataError
+
+MAGIC = b"xlcli.c1"
+"""First bytes of every file; the last digit is the version of the format."""
+FRAME_TOKENS = 2**14
+"""Maximum number of tokens of a frame."""
+HEADER_LIMIT = 2**16
+"""Maximum size of the header in bytes."""
+
+_SIZES = struct.Struct("<II")
+_FRAME = struct.Struct("<III")
+_END = struct.Struct("<IQ32s")
+_REMEDY = "Compress the text again, or restore the file from a copy."
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a decoder needs to compute the same predictions.
+
+    Attributes:
+        model: Name of the model.
+        fingerprint: First 16 hexadecimal digits of the SHA-256 of the model's fingerprints.
+        settings: Inference settings that differ from the defaults.
+        threads: Number of CPU threads.
+        software: Versions and processor, for messages.
+        check: Hash of the predictions for a fixed text, 16 hexadecimal digits.
+    """
+
+    model: str
+    fingerprint: str
+    settings: Mapping[str, Any]
+    threads: int
+    software: str
+    check: str
+
+    def encode(self) -> bytes:
+        """Magic, size and JSON."""
+        body = json.dumps(asdict(self), separators=(",", ":")).encode()
+        return MAGIC + struct.pack("<I", len(body)) + body
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Coded tokens: their number, and the words (bytes, a multiple of 4) of the range coder."""
+
+    n_tokens: int
+    words: bytes
+
+    def encode(self) -> bytes:
+        """Numbers of tokens and words, checksum, words."""
+        sizes = _SIZES.pack(self.n_tokens, len(self.words) // 4)
+        return sizes + struct.pack("<I", zlib.crc32(sizes + self.words)) + self.words
+
+
+@dataclass(frozen=True)
+class End:
+    """Size in bytes and SHA-256 of the text."""
+
+    n_bytes: int
+    digest: bytes
+
+    def encode(self) -> bytes:
+        """The end of the file."""
+        return _END.pack(0, self.n_bytes, self.digest)
+
+
+class Reader:
+    """Reads a compressed text from portions of bytes.
+
+    Args:
+        portions: Bytes of the file, divided anywhere; None is skipped.
+        name: Name of the file, for messages.
+
+    Attributes:
+        n_read: Number of bytes read.
+    """
+
+    def __init__(self, portions: Iterable[bytes | None], name: str) -> None:
+        self.name = name
+        self.n_read = 0
+        self._portions = iter(portions)
+        self._buffer = bytearray()
+
+    def header(self) -> Header:
+        """The header, read first.
+
+        Raises:
+            DataError: The file is not a compressed text, or the header is damaged.
+        """
+        start = self._take(len(MAGIC), exact=False)
+        if start[:-1] != MAGIC[:-1]:
+            raise DataError(f"{self.name} was not compressed by xlcli.", "Give a file that xlcli compress wrote.")
+        if start != MAGIC:
+            raise DataError(f"{self.name} has another format than {MAGIC.decode()}.", "Use a newer xlcli.")
+        (size,) = struct.unpack("<I", self._take(4))
+        if size > HEADER_LIMIT:
+            raise self._damaged("its header is too long")
+        try:
+            tree = json.loads(self._take(size))
+            header = Header(**tree)
+        except (ValueError, TypeError, RecursionError):
+            raise self._damaged("its header is not readable") from None
+        texts = (header.model, header.fingerprint, header.software, header.check)
+        is_count = isinstance(header.threads, int) and 1 <= header.threads <= 1024
+        if not (all(isinstance(text, str) for text in texts) and isinstance(header.settings, dict) and is_count):
+            raise self._damaged("its header has values of wrong types")
+        return header
+
+    def settings(self, header: Header) -> InferenceConfig:
+        """Inference settings of a header; `DataError` if they are none."""
+        try:
+            return validate(InferenceConfig, dict(header.settings))
+        except ConfigError as error:
+            raise self._damaged(f"in its header, {error.message.rstrip('.')}") from None
+
+    def frames(self) -> Iterator[Frame | End]:
+        """All frames, and the end last.
+
+        Raises:
+            DataError: The file is cut off, damaged, or continues after its end.
+        """
+        while True:
+            start = self._take(_FRAME.size)
+            n_tokens, n_words, checksum = _FRAME.unpack(start)
+            if n_tokens == 0:
+                _, n_bytes, digest = _END.unpack(start + self._take(_END.size - _FRAME.size))
+                if self._take(1, exact=False):
+                    raise self._damaged("it continues after its end")
+                yield End(n_bytes, digest)
+                return
+            if n_tokens > FRAME_TOKENS or n_words > n_tokens + 4:
+                raise self._damaged("a frame is too long")
+            words = self._take(4 * n_words)
+            if zlib.crc32(start[: _SIZES.size] + words) != checksum:
+                raise self._damaged("the checksum of a frame is wrong")
+            yield Frame(n_tokens, words)
+
+    def _take(self, n: int, *, exact: bool = True) -> bytes:
+        """The next `n` bytes; without `exact` fewer at the end of the file."""
+        while len(self._buffer) < n:
+            try:
+                self._buffer += next(self._portions) or b""
+            except StopIteration:
+                if exact:
+                    raise self._damaged("it ends early") from None
+                break
+        taken = bytes(self._buffer[:n])
+        del self._buffer[:n]
+        self.n_read += len(taken)
+        return taken
+
+    def _damaged(self, reason: str) -> DataError:
+        return DataError(f"{self.name} is damaged: {reason}.", _REMEDY)

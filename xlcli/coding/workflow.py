@@ -1,0 +1,174 @@
+"""`compress` and `decompress`: generators of the bytes of the result and of events."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import time
+from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+import torch
+
+from xlcli import __version__
+from xlcli.coding.container import FRAME_TOKENS, End, Frame, Header, Reader
+from xlcli.coding.symbols import Decoder, Encoder, fingerprint
+from xlcli.config import InferenceConfig
+from xlcli.errors import ConfigError, DataError
+from xlcli.events import Coded, Notice, Progress, ProgressMeter, StoppedEarlyError
+from xlcli.inference import InferenceSession
+from xlcli.text.pretokenize import whole_words
+
+if TYPE_CHECKING:
+    from xlcli.runtime import Runtime
+    from xlcli.store.loaded import LoadedModel
+
+BLOCK_BYTES = 2**16
+"""Number of bytes tokenized at a time."""
+
+Output = bytes | Notice | Progress | Coded
+
+
+def compress(
+    model: LoadedModel,
+    portions: Iterable[bytes | None],
+    options: InferenceConfig,
+    runtime: Runtime,
+    *,
+    size: int | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator[Output]:
+    """Compresses a text; memory use does not depend on its length.
+
+    Args:
+        model: The model.
+        portions: The bytes of the text, divided anywhere; None is skipped.
+        options: Inference settings, which the result contains.
+        runtime: Device, number type and threads.
+        size: Number of bytes of the text, for the progress; None if unknown.
+        stop: Called before every token.
+
+    Yields:
+        The bytes of the compressed text in order, notices and progress, and `Coded` last.
+
+    Raises:
+        ConfigError: An option does not apply to the model, or its vocabulary cannot represent every text.
+        StoppedEarlyError: `stop` became true.
+    """
+    if model.tokenizer.kind == "words":
+        raise ConfigError(
+            f"model {model.name} has a vocabulary of words, from which a text cannot be restored.",
+            "Use a model with --tokenizer sentencepiece or bytes.",
+        )
+    started = time.monotonic()
+    check = yield from fingerprint(InferenceSession.open(model, runtime, options, None))
+    header = Header(
+        model=model.name,
+        fingerprint=model_fingerprint(model),
+        settings=options.model_dump(mode="json", include=set(InferenceConfig.model_fields), exclude_defaults=True),
+        threads=runtime.threads,
+        software=software(),
+        check=check,
+    ).encode()
+    yield header
+    encoder, hashed = Encoder(InferenceSession.open(model, runtime, options, None)), hashlib.sha256()
+    meter = ProgressMeter("compressing", size, "bytes")
+    n_tokens, n_bytes, n_written = 0, 0, len(header)
+    for words in whole_words((portion for portion in portions if portion), BLOCK_BYTES):
+        hashed.update(words)
+        ids = model.tokenizer.encode(words)
+        for token, n in zip(ids.tolist(), model.tokenizer.sizes(ids, words).tolist(), strict=True):
+            if stop():
+                raise StoppedEarlyError
+            encoder.add(token)
+            n_tokens, n_bytes = n_tokens + 1, n_bytes + n
+            if encoder.n_tokens == FRAME_TOKENS:
+                frame = Frame(FRAME_TOKENS, encoder.finish()).encode()
+                n_written += len(frame)
+                yield frame
+            yield from meter.report(n_bytes)
+    if stop():
+        raise StoppedEarlyError
+    last = Frame(encoder.n_tokens, encoder.finish()).encode() if encoder.n_tokens else b""
+    end = last + End(n_bytes, hashed.digest()).encode()
+    yield end
+    yield Coded(n_bytes, n_written + len(end), n_tokens, encoder.bits, time.monotonic() - started)
+
+
+def decompress(
+    model: LoadedModel,
+    header: Header,
+    reader: Reader,
+    runtime: Runtime,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator[Output]:
+    """Restores a text; memory use does not depend on its length.
+
+    Args:
+        model: The model of the header.
+        header: The header, which has been read from `reader`.
+        reader: The compressed text.
+        runtime: Device, number type and threads.
+        stop: Called before every token.
+
+    Yields:
+        The bytes of the text in order, notices and progress, and `Coded` last.
+
+    Raises:
+        DataError: The file is damaged, or was made with another model, or where the model computes other numbers. A
+            fault may be found after bytes of the text; only with `Coded` the text is confirmed.
+        StoppedEarlyError: `stop` became true.
+    """
+    if header.fingerprint != model_fingerprint(model):
+        raise DataError(
+            f"{reader.name} was compressed with another model than {model.name} ({header.model}, fingerprint "
+            f"{header.fingerprint[:12]}).",
+            "Give that model (-m).",
+        )
+    options = reader.settings(header)
+    started = time.monotonic()
+    check = yield from fingerprint(InferenceSession.open(model, runtime, options, None))
+    if check != header.check:
+        raise DataError(
+            f"{reader.name} was compressed where the model computes other numbers: with {header.software}, "
+            f"{header.threads} threads; here are {software()}, {runtime.threads} threads.",
+            "Decompress it with the same versions on a processor of the same type.",
+        )
+    decoder, hashed = Decoder(InferenceSession.open(model, runtime, options, None)), hashlib.sha256()
+    meter = ProgressMeter("decompressing", None, "bytes")
+    n_tokens = n_bytes = 0
+    for frame in reader.frames():
+        if isinstance(frame, End):
+            if (frame.n_bytes, frame.digest) != (n_bytes, hashed.digest()):
+                raise DataError(
+                    f"{reader.name} was not restored: the text has another SHA-256 than the one that was compressed.",
+                    "Decompress it on the machine that compressed it.",
+                )
+            break
+        for token in decoder.tokens(frame.words, frame.n_tokens):
+            text = model.tokenizer.decode([token])
+            hashed.update(text)
+            n_tokens, n_bytes = n_tokens + 1, n_bytes + len(text)
+            yield text
+            yield from meter.report(n_bytes)
+            if stop():
+                raise StoppedEarlyError
+    yield Coded(n_bytes, reader.n_read, n_tokens, decoder.bits, time.monotonic() - started)
+
+
+def model_fingerprint(model: LoadedModel) -> str:
+    """First 16 hexadecimal digits of the SHA-256 of the model's fingerprints."""
+    return hashlib.sha256(json.dumps(sorted(model.fingerprints.items())).encode()).hexdigest()[:16]
+
+
+def software() -> str:
+    """Versions and processor that the predictions depend on."""
+    names = [f"xlcli {__version__}", f"torch {torch.__version__}"]
+    try:
+        names.append(f"numba {version('numba')}")
+    except PackageNotFoundError:
+        names.append("no numba")
+    return ", ".join([*names, f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"])

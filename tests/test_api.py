@@ -50,8 +50,9 @@ for name in ("train", "resume", "evaluate", "generate", "stream", "load"):
     ],
 )
 def test_typed_options_are_the_keys_of_the_configuration(options, section):
-    """The numbers of steps and of hash rounds, and the number type of the weights, are options of `load`."""
-    assert set(typing.get_type_hints(options)) == set(section.model_fields) - {"n_steps", "n_hashes", "weight_dtype"}
+    """Numbers of steps and hash rounds, the largest distance and the number type of weights are options of `load`."""
+    of_load = {"n_steps", "n_hashes", "clamp_len", "weight_dtype"}
+    assert set(typing.get_type_hints(options)) == set(section.model_fields) - of_load
 
 
 def test_score_equals_evaluation(books, tmp_path):
@@ -123,6 +124,21 @@ def test_a_state_is_a_value(books):
     other = books.score(" the moon", state=state)
     assert other.tokens[0] == first.tokens[0]
     assert other != first
+
+
+def test_the_largest_distance_is_that_of_training_or_of_the_state(books):
+    train = books.loaded.config.train
+    assert books.loaded.network.clamp_len == train.mem_len + train.segment_len - 1
+    near = xlcli.load("books", device="cpu", threads=1, clamp_len=3)
+    state = near.read(TEXT)
+    expected = near.score(" the ship", state=state)
+    assert books.score(" the ship", state=state) == expected
+    assert books.score(" the ship", state=books.read(TEXT)) != expected
+    with pytest.raises(xlcli.StateError, match=r"--clamp-len 3, but --clamp-len is 511\. Leave out --clamp-len"):
+        list(xlcli.generate(books, "", state=state, clamp_len=511))
+    assert xlcli.load("books", clamp_len="none").read(TEXT).session.model_state.span.clamp_len is None
+    with pytest.raises(xlcli.ConfigError, match="Give them to load"):
+        list(xlcli.generate(books, "", clamp_len=9))
 
 
 def test_a_state_replaces_states_only(books, tmp_path):

@@ -11,7 +11,6 @@ from variants import COMBINATIONS, IN_TURN, pairs
 
 from xlcli.memory import Hidden, Sums
 from xlcli.model.attention import linear, local
-from xlcli.model.position import xl
 from xlcli.model.position.alibi import AlibiPosition
 from xlcli.model.position.contextual import Contextual1Position, Contextual2Position
 from xlcli.model.position.learned import AxialPosition, LearnedHeadPosition
@@ -20,7 +19,8 @@ from xlcli.model.position.shaw import ShawPosition
 from xlcli.model.position.sinusoidal import SinusoidalHeadPosition, SinusoidalPosition
 from xlcli.model.position.t5 import T5Position
 from xlcli.model.residual import ReZero
-from xlcli.ops.attend_blocks import Band
+from xlcli.ops import attend_blocks
+from xlcli.ops.attend_blocks import Band, Far
 from xlcli.ops.context import AttentionContext, Cache, Mask
 from xlcli.ops.positions import Positions
 from xlcli.ops.span import Span
@@ -123,8 +123,8 @@ def angles_without_memory(monkeypatch):
     monkeypatch.setattr(Positions, "angles", wrong)
 
 
-def clamped_distances_not_shifted(monkeypatch):
-    monkeypatch.setattr(xl, "shifted_scores", lambda q, r: torch.einsum("bhte,hse->bhts", q, r))
+def some_distances_are_not_clamped(monkeypatch):
+    monkeypatch.setattr(attend_blocks, "Far", lambda first, *far: Far(first // 2, *far))
 
 
 def positions_begin_again_at_every_call(monkeypatch):
@@ -255,7 +255,7 @@ BROKEN = [
     (distances_of_values_without_memory, invariants.test_cutting, names(position=["shaw"])),
     (distances_all_alike, invariants.test_positions_matter, [n for n in names(position=BIASES) if not pairs(n)]),
     (angles_without_memory, invariants.test_cutting, names(position=["xl"], clamp_len=None)),
-    (clamped_distances_not_shifted, invariants.test_cutting, names(position=["xl"], clamp_len=9)),
+    (some_distances_are_not_clamped, invariants.test_cutting, names(["full"], position=["xl", "rope"], clamp_len=9)),
     (positions_begin_again_at_every_call, invariants.test_cutting, names(position=ABSOLUTE)),
     (positions_begin_where_the_text_does, invariants.test_receptive_field, names(position=ABSOLUTE)),
     (rows_all_begin_where_the_first_does, invariants.test_rows, names(position=ABSOLUTE)),

@@ -219,6 +219,16 @@ def test_a_memory_of_zero_is_independent_segments(model):
     assert (state.seen, [layer.length for layer in state.layers]) == (12, [2, 2])
 
 
+def test_the_largest_distance_is_part_of_a_state(model):
+    for limits, said in (((7, 9), "7 9"), ((None, 9), "none 9"), ((7, None), "7 none")):
+        state = State((), 9, Span("uniform", 4, 3, None, *limits), torch.tensor([5]))
+        assert state.describe()["span"] == f"uniform 4 3 {said}"
+        assert State.restore(state.tensors(), state.describe()).span == state.span
+    for text in ("uniform 4 3 0 9", "uniform 4 3 7 1 1", "uniform 4", "uniform 4 3 none", "uniform 4 none 3 3"):
+        with pytest.raises(StateError, match="damaged"):
+            State.restore(state.tensors(), state.describe() | {"span": text})
+
+
 def test_memory_may_differ_from_layer_to_layer():
     """Tensors are saved under the number of the layer, and each layer's kind stands in the description."""
     numbers = torch.arange(24.0, dtype=torch.float64)

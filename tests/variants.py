@@ -18,7 +18,7 @@ SETTINGS = {
     "sinusoidal": [{}, {"placement": "qk"}],
     "learned": [{"max_len": 23}, {"max_len": 23, "placement": "qk", "shared": True}],
     "axial": [{"shape": [3, 7]}, {"shape": [7, 2, 2], "placement": "layers", "dims": [5, 4, 3]}],
-    "rope": [{}, {"layout": "interleaved"}, {"placement": "embedding"}],
+    "rope": [{}, {"layout": "interleaved", "clamp_len": 9}, {"placement": "embedding"}],
     "t5": [{"n_buckets": 6, "max_distance": 20}, {"n_buckets": 6, "max_distance": 20, "shared": False}],
     "shaw": [{"max_distance": 9}],
     "xl": [{"n_features": 8}, {"n_features": 6, "tied": True}, {"n_features": 8, "clamp_len": 9}],

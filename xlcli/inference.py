@@ -75,13 +75,14 @@ class InferenceSession:
         Args:
             model: The model.
             runtime: Device and number type.
-            options: Memory length, steps, hash rounds and number types; None or `auto` uses the value of `resume`, else
-                of training or `InferenceConfig.dtypes`.
+            options: Memory length, steps, hash rounds, largest distance and number types; None or `auto` uses the value
+                of `resume`, else of training or `InferenceConfig.dtypes`.
             resume: A saved session, or None.
             n_tokens: Maximum number of tokens that the session will read; None if unlimited.
 
         Raises:
-            ConfigError: The model was loaded with another number of steps or hash rounds than `options` gives.
+            ConfigError: The model was loaded with another number of steps or hash rounds, or another largest distance,
+                than `options` gives.
             ResourceError: The memory does not fit the machine.
             StateError: `resume` was saved with other values than `options` gives, or holds several rows.
         """
@@ -250,9 +251,14 @@ def _check_options(model: LoadedModel, options: InferenceConfig, state: State) -
             f"the state has a memory of {state.span.mem_len} tokens, but --mem-len is {options.mem_len}.",
             f"Leave out --mem-len, or give {state.span.mem_len}.",
         )
-    saved = model.network.inference_settings(state) | {"memory_dtype": state.memory_dtype}
+    saved: dict[str, int | str] = {
+        **model.network.inference_settings(state),
+        "clamp_len": state.span.clamp_len or state.span.far_len or "none",
+        "memory_dtype": state.memory_dtype,
+    }
     memory_dtype = None if options.memory_dtype == "auto" else options.memory_dtype
-    given = {"n_steps": options.n_steps, "n_hashes": options.n_hashes, "memory_dtype": memory_dtype}
+    names = ("n_steps", "n_hashes", "clamp_len")
+    given = {name: getattr(options, name) for name in names} | {"memory_dtype": memory_dtype}
     for name, value in given.items():
         if value is not None and value != saved[name]:
             flag = f"--{name.replace('_', '-')}"

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from xlcli.api import Model, load
 from xlcli.config import GenerateConfig, InferenceConfig, validate
+from xlcli.config.position import ClampLen
 from xlcli.config.workflows import Dtype
 from xlcli.errors import XLError
 from xlcli.evaluation.lengths import DEFAULT_SEGMENT_LEN, tokens_per_call
@@ -77,6 +78,7 @@ class XlcliLM(LM):
         threads: Number of CPU threads of the process; None keeps the current number.
         n_steps: Number of times a universal stack applies its blocks; None uses the trained value.
         n_hashes: Number of hash rounds of LSH attention; None uses the trained value.
+        clamp_len: Largest distance of the position encoding, or `none`; None uses the largest one of training.
         seed: Seed of the first continuation of a task that samples; that of continuation i is `seed + i`.
         max_batch_size: Ignored; the harness gives it to every model.
 
@@ -98,6 +100,7 @@ class XlcliLM(LM):
         threads: int | None = None,
         n_steps: int | None = None,
         n_hashes: int | None = None,
+        clamp_len: ClampLen | None = None,
         seed: int = 0,
         max_batch_size: int | None = None,
     ) -> None:
@@ -112,6 +115,7 @@ class XlcliLM(LM):
                 threads=threads,
                 n_steps=n_steps,
                 n_hashes=n_hashes,
+                clamp_len=clamp_len,
                 weight_dtype=weight_dtype,
             )
         self.model, self.runtime = model.loaded, model.runtime

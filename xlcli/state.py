@@ -103,10 +103,12 @@ class State:
 
     def describe(self) -> dict[str, str]:
         """Metadata to save with the tensors: memory kinds, tokens read, span, and entries of learned values."""
+        span = self.span
+        limits = [] if span.clamp_len is span.far_len is None else [span.clamp_len or "none", span.far_len or "none"]
         return {
             "memory": " ".join(layer.kind for layer in self.layers),
             "seen": str(self.seen),
-            "span": f"{self.span.kind} {self.span.mem_len} {self.span.segment_len}",
+            "span": " ".join(map(str, (span.kind, span.mem_len, span.segment_len, *limits))),
         } | {f"{name}.{key}": text for name, value in self.online.items() for key, text in value.describe().items()}
 
     @staticmethod
@@ -155,9 +157,13 @@ def _with_prefix(prefix: str, entries: Mapping[str, T]) -> dict[str, T]:
 
 
 def _span(text: str) -> Span:
-    kind, mem_len, segment_len = text.split()
-    span = Span(kind, int(mem_len), int(segment_len))  # type: ignore[arg-type]
+    kind, *numbers = text.split()
+    if len(numbers) == 2:
+        numbers += ["none", "none"]
+    mem_len, segment_len, clamp_len, far_len = (None if n == "none" else int(n) for n in numbers)
+    span = Span(kind, mem_len, segment_len, clamp_len=clamp_len, far_len=far_len)  # type: ignore[arg-type]
     legal = kind == "segment" if span.mem_len == 0 else kind in ("uniform", "growing") and span.mem_len > 0
-    if not legal or span.segment_len < 1 or max(span.mem_len, span.segment_len) > 2**31:
+    lengths = span.segment_len, *(n for n in (clamp_len, far_len) if n is not None)
+    if not legal or min(lengths) < 1 or max(span.mem_len, *lengths) > 2**31:
         raise ValueError(f"'{text}' is not a span")
     return span

@@ -99,12 +99,13 @@ def test_attention_equals_the_definition(position, pooling):
     sizes = {"n_heads": N_HEADS, "rate": RATE, "n_compressed": N_COMPRESSED, "mem_len": MEM_LEN}
     x = torch.randn(1, 30, DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     encoding = encoding_of(attention, position)
+    rule = {"mem_len": MEM_LEN, "segment_len": 4, "clamp_len": position.get("clamp_len")}
     whole = compressive.attention(x[0], weights, pool, begins=range(30), **encoding, **sizes)
     with torch.inference_mode():
         for cuts, memory in zip(CUTS, ("hidden", "keyvalue", "keyvalue", "hidden"), strict=True):
-            ours, _ = read(attention, x, cuts, Span.make("uniform", mem_len=MEM_LEN, segment_len=4), memory)
+            ours, _ = read(attention, x, cuts, Span.make("uniform", **rule), memory)
             assert torch.allclose(ours, whole[: len(ours)], rtol=0, atol=1e-12), (cuts, memory)
-        ours, begins = read(attention, x, CUTS[2], Span.make("growing", mem_len=MEM_LEN, segment_len=4), "hidden")
+        ours, begins = read(attention, x, CUTS[2], Span.make("growing", **rule), "hidden")
     if position["kind"] in ("none", "xl"):
         paper = compressive.attention(x[0], weights, pool, begins=begins, **encoding, **sizes)
         assert torch.allclose(ours, paper, rtol=0, atol=1e-12)

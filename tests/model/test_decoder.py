@@ -78,6 +78,19 @@ def test_memories_of_any_length(mem_len):
     check(network_of(tree, "float32"), "float32", "float32", mem_len=mem_len, n_read=650, segment_len=7)
 
 
+@pytest.mark.parametrize("clamp_len", [1, 600, 698])
+@pytest.mark.parametrize("position", [
+    {"kind": "xl", "n_features": 8}, {"kind": "xl", "n_features": 30}, {"kind": "rope"},
+    {"kind": "rope", "layout": "interleaved"},
+])  # fmt: skip
+def test_distances_are_clamped_in_chunks_of_keys(clamp_len, position):
+    """Beyond chunks, in the middle of one, and at one key; with position keys, and with projected ones."""
+    tree = table("full-xl-0-pre-0") | {"dim": 24, "position": position | {"clamp_len": clamp_len}}
+    network = network_of(tree, "float32")
+    network.far_len = clamp_len + 1
+    check(network, "float32", "float32", mem_len=700, n_read=698, n_new=3)
+
+
 def test_the_number_of_threads_changes_nothing():
     network = network_of(table("full-xl-0-pre-0"), "int8")
     decoder = make_decoder(network, "int8")

@@ -5,6 +5,7 @@ import torch
 
 from xlcli import config
 from xlcli.config.attention import MAX_HASHES
+from xlcli.config.workflows import InferenceConfig, TrainConfig
 from xlcli.errors import ConfigError
 from xlcli.model.build import build_model
 
@@ -121,3 +122,32 @@ def test_arithmetic_of_a_token_is_that_of_its_matrix_products(layers, more):
         with FlopCounterMode(display=False) as counter:
             network.logits(torch.zeros(1, 1, dtype=torch.int64), state)
     assert made.flops_per_token(mem_len) == counter.get_total_flops()
+
+
+@pytest.mark.parametrize(("layers", "train", "expected"), [
+    ([FULL], {"mem_len": 20, "segment_len": 8}, 27), ([FULL], {"mem_len": 20, "segment_len": 8, "span": "uniform"}, 20),
+    ([FULL], {"mem_len": 0, "segment_len": 8, "span": "uniform"}, 7), ([LOCAL], {"mem_len": 20, "segment_len": 8}, 7),
+    ([LOCAL, FULL, LINEAR], {"mem_len": 20, "segment_len": 8}, 27),
+    ([{"kind": "compressive", "rate": 3, "n_compressed": 4}], {"mem_len": 20, "segment_len": 8}, 39),
+    ([{"kind": "compressive", "rate": 3, "n_compressed": 4}], {"mem_len": 0, "segment_len": 8}, 7),
+])  # fmt: skip
+def test_the_largest_distance_of_training(layers, train, expected):
+    trained, train = model(*layers, position={"kind": "xl"}), TrainConfig(**train)
+    assert train.limits(trained, None) == (expected, expected)
+    assert (train.limits(trained, 5), train.limits(trained, "none")) == ((5, 5), (None, None))
+
+
+def test_keys_further_back_than_in_training_are_far_for_every_encoding():
+    train, alibi = TrainConfig(mem_len=20, segment_len=8), model(FULL, position={"kind": "alibi"})
+    assert [train.limits(alibi, n) for n in (None, 9, 99, "none")] == [(None, 27), (None, 9), (None, 99), (None, None)]
+    clamped = model(FULL, position={"kind": "xl", "clamp_len": 5})
+    assert [train.limits(clamped, n) for n in (None, 9, 99, "none")] == [(5, 27), (9, 27), (99, 99), (None, None)]
+    without_distances = model(FULL)
+    assert [train.limits(without_distances, n) for n in (None, 27)] == [(None, 20), (None, 27)]
+
+
+def test_a_largest_distance_needs_softmax_attention():
+    InferenceConfig(clamp_len=9).check_model(model(LINEAR, FULL))
+    assert TrainConfig().limits(model(LINEAR), None) == (None, None)
+    with pytest.raises(ConfigError, match="needs softmax attention"):
+        InferenceConfig(clamp_len=9).check_model(model(LINEAR))

@@ -32,6 +32,8 @@ KINDS = {
     "axial in layers": {"kind": "axial", "shape": [5, 3], "placement": "layers"},
     "rope": {"kind": "rope", "base": 100.0},
     "rope interleaved": {"kind": "rope", "layout": "interleaved"},
+    "rope clamped": {"kind": "rope", "base": 100.0, "clamp_len": 4},
+    "rope interleaved and clamped": {"kind": "rope", "layout": "interleaved", "clamp_len": 1},
     "rope at embedding": {"kind": "rope", "placement": "embedding"},
     "rope interleaved at embedding": {"kind": "rope", "placement": "embedding", "layout": "interleaved", "base": 100.0},
     "alibi": {"kind": "alibi"},
@@ -88,7 +90,7 @@ def twin(model):
         case "rope" if kind.placement == "embedding":
             return {"embed": partial(positions.rotated, base=kind.base, layout=kind.layout)}
         case "rope":
-            return {"encoding": positions.rope(base=kind.base, layout=kind.layout)}
+            return {"encoding": positions.rope(base=kind.base, layout=kind.layout, clamp_len=kind.clamp_len)}
         case "alibi":
             return {"encoding": positions.alibi(n_heads)}
         case "t5":
@@ -106,9 +108,9 @@ def twin(model):
             return {"encoding": positions.contextual_2(table, W_q, W_k, **sizes)}
 
 
-def frame_of(n_memory, n_new, *, start=0, span="growing", mem_len=9):
+def frame_of(n_memory, n_new, *, start=0, span="growing", mem_len=9, clamp_len=None):
     """The call that reads `n_new` tokens after `start + n_memory` others, of which `n_memory` are remembered."""
-    rule = Span.make(span, mem_len=mem_len, segment_len=4)
+    rule = Span.make(span, mem_len=mem_len, segment_len=4, clamp_len=clamp_len)
     keep, device = min(2, n_memory + n_new), torch.device("cpu")
     return AttentionContext(rule, n_memory=n_memory, n_new=n_new, keep=keep, device=device, start=start + n_memory)
 
@@ -116,6 +118,7 @@ def frame_of(n_memory, n_new, *, start=0, span="growing", mem_len=9):
 def outputs(model, x, older, **place):
     """What the first branch makes of inputs x (1 t d) after older ones (1 m d), with either memory."""
     branch, m, t = model.stack.blocks[0].attention, older.shape[1], x.shape[1]
+    place["clamp_len"] = model.config.clamp_len
     before, now = frame_of(0, m, **place), frame_of(m, t, **place)
     marked = [branch.position.embed(model.position.embed(part, f), f) for part, f in ((older, before), (x, now))]
     memories = (Hidden(marked[0]), KeyValue(*branch.project(marked[0], before), 0, m))
@@ -143,9 +146,10 @@ def check(model, t, m, *, window, span="growing"):
         start=5,
         **twin(model),
     )
-    with torch.inference_mode():
-        for out in outputs(model, x, older, start=5, span=span):
-            assert torch.allclose(out[0], expected, rtol=0, atol=1e-12)
+    for mode in (torch.inference_mode, torch.no_grad):  # clamped distances have a form of their own at inference
+        with mode():
+            for out in outputs(model, x, older, start=5, span=span):
+                assert torch.allclose(out[0], expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", [name for name in KINDS if not name.startswith("xl")])

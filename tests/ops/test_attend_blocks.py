@@ -3,7 +3,7 @@ import torch
 
 from xlcli.ops import attend_blocks as module
 from xlcli.ops.attend import attend, attend_plain
-from xlcli.ops.attend_blocks import Band, attend_blocks
+from xlcli.ops.attend_blocks import Band, Clamp, FarBias, FarKeys, ScoreTerm, attend_blocks
 from xlcli.ops.context import AttentionContext, Mask
 from xlcli.ops.positions import Positions
 from xlcli.ops.span import Span
@@ -23,7 +23,8 @@ def tensors(t, m, *, rows=2, width=6, features=10, dtype=torch.float64):
     draw = lambda *shape: torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)  # noqa: E731
     q, k, v = draw(rows, 3, t, width), draw(rows, 3, t + m + 5, width), draw(rows, 3, t + m + 5, width + 2)
     # Keys and values are rows of larger buffers, as in memory.
-    return q, k[:, :, 2 : t + m + 2], v[:, :, 3 : t + m + 3], (draw(rows, 3, t, features), draw(t + m, features))
+    term = ScoreTerm(draw(rows, 3, t, features), draw(t + m, features))
+    return q, k[:, :, 2 : t + m + 2], v[:, :, 3 : t + m + 3], term
 
 
 def mask(t, m, max_distance):
@@ -38,11 +39,66 @@ CALLS = [(1, 0, None), (9, 0, None), (13, 20, None), (2, 7, 7), (13, 20, 20), (1
 def test_blocks_equal_the_plain_kernel(t, m, max_distance, with_term):
     q, k, v, term = tensors(t, m)
     term = term if with_term else None
-    bias = torch.einsum("bhtf,sf->bhts", *term) * 0.3 if with_term else None
+    bias = torch.einsum("bhtf,sf->bhts", *term[:2]) * 0.3 if with_term else None
     visible = mask(t, m, max_distance).visible
     expected = attend_plain(q, k, v, visible=visible, scale=0.3, bias=bias)
     out = attend_blocks(q, k, v, Band(m, max_distance), scale=0.3, term=term)
     assert torch.allclose(out, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("clamp_len", [1, 4, 11, 17, 40])
+@pytest.mark.parametrize(("t", "m", "max_distance"), CALLS)
+def test_far_keys_have_one_score_of_the_term(t, m, max_distance, clamp_len):
+    """In blocks, and in the bias of the plain kernels."""
+    q, k, v, term = tensors(t, m)
+    keys = mask(t, m, max_distance)
+    clamp = Clamp(term.queries @ torch.randn(term.keys.shape[1], 1, dtype=torch.float64), clamp_len, keys.positions)
+    near = torch.einsum("bhtf,sf->bhts", *term[:2])
+    bias = torch.where(keys.positions.distance > clamp_len, clamp.scores, near) * 0.3
+    expected = attend_plain(q, k, v, visible=keys.visible, scale=0.3, bias=bias)
+    term = term._replace(clamp=clamp)
+    with torch.inference_mode():
+        for out in (
+            attend_blocks(q, k, v, Band(m, max_distance), scale=0.3, term=term),
+            attend(q, k, v, visible=keys, scale=0.3, term=term),
+            attend(q, k, v, visible=keys.visible, scale=0.3, term=term),
+        ):
+            assert torch.allclose(out, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("clamp_len", [1, 11, 40])
+@pytest.mark.parametrize(("t", "m", "max_distance"), CALLS)
+def test_far_keys_have_other_products(t, m, max_distance, clamp_len):
+    (q, k, v, _), keys = tensors(t, m), mask(t, m, max_distance)
+    far = FarKeys(torch.randn_like(q), torch.randn_like(k), clamp_len, keys.positions)
+    difference = (far.queries @ far.keys.mT - q @ k.mT) * (keys.positions.distance > clamp_len)
+    expected = attend_plain(q, k, v, visible=keys.visible, scale=0.3, bias=difference * 0.3)
+    with torch.inference_mode():
+        for out in (
+            attend_blocks(q, k, v, Band(m, max_distance), scale=0.3, far=far),
+            attend(q, k, v, visible=keys, scale=0.3, far=far),
+            attend(q, k, v, visible=keys.visible, scale=0.3, far=far),
+        ):
+            assert torch.allclose(out, expected, rtol=0, atol=1e-12)
+    assert torch.allclose(attend(q, k, v, visible=keys, scale=0.3, far=far), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("far_len", [1, 11, 40])
+@pytest.mark.parametrize(("t", "m", "max_distance"), CALLS)
+def test_far_keys_have_lower_scores(t, m, max_distance, far_len):
+    (q, k, v, term), keys = tensors(t, m), mask(t, m, max_distance)
+    addition = -1.5 * (keys.positions.distance > far_len)
+    bias = torch.einsum("bhtf,sf->bhts", *term[:2]) * 0.3 + addition
+    expected = attend_plain(q, k, v, visible=keys.visible, scale=0.3, bias=bias)
+    given = {"scale": 0.3, "term": term, "far_bias": FarBias(-1.5, far_len, keys.positions)}
+    with torch.inference_mode():
+        for out in (
+            attend_blocks(q, k, v, Band(m, max_distance), **given),
+            attend(q, k, v, visible=keys, **given),
+            attend(q, k, v, visible=keys.visible, **given),
+        ):
+            assert torch.allclose(out, expected, rtol=0, atol=1e-12)
+    assert torch.allclose(attend(q, k, v, visible=keys, **given), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("max_distance", [None, 3])

@@ -52,10 +52,11 @@ def rotated(x, position, *, base, layout):
     return out
 
 
-def rope(*, base, layout):
+def rope(*, base, layout, clamp_len=None):
     """Su et al. 2021, section 3.2: queries and keys turned by their own positions, values untouched."""
 
     def score(q, k, i, j, h):
+        j = j if clamp_len is None else max(j, i - clamp_len)
         return plain(rotated(q, i, base=base, layout=layout), rotated(k, j, base=base, layout=layout), i, j, h)
 
     return score

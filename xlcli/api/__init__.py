@@ -27,6 +27,7 @@ from xlcli.config import (
     validate,
 )
 from xlcli.config.keywords import EvalOptions, GenerateOptions, SamplingOptions, StreamOptions
+from xlcli.config.position import ClampLen
 from xlcli.config.workflows import Dtype
 from xlcli.errors import ConfigError
 from xlcli.events import Event, Generated, GeneratedText, Notice, TokenScore
@@ -180,6 +181,7 @@ def load(
     threads: int | None = None,
     n_steps: int | None = None,
     n_hashes: int | None = None,
+    clamp_len: ClampLen | None = None,
     weight_dtype: Dtype = "auto",
 ) -> Model:
     """Loads a model.
@@ -191,6 +193,8 @@ def load(
         threads: Number of CPU threads of the process; None keeps the current number.
         n_steps: Number of times a universal stack applies its blocks; None uses the trained value.
         n_hashes: Number of hash rounds of LSH attention; None uses the trained value.
+        clamp_len: Largest distance of the position encoding: keys further back are at this one; `none`: any. None uses
+            the largest one of training.
         weight_dtype: Number type that the weights are rounded to; `auto` is float32.
 
     Raises:
@@ -198,10 +202,19 @@ def load(
         ConfigError: The device does not exist, or the model has no such setting.
     """
     runtime = make_runtime(validate(RuntimeConfig, {"device": device, "dtype": dtype, "threads": threads}))
-    options = validate(InferenceConfig, {"weight_dtype": weight_dtype})
+    options = validate(InferenceConfig, {"weight_dtype": weight_dtype, "clamp_len": clamp_len})
     folder = find(None if model is None else os.fspath(model))
-    encoding, _ = options.dtypes(read_config(folder).model)
-    loaded = load_folder(folder, device=runtime.device, n_steps=n_steps, n_hashes=n_hashes, weight_dtype=encoding)
+    shape = read_config(folder).model
+    options.check_model(shape)
+    encoding, _ = options.dtypes(shape)
+    loaded = load_folder(
+        folder,
+        device=runtime.device,
+        n_steps=n_steps,
+        n_hashes=n_hashes,
+        clamp_len=clamp_len,
+        weight_dtype=encoding,
+    )
     for warning in loaded.warnings:
         warnings.warn(warning, stacklevel=2)
     return Model(loaded, runtime)

@@ -26,7 +26,11 @@ SECTIONS = ("bench", "runtime", "train", "model")
 """Sections of the configuration that the command uses."""
 VOCAB_SIZE = 2048
 """Vocabulary of a preset whose vocabulary depends on the text: that of a text of 13 MB."""
-UNUSED = {"decode": ("segment_len",), "eval": (), "train": ("n_steps", "n_hashes", "weight_dtype", "memory_dtype")}
+UNUSED = {
+    "decode": ("segment_len",),
+    "eval": (),
+    "train": ("n_steps", "n_hashes", "clamp_len", "weight_dtype", "memory_dtype"),
+}
 """Options that do not apply to a task."""
 RECOMPUTED = (
     "the same model without memory: for each token a call over it and as many tokens before it as the memory holds, "
@@ -59,6 +63,7 @@ def bench(
     ] = None,
     n_steps: options.NSteps = None,
     n_hashes: options.NHashes = None,
+    clamp_len: options.ClampLen = None,
     mem_lens: Annotated[
         Sequence[int] | None,
         typer.Option(
@@ -218,6 +223,9 @@ def measure(
         shape = config.model.for_inference(config.bench.n_steps, config.bench.n_hashes)
         weight_dtype, _ = config.bench.dtypes(shape)
         model = bench.untrained(str(preset), config.model_copy(update={"model": shape}), runtime, weight_dtype)
+        if config.bench.clamp_len is not None:
+            limits = config.train.limits(shape, config.bench.clamp_len)
+            model.network.clamp_len, model.network.far_len = limits
     return bench.bench(task, model, config.bench, runtime, stop=stop)
 
 

@@ -56,6 +56,7 @@ def evaluate(
     binary: options.Binary = False,
     text_field: options.TextField = None,
     mem_len: options.MemLen = None,
+    clamp_len: options.ClampLen = None,
     sweep_mem_len: Annotated[
         Sequence[int] | None,
         typer.Option(

@@ -132,6 +132,7 @@ def generate(
         ),
     ] = None,
     mem_len: options.MemLen = None,
+    clamp_len: options.ClampLen = None,
     interactive: Annotated[
         bool,
         typer.Option(

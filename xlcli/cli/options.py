@@ -53,6 +53,16 @@ MemLen = Annotated[
         rich_help_panel="Memory",
     ),
 ]
+ClampLen = Annotated[
+    str | None,
+    typer.Option(
+        "--clamp-len",
+        metavar="TOKENS|none",
+        parser=Unit(units.count_or_none, "512"),
+        help="Largest distance of positions xl and rope; tokens further back are at it. Default: that of training.",
+        rich_help_panel="Memory",
+    ),
+]
 Span = Annotated[
     Literal["uniform", "growing"] | None,
     typer.Option(

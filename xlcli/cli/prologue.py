@@ -148,6 +148,7 @@ def load_model(
         device=runtime.device,
         n_steps=settings.n_steps,
         n_hashes=settings.n_hashes,
+        clamp_len=settings.clamp_len,
         weight_dtype=weight_dtype,
     )
     screen.clear()

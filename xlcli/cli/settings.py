@@ -25,6 +25,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "max_time": units.duration,
     "eval_every": units.interval,
     "save_every": units.interval,
+    "clamp_len": units.count_or_none,
     "valid": units.share,
     "test": units.share,
     **dict.fromkeys(

@@ -62,6 +62,7 @@ def stream(
     binary: options.Binary = False,
     text_field: options.TextField = None,
     mem_len: options.MemLen = None,
+    clamp_len: options.ClampLen = None,
     reset_on: Annotated[
         str | None,
         typer.Option(

@@ -29,6 +29,16 @@ def count(value: str) -> int:
     return int(size)
 
 
+def count_or_none(value: str) -> int | str:
+    """Whole number, or `none`."""
+    if value.strip() == "none":
+        return "none"
+    try:
+        return count(value)
+    except ValueError as error:
+        raise ValueError(f"{error}, or none") from None
+
+
 def number(value: str) -> float:
     """Finite number."""
     try:

@@ -81,6 +81,10 @@ class AttentionConfig(BaseConfig):
         """Number of memory tokens that a layer uses; None if its memory is unbounded."""
         return mem_len
 
+    def max_distance(self, mem_len: int, n_earlier: int) -> int:
+        """Largest distance from a token to a key, after `n_earlier` tokens of its segment beside those in memory."""
+        return mem_len + n_earlier
+
     def memory_bytes(self, mem_len: int, head_dim: int, dtype: MemoryDtype = "float32") -> int:
         """Size in bytes of the memory of one sequence in one layer at inference."""
         raise NotImplementedError
@@ -159,6 +163,10 @@ class LocalAttentionConfig(SoftmaxAttentionConfig):
         """At most `window` tokens."""
         return min(mem_len, self.window)
 
+    def max_distance(self, mem_len: int, n_earlier: int) -> int:
+        """At most `window`."""
+        return min(mem_len + n_earlier, self.window)
+
 
 class CompressiveAttentionConfig(SoftmaxAttentionConfig):
     """Softmax attention over recent tokens and pooled blocks of older ones (Rae et al. 2020, Compressive Transformer).
@@ -184,6 +192,10 @@ class CompressiveAttentionConfig(SoftmaxAttentionConfig):
     def needs_hidden_memory(self) -> bool:
         """Whether there is a convolution."""
         return self.pooling == "convolution"
+
+    def max_distance(self, mem_len: int, n_earlier: int) -> int:
+        """That of the last token of the oldest block."""
+        return mem_len + n_earlier + (self.rate * self.n_compressed if mem_len else 0)
 
     def memory_bytes(self, mem_len: int, head_dim: int, dtype: MemoryDtype = "float32") -> int:
         """Keys and values of tokens and pooled blocks, and the inputs of an unfinished block."""

@@ -190,6 +190,26 @@ class ModelConfig(BaseConfig):
         """Copy in which all layers have this attention."""
         return self.model_copy(update={"attention": attention})
 
+    @property
+    def clamp_len(self) -> int | None:
+        """Largest distance of the position encoding; None if distances are not clamped."""
+        clamp_len: int | None = getattr(self.position, "clamp_len", None)
+        return clamp_len
+
+    @property
+    def clamps_distances(self) -> bool:
+        """Whether the position encoding of some layer can clamp distances."""
+        return "clamp_len" in self.position.inference_settings and self.has_softmax
+
+    @property
+    def has_softmax(self) -> bool:
+        """Whether some layer has softmax attention."""
+        return any("bias" in attention.offers for attention in self.attentions)
+
+    def max_distance(self, mem_len: int, n_earlier: int) -> int:
+        """Largest distance from a token to a key in any layer with softmax attention, see `AttentionConfig`."""
+        return max(layer.max_distance(mem_len, n_earlier) for layer in self.attentions if "bias" in layer.offers)
+
     def for_inference(self, n_steps: int | None = None, n_hashes: int | None = None) -> ModelConfig:
         """Copy with other inference settings.
 

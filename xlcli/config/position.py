@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
 from xlcli.config.base import BaseConfig, Count, InvalidSettingError, Positive
 
+ClampLen = Count | Literal["none"]
+"""Largest distance of a position encoding, or `none` for any."""
 Placement = Literal["embedding", "layers"]
 """Absolute positions are added to the embedding, or to the input of every layer."""
 PlacementOrQK = Literal["embedding", "layers", "qk"]
@@ -17,6 +19,14 @@ PlacementOrQK = Literal["embedding", "layers", "qk"]
 
 class PositionConfig(BaseConfig):
     """Base of every position encoding."""
+
+    has_distances: ClassVar[bool] = True
+    """Whether scores depend on distances."""
+
+    @property
+    def inference_settings(self) -> frozenset[str]:
+        """Settings that may be changed at inference."""
+        return frozenset()
 
     @property
     def needs(self) -> frozenset[str]:
@@ -34,6 +44,8 @@ class PositionConfig(BaseConfig):
 class NoPositionConfig(PositionConfig):
     """No position information except the causal mask."""
 
+    has_distances: ClassVar[bool] = False
+
     kind: Literal["none"] = "none"
 
 
@@ -44,6 +56,8 @@ class SinusoidalPositionConfig(PositionConfig):
     paper. None uses 1 with placement `qk`, else the initial root mean square of the embeddings, which is the ratio in
     the paper.
     """
+
+    has_distances: ClassVar[bool] = False
 
     kind: Literal["sinusoidal"] = "sinusoidal"
     placement: PlacementOrQK = "embedding"
@@ -71,6 +85,8 @@ class LearnedPositionConfig(PositionConfig):
     each head has its part of a vector. Positions beyond the table start again at 0 (`wrap`) or raise an error
     (`error`).
     """
+
+    has_distances: ClassVar[bool] = False
 
     kind: Literal["learned"] = "learned"
     placement: PlacementOrQK = "embedding"
@@ -100,6 +116,8 @@ class AxialPositionConfig(PositionConfig):
     `shape` lists the radices, `dims` the widths of the vectors (default: equal parts of `dim`). Ho et al. 2019; Kitaev
     et al. 2020, section "axial positional encodings" of the code.
     """
+
+    has_distances: ClassVar[bool] = False
 
     kind: Literal["axial"] = "axial"
     placement: Placement = "embedding"
@@ -146,13 +164,20 @@ class RopePositionConfig(PositionConfig):
     """Rotation of queries and keys by their positions (Su et al. 2021).
 
     Layout `half` pairs features f and f + e/2 (code of GPT-NeoX and LLaMA), `interleaved` 2f and 2f + 1 (paper).
-    Placement `embedding` is an ablation: the rotation is not relative after a projection.
+    Placement `embedding` is an ablation: the rotation is not relative after a projection. `clamp_len` is as in
+    `XLPositionConfig`, in softmax attention.
     """
 
     kind: Literal["rope"] = "rope"
     placement: Placement = "layers"
     layout: Literal["half", "interleaved"] = "half"
     base: Positive = 10000.0
+    clamp_len: Count | None = None
+
+    @property
+    def inference_settings(self) -> frozenset[str]:
+        """`clamp_len`, with placement `layers`."""
+        return frozenset({"clamp_len"}) if self.placement == "layers" else frozenset()
 
     @property
     def needs(self) -> frozenset[str]:
@@ -233,13 +258,19 @@ class XLPositionConfig(PositionConfig):
     """Relative encoding of Transformer-XL (Dai et al. 2019, section 3.3): content bias u, position bias v, sinusoids.
 
     `n_features` is the number of sinusoid features (default: `dim`, as in the paper). `tied` shares u and v among the
-    layers. `clamp_len` is the largest distance; longer ones are clamped to it.
+    layers. `clamp_len` is the largest distance; longer ones are clamped to it. With None no distance is clamped in
+    training, and at inference those longer than any in training are.
     """
 
     kind: Literal["xl"] = "xl"
     n_features: Annotated[int, Field(ge=2, le=2**16, multiple_of=2)] | None = None
     tied: bool = False
     clamp_len: Count | None = None
+
+    @property
+    def inference_settings(self) -> frozenset[str]:
+        """`clamp_len`."""
+        return frozenset({"clamp_len"})
 
     @property
     def needs(self) -> frozenset[str]:

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from xlcli.config.attention import ATTENTIONS, MAX_HASHES, MemoryDtype
 from xlcli.config.base import BaseConfig, Count, InvalidSettingError, Length, Positive, Rate
 from xlcli.config.model import ModelConfig
+from xlcli.config.position import ClampLen
 from xlcli.errors import ConfigError
 
 Interval = Count | Positive
@@ -119,6 +120,25 @@ class TrainConfig(BaseConfig):
     on_divergence: Literal["rollback", "stop"] = "rollback"
     weights: WeightEncoding = "float32"
 
+    def max_distance(self, model: ModelConfig) -> int:
+        """Largest distance from a token to a key in the training of this model."""
+        is_growing = self.span == "growing" or not self.mem_len
+        return model.max_distance(self.mem_len, self.segment_len - 1 if is_growing else 0)
+
+    def limits(self, model: ModelConfig, clamp_len: ClampLen | None) -> tuple[int | None, int | None]:
+        """`Span.clamp_len` and `Span.far_len` at inference; None is the largest distance of training.
+
+        A model that was trained with clamped distances keeps its own, and has given full weight to keys further back.
+        If scores do not depend on distances, they depend on the number of keys, which is that of the trained memory.
+        """
+        if clamp_len == "none" or not model.has_softmax:
+            return None, None
+        farthest = self.max_distance(model)
+        clamp = (clamp_len or model.clamp_len or farthest) if model.clamps_distances else None
+        if clamp_len is not None:
+            return clamp, max(clamp_len, farthest if model.clamp_len else 0)
+        return clamp, farthest if model.position.has_distances else self.mem_len or farthest
+
     @model_validator(mode="after")
     def _check_grad_accum(self) -> TrainConfig:
         if self.grad_accum > self.batch_size:
@@ -137,6 +157,8 @@ class InferenceConfig(BaseConfig):
         mem_len: Memory length of each layer in tokens; 0 disables recurrence.
         n_steps: Number of times a universal stack applies its blocks.
         n_hashes: Number of hash rounds of LSH attention.
+        clamp_len: Largest distance of the position encoding: keys further back are at this one, if the encoding can
+            clamp distances, and have less weight. None uses that of `model.position`, else the largest one of training.
         weight_dtype: Number type that the weights are rounded to when the model is loaded.
         memory_dtype: Number type of past keys and values, which are rounded before their first use.
     """
@@ -144,12 +166,16 @@ class InferenceConfig(BaseConfig):
     mem_len: Length | None = None
     n_steps: Annotated[int, Field(ge=1, le=1024)] | None = None
     n_hashes: Annotated[int, Field(ge=1, le=MAX_HASHES)] | None = None
+    clamp_len: ClampLen | None = None
     weight_dtype: Dtype = "auto"
     memory_dtype: Dtype = "auto"
 
     def check_model(self, model: ModelConfig) -> None:
         """`ConfigError` if a setting does not apply to this model."""
         model.for_inference(self.n_steps, self.n_hashes)
+        if self.clamp_len is not None and not model.has_softmax:
+            reason = "needs softmax attention, but this model has none"
+            raise ConfigError(f"clamp_len {reason}.", "Leave it out.", key="clamp_len", reason=reason)
         if self.memory_dtype in ("bfloat16", "int8") and not model.rounds_memory:
             *kinds, last = (kind for kind, table in ATTENTIONS.items() if table.rounds_memory)
             reason = f"needs {', '.join(kinds)} or {last} attention in every layer"

@@ -113,7 +113,6 @@ def _xl(config: ModelConfig) -> Positions:
             n_features=kind.n_features or config.dim + config.dim % 2,
             biases=shared or XLBiases(heads, width),
             scale=config.attention.score_scale(XLPosition.n_terms, config.head_dim),
-            clamp_len=kind.clamp_len,
         ),
     )
 

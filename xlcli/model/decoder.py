@@ -79,10 +79,7 @@ def _has_kernel(block: Block) -> bool:
     attention = block.attention
     if type(attention) not in (FullAttention, LocalAttention):
         return False
-    position = attention.position
-    if isinstance(position, XLPosition):
-        return position.clamp_len is None
-    return type(position) in (Position, RopePosition, AlibiPosition, T5Position)
+    return type(attention.position) in (Position, RopePosition, AlibiPosition, T5Position, XLPosition)
 
 
 class Decoder:
@@ -160,11 +157,13 @@ class Decoder:
             buffers = memory.buffers
             addresses = [buffer.data_ptr() for buffer in buffers] + [0] * (4 - len(buffers))
             row = buffers[0].stride(2)
+            limits = own.span.clamp_len or memory.length, own.span.far_len or memory.length
             own_tables = self._distances(block, memory.length, own)
             tables += own_tables
             n_distances = max(0 if table is None else table.shape[1] for table in own_tables[:2])
-            addresses += [buffers[0].shape[2], row, memory.start, memory.stop, n_distances]
-            caches.append((*addresses, *(0 if table is None else table.data_ptr() for table in own_tables)))
+            addresses += [buffers[0].shape[2], row, memory.start, memory.stop, n_distances, *limits]
+            addresses += [0 if table is None else table.data_ptr() for table in own_tables]
+            caches.append((*addresses, own.span.far_bias))
             after.append(memory.keep(own.keep))
         packed = np.array(caches, k.CACHE)
         assert context.tokens is not None
@@ -284,26 +283,34 @@ class Decoder:
         assert isinstance(attention, FullAttention)
         position, e = attention.position, attention.output.weight.shape[1] // attention.n_heads
         if isinstance(position, XLPosition):
+            length = min(length, (context.span.clamp_len or length) + 1)
             if position.n_features <= e:
                 keys = self._table(("xl", position.n_features), length, lambda n: _position_keys(position, n, e))
             else:  # inner products with projected keys are shorter
                 keys = self._table(position.relative, length, lambda n: _projected_keys(position, n, e))
-            return keys, None, None, None
+            return keys, None, None, None, None
         if isinstance(position, (AlibiPosition, T5Position)):
             source: Hashable = position.table if isinstance(position, T5Position) else "alibi"
             bias = self._table((source, attention.n_heads), length, lambda n: _bias(attention, n, e))
-            return None, bias, None, None
+            return None, bias, None, None, None
         if isinstance(position, RopePosition):
             sin, cos = context.cache.constant(
                 ("rope step", e, position.base), lambda: _rope_angles(position, context, e)
             )
-            return None, None, sin, cos
-        return None, None, None, None
+            turns, clamp_len = None, context.span.clamp_len
+            if clamp_len is not None and length > clamp_len + 1:
+                n_far = length - clamp_len
+                turns = self._table(("turns", e, position.base), n_far, lambda n: _turns(position, n, e), axis=0)
+            return None, None, sin, cos, turns
+        return None, None, None, None, None
 
-    def _table(self, key: Hashable, length: int, make: Callable[[int], Tensor]) -> Tensor:
-        """Table with at least `length` columns, whose last one is that of the query itself; grows by doubling."""
+    def _table(self, key: Hashable, length: int, make: Callable[[int], Tensor], axis: int = 1) -> Tensor:
+        """Table with at least `length` columns, or rows with axis 0; grows by doubling.
+
+        The last column is that of the query itself.
+        """
         table = self._tables.get(key)
-        if table is None or table.shape[1] < length:
+        if table is None or table.shape[axis] < length:
             table = self._tables[key] = make(max(2 * length, 256)).contiguous()
         return table
 
@@ -344,11 +351,16 @@ def _rope_angles(position: RopePosition, context: AttentionContext, width: int) 
     return sin.float().contiguous(), cos.float().contiguous()
 
 
+def _turns(position: RopePosition, n: int, width: int) -> Tensor:
+    """Sines, then cosines (n width), of the rotations by 0 to n - 1 positions."""
+    return torch.cat(rope_angles(torch.arange(n), width, position.base), dim=-1).float()
+
+
 def _position_keys(position: XLPosition, n: int, head_dim: int) -> Tensor:
     """Position keys (f n) of distances n - 1 to 0."""
     _, term = position.term(torch.zeros(1, position.n_heads, 1, head_dim), _context(n))
     assert term is not None
-    return term[1].T
+    return term.keys.T
 
 
 def _projected_keys(position: XLPosition, n: int, head_dim: int) -> Tensor:

@@ -61,6 +61,10 @@ class LanguageModel(nn.Module):
         self.position = position
         self.stack = stack
         self.head = head
+        self.clamp_len = config.clamp_len
+        """`Span.clamp_len` of new states; loading a model sets that of inference."""
+        self.far_len: int | None = None
+        """`Span.far_len` of new states, likewise."""
 
     @property
     def n_parameters(self) -> int:
@@ -100,7 +104,8 @@ class LanguageModel(nn.Module):
         starts = torch.as_tensor([0] * batch if offsets is None else offsets, dtype=torch.int64)
         device = next(self.parameters()).device
         last = None if self.bigrams is None else torch.full_like(starts, -1).to(device)
-        return State(layers, 0, Span.make(span, mem_len=mem_len, segment_len=segment_len), starts.to(device), last)
+        rule = Span.make(span, mem_len=mem_len, segment_len=segment_len, clamp_len=self.clamp_len, far_len=self.far_len)
+        return State(layers, 0, rule, starts.to(device), last)
 
     def reset(self, state: State) -> State:
         """State with empty memory at the beginning of the text; batch size and span are kept."""

@@ -9,13 +9,10 @@ from einops import rearrange, repeat
 from torch import Tensor
 from torch.nn import functional as F
 
-from xlcli.ops.attend_blocks import attend_blocks
+from xlcli.ops.attend_blocks import Clamp, Far, FarBias, FarKeys, ScoreTerm, attend_blocks, term_scores
 from xlcli.ops.attend_training import attend_training
 from xlcli.ops.context import Mask
 from xlcli.ops.dropout import dropout as drop
-
-ScoreTerm = tuple[Tensor, Tensor]
-"""Second score term: queries (b h t f), and keys (s f) shared by all sequences and heads."""
 
 
 def attend(
@@ -26,6 +23,8 @@ def attend(
     visible: Tensor | Mask | None,
     scale: float,
     term: ScoreTerm | None = None,
+    far: FarKeys | None = None,
+    far_bias: FarBias | None = None,
     bias: Tensor | None = None,
     value_bias: Callable[[Tensor], Tensor] | None = None,
     dropout: float = 0.0,
@@ -40,6 +39,8 @@ def attend(
             a context, whose tensor is made only where it is read. A query without visible keys gets zeros.
         scale: Factor on the inner products.
         term: Second score term, or None.
+        far: Keys with other products, or None; not together with a term.
+        far_bias: Addition to the scores of far keys, or None.
         bias: Added to the scores, (b h t s) or (h t s), or None.
         value_bias: Function from the weights (b h t s) to an addition (b h t w) to the output, or None.
         dropout: Dropout rate of the weights.
@@ -48,15 +49,31 @@ def attend(
         (b h t w)
     """
     products_only = bias is None and value_bias is None and not dropout
+    clamp = term and term.clamp
+    if term is not None and clamp and far_bias and clamp.max_distance == far_bias.max_distance:
+        term = term._replace(clamp=clamp._replace(scores=clamp.scores + far_bias.bias / scale))
+        far_bias = None
     if isinstance(visible, Mask):
         if products_only and _parts_apply(q) and visible.band is not None:
-            in_parts = attend_blocks if torch.is_inference_mode_enabled() else attend_training
-            return in_parts(q, k, v, visible.band, scale=scale, term=term)
+            if torch.is_inference_mode_enabled():
+                return attend_blocks(q, k, v, visible.band, scale=scale, term=term, far=far, far_bias=far_bias)
+            if far is None and far_bias is None:
+                return attend_training(q, k, v, visible.band, scale=scale, term=term and term[:2])
         visible = visible.visible
+    if far is not None:
+        difference = (far.queries @ far.keys.mT - q @ k.mT) * scale
+        difference = torch.where(far.positions.distance > far.max_distance, difference, 0.0)
+        bias = difference if bias is None else bias + difference
+    if far_bias is not None:
+        addition = (far_bias.positions.distance > far_bias.max_distance) * q.new_tensor(far_bias.bias)
+        bias = addition if bias is None else bias + addition
+    if term is not None and term.clamp is not None:
+        of_term = _clamped_scores(term.queries * scale, term.keys, term.clamp, scale)
+        term, bias = None, of_term if bias is None else bias + of_term
     if term is not None:
-        if q.shape[-2] == 1 and visible is None and products_only:
+        if q.shape[-2] == 1 and visible is None and products_only and bias is None:
             return attend_one(q, k, v, term=term, scale=scale)
-        q, k = _append_term(q, k, term)
+        q, k = _append_term(q, k, term[:2])
     if value_bias is None and not _plain_is_faster(q, dropout):
         return attend_fused(q, k, v, visible=visible, scale=scale, bias=bias, dropout=dropout)
     return attend_plain(q, k, v, visible=visible, scale=scale, bias=bias, value_bias=value_bias, dropout=dropout)
@@ -117,13 +134,25 @@ def attend_fused(
 
 def attend_one(q: Tensor, k: Tensor, v: Tensor, *, term: ScoreTerm, scale: float) -> Tensor:
     """`attend` of a single query over visible keys with a second term, without a copy of the keys."""
-    query, key = term
+    query, key, _ = term
     scores = q @ k.mT
     scores = scores + rearrange(rearrange(query, "b h 1 f -> (b h) f") @ key.mT, "(b h) s -> b h 1 s", h=q.shape[1])
     return (scores * scale).softmax(-1).to(v.dtype) @ v
 
 
-def _append_term(q: Tensor, k: Tensor, term: ScoreTerm) -> tuple[Tensor, Tensor]:
+def _clamped_scores(queries: Tensor, keys: Tensor, clamp: Clamp, scale: float) -> Tensor:
+    """Scores (b h t s) of a second term with far keys, of scaled queries."""
+    scores, positions = clamp.scores * scale, clamp.positions
+    if not positions.is_consecutive:
+        return torch.where(positions.distance > clamp.max_distance, scores, queries @ keys.mT)
+    b, h, t, _ = queries.shape
+    out = queries.new_empty(b, h, t, len(keys))
+    far = Far(len(keys) - t - clamp.max_distance, scores.flatten(0, 1))
+    term_scores(queries.flatten(0, 1), keys, far, out.flatten(0, 1))
+    return out
+
+
+def _append_term(q: Tensor, k: Tensor, term: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Queries and keys with those of the second term appended, so that one inner product is the sum of both."""
     query, key = term
     keys = repeat(key, "s f -> b h s f", b=q.shape[0], h=q.shape[1])

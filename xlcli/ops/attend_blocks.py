@@ -14,11 +14,64 @@ from einops import rearrange
 from torch import Tensor
 
 from xlcli.ops.chunks import score_chunks
+from xlcli.ops.positions import Positions
 
 BLOCK = 256
 """Number of queries of a block (measured)."""
 SCORES = 2**21
 """Number of scores in memory at once, unless those of one head are more (measured)."""
+
+
+class Clamp(NamedTuple):
+    """Scores (b h t 1) of a second term for the keys further back than `max_distance`, one for each query."""
+
+    scores: Tensor
+    max_distance: int
+    positions: Positions
+
+
+class ScoreTerm(NamedTuple):
+    """Second score term: queries (b h t f), and keys (s f) shared by all sequences and heads; None: no clamp."""
+
+    queries: Tensor
+    keys: Tensor
+    clamp: Clamp | None = None
+
+
+class FarKeys(NamedTuple):
+    """Queries (b h t e) and keys (b h s e) whose products are the scores of keys further back than `max_distance`."""
+
+    queries: Tensor
+    keys: Tensor
+    max_distance: int
+    positions: Positions
+
+
+class FarBias(NamedTuple):
+    """Addition to the scores of the keys further back than `max_distance`."""
+
+    bias: float
+    max_distance: int
+    positions: Positions
+
+
+class Far(NamedTuple):
+    """Far keys of a block: those before the key `first` + i, for query i.
+
+    Their scores are `term` (n t 1), or `products` of queries (n t e) and keys (n s e) in place of the ordinary ones.
+    """
+
+    first: int
+    term: Tensor | None = None
+    products: tuple[Tensor, Tensor] | None = None
+
+    def parts(self, scores: Tensor) -> tuple[int, Tensor, Tensor]:
+        """Number of keys that are far from all queries, the scores of those far from some, and their mask (t s)."""
+        n_queries, n_keys = scores.shape[1:]
+        n_far = min(max(self.first, 0), n_keys)
+        mixed = scores[..., n_far : max(self.first + n_queries - 1, 0)]
+        mask = torch.ones(n_queries, mixed.shape[2], dtype=torch.bool, device=scores.device)
+        return n_far, mixed, mask.tril_(self.first - n_far - 1)
 
 
 class Band(NamedTuple):
@@ -51,22 +104,54 @@ def blocks(n_new: int, band: Band) -> Iterator[tuple[slice, slice]]:
         yield slice(start, stop), slice(band.first(start), stop + band.n_memory)
 
 
+def term_scores(queries: Tensor, keys: Tensor, far: Far | None, out: Tensor) -> Tensor:
+    """Scores (n t s), written to `out`, of queries (n t f) and keys (s f) of a second term; None: no key is far."""
+    if far is None or far.term is None:
+        torch.mm(queries.flatten(0, 1), keys.T, out=out.flatten(0, 1))
+        return out
+    n_far, mixed, mask = far.parts(out)
+    torch.mm(queries.flatten(0, 1), keys[n_far:].T, out=out.flatten(0, 1)[:, n_far:])
+    out[..., :n_far] = far.term
+    mixed.copy_(torch.where(mask, far.term, mixed))
+    return out
+
+
+def product_scores(queries: Tensor, keys: Tensor, far: Far | None, out: Tensor) -> Tensor:
+    """Scores (n t s), written to `out`, of queries (n t e) and keys (n s e); None: no key is far."""
+    if far is None or far.products is None:
+        torch.bmm(queries, keys.mT, out=out)
+        return out
+    n_far, mixed, mask = far.parts(out)
+    far_queries, far_keys = far.products
+    torch.bmm(queries, keys[:, n_far:].mT, out=out[..., n_far:])
+    torch.bmm(far_queries, far_keys[:, :n_far].mT, out=out[..., :n_far])
+    some = far_keys[:, n_far : n_far + mixed.shape[2]]
+    mixed.copy_(torch.where(mask, torch.bmm(far_queries, some.mT), mixed))
+    return out
+
+
 def softmax_scores(
     queries: Tensor,
     keys: Tensor,
     term: tuple[Tensor, Tensor] | None,
     edges: tuple[Tensor, Tensor | None],
     out: Tensor,
+    far: Far | None = None,
+    lowered: tuple[Far, float] | None = None,
 ) -> Tensor:
     """Weights (n t s), written to `out`, of queries (n t e) over keys (n s e).
 
-    `term` is a second score term (n t f) and (s f), or None; `edges` are those of `Band.edges`.
+    `term` is a second score term (n t f) and (s f), or None; `edges` are those of `Band.edges`; `lowered` are far keys
+    and an addition to their scores.
     """
     if term is None:
-        torch.bmm(queries, keys.mT, out=out)
+        product_scores(queries, keys, far, out)
     else:
-        torch.mm(term[0].flatten(0, 1), term[1].T, out=out.flatten(0, 1))
-        out.baddbmm_(queries, keys.mT)
+        term_scores(*term, far, out).baddbmm_(queries, keys.mT)
+    if lowered is not None:
+        n_far, mixed, mask = lowered[0].parts(out)
+        out[..., :n_far] += lowered[1]
+        mixed += mask.to(out.dtype) * lowered[1]
     last, first = edges
     out[..., -len(last) :] += last
     if first is not None:
@@ -75,7 +160,15 @@ def softmax_scores(
 
 
 def attend_blocks(
-    q: Tensor, k: Tensor, v: Tensor, band: Band, *, scale: float, term: tuple[Tensor, Tensor] | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    band: Band,
+    *,
+    scale: float,
+    term: ScoreTerm | None = None,
+    far: FarKeys | None = None,
+    far_bias: FarBias | None = None,
 ) -> Tensor:
     """Attention output (b h t w) of queries (b h t e) over keys (b h s e) and values (b h s w) in the band.
 
@@ -85,27 +178,49 @@ def attend_blocks(
         v: Values, in any floating-point type.
         band: Visible keys.
         scale: Factor on the inner products.
-        term: Second score term, queries (b h t f) and keys (s f), or None.
+        term: Second score term, or None.
+        far: Keys with other products, or None; not together with a term.
+        far_bias: Addition to the scores of far keys, or None.
     """
     n_rows, n_heads, n_new, _ = q.shape
     # In memory the heads of a token are neighbors, as the projection of the output reads them.
     out = q.new_empty(n_rows, n_new, n_heads, v.shape[-1]).transpose(1, 2)
     q = q * scale
+    clamp = None if term is None else term.clamp
     if term is not None:
-        term = term[0] * scale, term[1]
+        term = term._replace(queries=term.queries * scale)
+    if clamp is not None:
+        clamp = clamp._replace(scores=clamp.scores * scale)
+    if far is not None:
+        far = far._replace(queries=far.queries * scale)
+    limit = clamp or far
     largest = max((new.stop - new.start) * (seen.stop - seen.start) for new, seen in blocks(n_new, band))
     buffer = q.new_empty(max(largest, min(SCORES, largest * n_rows * n_heads)))
     for new, seen in blocks(n_new, band):
         n, n_keys = new.stop - new.start, seen.stop - seen.start
         edges = band.edges(new.start, q[:, :, new])
+        query = new.start + band.n_memory - seen.start
+        first = -n if limit is None else query - limit.max_distance
+        lowered = None
+        if far_bias is not None and query + n - 1 > far_bias.max_distance:
+            lowered = Far(query - far_bias.max_distance), far_bias.bias
         for rows, heads in score_chunks(n_rows, n_heads, n * n_keys, SCORES):
-            queries, keys, values = (
-                x[rows, heads, at].flatten(0, 1).to(q.dtype) for x, at in ((q, new), (k, seen), (v, seen))
-            )
-            own_term = term and (term[0][rows, heads, new].flatten(0, 1), term[1][seen])
+            some = rows, heads
+            queries, keys, values = (_part(x, *some, at).to(q.dtype) for x, at in ((q, new), (k, seen), (v, seen)))
+            own_term = term and (_part(term.queries, *some, new), term.keys[seen])
+            own_far = None
+            if first + n > 1:
+                of_term = clamp and _part(clamp.scores, *some, new)
+                products = far and (_part(far.queries, *some, new), _part(far.keys, *some, seen).to(q.dtype))
+                own_far = Far(first, of_term, products)
             place = buffer[: len(queries) * n * n_keys].view(len(queries), n, n_keys)
-            weights = softmax_scores(queries, keys, own_term, edges, out=place)
+            weights = softmax_scores(queries, keys, own_term, edges, place, own_far, lowered)
             out[rows, heads, new] = rearrange(
                 torch.bmm(weights, values), "(b h) t w -> b h t w", h=heads.stop - heads.start
             )
     return out
+
+
+def _part(x: Tensor, rows: slice, heads: slice, tokens: slice) -> Tensor:
+    """Part (n t e) of x (b h t e)."""
+    return x[rows, heads, tokens].flatten(0, 1)

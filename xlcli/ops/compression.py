@@ -121,6 +121,11 @@ class _TierPositions(Positions):
         """Whether there are no blocks."""
         return not self.tiers.blocks
 
+    def farthest(self, max_distance: int | None) -> int:
+        """Distance of the last query and the first block or token, whichever is further back."""
+        blocks, tokens = self.tiers.blocks, self.tiers.tokens
+        return self.n_new - 1 - min(tokens.start, self.tiers.end(blocks.start) if blocks else 0)
+
     @cached_property
     def keys(self) -> Tensor:
         """Positions (s) of the last tokens of blocks, and of tokens, relative to the first new token."""

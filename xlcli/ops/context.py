@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from xlcli.ops.attend_blocks import Band
+from xlcli.ops.attend_blocks import Band, FarBias
 from xlcli.ops.positions import DocumentPositions, Positions
 from xlcli.ops.rows import Rows
 from xlcli.ops.span import Span
@@ -125,6 +125,20 @@ class AttentionContext:
         self.rows: Rows | None = None
         self.losses: dict[int, Tensor] = {}
         self._derived: dict[Hashable, AttentionContext] = {}
+
+    @property
+    def clamp_len(self) -> int | None:
+        """Largest distance of position encodings that clamp distances; None if no visible key is further back."""
+        limit = self.span.clamp_len
+        return None if limit is None or self.positions.farthest(self.mask.max_distance) <= limit else limit
+
+    @property
+    def far_bias(self) -> FarBias | None:
+        """Addition to the scores of far keys; None if no visible key is far."""
+        limit = self.span.far_len
+        if limit is None or self.positions.farthest(self.mask.max_distance) <= limit:
+            return None
+        return FarBias(self.span.far_bias, limit, self.positions)
 
     def for_rows(self, rows: Rows | None) -> AttentionContext:
         """This context with output at `rows` only."""

@@ -86,13 +86,17 @@ BLOCK = record("width vectors", "stream_scale input_scale", attention=ATTENTION,
 """Block: feed-forward branch down(up(x)) of this width, token vectors (v d), factors on stream and stack input."""
 HEAD = record("size", norm=NORM, matrix=MATRIX)
 """Last norm, and logits of `size` symbols."""
-CACHE = record("keys values key_scales value_scales capacity row start stop n_distances position_keys bias sin cos")
+CACHE = record("keys values key_scales value_scales capacity row start stop n_distances clamp_len far_len "
+               "position_keys bias sin cos turns", "far_bias")  # fmt: skip
 """Memory of a block for one token: buffers of keys and values (b h capacity row) and, if they are int8, of their scales
 (b h capacity). The query attends to rows `start` to `stop`, whose last one is written by the call.
 
 Tables by position relative to the query, whose last column is that of the query itself: position keys (f n_distances)
-of Transformer-XL, cosines, then sines, or projected ones (h e n_distances); additions (h n_distances) to the scores.
-`sin` and `cos` (b e/2) belong to the rotary angles of the queries.
+of Transformer-XL, cosines, then sines, or projected ones (h e n_distances), for distances up to `clamp_len`, which is
+that of all keys further back; additions (h n_distances) to the scores.
+`sin` and `cos` (b e/2) belong to the rotary angles of the queries. Rows of `turns` (n e), sines, then cosines, rotate a
+key by its distance beyond `clamp_len`; 0: no key is further back. `far_bias` is added to the scores of those beyond
+`far_len`.
 """
 CALL = record("n_blocks blocks caches tokens x x0 batch dim n_threads", head=HEAD)
 """Arguments of `decode_token`: `BLOCK` and `CACHE` of each block, tokens (b) in int64, inputs (b d) of the first block
@@ -276,6 +280,20 @@ def add_rows(rows: Array, weights: Array, out: Array) -> None:
         r0, w0 = rows[r], weights[r]
         for i in range(out.size):
             out[i] += w0 * widen(r0[i])
+
+
+@inner(fastmath=FASTMATH)
+def rotated_dots(rows: Array, x: Array, turns: Array, first: int, layout: int, out: Array) -> None:
+    """Inner products (n) of x (e) and rows (n e), row r rotated by `turns[first - r]` (sines, then cosines)."""
+    half = x.size // 2
+    for r in range(out.size):
+        row, turn = rows[r], turns[first - r]
+        total = np.float32(0)
+        for f in range(half):
+            i, j = (f, f + half) if layout == HALF else (2 * f, 2 * f + 1)
+            a, b = widen(row[i]), widen(row[j])
+            total += turn[half + f] * (x[i] * a + x[j] * b) + turn[f] * (x[j] * a - x[i] * b)
+        out[r] = total
 
 
 @register_jitable
@@ -487,7 +505,14 @@ def attend_chunk(
     e, n = attention.head_dim, last - first
     rows = slice(cache.start + first, cache.start + last)
     scores = np.empty(n, np.float32)
-    dots(memory.keys[b, h, rows], query[:e], scores)
+    beyond = cache.stop - cache.start - 1 - cache.clamp_len - first
+    n_far = max(0, min(n, beyond))
+    n_turned = n_far if cache.turns else 0
+    if n_turned:
+        turns = array(cache.turns, (beyond + first + 1, e))
+        rotated_dots(memory.keys[b, h, rows], query[:e], turns, beyond, attention.rope, scores[:n_turned])
+    if n_turned < n:
+        dots(memory.keys[b, h, rows][n_turned:], query[:e], scores[n_turned:])
     if cache.key_scales:
         scales = memory.key_scales[b, h, rows]
         for s in range(n):
@@ -496,13 +521,23 @@ def attend_chunk(
     if cache.position_keys:
         tables = 1 if attention.relative else attention.n_heads
         position_keys = array(cache.position_keys, (tables, attention.n_features, cache.n_distances))
-        add_rows(position_keys[h % tables, :, before:], query[e:], scores)
+        own_keys = position_keys[h % tables]
+        if n_far < n:
+            add_rows(own_keys[:, before + n_far :], query[e:], scores[n_far:])
+        if n_far:
+            far = np.float32(0)
+            for i in range(attention.n_features):
+                far += own_keys[i, cache.n_distances - 1 - cache.clamp_len] * query[e + i]
+            for s in range(n_far):
+                scores[s] += far
     for s in range(n):
         scores[s] *= attention.scale
     if cache.bias:
         bias = array(cache.bias, (attention.n_heads, cache.n_distances))[h, before:]
         for s in range(n):
             scores[s] += bias[s]
+    for s in range(min(n, cache.stop - cache.start - 1 - cache.far_len - first)):
+        scores[s] += cache.far_bias
     largest = np.float32(-3e38)
     for s in range(n):
         largest = max(largest, scores[s])

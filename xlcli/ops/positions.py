@@ -74,6 +74,11 @@ class Positions:
         """Whether the keys are successive tokens."""
         return True
 
+    def farthest(self, max_distance: int | None) -> int:
+        """Upper bound of the distances of visible keys, if they are at most `max_distance` back (None: any)."""
+        longest = self.n_memory + self.n_new - 1
+        return longest if max_distance is None else min(longest, max_distance)
+
     @cached_property
     def distance(self) -> Tensor:
         """Query position minus key position (t s); negative for future keys."""
@@ -95,6 +100,14 @@ class Positions:
             remembered = (self.documents[:, :1] + place[: n - self.n_new]).clamp(min=0)
             return torch.cat((remembered, self.documents), dim=1) if n > self.n_new else self.documents
         place = place + self.first
+        return place[None] if self.offsets is None else self.offsets[:, None] + place
+
+    @property
+    def absolute_keys(self) -> Tensor:
+        """Positions (b s) of the keys in their texts or documents, or (1 s) if all sequences agree."""
+        if self.documents is not None:
+            return self.latest(self.n_memory + self.n_new)
+        place = self.keys + self.first
         return place[None] if self.offsets is None else self.offsets[:, None] + place
 
     def angles(self, n_features: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,12 @@ segment   a token attends to the earlier tokens of its segment of `segment_len` 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
+
+FAR_BIAS = -2.0
+"""Addition to the scores of far keys whose number training has seen (chosen on validation text, docs/log.md)."""
 
 
 @dataclass(frozen=True)
@@ -21,11 +25,28 @@ class Span:
     segment_len: int
     kept_len: int | None = None
     """Number of tokens that memory keeps for later calls, if a call with a drawn `mem_len` reads fewer of them."""
+    clamp_len: int | None = None
+    """Largest distance in position encodings that clamp distances: keys further back are at this one; None: any."""
+    far_len: int | None = None
+    """Largest distance of keys with full weight; `far_bias` is added to the scores of the others; None: any."""
 
     @staticmethod
-    def make(kind: Literal["uniform", "growing"], *, mem_len: int, segment_len: int) -> Span:
+    def make(
+        kind: Literal["uniform", "growing"],
+        *,
+        mem_len: int,
+        segment_len: int,
+        clamp_len: int | None = None,
+        far_len: int | None = None,
+    ) -> Span:
         """Span of this kind, or `segment` if `mem_len` is 0."""
-        return Span(kind if mem_len else "segment", mem_len, segment_len)
+        return Span(kind if mem_len else "segment", mem_len, segment_len, clamp_len=clamp_len, far_len=far_len)
+
+    @property
+    def far_bias(self) -> float:
+        """Addition to the scores of far keys, so that all of them together weigh no more for being many."""
+        longest = self.mem_len + (0 if self.kind == "uniform" else self.segment_len - 1)
+        return 0.0 if self.far_len is None else FAR_BIAS + min(0.0, math.log(self.far_len / max(1, longest)))
 
     @property
     def longest(self) -> int:

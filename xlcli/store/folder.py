@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xlcli.config import Config, WeightEncoding
+from xlcli.config.position import ClampLen
 from xlcli.errors import CheckpointError
 from xlcli.files import cannot_write, make_folder, read_header, write_tensors
 from xlcli.store.encodings import encode, stored_infos
@@ -101,6 +102,7 @@ def load(
     device: str | torch.device = "cpu",
     n_steps: int | None = None,
     n_hashes: int | None = None,
+    clamp_len: ClampLen | None = None,
     weight_dtype: WeightEncoding = "float32",
 ) -> LoadedModel:
     """The model in `folder`, verified, with float32 weights.
@@ -110,6 +112,7 @@ def load(
         device: Device of the network.
         n_steps: Number of times a universal stack applies its blocks; None uses the trained value.
         n_hashes: Number of hash rounds of LSH attention; None uses the trained value.
+        clamp_len: Largest distance of the position encoding; see `TrainConfig.limits`.
         weight_dtype: Number type that the weights are rounded to, as if they were stored in it.
 
     Raises:
@@ -120,12 +123,12 @@ def load(
     for _ in range(ATTEMPTS - 1):
         before = _versions(folder)
         try:
-            return _load(folder, device, n_steps, n_hashes, weight_dtype)
+            return _load(folder, device, n_steps, n_hashes, clamp_len, weight_dtype)
         except CheckpointError:
             if _versions(folder) == before:
                 raise
         time.sleep(RETRY_SECONDS)  # training has replaced a file since the first one was read
-    return _load(folder, device, n_steps, n_hashes, weight_dtype)
+    return _load(folder, device, n_steps, n_hashes, clamp_len, weight_dtype)
 
 
 def _load(
@@ -133,6 +136,7 @@ def _load(
     device: str | torch.device,
     n_steps: int | None,
     n_hashes: int | None,
+    clamp_len: ClampLen | None,
     weight_dtype: WeightEncoding,
 ) -> LoadedModel:
     from xlcli.text.tokenizers.registry import load_tokenizer
@@ -142,8 +146,10 @@ def _load(
     for name in TOKENIZER:
         if name in header.files:
             verify_file(folder, name, header.files)
-    shape = header.config.model.for_inference(n_steps, n_hashes)
+    trained = header.config.model
+    shape = trained.for_inference(n_steps, n_hashes)
     network, metadata = read_network(folder, shape, header.encoding, device)
+    network.clamp_len, network.far_len = header.config.train.limits(trained, clamp_len)
     tokenizer = load_tokenizer(folder)
     if metadata.get("config", "") != header.fingerprint:
         raise CheckpointError(f"{path} was saved with another model configuration than {CONFIG}.", KEEP_TOGETHER)

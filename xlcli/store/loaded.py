@@ -101,6 +101,7 @@ class LoadedModel:
         device = next(self.network.parameters()).device
         encoding = read_config_file(self.folder).encoding
         network, metadata = read_network(self.folder, self.config.model, encoding, device)
+        network.clamp_len, network.far_len = self.network.clamp_len, self.network.far_len
         if metadata["sha256"] != self.fingerprints["weights"]:
             raise CheckpointError(f"the weights in {self.folder} have changed.", "Run the command again.")
         return replace(self, network=network, weight_dtype="float32", encoding="float32")
@@ -108,7 +109,11 @@ class LoadedModel:
     def check_settings(self, options: InferenceConfig) -> None:
         """`ConfigError` if a setting does not apply to the model, or differs from the one it was loaded with."""
         options.check_model(self.config.model)
-        if self.config.model.for_inference(options.n_steps, options.n_hashes) != self.config.model:
-            raise ConfigError("n_steps and n_hashes are fixed when a model is loaded.", "Give them to load().")
+        is_same = self.config.model.for_inference(options.n_steps, options.n_hashes) == self.config.model
+        clamp_len = self.network.clamp_len or self.network.far_len or "none"
+        if not is_same or options.clamp_len not in (None, clamp_len):
+            raise ConfigError(
+                "n_steps, n_hashes and clamp_len are fixed when a model is loaded.", "Give them to load()."
+            )
         if options.weight_dtype not in ("auto", self.weight_dtype):
             raise ConfigError("weights are rounded when a model is loaded.", "Give weight_dtype to load().")

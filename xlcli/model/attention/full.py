@@ -101,6 +101,7 @@ class FullAttention(ProjectedAttention):
     ) -> Tensor:
         """Attention output (b h t e) of queries (b h t e) over keys and values (b h s e), with all position terms."""
         bias = self.position.bias(q, k, context, self._project_vectors)
+        far = self.position.far(q, k, context)
         q, term = self.position.term(q, context)
         return attend(
             q,
@@ -109,6 +110,8 @@ class FullAttention(ProjectedAttention):
             visible=visible,
             scale=self.scale,
             term=term,
+            far=far,
+            far_bias=context.far_bias,
             bias=bias,
             value_bias=self.position.value_bias(context),
             dropout=self.dropout if self.training else 0.0,

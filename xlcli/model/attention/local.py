@@ -46,8 +46,11 @@ class LocalAttention(FullAttention):
         return super().update_memory(x, memory, context.narrow(self.window))
 
     def attend_call(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> Tensor:
-        """Attention output (b h t e) of all queries of a call, in blocks of w = `window` queries if there are many."""
-        if context.n_new <= 2 * self.window:
+        """Attention output (b h t e) of all queries of a call, in blocks of w = `window` queries if there are many.
+
+        Clamped distances need absolute positions, which blocks do not have.
+        """
+        if context.n_new <= 2 * self.window or context.clamp_len is not None:
             return super().attend_call(q, k, v, context)
         b, window = q.shape[0], self.window
         n_blocks = -(-context.n_new // window)

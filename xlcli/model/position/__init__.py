@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from xlcli.ops.attend import ScoreTerm
+from xlcli.ops.attend_blocks import FarKeys, ScoreTerm
 from xlcli.ops.context import AttentionContext
 
 ProjectVectors = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -37,6 +37,10 @@ class Position(nn.Module):
     def term(self, q: Tensor, context: AttentionContext) -> tuple[Tensor, ScoreTerm | None]:
         """Queries (b h t e), and a second score term or None."""
         return q, None
+
+    def far(self, q: Tensor, k: Tensor, context: AttentionContext) -> FarKeys | None:
+        """Other products for keys that are far from queries (b h t e) and keys (b h s e) in stored form, or None."""
+        return None
 
     def bias(self, q: Tensor, k: Tensor, context: AttentionContext, project: ProjectVectors) -> Tensor | None:
         """Addition (b h t s) or (h t s) to the scaled scores of queries (b h t e) and keys (b h s e), or None."""

@@ -14,6 +14,7 @@ from einops import rearrange
 from torch import Tensor
 
 from xlcli.model.position import Position
+from xlcli.ops.attend_blocks import FarKeys
 from xlcli.ops.context import AttentionContext
 from xlcli.ops.positions import frequencies
 
@@ -38,9 +39,36 @@ class RopePosition(Position):
 
         return apply_rope(x, *context.cache.constant(("rope_angles", n, width, self.base), make), self.layout)
 
+    def far(self, q: Tensor, k: Tensor, context: AttentionContext) -> FarKeys | None:
+        """Queries rotated by the largest distance, and keys that are not rotated.
+
+        Keys are stored rotated by their positions, so these rotations are taken back.
+        """
+        limit, positions = context.clamp_len, context.positions
+        if limit is None:
+            return None
+        width = q.shape[-1]
+
+        def of_keys() -> tuple[Tensor, Tensor]:
+            sin, cos = rope_angles(positions.absolute_keys[:, None], width, self.base)
+            return -sin, cos
+
+        def of_queries() -> tuple[Tensor, Tensor]:
+            return rope_angles(limit - positions.absolute[:, None], width, self.base)
+
+        queries, keys = (
+            apply_rope(x, *context.cache.constant((name, width, self.base), make), self.layout)
+            for x, name, make in ((q, "far queries", of_queries), (k, "far keys", of_keys))
+        )
+        return FarKeys(queries, keys, limit, positions)
+
 
 class RopeEmbedding(RopePosition):
     """Rotation of the embedding, an ablation: not relative, because projections do not commute with the rotation."""
+
+    def far(self, q: Tensor, k: Tensor, context: AttentionContext) -> FarKeys | None:
+        """None: queries and keys are not rotated."""
+        return None
 
     def embed(self, x: Tensor, context: AttentionContext) -> Tensor:
         """Rotated input (b t d)."""

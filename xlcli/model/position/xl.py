@@ -10,7 +10,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from xlcli.model.position import Position, ProjectVectors
-from xlcli.ops.attend import ScoreTerm
+from xlcli.ops.attend_blocks import Clamp, ScoreTerm
 from xlcli.ops.context import AttentionContext
 from xlcli.ops.positions import frequencies
 from xlcli.ops.xl import position_keys, rotate_query, shifted_scores
@@ -26,7 +26,10 @@ class XLBiases(nn.Module):
 
 
 class XLPosition(Position):
-    """Rotation form of the position term; with `clamp_len` the relative shift, because clamping breaks the identity."""
+    """Rotation form of the position term; the relative shift for gradients of a model with clamped distances.
+
+    Distances are clamped at the `clamp_len` of the span. Beyond it the term is one number for each query.
+    """
 
     def __init__(
         self,
@@ -36,20 +39,18 @@ class XLPosition(Position):
         n_features: int,
         biases: XLBiases,
         scale: float,
-        clamp_len: int | None = None,
     ) -> None:
         super().__init__()
         self.n_heads = n_heads
         self.n_features = n_features
         self.scale = scale
-        self.clamp_len = clamp_len
         self.relative = nn.Linear(n_features, n_heads * head_dim, bias=False)
         self.biases = biases
 
     def term(self, q: Tensor, context: AttentionContext) -> tuple[Tensor, ScoreTerm | None]:
         """Queries q + u, and the position term of queries q̃ and keys p."""
         content = q + rearrange(self.biases.content, "h e -> h 1 e").to(q.dtype)
-        if self.clamp_len is not None:
+        if _uses_shift(context):
             return content, None
         sin, cos = context.cache.constant(
             ("angles", self.n_features, q.dtype), lambda: context.positions.angles(self.n_features, q.dtype)
@@ -57,24 +58,40 @@ class XLPosition(Position):
         weight = rearrange(self.relative.weight, "(h e) f -> h e f", h=self.n_heads)
         c = self._biased(q) @ weight.to(q.dtype)
         query = rotate_query(c, sin[context.n_memory :], cos[context.n_memory :])
-        return content, (query, position_keys(sin, cos))
+        clamp, clamp_len = None, context.clamp_len
+        if clamp_len is not None:
+            farthest = context.cache.constant(
+                ("farthest", self.n_features, q.dtype),
+                lambda: self._sinusoids(torch.tensor([clamp_len], device=q.device), q),
+            )
+            clamp = Clamp(c @ farthest.mT, clamp_len, context.positions)
+        return content, ScoreTerm(query, position_keys(sin, cos), clamp)
 
     def bias(self, q: Tensor, k: Tensor, context: AttentionContext, project: ProjectVectors) -> Tensor | None:
         """Position scores with clamped distances (b h t s)."""
-        if self.clamp_len is None:
+        clamp_len, positions = context.span.clamp_len, context.positions
+        if clamp_len is None or not _uses_shift(context):
             return None
-        positions = context.positions
-        n = k.shape[-2] if positions.is_consecutive else self.clamp_len + 1
-        distance = torch.arange(n - 1, -1, -1, device=q.device).clamp(max=self.clamp_len)
-        angle = distance[:, None] * frequencies(self.n_features, q.device)
-        r = self.relative(torch.cat((angle.sin(), angle.cos()), dim=-1).to(self.relative.weight.dtype))
+        n = k.shape[-2] if positions.is_consecutive else clamp_len + 1
+        distance = torch.arange(n - 1, -1, -1, device=q.device).clamp(max=clamp_len)
+        r = self.relative(self._sinusoids(distance, self.relative.weight))
         keys = rearrange(r, "s (h e) -> h s e", h=self.n_heads).to(q.dtype)
         query = self._biased(q) * self.scale
         if positions.is_consecutive:
             return shifted_scores(query, keys)
-        index = self.clamp_len - positions.distance.clamp(0, self.clamp_len)
+        index = clamp_len - positions.distance.clamp(0, clamp_len)
         scores: Tensor = query @ keys.mT
         return scores.gather(-1, index.expand(*q.shape[:-1], -1))
 
+    def _sinusoids(self, distance: Tensor, like: Tensor) -> Tensor:
+        """Sines and cosines (n f) of distances (n), in the type of `like`."""
+        angle = distance[:, None] * frequencies(self.n_features, distance.device)
+        return torch.cat((angle.sin(), angle.cos()), dim=-1).to(like.dtype)
+
     def _biased(self, q: Tensor) -> Tensor:
         return q + rearrange(self.biases.position, "h e -> h 1 e").to(q.dtype)
+
+
+def _uses_shift(context: AttentionContext) -> bool:
+    """Whether position scores are those of the relative shift, which are clamped and have gradients."""
+    return context.span.clamp_len is not None and not torch.is_inference_mode_enabled()

@@ -142,8 +142,9 @@ def test_keys_further_back_than_in_training_are_far_for_every_encoding():
     assert [train.limits(alibi, n) for n in (None, 9, 99, "none")] == [(None, 27), (None, 9), (None, 99), (None, None)]
     clamped = model(FULL, position={"kind": "xl", "clamp_len": 5})
     assert [train.limits(clamped, n) for n in (None, 9, 99, "none")] == [(5, 27), (9, 27), (99, 99), (None, None)]
-    without_distances = model(FULL)
-    assert [train.limits(without_distances, n) for n in (None, 27)] == [(None, 20), (None, 27)]
+    for position in ({"kind": "none"}, {"kind": "contextual-2"}):
+        others = model(FULL, position=position)
+        assert [train.limits(others, n) for n in (None, 27)] == [(None, 20), (None, 27)]
 
 
 def test_a_largest_distance_needs_softmax_attention():

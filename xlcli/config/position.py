@@ -20,8 +20,8 @@ PlacementOrQK = Literal["embedding", "layers", "qk"]
 class PositionConfig(BaseConfig):
     """Base of every position encoding."""
 
-    has_distances: ClassVar[bool] = True
-    """Whether scores depend on distances."""
+    far_beyond_memory: ClassVar[bool] = False
+    """Whether keys beyond the trained memory are far, not only those beyond the largest trained distance (measured)."""
 
     @property
     def inference_settings(self) -> frozenset[str]:
@@ -44,7 +44,7 @@ class PositionConfig(BaseConfig):
 class NoPositionConfig(PositionConfig):
     """No position information except the causal mask."""
 
-    has_distances: ClassVar[bool] = False
+    far_beyond_memory: ClassVar[bool] = True
 
     kind: Literal["none"] = "none"
 
@@ -57,7 +57,7 @@ class SinusoidalPositionConfig(PositionConfig):
     the paper.
     """
 
-    has_distances: ClassVar[bool] = False
+    far_beyond_memory: ClassVar[bool] = True
 
     kind: Literal["sinusoidal"] = "sinusoidal"
     placement: PlacementOrQK = "embedding"
@@ -86,7 +86,7 @@ class LearnedPositionConfig(PositionConfig):
     (`error`).
     """
 
-    has_distances: ClassVar[bool] = False
+    far_beyond_memory: ClassVar[bool] = True
 
     kind: Literal["learned"] = "learned"
     placement: PlacementOrQK = "embedding"
@@ -117,7 +117,7 @@ class AxialPositionConfig(PositionConfig):
     et al. 2020, section "axial positional encodings" of the code.
     """
 
-    has_distances: ClassVar[bool] = False
+    far_beyond_memory: ClassVar[bool] = True
 
     kind: Literal["axial"] = "axial"
     placement: Placement = "embedding"
@@ -284,6 +284,8 @@ class Contextual1PositionConfig(RelativeBucketConfig):
     Vectors and their projection belong to each layer or, `shared`, to all layers.
     """
 
+    far_beyond_memory: ClassVar[bool] = True
+
     kind: Literal["contextual-1"] = "contextual-1"
     shared: bool = False
 
@@ -294,6 +296,8 @@ class Contextual2PositionConfig(RelativeBucketConfig):
     He et al. 2021 (DeBERTa), with causal relative buckets. There is one table of vectors for each layer or, `shared`,
     one for all, as in the paper.
     """
+
+    far_beyond_memory: ClassVar[bool] = True
 
     kind: Literal["contextual-2"] = "contextual-2"
     shared: bool = False

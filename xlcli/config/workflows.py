@@ -129,7 +129,7 @@ class TrainConfig(BaseConfig):
         """`Span.clamp_len` and `Span.far_len` at inference; None is the largest distance of training.
 
         A model that was trained with clamped distances keeps its own, and has given full weight to keys further back.
-        If scores do not depend on distances, they depend on the number of keys, which is that of the trained memory.
+        With some encodings more keys of full weight than the trained memory has are too many.
         """
         if clamp_len == "none" or not model.has_softmax:
             return None, None
@@ -137,7 +137,7 @@ class TrainConfig(BaseConfig):
         clamp = (clamp_len or model.clamp_len or farthest) if model.clamps_distances else None
         if clamp_len is not None:
             return clamp, max(clamp_len, farthest if model.clamp_len else 0)
-        return clamp, farthest if model.position.has_distances else self.mem_len or farthest
+        return clamp, (self.mem_len if model.position.far_beyond_memory else 0) or farthest
 
     @model_validator(mode="after")
     def _check_grad_accum(self) -> TrainConfig:

@@ -184,7 +184,7 @@ def test_a_description_that_does_not_fit_is_refused(model, change):
     ("1.k", lambda t: t[0]), ("1.k", lambda t: t[:1]), ("1.k", lambda t: t[:, :, :3]), ("1.v", lambda t: t[:, :1]),
     ("1.v", lambda t: t[..., 0]), ("1.v", lambda t: t.long()), ("1.v", lambda t: t.sum()), ("1.k", lambda t: t[None]),
     ("offsets", lambda t: t[:1]), ("offsets", lambda t: t[:, None]), ("offsets", lambda t: t[0]),
-    ("offsets", lambda t: t.double()), ("offsets", lambda t: t.bool()),
+    ("offsets", lambda t: t.double()), ("offsets", lambda t: t.bool()), ("1.v", lambda t: t.half()),
 ])  # fmt: skip
 def test_tensors_that_do_not_fit_together_are_refused(model, name, change):
     _, state = _read(model, variants.tokens(2, 9), "keyvalue")
@@ -366,6 +366,7 @@ def test_the_number_type_of_the_memory_is_part_of_the_state(attention, dtype):
 @pytest.mark.parametrize(("name", "change"), [
     ("1.keys", None), ("1.key_scales", None), ("1.keys", torch.Tensor.float), ("1.key_scales", torch.Tensor.char),
     ("1.value_scales", lambda t: t[:, :, 1:]), ("1.values", lambda t: t[..., 0]), ("1.keys", torch.Tensor.long),
+    ("1.key_scales", torch.Tensor.bfloat16), ("1.value_scales", torch.Tensor.double),
 ])  # fmt: skip
 def test_damaged_int8_memory_is_refused(model, name, change):
     state = model.init_state(2, mem_len=7, segment_len=13, memory_dtype="int8")

@@ -20,8 +20,8 @@ class Memory(ABC):
     """Name in saved states."""
     axes: ClassVar[Mapping[str, str]]
     """Axis letters of each tensor; m (tokens) and c (slots of a bucket) may change while the model runs."""
-    integers: ClassVar[Mapping[str, torch.dtype]] = {}
-    """Types of the integer tensors; all others are floating point."""
+    dtypes: ClassVar[Mapping[str, torch.dtype]] = {}
+    """Types of tensors that have one type only. The others are floating point; keys and values have the same type."""
 
     @classmethod
     @abstractmethod
@@ -67,14 +67,18 @@ class Memory(ABC):
         if tensors.keys() != cls.axes.keys():
             names = ", ".join(sorted(tensors)) or "none"
             raise ValueError(f"memory '{cls.kind}' needs the tensors {', '.join(cls.axes)}; found {names}")
-        sizes = {"b": batch_size}
+        sizes, dtypes = {"b": batch_size}, set()
         for name, axes in cls.axes.items():
             t = tensors[name]
-            is_right_type = t.dtype == cls.integers[name] if name in cls.integers else t.is_floating_point()
+            is_right_type = t.dtype == cls.dtypes[name] if name in cls.dtypes else t.is_floating_point()
             if t.ndim != len(axes) or not is_right_type:
                 raise ValueError(f"tensor '{name}' of memory '{cls.kind}' has the wrong type or number of axes")
             if any(sizes.setdefault(axis, n) != n for axis, n in zip(axes, t.shape, strict=True)):
                 raise ValueError(f"tensor '{name}' of memory '{cls.kind}' has the wrong shape {list(t.shape)}")
+            if "h" in axes and name not in cls.dtypes:
+                dtypes.add(t.dtype)
+        if len(dtypes) > 1:
+            raise ValueError(f"keys and values of memory '{cls.kind}' have different number types")
 
 
 class TokenMemory(Memory):

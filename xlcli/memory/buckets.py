@@ -31,7 +31,7 @@ class Buckets(Memory):
         "global_ranks": "bhrncr",
         "counts": "bhrn",
     }
-    integers: ClassVar[Mapping[str, torch.dtype]] = dict.fromkeys(("positions", "global_ranks", "counts"), torch.int64)
+    dtypes: ClassVar[Mapping[str, torch.dtype]] = dict.fromkeys(("positions", "global_ranks", "counts"), torch.int64)
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Buckets:
@@ -43,7 +43,7 @@ class Buckets(Memory):
         """As the base class, and checks the integers, because bucket numbers are used as indices."""
         super().check(tensors, batch_size)
         limits = {"positions": 2**62, "global_ranks": tensors["counts"].shape[-1] * RANKS_PER_BUCKET}
-        for name in cls.integers:
+        for name in cls.dtypes:
             t = tensors[name]
             if t.numel() and not 0 <= int(t.min()) <= int(t.max()) < limits.get(name, RANKS_PER_BUCKET):
                 raise ValueError(f"tensor '{name}' of memory '{cls.kind}' holds a number that is out of range")

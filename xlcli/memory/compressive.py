@@ -31,8 +31,8 @@ def _axes(tier: type[TokenMemory]) -> Mapping[str, str]:
     return {f"token_{name}": axes for name, axes in tier.axes.items()} | pooled | {"tail": "btd"}
 
 
-def _integers(tier: type[TokenMemory]) -> Mapping[str, torch.dtype]:
-    return {f"{part}_{name}": dtype for part in ("token", "pooled") for name, dtype in tier.integers.items()}
+def _dtypes(tier: type[TokenMemory]) -> Mapping[str, torch.dtype]:
+    return {f"{part}_{name}": dtype for part in ("token", "pooled") for name, dtype in tier.dtypes.items()}
 
 
 @dataclass(frozen=True)
@@ -125,4 +125,4 @@ class CompressiveInt8(Compressive):
     kind = "compressive-keyvalue-int8"
     tier = Int8KeyValue
     axes: ClassVar[Mapping[str, str]] = _axes(Int8KeyValue)
-    integers: ClassVar[Mapping[str, torch.dtype]] = _integers(Int8KeyValue)
+    dtypes: ClassVar[Mapping[str, torch.dtype]] = _dtypes(Int8KeyValue)

@@ -25,7 +25,10 @@ class Int8KeyValue(TokenBuffers):
     stop: int
     kind = "keyvalue-int8"
     axes: ClassVar[Mapping[str, str]] = {"keys": "bhme", "values": "bhmw", "key_scales": "bhm", "value_scales": "bhm"}
-    integers: ClassVar[Mapping[str, torch.dtype]] = {"keys": torch.int8, "values": torch.int8}
+    dtypes: ClassVar[Mapping[str, torch.dtype]] = {
+        **dict.fromkeys(("keys", "values"), torch.int8),
+        **dict.fromkeys(("key_scales", "value_scales"), torch.float32),
+    }
 
     @property
     def buffers(self) -> tuple[Tensor, ...]:

@@ -20,6 +20,7 @@ class Sums(Memory):
     z: Tensor
     kind = "sums"
     axes: ClassVar[Mapping[str, str]] = {"s": "bhfe", "z": "bhf"}
+    dtypes: ClassVar[Mapping[str, torch.dtype]] = {"s": torch.float64, "z": torch.float64}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Sums:

@@ -132,13 +132,13 @@ class TokenBuffers(TokenMemory):
 
 
 def _new_buffer(like: Tensor, old: Tensor, capacity: int) -> Tensor:
-    """Buffer for `capacity` rows such as those of `like`, in its type or that of `old`, whichever is narrower.
+    """Buffer for `capacity` rows such as those of `like`, in the type of `old`, or in theirs if it is narrower.
 
     Rows of floating-point numbers begin at multiples of `ALIGNMENT` bytes. Matrix products (MKL, cuBLAS) sum in an
     order that depends on the alignment of their operands: with packed rows of width 41, for example, results would
     depend on `start`, which differs between a memory and its copy.
     """
-    dtype = min(like.dtype, old.dtype, key=lambda dtype: dtype.itemsize)
+    dtype = min(old.dtype, like.dtype, key=lambda dtype: dtype.itemsize)
     b, h, _, *width = like.shape
     if not (dtype.is_floating_point and width):
         return like.new_empty((b, h, capacity, *width), dtype=dtype)

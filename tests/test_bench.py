@@ -1,13 +1,20 @@
+import importlib.util
 from types import SimpleNamespace
 
 import pytest
-from torch.utils.flop_counter import FlopCounterMode
+import torch
 
-from xlcli.bench import measure, timing
-from xlcli.config import Config
+from xlcli import bench, machine
+from xlcli.bench import cost, peaks, timing
+from xlcli.config import BenchConfig, Config, RuntimeConfig
 from xlcli.config import make as make_config
+from xlcli.errors import ResourceError
+from xlcli.events import Notice
+from xlcli.inference import InferenceSession
+from xlcli.model.build import build_model
+from xlcli.model.decoder import make_decoder
+from xlcli.presets import read_preset
 from xlcli.runtime import make_runtime
-from xlcli.text.tokens import TokenFile
 
 
 def _drain(events):
@@ -39,28 +46,119 @@ def test_a_slow_first_call_does_not_end_the_measurement(monkeypatch):
     assert _timed(monkeypatch, (64, 1, 2, 1, 2), 4.0, warmup=1) == (1, 1, 2)
 
 
-@pytest.mark.parametrize("layers", [["full", "full"], ["full", "local"]])
-def test_operations_of_training_include_projections_of_remembered_inputs(layers):
-    def operations(memory):
-        config = make_config({
-            "model": {
-                "dim": 8, "n_layers": 2, "vocab_size": 32,
-                "attention": {
-                    "kind": "mixed", "n_heads": 2,
-                    "layers": [{"kind": kind} | ({"window": 4} if kind == "local" else {}) for kind in layers],
-                },
-            },
-            "train": {"memory": memory, "segment_len": 6, "mem_len": 6, "batch_size": 3, "lr": 0.001},
-            "runtime": {"device": "cpu", "dtype": "float32"},
-        })  # fmt: skip
-        runtime = make_runtime(config.runtime, training=True)
-        config = measure.check_training(config, 6, runtime)
-        ids = measure.random_tokens(32, 500)
-        run = measure.make_training_run(config, runtime, TokenFile(ids, len(ids)), 0)
-        run.train_step(0.5)
-        with FlopCounterMode(display=False) as counter:
-            run.train_step(0.5)
-        return measure.training_flops(config), counter.get_total_flops() / 18
+def _operations_of_a_product(x_has_gradient):
+    x, w = torch.ones(2, 3, requires_grad=x_has_gradient), torch.ones(3, 5, requires_grad=True)
+    return cost.count_operations(lambda: (x @ w).sum().backward())
 
-    (hidden, counted_hidden), (keyvalue, counted_keyvalue) = operations("hidden"), operations("keyvalue")
-    assert hidden - keyvalue == counted_hidden - counted_keyvalue > 0
+
+def test_operations_of_a_step_are_those_that_are_computed():
+    assert _operations_of_a_product(True) == 3 * 2 * 2 * 3 * 5
+    assert _operations_of_a_product(False) == 2 * 2 * 2 * 3 * 5  # no gradient of an input, such as remembered ones
+    out = torch.ones(1, 2, 2)
+    assert cost.count_operations(lambda: out.baddbmm_(torch.ones(1, 2, 7), torch.ones(1, 7, 2))) == 2 * 2 * 7 * 2
+
+
+def _network(*, position=None, **model):
+    tree = {"dim": 16, "n_layers": 2, "vocab_size": 50, "attention": {"n_heads": 2}}
+    return build_model(make_config({"model": tree | ({"position": position} if position else {}) | model}).model).eval()
+
+
+def test_a_loss_of_frequent_words_computes_no_cluster_of_rare_ones():
+    network = _network(embedding={"cutoffs": [20, 35], "div_val": 2})
+    state, tokens = network.init_state(1, mem_len=4, segment_len=4), torch.zeros(1, 6, dtype=torch.int64)
+
+    def operations(word):
+        return cost.count_operations(lambda: network.nll(tokens, torch.full_like(tokens, word), state))
+
+    assert operations(5) < operations(25)
+    assert operations(25) - operations(5) > operations(40) - operations(5) > 0  # later clusters are narrower
+
+
+def _after_reading(network, n, **options):
+    state = network.init_state(1, mem_len=n, segment_len=4, **options)
+    with torch.inference_mode():
+        return network.logits(torch.zeros(1, 3 * n, dtype=torch.int64), state)[1]
+
+
+@pytest.mark.parametrize("model", [
+    {"position": {"kind": "xl", "n_features": 6}},
+    {"position": {"kind": "rope"}},
+    {"position": {"kind": "none"}, "feedforward": {"kind": "relu"}},
+    {"position": {"kind": "xl"}, "attention": {"n_heads": 2, "kind": "local", "window": 5}},
+])  # fmt: skip
+def test_operations_of_kernels_are_those_of_modules(model):
+    pytest.importorskip("numba")
+    network = _network(**model)
+    state = _after_reading(network, 9)
+    with torch.inference_mode():
+        modules = cost.count_operations(lambda: network.logits(torch.zeros(1, 1, dtype=torch.int64), state))
+    projected = 0
+    if model["position"] == {"kind": "xl"}:  # 16 features, a head of width 8: keys are projected once
+        projected = 2 * 2 * 2 * (16 * 8 + 6 * (16 - 8))
+    assert make_decoder(network, "float32").operations(state) == modules - projected
+
+
+def test_kernels_read_weights_in_their_encoding_and_memory_in_its_type():
+    pytest.importorskip("numba")
+    network = _network(position={"kind": "xl", "n_features": 6}, embedding={"per_layer": True})
+    state, rounded = _after_reading(network, 9), _after_reading(network, 9, memory_dtype="bfloat16")
+    read = {dtype: make_decoder(network, dtype).read_bytes(state) for dtype in ("float32", "bfloat16", "int8")}
+    matrices = 2 * (4 * 16 * 16 + 3 * 16 * network.config.ffn_dim) + 50 * 16
+    assert read["float32"] == cost.read_bytes(network, None, state)
+    assert read["float32"] - read["bfloat16"] == 2 * matrices  # W_R, biases and norms stay in float32
+    assert 0 < 3 * matrices - (read["float32"] - read["int8"]) < matrices / 2  # scales of rows
+    assert make_decoder(network, "float32").read_bytes(rounded) == read["float32"] - state.bytes // 2
+
+
+def _bench(task, model, **options):
+    runtime = make_runtime(RuntimeConfig(dtype=options.pop("dtype", "auto")))
+    options = BenchConfig(mem_len=9, seconds=0.01, **options)
+    *_, speed = bench.bench(task, model, options, runtime, stop=lambda: False)
+    return speed
+
+
+@pytest.fixture(autouse=True)
+def _small_peaks(monkeypatch):
+    monkeypatch.setattr(peaks, "READ_BYTES", 2**16)
+    monkeypatch.setattr(peaks, "WIDTHS", dict.fromkeys(peaks.WIDTHS, (16, 32)))
+
+
+def _untrained(weight_dtype):
+    config = make_config(read_preset("tiny"), {"model": {"dim": 16, "n_layers": 1}})
+    return bench.untrained("tiny", config, make_runtime(config.runtime), weight_dtype)
+
+
+def test_modules_read_rounded_weights_in_float32():
+    plain, rounded = _untrained("float32"), _untrained("int8")
+    read = _bench("eval", plain).read_bytes_per_token
+    assert _bench("eval", rounded).read_bytes_per_token == read
+    assert (
+        _bench("decode", rounded, dtype="bfloat16").read_bytes_per_token > 4 * rounded.network.config.n_matrix_weights
+    )
+
+
+def test_decoding_says_whether_kernels_are_used_and_why_not(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None)
+    runtime = make_runtime(RuntimeConfig())
+    *events, speed = bench.bench(
+        "decode", _untrained("float32"), BenchConfig(seconds=0.01), runtime, stop=lambda: False
+    )
+    assert speed.kernels is False
+    assert any("pip install 'xlcli[fast]'" in event.text for event in events if isinstance(event, Notice))
+
+
+def test_a_model_that_does_not_fit_is_refused_before_it_is_made(monkeypatch):
+    monkeypatch.setattr(machine, "available_bytes", lambda *_: 1000)
+    monkeypatch.setattr(bench, "build_model", None)
+    with pytest.raises(ResourceError, match="the weights of tiny"):
+        _untrained("float32")
+
+
+def test_a_stop_while_the_prompt_is_read_ends_the_measurement(monkeypatch):
+    monkeypatch.setattr(InferenceSession, "read", lambda self, ids, stop: 0 if stop() else len(ids))
+    monkeypatch.setattr(InferenceSession, "reset", lambda self: stopping.append(True))
+    stopping = []
+    options, runtime = BenchConfig(mem_len=9, seconds=0.01), make_runtime(RuntimeConfig(dtype="bfloat16"))
+    events = bench.bench("decode", _untrained("float32"), options, runtime, stop=lambda: bool(stopping))
+    assert [event.text for event in events if isinstance(event, Notice)][-1].startswith("stopped before all")
+    assert len(stopping) == 1

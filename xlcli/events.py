@@ -273,22 +273,24 @@ class Speed:
     Fields that do not apply to a task are None.
 
     Attributes:
+        calls: Number of timed calls.
         tokens: Number of tokens in the timed calls.
         tokens_per_second: Mean over these calls.
-        ms_per_token: Median duration of a call, divided by its tokens; `_p90` and `_p99` are percentiles.
+        ms_per_token: Median duration of a call, divided by its tokens; `_p90` and `_p99` are percentiles, the latter
+            from 100 calls on.
         first_token_seconds: Time from a prompt of `prompt_tokens` tokens to the next token.
         recompute_ms_per_token: Time of a call over one token and the `mem_len` tokens before it of one sequence, from
             empty memory. None if it takes long or does not fit the machine.
         recompute_ratio: That time over `ms_per_token`.
-        read_bytes_per_token: Size of weights and memory in their number types, computed from the configuration.
+        read_bytes_per_token: Size of the weights, memory and tables that a call reads, as they are stored.
         read_share: Share of the machine's bandwidth with which they are read.
-        flops_per_token: Operations of matrix products, computed from the configuration; in training of the forward and
-            backward pass, without activations that are computed again.
+        flops_per_token: Operations of the matrix products that are computed, in training of the whole step.
         flops_share: Share of the machine's arithmetic.
         peak_rss_bytes: Peak memory of the process up to the last timed call, without the comparison.
         machine_read_bytes_per_second: Measured bandwidth of the machine.
         machine_flops_per_second: Measured rate of matrix products in the number type.
         seconds: Duration of the timed calls.
+        kernels: Whether compiled kernels decode.
     """
 
     task: Literal["decode", "eval", "train"]
@@ -297,11 +299,12 @@ class Speed:
     mem_len: int
     segment_len: int
     batch_size: int
+    calls: int
     tokens: int
     tokens_per_second: float
     ms_per_token: float
     ms_per_token_p90: float
-    ms_per_token_p99: float
+    ms_per_token_p99: float | None
     first_token_seconds: float | None
     prompt_tokens: int | None
     recompute_ms_per_token: float | None
@@ -318,6 +321,7 @@ class Speed:
     dtype: str
     weight_dtype: str
     memory_dtype: str
+    kernels: bool | None
     threads: int
 
 

@@ -10,7 +10,7 @@ KEYS = {
     "ms_per_token", "ms_per_token_p90", "ms_per_token_p99", "first_token_seconds", "prompt_tokens",
     "recompute_ms_per_token", "recompute_ratio", "read_bytes_per_token", "read_share", "flops_per_token", "flops_share",
     "machine_read_bytes_per_second", "machine_flops_per_second", "peak_rss_bytes", "seconds", "device", "dtype",
-    "threads", "weight_dtype", "memory_dtype",
+    "threads", "weight_dtype", "memory_dtype", "calls", "kernels",
 }  # fmt: skip
 SHORT = ("--preset", "tiny", "--set", "model.dim=16", "--set", "model.n_layers=1", "--seconds", "0.02")
 
@@ -36,7 +36,8 @@ def test_a_preset(task, run):
     without, speed = json.loads(done.out)["sweep"]
     assert set(speed) == KEYS
     assert (speed["task"], speed["model"], without["mem_len"], speed["mem_len"]) == (task, "tiny", 0, 9)
-    assert speed["ms_per_token"] <= speed["ms_per_token_p90"] <= speed["ms_per_token_p99"]
+    assert speed["ms_per_token"] <= speed["ms_per_token_p90"]
+    assert (speed["ms_per_token_p99"] is None) == (speed["calls"] < 100)
     assert speed["tokens_per_second"] * speed["seconds"] == pytest.approx(speed["tokens"])
     rate = 1e3 / speed["ms_per_token"]
     assert speed["flops_share"] * speed["machine_flops_per_second"] == pytest.approx(speed["flops_per_token"] * rate)
@@ -46,26 +47,16 @@ def test_a_preset(task, run):
         assert speed["recompute_ratio"] == pytest.approx(speed["recompute_ms_per_token"] / speed["ms_per_token"])
         read = speed["read_bytes_per_token"] * rate
         assert speed["read_share"] * speed["machine_read_bytes_per_second"] == pytest.approx(read)
-    assert f"peaks of this machine, then {task} of tiny with memory 0, 9: at least" in done.err
+    assert f"peaks of this machine, then {task} of tiny with memory 0, 9: about" in done.err
 
 
 def test_a_model_as_a_table(run, model):
-    text = run("bench", "decode", "--seconds", "0.02", "--mem-len", "5,9", "--batch-size", "2").out.decode()
+    text = run("bench", "decode", "--seconds", "0.02", "--mem-len", "5,9").out.decode()
     rows = {line.split("  ")[0]: line.split() for line in text.splitlines() if line}
     assert text.startswith("decode of tiny, ")
     assert rows["memory"][1:] == ["5", "9"]
-    assert rows["batch"][1:] == ["2", "2"]
     assert {"tokens/s, mean", "ms per token, median", "first token", "recomputed, ms per token"} <= set(rows)
     assert "Dai et al. 2019 (table 9" in text
-
-
-def test_rounded_weights_and_memory_take_fewer_bytes(run):
-    def read(*more):
-        done = run("bench", "decode", *SHORT, "--mem-len", "9", "--json", *more)
-        return json.loads(done.out)["read_bytes_per_token"]
-
-    dtypes = ("--weight-dtype", "bfloat16", "--memory-dtype", "bfloat16")
-    assert read(*dtypes) == read() / 2
 
 
 def test_settings_of_inference_apply_to_a_preset(run):
@@ -93,7 +84,9 @@ def test_a_plot(run, model, tmp_path):
     (("--seconds", "0"), "--seconds"),
     (("--segment-len", "8"), "--segment-len does not apply to xlcli bench decode"),
     (("--n-steps", "2"), "--n-steps does not apply to model tiny"),
-    (("--preset", "small", "--n-hashes", "2"), "n_hashes needs LSH attention"),
+    (("--preset", "small-performer", "--memory-dtype", "int8"), "--memory-dtype needs"),
+    (("--compile",), "--compile does not apply to xlcli bench decode"),
+    (("--preset", "small", "--n-hashes", "2"), "--n-hashes needs LSH attention"),
 ])  # fmt: skip
 def test_mistakes(options, message, run, model):
     done = run("bench", "decode", *options)
@@ -163,11 +156,22 @@ def test_memory_of_all_lengths_is_checked_before_the_first_measurement(task, run
     assert "memory" in done.err
 
 
-def test_a_comparison_is_of_one_sequence(run, monkeypatch):
-    sizes, random_tokens = [], measure.random_tokens
-    monkeypatch.setattr(measure, "random_tokens", lambda v, n: sizes.append(n) or random_tokens(v, n))
-    _first(run("bench", "decode", *SHORT, "--mem-len", "9", "--batch-size", "4", "--json"))
-    assert sizes == [9, 10]
+def test_a_batch_is_not_compared_with_recomputing(run):
+    speed = _first(run("bench", "decode", *SHORT, "--mem-len", "9", "--batch-size", "4", "--json"))
+    assert (speed["batch_size"], speed["recompute_ratio"]) == (4, None)
+
+
+def test_the_configuration_of_a_model_is_printed(run, model):
+    text = run("bench", "-m", model, "--print-config").out.decode()
+    assert "dim = 16\n" in text, text
+
+
+def test_activations_may_be_computed_again(run):
+    plain, again = (
+        _first(run("bench", "train", *SHORT, "--mem-len", "9", "--json", *more))["flops_per_token"]
+        for more in ((), ("--recompute-activations",))
+    )
+    assert plain < again
 
 
 def test_training_is_measured_with_full_lengths(run, monkeypatch):
@@ -182,11 +186,3 @@ def test_decoding_without_memory_reads_half_a_segment_on_average(run):
     without, speed = json.loads(done.out)["sweep"]
     for key in ("flops_per_token", "read_bytes_per_token"):
         assert without[key] == speed[key]
-
-
-def test_training_with_a_uniform_span_attends_to_the_memory_length(run):
-    def operations(span, segment_len):
-        settings = ("--set", f"train.span={span}", "--set", "train.memory=keyvalue", "--segment-len", segment_len)
-        return _first(run("bench", "train", *SHORT, *settings, "--mem-len", "9", "--json"))["flops_per_token"]
-
-    assert operations("growing", "1") == operations("uniform", "7")

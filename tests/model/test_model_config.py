@@ -103,27 +103,6 @@ def test_random_features_are_redrawn_when_asked():
     assert [layer.redraw_interval for layer in layers] == [None, None, 5]
 
 
-@pytest.mark.parametrize(("layers", "more"), [
-    ([FULL] * 2, {}),
-    ([FULL] * 2, {"position": {"kind": "xl", "n_features": 8}, "feedforward": {"kind": "relu"}}),
-    ([LOCAL] * 2, {"position": {"kind": "rope"}}),
-    ([FULL], UNIVERSAL | {"position": {"kind": "xl"}}),
-    ([FULL], {"embedding": {"cutoffs": [20, 60], "div_val": 2}}),
-    ([FULL], {"embedding": {"inner_dim": 4}}),
-])  # fmt: skip
-def test_arithmetic_of_a_token_is_that_of_its_matrix_products(layers, more):
-    from torch.utils.flop_counter import FlopCounterMode
-
-    made, mem_len = model(*layers, **more), 9
-    network = build_model(made).eval()
-    state = network.init_state(1, mem_len=mem_len, segment_len=8)
-    with torch.inference_mode():
-        _, state = network.logits(torch.zeros(1, 30, dtype=torch.int64), state)
-        with FlopCounterMode(display=False) as counter:
-            network.logits(torch.zeros(1, 1, dtype=torch.int64), state)
-    assert made.flops_per_token(mem_len) == counter.get_total_flops()
-
-
 @pytest.mark.parametrize(("layers", "train", "expected"), [
     ([FULL], {"mem_len": 20, "segment_len": 8}, 27), ([FULL], {"mem_len": 20, "segment_len": 8, "span": "uniform"}, 20),
     ([FULL], {"mem_len": 0, "segment_len": 8, "span": "uniform"}, 7), ([LOCAL], {"mem_len": 20, "segment_len": 8}, 7),

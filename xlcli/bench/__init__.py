@@ -29,6 +29,7 @@ from xlcli.bench.peaks import Peaks, measure_peaks
 from xlcli.bench.timing import UNEVEN
 from xlcli.config import BenchConfig, Config, WeightEncoding
 from xlcli.events import Notice, Progress, Speed, StoppedEarlyError
+from xlcli.machine import require_memory
 from xlcli.model.build import build_model
 from xlcli.runtime import Runtime, forget_peak_rss
 from xlcli.store.loaded import LoadedModel
@@ -46,7 +47,13 @@ Task = Literal["decode", "eval", "train"]
 
 
 def untrained(name: str, config: Config, runtime: Runtime, weight_dtype: WeightEncoding = "float32") -> LoadedModel:
-    """A model of this configuration with random weights, rounded to a number type."""
+    """A model of this configuration with random weights, rounded to a number type.
+
+    Raises:
+        ResourceError: The weights do not fit the machine.
+    """
+    least = 4 * config.model.n_matrix_weights
+    require_memory(f"the weights of {name}", least, "Use a smaller preset.", str(runtime.device))
     torch.manual_seed(config.runtime.seed or 0)
     network = build_model(config.model).to(runtime.device).eval()
     if weight_dtype != "float32":
@@ -127,11 +134,11 @@ def _measure_all(
     measurements = [prepare(mem_len) for mem_len in mem_lens]
     for_peaks = min(options.seconds, PEAK_SECONDS)
     planned = 2 * for_peaks + options.seconds * FIGURES[task] * len(mem_lens)
-    lengths = ", ".join(f"{length:,}" for length in mem_lens)
-    yield Notice(f"peaks of this machine, then {task} of {name} with memory {lengths}: at least {planned:.0f} s")
+    lengths = ", ".join(map(str, mem_lens))
+    yield Notice(f"peaks of this machine, then {task} of {name} with memory {lengths}: about {planned:.0f} s")
     load = os.getloadavg()[0]
     if load > BUSY_LOAD:
-        yield Notice(f"load of the last minute: {load:.1f}; if other programs are running, the figures are too low")
+        yield Notice(f"load of the last minute: {load:.1f}; calls take longer if other programs are running")
     try:
         peaks = yield from measure_peaks(runtime, for_peaks, stop)
         for measure in measurements:

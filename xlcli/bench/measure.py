@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -10,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from xlcli import config as settings
+from xlcli.bench.cost import count_operations, read_bytes
 from xlcli.bench.peaks import Peaks
 from xlcli.bench.timing import WARMUP, Times, repeat
-from xlcli.config import BenchConfig, Config, EvalConfig, GenerateConfig, MemoryDtype, TrainConfig, WeightEncoding
-from xlcli.config.attention import SoftmaxAttentionConfig
+from xlcli.config import BenchConfig, Config, EvalConfig, GenerateConfig, MemoryDtype, WeightEncoding
 from xlcli.errors import ResourceError
 from xlcli.evaluation.lengths import Lengths, choose_lengths
 from xlcli.evaluation.passes import init_state, token_nats
@@ -23,7 +25,6 @@ from xlcli.metrics import TextCounts
 from xlcli.online import FixedModel
 from xlcli.runtime import Runtime, peak_rss_bytes
 from xlcli.sampling import SampleRNG, sample_tokens
-from xlcli.store.layout import SavedConfig
 from xlcli.store.loaded import LoadedModel
 from xlcli.text.corpus import Corpus
 from xlcli.text.heldout import Part
@@ -35,9 +36,8 @@ from xlcli.training.run import make_training_run
 SLOW = 10.0
 """Time to read a window, in multiples of the time for a figure, from which on recomputing it is not measured."""
 
-WEIGHT_BYTES: dict[WeightEncoding, int] = {"float32": 4, "bfloat16": 2, "int8": 1}
-"""Bytes of a weight; the scales of the rows of an int8 matrix are left out."""
-
+LEAST_FOR_P99 = 100
+"""Minimum number of calls for their 99th percentile."""
 Stop = Callable[[], bool]
 Measurement = Generator[Progress | Notice, None, Speed]
 
@@ -63,15 +63,19 @@ def measure_decoding(
     session = InferenceSession.open(model, runtime, options, None)
     prompt = random_tokens(config.model.vocab_size, mem_len or 1)
     for _ in range(2):
-        session.predict()  # compiles kernels, once on a machine
+        if notice := session.compilation():
+            yield notice
+        session.predict()
+    if session.decoder is None:
+        yield replace(session.decoding, level="info")
 
     def first_token() -> None:
         session.reset()
-        session.read(prompt, lambda: False)
+        if session.read(prompt, stop) < len(prompt):
+            raise StoppedEarlyError
         session.predict()
 
     stage = f"memory {mem_len:,}"
-    context = mem_len or (config.train.segment_len - 1) // 2  # memory of length 0 is emptied after each segment
     first = yield from repeat(first_token, f"{stage}: first token", options.seconds, runtime, stop, warmup=1)
     branch = session.select([0] * rows) if rows > 1 else session
     rngs, sampling = [SampleRNG.seeded(row) for row in range(rows)], GenerateConfig()
@@ -81,24 +85,36 @@ def measure_decoding(
 
     times = yield from repeat(next_token, f"{stage}: decoding", options.seconds, runtime, stop)
     peak = peak_rss_bytes()
+    if not mem_len:  # memory of length 0 is emptied after each segment: half of one on average
+        session.reset()
+        session.read(random_tokens(config.model.vocab_size, max((config.train.segment_len - 1) // 2 - 1, 0)), stop)
+        branch = session.select([0] * rows)
+        branch.predict()
+    decoder = branch.decoder
+    read = read_bytes(model.network, decoder, branch.state)
+    operations = 0 if decoder is None else decoder.operations(branch.state)
+    operations += count_operations(branch.predict)
+    recomputed = None
+    if rows == 1:
+        recomputed = yield from _recompute(model, mem_len, first.median, options.seconds, runtime, stop)
     return _speed(
         "decode",
         model.name,
         model.network.n_parameters,
-        config,
         times,
         runtime,
         peaks,
         mem_len=mem_len,
         segment_len=1,
         batch_size=rows,
-        n_remembered=context,
-        flops=config.model.flops_per_token(context),
+        read=read,
+        operations=operations,
         peak=peak,
         weight_dtype=model.weight_dtype,
         memory_dtype=session.state.memory_dtype,
         first=first.median,
-        recomputed=(yield from _recompute(model, mem_len, first.median, options.seconds, runtime, stop)),
+        recomputed=recomputed,
+        kernels=decoder is not None,
     )
 
 
@@ -140,19 +156,20 @@ def measure_evaluation(
     yield from _fill(call, fill, stage, stop)
     times = yield from repeat(call, f"{stage}: evaluation", seconds, runtime, stop, warmup=WARMUP - fill)
     peak = peak_rss_bytes()
+    read = read_bytes(model.network, None, state)
+    operations = count_operations(call)
     return _speed(
         "eval",
         model.name,
         model.network.n_parameters,
-        model.config,
         times,
         runtime,
         peaks,
         mem_len=mem_len,
         segment_len=segment_len,
         batch_size=rows,
-        n_remembered=mem_len or segment_len,
-        flops=model.config.model.flops_per_token(mem_len or (segment_len - 1) // 2),
+        read=read,
+        operations=operations,
         peak=peak,
         weight_dtype=model.weight_dtype,
         memory_dtype=lengths.memory_dtype,
@@ -192,43 +209,23 @@ def measure_training(name: str, config: Config, runtime: Runtime, peaks: Peaks, 
 
     yield from _fill(step, -(-shape.mem_len // shape.segment_len), stage, stop)
     times = yield from repeat(step, f"{stage}: training", config.bench.seconds, runtime, stop)
+    peak = peak_rss_bytes()
+    with torch.compiler.set_stance("force_eager") if config.runtime.compile else contextlib.nullcontext():
+        operations = count_operations(step)
     return _speed(
         "train",
         name,
         run.model.n_parameters,
-        config,
         times,
         runtime,
         peaks,
         mem_len=shape.mem_len,
         segment_len=shape.segment_len,
         batch_size=shape.batch_size,
-        n_remembered=None,
-        flops=training_flops(config),
-        peak=peak_rss_bytes(),
+        read=None,
+        operations=operations,
+        peak=peak,
     )
-
-
-def training_flops(config: Config) -> float:
-    """Floating-point operations per token of the matrix products of a training step with full memory.
-
-    Without those of activations that the backward pass computes again. With `train.memory` `hidden` a step also
-    projects the remembered inputs of softmax attention to keys and values; pooled blocks are left out.
-    """
-    shape, train = config.model, config.train
-    projected = 0.0
-    if train.memory == "hidden":
-        softmax = [layer for layer in shape.attentions if isinstance(layer, SoftmaxAttentionConfig)]
-        remembered = shape.n_repeats * sum(layer.effective_mem_len(train.mem_len) or 0 for layer in softmax)
-        projected = remembered / train.segment_len * 2 * shape.dim * shape.attention.n_heads * shape.head_dim
-    return 3 * (shape.flops_per_token(_training_context(train)) + 2 * projected)
-
-
-def _training_context(train: TrainConfig) -> int:
-    """Mean number of earlier tokens that a token attends to in a training step with full memory."""
-    if train.mem_len and train.span == "uniform":
-        return train.mem_len
-    return train.mem_len + (train.segment_len - 1) // 2
 
 
 def _fill(call: Callable[[], None], count: int, stage: str, stop: Stop) -> Iterator[Progress]:
@@ -284,7 +281,6 @@ def _speed(
     task: Literal["decode", "eval", "train"],
     name: str,
     n_parameters: int,
-    config: Config | SavedConfig,
     times: Times,
     runtime: Runtime,
     peaks: Peaks,
@@ -292,26 +288,23 @@ def _speed(
     mem_len: int,
     segment_len: int,
     batch_size: int,
-    n_remembered: int | None,
-    flops: float,
+    read: int | None,
+    operations: int,
     peak: int,
     weight_dtype: WeightEncoding = "float32",
     memory_dtype: MemoryDtype = "float32",
     first: float | None = None,
     recomputed: float | None = None,
+    kernels: bool | None = None,
 ) -> Speed:
     """The figures of timed calls that make or read `segment_len` tokens of each sequence.
 
-    `n_remembered` is the number of tokens whose keys and values a call reads (None in training), `flops` the number of
-    operations per token, `peak` the peak memory in bytes.
+    `read` is the number of bytes that a call reads, `operations` its floating-point operations, `peak` the peak memory
+    in bytes.
     """
-    per_call, shape = batch_size * segment_len, config.model
+    per_call = batch_size * segment_len
     tokens = per_call * len(times.seconds)
     seconds = times.median / per_call
-    read = None
-    if n_remembered is not None:
-        weights = WEIGHT_BYTES[weight_dtype] * shape.n_products_of_weights
-        read = weights / per_call + shape.memory_bytes(n_remembered, memory_dtype) / segment_len
     return Speed(
         task=task,
         model=name,
@@ -319,19 +312,20 @@ def _speed(
         mem_len=mem_len,
         segment_len=segment_len,
         batch_size=batch_size,
+        calls=len(times.seconds),
         tokens=tokens,
         tokens_per_second=tokens / times.total,
         ms_per_token=1e3 * seconds,
         ms_per_token_p90=1e3 * times.percentile(0.9) / per_call,
-        ms_per_token_p99=1e3 * times.percentile(0.99) / per_call,
+        ms_per_token_p99=1e3 * times.percentile(0.99) / per_call if len(times.seconds) >= LEAST_FOR_P99 else None,
         first_token_seconds=first,
         prompt_tokens=None if first is None else mem_len or 1,
         recompute_ms_per_token=None if recomputed is None else 1e3 * recomputed,
         recompute_ratio=None if recomputed is None else recomputed / seconds,
-        read_bytes_per_token=read,
-        read_share=None if read is None else read / seconds / peaks.bytes_per_second,
-        flops_per_token=flops,
-        flops_share=flops / seconds / peaks.flops_per_second,
+        read_bytes_per_token=None if read is None else read / per_call,
+        read_share=None if read is None else read / times.median / peaks.bytes_per_second,
+        flops_per_token=operations / per_call,
+        flops_share=operations / times.median / peaks.flops_per_second,
         machine_read_bytes_per_second=peaks.bytes_per_second,
         machine_flops_per_second=peaks.flops_per_second,
         peak_rss_bytes=peak,
@@ -340,5 +334,6 @@ def _speed(
         dtype=runtime.dtype_name,
         weight_dtype=weight_dtype,
         memory_dtype=memory_dtype,
+        kernels=kernels,
         threads=runtime.threads,
     )

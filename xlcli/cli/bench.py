@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from xlcli.cli import complete, options, units
+from xlcli.cli import complete, options, train_options, units
 from xlcli.cli.help import CONTEXT, Command
 from xlcli.cli.options import Unit
 from xlcli.cli.usage import source
@@ -26,9 +26,10 @@ SECTIONS = ("bench", "runtime", "train", "model")
 """Sections of the configuration that the command uses."""
 VOCAB_SIZE = 2048
 """Vocabulary of a preset whose vocabulary depends on the text: that of a text of 13 MB."""
+TRAINING = ("recompute_activations", "compile")
 UNUSED = {
-    "decode": ("segment_len",),
-    "eval": (),
+    "decode": ("segment_len", *TRAINING),
+    "eval": TRAINING,
     "train": ("n_steps", "n_hashes", "clamp_len", "weight_dtype", "memory_dtype"),
 }
 """Options that do not apply to a task."""
@@ -95,6 +96,7 @@ def bench(
             rich_help_panel="Memory",
         ),
     ] = None,
+    recompute_activations: train_options.RecomputeActivations = False,
     seconds: Annotated[
         float | None,
         typer.Option(
@@ -117,7 +119,15 @@ def bench(
     device: options.Device = None,
     dtype: options.Dtype = None,
     weight_dtype: options.WeightDtype = None,
-    memory_dtype: options.MemoryDtype = None,
+    memory_dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "int8"] | None,
+        typer.Option(
+            "--memory-dtype",
+            help="Number type of the keys and values in memory. Default: float32.",
+            rich_help_panel="Machine",
+        ),
+    ] = None,
+    compile: train_options.Compile = False,  # noqa: A002
     threads: options.Threads = None,
     config_file: options.ConfigFile = None,
     overrides: options.Overrides = None,
@@ -135,6 +145,7 @@ def bench(
     from xlcli.cli.prologue import check_files, find_model, open_screen
     from xlcli.cli.settings import option_names, user_settings
     from xlcli.cli.settings import print_config as config_text
+    from xlcli.store.discover import choose
 
     if preset is not None and source(context, "model") == "COMMANDLINE":
         raise ConfigError("--preset and --model exclude each other.", "Give one of them.")
@@ -147,11 +158,14 @@ def bench(
     with option_names(context, SECTIONS):
         config = configure(task, preset, settings)
         if print_config:
+            config = config if preset is not None else of_model(choose(model).folder, settings)
             screen.print(config_text(config, SECTIONS, as_json=screen.json))
             return 0
         folder = find_model(context, config.bench, screen) if preset is None else None
         if folder is not None:
             config = of_model(folder, settings)
+        else:
+            check_preset(config)
     if plot is not None:
         check_plot(plot)
         check_files(context, folder or Path(), (), ["plot"])
@@ -190,6 +204,15 @@ def configure(task: str, preset: str | None, settings: Tree) -> Config:
         key = f"{fixed[0]}.{next(iter(settings[fixed[0]]))}"
         raise ConfigError(f"{key} cannot be changed in a trained model.", "Use --preset NAME.")
     return config.make(settings)
+
+
+def check_preset(config: Config) -> None:
+    """`ConfigError`, with the key of the setting, if one does not apply to this preset."""
+    try:
+        config.bench.check_model(config.model)
+    except ConfigError as error:
+        key = f"bench.{error.key}"
+        raise ConfigError(f"{key} {error.reason}.", error.remedy, key=key, reason=error.reason) from None
 
 
 def of_model(folder: Path, settings: Tree) -> Config:
@@ -252,16 +275,18 @@ def speed_text(speeds: Sequence[Speed], width: int | None) -> str:
     from xlcli.cli import report, tables
 
     first = speeds[0]
+    compared = next((speed for speed in speeds if speed.recompute_ratio), first)
     about = (
         f"{first.task} of {first.model}, {report.amount(first.parameters)} parameters, {first.device} {first.dtype}"
-        f"{report.rounding(first.weight_dtype, first.memory_dtype)}, {report.counted(first.threads, 'thread')}\n"
+        f"{report.rounding(first.weight_dtype, first.memory_dtype)}, {report.counted(first.threads, 'thread')}"
+        f"{'' if first.kernels is None else ', compiled kernels' if first.kernels else ', no compiled kernels'}\n"
         f"machine, measured: reads {first.machine_read_bytes_per_second / 1e9:.1f} GB/s, "
         f"{first.machine_flops_per_second / 1e9:.0f} GFLOP/s\n\n"
     )
     return (
         tables.wrapped(about, width)
         + _figure_tables([_figures(speed) for speed in speeds], width)
-        + tables.definitions(_meaning(speeds[-1]), width or 100)
+        + tables.definitions(_meaning(compared), width or 100)
     )
 
 
@@ -291,18 +316,24 @@ def _figures(speed: Speed) -> dict[str, str]:
     def ms(value: float | None) -> str:
         return "" if value is None else f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
+    def amount(value: float | None) -> str:
+        return "" if value is None else f"{value / 1e6:,.4g}"
+
     decodes = speed.task == "decode"
     return {
         "memory": f"{speed.mem_len:,}",
         "segment": "" if decodes else f"{speed.segment_len:,}",
         "batch": "" if decodes and speed.batch_size == 1 else f"{speed.batch_size:,}",
         "tokens/s, mean": report.amount(speed.tokens_per_second),
+        "timed calls": f"{speed.calls:,}",
         "ms per token, median": ms(speed.ms_per_token),
         "  90th percentile": ms(speed.ms_per_token_p90),
         "  99th percentile": ms(speed.ms_per_token_p99),
         "first token": "" if speed.first_token_seconds is None else _time(speed.first_token_seconds),
         "bandwidth": percent(speed.read_share),
+        "  MB per token": amount(speed.read_bytes_per_token),
         "arithmetic": percent(speed.flops_share),
+        "  million operations": amount(speed.flops_per_token),
         "recomputed, ms per token": ms(speed.recompute_ms_per_token),
         "  times slower": "" if speed.recompute_ratio is None else f"{speed.recompute_ratio:,.1f}",
         "peak memory": report.size(speed.peak_rss_bytes),
@@ -314,18 +345,15 @@ def _time(seconds: float) -> str:
 
 
 def _meaning(speed: Speed) -> list[tuple[str, str]]:
-    """Meaning of figures of the table, with amounts of the last column."""
-    at = f"per token at memory {speed.mem_len:,}"
+    """Meaning of figures of the table."""
     rows = []
     if speed.first_token_seconds is not None:
         rows.append(("first token", "after a prompt as long as the memory"))
     if speed.read_bytes_per_token is not None:
         once = "" if speed.task == "decode" else ", read once per call"
-        size = f"{speed.read_bytes_per_token / 1e6:,.3g} MB {at}"
-        rows.append(("bandwidth", f"share of the machine's; weights and memory{once}: {size}"))
-    operations = f"{speed.flops_per_token / 1e6:,.4g} million operations {at}"
-    passes = ", forward and backward, without recomputed activations" if speed.task == "train" else ""
-    rows.append(("arithmetic", f"share of the machine's; matrix products{passes}: {operations}"))
+        rows.append(("bandwidth", f"share of the bandwidth of the machine, for weights and memory{once}"))
+    step = " of the whole step" if speed.task == "train" else ""
+    rows.append(("arithmetic", f"share of the arithmetic of the machine, for the matrix products{step} per token"))
     if speed.recompute_ratio is not None:
         rows.append(("recomputed", RECOMPUTED))
     return rows

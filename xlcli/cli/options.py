@@ -152,13 +152,17 @@ Device = Annotated[
 ]
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"] | None,
-    typer.Option("--dtype", help="Precision of matrix products.", rich_help_panel="Machine"),
+    typer.Option(
+        "--dtype",
+        help="Precision of matrix products. Compiled kernels of generation need float32.",
+        rich_help_panel="Machine",
+    ),
 ]
 WeightDtype = Annotated[
     Literal["auto", "float32", "bfloat16", "int8"] | None,
     typer.Option(
         "--weight-dtype",
-        help="Number type that the weights are rounded to. Default: float32.",
+        help="Number type that the weights are rounded to. Default: float32. Only compiled kernels are faster with it.",
         rich_help_panel="Machine",
     ),
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, get_args, get_type_hints
 
 import typer
@@ -15,8 +15,10 @@ from xlcli.cli.terminal import one_line
 from xlcli.errors import ConfigError
 
 
-def explain(error: typer.TyperException, arguments: Sequence[str]) -> ConfigError:
-    """`ConfigError` for a usage error of Typer."""
+def explain(
+    error: typer.TyperException, arguments: Sequence[str], program: Callable[[], Mapping[str, Any]]
+) -> ConfigError:
+    """`ConfigError` for a usage error of Typer; `program` returns all commands by name."""
     context: Any = getattr(error, "ctx", None)
     if context is None:
         return ConfigError(one_line(error.format_message()), "See xlcli --help.")
@@ -29,7 +31,7 @@ def explain(error: typer.TyperException, arguments: Sequence[str]) -> ConfigErro
     if param is not None:
         return _bad_value(error.message, context, param)
     if option is not None and hasattr(error, "possibilities"):
-        return _no_option(option, context, arguments)
+        return _no_option(option, context, arguments, program)
     if option is not None:
         param = next(param for param in command.params if option in param.opts)
         problem = "takes no value" if getattr(param, "is_flag", False) else "needs a value"
@@ -65,7 +67,7 @@ def suggestion(context: typer.Context, param: Any) -> str:
 def choices(function: Any, name: str) -> tuple[str, ...]:
     """Values of an option whose type is a `Literal`; none for any other option."""
     kind, *_ = _declaration(function, name) or (None,)
-    return tuple(choice for part in get_args(kind) for choice in get_args(part) if isinstance(choice, str))
+    return tuple(choice for part in (kind, *get_args(kind)) for choice in get_args(part) if isinstance(choice, str))
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
@@ -74,7 +76,9 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return found[0] if found else None
 
 
-def _no_option(option: str, context: Any, arguments: Sequence[str]) -> ConfigError:
+def _no_option(
+    option: str, context: Any, arguments: Sequence[str], program: Callable[[], Mapping[str, Any]]
+) -> ConfigError:
     """`ConfigError` for an option that the command of the context does not have."""
     command, path = context.command, context.command_path
     problem, see = f"there is no option {one_line(option)}.", f"See {path} --help."
@@ -88,6 +92,8 @@ def _no_option(option: str, context: Any, arguments: Sequence[str]) -> ConfigErr
         usage = _usage(f"{group.command_path} {owners[0]}", actions[owners[0]])
         remedy = f"Type {usage} {option}." if group is context else "Leave it out."
         return ConfigError(f"{option} applies to {group.command_path} {' and '.join(owners)} only.", remedy)
+    if others := [name for name, each in program().items() if option in _options(each)]:
+        return ConfigError(f"{path} has no option {option}.", f"Leave it out; it belongs to {', '.join(others)}.")
     near = nearest(option, _options(command))
     return ConfigError(problem, f"Did you mean {near}?" if near else see)
 
@@ -125,7 +131,7 @@ def _bad_value(message: str, context: Any, param: Any) -> ConfigError:
     if legal := choices(context.command.callback, param.name):
         near = nearest(reason.partition("'")[2].partition("'")[0].lower(), legal)
         remedy = f"Did you mean {_typed(spelled, near)}?" if near else f"Try {_typed(spelled, legal[0])}."
-        return ConfigError(f"{spelled} {reason}", remedy)
+        return ConfigError(reason if param.param_type_name == "argument" else f"{spelled} {reason}", remedy)
     return ConfigError(f"{spelled} {reason}", suggestion(context, param))
 
 

@@ -93,10 +93,6 @@ class AttentionConfig(BaseConfig):
         """Number of weights in the matrices of one layer: queries, keys, values and output."""
         return 4 * dim * self.n_heads * head_dim
 
-    def n_products(self, mem_len: int, head_dim: int, n_terms: int) -> int:
-        """Multiplications of one token with the memory of one layer; `n_terms` are further features of a score."""
-        raise NotImplementedError
-
     def mask_bytes(self, n_new: int, mem_len: int) -> int:
         """Size in bytes of the distances and the mask of a call with `n_new` tokens."""
         return 0
@@ -132,10 +128,6 @@ class SoftmaxAttentionConfig(AttentionConfig):
         """One key and one value for each token and head, in int8 with a float32 scale each."""
         row = {"float32": 4 * head_dim, "bfloat16": 2 * head_dim, "int8": head_dim + 4}[dtype]
         return 2 * self.n_heads * row * (self.effective_mem_len(mem_len) or 0)
-
-    def n_products(self, mem_len: int, head_dim: int, n_terms: int) -> int:
-        """A score and a value for each token and head."""
-        return self.n_heads * (2 * head_dim + n_terms) * ((self.effective_mem_len(mem_len) or 0) + 1)
 
     def mask_bytes(self, n_new: int, mem_len: int) -> int:
         """An int64 and a boolean for each query and key of a call or block."""
@@ -210,11 +202,6 @@ class CompressiveAttentionConfig(SoftmaxAttentionConfig):
         convolution = self.rate * dim * dim if self.pooling == "convolution" else 0
         return super().n_weights(dim, head_dim) + convolution
 
-    def n_products(self, mem_len: int, head_dim: int, n_terms: int) -> int:
-        """A score and a value for each token, half a block more on average, and each pooled block."""
-        further = self.rate // 2 + self.n_compressed if mem_len else 0
-        return super().n_products(mem_len + further, head_dim, n_terms)
-
     def mask_bytes(self, n_new: int, mem_len: int) -> int:
         """As of a longer memory."""
         further = self.rate + self.n_compressed + n_new // self.rate if mem_len else 0
@@ -261,10 +248,6 @@ class LinearAttentionConfig(RandomAttentionConfig):
     def memory_bytes(self, mem_len: int, head_dim: int, dtype: MemoryDtype = "float32") -> int:
         """Two sums in float64 for each feature."""
         return 8 * self.n_heads * self.n_features * (head_dim + 1)
-
-    def n_products(self, mem_len: int, head_dim: int, n_terms: int) -> int:
-        """Features of query and key, their addition to the sums, and the query's product with them."""
-        return self.n_heads * self.n_features * (4 * head_dim + 2)
 
     def describe_memory(self, mem_len: int, segment_len: int) -> str:
         """Running sums."""
@@ -318,10 +301,6 @@ class LSHAttentionConfig(RandomAttentionConfig):
     def n_weights(self, dim: int, head_dim: int) -> int:
         """Queries, which are also keys, values and output."""
         return 3 * dim * self.n_heads * head_dim
-
-    def n_products(self, mem_len: int, head_dim: int, n_terms: int) -> int:
-        """In each round the hash of a token, and a score and a value for each slot of its bucket."""
-        return self.n_heads * self.n_hashes * head_dim * (sum(self.factors) // 2 + 2 * self.bucket_size)
 
     def describe_memory(self, mem_len: int, segment_len: int) -> str:
         """Tokens in the table of buckets."""

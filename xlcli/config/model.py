@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from itertools import pairwise
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError, model_validator
@@ -250,43 +249,6 @@ class ModelConfig(BaseConfig):
         """Number of weights in the matrices of blocks and vectors of token pairs; at most the number of parameters."""
         pairs = self.embedding.n_bigrams * self.dim
         return pairs + sum(map(self._n_block_weights, self.attentions))
-
-    @property
-    def n_products_of_weights(self) -> int:
-        """Number of weights that a token is multiplied with: blocks at each step, position matrices, head.
-
-        This is also the number of weights that a call reads, because vectors of embeddings are looked up.
-        """
-        with_term = sum(self.position.needs <= layer.offers for layer in self.attentions)
-        terms = with_term * self._n_terms * self.attention.n_heads * self.head_dim
-        return self.n_repeats * (sum(map(self._n_block_weights, self.attentions)) + terms) + self._n_vocabulary_products
-
-    def flops_per_token(self, mem_len: int) -> int:
-        """Floating-point operations of the matrix products of one token that sees `mem_len` tokens.
-
-        A multiplication with its addition counts as two. Position encodings other than Transformer-XL are left out. A
-        training step takes three times as many (forward, and backward for inputs and for weights).
-        """
-        layers = sum(layer.n_products(mem_len, self.head_dim, self._n_terms) for layer in self.attentions)
-        return 2 * (self.n_products_of_weights + self.n_repeats * layers)
-
-    @property
-    def _n_terms(self) -> int:
-        """Features of the second term of a score."""
-        return (self.position.n_features or self.dim) if isinstance(self.position, XLPositionConfig) else 0
-
-    @property
-    def _n_vocabulary_products(self) -> int:
-        """Weights of the head that a token is multiplied with, and of the projections of embeddings."""
-        embedding, dim = self.embedding, self.dim
-        if not self.cutoffs:
-            width = embedding.inner_dim
-            return self.vocab_size * dim if width is None else width * (self.vocab_size + 2 * dim)
-        total = len(self.cutoffs) * dim  # logits of the clusters
-        for i, (start, stop) in enumerate(pairwise((0, *self.cutoffs, self.vocab_size))):
-            width = dim // embedding.div_val**i
-            total += width * (stop - start) + (2 * dim * width if embedding.div_val > 1 else 0)
-        return total
 
     def _n_block_weights(self, attention: AttentionConfig) -> int:
         n_matrices = 3 if self.feedforward.kind in ("swiglu", "geglu") else 2

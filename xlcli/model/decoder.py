@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import os
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from xlcli.model.attention.full import FullAttention
 from xlcli.model.attention.local import LocalAttention
 from xlcli.model.feedforward import FeedForward
 from xlcli.model.head import SoftmaxHead
-from xlcli.model.lm import LanguageModel
+from xlcli.model.lm import LanguageModel, parameter_bytes
 from xlcli.model.norm import EPSILON
 from xlcli.model.position import Position
 from xlcli.model.position.alibi import AlibiPosition
@@ -96,6 +96,7 @@ class Decoder:
         self.kernels = kernels
         self.weight_type = {"bfloat16": torch.bfloat16, "int8": torch.int8}.get(encoding, torch.float32)
         self._kept: list[Tensor] = []  # tensors whose addresses are packed
+        self._n_weights = 0  # in packed matrices
         self._tables: dict[Hashable, Tensor] = {}
         self._has_run = False
         self.problem: str | None = None
@@ -131,6 +132,33 @@ class Decoder:
             logits = head.limit(x[:, -1]) if has_logits else head.logits(self.network.stack.final(x[:, -1]))
             self._has_run = True
             return logits, self.network.advance(state, tokens, tuple(after))
+
+    def operations(self, state: State) -> int:
+        """Floating-point operations of the products that kernels compute for a token of each sequence."""
+        products = self._n_weights
+        for block, n in self._with_kernels(state):
+            attention = block["attention"]
+            h, e, f = (int(attention[name]) for name in ("n_heads", "head_dim", "n_features"))
+            products += h * (2 * e + f) * n + (h * e * f if attention["relative"] else 0)
+        return 2 * products * state.batch_size
+
+    def read_bytes(self, state: State) -> int:
+        """Size in bytes of the memory of all sequences, and of the weights and tables that a call reads."""
+        longest = max(n for _, n in self._with_kernels(state))
+        tables = sum(t[..., :longest].nbytes for t in self._tables.values())
+        modules: list[nn.Module] = [block for part in self.parts if not part.packed.size for block in part.blocks]
+        if self.parts[-1].head is None:
+            modules += [self.network.stack.final, self.network.head]
+        looked_up = {b.vectors.weight.data_ptr() for part in self.parts for b in part.blocks if b.vectors is not None}
+        weights = sum(t.nbytes for t in self._kept if t.data_ptr() not in looked_up)
+        return state.bytes + weights + tables + parameter_bytes(modules)
+
+    def _with_kernels(self, state: State) -> Iterator[tuple[Any, int]]:
+        """Fields of `BLOCK` of each block with a kernel, and the number of keys of the next token."""
+        for part in self.parts:
+            for block, memory in zip(part.packed, state.layers[part.first :], strict=False):
+                assert isinstance(memory, TokenBuffers)
+                yield block, memory.length + 1
 
     def _run_modules(
         self, part: Part, x: Tensor, x0: Tensor, memories: Sequence[Memory], context: AttentionContext
@@ -265,6 +293,7 @@ class Decoder:
     ) -> Packed:
         """Fields of `MATRIX`: weights in their encoding, exact because they are rounded already."""
         scale = None
+        self._n_weights += weight.numel()
         if self.weight_type == torch.int8:
             weight, scale = quantize(weight)
             scale = scale.float()

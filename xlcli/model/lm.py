@@ -7,7 +7,7 @@ tokens b t ─▶ embedding ─▶ stack ─▶ x b t d ─▶ head ─▶ nll b
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
@@ -70,6 +70,12 @@ class LanguageModel(nn.Module):
     def n_parameters(self) -> int:
         """Number of parameters; shared ones count once."""
         return sum(p.numel() for p in self.parameters())
+
+    @property
+    def read_bytes(self) -> int:
+        """Size in bytes of the weights that a call reads, those of blocks at each step; tables are looked up."""
+        once = parameter_bytes((self.embedding, self.stack.final, self.head))
+        return once + self.config.n_repeats * parameter_bytes(self.stack.layers())
 
     def receptive_field(self, mem_len: int) -> int | None:
         """Number of earlier tokens that a prediction may depend on, the current token excluded; None if unbounded."""
@@ -229,6 +235,12 @@ class LanguageModel(nn.Module):
         if first is None or tokens.shape[1] <= first:
             return [tokens]
         return [tokens[:, :first], *torch.split(tokens[:, first:], state.span.segment_len, dim=1)]
+
+
+def parameter_bytes(modules: Iterable[nn.Module]) -> int:
+    """Size in bytes of the parameters of these modules, without tables of vectors that are looked up."""
+    parts = [part for module in modules for part in module.modules()]
+    return sum(p.nbytes for part in parts if not isinstance(part, nn.Embedding) for p in part.parameters(recurse=False))
 
 
 def _concatenate(ponders: Sequence[Ponder | None]) -> Ponder | None:

@@ -95,8 +95,6 @@ def generate(
         ]
         branch = session if options.num_samples == 1 else session.select([0] * len(samples))
         yield from _sample_batch(branch, samples, options, stop, prompt=prompt, prompt_rate=prompt_rate)
-    if options.max_new_tokens > 1:
-        yield session.decoding
     if save:
         unread = text[int(model.tokenizer.sizes(ids, text)[:n_read].sum()) :]
         sampler = SamplerState(rng.seed, rng.generator.get_state(), tuple(rng.recent))

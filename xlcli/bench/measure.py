@@ -20,7 +20,7 @@ from xlcli.errors import ResourceError
 from xlcli.evaluation.lengths import Lengths, choose_lengths
 from xlcli.evaluation.passes import init_state, token_nats
 from xlcli.events import Notice, Progress, Speed, StoppedEarlyError
-from xlcli.inference import InferenceSession, check_memory
+from xlcli.inference import InferenceSession, check_memory, describe_decoding
 from xlcli.metrics import TextCounts
 from xlcli.online import FixedModel
 from xlcli.runtime import Runtime, peak_rss_bytes
@@ -67,7 +67,7 @@ def measure_decoding(
             yield notice
         session.predict()
     if session.decoder is None:
-        yield replace(session.decoding, level="info")
+        yield replace(describe_decoding(model, runtime), level="info")
 
     def first_token() -> None:
         session.reset()

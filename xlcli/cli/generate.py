@@ -210,7 +210,7 @@ def generate(
         prompt = read_prompt(words, stopping)
         screen.keyboard_ended()
         screen.wait("loading the model")
-        from xlcli import generation
+        from xlcli import generation, inference
 
         loaded, runtime = load_model(folder, settings, config.runtime, screen)
         warn_mem_len(loaded.config.model, [settings.mem_len], screen)
@@ -220,6 +220,8 @@ def generate(
             loaded, prompt, settings, runtime, seed=seed, resume=resume, save=save, stop=stopping
         )
         show(events, screen, prompt=b"" if no_prompt else prompt, several=n_samples > 1)
+        if screen.verbose:
+            screen.notice(inference.describe_decoding(loaded, runtime))
         return stopping.exit_code
 
 

@@ -231,6 +231,7 @@ class Score:
     not divided.
     `stride` is the distance in tokens of overlapping windows of `segment_len` tokens, None without them; with windows,
     `by_context` is empty.
+    `adapt`: the weights were adapted to the text while it was read; `by_context` is empty.
     """
 
     model: str
@@ -259,6 +260,7 @@ class Score:
     unknown_words: int | None = None
     documents: int = 1
     stride: int | None = None
+    adapt: bool = False
     mean_steps: float | None = None
     recall: float | None = None
     recall_by_layer: tuple[float, ...] = ()

@@ -6,6 +6,7 @@ the start of a text it is the tokenizer's `start_id`, a line end.
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -18,7 +19,7 @@ from xlcli.errors import CheckpointError, StateError
 from xlcli.events import Notice
 from xlcli.machine import as_options, available_bytes, fitting, require_memory
 from xlcli.model.decoder import Decoder
-from xlcli.online import make_reader
+from xlcli.online import check_precision, continued, make_reader
 from xlcli.ops.span import Span
 from xlcli.store.state_files import PendingText, SamplerState, SessionState, StreamPosition
 
@@ -88,9 +89,11 @@ class InferenceSession:
             StateError: `resume` was saved with other values than `options` gives, or holds several rows.
         """
         model.check_settings(options)
+        check_precision(options, runtime.dtype)
         if resume is not None:
             state = resume.model_state
             _check_options(model, options, state)
+            options = continued(model.network, options, state)
             longest = _longest_memory(state.span, n_tokens)
             check_memory(model, runtime, longest, memory_dtype=state.memory_dtype, changeable=())
             return cls(model, runtime, options, resume.model_state, [resume.last_token])
@@ -187,9 +190,12 @@ class InferenceSession:
 
     def select(self, rows: Sequence[int]) -> InferenceSession:
         """A session of copies of the given rows, in that order; `select([0] * 8)` continues row 0 in eight ways."""
+        session = copy.copy(self)
         with torch.inference_mode():
-            state = self.state.select(list(rows))
-        return InferenceSession(self.model, self.runtime, self.options, state, [self.last_tokens[row] for row in rows])
+            session.state = self.state.select(list(rows))
+        session.last_tokens = [self.last_tokens[row] for row in rows]
+        session._is_first = True
+        return session
 
     def max_bytes(self, n_tokens: int) -> int:
         """Size in bytes, at least 1, of the memory of one row after `n_tokens` tokens."""

@@ -12,12 +12,13 @@ from torch import Tensor
 from xlcli.config import MemoryDtype
 from xlcli.errors import StateError
 from xlcli.memory import MEMORIES, Memory
+from xlcli.memory.adaptation import Adaptation
 from xlcli.memory.online import OnlineMemory
 from xlcli.ops.span import Span
 
 T = TypeVar("T")
 
-ONLINE_MEMORIES: dict[str, type[OnlineMemory]] = {}
+ONLINE_MEMORIES: dict[str, type[OnlineMemory]] = {"adaptation": Adaptation}
 """Field of `State` to class, of values that a model learns while it reads."""
 
 
@@ -40,7 +41,7 @@ class State:
     span: Span
     offsets: Tensor
     last: Tensor | None = None
-    adaptation: OnlineMemory | None = None
+    adaptation: Adaptation | None = None
     cache: OnlineMemory | None = None
 
     @property

@@ -11,7 +11,7 @@ from toys import PROSE, RUNTIME, VARIANTS, slow_bits, toy
 
 from xlcli.coding import workflow
 from xlcli.coding.container import Reader
-from xlcli.config import InferenceConfig
+from xlcli.config import OnlineConfig
 from xlcli.errors import ConfigError, DataError
 from xlcli.events import Coded, StoppedEarlyError
 
@@ -19,7 +19,7 @@ MODELS = {kind: toy(kind, dtype=torch.float32) for kind in ("bytes", "sentencepi
 
 
 def compress(model, *portions, **options):
-    *results, coded = workflow.compress(model, portions, InferenceConfig(**options), RUNTIME)
+    *results, coded = workflow.compress(model, portions, OnlineConfig(**options), RUNTIME)
     data = b"".join(result for result in results if isinstance(result, bytes))
     assert isinstance(coded, Coded)
     assert coded.compressed_bytes == len(data)
@@ -65,6 +65,13 @@ def test_ten_thousand_texts_are_restored():
 def test_every_model(variant):
     model, text = toy(variant=variant, dtype=torch.float32), PROSE.encode()[:40]
     assert decompress(model, compress(model, text, mem_len=5)[0]) == text
+
+
+def test_adapted_weights():
+    model, text = MODELS["bytes"], PROSE.encode()[:150]
+    data, coded = compress(model, text, adapt=True, adapt_block=16, adapt_lr=0.01)
+    assert decompress(model, data) == text
+    assert coded.bits < compress(model, text)[1].bits
 
 
 def test_rounded_memory():
@@ -122,7 +129,7 @@ def test_a_stop_ends_both():
     model = MODELS["bytes"]
     data, _ = compress(model, b"some text")
     with pytest.raises(StoppedEarlyError):
-        list(workflow.compress(model, [b"some text"], InferenceConfig(), RUNTIME, stop=lambda: True))
+        list(workflow.compress(model, [b"some text"], OnlineConfig(), RUNTIME, stop=lambda: True))
     reader = Reader([data], "x")
     with pytest.raises(StoppedEarlyError):
         list(workflow.decompress(model, reader.header(), reader, RUNTIME, stop=lambda: True))

@@ -21,6 +21,7 @@ from xlcli.config import (
     EvalConfig,
     GenerateConfig,
     InferenceConfig,
+    OnlineConfig,
     RuntimeConfig,
     StreamConfig,
     WeightEncoding,
@@ -61,21 +62,26 @@ class Model:
     def __repr__(self) -> str:
         return f"Model({self.loaded.name!r}, {self.runtime.device}, {self.runtime.dtype_name})"
 
-    def score(self, text: Text, *, state: TextState | None = None, mem_len: int | None = None) -> TextScore:
+    def score(
+        self, text: Text, *, state: TextState | None = None, mem_len: int | None = None, adapt: bool = False
+    ) -> TextScore:
         """Surprisal of every token of `text`, given everything read before in `state` (default: nothing).
 
         A token that begins in the unread end of the state and ends in `text` is scored with `text`; its `byte` is
-        negative.
+        negative. With `adapt` the weights follow the text, as `--adapt` does.
         """
         start = 0 if state is None else state.n_bytes
-        events = self._stream([_bytes(text)], state, validate(StreamConfig, {"emit": "tokens", "mem_len": mem_len}))
+        chosen = validate(StreamConfig, {"emit": "tokens", "mem_len": mem_len, "adapt": adapt})
+        events = self._stream([_bytes(text)], state, chosen)
         scored = (event for event in events if isinstance(event, TokenScore))
         return TextScore(
             tuple(replace(token, byte=token.byte - start) for token in scored if token.byte + len(token.text) > start)
         )
 
-    def read(self, text: Text, *, state: TextState | None = None, mem_len: int | None = None) -> TextState:
-        """State after `state` (default: nothing) and `text`."""
+    def read(
+        self, text: Text, *, state: TextState | None = None, mem_len: int | None = None, adapt: bool = False
+    ) -> TextState:
+        """State after `state` (default: nothing) and `text`; with `adapt` it has adapted weights."""
         found: list[TextState] = []
         ended = False
 
@@ -84,7 +90,7 @@ class Model:
             yield _bytes(text)
             ended = True
 
-        chosen = validate(StreamConfig, {"emit": "tokens", "mem_len": mem_len})
+        chosen = validate(StreamConfig, {"emit": "tokens", "mem_len": mem_len, "adapt": adapt})
         for _ in self._stream(portions(), state, chosen, save=found.append, stop=lambda: ended):
             pass
         return found[-1]
@@ -100,12 +106,12 @@ class Model:
         """Continuation of `state` and `prompt`, without the prompt; arguments as for `stream_generate`."""
         return prompt[:0].join(self.stream_generate(prompt, state=state, seed=seed, **options))
 
-    def compress(self, text: Text, *, mem_len: int | None = None) -> bytes:
+    def compress(self, text: Text, *, mem_len: int | None = None, adapt: bool = False) -> bytes:
         """`text`, compressed to about its surprisal; see `xlcli.coding.workflow`.
 
         The bytes are those of a file that `xlcli compress` writes.
         """
-        options = validate(InferenceConfig, {"mem_len": mem_len})
+        options = validate(OnlineConfig, {"mem_len": mem_len, "adapt": adapt})
         return _joined(coding.compress(self.loaded, [_bytes(text)], options, self.runtime))
 
     def decompress(self, data: bytes) -> bytes:

@@ -39,6 +39,7 @@ def compress(
     n_steps: options.NSteps = None,
     n_hashes: options.NHashes = None,
     mem_len: options.MemLen = None,
+    adapt: options.Adapt = False,
     out: Annotated[
         str | None,
         typer.Option(

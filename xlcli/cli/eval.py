@@ -57,6 +57,7 @@ def evaluate(
     text_field: options.TextField = None,
     mem_len: options.MemLen = None,
     clamp_len: options.ClampLen = None,
+    adapt: options.Adapt = False,
     sweep_mem_len: Annotated[
         Sequence[int] | None,
         typer.Option(
@@ -155,8 +156,9 @@ def evaluate(
     if settings.sweep_mem_len and (per_token is not None or html is not None):
         option = "--html" if per_token is None else "--per-token"
         raise ConfigError(f"{option} needs one memory length, not a sweep.", "Use --mem-len M.")
-    if settings.stride is not None and plot is not None:
-        raise ConfigError("--plot shows the loss by context, which --stride does not measure.", "Omit one of them.")
+    other = "--stride" if settings.stride is not None else "--adapt" if settings.adapt else None
+    if other is not None and plot is not None:
+        raise ConfigError(f"--plot shows the loss by context, which {other} does not measure.", "Omit one of them.")
     check_texts(files or (), "xlcli eval -m {}")
     folder = find_model(context, settings, screen)
     check_files(context, folder, files or (), ["per_token", "plot", "html"])
@@ -207,7 +209,7 @@ def print_eval_plan(folder: Path, files: list[str] | None, settings: EvalConfig,
     settings.check_stride(config.train.segment_len)
     text = ", ".join(files or ()) or f"the {'validation' if settings.split == 'valid' else 'test'} text of the model"
     unbounded = config.model.effective_mem_len(1) is None
-    batch_size = 1 if unbounded else settings.batch_size or 8
+    batch_size = 1 if unbounded or settings.adapt else settings.batch_size or 8
     print_plan(folder, settings, screen, batch_size=batch_size, action=f"scores {text}")
 
 

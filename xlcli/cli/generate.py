@@ -133,6 +133,7 @@ def generate(
     ] = None,
     mem_len: options.MemLen = None,
     clamp_len: options.ClampLen = None,
+    adapt: options.Adapt = False,
     interactive: Annotated[
         bool,
         typer.Option(

@@ -63,6 +63,14 @@ ClampLen = Annotated[
         rich_help_panel="Memory",
     ),
 ]
+Adapt = Annotated[
+    bool,
+    typer.Option(
+        "--adapt",
+        help="Adapt the weights to the text while it is read; the model is not changed.",
+        rich_help_panel="Memory",
+    ),
+]
 Span = Annotated[
     Literal["uniform", "growing"] | None,
     typer.Option(

@@ -278,6 +278,8 @@ def score_text(score: Score, model: ModelConfig) -> str:
     if score.mem_len:
         span = "" if model.effective_mem_len(score.mem_len) is None else f", span {score.span}"
         recurrence += f"{span}, batch {score.batch_size}"
+    if score.adapt:
+        recurrence += ", weights adapted while reading"
     documents = f" in {score.documents:,} documents, each scored alone" if score.documents > 1 else ""
     lines = [
         f"{score.model} on {score.file}" + (", PARTIAL: stopped before the end" if score.partial else ""),

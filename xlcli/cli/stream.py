@@ -63,6 +63,7 @@ def stream(
     text_field: options.TextField = None,
     mem_len: options.MemLen = None,
     clamp_len: options.ClampLen = None,
+    adapt: options.Adapt = False,
     reset_on: Annotated[
         str | None,
         typer.Option(

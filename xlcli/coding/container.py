@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from xlcli.config import InferenceConfig, validate
+from xlcli.config import OnlineConfig, validate
 from xlcli.errors import ConfigError, DataError
 
 MAGIC = b"xlcli.c1"
@@ -127,10 +127,10 @@ class Reader:
             raise self._damaged("its header has values of wrong types")
         return header
 
-    def settings(self, header: Header) -> InferenceConfig:
+    def settings(self, header: Header) -> OnlineConfig:
         """Inference settings of a header; `DataError` if they are none."""
         try:
-            return validate(InferenceConfig, dict(header.settings))
+            return validate(OnlineConfig, dict(header.settings))
         except ConfigError as error:
             raise self._damaged(f"in its header, {error.message.rstrip('.')}") from None
 

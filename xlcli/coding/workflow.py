@@ -15,7 +15,7 @@ import torch
 from xlcli import __version__
 from xlcli.coding.container import FRAME_TOKENS, End, Frame, Header, Reader
 from xlcli.coding.symbols import Decoder, Encoder, fingerprint
-from xlcli.config import InferenceConfig
+from xlcli.config import OnlineConfig
 from xlcli.errors import ConfigError, DataError
 from xlcli.events import Coded, Notice, Progress, ProgressMeter, StoppedEarlyError
 from xlcli.inference import InferenceSession
@@ -34,7 +34,7 @@ Output = bytes | Notice | Progress | Coded
 def compress(
     model: LoadedModel,
     portions: Iterable[bytes | None],
-    options: InferenceConfig,
+    options: OnlineConfig,
     runtime: Runtime,
     *,
     size: int | None = None,
@@ -67,7 +67,7 @@ def compress(
     header = Header(
         model=model.name,
         fingerprint=model_fingerprint(model),
-        settings=options.model_dump(mode="json", include=set(InferenceConfig.model_fields), exclude_defaults=True),
+        settings=options.model_dump(mode="json", include=set(OnlineConfig.model_fields), exclude_defaults=True),
         threads=runtime.threads,
         software=software(),
         check=check,

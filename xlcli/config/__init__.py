@@ -22,12 +22,14 @@ from xlcli.config.tree import merge as merge
 from xlcli.config.tree import parse_override as parse_override
 from xlcli.config.tree import read_toml as read_toml
 from xlcli.config.tree import validate as validate
+from xlcli.config.workflows import AdaptedWeights as AdaptedWeights
 from xlcli.config.workflows import BenchConfig as BenchConfig
 from xlcli.config.workflows import CompressConfig as CompressConfig
 from xlcli.config.workflows import Config as Config
 from xlcli.config.workflows import EvalConfig as EvalConfig
 from xlcli.config.workflows import GenerateConfig as GenerateConfig
 from xlcli.config.workflows import InferenceConfig as InferenceConfig
+from xlcli.config.workflows import OnlineConfig as OnlineConfig
 from xlcli.config.workflows import RuntimeConfig as RuntimeConfig
 from xlcli.config.workflows import SpanKind as SpanKind
 from xlcli.config.workflows import StreamConfig as StreamConfig

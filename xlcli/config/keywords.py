@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, TypedDict
 
-from xlcli.config.workflows import Dtype, SpanKind
+from xlcli.config.workflows import AdaptedWeights, Dtype, SpanKind
 
 
-class EvalOptions(TypedDict, total=False):
+class OnlineOptions(TypedDict, total=False):
+    """Keys of `OnlineConfig`."""
+
+    adapt: bool
+    adapt_block: int | None
+    adapt_lr: float | None
+    adapt_decay: float | None
+    adapt_weights: AdaptedWeights | None
+
+
+class EvalOptions(OnlineOptions, total=False):
     """Keys of `EvalConfig`."""
 
     mem_len: int | None
@@ -26,7 +36,7 @@ class EvalOptions(TypedDict, total=False):
     memory_dtype: Dtype
 
 
-class SamplingOptions(TypedDict, total=False):
+class SamplingOptions(OnlineOptions, total=False):
     """Keys of `GenerateConfig` for one sample."""
 
     mem_len: int | None
@@ -47,7 +57,7 @@ class GenerateOptions(SamplingOptions, total=False):
     logprobs: int | None
 
 
-class StreamOptions(TypedDict, total=False):
+class StreamOptions(OnlineOptions, total=False):
     """Keys of `StreamConfig`."""
 
     mem_len: int | None

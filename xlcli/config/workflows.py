@@ -193,11 +193,33 @@ class InferenceConfig(BaseConfig):
         return weight, memory
 
 
-class CompressConfig(InferenceConfig):
+AdaptedWeights = Literal["all", "blocks"]
+"""Weights that change during adaptation: all, or those of the blocks without embedding tables and head."""
+
+
+class OnlineConfig(InferenceConfig):
+    """Inference settings of a model that learns while it reads; None uses the default, or the value of a saved state.
+
+    Attributes:
+        adapt: Adapt the weights to the text: dynamic evaluation (Krause et al. 2018), see `xlcli.online.adaptation`.
+        adapt_block: Number of tokens between steps of the optimizer.
+        adapt_lr: Learning rate.
+        adapt_decay: Share of the distance to the trained weights that a step takes back.
+        adapt_weights: Weights that change.
+    """
+
+    adapt: bool = False
+    adapt_block: Annotated[int, Field(ge=1, le=2**16)] | None = None
+    adapt_lr: Positive | None = None
+    adapt_decay: Rate | None = None
+    adapt_weights: AdaptedWeights | None = None
+
+
+class CompressConfig(OnlineConfig):
     """A compression; the result contains its settings."""
 
 
-class EvalConfig(InferenceConfig):
+class EvalConfig(OnlineConfig):
     """An evaluation.
 
     Attributes:
@@ -245,6 +267,21 @@ class EvalConfig(InferenceConfig):
             )
 
     @model_validator(mode="after")
+    def _check_adaptation(self) -> EvalConfig:
+        if not self.adapt:
+            return self
+        conflicts = {
+            "batch_size": self.batch_size not in (None, 1),
+            "stride": self.stride is not None,
+            "span": self.span != "uniform",
+            "reset_on_document": bool(self.reset_on_document),
+        }
+        if conflict := next((name for name, is_given in conflicts.items() if is_given), None):
+            flag = f"--{conflict.replace('_', '-')}"
+            raise InvalidSettingError("eval.adapt", f"reads one text in order, without {flag}", f"Omit {flag}.")
+        return self
+
+    @model_validator(mode="after")
     def _check_mem_len(self) -> EvalConfig:
         if self.stride is not None and (self.mem_len != 0 or self.sweep_mem_len):
             raise InvalidSettingError(
@@ -255,7 +292,7 @@ class EvalConfig(InferenceConfig):
         return self
 
 
-class GenerateConfig(InferenceConfig):
+class GenerateConfig(OnlineConfig):
     """Sampling of a continuation.
 
     Attributes:
@@ -306,7 +343,7 @@ def compile_pattern(pattern: str, key: str) -> Any:
         ) from None
 
 
-class StreamConfig(InferenceConfig):
+class StreamConfig(OnlineConfig):
     """Scoring of a stream.
 
     Attributes:

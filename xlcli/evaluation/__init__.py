@@ -9,6 +9,9 @@ With a stride, the text is read in overlapping windows of the segment length, ea
 all of its tokens, every other one its last `stride` tokens. There is no loss by context, because nearly all tokens have
 the same context.
 
+With `adapt` the weights follow the text (`xlcli.online.adaptation`), which is one sequence. There is no loss by
+context.
+
 With rounded weights or memory the beginning of the text is scored a second time without, for the cost of rounding.
 
 Documents that are scored as if each were alone are the sequences of a batch, each from empty memory to its end.
@@ -29,7 +32,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xlcli.config import EvalConfig
-from xlcli.errors import CheckpointError, DataError
+from xlcli.errors import CheckpointError, ConfigError, DataError
+from xlcli.evaluation.context import ContextSums
 from xlcli.evaluation.duration import Clock
 from xlcli.evaluation.lengths import Lengths, choose_lengths
 from xlcli.evaluation.passes import Totals, measure_recall, score_text, score_windows, window_share
@@ -37,7 +41,7 @@ from xlcli.evaluation.rounding import rounding_cost
 from xlcli.events import ContextBin, Notice, Progress, Score, StoppedEarlyError, TokenScore, until
 from xlcli.inference import check_memory
 from xlcli.metrics import TextCounts, bits_per, misfit, perplexity
-from xlcli.online import make_reader
+from xlcli.online import check_precision, make_reader
 from xlcli.runtime import Runtime, peak_rss_bytes
 from xlcli.text.corpus import gather, open_corpus
 from xlcli.text.sources import Reading
@@ -80,12 +84,19 @@ def evaluate(
     """
     model.check_settings(options)
     options.check_stride(model.config.train.segment_len)
+    check_precision(options, runtime.dtype)
     check_memory(model, runtime, 1, segment_len=1, changeable=())  # of any text
     try:
         text = yield from until(stop, _read(model, source, options))
     except StoppedEarlyError:
         yield _NOT_BEGUN
         return
+    if options.adapt and len(text.documents) > 1:
+        raise ConfigError(
+            f"{len(text.documents):,} documents are scored each as if it were alone, as in training, but --adapt "
+            "learns from one to the next.",
+            "Add --set eval.reset_on_document=false, or use xlcli stream --adapt.",
+        )
     if options.reset_on_document is None and len(text.documents) > 1:
         yield Notice(
             f"{len(text.documents):,} documents, each scored as if it were alone, as in training; "
@@ -99,7 +110,8 @@ def evaluate(
     for i, mem_len in enumerate(mem_lens):
         lengths = choose_lengths(model, runtime, options, mem_len, text)
         # The loss by context is measured in windows, but not without memory.
-        n_windowed = 0 if lengths.by_document else sum(length != 0 for length in (lengths.mem_len, *mem_lens[1:]))
+        has_windows = not (lengths.by_document or options.adapt)
+        n_windowed = has_windows * sum(length != 0 for length in (lengths.mem_len, *mem_lens[1:]))
         scale = len(mem_lens) + n_windowed * window_share(len(text.tokens))
         clock = Clock(text.counts.bytes, scale) if i == 0 else None
         is_rounded = unrounded is not model or lengths.memory_dtype != "float32"
@@ -119,7 +131,9 @@ def evaluate(
             if remark := misfit(model.name, bits_per(totals.nats, totals.bytes)):
                 yield Notice(remark)
             by_context = totals.by_context
-            if lengths.mem_len and not partial and not lengths.by_document:
+            if options.adapt:
+                by_context = ContextSums(1)  # windows from empty memory are not the adapted model
+            elif lengths.mem_len and not partial and not lengths.by_document:
                 by_context = yield from score_windows(
                     model, reader, runtime, text, lengths, totals.batch_size, by_context, stop
                 )
@@ -135,6 +149,7 @@ def evaluate(
             lengths,
             totals,
             seconds=seconds,
+            adapt=options.adapt,
             unknown=None if partial else unknown,
             cost=cost,
             recall=measure_recall(model, runtime, text, lengths) if options.recall and not stop() else (),
@@ -173,6 +188,7 @@ def _score(
     totals: Totals,
     *,
     seconds: float,
+    adapt: bool,
     unknown: int | None,
     cost: float | None,
     recall: tuple[float, ...],
@@ -191,6 +207,7 @@ def _score(
         unknown_words=unknown,
         documents=totals.documents if lengths.by_document else 1,
         stride=lengths.stride,
+        adapt=adapt,
         nats=totals.nats,
         bits_per_byte=bits_per(totals.nats, counts.bytes),
         bits_per_char=bits_per(totals.nats, counts.chars) if counts.chars else None,

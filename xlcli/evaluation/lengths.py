@@ -67,6 +67,8 @@ def choose_lengths(
         segment_len = min(DEFAULT_SEGMENT_LEN, max(64, 2 ** (mem_len - 1).bit_length()))
         if _skips_hidden_scores(model, runtime):
             segment_len = max(segment_len, min(n_tokens, n_per_call // (options.batch_size or 1)))
+        if options.adapt and options.adapt_block is not None:  # whole blocks are read once
+            segment_len = max(1, segment_len // options.adapt_block) * options.adapt_block
     else:
         segment_len = train.segment_len
     receptive_field = model.network.receptive_field(mem_len if exact else mem_len + segment_len) if mem_len else 0
@@ -81,11 +83,12 @@ def choose_lengths(
     else:
         by_warmup = 1 + n_tokens // (10 * warmup_len) if warmup_len else n_tokens
         largest = min(n_per_call // segment_len, STATE_LIMIT // state_bytes, by_warmup)
+    is_single = options.adapt or (receptive_field is None and not one_by_one)
     limit = min(n_per_call, max(1, STATE_LIMIT // state_bytes) * segment_len)
     return Lengths(
         mem_len=mem_len,
         segment_len=segment_len,
-        batch_size=1 if receptive_field is None and not one_by_one else options.batch_size or max(1, largest),
+        batch_size=1 if is_single else options.batch_size or max(1, largest),
         span=options.span,
         memory_dtype=memory_dtype,
         warmup_len=warmup_len,

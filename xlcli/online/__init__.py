@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from xlcli.config import InferenceConfig
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from xlcli.config import InferenceConfig, OnlineConfig, validate
+from xlcli.errors import ConfigError, StateError
 from xlcli.model.decoder import Decoder
 from xlcli.model.lm import LanguageModel
+from xlcli.online.adaptation import AdaptiveModel, adapted_weights, is_compatible
 from xlcli.online.base import FixedModel as FixedModel
 from xlcli.online.base import Reader as Reader
+from xlcli.online.optimizer import Optimizer
+from xlcli.state import State
+
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "adaptation": {"adapt_block": 64, "adapt_lr": 6e-4, "adapt_decay": 0.003, "adapt_weights": "blocks"},
+}
+"""Default settings of the values of `State.online`."""
 
 
 def make_reader(
@@ -19,4 +33,59 @@ def make_reader(
         options: Wrappers and their settings.
         decoder: Faster `logits` of one token, if any.
     """
-    return FixedModel(network, decoder)
+    if not isinstance(options, OnlineConfig) or not options.adapt:
+        return FixedModel(network, decoder)
+    settings = _settings(options, "adaptation")
+    optimizer, decodes = _optimizer(network, settings), isinstance(decoder, Decoder)
+    return AdaptiveModel(network, optimizer, block=settings["adapt_block"], settings=settings, decodes=decodes)
+
+
+def check_precision(options: InferenceConfig, dtype: torch.dtype) -> None:
+    """`ConfigError` if the model cannot learn in this number type of matrix products."""
+    if isinstance(options, OnlineConfig) and options.adapt and dtype == torch.float16:
+        raise ConfigError("--adapt has no gradients in float16.", "Use --dtype float32 or bfloat16.")
+
+
+def continued(network: LanguageModel, options: InferenceConfig, state: State) -> InferenceConfig:
+    """Options with the settings of a saved state where they are open.
+
+    Raises:
+        StateError: The state was saved with others, or learned values do not fit the model.
+    """
+    if not isinstance(options, OnlineConfig):
+        options = validate(OnlineConfig, options.model_dump())
+    changes: dict[str, Any] = {}
+    for field, flag, is_on in (("adaptation", "--adapt", options.adapt),):
+        value = state.online.get(field)
+        if (value is not None) != is_on:
+            state_has, remedy = ("without", f"Leave out {flag}.") if is_on else ("with", f"Add {flag}.")
+            raise StateError(f"the state was saved {state_has} {flag}.", f"{remedy} Or start without --state-in.")
+        if value is None:
+            continue
+        for name in DEFAULTS[field]:
+            saved, given = value.settings.get(name), getattr(options, name)
+            if given not in (None, saved):
+                raise StateError(
+                    f"the state was saved with {name} {saved}, but {name} is {given}.", f"Leave out {name}."
+                )
+            changes[name] = saved
+    try:
+        options = validate(type(options), options.model_dump() | changes)
+    except ConfigError as error:
+        raise StateError(f"the state is damaged: {error.message}", "Start without --state-in.") from None
+    if state.adaptation is not None:
+        settings = _settings(options, "adaptation")
+        if not is_compatible(network, _optimizer(network, settings), settings["adapt_block"], state):
+            raise StateError("the adapted weights of the state do not fit the model.", "Start without --state-in.")
+    return options
+
+
+def _optimizer(network: LanguageModel, settings: Mapping[str, Any]) -> Optimizer:
+    names = adapted_weights(network, settings["adapt_weights"])
+    return Optimizer(names, settings["adapt_lr"], settings["adapt_decay"])
+
+
+def _settings(options: OnlineConfig, field: str) -> dict[str, Any]:
+    """Settings of the value in this field, with defaults where they are open."""
+    given = {name: getattr(options, name) for name in DEFAULTS[field]}
+    return {name: DEFAULTS[field][name] if value is None else value for name, value in given.items()}

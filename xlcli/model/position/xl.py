@@ -94,4 +94,4 @@ class XLPosition(Position):
 
 def _uses_shift(context: AttentionContext) -> bool:
     """Whether position scores are those of the relative shift, which are clamped and have gradients."""
-    return context.span.clamp_len is not None and not torch.is_inference_mode_enabled()
+    return context.clamp_len is not None and not torch.is_inference_mode_enabled()

@@ -1,0 +1,149 @@
+"""The option `adapt` of the workflows: figures of eval and stream agree, and a stream goes on where it stopped."""
+
+import pytest
+import torch
+from toys import PROSE, RUNTIME, toy
+
+from xlcli.config import EvalConfig, GenerateConfig, StreamConfig
+from xlcli.errors import ConfigError, StateError
+from xlcli.evaluation import evaluate
+from xlcli.events import Generated, Score, TokenScore
+from xlcli.generation import generate
+from xlcli.inference import InferenceSession
+from xlcli.runtime import Runtime
+from xlcli.store.state_files import load_state, save_state
+from xlcli.streaming import stream
+
+TEXT = PROSE.encode()
+ADAPT = {"adapt": True, "adapt_block": 16, "adapt_lr": 0.01}
+
+
+def bits(model, portions, *, resume=None, save=None, stop=lambda: False, **options):
+    events = stream(
+        model, portions, StreamConfig(emit="tokens", **ADAPT | options), RUNTIME, resume=resume, save=save, stop=stop
+    )
+    return [event.bits for event in events if isinstance(event, TokenScore)]
+
+
+def evaluated(model, path, **options):
+    *_, score = (e for e in evaluate(model, [path], EvalConfig(**ADAPT | options), RUNTIME) if isinstance(e, Score))
+    return score
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_bytes(TEXT)
+    return path
+
+
+@pytest.mark.parametrize("variant", [None, "lsh", "adaptive"])
+def test_eval_and_stream_agree(variant, text):
+    model = toy(variant=variant)
+    score = evaluated(model, text)
+    assert score.nats == pytest.approx(sum(bits(model, [TEXT])) * 0.6931471805599453, rel=1e-9)
+    assert (score.adapt, score.batch_size, score.by_context) == (True, 1, ())
+    assert score.bits_per_byte < evaluated(model, text, adapt=False).bits_per_byte - 0.1
+
+
+@pytest.mark.parametrize("adapt_weights", ["all", "blocks"])
+def test_a_stopped_stream_goes_on_from_its_file(adapt_weights, tmp_path):
+    model, path = toy("sentencepiece"), tmp_path / "s"
+    expected = bits(model, [TEXT], adapt_weights=adapt_weights)
+    known, seen = [], []
+
+    def stopped():
+        seen.append(1)
+        return len(seen) > 40
+
+    save = lambda session: save_state(path, session, model=model)  # noqa: E731
+    portions = [TEXT[i : i + 5] for i in range(0, len(TEXT), 5)]
+    known = bits(model, portions, save=save, stop=stopped, adapt_weights=adapt_weights)
+    resume = load_state(path, model=model, device="cpu")
+    rest = TEXT[resume.stream.n_bytes + len(resume.pending.data) :]
+    known += bits(model, [rest], resume=resume)
+    assert known == pytest.approx(expected, abs=1e-8)
+
+
+def test_generation_learns_from_its_prompt_only(tmp_path):
+    model, saved = toy(), []
+    options = GenerateConfig(max_new_tokens=40, temperature=1.0, **ADAPT)
+    events = generate(model, TEXT[:100], options, RUNTIME, seed=1, save=saved.append)
+    (one,) = (event for event in events if isinstance(event, Generated))
+    state = saved[0].model_state
+    assert state.adaptation.n_steps == 100 // 16
+    three = [
+        event
+        for event in generate(model, TEXT[:100], options.model_copy(update={"num_samples": 3}), RUNTIME, seed=1)
+        if isinstance(event, Generated)
+    ]
+    assert three[0].text == one.text
+    (plain,) = (
+        event
+        for event in generate(model, TEXT[:100], GenerateConfig(max_new_tokens=40, temperature=1.0), RUNTIME, seed=1)
+        if isinstance(event, Generated)
+    )
+    assert plain.text != one.text
+
+
+def test_predict_and_observe_are_score():
+    model = toy()
+    ids = model.tokenizer.encode(TEXT[:90])
+    sessions = [InferenceSession.open(model, RUNTIME, GenerateConfig(**ADAPT), None) for _ in range(2)]
+    expected = sessions[0].score(ids)
+    for token, nats in zip(ids.tolist(), expected.tolist(), strict=True):
+        assert -sessions[1].predict().log_softmax(-1)[0, token].item() == pytest.approx(nats, abs=1e-9)
+        sessions[1].observe(token)
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "said"),
+    [
+        (ADAPT, {}, "with --adapt"),
+        ({}, ADAPT, "without --adapt"),
+        (ADAPT, ADAPT | {"adapt_block": 32}, "adapt_block 16, but adapt_block is 32"),
+    ],
+)
+def test_a_state_is_continued_with_its_settings(first, then, said):
+    model, saved = toy(), []
+    list(stream(model, [TEXT[:50]], StreamConfig(**first), RUNTIME, save=saved.append))
+    with pytest.raises(StateError, match=said):
+        list(stream(model, [TEXT[50:]], StreamConfig(**then), RUNTIME, resume=saved[-1]))
+
+
+def test_a_saved_state_gives_the_settings(tmp_path):
+    model, saved = toy(), []
+    list(stream(model, [TEXT[:50]], StreamConfig(**ADAPT), RUNTIME, save=saved.append))
+    list(stream(model, [TEXT[50:]], StreamConfig(adapt=True), RUNTIME, resume=saved[-1], save=saved.append))
+    assert saved[-1].model_state.adaptation.settings["adapt_block"] == 16
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"batch_size": 2}, "batch-size"), ({"span": "growing"}, "span"), ({"reset_on_document": True}, "document")],
+)
+def test_what_needs_another_reading_is_refused(options, said):
+    with pytest.raises(ValueError, match=said):
+        EvalConfig(**ADAPT, **options)
+
+
+def test_float16_is_refused(text):
+    with pytest.raises(ConfigError, match="float16"):
+        list(evaluate(toy(), [text], EvalConfig(**ADAPT), Runtime(torch.device("cpu"), torch.float16, 1)))
+
+
+@pytest.mark.parametrize("options", [{"memory_dtype": "bfloat16"}, {"memory_dtype": "int8"}])
+def test_rounded_memory_adapts(options, text):
+    model = toy(dtype=torch.float32)
+    assert (
+        evaluated(model, text, **options).bits_per_byte < evaluated(model, text, adapt=False, **options).bits_per_byte
+    )
+
+
+def test_bfloat16_products_adapt(text):
+    runtime = Runtime(torch.device("cpu"), torch.bfloat16, 1)
+    scores = [
+        next(e for e in evaluate(toy(dtype=torch.float32), [text], EvalConfig(**o), runtime) if isinstance(e, Score))
+        for o in (ADAPT, {})
+    ]
+    assert scores[0].bits_per_byte < scores[1].bits_per_byte

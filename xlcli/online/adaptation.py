@@ -1,0 +1,273 @@
+"""Adaptation while reading: dynamic evaluation (Krause et al. 2018, "Dynamic Evaluation of Neural Sequence Models").
+
+The text is divided into blocks of a fixed number of tokens, counted from its beginning and from every reset. A block is
+predicted with the weights at its start; then the optimizer makes one step on its surprisal. So every token is scored
+before anything is learned from it. Gradients reach back to the beginning of the block: memory has none, and keeps the
+keys and values that were computed with earlier weights.
+
+A block that lies in one call is read once, with gradients. A block whose tokens arrive in several calls is read once
+more with gradients when it is complete, from a copy of the memory before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from xlcli.config import AdaptedWeights
+from xlcli.errors import ConfigError
+from xlcli.memory import KeyValue
+from xlcli.memory.adaptation import UNKNOWN, Adaptation
+from xlcli.model.decoder import Decoder, make_decoder
+from xlcli.model.lm import LanguageModel, ScoreOutput
+from xlcli.model.stack import Ponder
+from xlcli.online.optimizer import Optimizer
+from xlcli.state import State
+
+
+class AdaptiveModel:
+    """Reader of one sequence whose weights follow the text.
+
+    The network of this reader has weights of its own, those of the state that it reads, which `score` and `observe`
+    change in place: they consume the old state. The given network is never changed.
+
+    Args:
+        network: The trained model.
+        optimizer: Optimizer of the weights.
+        block: Number of tokens of a block.
+        settings: Keys of the configuration by which a saved state must be continued, and their values.
+        decodes: Whether `logits` of one token may use compiled kernels, for which weights are packed after each step.
+    """
+
+    def __init__(
+        self, network: LanguageModel, optimizer: Optimizer, *, block: int, settings: Mapping[str, Any], decodes: bool
+    ) -> None:
+        self.trained = network
+        self.optimizer = optimizer
+        self.block = block
+        self.settings = settings
+        self.decodes = decodes
+        self.network = _with_own_weights(network)
+        self.parameters = {n: p for n, p in self.network.named_parameters() if n in optimizer.names}
+        for name, parameter in self.network.named_parameters():
+            parameter.requires_grad_(name in self.parameters)
+        self._loaded: tuple[Mapping[str, Tensor], int] | None = None
+        self._decoder: Decoder | LanguageModel | None = None
+
+    def init_state(self, batch: int, **options: Any) -> State:
+        """State before the first token, with the trained weights; arguments as for `LanguageModel.init_state`."""
+        if batch != 1:
+            raise ConfigError(f"a model that adapts reads one text, not {batch}.", "Use a batch size of 1.")
+        with torch.inference_mode(False):
+            weights = {name: p.detach().clone() for name, p in self._trained_parameters().items()}
+            none = torch.empty(0, dtype=torch.int64, device=next(iter(weights.values())).device)
+            value = Adaptation(self.settings, weights, self.optimizer.init_moments(weights), 0, none, none)
+        return replace(self.trained.init_state(batch, **options), adaptation=value)
+
+    def score(self, tokens: Tensor, targets: Tensor, state: State) -> ScoreOutput:
+        """Surprisal in nats of each target (1 n) after its token, the last n of tokens (1 t), and the new state."""
+        state = self._drop_unlearned(state)
+        n_unscored = tokens.shape[1] - targets.shape[1]
+        followers = torch.cat((tokens[:, 1 : n_unscored + 1], targets), dim=1)
+        nll, ponders, at = [], [], 0
+        while at < tokens.shape[1]:
+            n = min(self.block - len(_value(state).inputs), tokens.shape[1] - at)
+            part = slice(at, at + n)
+            out = self._score_part(tokens[:, part], followers[:, part], state)
+            state = out.state
+            nll.append(out.nll)
+            ponders += [] if out.ponder is None else [out.ponder]
+            at += n
+        ponder = Ponder(*(torch.cat(parts, dim=1) for parts in zip(*ponders, strict=True))) if ponders else None
+        return ScoreOutput(torch.cat(nll, dim=1)[:, n_unscored:], state, ponder, None)
+
+    def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+        """Logits (b v) of the next token after tokens (b t), and the new state.
+
+        Of several sequences, nothing is learned.
+        """
+        self._load(state)
+        if len(tokens) != 1:
+            return self._fast(tokens, state)
+        at = 0
+        while True:
+            state = self._drop_unlearned(state)
+            n = min(self.block - len(_value(state).inputs), tokens.shape[1] - at)
+            part = tokens[:, at : at + n]
+            begun = self._begin(state, part, torch.full_like(part, UNKNOWN))
+            logits, state = self._fast(part, begun)
+            at += n
+            if at == tokens.shape[1]:
+                return logits, state
+
+    def observe(self, targets: Tensor, state: State) -> State:
+        """State after the target (1) of the last prediction is known."""
+        value = _value(state)
+        known = torch.cat((value.targets[:-1], targets))
+        return self._learn_if_complete(replace(state, adaptation=replace(value, targets=known)))
+
+    def reset(self, state: State) -> State:
+        """State with empty memory and the adapted weights. The unfinished block ends here."""
+        value = _value(state)
+        if len(value.inputs) and int(value.targets[-1]) != UNKNOWN:
+            state = self._learn(state)
+        return self.trained.reset(replace(state, adaptation=_value(state).without_block()))
+
+    def _score_part(self, tokens: Tensor, targets: Tensor, state: State) -> ScoreOutput:
+        """`score` of tokens (1 n) of one block."""
+        self._load(state)
+        # Other memories have other values with gradients: rounded ones are not, and sums have none of the call.
+        is_exact = all(type(layer) is KeyValue for layer in state.layers) and state.memory_dtype == "float32"
+        if tokens.shape[1] == self.block and is_exact:
+            return self._score_and_learn(tokens, targets, state)
+        out = self.network.score(tokens, targets, self._begin(state, tokens, targets))
+        return out._replace(state=self._learn_if_complete(out.state))
+
+    def _score_and_learn(self, tokens: Tensor, targets: Tensor, state: State) -> ScoreOutput:
+        """`score` of a whole block, and the step that follows it, in one reading."""
+        with _gradients():
+            out = self.network.score(tokens.clone(), targets.clone(), _ordinary(state))
+            value = self._stepped(_value(state), out.nll.sum())
+        ponder = None if out.ponder is None else Ponder(*(part.detach() for part in out.ponder))
+        return ScoreOutput(out.nll.detach(), replace(out.state, adaptation=value), ponder, None)
+
+    def _begin(self, state: State, inputs: Tensor, targets: Tensor) -> State:
+        """State with tokens (1 n) added to the unfinished block, before they are read."""
+        value, start = _value(state), {}
+        if not len(value.inputs):
+            before = _copy(state)
+            start = {"start": before.layers, "last": before.last}
+        return replace(state, adaptation=value.extended(inputs[0], targets[0], **start))
+
+    def _drop_unlearned(self, state: State) -> State:
+        """State without a complete block whose last target was never observed."""
+        value = _value(state)
+        return replace(state, adaptation=value.without_block()) if len(value.inputs) == self.block else state
+
+    def _learn_if_complete(self, state: State) -> State:
+        value = _value(state)
+        return self._learn(state) if len(value.inputs) == self.block else state
+
+    def _learn(self, state: State) -> State:
+        """State after a step on the unfinished block, which is read again; the memory remains."""
+        self._load(state)
+        value = _value(state)
+        before = before_block(state)
+        with _gradients():
+            inputs, targets = value.inputs[None].clone(), value.targets[None].clone()
+            out = self.network.score(inputs, targets.clamp(min=0), _ordinary(before))
+            value = self._stepped(value, out.nll[targets != UNKNOWN].sum())
+        return replace(state, adaptation=value)
+
+    def _stepped(self, value: Adaptation, nats: Tensor) -> Adaptation:
+        """Value after a step on the sum () of the surprisal of a block, at the beginning of the next one."""
+        # The convolution of compressive attention has a loss of its own, and is not in the graph.
+        found = torch.autograd.grad(nats / self.block, list(self.parameters.values()), allow_unused=True)
+        gradients = {name: t for name, t in zip(self.parameters, found, strict=True) if t is not None}
+        with torch.no_grad():
+            trained = self._trained_parameters()
+            self.optimizer.step(value.weights, gradients, value.moments, trained, value.n_steps)
+        return replace(value.without_block(), n_steps=value.n_steps + 1)
+
+    def _fast(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+        """`LanguageModel.logits` with the adapted weights, by kernels if there are any."""
+        if tokens.shape[1] != 1 or not self.decodes:
+            return self.network.logits(tokens, state)
+        if self._decoder is None:
+            self._decoder = make_decoder(self.network, "float32") or self.network
+        return self._decoder.logits(tokens, state)
+
+    def _load(self, state: State) -> None:
+        """Makes the weights of a state those of the network."""
+        value = _value(state)
+        if self._loaded is not None and self._loaded[0] is value.weights and self._loaded[1] == value.n_steps:
+            return
+        for name, parameter in self.parameters.items():
+            parameter.data = value.weights[name]
+        self._loaded, self._decoder = (value.weights, value.n_steps), None
+
+    def _trained_parameters(self) -> dict[str, Tensor]:
+        trained = dict(self.trained.named_parameters())
+        return {name: trained[name] for name in self.parameters}
+
+
+def adapted_weights(network: LanguageModel, part: AdaptedWeights) -> tuple[str, ...]:
+    """Names of the weights that change: all, or those of the blocks without token vectors."""
+    if part == "all":
+        return tuple(name for name, _ in network.named_parameters())
+    tables = {id(module.weight) for module in network.modules() if isinstance(module, nn.Embedding)}
+    return tuple(f"stack.{name}" for name, p in network.stack.named_parameters() if id(p) not in tables)
+
+
+def is_compatible(network: LanguageModel, optimizer: Optimizer, block: int, state: State) -> bool:
+    """Whether weights, unfinished block and its memory in a loaded state fit the model."""
+    value = _value(state)
+    weights = {name: p for name, p in network.named_parameters() if name in optimizer.names}
+    expected = _shapes(weights), _shapes(optimizer.init_moments(weights))
+    if (_shapes(value.weights), _shapes(value.moments)) != expected:
+        return False
+    if not len(value.inputs):
+        return True
+    vocab_size, before = network.config.vocab_size, before_block(state)
+    if len(value.inputs) > block or before.seen < 0:
+        return False
+    known = torch.cat((value.inputs, value.targets[value.targets != UNKNOWN]))
+    return 0 <= int(known.min()) <= int(known.max()) < vocab_size and network.is_compatible(before)
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (t.shape, t.dtype) for name, t in tensors.items()}
+
+
+def before_block(state: State) -> State:
+    """State before the unfinished block, without learned values."""
+    value = _value(state)
+    seen = state.seen - len(value.inputs)
+    return replace(state, layers=value.start, last=value.last, seen=seen, adaptation=None, cache=None)
+
+
+def _value(state: State) -> Adaptation:
+    assert isinstance(state.adaptation, Adaptation)
+    return state.adaptation
+
+
+def _with_own_weights(network: LanguageModel) -> LanguageModel:
+    """Copy of a network whose parameters share memory with the original, until they are replaced.
+
+    Gradients of embedding tables that the head does not share are sparse.
+    """
+    memo: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in network.parameters()}
+    memo |= {id(buffer): buffer for buffer in network.buffers()}
+    own = copy.deepcopy(network, memo)
+    uses = Counter(id(p) for _, p in own.named_parameters(remove_duplicate=False))
+    for module in own.modules():
+        if isinstance(module, nn.Embedding):
+            module.sparse = uses[id(module.weight)] == 1
+    return own
+
+
+@contextlib.contextmanager
+def _gradients() -> Iterator[None]:
+    """Context with gradients. Autocast keeps no copy of a weight that was made without them or before a step."""
+    torch.clear_autocast_cache()
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
+    torch.clear_autocast_cache()
+
+
+def _copy(state: State) -> State:
+    """Copy of the memory that nobody writes into, in tensors that autograd accepts."""
+    with torch.inference_mode(False):
+        return state.map(torch.clone)
+
+
+def _ordinary(state: State) -> State:
+    """The state in tensors that autograd accepts: copies of those that were made under inference mode."""
+    return state.map(lambda t: t.clone() if t.is_inference() else t)

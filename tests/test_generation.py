@@ -98,6 +98,7 @@ class Scripted:
 
     def __init__(self, network, text):
         self.inner, self.text, self.init_state = network, text, network.init_state
+        self.clamp_len, self.far_len = network.clamp_len, network.far_len
 
     def logits(self, tokens, state):
         _, state = self.inner.logits(tokens, state)

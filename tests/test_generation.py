@@ -97,8 +97,10 @@ class Scripted:
     """Stands for a network: after a prompt of one byte it gives the bytes of a text, whatever was read."""
 
     def __init__(self, network, text):
-        self.inner, self.text, self.init_state = network, text, network.init_state
-        self.clamp_len, self.far_len = network.clamp_len, network.far_len
+        self.inner, self.text = network, text
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
 
     def logits(self, tokens, state):
         _, state = self.inner.logits(tokens, state)

@@ -6,19 +6,24 @@ import torch
 from toys import PROSE, RUNTIME, VARIANTS, slow_bits, toy
 
 from xlcli.config import GenerateConfig, StreamConfig
-from xlcli.errors import ConfigError, StateError
+from xlcli.errors import ConfigError, ResourceError, StateError
 from xlcli.events import Generated, GeneratedText
 from xlcli.generation import generate
+from xlcli.model.decoder_memory import table_bytes
 from xlcli.sampling import SampleRNG, sample_tokens
+from xlcli.store.state_files import load_state, save_state
+from xlcli.store.weights import round_weights
 from xlcli.streaming import stream
 
 
-def run(model, prompt=b"The ", *, seed=1, resume=None, save=None, interrupted=lambda: False, **options):
+def run(
+    model, prompt=b"The ", *, seed=1, resume=None, save=None, interrupted=lambda: False, runtime=RUNTIME, **options
+):
     """Texts by sample, and results."""
     options.setdefault("max_new_tokens", 30)
     texts, results = {}, []
     for event in generate(
-        model, prompt, GenerateConfig(**options), RUNTIME, seed=seed, resume=resume, save=save, stop=interrupted
+        model, prompt, GenerateConfig(**options), runtime, seed=seed, resume=resume, save=save, stop=interrupted
     ):
         if isinstance(event, GeneratedText):
             assert event.sample == len(results)
@@ -249,3 +254,65 @@ def test_samples_of_a_later_batch_can_be_repeated_alone():
     _, results = run(model, num_samples=18, **options)
     for result in results[15:]:
         assert run(model, seed=result.seed, **options)[1][0].text == result.text
+
+
+ROUNDED = [("float32", "float32"), ("bfloat16", "int8")]
+"""Number types of weights and memory."""
+
+
+def rounded_toy(encoding):
+    """Model in float32, for which there are kernels."""
+    model = toy(dtype=torch.float32)
+    round_weights(model.network, encoding)
+    return replace(model, encoding=encoding, weight_dtype=encoding)
+
+
+def logprobs(model, **options):
+    _, results = run(model, temperature=1.0, logprobs=0, **options)
+    return [[token.logprob for token in each.logprobs] for each in results if isinstance(each, Generated)]
+
+
+@pytest.mark.parametrize(("encoding", "memory_dtype"), ROUNDED)
+def test_continuing_from_a_saved_state_is_never_having_stopped_to_the_bit(encoding, memory_dtype, tmp_path):
+    model, path = rounded_toy(encoding), tmp_path / "state"
+    [whole] = logprobs(model, memory_dtype=memory_dtype, max_new_tokens=20)
+
+    def save(session):
+        save_state(path, session, model=model)
+
+    [first] = logprobs(model, memory_dtype=memory_dtype, max_new_tokens=8, save=save)
+    resume = load_state(path, model=model, device="cpu")
+    [second] = logprobs(model, prompt=b"", seed=None, max_new_tokens=12, resume=resume)
+    assert first + second == whole
+
+
+@pytest.mark.parametrize(("encoding", "memory_dtype"), ROUNDED)
+def test_a_sample_of_a_batch_can_be_repeated_alone_to_the_bit(encoding, memory_dtype):
+    model = rounded_toy(encoding)
+    options = {"memory_dtype": memory_dtype, "max_new_tokens": 12}
+    whole = logprobs(model, num_samples=4, **options)
+    assert [logprobs(model, seed=seed, **options)[0] for seed in range(1, 5)] == whole
+
+
+def test_a_memory_that_is_exact_in_16_bits_is_continued():
+    """Under autocast keys and values have 16 bits, whichever type was asked for."""
+    model, saved = toy(dtype=torch.float32), []
+    options = {"runtime": replace(RUNTIME, dtype=torch.bfloat16), "memory_dtype": "float32", "max_new_tokens": 3}
+    run(model, save=saved.append, **options)
+    run(model, resume=saved[0].fork(), **options)
+    with pytest.raises(StateError, match="saved with --memory-dtype bfloat16"):
+        run(model, resume=saved[0], **options | {"runtime": RUNTIME})
+
+
+def test_tables_and_weights_of_kernels_are_checked_before_the_prompt_is_read(monkeypatch):
+    pytest.importorskip("numba")
+    model = toy(dtype=torch.float32)
+    free = model.config.model.inference_bytes(1, 512, 9) + table_bytes(model.network, 9)
+    for module in ("xlcli.inference", "xlcli.machine"):
+        monkeypatch.setattr(f"{module}.available_bytes", lambda device="cpu": free)
+    list(stream(model, [b"The fox"], StreamConfig(), RUNTIME))
+    with pytest.raises(ResourceError):
+        run(model)
+    assert "decoder" not in vars(model)
+    model.decoder  # noqa: B018
+    run(model, max_new_tokens=1)

@@ -87,14 +87,17 @@ def generate(
     prompt_rate = n_read / max(time.perf_counter() - started, 1e-9)
     rng.recent.extend(ids[max(n_read - REPETITION_WINDOW, 0) : n_read].tolist())
     recent = tuple(rng.recent)
+    several = options.num_samples > 1
+    # Once, in a batch of one sequence: rounding may depend on the batch, and each sample can be repeated alone.
+    logits = session.predict() if several and options.max_new_tokens and not stop() else None
     batch_size = max(1, min(MAX_BATCH_SIZE, MAX_BATCH_BYTES // session.max_bytes(n_tokens)))
     for first in range(0, options.num_samples, batch_size):
         samples = [
             _Sample(i, SampleRNG.seeded(rng.seed + i, recent) if i else rng, StreamingDetokenizer(options.stop))
             for i in range(first, min(first + batch_size, options.num_samples))
         ]
-        branch = session if options.num_samples == 1 else session.select([0] * len(samples))
-        yield from _sample_batch(branch, samples, options, stop, prompt=prompt, prompt_rate=prompt_rate)
+        branch = session.select([0] * len(samples)) if several else session
+        yield from _sample_batch(branch, samples, options, stop, logits, prompt=prompt, prompt_rate=prompt_rate)
     if save:
         unread = text[int(model.tokenizer.sizes(ids, text)[:n_read].sum()) :]
         sampler = SamplerState(rng.seed, rng.generator.get_state(), tuple(rng.recent))
@@ -158,11 +161,12 @@ def _sample_batch(
     samples: list[_Sample],
     options: GenerateConfig,
     stop: Callable[[], bool],
+    logits: Tensor | None,
     *,
     prompt: bytes,
     prompt_rate: float,
 ) -> Iterator[GeneratedText | Generated | Notice]:
-    """Generates a batch of samples; `session` has one row per sample."""
+    """Generates a batch of samples; `session` has one row per sample, whose first logits (1 v) may be given."""
     started = time.perf_counter()
     running, unfinished = samples, deque(samples)
     while True:
@@ -183,15 +187,18 @@ def _sample_batch(
             unfinished.popleft()
         if not running:
             return
-        if notice := session.compilation():
-            yield notice
-        logits = session.predict()
+        if logits is None:
+            if notice := session.compilation():
+                yield notice
+            logits = session.predict()
+        logits = logits.expand(len(running), -1)
         session.last_tokens = sample_tokens(logits, [sample.rng for sample in running], options)
         for row, (sample, token) in enumerate(zip(running, session.last_tokens, strict=True)):
             sample.n_tokens += 1
             if options.logprobs is not None:
                 sample.logprobs.append(_logprob(session.model.tokenizer, logits[row], token, options.logprobs))
             sample.add(sample.detokenizer.feed(session.model.tokenizer.decode([token])))
+        logits = None
 
 
 def _logprob(tokenizer: Tokenizer, logits: Tensor, token: int, n_best: int) -> TokenLogprob:

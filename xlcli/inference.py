@@ -53,7 +53,14 @@ class InferenceSession:
     """
 
     def __init__(
-        self, model: LoadedModel, runtime: Runtime, options: InferenceConfig, state: State, last_tokens: list[int]
+        self,
+        model: LoadedModel,
+        runtime: Runtime,
+        options: InferenceConfig,
+        state: State,
+        last_tokens: list[int],
+        *,
+        is_first: bool = True,
     ) -> None:
         self.model = model
         self.runtime = runtime
@@ -61,7 +68,7 @@ class InferenceSession:
         self.reader = make_reader(model.network, options)
         self.state = state
         self.last_tokens = last_tokens
-        self._is_first = True
+        self._is_first = is_first
 
     @classmethod
     def open(
@@ -71,6 +78,8 @@ class InferenceSession:
         options: InferenceConfig,
         resume: SessionState | None,
         n_tokens: int | None = None,
+        *,
+        predicts: bool = True,
     ) -> InferenceSession:
         """A session of one row, at the start of a text or continuing `resume`.
 
@@ -81,6 +90,7 @@ class InferenceSession:
                 of `resume`, else of training or `InferenceConfig.dtypes`.
             resume: A saved session, or None.
             n_tokens: Maximum number of tokens that the session will read; None if unlimited.
+            predicts: Whether `predict` will be called.
 
         Raises:
             ConfigError: The model was loaded with another number of steps or hash rounds, or another largest distance,
@@ -92,16 +102,17 @@ class InferenceSession:
         check_precision(options, runtime.dtype)
         if resume is not None:
             state = resume.model_state
-            _check_options(model, options, state)
+            _check_options(model, runtime, options, state)
             options = continued(model.network, options, state)
             longest = _longest_memory(state.span, n_tokens)
-            check_memory(model, runtime, longest, memory_dtype=state.memory_dtype, changeable=())
-            return cls(model, runtime, options, resume.model_state, [resume.last_token])
+            check_memory(model, runtime, longest, memory_dtype=state.memory_dtype, changeable=(), predicts=predicts)
+            return cls(model, runtime, options, resume.model_state, [resume.last_token], is_first=False)
         train = model.config.train
         mem_len = train.mem_len if options.mem_len is None else options.mem_len
         span = Span.make("uniform", mem_len=mem_len, segment_len=train.segment_len)
         _, memory_dtype = options.dtypes(model.config.model)
-        check_memory(model, runtime, _longest_memory(span, n_tokens), memory_dtype=memory_dtype)
+        longest = _longest_memory(span, n_tokens)
+        check_memory(model, runtime, longest, memory_dtype=memory_dtype, predicts=predicts)
         reader = make_reader(model.network, options)
         state = reader.init_state(1, mem_len=mem_len, segment_len=train.segment_len, memory_dtype=memory_dtype)
         return cls(model, runtime, options, state, [model.tokenizer.start_id])
@@ -140,7 +151,7 @@ class InferenceSession:
 
     @property
     def _uses_decoder(self) -> bool:
-        """Whether the next prediction may use kernels; the first one does not wait half a second until they load."""
+        """Whether the next prediction may use kernels; the first one of a text does not wait until they load."""
         return not self._is_first and self.runtime.dtype == torch.float32
 
     @cached_property
@@ -158,9 +169,10 @@ class InferenceSession:
         decoder = self.decoder
         if decoder is None:
             return None
-        if not decoder.is_compiled:
-            return Notice("compiling the kernels of generation, once on this machine: about 15 seconds")
-        problem, decoder.problem = decoder.problem, None
+        if not decoder.is_compiled(self.state):
+            types = f"{self.model.encoding} weights and {self.state.memory_dtype} memory"
+            return Notice(f"compiling the kernels of generation for {types}, once on this machine: 10 to 40 seconds")
+        problem = decoder.take_problem()
         return None if problem is None else Notice(problem)
 
     def predict(self) -> Tensor:
@@ -194,7 +206,6 @@ class InferenceSession:
         with torch.inference_mode():
             session.state = self.state.select(list(rows))
         session.last_tokens = [self.last_tokens[row] for row in rows]
-        session._is_first = True
         return session
 
     def max_bytes(self, n_tokens: int) -> int:
@@ -233,6 +244,7 @@ def check_memory(
     segment_len: int = TOKENS_PER_CALL,
     memory_dtype: MemoryDtype = "float32",
     changeable: Sequence[str] = ("mem_len",),
+    predicts: bool = False,
 ) -> None:
     """Compares the memory that calls of the model need with that of the machine, before it is allocated.
 
@@ -244,6 +256,7 @@ def check_memory(
         segment_len: Maximum number of tokens of a sequence per call.
         memory_dtype: Number type of past keys and values.
         changeable: Settings that the user may lower.
+        predicts: Whether tokens are predicted one by one, by kernels where there are any.
 
     Raises:
         ResourceError: The memory does not fit the machine.
@@ -253,7 +266,8 @@ def check_memory(
     def need(changes: Mapping[str, int]) -> int:
         chosen = sizes | dict(changes)
         lengths = chosen["batch_size"], chosen["segment_len"], chosen["mem_len"]
-        return model.config.model.inference_bytes(*lengths, memory_dtype)
+        kernels = model.decoder_bytes(chosen["mem_len"]) if predicts and runtime.dtype == torch.float32 else 0
+        return model.config.model.inference_bytes(*lengths, memory_dtype) + kernels
 
     device = str(runtime.device)
     available = available_bytes(device)
@@ -270,7 +284,7 @@ def _longest_memory(span: Span, n_tokens: int | None) -> int:
     return longest if n_tokens is None else min(longest, n_tokens)
 
 
-def _check_options(model: LoadedModel, options: InferenceConfig, state: State) -> None:
+def _check_options(model: LoadedModel, runtime: Runtime, options: InferenceConfig, state: State) -> None:
     """Raises `StateError` if a saved state contradicts the options."""
     if state.batch_size != 1:
         raise StateError(f"the state holds {state.batch_size} texts, not one.", "Start without --state-in.")
@@ -285,6 +299,8 @@ def _check_options(model: LoadedModel, options: InferenceConfig, state: State) -
         "memory_dtype": state.memory_dtype,
     }
     memory_dtype = None if options.memory_dtype == "auto" else options.memory_dtype
+    if (memory_dtype, state.memory_dtype) == ("float32", "bfloat16") and runtime.dtype != torch.float32:
+        memory_dtype = None  # keys and values are computed in 16 bits, and were not rounded
     names = ("n_steps", "n_hashes", "clamp_len")
     given = {name: getattr(options, name) for name in names} | {"memory_dtype": memory_dtype}
     for name, value in given.items():

@@ -201,7 +201,7 @@ class XlcliLM(LM):
 
     def _open(self, n_tokens: int, batch_size: int) -> InferenceSession:
         """A session of one row at the start of a text, whose memory fits the machine `batch_size` times."""
-        session = InferenceSession.open(self.model, self.runtime, self.options, None, max(n_tokens, 1))
+        session = InferenceSession.open(self.model, self.runtime, self.options, None, max(n_tokens, 1), predicts=False)
         span = session.state.span
         check_memory(
             self.model,

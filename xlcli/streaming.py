@@ -133,7 +133,7 @@ class _Scorer:
     def __init__(
         self, model: LoadedModel, options: StreamConfig, runtime: Runtime, resume: SessionState | None
     ) -> None:
-        self.session = InferenceSession.open(model, runtime, options, resume)
+        self.session = InferenceSession.open(model, runtime, options, resume, predicts=bool(options.continue_tokens))
         self.tokenizer = model.tokenizer
         self.options = options
         reset_on = options.reset_on

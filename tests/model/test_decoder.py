@@ -1,7 +1,6 @@
 """Fast decoding: the logits and memories of the modules, for every kind of block, weight and memory."""
 
 import ctypes
-import errno
 import gc
 import os
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ from tests.variants import COMBINATIONS, table, thinned
 from xlcli import config
 from xlcli.model.build import build_model
 from xlcli.model.decoder import Decoder, make_decoder
+from xlcli.model.decoder_memory import table_bytes, weight_bytes
 from xlcli.store.weights import round_weights
 
 pytest.importorskip("numba")
@@ -142,23 +142,66 @@ def test_there_is_none_for_other_devices_types_and_stacks():
     assert make_decoder(network_of(lsh | {"position": {"kind": "sinusoidal"}}, "float32"), "float32") is None
 
 
-def test_kernels_that_cannot_be_saved_are_used():
-    """Numba compiles, then writes: a full disk fails the first call."""
+def test_it_says_which_kernels_are_compiled():
     from xlcli.ops import decode
 
-    calls = []
+    asked = []
 
-    def decode_token(*arguments):
-        calls.append(arguments)
-        if len(calls) == 1:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return decode.decode_token(*arguments)
+    def is_compiled(*types):
+        asked.append(tuple(t.dtype.name for t in types))
+        return decode.is_compiled(*types) and len(asked) > 1
 
-    network = network_of(table("full-xl-0-pre-0"), "float32")
+    network = network_of(table("full-xl-0-pre-0"), "bfloat16")
+    decoder = Decoder(network, "bfloat16", SimpleNamespace(**vars(decode) | {"is_compiled": is_compiled}))
+    state = network.init_state(1, mem_len=9, segment_len=8, memory_dtype="int8")
+    assert not decoder.is_compiled(state)
+    _, state = decoder.logits(torch.zeros(1, 1, dtype=torch.int64), state)
+    assert decoder.is_compiled(state)
+    assert asked == [("uint16", "int8")]
+    assert decode.is_compiled(np.empty(0, np.uint16), np.empty(0, np.int8))
+    decode.FILES.problem = "No space left"
+    assert [decoder.take_problem(), decoder.take_problem()] == [
+        "the compiled kernels of generation cannot be kept: No space left", None
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("encoding", "memory_dtype"), [("float32", "float32"), ("bfloat16", "int8")])
+@pytest.mark.parametrize("damaged", ["query", "key", "value"])
+def test_undefined_numbers_are_not_lost(damaged, encoding, memory_dtype):
+    network = network_of(table("full-xl-0-pre-0"), encoding, n_layers=1)
+    getattr(network.stack.blocks[0].attention, damaged).weight.data[0, 0] = torch.nan
+    state = network.init_state(1, mem_len=9, segment_len=8, memory_dtype=memory_dtype)
+    logits, _ = make_decoder(network, encoding).logits(torch.zeros(1, 1, dtype=torch.int64), state)
+    assert logits.isnan().all()
+
+
+@pytest.mark.parametrize("position", ["xl", "alibi"])
+def test_tables_are_no_longer_than_the_memory(position):
+    from xlcli.ops import decode
+
+    lengths = []
+
+    def decode_token(calls, *types):
+        memory = (ctypes.c_char * decode.CACHE.itemsize).from_address(int(calls[0]["caches"]))
+        lengths.append(int(np.frombuffer(memory, decode.CACHE)[0]["n_distances"]))
+        return decode.decode_token(calls, *types)
+
+    tree = {"vocab_size": 31, "dim": 12, "attention": {"n_heads": 2}, "position": {"kind": position}}
+    network = network_of(tree | {"feedforward": {"kind": "relu"}}, "float32", n_layers=1)
     decoder = Decoder(network, "float32", SimpleNamespace(**vars(decode) | {"decode_token": decode_token}))
-    logits, _ = decoder.logits(torch.zeros(1, 1, dtype=torch.int64), network.init_state(1, mem_len=9, segment_len=8))
-    assert torch.isfinite(logits).all()
-    assert "No space left" in decoder.problem
+    with torch.inference_mode():
+        _, state = network.logits(
+            torch.arange(290).view(1, 290) % 31, network.init_state(1, mem_len=300, segment_len=8)
+        )
+        for token in torch.arange(14).view(14, 1, 1):
+            expected, _ = network.logits(token, state.fork())
+            logits, state = decoder.logits(token, state)
+            torch.testing.assert_close(logits, expected, rtol=1e-5, atol=2e-5)
+    assert set(lengths) == {301}
+    assert [table_bytes(network, n) for n in (300, 0)] == [4 * n * (12 if position == "xl" else 2) for n in (301, 1)]
+    matrices = [block.feedforward.up.weight.numel() for block in network.stack.blocks]
+    assert weight_bytes(network, "float32") == 4 * 3 * 12 * 12
+    assert weight_bytes(network, "int8") == 4 * 12 * 12 + 2 * sum(matrices)
 
 
 def test_a_forked_process_uses_the_modules():

@@ -49,7 +49,7 @@ def check_decoding(model: LoadedModel, options: BenchConfig, runtime: Runtime) -
         ResourceError: The memory does not fit the machine.
     """
     mem_len, (_, memory_dtype) = options.mem_len or model.config.train.segment_len, options.dtypes(model.config.model)
-    check_memory(model, runtime, mem_len, memory_dtype=memory_dtype)
+    check_memory(model, runtime, mem_len, memory_dtype=memory_dtype, predicts=True)
     rows = options.batch_size or 1
     check_memory(model, runtime, mem_len, batch_size=rows, segment_len=1, memory_dtype=memory_dtype)
 

@@ -60,22 +60,28 @@ def make_decoder(network: LanguageModel, encoding: str) -> Decoder | None:
 
     None if Numba is not installed, the network is not in float32 on a CPU, or no block has a kernel.
     """
-    if type(network) is not LanguageModel:
-        return None
-    parameter = next(network.parameters())
-    is_float = (parameter.device.type, parameter.dtype) == ("cpu", torch.float32)
-    if not is_float or type(network.stack) is not Stack or importlib.util.find_spec("numba") is None:
-        return None
-    if not any(_has_kernel(block) for block in network.stack.layers()):
+    if not may_decode(network):
         return None
     try:
         from xlcli.ops import decode
-    except RuntimeError:  # compiled kernels cannot be kept in any folder
+
+        decode.use_threads(1)
+    except Exception:  # no folder for kernels can be written, or NUMBA_* has values that Numba does not take
         return None
     return Decoder(network, encoding, decode)
 
 
-def _has_kernel(block: Block) -> bool:
+def may_decode(network: LanguageModel) -> bool:
+    """Whether there is a decoder if compiled kernels can be kept."""
+    if type(network) is not LanguageModel or type(network.stack) is not Stack:
+        return False
+    parameter = next(network.parameters())
+    is_float = (parameter.device.type, parameter.dtype) == ("cpu", torch.float32)
+    return is_float and importlib.util.find_spec("numba") is not None and any(map(has_kernel, network.stack.layers()))
+
+
+def has_kernel(block: Block) -> bool:
+    """Whether there is a kernel for a block."""
     attention = block.attention
     if type(attention) not in (FullAttention, LocalAttention):
         return False
@@ -86,9 +92,6 @@ class Decoder:
     """Packed weights of a network, and tables by distance, which grow with the memory.
 
     The blocks form parts: successive blocks that have a kernel, which reads all of them in one call, or modules.
-
-    Attributes:
-        problem: Reason for which compiled kernels are not kept on this machine, if any.
     """
 
     def __init__(self, network: LanguageModel, encoding: str, kernels: ModuleType) -> None:
@@ -98,19 +101,29 @@ class Decoder:
         self._kept: list[Tensor] = []  # tensors whose addresses are packed
         self._n_weights = 0  # in packed matrices
         self._tables: dict[Hashable, Tensor] = {}
-        self._has_run = False
-        self.problem: str | None = None
+        self._used: set[torch.dtype] = set()  # number types of memories that the kernels have read
         with torch.inference_mode():
-            groups = itertools.groupby(enumerate(network.stack.layers()), lambda one: _has_kernel(one[1]))
+            groups = itertools.groupby(enumerate(network.stack.layers()), lambda one: has_kernel(one[1]))
             self.parts = [self._part(list(blocks), has_kernel) for has_kernel, blocks in groups]
             if self.parts[-1].packed.size and type(network.head) is SoftmaxHead and network.head.projection is None:
                 weight, norm = network.head.weight, self._norm(network.stack.final)
                 self.parts[-1].head = norm, self._matrix(weight, network.head.bias), len(weight)
 
-    @property
-    def is_compiled(self) -> bool:
-        """Whether kernels were compiled on this machine before; else the first call takes seconds."""
-        return self._has_run or bool(self.kernels.is_compiled())
+    def is_compiled(self, state: State) -> bool:
+        """Whether the kernels for these weights and this memory are compiled; if not, the next call takes seconds."""
+        if os.getpid() != self.kernels.PROCESS:
+            return True
+        types: set[torch.dtype] = set()
+        for part in self.parts:
+            memories = state.layers[part.first : part.first + len(part.blocks)]
+            if part.packed.size and _are_readable(memories):
+                types |= {dtype for dtype in _types(memories) if dtype is not None}
+        return all(self.kernels.is_compiled(TYPES[self.weight_type], TYPES[dtype]) for dtype in types - self._used)
+
+    def take_problem(self) -> str | None:
+        """Reason for which kernels that were compiled are not kept, if any, once."""
+        problem, self.kernels.FILES.problem = self.kernels.FILES.problem, None
+        return problem and f"the compiled kernels of generation cannot be kept: {problem}"
 
     def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Logits (b v) of the next token after tokens (b 1), and the new state, which consumes the old one."""
@@ -130,7 +143,6 @@ class Decoder:
                     x, new = self._run_modules(part, x, x0, memories, context)
                 after += new
             logits = head.limit(x[:, -1]) if has_logits else head.logits(self.network.stack.final(x[:, -1]))
-            self._has_run = True
             return logits, self.network.advance(state, tokens, tuple(after))
 
     def operations(self, state: State) -> int:
@@ -207,12 +219,10 @@ class Decoder:
             x.shape[2],
             n_threads,
         )
-        arguments = np.array([call], k.CALL), TYPES[self.weight_type], TYPES[buffers[0].dtype]
-        try:
-            out = k.decode_token(*arguments)
-        except OSError as error:  # Numba has compiled the kernel and cannot save it
-            self.problem = f"the compiled kernels of generation cannot be kept: {error}"
-            out = k.decode_token(*arguments)
+        memory_type = buffers[0].dtype
+        with k.turn():
+            out = k.decode_token(np.array([call], k.CALL), TYPES[self.weight_type], TYPES[memory_type])
+        self._used.add(memory_type)
         return torch.from_numpy(out)[:, None], tuple(after)
 
     def _part(self, blocks: Sequence[tuple[int, Block]], has_kernel: bool) -> Part:
@@ -311,16 +321,20 @@ class Decoder:
         attention = block.attention
         assert isinstance(attention, FullAttention)
         position, e = attention.position, attention.output.weight.shape[1] // attention.n_heads
+        farthest = context.mask.max_distance
+        longest = 1 + farthest if farthest is not None else context.span.segment_len
         if isinstance(position, XLPosition):
-            length = min(length, (context.span.clamp_len or length) + 1)
+            length, longest = (min(n, (context.span.clamp_len or n) + 1) for n in (length, longest))
             if position.n_features <= e:
-                keys = self._table(("xl", position.n_features), length, lambda n: _position_keys(position, n, e))
+                keys = self._table(
+                    ("xl", position.n_features), length, longest, lambda n: _position_keys(position, n, e)
+                )
             else:  # inner products with projected keys are shorter
-                keys = self._table(position.relative, length, lambda n: _projected_keys(position, n, e))
+                keys = self._table(position.relative, length, longest, lambda n: _projected_keys(position, n, e))
             return keys, None, None, None, None
         if isinstance(position, (AlibiPosition, T5Position)):
             source: Hashable = position.table if isinstance(position, T5Position) else "alibi"
-            bias = self._table((source, attention.n_heads), length, lambda n: _bias(attention, n, e))
+            bias = self._table((source, attention.n_heads), length, longest, lambda n: _bias(attention, n, e))
             return None, bias, None, None, None
         if isinstance(position, RopePosition):
             sin, cos = context.cache.constant(
@@ -329,18 +343,22 @@ class Decoder:
             turns, clamp_len = None, context.span.clamp_len
             if clamp_len is not None and length > clamp_len + 1:
                 n_far = length - clamp_len
-                turns = self._table(("turns", e, position.base), n_far, lambda n: _turns(position, n, e), axis=0)
+                turns = self._table(
+                    ("turns", e, position.base), n_far, longest, lambda n: _turns(position, n, e), axis=0
+                )
             return None, None, sin, cos, turns
         return None, None, None, None, None
 
-    def _table(self, key: Hashable, length: int, make: Callable[[int], Tensor], axis: int = 1) -> Tensor:
-        """Table with at least `length` columns, or rows with axis 0; grows by doubling.
+    def _table(self, key: Hashable, length: int, longest: int, make: Callable[[int], Tensor], axis: int = 1) -> Tensor:
+        """Table with at least `length` columns, or rows with axis 0; grows by doubling, up to `longest`.
 
         The last column is that of the query itself.
         """
         table = self._tables.get(key)
         if table is None or table.shape[axis] < length:
-            table = self._tables[key] = make(max(2 * length, 256)).contiguous()
+            self._tables.pop(key, None)
+            table = make(max(length, min(max(2 * length, 256), longest))).contiguous()
+            self._tables[key] = table
         return table
 
 
@@ -363,8 +381,13 @@ class Part:
 
 def _are_readable(memories: Sequence[Memory]) -> bool:
     """Whether there is a kernel for the number type of the memories."""
-    types = {memory.buffers[0].dtype if isinstance(memory, TokenBuffers) else None for memory in memories}
+    types = _types(memories)
     return len(types) == 1 and types <= TYPES.keys()
+
+
+def _types(memories: Sequence[Memory]) -> set[torch.dtype | None]:
+    """Number types of the keys and values; None for memories of another kind."""
+    return {memory.dtype if isinstance(memory, TokenBuffers) else None for memory in memories}
 
 
 def _context(n: int) -> AttentionContext:

@@ -13,15 +13,16 @@ Weights are float32, bfloat16 (their bits as uint16) or int8 with a scale for ea
 scale for each head and token. Sums are in float32. No result depends on the number of threads, and that of a sequence
 not on the others of its batch.
 
-All of it is one file, because Numba's cache of compiled functions notices changes of the file of `decode_token` only.
+All of it is one file, because compiled kernels are kept until the file of `decode_token` changes.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import threading
 from collections.abc import Callable
-from pathlib import Path
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numba
@@ -31,7 +32,8 @@ from numba import njit, prange, types
 from numba.extending import intrinsic, overload, register_jitable
 from numpy.typing import NDArray
 
-from xlcli.ops.quantize import MAX_INT, MIN_SCALE
+from xlcli.ops.kernel_files import KernelFiles
+from xlcli.ops.quantize import MAX_INT, MAX_SCALE, MIN_SCALE
 
 CHUNK = 512
 """Typical number of keys whose softmax is computed at once by one thread; chunks are then merged."""
@@ -43,6 +45,7 @@ COUNTERS = 128
 """Size in bytes of the counters of a step, of tasks taken and of tasks done: two cache lines."""
 PROCESS = os.getpid()
 """Process that may call the kernel: OpenMP ends a process that was forked from one that uses its threads."""
+LOCK = threading.Lock()
 FASTMATH = {"reassoc", "contract", "nsz"}
 """Sums may be reordered, so that they use vectors; infinite and undefined values stay."""
 
@@ -218,19 +221,21 @@ def _store_row(row: Any, values: Any, scales: Any, at: Any) -> Any:
             for i in range(values.size):
                 bits = np.float32(values[i]).view(np.uint32)
                 bits = np.uint32(bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))  # half to even
-                row[i] = np.uint16(bits >> np.uint32(16))
+                row[i] = np.uint16(bits >> np.uint32(16)) if values[i] == values[i] else np.uint16(0x7FC0)
 
         return to_bfloat16
     if row.dtype == numba.int8:
 
         def to_int8(row: Any, values: Any, scales: Any, at: Any) -> Any:
-            largest = np.float32(0)
+            largest, is_number = np.float32(0), True
             for i in range(values.size):
                 largest = max(largest, abs(values[i]))
-            scale = max(largest / np.float32(MAX_INT), np.float32(MIN_SCALE))
-            scales[at] = scale
+                is_number &= values[i] == values[i]
+            scale = min(max(largest / np.float32(MAX_INT), np.float32(MIN_SCALE)), np.float32(MAX_SCALE))
+            scales[at] = scale if is_number else np.float32(np.nan)
             for i in range(values.size):
-                row[i] = np.int8(np.rint(values[i] / scale))
+                whole = min(max(np.rint(values[i] / scale), np.float32(-MAX_INT)), np.float32(MAX_INT))
+                row[i] = np.int8(whole) if is_number else np.int8(0)
 
         return to_int8
 
@@ -653,7 +658,7 @@ def follow(call: Any, weight_type: Array, memory_type: Array, space: Any, counte
                 out[b, j] = x[b, j]  # the same numbers from every thread
 
 
-@compiled(cache=True, parallel={"prange": True, "numpy": False, "setitem": False, "reduction": False, "fusion": False})
+@compiled(parallel={"prange": True, "numpy": False, "setitem": False, "reduction": False, "fusion": False})
 def decode_token(calls: Array, weight_type: Array, memory_type: Array) -> Array:
     """Blocks, and a head, for one new token of each sequence; writes its keys and values to the memories.
 
@@ -687,7 +692,14 @@ def use_threads(n: int) -> int:
     return n
 
 
-def is_compiled() -> bool:
-    """Whether the cache of Numba holds a compiled `decode_token`, for whichever types."""
-    folder = decode_token.stats.cache_path  # type: ignore[attr-defined]
-    return any(Path(folder).glob("decode.decode_token-*.nbi"))
+FILES = KernelFiles(decode_token)
+
+
+def turn() -> AbstractContextManager[Any]:
+    """Context of a call of `decode_token`: one at a time where the threads of Numba allow no more."""
+    return LOCK if numba.threading_layer() == "workqueue" else nullcontext()  # type: ignore[attr-defined]
+
+
+def is_compiled(weight_type: Array, memory_type: Array) -> bool:
+    """Whether `decode_token` is compiled for weights and memories of these types, here or in a file."""
+    return FILES.has(np.empty(1, CALL), weight_type, memory_type)

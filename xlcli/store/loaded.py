@@ -59,6 +59,13 @@ class LoadedModel:
 
         return make_decoder(self.network, self.encoding) or self.network
 
+    def decoder_bytes(self, mem_len: int) -> int:
+        """Size in bytes of what `decoder` adds to the weights of the network, with memory of `mem_len` tokens."""
+        from xlcli.model.decoder_memory import table_bytes, weight_bytes
+
+        weights = 0 if "decoder" in vars(self) else weight_bytes(self.network, self.encoding)
+        return weights + table_bytes(self.network, mem_len)
+
     def held_out(self, split: Literal["valid", "test"]) -> Path | None:
         """The validation or test text in the model folder, if there is one; `CheckpointError` if it has changed."""
         path = self.folder / HELD_OUT[split]

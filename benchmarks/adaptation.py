@@ -16,7 +16,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from equal_time import machine, xlcli
+from runs import machine, xlcli
 
 KEPT = ("steps", "tokens", "seconds", "parameters", "tokenizer", "best_step")
 

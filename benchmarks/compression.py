@@ -20,7 +20,7 @@ import statistics
 import time
 from pathlib import Path
 
-from equal_time import machine
+from runs import machine
 
 RESULT = Path(__file__).parent / "results" / "compression.json"
 TIERS = {"kind": "compressive", "rate": 4, "n_compressed": 16}

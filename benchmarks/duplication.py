@@ -16,7 +16,7 @@ import json
 import time
 from pathlib import Path
 
-from equal_time import machine
+from runs import machine
 
 RESULT = Path(__file__).parent / "results" / "duplication.json"
 ROWS = ("full", "8", "4", "2", "1")

@@ -10,36 +10,13 @@ import argparse
 import gzip
 import json
 import os
-import platform
-import subprocess
-import sys
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 
+from runs import machine, xlcli
+
 SPLITS = {"train": (0, 3_750_000), "valid": (3_750_000, 3_950_000), "test": (3_950_000, 4_150_000)}
-
-
-def xlcli(*arguments: str, cwd: Path) -> str:
-    """Standard output of one command; standard error goes to the terminal."""
-    command = [sys.executable, "-m", "xlcli", *arguments]
-    return subprocess.run(command, cwd=cwd, check=True, stdout=subprocess.PIPE, text=True).stdout
-
-
-def machine() -> dict[str, object]:
-    """Hardware and versions."""
-    names = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    models = (line.partition(":")[2].strip() for line in names if line.startswith("model name"))
-    cpu = next(models, platform.processor())
-    return {
-        "cpu": cpu,
-        "cores": len(os.sched_getaffinity(0)),
-        "load_before": os.getloadavg()[0],
-        "python": platform.python_version(),
-        "torch": version("torch"),
-        "xlcli": version("xlcli"),
-    }
 
 
 def main() -> None:

@@ -13,10 +13,9 @@ import argparse
 import json
 import os
 import tempfile
-import time
 from pathlib import Path
 
-from positions import beginning, results_so_far, xlcli
+from runs import beginning, save, saved, train, xlcli
 
 MEMORIES = (512, 2048, 8192, 65536)
 SHAPE = {
@@ -28,61 +27,47 @@ ROPE = {"model.position.kind": "rope"}
 LOCAL = '{kind = "local", window = 128}'
 LSH = '{kind = "lsh", n_buckets = 64, bucket_size = 32, n_hashes = 2}'
 SIZED = LSH.replace("64", '"auto"')
+
+
+def mixed(*layers: str, mem_len: int = 65536) -> dict[str, object]:
+    """Settings of layers in turn."""
+    return {
+        "model.attention.kind": "mixed",
+        "model.attention.layers": f"[{', '.join(layers)}]",
+        "train.mem_len": mem_len,
+    }
+
+
 VARIANTS = {
     "full, 512": {"model.attention.kind": "full", "train.mem_len": 512} | XL,
     "full, 2048": {"model.attention.kind": "full", "train.mem_len": 2048} | XL,
     "full, 8192": {"model.attention.kind": "full", "train.mem_len": 8192} | XL,
     "local": {"model.attention.kind": "local", "model.attention.window": 128, "train.mem_len": 128} | XL,
-    "hashed": {"model.attention.kind": "mixed", "model.attention.layers": f"[{LSH}]", "train.mem_len": 65536} | ROPE,
-    "local and hashed": {
-        "model.attention.kind": "mixed", "model.attention.layers": f"[{LOCAL}, {LSH}]", "train.mem_len": 65536,
-    } | XL,
-    "local and hashed, rope": {
-        "model.attention.kind": "mixed", "model.attention.layers": f"[{LOCAL}, {LSH}]", "train.mem_len": 65536,
-    } | ROPE,
-    "hashed, buckets for the memory": {
-        "model.attention.kind": "mixed", "model.attention.layers": f"[{SIZED}]", "train.mem_len": 65536,
-    } | ROPE,
-    "local and hashed, buckets for the memory": {
-        "model.attention.kind": "mixed", "model.attention.layers": f"[{LOCAL}, {SIZED}]", "train.mem_len": 65536,
-    } | XL,
-    "local and full, 2048": {
-        "model.attention.kind": "mixed", "model.attention.layers": f'[{LOCAL}, "full"]', "train.mem_len": 2048,
-    } | XL,
-}  # fmt: skip
+    "hashed": mixed(LSH) | ROPE,
+    "local and hashed": mixed(LOCAL, LSH) | XL,
+    "local and hashed, rope": mixed(LOCAL, LSH) | ROPE,
+    "hashed, buckets for the memory": mixed(SIZED) | ROPE,
+    "local and hashed, buckets for the memory": mixed(LOCAL, SIZED) | XL,
+    "local and full, 2048": mixed(LOCAL, '"full"', mem_len=2048) | XL,
+}
 """Name to settings; the number is the memory length in training."""
 TRAIN_BOOKS, BYTES_A_BOOK, TEST_BYTES = 20, 300_000, 300_000
 
 
 def one(home: Path, settings: dict[str, object], tokens: int) -> dict[str, object]:
     """Trains and scores one variant."""
-    sets = [word for key, value in (SHAPE | settings).items() for word in ("--set", f"{key}={value}")]
     text = ["train.txt", "--valid", "valid.txt", "--tokenizer", "sentencepiece", "--vocab-size", "2048"]
-    out = ["-o", "model", "--overwrite", "-q", "--threads", "1"]
-    command = ["train", *text, *sets, "--max-tokens", str(tokens), *out]
-    started = time.monotonic()
-    xlcli(*command, cwd=home)
-    record = json.loads((home / "model" / "record.json").read_text())
+    run = train(home, *text, settings=SHAPE | settings, tokens=tokens)
     hashed = ["--recall"] if '"lsh"' in str(settings) else []
     scores = [
         json.loads(
-            xlcli("eval", "test.txt", "-m", "model", "--mem-len", str(m), "--json", *hashed, *out[-2:], cwd=home)
+            xlcli("eval", "test.txt", "-m", "model", "--mem-len", str(m), "--json", *hashed, "--threads", "1", cwd=home)
         )
         for m in MEMORIES
     ]
-    return {
-        "parameters": record["parameters"],
-        "train_tokens_per_second": record["tokens"] / record["seconds"],
-        "by_memory": {
-            str(score["mem_len"]): {
-                key: score[key] for key in ("bits_per_byte", "tokens_per_second", "peak_rss_bytes", "recall")
-            }
-            for score in scores
-        },
-        "tokens_scored": scores[0]["tokens"],
-        "seconds": round(time.monotonic() - started, 1),
-        "command": "xlcli " + " ".join(command),
-    }
+    kept = ("bits_per_byte", "tokens_per_second", "peak_rss_bytes", "recall")
+    by_memory = {str(score["mem_len"]): {key: score[key] for key in kept} for score in scores}
+    return run | {"by_memory": by_memory, "tokens_scored": scores[0]["tokens"]}
 
 
 def table(runs: dict[str, dict]) -> str:
@@ -118,7 +103,7 @@ def main() -> None:
         return
     if options.books is None:
         parser.error("name the folder of books")
-    result = results_so_far(options.out, options.tokens)
+    result = saved(options.out, options.tokens)
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         os.environ["XLCLI_CACHE"] = str(home / "cache")
@@ -131,7 +116,7 @@ def main() -> None:
         for name in options.only.split(";") if options.only else VARIANTS:
             if name not in result["runs"]:
                 result["runs"][name] = one(home, VARIANTS[name], options.tokens)
-                options.out.write_text(json.dumps(result, indent=1) + "\n")
+                save(options.out, result)
                 print(name, json.dumps(result["runs"][name]["by_memory"]), flush=True)
 
 

@@ -300,7 +300,7 @@ def main():
     if options.one:
         print(json.dumps(measure(options.one)))
         return
-    from equal_time import machine
+    from runs import machine
 
     words = [word.replace(options.peers or "PYTHON", "PYTHON") for word in sys.argv[1:]]
     about = {

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from equal_time import machine
+from runs import machine
 
 
 def run(*arguments: str, pieces: list[bytes] | None = None) -> float:

@@ -1,6 +1,6 @@
 """Position encodings, pre- and post-norm, with and without recurrence: equal budgets on books, three seeds.
 
-    python benchmarks/positions.py BOOKS [--tokens 500000] [--seeds 3] [--out benchmarks/results/positions.json]
+    python benchmarks/positions.py BOOKS [--tokens 500000] [--seeds 3] [--only PART_OF_NAME]
     python benchmarks/positions.py --table benchmarks/results/positions.json     # the tables of docs/variants.md
 
 BOOKS has folders train, valid and test of text files; the beginning of each file is used. Every run is one
@@ -13,13 +13,10 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 
-from equal_time import machine
+from runs import beginning, save, saved, train, xlcli
 
 MEM_LEN, SEGMENT_LEN = 128, 128
 MEMORIES = (0, MEM_LEN, 4 * MEM_LEN)
@@ -32,11 +29,34 @@ KINDS = (
 )  # fmt: skip
 POST = {"model.norm.placement": "post", "model.norm.kind": "layer"}
 PRE = {"model.norm.placement": "pre", "model.norm.kind": "layer"}
+LONG = {"train.segment_len": 512, "train.batch_size": 2, "train.mem_len": 0}
+LEARNED = {"model.position.kind": "learned", "model.position.max_len": 512}
+TABLES = (("one table", "true"), ("own tables", "false"))
 ABLATIONS = {
     "sinusoidal, in every layer": {"model.position.kind": "sinusoidal", "model.position.placement": "layers"},
     "learned, in every layer": {"model.position.kind": "learned", "model.position.placement": "layers"},
     "rope, at the embedding": {"model.position.kind": "rope", "model.position.placement": "embedding"},
 }
+WITHIN_SEGMENT = {
+    **{kind: {"model.position.kind": kind} for kind in ("none", "sinusoidal", "rope", "xl")},
+    "sinusoidal, in every layer": {"model.position.kind": "sinusoidal", "model.position.placement": "layers"},
+    "sinusoidal, on queries and keys": {"model.position.kind": "sinusoidal", "model.position.placement": "qk"},
+    "rope, at the embedding": {"model.position.kind": "rope", "model.position.placement": "embedding"},
+    "learned": LEARNED,
+    **{
+        f"learned, {place}, {tables}": LEARNED | {"model.position.placement": key, "model.position.shared": shared}
+        for place, key in (("in every layer", "layers"), ("on queries and keys", "qk"))
+        for tables, shared in TABLES
+    },
+    **{
+        f"{kind}, {tables}": {"model.position.kind": kind, "model.position.shared": shared}
+        for kind in ("contextual-1", "contextual-2")
+        for tables, shared in TABLES
+    },
+}
+"""Compared without memory and with positions inside a segment, as in the sources of the absolute encodings."""
+LENGTHS = {"memory": MEMORIES, "no memory": MEMORIES, "segments of 512": (0,)}
+"""Kind of training to the memory lengths of evaluation."""
 BYTES_A_BOOK = {"train": 100_000, "valid": 10_000, "test": 20_000}
 
 
@@ -50,20 +70,9 @@ def variants() -> dict[str, dict[str, object]]:
         found[f"{kind} | post | memory"] = position | POST
     for name, position in ABLATIONS.items():
         found[f"{name} | pre | memory"] = position | PRE
+    for name, position in WITHIN_SEGMENT.items():
+        found[f"{name} | pre | segments of 512"] = position | PRE | LONG
     return found
-
-
-def beginning(path: Path, n: int) -> bytes:
-    """The first lines of a file, at most n bytes."""
-    data = path.read_bytes()[:n]
-    return data[: data.rfind(b"\n") + 1]
-
-
-def results_so_far(out: Path, tokens: int) -> dict[str, object]:
-    """Saved results of earlier starts, or an empty table; creates the folder."""
-    out.parent.mkdir(exist_ok=True)
-    result = json.loads(out.read_text()) if out.exists() else {"machine": machine(), "runs": {}}
-    return result | {"tokens": tokens}
 
 
 def part(books: Path, name: str, into: Path) -> None:
@@ -72,55 +81,33 @@ def part(books: Path, name: str, into: Path) -> None:
     into.write_bytes(b"".join(beginning(path, BYTES_A_BOOK[name]) for path in paths))
 
 
-def xlcli(*arguments: str, cwd: Path) -> str:
-    """Standard output of one command."""
-    command = [sys.executable, "-m", "xlcli", *arguments]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)}\n{done.stderr}")
-    return done.stdout
-
-
-def one(home: Path, settings: dict[str, object], seed: int, tokens: int) -> dict[str, object]:
-    """Trains and scores one variant."""
-    sets = [word for key, value in (SHAPE | settings).items() for word in ("--set", f"{key}={value}")]
-    out = ["-o", "model", "--overwrite", "-q", "--threads", "1"]
+def one(home: Path, settings: dict[str, object], lengths: tuple[int, ...], seed: int, tokens: int) -> dict[str, object]:
+    """Trains one variant and scores it with these memory lengths, in segments of the length of training."""
     text = ["train.txt", "--valid", "valid.txt", "--tokenizer", "sentencepiece", "--vocab-size", "1024"]
-    command = ["train", *text, *sets, "--max-tokens", str(tokens), "--seed", str(seed), *out]
-    started = time.monotonic()
-    xlcli(*command, cwd=home)
-    record = json.loads((home / "model" / "record.json").read_text())
-    lengths = ",".join(map(str, MEMORIES))
-    segments = ["--segment-len", str(SEGMENT_LEN), "--threads", "1"]
-    scores = json.loads(
-        xlcli("eval", "test.txt", "-m", "model", "--sweep-mem-len", lengths, "--json", *segments, cwd=home)
-    )
-    return {
-        "seed": seed,
-        "parameters": record["parameters"],
-        "train_tokens_per_second": record["tokens"] / record["seconds"],
-        "bits_per_byte": {str(score["mem_len"]): score["bits_per_byte"] for score in scores["sweep"]},
-        "seconds": round(time.monotonic() - started, 1),
-        "command": "xlcli " + " ".join(command),
-    }
+    settings = SHAPE | settings
+    run = train(home, *text, settings=settings, tokens=tokens, seed=seed)
+    sweep = ["--sweep-mem-len", ",".join(map(str, lengths)), "--segment-len", str(settings["train.segment_len"])]
+    scores = json.loads(xlcli("eval", "test.txt", "-m", "model", *sweep, "--json", "--threads", "1", cwd=home))
+    return run | {"bits_per_byte": {str(score["mem_len"]): score["bits_per_byte"] for score in scores["sweep"]}}
 
 
 def table(results: dict[str, list[dict[str, object]]], norm: str, memory: str) -> str:
     """Rows of one norm and one kind of training, best first: mean over seeds, half the range in brackets."""
     rows = []
+    lengths = LENGTHS[memory]
+    own = lengths.index(MEM_LEN) if memory == "memory" else 0
     for name, runs in results.items():
         position, its_norm, its_memory = name.split(" | ")
         if (its_norm, its_memory) == (norm, memory):
-            bits = {length: [run["bits_per_byte"][str(length)] for run in runs] for length in MEMORIES}
+            bits = [[run["bits_per_byte"][str(length)] for run in runs] for length in lengths]
             speed = statistics.median(run["train_tokens_per_second"] for run in runs)
             rows.append((position, runs[0]["parameters"], speed, bits, len(runs)))
-    own = 0 if memory == "no memory" else MEM_LEN
     lines = [
-        f"| position | parameters | tokens/s | {' | '.join(f'memory {length}' for length in MEMORIES)} | seeds |",
-        "|---|---|---|---|---|---|---|",
+        f"| position | parameters | tokens/s | {' | '.join(f'memory {length}' for length in lengths)} | seeds |",
+        "|---" * (4 + len(lengths)) + "|",
     ]
     for position, parameters, speed, bits, n in sorted(rows, key=lambda row: statistics.mean(row[3][own])):
-        cells = [f"{statistics.mean(b):.3f} ({(max(b) - min(b)) / 2:.3f})" for b in bits.values()]
+        cells = [f"{statistics.mean(b):.3f} ({(max(b) - min(b)) / 2:.3f})" for b in bits]
         lines.append(f"| {position} | {parameters:,} | {speed:,.0f} | {' | '.join(cells)} | {n} |")
     return "\n".join(lines)
 
@@ -130,17 +117,18 @@ def main() -> None:
     parser.add_argument("books", type=Path, nargs="?")
     parser.add_argument("--tokens", type=int, default=500_000)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", default="", help="part of the names of the variants to train")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "positions.json")
     parser.add_argument("--table", type=Path)
     options = parser.parse_args()
     if options.table:
         results = json.loads(options.table.read_text())["runs"]
-        for norm, memory in (("pre", "memory"), ("post", "memory"), ("pre", "no memory")):
+        for norm, memory in (("pre", "memory"), ("post", "memory"), ("pre", "no memory"), ("pre", "segments of 512")):
             print(f"\n### {norm}-norm, trained with {memory}\n\n{table(results, norm, memory)}")
         return
     if options.books is None:
         parser.error("name the folder of books")
-    result = results_so_far(options.out, options.tokens)
+    result = saved(options.out, options.tokens)
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         os.environ["XLCLI_CACHE"] = str(home / "cache")
@@ -149,12 +137,14 @@ def main() -> None:
             part(options.books, name, home / f"{name}.txt")
         for seed in range(options.seeds):
             for name, settings in variants().items():
+                if options.only not in name:
+                    continue
                 runs = result["runs"].setdefault(name, [])
                 if any(run["seed"] == seed for run in runs):
                     continue
-                runs.append(one(home, settings, seed, options.tokens))
-                options.out.write_text(json.dumps(result, indent=1) + "\n")
-                print(f"{name}, seed {seed}: {runs[-1]['bits_per_byte']}, {runs[-1]['seconds']} s", flush=True)
+                runs.append(one(home, settings, LENGTHS[name.split(" | ")[-1]], seed, options.tokens))
+                save(options.out, result)
+                print(f"{name}, seed {seed}: {runs[-1]['bits_per_byte']}", flush=True)
 
 
 if __name__ == "__main__":

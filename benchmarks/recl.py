@@ -19,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from equal_time import machine
-from positions import SHAPE, part, xlcli
+from positions import SHAPE, part
+from runs import save, saved, train
 
 from xlcli.store.folder import load
 
@@ -28,7 +28,7 @@ STEP, LONGEST, LEAST_GAIN = 32, 512, 0.01
 CONTEXTS = range(STEP, LONGEST + 1, STEP)
 SHARES = (0.1, 0.5, 1.0)
 """Shares of the tokens, those with the largest losses of the group first: r of the paper."""
-N_TOKENS, BATCH = 1000, 50
+N_TOKENS, BATCH = 500, 50
 SEGMENT = SHAPE["train.segment_len"]
 VARIANTS = {
     "Transformer-XL, memory 128": {"train.mem_len": 128},
@@ -87,20 +87,12 @@ def gain(
 
 def one(home: Path, settings: dict[str, object], seed: int, tokens: int) -> dict[str, object]:
     """Trains one variant and computes its losses."""
-    sets = [word for key, value in (SHAPE | settings).items() for word in ("--set", f"{key}={value}")]
     vocabulary = ["--tokenizer", "sentencepiece", "--vocab-size", "1024"]
-    fixed = ["--threads", "1", "-q", "--overwrite", "-o", "model"]
-    budget = ["--max-tokens", str(tokens), "--seed", str(seed)]
-    command = ["train", "train.txt", "--valid", "valid.txt", *vocabulary, *sets, *budget, *fixed]
-    xlcli(*command, cwd=home)
-    record = json.loads((home / "model" / "record.json").read_text())
+    settings = SHAPE | settings
+    run = train(home, "train.txt", "--valid", "valid.txt", *vocabulary, settings=settings, tokens=tokens, seed=seed)
     by_context = losses(home / "model", home / "valid.txt")
-    return {
-        "seed": seed,
-        "parameters": record["parameters"],
-        "nats": {str(context): np.round(values, 4).tolist() for context, values in by_context.items()},
-        "command": "xlcli " + " ".join(command),
-    }
+    nats = {str(context): np.round(values, 4).tolist() for context, values in by_context.items()}
+    return run | {"nats": nats}
 
 
 def table(runs: dict[str, list[dict]]) -> str:
@@ -135,8 +127,7 @@ def main() -> None:
     if options.table:
         print(table(json.loads(options.table.read_text())["runs"]))
         return
-    found = json.loads(options.out.read_text()) if options.out.exists() else {"machine": machine(), "runs": {}}
-    found["tokens"] = options.tokens
+    found = saved(options.out, options.tokens)
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         for name in ("train", "valid"):
@@ -146,7 +137,7 @@ def main() -> None:
                 runs = found["runs"].setdefault(name, [])
                 if seed not in [run["seed"] for run in runs]:
                     runs.append(one(home, settings, seed, options.tokens))
-                    options.out.write_text(json.dumps(found) + "\n")
+                    save(options.out, found, indent=None)
                     print(name, seed, flush=True)
     print(table(found["runs"]))
 

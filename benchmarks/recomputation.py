@@ -16,7 +16,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from equal_time import machine
+from runs import machine
 
 import xlcli
 from xlcli.events import Score

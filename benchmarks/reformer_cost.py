@@ -349,7 +349,7 @@ def main():
     if options.question == "one":
         print(json.dumps(measure(options.spec)))
         return
-    from equal_time import machine
+    from runs import machine
 
     words = [word.replace(options.peers or "PYTHON", "PYTHON") for word in sys.argv[1:]]
     result = {"machine": machine(), "command": "benchmarks/reformer_cost.py " + " ".join(words)}

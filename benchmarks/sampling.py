@@ -37,8 +37,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from equal_time import machine
 from numpy.typing import NDArray
+from runs import machine
 
 import xlcli
 from xlcli.api import Model

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from equal_time import machine
+from runs import machine
 
 
 def resident_bytes(pid: int) -> int:

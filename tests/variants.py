@@ -32,7 +32,7 @@ SETTINGS = {
     "linear": [{"n_features": 16}],
     "lsh": [
         {"n_heads": 3, "n_buckets": 1, "bucket_size": 64, "n_hashes": 1},
-        {"n_buckets": [2, 4], "bucket_size": 4, "n_hashes": 4},
+        {"n_buckets": [2, 4], "bucket_size": 4, "n_hashes": 4, "query_scale": 2.0},
     ],
     "mixed": [
         {"layers": [{"kind": "local", "window": 5}, {"kind": "lsh", "n_buckets": 4, "bucket_size": 4, "n_hashes": 2}]},

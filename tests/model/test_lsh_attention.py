@@ -28,7 +28,7 @@ def drawn(seed):
     return torch.Generator().manual_seed(seed)
 
 
-def branch(n_hashes=ROUNDS, dtype=torch.float64, dropout=0.0, position=None):
+def branch(n_hashes=ROUNDS, dtype=torch.float64, dropout=0.0, position=None, query_scale=None):
     attention = LSHAttention(
         dim=DIM,
         n_heads=HEADS,
@@ -39,6 +39,7 @@ def branch(n_hashes=ROUNDS, dtype=torch.float64, dropout=0.0, position=None):
         n_hashes=n_hashes,
         dropout=dropout,
         scale=0.7,
+        query_scale=query_scale,
     )
     attention.redraw(drawn(1))
     with torch.no_grad():
@@ -77,12 +78,14 @@ def expected(attention, x, limit=20, apply_rope=lambda q, i: q):
             (row @ part.weight.T).unflatten(-1, (HEADS, WIDTH)).tolist() for part in (attention.query, attention.value)
         )
         heads = []
+        factors = [1.0] * HEADS if attention.log_scale is None else [math.exp(s) for s in attention.log_scale.tolist()]
         for head in range(HEADS):
+            scale = attention.scale * factors[head]
             q_h, v_h = [of[head] for of in q], [of[head] for of in v]
             rotations = attention.rotations[: attention.n_hashes].tolist()
             buckets = [[reformer.bucket(of, directions, FACTORS) for of in q_h] for directions in rotations]
             q_h = [apply_rope(q_i, i) for i, q_i in enumerate(q_h)]
-            heads.append(torch.tensor(reformer.attend(q_h, v_h, buckets, SIZE, attention.scale, limit), dtype=x.dtype))
+            heads.append(torch.tensor(reformer.attend(q_h, v_h, buckets, SIZE, scale, limit), dtype=x.dtype))
         rows.append(torch.cat(heads, -1) @ attention.output.weight.T)
     return torch.stack(rows)
 
@@ -95,6 +98,15 @@ def test_attention_equals_the_definition(n_hashes, cuts, inference):
     with torch.inference_mode(inference):
         out, _ = read(attention, x, cuts)
     assert torch.allclose(out, expected(attention, x), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("cuts", [[40], [1] * 40, [17, 23]])
+def test_queries_are_multiplied_by_a_factor_of_their_head(cuts):
+    attention, x = branch(query_scale=1.0), text(40)
+    with torch.inference_mode():
+        out, _ = read(attention, x, cuts)
+        assert torch.allclose(out, expected(attention, x), rtol=0, atol=1e-10)
+        assert not torch.allclose(out, expected(branch(), x), rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize("inference", [False, True])
@@ -238,6 +250,17 @@ def test_a_state_with_other_numbers_than_whole_ones_is_refused():
             State.restore(tensors | {name: tensors[name].double()}, state.describe())
     with pytest.raises(StateError):
         State.restore(tensors | {"1.keys": tensors["1.keys"].long()}, state.describe())
+
+
+def test_the_factor_of_queries_begins_at_its_setting_and_learns():
+    model = build_model(config.make({"model": table(kind="lsh", n_heads=2, n_buckets=2, query_scale=3.0)}).model)
+    scales = [block.attention.log_scale for block in model.stack.blocks]
+    assert all(torch.allclose(scale.exp(), torch.tensor([3.0, 3.0])) for scale in scales)
+    tokens = torch.randint(0, 31, (2, 21), generator=drawn(0))
+    model.score(tokens[:, :-1], tokens[:, 1:], model.init_state(2, mem_len=20, segment_len=20)).nll.sum().backward()
+    assert all(scale.grad.all() for scale in scales)
+    plain = build_model(config.make({"model": table(kind="lsh", n_heads=2, n_buckets=2)}).model)
+    assert plain.n_parameters == model.n_parameters - 4
 
 
 def test_tables_of_too_many_tokens_are_refused():

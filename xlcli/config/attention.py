@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, field_serializer, field_validator, model_validator
 
-from xlcli.config.base import BaseConfig, Count, InvalidSettingError
+from xlcli.config.base import BaseConfig, Count, InvalidSettingError, Positive
 
 MAX_BUCKETS = 2**16
 """Largest number of hash buckets."""
@@ -261,6 +261,7 @@ class LSHAttentionConfig(RandomAttentionConfig):
     memory length; to itself only if there are none. `n_buckets` is an even number, a list of even numbers whose
     product is the number of buckets, or `auto`: each round has a place for every token of the memory of training. The
     memory is the table of buckets: its size and the cost of a look-up do not depend on the memory length.
+    `query_scale` is the initial value of a learned factor of each head on the queries; None: no factor.
     """
 
     inference_settings: ClassVar[frozenset[str]] = frozenset({"n_hashes"})
@@ -270,6 +271,7 @@ class LSHAttentionConfig(RandomAttentionConfig):
     n_buckets: int | tuple[int, ...] | Literal["auto"] = 64
     bucket_size: Annotated[int, Field(ge=1, le=2**16)] = 32
     n_hashes: Annotated[int, Field(ge=1, le=MAX_HASHES)] = 4
+    query_scale: Positive | None = None
 
     @property
     def offers(self) -> frozenset[str]:

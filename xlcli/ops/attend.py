@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from xlcli.ops.attend_blocks import Clamp, Far, FarBias, FarKeys, ScoreTerm, attend_blocks, term_scores
+from xlcli.ops.attend_rows import attend_rows
 from xlcli.ops.attend_training import attend_training
 from xlcli.ops.context import Mask
 from xlcli.ops.dropout import dropout as drop
@@ -28,6 +29,7 @@ def attend(
     bias: Tensor | None = None,
     value_bias: Callable[[Tensor], Tensor] | None = None,
     dropout: float = 0.0,
+    needed: Tensor | None = None,
 ) -> Tensor:
     """softmax((q kᵀ + q' k'ᵀ) · scale + bias) v over the visible keys, with q' and k' of `term`.
 
@@ -44,6 +46,7 @@ def attend(
         bias: Added to the scores, (b h t s) or (h t s), or None.
         value_bias: Function from the weights (b h t s) to an addition (b h t w) to the output, or None.
         dropout: Dropout rate of the weights.
+        needed: Boolean mask (b t) of the queries whose output is needed; None: all. Others may be left out.
 
     Returns:
         (b h t w)
@@ -55,6 +58,9 @@ def attend(
         far_bias = None
     if isinstance(visible, Mask):
         if products_only and _parts_apply(q) and visible.band is not None:
+            if needed is not None and far is None and far_bias is None and not clamp:
+                q, k = (q, k) if term is None else _append_term(q, k, term[:2])
+                return attend_rows(q, k, v, needed, visible.band, scale=scale)
             if torch.is_inference_mode_enabled():
                 return attend_blocks(q, k, v, visible.band, scale=scale, term=term, far=far, far_bias=far_bias)
             if far is None and far_bias is None:

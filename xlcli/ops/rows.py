@@ -21,6 +21,7 @@ class Rows:
     """Positions of a call where the boolean mask `needed` (b t) is true."""
 
     def __init__(self, needed: Tensor) -> None:
+        self.needed = needed
         self.batch, self.length = needed.shape
         self.index = rearrange(needed, "b t -> (t b)").nonzero().squeeze(-1)
 

@@ -115,6 +115,7 @@ class FullAttention(ProjectedAttention):
             bias=bias,
             value_bias=self.position.value_bias(context),
             dropout=self.dropout if self.training else 0.0,
+            needed=None if context.rows is None else context.rows.needed,
         )
 
     def _extend(self, x: Tensor, memory: Memory, context: AttentionContext) -> tuple[Tensor, Tensor, Memory]:

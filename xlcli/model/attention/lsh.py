@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 from einops import rearrange
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from xlcli.config import MemoryDtype, ModelConfig
@@ -36,6 +36,7 @@ def build(model: ModelConfig, attention: LSHAttentionConfig, position: Position)
         factors=attention.factors,
         bucket_size=attention.bucket_size,
         n_hashes=attention.n_hashes,
+        query_scale=attention.query_scale,
         dropout=model.dropout.attention,
     )
 
@@ -43,8 +44,10 @@ def build(model: ModelConfig, attention: LSHAttentionConfig, position: Position)
 class LSHAttention(Attention):
     """Multi-head attention to the last `bucket_size` earlier tokens of a token's bucket in each of `n_hashes` rounds.
 
-    A key is its query divided by its norm. The hash directions `rotations` (r f e) are shared by all heads and saved
-    with the model; they are NaN until `redraw`. The number of rounds used is that of the memory.
+    A key is its query divided by its norm. With `query_scale` queries are multiplied by a learned factor of their head,
+    exp(`log_scale`), which has that initial value (as the scale of Henry et al. 2020, section 3). The hash directions
+    `rotations` (r f e) are shared by all heads and saved with the model; they are NaN until `redraw`. The number of
+    rounds used is that of the memory.
     """
 
     rotations: Tensor
@@ -61,6 +64,7 @@ class LSHAttention(Attention):
         n_hashes: int,
         dropout: float,
         scale: float = 1.0,
+        query_scale: float | None = None,
     ) -> None:
         super().__init__(position)
         self.n_heads = n_heads
@@ -72,6 +76,8 @@ class LSHAttention(Attention):
         self.query = Linear(dim, n_heads * head_dim, bias=False)
         self.value = Linear(dim, n_heads * head_dim, bias=False)
         self.output = Linear(n_heads * head_dim, dim, bias=False)
+        self.log_scale = None if query_scale is None else nn.Parameter(torch.empty(n_heads))
+        self.initial_constants = {} if query_scale is None else {"log_scale": math.log(query_scale)}
         n_directions = sum(n // 2 for n in self.factors)
         self.register_buffer("rotations", torch.full((MAX_HASHES, n_directions, head_dim), math.nan))
 
@@ -170,7 +176,10 @@ class LSHAttention(Attention):
         )
         buckets = hash_buckets(q, self.rotations[: memory.n_hashes].to(wide), self.factors)
         q = self.position.place(q, context)
-        return q, F.normalize(q, dim=-1), v, buckets
+        k = F.normalize(q, dim=-1)
+        if self.log_scale is not None:
+            q = q * rearrange(self.log_scale.to(wide).exp(), "h -> h 1 1")
+        return q, k, v, buckets
 
 
 def _key_window(context: AttentionContext, i: int) -> KeyWindow:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from runs import beginning, save, saved, train, xlcli
 
-MEMORIES = (512, 2048, 8192, 65536)
+MEMORIES = "512,2048,8192,65536"
 SHAPE = {
     "model.dim": 192, "model.n_layers": 4, "model.attention.n_heads": 3, "train.segment_len": 512,
     "train.batch_size": 4,
@@ -27,6 +27,7 @@ ROPE = {"model.position.kind": "rope"}
 LOCAL = '{kind = "local", window = 128}'
 LSH = '{kind = "lsh", n_buckets = 64, bucket_size = 32, n_hashes = 2}'
 SIZED = LSH.replace("64", '"auto"')
+SHARP = SIZED.replace("}", ", query_scale = 4.0}")
 
 
 def mixed(*layers: str, mem_len: int = 65536) -> dict[str, object]:
@@ -48,22 +49,23 @@ VARIANTS = {
     "local and hashed, rope": mixed(LOCAL, LSH) | ROPE,
     "hashed, buckets for the memory": mixed(SIZED) | ROPE,
     "local and hashed, buckets for the memory": mixed(LOCAL, SIZED) | XL,
+    "local and hashed, buckets for the memory, query_scale 4": mixed(LOCAL, SHARP) | XL,
     "local and full, 2048": mixed(LOCAL, '"full"', mem_len=2048) | XL,
 }
 """Name to settings; the number is the memory length in training."""
 TRAIN_BOOKS, BYTES_A_BOOK, TEST_BYTES = 20, 300_000, 300_000
 
 
-def one(home: Path, settings: dict[str, object], tokens: int) -> dict[str, object]:
-    """Trains and scores one variant."""
+def one(home: Path, settings: dict[str, object], tokens: int, memories: str) -> dict[str, object]:
+    """Trains one variant and scores it with each memory length."""
     text = ["train.txt", "--valid", "valid.txt", "--tokenizer", "sentencepiece", "--vocab-size", "2048"]
     run = train(home, *text, settings=SHAPE | settings, tokens=tokens)
     hashed = ["--recall"] if '"lsh"' in str(settings) else []
     scores = [
         json.loads(
-            xlcli("eval", "test.txt", "-m", "model", "--mem-len", str(m), "--json", *hashed, "--threads", "1", cwd=home)
+            xlcli("eval", "test.txt", "-m", "model", "--mem-len", m, "--json", *hashed, "--threads", "1", cwd=home)
         )
-        for m in MEMORIES
+        for m in memories.split(",")
     ]
     kept = ("bits_per_byte", "tokens_per_second", "peak_rss_bytes", "recall")
     by_memory = {str(score["mem_len"]): {key: score[key] for key in kept} for score in scores}
@@ -72,14 +74,16 @@ def one(home: Path, settings: dict[str, object], tokens: int) -> dict[str, objec
 
 def table(runs: dict[str, dict]) -> str:
     """Markdown table: bits per byte by memory length, speed, recall."""
+    memories = list(next(iter(runs.values()))["by_memory"])
+    shown = [f"{int(m):,}" for m in memories]
     lines = [
         "| attention, memory in training | parameters | tokens/s in training | "
-        + " | ".join(f"memory {m:,}" for m in MEMORIES)
-        + " | tokens/s at 512 | at 65,536 | recall at 512 | at 65,536 |",
-        "|---" * (len(MEMORIES) + 7) + "|",
+        + " | ".join(f"memory {m}" for m in shown)
+        + f" | tokens/s at {shown[0]} | at {shown[-1]} | recall at {shown[0]} | at {shown[-1]} |",
+        "|---" * (len(memories) + 7) + "|",
     ]
     for name, run in runs.items():
-        by = [run["by_memory"][str(m)] for m in MEMORIES]
+        by = [run["by_memory"][m] for m in memories]
         ends = by[0], by[-1]
         cells = [f"{score['bits_per_byte']:.3f}" for score in by]
         cells += [f"{score['tokens_per_second']:,.0f}" for score in ends]
@@ -94,6 +98,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("books", type=Path, nargs="?")
     parser.add_argument("--tokens", type=int, default=1_000_000)
+    parser.add_argument("--memories", default=MEMORIES, help="memory lengths of evaluation, shortest first")
     parser.add_argument("--only", help="names, separated by semicolons")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "hashing.json")
     parser.add_argument("--table", type=Path)
@@ -115,7 +120,7 @@ def main() -> None:
         (home / "test.txt").write_bytes(beginning(options.books / "test" / "middlemarch.txt", TEST_BYTES))
         for name in options.only.split(";") if options.only else VARIANTS:
             if name not in result["runs"]:
-                result["runs"][name] = one(home, VARIANTS[name], options.tokens)
+                result["runs"][name] = one(home, VARIANTS[name], options.tokens, options.memories)
                 save(options.out, result)
                 print(name, json.dumps(result["runs"][name]["by_memory"]), flush=True)
 

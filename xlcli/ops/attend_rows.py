@@ -6,14 +6,16 @@ The place of a query in its group depends on no later query, so results before a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
-from einops import repeat
+from einops import rearrange
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from xlcli.ops.attend_blocks import Band, blocks
 
-GROUP = 32
+GROUP = 64
 """Number of queries of a sequence in a product."""
 SAVED_SCORES = 2**23
 """Maximum number of scores of all queries of a call for which weights are saved for the backward pass."""
@@ -31,19 +33,29 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor, needed: Tensor, band: Band, *, 
         scale: Factor on the inner products.
     """
     recompute = torch.is_grad_enabled() and q[..., 0].numel() * k.shape[2] > SAVED_SCORES
-    q, k, v = q * scale, k.to(q.dtype), v.to(q.dtype)
-    places, outputs = [], []
-    for new, seen in blocks(q.shape[2], band):
-        order = needed[:, new].byte().argsort(dim=1, descending=True, stable=True)
+    k, v = k.to(q.dtype), v.to(q.dtype)
+    groups = list(_groups(needed, band))
+    index = torch.cat([group for group, _, _ in groups], dim=1)
+    rows = (index + q.shape[2] * torch.arange(len(q))[:, None]).flatten()
+    packed = rearrange(q * scale, "b h t e -> (b t) h e").index_select(0, rows)
+    packed = rearrange(packed, "(b g) h e -> b h g e", b=len(q))
+    outputs = []
+    for part, (group, new, seen) in zip(packed.split([g.shape[1] for g, _, _ in groups], dim=2), groups, strict=True):
+        edges = [None if e is None else e[group - new.start][:, None] for e in band.edges(new.start, q[:, :, new])]
+        given = part, k[:, :, seen], v[:, :, seen], *edges
+        outputs.append(checkpoint(_attend, *given, use_reentrant=False) if recompute else _attend(*given))
+    y = rearrange(torch.cat(outputs, dim=2), "b h g w -> (b g) h w")
+    out = y.new_zeros(q.shape[0] * q.shape[2], *y.shape[1:]).index_copy(0, rows, y)
+    return rearrange(out, "(b t) h w -> b h t w", b=len(q))
+
+
+def _groups(needed: Tensor, band: Band) -> Iterator[tuple[Tensor, slice, slice]]:
+    """Groups (b g) of queries, those that are needed first, with the queries and keys of their block."""
+    for new, seen in blocks(needed.shape[1], band):
+        order = needed[:, new].byte().argsort(dim=1, descending=True, stable=True) + new.start
         most = int(needed[:, new].sum(1).max())
         for group in order.split(GROUP, dim=1)[: -(-most // GROUP)]:
-            index = repeat(group + new.start, "b g -> b h g e", h=q.shape[1], e=q.shape[3])
-            hidden = [None if edge is None else edge[group][:, None] for edge in band.edges(new.start, q[:, :, new])]
-            given = q.gather(2, index), k[:, :, seen], v[:, :, seen], *hidden
-            outputs.append(checkpoint(_attend, *given, use_reentrant=False) if recompute else _attend(*given))
-            places.append(group + new.start)
-    index = repeat(torch.cat(places, dim=1), "b g -> b h g w", h=q.shape[1], w=v.shape[3])
-    return v.new_zeros(*q.shape[:3], v.shape[3]).scatter(2, index, torch.cat(outputs, dim=2))
+            yield group, new, seen
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, last: Tensor, first: Tensor | None) -> Tensor:

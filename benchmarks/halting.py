@@ -29,13 +29,14 @@ VARIANTS = {
     },
 }
 """Name to preset and settings."""
+SHAPE = {"train.batch_size": 4}
 N_TIMED = 3
 
 
 def one(home: Path, text: Path, name: str, seed: int, tokens: int) -> dict[str, object]:
     """Trains and scores one variant."""
     preset, settings = VARIANTS[name]
-    run = train(home, str(text), "--preset", preset, settings=settings, tokens=tokens, seed=seed)
+    run = train(home, str(text), "--preset", preset, settings=SHAPE | settings, tokens=tokens, seed=seed)
     model = xlcli.load(home / "model", threads=1, device="cpu")
     seconds = []
     for _ in range(N_TIMED):
@@ -71,6 +72,7 @@ def main() -> None:
     parser.add_argument("text", type=Path, nargs="?")
     parser.add_argument("--tokens", type=int, default=300_000)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", help="names, separated by semicolons")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "halting.json")
     parser.add_argument("--table", type=Path)
     arguments = parser.parse_args()
@@ -83,10 +85,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         if "start" not in found:
-            first = train(home, str(text), "--preset", "small-universal", settings={}, tokens=1)
+            first = train(home, str(text), "--preset", "small-universal", settings=SHAPE, tokens=1)
             found["start"] = first["train_processor_seconds"]
         for seed in range(arguments.seeds):
-            for name in VARIANTS:
+            for name in arguments.only.split(";") if arguments.only else VARIANTS:
                 runs = found["runs"].setdefault(name, [])
                 if seed not in [run["seed"] for run in runs]:
                     runs.append(one(home, text, name, seed, arguments.tokens))

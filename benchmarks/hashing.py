@@ -27,7 +27,7 @@ ROPE = {"model.position.kind": "rope"}
 LOCAL = '{kind = "local", window = 128}'
 LSH = '{kind = "lsh", n_buckets = 64, bucket_size = 32, n_hashes = 2}'
 SIZED = LSH.replace("64", '"auto"')
-SHARP = SIZED.replace("}", ", query_scale = 4.0}")
+SHARP = LSH.replace("}", ", query_scale = 4.0}")
 
 
 def mixed(*layers: str, mem_len: int = 65536) -> dict[str, object]:
@@ -49,7 +49,7 @@ VARIANTS = {
     "local and hashed, rope": mixed(LOCAL, LSH) | ROPE,
     "hashed, buckets for the memory": mixed(SIZED) | ROPE,
     "local and hashed, buckets for the memory": mixed(LOCAL, SIZED) | XL,
-    "local and hashed, buckets for the memory, query_scale 4": mixed(LOCAL, SHARP) | XL,
+    "local and hashed, query_scale 4": mixed(LOCAL, SHARP) | XL,
     "local and full, 2048": mixed(LOCAL, '"full"', mem_len=2048) | XL,
 }
 """Name to settings; the number is the memory length in training."""

@@ -39,8 +39,9 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor, needed: Tensor, band: Band, *, 
     rows = (index + q.shape[2] * torch.arange(len(q))[:, None]).flatten()
     packed = rearrange(q * scale, "b h t e -> (b t) h e").index_select(0, rows)
     packed = rearrange(packed, "(b g) h e -> b h g e", b=len(q))
+    parts = torch.split(packed, [group.shape[1] for group, _, _ in groups], dim=2)
     outputs = []
-    for part, (group, new, seen) in zip(packed.split([g.shape[1] for g, _, _ in groups], dim=2), groups, strict=True):
+    for part, (group, new, seen) in zip(parts, groups, strict=True):
         edges = [None if e is None else e[group - new.start][:, None] for e in band.edges(new.start, q[:, :, new])]
         given = part, k[:, :, seen], v[:, :, seen], *edges
         outputs.append(checkpoint(_attend, *given, use_reentrant=False) if recompute else _attend(*given))
@@ -54,7 +55,7 @@ def _groups(needed: Tensor, band: Band) -> Iterator[tuple[Tensor, slice, slice]]
     for new, seen in blocks(needed.shape[1], band):
         order = needed[:, new].byte().argsort(dim=1, descending=True, stable=True) + new.start
         most = int(needed[:, new].sum(1).max())
-        for group in order.split(GROUP, dim=1)[: -(-most // GROUP)]:
+        for group in torch.split(order, GROUP, dim=1)[: -(-most // GROUP)]:
             yield group, new, seen
 
 

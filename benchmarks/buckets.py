@@ -73,7 +73,7 @@ def one(home: Path, layer: str, tokens: int) -> dict[str, object]:
     found = []
     for n_buckets, n_hashes in HASHING:
         made = rehash(model.network, n_buckets, n_hashes)
-        result = measure(model.network, torch.as_tensor(ids, dtype=torch.int64)[None], n_bytes)
+        result = measure(model.network, torch.tensor(ids.tolist())[None], n_bytes)
         found.append({"n_buckets": made, "n_hashes": n_hashes} | result)
     return run | {"factors": [s.exp().tolist() for s in scales if s is not None], "hashing": found}
 

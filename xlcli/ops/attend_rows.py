@@ -42,8 +42,9 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor, needed: Tensor, band: Band, *, 
     parts = torch.split(packed, [group.shape[1] for group, _, _ in groups], dim=2)
     outputs = []
     for part, (group, new, seen) in zip(parts, groups, strict=True):
-        edges = [None if e is None else e[group - new.start][:, None] for e in band.edges(new.start, q[:, :, new])]
-        given = part, k[:, :, seen], v[:, :, seen], *edges
+        place, (last, first) = group - new.start, band.edges(new.start, q[:, :, new])
+        hidden = last[place][:, None], None if first is None else first[place][:, None]
+        given = part, k[:, :, seen], v[:, :, seen], *hidden
         outputs.append(checkpoint(_attend, *given, use_reentrant=False) if recompute else _attend(*given))
     y = rearrange(torch.cat(outputs, dim=2), "b h g w -> (b g) h w")
     out = y.new_zeros(q.shape[0] * q.shape[2], *y.shape[1:]).index_copy(0, rows, y)

@@ -1,7 +1,7 @@
 """Recall of hashed attention by number of buckets and rounds, with and without a learned factor on the queries.
 
     python benchmarks/buckets.py BOOKS [--tokens 200000] [--out benchmarks/results/buckets.json]
-    python benchmarks/buckets.py --table benchmarks/results/buckets.json     # the table of docs/reformer.md
+    python benchmarks/buckets.py --table benchmarks/results/buckets.json     # prints the table
 
 Two models of local and hashed layers in turn are trained as in `hashing.py`, with 64 buckets, one of them with
 `query_scale`. Then only the hashing changes: with the same weights and new rotations, a validation book is read with

@@ -1,7 +1,7 @@
 """Long documents followed by a changed second edition: does a model use text that is more than 10,000 tokens back?
 
     python benchmarks/editions.py BOOKS [--tokens 1000000] [--documents short,long]
-    python benchmarks/editions.py --table benchmarks/results/editions.json     # the table of docs/reformer.md
+    python benchmarks/editions.py --table benchmarks/results/editions.json     # prints the table
 
 BOOKS has folders train and valid of text files. A document is a passage of a book; its second edition follows at once:
 of its lines, 5 % are missing, and of its words, 5 % are replaced by other words of the document. So nearly every token

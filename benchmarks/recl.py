@@ -1,7 +1,7 @@
 """Relative effective context length (Dai et al. 2019, section 4.5 and appendix C) of models of equal size.
 
     python benchmarks/recl.py BOOKS [--tokens 2000000] [--seeds 3] [--out benchmarks/results/recl.json]
-    python benchmarks/recl.py --table benchmarks/results/recl.json     # the table of docs/variants.md
+    python benchmarks/recl.py --table benchmarks/results/recl.json     # prints the table
 
 BOOKS has folders train and valid of text files; the beginning of each file is used. Every model is one `xlcli train`
 with the same vocabulary, budget and shape. Then the loss of the same tokens of validation text is computed with each

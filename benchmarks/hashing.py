@@ -20,7 +20,7 @@ from runs import beginning, save, saved, train, xlcli
 MEMORIES = "512,2048,8192,65536"
 SHAPE = {
     "model.dim": 192, "model.n_layers": 4, "model.attention.n_heads": 3, "train.segment_len": 512,
-    "train.batch_size": 4,
+    "train.batch_size": 4, "train.memory": "hidden", "model.embedding.per_layer": "false",
 }  # fmt: skip
 XL = {"model.position.kind": "xl", "model.position.n_features": 32}
 ROPE = {"model.position.kind": "rope"}

@@ -22,7 +22,7 @@ MEM_LEN, SEGMENT_LEN = 128, 128
 MEMORIES = (0, MEM_LEN, 4 * MEM_LEN)
 SHAPE = {
     "model.dim": 128, "model.n_layers": 4, "model.attention.n_heads": 4, "train.segment_len": SEGMENT_LEN,
-    "train.mem_len": MEM_LEN, "train.batch_size": 8,
+    "train.mem_len": MEM_LEN, "train.batch_size": 8, "train.memory": "hidden", "model.embedding.per_layer": "false",
 }  # fmt: skip
 KINDS = (
     "none", "sinusoidal", "learned", "axial", "rope", "alibi", "t5", "shaw", "xl", "contextual-1", "contextual-2",

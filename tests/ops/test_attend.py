@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from xlcli.ops.attend import attend, attend_fused, attend_plain
+from xlcli.ops.attend_blocks import ScoreTerm
 
 KERNELS = [attend, attend_plain, attend_fused]
 
@@ -67,7 +68,7 @@ def test_a_second_term_is_added_to_the_scores(t, masked, with_bias):
     bias = random(2, 3, t, t + 9) if with_bias else None
     second = torch.einsum("bhtf,sf->bhts", query, key) * 0.3
     expected = by_definition(q, k, v, visible, 0.3, second if bias is None else second + bias)
-    out = attend(q, k, v, visible=visible, scale=0.3, term=(query, key), bias=bias)
+    out = attend(q, k, v, visible=visible, scale=0.3, term=ScoreTerm(query, key), bias=bias)
     assert torch.allclose(out, expected, rtol=0, atol=1e-12)
     weights = random(*out.shape)
     for a, b in zip(

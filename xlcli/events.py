@@ -231,7 +231,8 @@ class Score:
     not divided.
     `stride` is the distance in tokens of overlapping windows of `segment_len` tokens, None without them; with windows,
     `by_context` is empty.
-    `adapt`: the weights were adapted to the text while it was read; `by_context` is empty.
+    `adapt`: the weights were adapted to the text while it was read. `context_cache`: number of tokens of the cache, if
+    any. With either, `by_context` is empty.
     """
 
     model: str
@@ -261,6 +262,7 @@ class Score:
     documents: int = 1
     stride: int | None = None
     adapt: bool = False
+    context_cache: int | None = None
     mean_steps: float | None = None
     recall: float | None = None
     recall_by_layer: tuple[float, ...] = ()

@@ -13,12 +13,13 @@ from xlcli.config import MemoryDtype
 from xlcli.errors import StateError
 from xlcli.memory import MEMORIES, Memory
 from xlcli.memory.adaptation import Adaptation
+from xlcli.memory.context_cache import ContextCache
 from xlcli.memory.online import OnlineMemory
 from xlcli.ops.span import Span
 
 T = TypeVar("T")
 
-ONLINE_MEMORIES: dict[str, type[OnlineMemory]] = {"adaptation": Adaptation}
+ONLINE_MEMORIES: dict[str, type[OnlineMemory]] = {"adaptation": Adaptation, "cache": ContextCache}
 """Field of `State` to class, of values that a model learns while it reads."""
 
 
@@ -42,7 +43,7 @@ class State:
     offsets: Tensor
     last: Tensor | None = None
     adaptation: Adaptation | None = None
-    cache: OnlineMemory | None = None
+    cache: ContextCache | None = None
 
     @property
     def batch_size(self) -> int:

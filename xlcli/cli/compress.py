@@ -40,6 +40,7 @@ def compress(
     n_hashes: options.NHashes = None,
     mem_len: options.MemLen = None,
     adapt: options.Adapt = False,
+    context_cache: options.ContextCache = None,
     out: Annotated[
         str | None,
         typer.Option(

@@ -58,6 +58,7 @@ def evaluate(
     mem_len: options.MemLen = None,
     clamp_len: options.ClampLen = None,
     adapt: options.Adapt = False,
+    context_cache: options.ContextCache = None,
     sweep_mem_len: Annotated[
         Sequence[int] | None,
         typer.Option(
@@ -156,7 +157,7 @@ def evaluate(
     if settings.sweep_mem_len and (per_token is not None or html is not None):
         option = "--html" if per_token is None else "--per-token"
         raise ConfigError(f"{option} needs one memory length, not a sweep.", "Use --mem-len M.")
-    other = "--stride" if settings.stride is not None else "--adapt" if settings.adapt else None
+    other = "--stride" if settings.stride is not None else settings.learns_by
     if other is not None and plot is not None:
         raise ConfigError(f"--plot shows the loss by context, which {other} does not measure.", "Omit one of them.")
     check_texts(files or (), "xlcli eval -m {}")
@@ -209,7 +210,7 @@ def print_eval_plan(folder: Path, files: list[str] | None, settings: EvalConfig,
     settings.check_stride(config.train.segment_len)
     text = ", ".join(files or ()) or f"the {'validation' if settings.split == 'valid' else 'test'} text of the model"
     unbounded = config.model.effective_mem_len(1) is None
-    batch_size = 1 if unbounded or settings.adapt else settings.batch_size or 8
+    batch_size = 1 if unbounded or settings.learns_by else settings.batch_size or 8
     print_plan(folder, settings, screen, batch_size=batch_size, action=f"scores {text}")
 
 

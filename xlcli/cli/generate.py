@@ -134,6 +134,7 @@ def generate(
     mem_len: options.MemLen = None,
     clamp_len: options.ClampLen = None,
     adapt: options.Adapt = False,
+    context_cache: options.ContextCache = None,
     interactive: Annotated[
         bool,
         typer.Option(

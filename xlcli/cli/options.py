@@ -71,6 +71,16 @@ Adapt = Annotated[
         rich_help_panel="Memory",
     ),
 ]
+ContextCache = Annotated[
+    int | None,
+    typer.Option(
+        "--context-cache",
+        metavar="TOKENS",
+        parser=Unit(units.count, "100k"),
+        help="Mix predictions with the tokens that followed the same context among this many latest tokens.",
+        rich_help_panel="Memory",
+    ),
+]
 Span = Annotated[
     Literal["uniform", "growing"] | None,
     typer.Option(

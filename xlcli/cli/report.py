@@ -280,6 +280,8 @@ def score_text(score: Score, model: ModelConfig) -> str:
         recurrence += f"{span}, batch {score.batch_size}"
     if score.adapt:
         recurrence += ", weights adapted while reading"
+    if score.context_cache:
+        recurrence += f", cache of {score.context_cache:,} tokens"
     documents = f" in {score.documents:,} documents, each scored alone" if score.documents > 1 else ""
     lines = [
         f"{score.model} on {score.file}" + (", PARTIAL: stopped before the end" if score.partial else ""),

@@ -64,6 +64,7 @@ def stream(
     mem_len: options.MemLen = None,
     clamp_len: options.ClampLen = None,
     adapt: options.Adapt = False,
+    context_cache: options.ContextCache = None,
     reset_on: Annotated[
         str | None,
         typer.Option(

@@ -16,6 +16,7 @@ class OnlineOptions(TypedDict, total=False):
     adapt_lr: float | None
     adapt_decay: float | None
     adapt_weights: AdaptedWeights | None
+    context_cache: int | None
 
 
 class EvalOptions(OnlineOptions, total=False):

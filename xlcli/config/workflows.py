@@ -206,6 +206,8 @@ class OnlineConfig(InferenceConfig):
         adapt_lr: Learning rate.
         adapt_decay: Share of the distance to the trained weights that a step takes back.
         adapt_weights: Weights that change.
+        context_cache: Number of latest tokens among which the present context is looked up, see `xlcli.online.cache`;
+            None has no cache.
     """
 
     adapt: bool = False
@@ -213,6 +215,12 @@ class OnlineConfig(InferenceConfig):
     adapt_lr: Positive | None = None
     adapt_decay: Rate | None = None
     adapt_weights: AdaptedWeights | None = None
+    context_cache: Annotated[int, Field(ge=1, le=2**22)] | None = None
+
+    @property
+    def learns_by(self) -> str | None:
+        """Option that makes a model learn while it reads, None if there is none."""
+        return "--adapt" if self.adapt else "--context-cache" if self.context_cache else None
 
 
 class CompressConfig(OnlineConfig):
@@ -268,7 +276,7 @@ class EvalConfig(OnlineConfig):
 
     @model_validator(mode="after")
     def _check_adaptation(self) -> EvalConfig:
-        if not self.adapt:
+        if self.learns_by is None:
             return self
         conflicts = {
             "batch_size": self.batch_size not in (None, 1),
@@ -278,7 +286,8 @@ class EvalConfig(OnlineConfig):
         }
         if conflict := next((name for name, is_given in conflicts.items() if is_given), None):
             flag = f"--{conflict.replace('_', '-')}"
-            raise InvalidSettingError("eval.adapt", f"reads one text in order, without {flag}", f"Omit {flag}.")
+            key = "eval.adapt" if self.adapt else "eval.context_cache"
+            raise InvalidSettingError(key, f"reads one text in order, without {flag}", f"Omit {flag}.")
         return self
 
     @model_validator(mode="after")
@@ -317,6 +326,14 @@ class GenerateConfig(OnlineConfig):
     stop: tuple[str, ...] = ()
     num_samples: Count = 1
     logprobs: Annotated[int, Field(ge=0, le=1000)] | None = None
+
+    @model_validator(mode="after")
+    def _check_cache(self) -> GenerateConfig:
+        if self.context_cache is not None and self.num_samples > 1:
+            raise InvalidSettingError(
+                "generate.context_cache", "continues one text, not several samples", "Leave out one of the two."
+            )
+        return self
 
 
 def compile_pattern(pattern: str, key: str) -> Any:

@@ -91,11 +91,11 @@ def evaluate(
     except StoppedEarlyError:
         yield _NOT_BEGUN
         return
-    if options.adapt and len(text.documents) > 1:
+    if options.learns_by and len(text.documents) > 1:
         raise ConfigError(
-            f"{len(text.documents):,} documents are scored each as if it were alone, as in training, but --adapt "
-            "learns from one to the next.",
-            "Add --set eval.reset_on_document=false, or use xlcli stream --adapt.",
+            f"{len(text.documents):,} documents are scored each as if it were alone, as in training, but "
+            f"{options.learns_by} learns from one to the next.",
+            f"Add --set eval.reset_on_document=false, or use xlcli stream {options.learns_by}.",
         )
     if options.reset_on_document is None and len(text.documents) > 1:
         yield Notice(
@@ -110,7 +110,7 @@ def evaluate(
     for i, mem_len in enumerate(mem_lens):
         lengths = choose_lengths(model, runtime, options, mem_len, text)
         # The loss by context is measured in windows, but not without memory.
-        has_windows = not (lengths.by_document or options.adapt)
+        has_windows = not (lengths.by_document or options.learns_by)
         n_windowed = has_windows * sum(length != 0 for length in (lengths.mem_len, *mem_lens[1:]))
         scale = len(mem_lens) + n_windowed * window_share(len(text.tokens))
         clock = Clock(text.counts.bytes, scale) if i == 0 else None
@@ -131,8 +131,8 @@ def evaluate(
             if remark := misfit(model.name, bits_per(totals.nats, totals.bytes)):
                 yield Notice(remark)
             by_context = totals.by_context
-            if options.adapt:
-                by_context = ContextSums(1)  # windows from empty memory are not the adapted model
+            if options.learns_by:
+                by_context = ContextSums(1)  # windows from empty memory are not the model that has learned
             elif lengths.mem_len and not partial and not lengths.by_document:
                 by_context = yield from score_windows(
                     model, reader, runtime, text, lengths, totals.batch_size, by_context, stop
@@ -149,7 +149,7 @@ def evaluate(
             lengths,
             totals,
             seconds=seconds,
-            adapt=options.adapt,
+            options=options,
             unknown=None if partial else unknown,
             cost=cost,
             recall=measure_recall(model, runtime, text, lengths) if options.recall and not stop() else (),
@@ -188,7 +188,7 @@ def _score(
     totals: Totals,
     *,
     seconds: float,
-    adapt: bool,
+    options: EvalConfig,
     unknown: int | None,
     cost: float | None,
     recall: tuple[float, ...],
@@ -207,7 +207,8 @@ def _score(
         unknown_words=unknown,
         documents=totals.documents if lengths.by_document else 1,
         stride=lengths.stride,
-        adapt=adapt,
+        adapt=options.adapt,
+        context_cache=options.context_cache,
         nats=totals.nats,
         bits_per_byte=bits_per(totals.nats, counts.bytes),
         bits_per_char=bits_per(totals.nats, counts.chars) if counts.chars else None,

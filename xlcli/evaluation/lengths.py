@@ -83,7 +83,7 @@ def choose_lengths(
     else:
         by_warmup = 1 + n_tokens // (10 * warmup_len) if warmup_len else n_tokens
         largest = min(n_per_call // segment_len, STATE_LIMIT // state_bytes, by_warmup)
-    is_single = options.adapt or (receptive_field is None and not one_by_one)
+    is_single = options.learns_by is not None or (receptive_field is None and not one_by_one)
     limit = min(n_per_call, max(1, STATE_LIMIT // state_bytes) * segment_len)
     return Lengths(
         mem_len=mem_len,

@@ -14,11 +14,13 @@ from xlcli.model.lm import LanguageModel
 from xlcli.online.adaptation import AdaptiveModel, adapted_weights, is_compatible
 from xlcli.online.base import FixedModel as FixedModel
 from xlcli.online.base import Reader as Reader
+from xlcli.online.cache import CachedModel
 from xlcli.online.optimizer import Optimizer
 from xlcli.state import State
 
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "adaptation": {"adapt_block": 64, "adapt_lr": 6e-4, "adapt_decay": 0.003, "adapt_weights": "blocks"},
+    "cache": {"context_cache": None},
 }
 """Default settings of the values of `State.online`."""
 
@@ -33,11 +35,14 @@ def make_reader(
         options: Wrappers and their settings.
         decoder: Faster `logits` of one token, if any.
     """
-    if not isinstance(options, OnlineConfig) or not options.adapt:
-        return FixedModel(network, decoder)
-    settings = _settings(options, "adaptation")
-    optimizer, decodes = _optimizer(network, settings), isinstance(decoder, Decoder)
-    return AdaptiveModel(network, optimizer, block=settings["adapt_block"], settings=settings, decodes=decodes)
+    reader: Reader = FixedModel(network, decoder)
+    if not isinstance(options, OnlineConfig):
+        return reader
+    if options.adapt:
+        settings = _settings(options, "adaptation")
+        optimizer, decodes = _optimizer(network, settings), isinstance(decoder, Decoder)
+        reader = AdaptiveModel(network, optimizer, block=settings["adapt_block"], settings=settings, decodes=decodes)
+    return reader if options.context_cache is None else CachedModel(reader, _settings(options, "cache"))
 
 
 def check_precision(options: InferenceConfig, dtype: torch.dtype) -> None:
@@ -55,7 +60,8 @@ def continued(network: LanguageModel, options: InferenceConfig, state: State) ->
     if not isinstance(options, OnlineConfig):
         options = validate(OnlineConfig, options.model_dump())
     changes: dict[str, Any] = {}
-    for field, flag, is_on in (("adaptation", "--adapt", options.adapt),):
+    flags = {"adaptation": ("--adapt", options.adapt), "cache": ("--context-cache", options.context_cache is not None)}
+    for field, (flag, is_on) in flags.items():
         value = state.online.get(field)
         if (value is not None) != is_on:
             state_has, remedy = ("without", f"Leave out {flag}.") if is_on else ("with", f"Add {flag}.")
@@ -77,6 +83,8 @@ def continued(network: LanguageModel, options: InferenceConfig, state: State) ->
         settings = _settings(options, "adaptation")
         if not is_compatible(network, _optimizer(network, settings), settings["adapt_block"], state):
             raise StateError("the adapted weights of the state do not fit the model.", "Start without --state-in.")
+    if state.cache is not None and not state.cache.fits(network.config.vocab_size):
+        raise StateError("the context cache of the state does not fit the model.", "Start without --state-in.")
     return options
 
 

@@ -146,7 +146,7 @@ class State:
             return state
         except KeyError as error:
             raise StateError(f"the state is damaged: {error} is missing or unknown.", _REMEDY) from None
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise StateError(f"the state is damaged: {error}.", _REMEDY) from None
 
 

@@ -9,23 +9,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xlcli.coding.container import FRAME_TOKENS, MAGIC, End, Frame, Header, Reader
+from xlcli.coding.container import FRAME_TOKENS, MAGIC, End, FileReader, Frame, Header
 from xlcli.errors import DataError
 
-HEADER = Header("m", "0" * 16, {"mem_len": 9}, 1, "software", "1" * 16)
+HEADER = Header("m", "0" * 16, {"mem_len": 9}, 1, "cpu", "float32", "software", "1" * 16)
 FRAMES = [Frame(3, b"abcdefgh"), Frame(FRAME_TOKENS, b""), End(17, bytes(32))]
 WHOLE = HEADER.encode() + b"".join(frame.encode() for frame in FRAMES)
 
 
 def read(data):
-    reader = Reader([data], "x")
+    reader = FileReader([data], "x")
     return reader.header(), list(reader.frames())
 
 
 @given(st.lists(st.integers(0, len(WHOLE))))
 def test_what_is_written_is_read_however_it_arrives(cuts):
     places = sorted({0, *cuts, len(WHOLE)})
-    reader = Reader([None, *(WHOLE[a:b] for a, b in itertools.pairwise(places))], "x")
+    reader = FileReader([None, *(WHOLE[a:b] for a, b in itertools.pairwise(places))], "x")
     assert reader.header() == HEADER
     assert list(reader.frames()) == FRAMES
     assert reader.n_read == len(WHOLE)
@@ -45,8 +45,13 @@ def test_every_shorter_file_and_every_changed_bit_of_frames_is_refused():
         read(WHOLE + b"\0")
 
 
+FORGED = [("threads", "2"), ("threads", True), ("dtype", "int4"), ("device", ""), ("model", "../m"), ("settings", 1)]
+
+
 @pytest.mark.parametrize(
-    "body", [b"", b"[]", b"{}", b"\xff", b"[" * 50_000, json.dumps({**vars(HEADER), "threads": "2"}).encode()]
+    "body",
+    [b"", b"[]", b"{}", b"\xff", b"[" * 50_000]
+    + [json.dumps({**vars(HEADER), name: value}).encode() for name, value in FORGED],
 )
 def test_a_forged_header_is_refused(body):
     with pytest.raises(DataError, match="header"):
@@ -64,4 +69,4 @@ def test_sizes_are_limited_before_anything_is_read():
 def test_settings_of_a_forged_header_are_refused():
     for settings in ({"mem_len": -1}, {"nothing": 1}):
         with pytest.raises(DataError, match="header"):
-            Reader([], "x").settings(Header("m", "", settings, 1, "", ""))
+            FileReader([], "x").settings(Header("m", "", settings, 1, "cpu", "float32", "", ""))

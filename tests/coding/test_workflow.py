@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from toys import PROSE, RUNTIME, VARIANTS, slow_bits, toy
 
 from xlcli.coding import workflow
-from xlcli.coding.container import Reader
+from xlcli.coding.container import End, FileReader, Frame
 from xlcli.config import OnlineConfig
 from xlcli.errors import ConfigError, DataError
 from xlcli.events import Coded, StoppedEarlyError
@@ -27,7 +27,7 @@ def compress(model, *portions, **options):
 
 
 def decompress(model, data):
-    reader = Reader([data], "x")
+    reader = FileReader([data], "x")
     header = reader.header()
     *results, coded = workflow.decompress(model, header, reader, RUNTIME)
     text = b"".join(result for result in results if isinstance(result, bytes))
@@ -74,9 +74,31 @@ def test_adapted_weights():
     assert coded.bits < compress(model, text)[1].bits
 
 
-def test_rounded_memory():
+@pytest.mark.parametrize(
+    "options", [{"memory_dtype": "int8"}, {"context_cache": 20, "adapt": True, "adapt_block": 8}], ids=str
+)
+def test_options_are_those_of_the_file(options):
     text = PROSE.encode()[:40]
-    assert decompress(MODELS["bytes"], compress(MODELS["bytes"], text, memory_dtype="int8")[0]) == text
+    assert decompress(MODELS["bytes"], compress(MODELS["bytes"], text, **options)[0]) == text
+
+
+def test_a_forged_frame_is_refused():
+    model = MODELS["bytes"]
+    reader = FileReader([compress(model, b"text")[0]], "x")
+    header = reader.header()
+    for words in (b"\xff" * 16, b"", b"\0" * 40):
+        data = header.encode() + Frame(99, words).encode() + End(99, bytes(32)).encode()
+        with pytest.raises(DataError, match="was not restored"):
+            decompress(model, data)
+
+
+def test_other_threads_and_number_types_are_refused():
+    model = MODELS["bytes"]
+    data, _ = compress(model, b"text")
+    for change in ({"threads": 2}, {"dtype": torch.bfloat16}):
+        reader = FileReader([data], "x")
+        with pytest.raises(DataError, match="was compressed on cpu in float32 with 1 threads"):
+            list(workflow.decompress(model, reader.header(), reader, dataclasses.replace(RUNTIME, **change)))
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -92,7 +114,7 @@ def test_several_frames(monkeypatch):
     monkeypatch.setattr(workflow, "FRAME_TOKENS", 10)
     model, text = MODELS["bytes"], PROSE.encode()[:45]
     data, _ = compress(model, text)
-    reader = Reader([data], "x")
+    reader = FileReader([data], "x")
     reader.header()
     assert [getattr(frame, "n_tokens", 0) for frame in reader.frames()] == [10, 10, 10, 10, 5, 0]
     assert decompress(model, data) == text
@@ -116,7 +138,7 @@ def test_other_numbers_are_refused():
 
 def test_a_text_with_another_hash_is_not_confirmed():
     data, _ = compress(MODELS["bytes"], b"some text")
-    with pytest.raises(DataError, match="another SHA-256"):
+    with pytest.raises(DataError, match="was not restored"):
         decompress(MODELS["bytes"], data[:-1] + bytes([data[-1] ^ 1]))
 
 
@@ -130,6 +152,6 @@ def test_a_stop_ends_both():
     data, _ = compress(model, b"some text")
     with pytest.raises(StoppedEarlyError):
         list(workflow.compress(model, [b"some text"], OnlineConfig(), RUNTIME, stop=lambda: True))
-    reader = Reader([data], "x")
+    reader = FileReader([data], "x")
     with pytest.raises(StoppedEarlyError):
         list(workflow.decompress(model, reader.header(), reader, RUNTIME, stop=lambda: True))

@@ -16,7 +16,7 @@ from typing import Any, AnyStr, Literal, Unpack
 from xlcli import evaluation, generation, streaming, training
 from xlcli.api.values import TextScore, TextState, resumed, saving
 from xlcli.coding import workflow as coding
-from xlcli.coding.container import Reader
+from xlcli.coding.container import FileReader
 from xlcli.config import (
     EvalConfig,
     GenerateConfig,
@@ -120,7 +120,7 @@ class Model:
         Raises:
             DataError: The data are damaged, or were made with another model, or where it computes other numbers.
         """
-        reader = Reader([data], "the data")
+        reader = FileReader([data], "the data")
         return _joined(coding.decompress(self.loaded, reader.header(), reader, self.runtime))
 
     def stream_generate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -14,7 +15,7 @@ from xlcli.cli import options
 from xlcli.cli.help import CONTEXT, Command
 from xlcli.cli.pipe import open_source, portions
 from xlcli.cli.signals import Stop, Stopped
-from xlcli.errors import ConfigError
+from xlcli.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from xlcli.cli.render import Screen
@@ -117,17 +118,31 @@ def write(results: Iterable[Output], target: str, screen: Screen, stop: Stop, *,
     Raises:
         Stopped: A signal ended the workflow.
     """
-    from xlcli.events import StoppedEarlyError
     from xlcli.files.plain import write_atomic
 
     pieces = shown(results, target, screen, model=model, file=file)
-    try:
+    with ending(stop):
         if target == "-":
             for piece in pieces:
                 screen.write(piece)
         else:
             write_atomic(Path(target), pieces)
-    except StoppedEarlyError:
+
+
+@contextlib.contextmanager
+def ending(stop: Stop) -> Iterator[None]:
+    """Context in which the end of the input after a signal is no error.
+
+    Raises:
+        Stopped: A signal ended the work.
+    """
+    from xlcli.events import StoppedEarlyError
+
+    try:
+        yield
+    except (StoppedEarlyError, DataError):
+        if not stop():
+            raise
         raise Stopped(stop.exit_code) from None
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from xlcli.cli import options
-from xlcli.cli.compress import SUFFIX, check_target, write
+from xlcli.cli.compress import SUFFIX, check_target, ending, write
 from xlcli.cli.help import CONTEXT, Command
 from xlcli.cli.pipe import open_source, portions
 from xlcli.errors import ConfigError
@@ -71,7 +71,7 @@ def decompress(
     """Restore a compressed text, byte for byte; refuse a file that this machine would restore wrongly."""
     from xlcli.cli.outputs import check_standard_output
     from xlcli.cli.prologue import begin, check_files, check_texts, find_model, load_model
-    from xlcli.coding.container import Reader
+    from xlcli.coding.container import FileReader
 
     config, screen = begin(context, SECTIONS)
     texts = [] if file == "-" else [file]
@@ -83,8 +83,9 @@ def decompress(
     source = open_source(file)
     check_standard_output(source)
     with screen.stop() as stop, screen.until(stop):
-        reader = Reader(portions(source, stop, None), "standard input" if file == "-" else file)
-        header = reader.header()
+        reader = FileReader(portions(source, stop, None), "standard input" if file == "-" else file)
+        with ending(stop):
+            header = reader.header()
         context.params["model"] = model or header.model
         settings = reader.settings(header)
         folder = find_model(context, settings, screen)
@@ -92,7 +93,10 @@ def decompress(
         screen.wait("loading the model")
         from xlcli.coding import workflow
 
-        machine = config.runtime.model_copy(update={"threads": config.runtime.threads or header.threads})
+        given = config.runtime
+        made = {"threads": given.threads or header.threads}
+        made |= {name: getattr(header, name) for name in ("device", "dtype") if getattr(given, name) == "auto"}
+        machine = given.model_copy(update=made)
         loaded, runtime = load_model(folder, settings, machine, screen)
         results = workflow.decompress(loaded, header, reader, runtime, stop=stop)
         write(results, target, screen, stop, model=loaded.name, file=file)

@@ -16,6 +16,7 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from xlcli.config import OnlineConfig, validate
@@ -43,6 +44,8 @@ class Header:
         fingerprint: First 16 hexadecimal digits of the SHA-256 of the model's fingerprints.
         settings: Inference settings that differ from the defaults.
         threads: Number of CPU threads.
+        device: `cpu` or `cuda`.
+        dtype: Number type of matrix products.
         software: Versions and processor, for messages.
         check: Hash of the predictions for a fixed text, 16 hexadecimal digits.
     """
@@ -51,6 +54,8 @@ class Header:
     fingerprint: str
     settings: Mapping[str, Any]
     threads: int
+    device: str
+    dtype: str
     software: str
     check: str
 
@@ -85,7 +90,7 @@ class End:
         return _END.pack(0, self.n_bytes, self.digest)
 
 
-class Reader:
+class FileReader:
     """Reads a compressed text from portions of bytes.
 
     Args:
@@ -122,9 +127,14 @@ class Reader:
         except (ValueError, TypeError, RecursionError):
             raise self._damaged("its header is not readable") from None
         texts = (header.model, header.fingerprint, header.software, header.check)
-        is_count = isinstance(header.threads, int) and 1 <= header.threads <= 1024
+        is_count = type(header.threads) is int and 1 <= header.threads <= 1024
         if not (all(isinstance(text, str) for text in texts) and isinstance(header.settings, dict) and is_count):
             raise self._damaged("its header has values of wrong types")
+        if header.device not in ("cpu", "cuda") or header.dtype not in ("float32", "bfloat16", "float16"):
+            raise self._damaged("its header names no device or number type")
+        # A path could name a model that came with the file.
+        if header.model in ("", ".", "..") or Path(header.model).name != header.model:
+            raise self._damaged("its header has no name of a model")
         return header
 
     def settings(self, header: Header) -> OnlineConfig:

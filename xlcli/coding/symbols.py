@@ -2,7 +2,7 @@
 
 The range coder of constriction turns the probabilities of all tokens into integer counts of at least 1 in 2^24. Encoder
 and decoder make the same calls in the same order, so their counts are equal where the same calls give the same
-floating-point numbers. `fingerprint` recognizes machines where they do not.
+floating-point numbers. `check_hash` recognizes machines where they do not.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import constriction
 import numpy as np
 
+from xlcli.config import OnlineConfig
 from xlcli.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -24,8 +25,15 @@ if TYPE_CHECKING:
     from xlcli.events import Notice
     from xlcli.inference import InferenceSession
 
+
+class InvalidWordsError(ValueError):
+    """Words that no token has with the probabilities of this machine."""
+
+
 N_CHECKED = 24
-"""Number of predictions that `fingerprint` compares."""
+"""Number of predictions that `check_hash` compares."""
+MOST_READ = 1024
+"""Maximum number of tokens that it reads before them."""
 
 
 class TokenCoder:
@@ -63,7 +71,7 @@ class TokenCoder:
         return constriction.stream.model.Categorical(probabilities, lazy=True)
 
 
-class Encoder(TokenCoder):
+class TokenEncoder(TokenCoder):
     """Turns tokens into words of 32 bits.
 
     Attributes:
@@ -90,21 +98,26 @@ class Encoder(TokenCoder):
         return words
 
 
-class Decoder(TokenCoder):
-    """Turns words of 32 bits into the tokens that an `Encoder` was given."""
+class TokenDecoder(TokenCoder):
+    """Turns words of 32 bits into the tokens that an `TokenEncoder` was given."""
 
     def tokens(self, words: bytes, n_tokens: int) -> Iterator[int]:
-        """The next tokens, from the words of one `Encoder.finish`."""
+        """The next tokens, from the words of one `TokenEncoder.finish`."""
         coder = constriction.stream.queue.RangeDecoder(np.frombuffer(words, "<u4").astype(np.uint32))
         for _ in range(n_tokens):
             probabilities = self._probabilities()
-            token = int(coder.decode(self._counts(probabilities)))
+            try:
+                token = int(coder.decode(self._counts(probabilities)))
+            except AssertionError:  # of constriction: no token has these words
+                raise InvalidWordsError from None
             self._observe(token, probabilities)
             yield token
 
 
-def fingerprint(session: InferenceSession) -> Generator[Notice, None, str]:
+def check_hash(session: InferenceSession) -> Generator[Notice, None, str]:
     """Hash, 16 hexadecimal digits, of the logits before each of `N_CHECKED` fixed tokens, to the bit.
+
+    Before them the session reads as many tokens as its memory or a block of adaptation holds, at most `MOST_READ`.
 
     Args:
         session: A session at the start of a text, which is used up.
@@ -112,10 +125,14 @@ def fingerprint(session: InferenceSession) -> Generator[Notice, None, str]:
     Yields:
         Notices about kernels.
     """
-    hashed = hashlib.sha256()
-    for i in range(N_CHECKED):
+    hashed, options, vocab_size = hashlib.sha256(), session.options, session.model.tokenizer.vocab_size
+    ids = np.array([(31 * i * i + 7 * i) % vocab_size for i in range(MOST_READ + N_CHECKED)], np.int32)
+    block = options.adapt_block or MOST_READ if isinstance(options, OnlineConfig) and options.adapt else 0
+    n_read = min(max(session.state.span.longest, block) + 1, MOST_READ)
+    session.read(ids[:n_read], lambda: False)
+    for token in ids[n_read : n_read + N_CHECKED].tolist():
         if notice := session.compilation():
             yield notice
         hashed.update(session.predict()[0].double().cpu().numpy().astype("<f8").tobytes())
-        session.observe((31 * i * i + 7 * i) % session.model.tokenizer.vocab_size)
+        session.observe(token)
     return hashed.hexdigest()[:16]

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from xlcli import __version__
-from xlcli.coding.container import FRAME_TOKENS, End, Frame, Header, Reader
-from xlcli.coding.symbols import Decoder, Encoder, fingerprint
+from xlcli.coding.container import FRAME_TOKENS, End, FileReader, Frame, Header
+from xlcli.coding.symbols import InvalidWordsError, TokenDecoder, TokenEncoder, check_hash
 from xlcli.config import OnlineConfig
 from xlcli.errors import ConfigError, DataError
 from xlcli.events import Coded, Notice, Progress, ProgressMeter, StoppedEarlyError
@@ -63,17 +63,19 @@ def compress(
             "Use a model with --tokenizer sentencepiece or bytes.",
         )
     started = time.monotonic()
-    check = yield from fingerprint(InferenceSession.open(model, runtime, options, None))
+    check = yield from check_hash(InferenceSession.open(model, runtime, options, None))
     header = Header(
         model=model.name,
         fingerprint=model_fingerprint(model),
         settings=options.model_dump(mode="json", include=set(OnlineConfig.model_fields), exclude_defaults=True),
         threads=runtime.threads,
+        device=runtime.device.type,
+        dtype=runtime.dtype_name,
         software=software(),
         check=check,
     ).encode()
     yield header
-    encoder, hashed = Encoder(InferenceSession.open(model, runtime, options, None)), hashlib.sha256()
+    encoder, hashed = TokenEncoder(InferenceSession.open(model, runtime, options, None)), hashlib.sha256()
     meter = ProgressMeter("compressing", size, "bytes")
     n_tokens, n_bytes, n_written = 0, 0, len(header)
     for words in whole_words((portion for portion in portions if portion), BLOCK_BYTES):
@@ -100,7 +102,7 @@ def compress(
 def decompress(
     model: LoadedModel,
     header: Header,
-    reader: Reader,
+    reader: FileReader,
     runtime: Runtime,
     *,
     stop: Callable[[], bool] = lambda: False,
@@ -129,33 +131,47 @@ def decompress(
             "Give that model (-m).",
         )
     options = reader.settings(header)
+    made, here = (
+        (header.device, header.dtype, header.threads),
+        (runtime.device.type, runtime.dtype_name, runtime.threads),
+    )
+    if made != here:
+        raise DataError(
+            f"{reader.name} was compressed on {header.device} in {header.dtype} with {header.threads} threads, not on "
+            f"{here[0]} in {here[1]} with {here[2]}.",
+            f"Give --device {header.device} --dtype {header.dtype} --threads {header.threads}.",
+        )
     started = time.monotonic()
-    check = yield from fingerprint(InferenceSession.open(model, runtime, options, None))
+    check = yield from check_hash(InferenceSession.open(model, runtime, options, None))
     if check != header.check:
         raise DataError(
-            f"{reader.name} was compressed where the model computes other numbers: with {header.software}, "
-            f"{header.threads} threads; here are {software()}, {runtime.threads} threads.",
+            f"{reader.name} was compressed where the model computes other numbers: with {header.software}; "
+            f"here are {software()}.",
             "Decompress it with the same versions on a processor of the same type.",
         )
-    decoder, hashed = Decoder(InferenceSession.open(model, runtime, options, None)), hashlib.sha256()
+    decoder, hashed = TokenDecoder(InferenceSession.open(model, runtime, options, None)), hashlib.sha256()
     meter = ProgressMeter("decompressing", None, "bytes")
     n_tokens = n_bytes = 0
+    not_restored = DataError(
+        f"{reader.name} was not restored: the text is another one than the one that was compressed.",
+        "Decompress it on the machine that compressed it.",
+    )
     for frame in reader.frames():
         if isinstance(frame, End):
             if (frame.n_bytes, frame.digest) != (n_bytes, hashed.digest()):
-                raise DataError(
-                    f"{reader.name} was not restored: the text has another SHA-256 than the one that was compressed.",
-                    "Decompress it on the machine that compressed it.",
-                )
+                raise not_restored
             break
-        for token in decoder.tokens(frame.words, frame.n_tokens):
-            text = model.tokenizer.decode([token])
-            hashed.update(text)
-            n_tokens, n_bytes = n_tokens + 1, n_bytes + len(text)
-            yield text
-            yield from meter.report(n_bytes)
-            if stop():
-                raise StoppedEarlyError
+        try:
+            for token in decoder.tokens(frame.words, frame.n_tokens):
+                text = model.tokenizer.decode([token])
+                hashed.update(text)
+                n_tokens, n_bytes = n_tokens + 1, n_bytes + len(text)
+                yield text
+                yield from meter.report(n_bytes)
+                if stop():
+                    raise StoppedEarlyError
+        except InvalidWordsError:
+            raise not_restored from None
     yield Coded(n_bytes, reader.n_read, n_tokens, decoder.bits, time.monotonic() - started)
 
 

@@ -211,7 +211,7 @@ class OnlineConfig(InferenceConfig):
     """
 
     adapt: bool = False
-    adapt_block: Annotated[int, Field(ge=1, le=2**16)] | None = None
+    adapt_block: Annotated[int, Field(ge=1, le=2**12)] | None = None
     adapt_lr: Positive | None = None
     adapt_decay: Rate | None = None
     adapt_weights: AdaptedWeights | None = None

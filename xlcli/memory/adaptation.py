@@ -78,6 +78,8 @@ class Adaptation(OnlineMemory):
         for t in single.values():
             if (t.ndim, t.dtype) != (1, torch.int64):
                 raise ValueError("tokens of the adaptation are not vectors of int64")
+        if "last" in single and len(single["last"]) != 1:
+            raise ValueError("the adaptation has not one token before its block")
         if len(inputs) != len(targets) or (len(inputs) > 0) != (len(start) > 0):
             raise ValueError("the unfinished block of the adaptation is incomplete")
         n_steps = int(description["n_steps"])

@@ -67,6 +67,7 @@ class ContextIndex:
         self._start()
 
     def _start(self) -> None:
+        self._owners = self._latest = self._earlier = []  # old tables are freed before new ones are made
         self.inputs, self.targets = array("i"), array("i")
         self._owners = [array("Q", bytes(8 << self._bits)) for _ in ORDERS[1:]]
         self._latest = [array("i", b"\xff" * (4 << self._bits)) for _ in ORDERS[1:]]
@@ -186,16 +187,20 @@ class ContextCache(OnlineMemory):
         """Value from the results of `tensors` and `describe`; the vocabulary is not checked here."""
         settings = dict(json.loads(description["settings"]))
         window = settings["context_cache"]
-        if not isinstance(window, int) or not 1 <= window <= MAX_WINDOW:
+        if type(window) is not int or not 1 <= window <= MAX_WINDOW:
             raise ValueError(f"a context cache of {window} tokens")
         inputs, targets, weights = tensors["inputs"], tensors["targets"], tensors["weights"]
         if any((t.ndim, t.dtype) != (1, torch.int32) for t in (inputs, targets)) or len(inputs) != len(targets):
             raise ValueError("tokens of the context cache are not two vectors of int32")
         if len(inputs) > window + ORDERS[-1]:
             raise ValueError("the context cache holds too many tokens")
-        shape, predicted = (2, len(ORDERS), N_TOTALS, N_DISTINCT), tensors["predicted"]
-        if (weights.shape, weights.dtype) != (shape, torch.float64) or predicted.ndim != 1:
+        # The mixture is computed on the CPU, whatever the device of the model.
+        weights, predicted = weights.cpu(), tensors["predicted"].cpu()
+        shape = 2, len(ORDERS), N_TOTALS, N_DISTINCT
+        if (weights.shape, weights.dtype) != (shape, torch.float64):
             raise ValueError("weights of the context cache have another shape")
+        if (predicted.ndim, predicted.dtype) != (1, torch.float64) or not bool((predicted <= 0).all()):
+            raise ValueError("the prediction of the context cache has no log-probabilities")
         if not (bool(((weights[0] > 0) & (weights[0] < 1)).all()) and bool((weights[1] >= 0).all())):
             raise ValueError("weights of the context cache are not between 0 and 1")
         index = ContextIndex(window)

@@ -23,6 +23,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "cache": {"context_cache": None},
 }
 """Default settings of the values of `State.online`."""
+_ANEW = "start without --state-in"
 
 
 def make_reader(
@@ -63,16 +64,22 @@ def continued(network: LanguageModel, options: InferenceConfig, state: State) ->
     flags = {"adaptation": ("--adapt", options.adapt), "cache": ("--context-cache", options.context_cache is not None)}
     for field, (flag, is_on) in flags.items():
         value = state.online.get(field)
-        if (value is not None) != is_on:
-            state_has, remedy = ("without", f"Leave out {flag}.") if is_on else ("with", f"Add {flag}.")
-            raise StateError(f"the state was saved {state_has} {flag}.", f"{remedy} Or start without --state-in.")
+        if value is None and is_on:
+            raise StateError(f"the state was saved without {flag}.", f"Leave out {flag}, or {_ANEW}.")
         if value is None:
             continue
-        for name in DEFAULTS[field]:
-            saved, given = value.settings.get(name), getattr(options, name)
+        if value.settings.keys() != DEFAULTS[field].keys():
+            raise StateError(f"the state is damaged: it lacks settings of {flag}.", f"{_ANEW.capitalize()}.")
+        if field == "cache":
+            flag = f"{flag} {value.settings['context_cache']}"
+        if not is_on:
+            raise StateError(f"the state was saved with {flag}.", f"Add {flag}, or {_ANEW}.")
+        for name, saved in value.settings.items():
+            given = getattr(options, name)
             if given not in (None, saved):
+                remedy = f"Give {flag}" if field == "cache" else f"Leave out {name}"
                 raise StateError(
-                    f"the state was saved with {name} {saved}, but {name} is {given}.", f"Leave out {name}."
+                    f"the state was saved with {name} {saved}, but {name} is {given}.", f"{remedy}, or {_ANEW}."
                 )
             changes[name] = saved
     try:

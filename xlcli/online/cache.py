@@ -13,6 +13,7 @@ moves towards the posterior probability w c_k / p_k of the token, which is onlin
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xlcli.errors import ConfigError
 from xlcli.memory.context_cache import N_DISTINCT, N_TOTALS, ORDERS, ContextCache, ContextIndex, Followers
 from xlcli.model.lm import ScoreOutput
 from xlcli.online.base import Reader
@@ -50,6 +52,7 @@ class CachedModel:
 
     def init_state(self, batch: int, **options: Any) -> State:
         """State before the first token, with an empty cache; arguments as for `LanguageModel.init_state`."""
+        _check_single(batch)
         weights = torch.stack(
             [torch.full((len(ORDERS), N_TOTALS, N_DISTINCT), x, dtype=torch.float64) for x in _INITIAL]
         )
@@ -59,6 +62,7 @@ class CachedModel:
 
     def score(self, tokens: Tensor, targets: Tensor, state: State) -> ScoreOutput:
         """Surprisal in nats of each target (1 n) after its token, the last n of tokens (1 t), and the new state."""
+        _check_single(len(tokens))
         value = _value(state)
         out = self.inner.score(tokens, targets, state)
         weights, index = value.weights.numpy(), value.index
@@ -78,6 +82,7 @@ class CachedModel:
 
     def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Log-probabilities (1 v) of the next token after tokens (1 t), and the new state."""
+        _check_single(len(tokens))
         value = _value(state)
         logits, state = self.inner.logits(tokens, state)
         for token in tokens[0].tolist():
@@ -91,7 +96,7 @@ class CachedModel:
             for token, count in followers.counts.items():
                 mixed[token] += share * count
         state = replace(state, cache=replace(value, predicted=own))
-        return mixed.log()[None].to(logits.device), state
+        return mixed.clamp_min(sys.float_info.min).log()[None].to(logits.device), state
 
     def observe(self, targets: Tensor, state: State) -> State:
         """State after the target (1) of the last prediction is known."""
@@ -108,6 +113,11 @@ class CachedModel:
 _INITIAL = INITIAL_WEIGHT, INITIAL_UPDATES
 
 
+def _check_single(n_rows: int) -> None:
+    if n_rows != 1:
+        raise ConfigError(f"a context cache is of one text, not {n_rows}.", "Use a batch size of 1.")
+
+
 def _value(state: State) -> ContextCache:
     assert isinstance(state.cache, ContextCache)
     return state.cache
@@ -122,6 +132,7 @@ def _class(followers: Followers) -> tuple[int, int, int]:
 def _update(weights: Any, index: ContextIndex, probability: float, target: int) -> float:
     """Probability of the target by the mixture, from that of the model; the weights (2 o n d) are updated."""
     low, high = LIMITS
+    probability = max(probability, sys.float_info.min)
     for followers in index.followers():
         at = _class(followers)
         weight, n_updates = float(weights[0][at]), float(weights[1][at])

@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 
 @pytest.mark.parametrize(
     ("name", "cases"),
-    [("kills", 2), ("mutations", 60), ("crashes", 4), ("full_disks", 2), ("big_inputs", 1)],
+    [("kills", 2), ("mutations", 60), ("crashes", 4), ("full_disks", 2), ("big_inputs", 2)],
 )
 def test_all_survive(name, cases, tmp_path):
     command = [sys.executable, str(HERE / f"{name}.py"), "--cases", str(cases)]

@@ -130,7 +130,7 @@ def test_absurd_numbers_are_refused_and_the_remedy_works(command, option, run):
 )
 def test_the_environment_is_checked_as_strictly(command, option, run, monkeypatch):
     monkeypatch.setenv(variable(option), "-3")
-    done = run(command, "--print-config")
+    done = run(command, *(["here.txt"] if command == "compress" else []), "--print-config")
     assert done.code == 2
     assert re.search(rf"{variable(option)} is -3(\.0)?: |{variable(option)} '-3' is not a duration", done.err)
     assert f"Try {variable(option)}=" in done.err

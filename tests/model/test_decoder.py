@@ -3,6 +3,9 @@
 import ctypes
 import gc
 import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,6 +21,7 @@ from xlcli.store.weights import round_weights
 
 pytest.importorskip("numba")
 
+ROOT = Path(__file__).parents[2]
 WEIGHTS, MEMORY = ("float32", "bfloat16", "int8"), ("float32", "int8", "bfloat16")
 
 
@@ -256,3 +260,21 @@ def test_float32_matrices_are_not_copied():
     [part] = make_decoder(network, "float32").parts
     for packed, block in zip(part.packed, part.blocks, strict=True):
         assert packed["up"]["weight"] == block.feedforward.up.weight.data_ptr()
+
+
+def test_kernels_leave_the_number_of_threads_of_pytorch_alone():
+    """In a process of its own, because Numba starts its threads once."""
+    code = """
+import torch
+from tests.variants import table
+from tests.model.test_decoder import network_of
+from xlcli.model.decoder import make_decoder
+torch.set_num_threads(1)
+network = network_of(table("full-xl-0-pre-0"), "float32")
+decoder = make_decoder(network, "float32")
+with torch.inference_mode():
+    decoder.logits(torch.tensor([[1]]), network.init_state(1, mem_len=9, segment_len=8))
+assert torch.get_num_threads() == 1
+"""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)

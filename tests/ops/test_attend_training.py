@@ -3,7 +3,7 @@ import torch
 
 from xlcli.ops import attend_training as module
 from xlcli.ops.attend import attend, attend_plain
-from xlcli.ops.attend_blocks import Band
+from xlcli.ops.attend_blocks import Band, ScoreTerm
 from xlcli.ops.attend_training import attend_training
 from xlcli.ops.context import Mask
 from xlcli.ops.positions import Positions
@@ -75,7 +75,7 @@ def test_attend_takes_it_for_the_mask_of_a_call(monkeypatch):
     positions = Positions(n_memory=4, n_new=9, first=4, offsets=None, device=torch.device("cpu"))
     calls = []
     monkeypatch.setattr("xlcli.ops.attend.attend_training", lambda *a, **b: calls.append(a) or attend_training(*a, **b))
-    found = attend(q, k, v, visible=Mask(positions, 9), scale=0.3, term=(query, key))
-    expected = attend(q, k, v, visible=visible(4 + 5, 4, 9), scale=0.3, term=(query, key))
+    found = attend(q, k, v, visible=Mask(positions, 9), scale=0.3, term=ScoreTerm(query, key))
+    expected = attend(q, k, v, visible=visible(4 + 5, 4, 9), scale=0.3, term=ScoreTerm(query, key))
     assert len(calls) == 1
     assert close(found, expected, (q, k, v, query), 1e-12)

@@ -62,12 +62,15 @@ def make_decoder(network: LanguageModel, encoding: str) -> Decoder | None:
     """
     if not may_decode(network):
         return None
+    n_threads = torch.get_num_threads()
     try:
         from xlcli.ops import decode
 
         decode.use_threads(1)
     except Exception:  # no folder for kernels can be written, or NUMBA_* has values that Numba does not take
         return None
+    finally:
+        torch.set_num_threads(n_threads)  # Numba starts its threads by OpenMP and sets the number that PyTorch uses
     return Decoder(network, encoding, decode)
 
 

@@ -28,7 +28,7 @@ def run(
         if isinstance(event, GeneratedText):
             assert event.sample == len(results)
             texts[event.sample] = texts.get(event.sample, b"") + event.text
-        else:
+        elif isinstance(event, Generated):
             results.append(event)
     return texts, results
 

@@ -8,7 +8,7 @@ import variants
 from oracles.dynamic_evaluation import dynamic_nats
 
 from xlcli.errors import ConfigError
-from xlcli.memory.adaptation import UNKNOWN
+from xlcli.memory.online import UNKNOWN
 from xlcli.online.adaptation import AdaptiveModel, adapted_weights
 from xlcli.online.optimizer import Optimizer
 from xlcli.state import State

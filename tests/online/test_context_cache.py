@@ -15,7 +15,8 @@ from toys import PROSE, RUNTIME, toy
 from xlcli.config import EvalConfig, GenerateConfig, OnlineConfig, validate
 from xlcli.errors import ConfigError, StateError
 from xlcli.inference import InferenceSession
-from xlcli.memory.context_cache import N_LATEST, ORDERS, UNKNOWN, ContextIndex
+from xlcli.memory.context_cache import N_LATEST, ORDERS, ContextIndex
+from xlcli.memory.online import UNKNOWN
 from xlcli.online.base import FixedModel
 from xlcli.online.cache import CachedModel
 from xlcli.store.state_files import PendingText, load_state, save_state

@@ -14,9 +14,6 @@ from xlcli.memory import MEMORIES
 from xlcli.memory.base import Memory
 from xlcli.memory.online import OnlineMemory
 
-UNKNOWN = -1
-"""Target that is not known yet, or not part of the text."""
-
 
 @dataclass(frozen=True)
 class Adaptation(OnlineMemory):

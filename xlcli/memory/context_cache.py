@@ -18,14 +18,12 @@ import torch
 from torch import Tensor
 
 from xlcli.machine import require_memory
-from xlcli.memory.online import OnlineMemory
+from xlcli.memory.online import UNKNOWN, OnlineMemory
 
 ORDERS = (0, 1, 2, 3, 4, 5, 7, 10, 16)
 """Numbers of tokens of contexts."""
 N_LATEST = 64
 """Maximum number of positions of a context that count."""
-UNKNOWN = -1
-"""Token that is not known yet, or not part of the text."""
 
 _MULTIPLIER = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1

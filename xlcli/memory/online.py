@@ -9,6 +9,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+UNKNOWN = -1
+"""Token that is not known yet, or not part of the text."""
+
 
 class OnlineMemory(ABC):
     """Immutable value of one text, shared by all sequences that continue it.

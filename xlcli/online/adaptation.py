@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from xlcli.config import AdaptedWeights
 from xlcli.errors import ConfigError
 from xlcli.memory import KeyValue
-from xlcli.memory.adaptation import UNKNOWN, Adaptation
+from xlcli.memory.adaptation import Adaptation
+from xlcli.memory.online import UNKNOWN
 from xlcli.model.decoder import Decoder, make_decoder
 from xlcli.model.lm import LanguageModel, ScoreOutput
 from xlcli.model.stack import Ponder

@@ -44,6 +44,7 @@ import xlcli
 from xlcli.api import Model
 from xlcli.config import GenerateConfig
 from xlcli.inference import InferenceSession
+from xlcli.online import make_reader
 from xlcli.sampling import SampleRNG, sample_tokens
 
 PROMPT_TOKENS = 64
@@ -170,7 +171,9 @@ def generate_batch(model: Model, passages, n_tokens: int, options, seed: int) ->
     loaded, runtime = model.loaded, model.runtime
     train, tokenizer = loaded.config.train, loaded.tokenizer
     state = loaded.network.init_state(len(passages), mem_len=train.mem_len, segment_len=train.segment_len)
-    session = InferenceSession(loaded, runtime, state, [passage.prompt[-1] for passage in passages])
+    settings = options or GenerateConfig()
+    reader = make_reader(loaded.network, settings)
+    session = InferenceSession(loaded, runtime, settings, reader, state, [passage.prompt[-1] for passage in passages])
     tokens = torch.tensor([[tokenizer.start_id, *passage.prompt[:-1]] for passage in passages])
     with torch.inference_mode(), runtime.autocast():
         _, session.state = loaded.network.logits(tokens, state)

@@ -57,6 +57,7 @@ class InferenceSession:
         model: LoadedModel,
         runtime: Runtime,
         options: InferenceConfig,
+        reader: Reader,
         state: State,
         last_tokens: list[int],
         *,
@@ -65,7 +66,7 @@ class InferenceSession:
         self.model = model
         self.runtime = runtime
         self.options = options
-        self.reader = make_reader(model.network, options)
+        self.reader = reader
         self.state = state
         self.last_tokens = last_tokens
         self._is_first = is_first
@@ -106,7 +107,8 @@ class InferenceSession:
             options = continued(model.network, options, state)
             longest = _longest_memory(state.span, n_tokens)
             check_memory(model, runtime, longest, memory_dtype=state.memory_dtype, changeable=(), predicts=predicts)
-            return cls(model, runtime, options, resume.model_state, [resume.last_token], is_first=False)
+            reader = make_reader(model.network, options)
+            return cls(model, runtime, options, reader, state, [resume.last_token], is_first=False)
         train = model.config.train
         mem_len = train.mem_len if options.mem_len is None else options.mem_len
         span = Span.make("uniform", mem_len=mem_len, segment_len=train.segment_len)
@@ -115,7 +117,7 @@ class InferenceSession:
         check_memory(model, runtime, longest, memory_dtype=memory_dtype, predicts=predicts)
         reader = make_reader(model.network, options)
         state = reader.init_state(1, mem_len=mem_len, segment_len=train.segment_len, memory_dtype=memory_dtype)
-        return cls(model, runtime, options, state, [model.tokenizer.start_id])
+        return cls(model, runtime, options, reader, state, [model.tokenizer.start_id])
 
     def score(self, ids: NDArray[np.integer]) -> NDArray[np.float64]:
         """Surprisal (t) in nats of the next tokens `ids` (t, at least one). One row only.

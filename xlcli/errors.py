@@ -62,6 +62,12 @@ class ResourceError(XLError):
     exit_code = 4
 
 
+class RankError(XLError):
+    """Another process of a run on several ranks has ended or does not answer."""
+
+    exit_code = 4
+
+
 class BusyError(XLError):
     """Another process is writing the same model folder."""
 

@@ -1,4 +1,4 @@
-"""Runtime: device, number type, CPU threads, and compilation."""
+"""Runtime: device, number type, CPU threads, ranks, and compilation."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from torch import Tensor
 from xlcli.config import RuntimeConfig
 from xlcli.errors import ConfigError
 from xlcli.machine import cgroup_folders
+from xlcli.ranks import SINGLE, Ranks
 
 if TYPE_CHECKING:
     from xlcli.memory import Memory
@@ -42,12 +43,14 @@ class Runtime:
         dtype: Number type of matrix products.
         threads: Number of CPU threads.
         threads_measured: Whether training chooses the number by measuring, with `threads` as the maximum at its start.
+        ranks: Processes of the run.
     """
 
     device: torch.device
     dtype: torch.dtype
     threads: int
     threads_measured: bool = False
+    ranks: Ranks = SINGLE
 
     @property
     def dtype_name(self) -> str:
@@ -61,18 +64,19 @@ class Runtime:
         return torch.autocast(self.device.type, self.dtype)
 
 
-def make_runtime(config: RuntimeConfig, *, training: bool = False) -> Runtime:
+def make_runtime(config: RuntimeConfig, *, training: bool = False, ranks: Ranks = SINGLE) -> Runtime:
     """Chooses device and number type, and sets the number of threads of the process.
 
     Number type `auto` is float32 at inference, whose results must not depend on the division of the text into calls; in
     training it is bfloat16 where the hardware supports it natively. Training on a CPU measures how many threads are
     fastest, unless the number is given (`threads`, `OMP_NUM_THREADS` or `MKL_NUM_THREADS`), or another one would change
-    results (`deterministic`) or recompile the model (`compile`).
+    results (`deterministic`) or recompile the model (`compile`). Several ranks of a machine share its CPUs equally, and
+    each has the CUDA device of its own number.
 
     Raises:
         ConfigError: The device does not exist, or does not support the settings.
     """
-    device = _device(config.device)
+    device = _device(config.device, ranks)
     if training and config.compile:
         _require_compiler(device)
     if config.threads is not None:
@@ -86,11 +90,14 @@ def make_runtime(config: RuntimeConfig, *, training: bool = False) -> Runtime:
     else:
         dtype = torch.bfloat16 if training and has_bfloat16_units(device) else torch.float32
     given = config.threads is not None or any(os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
-    measured = training and device.type == "cpu" and not (given or config.deterministic or config.compile)
+    fixed = given or config.deterministic or config.compile or ranks.size > 1
+    measured = training and device.type == "cpu" and not fixed
+    if ranks.size > 1 and not given:
+        torch.set_num_threads(max(1, cpu_limit() // ranks.local_size))
     if measured:
         torch.set_num_threads(min(torch.get_num_threads(), cpu_limit()))
     threads = torch.get_num_threads()
-    return Runtime(device, dtype, threads, threads_measured=measured and threads > 1)
+    return Runtime(device, dtype, threads, threads_measured=measured and threads > 1, ranks=ranks)
 
 
 def cpu_limit(root: Path = Path("/")) -> int:
@@ -189,15 +196,22 @@ def _require_compiler(device: torch.device) -> None:
         )
 
 
-def _device(name: str) -> torch.device:
+def _device(name: str, ranks: Ranks) -> torch.device:
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
+    if device.type == "cuda" and ranks.size > 1:
+        if device.index is not None:
+            raise ConfigError(
+                f"{name} is one device, but there are {ranks.size} processes.", "Use --device cuda: each takes its own."
+            )
+        device = torch.device("cuda", ranks.local_rank)
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise ConfigError("no CUDA device is available.", "Use --device cpu.")
         if (device.index or 0) >= torch.cuda.device_count():
             raise ConfigError(
-                f"there is no device {name}: this machine has {torch.cuda.device_count()}.", "Use --device cuda."
+                f"there is no device {device}: this machine has {torch.cuda.device_count()}.",
+                "Use --device cuda, and as many processes per machine as it has devices.",
             )
     return device

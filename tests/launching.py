@@ -1,0 +1,42 @@
+"""Several processes that run one function of a test module as ranks of one run."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def start(size, call, *, variables=None, **options):
+    """`size` processes that execute the Python code `call`, each as one rank; the tests are importable."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
+    common |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests")))}
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", call],
+            env=common | {"RANK": str(rank)} | (variables or {}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **options,
+        )
+        for rank in range(size)
+    ]
+
+
+def outputs(processes, timeout=120):
+    """Exit code, stdout and stderr of each process, once all have ended."""
+    results = []
+    try:
+        for process in processes:
+            out, error = process.communicate(timeout=timeout)
+            results.append((process.returncode, out, error))
+    finally:
+        for process in processes:
+            process.kill()
+    return results

@@ -1,0 +1,92 @@
+"""Ranks: environment variables, and operations of processes that are joined by gloo."""
+
+import json
+import time
+
+import pytest
+from launching import outputs, start
+
+from xlcli.errors import ConfigError
+from xlcli.ranks import Ranks, environment, join
+
+ADDRESS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+
+def test_without_variables_there_is_one_process(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    with join() as ranks:
+        assert ranks == Ranks() == environment({})
+    assert ranks.is_first
+    assert ranks.gather({"a": [1]}) == [{"a": [1]}]
+    assert ranks.broadcast("x") == "x"
+    assert ranks.rows(7) == slice(0, 7)
+
+
+def test_the_variables_of_torchrun():
+    own = {
+        "RANK": "5",
+        "WORLD_SIZE": "8",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "4",
+        "TORCHELASTIC_RESTART_COUNT": "2",
+    }
+    ranks = environment(own | ADDRESS)
+    assert ranks == Ranks(rank=5, size=8, local_rank=1, local_size=4, restarts=2)
+    assert ranks.rows(16) == slice(10, 12)
+    assert environment({"RANK": "1", "WORLD_SIZE": "2"} | ADDRESS) == Ranks(1, 2, 1, 2)
+
+
+@pytest.mark.parametrize(
+    "variables", [{"WORLD_SIZE": "2"}, {"WORLD_SIZE": "two"}, {"WORLD_SIZE": "2", "RANK": "2"} | ADDRESS]
+)
+def test_contradicting_variables_are_refused(variables):
+    with pytest.raises(ConfigError):
+        environment(variables)
+
+
+def operations():
+    """One rank of two: its results of every operation; then the second one ends."""
+    import torch
+
+    from xlcli.errors import RankError
+
+    with join(timeout=60) as ranks:
+        own = torch.full((2,), float(ranks.rank + 1))
+        found = {
+            "gather": ranks.gather({"rank": ranks.rank, "text": "x" * 10 * ranks.rank}),
+            "broadcast": ranks.broadcast([ranks.rank]),
+            "sum": ranks.sum(own.clone()).tolist(),
+            "rows": ranks.gather_rows(own[:, None]).tolist(),
+        }
+        if ranks.is_first:
+            ranks.publish("begun", "yes")
+        found["published"] = ranks.published("begun")
+        ranks.barrier()
+    print(json.dumps(found), flush=True)
+    try:
+        with join(timeout=60) as ranks:
+            if ranks.rank == 1:
+                import os
+
+                os._exit(9)
+            while True:
+                ranks.barrier()
+    except RankError as error:
+        print(error.message)
+
+
+def test_operations_of_two_processes_and_the_loss_of_one():
+    started = time.monotonic()
+    (code, first, error), (lost, second, _) = outputs(start(2, "import test_ranks; test_ranks.operations()"))
+    assert (code, lost) == (0, 9), error
+    first, message = first.splitlines()
+    first, second = json.loads(first), json.loads(second)
+    for found in (first, second):
+        assert found["gather"] == [{"rank": 0, "text": ""}, {"rank": 1, "text": "x" * 10}]
+        assert found["broadcast"] == [0]
+        assert found["sum"] == [3.0, 3.0]
+        assert found["published"] == "yes"
+    assert first["rows"] == [[1.0], [1.0], [2.0], [2.0]]
+    assert "another process of this run has ended" in message
+    assert time.monotonic() - started < 40

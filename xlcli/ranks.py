@@ -1,0 +1,203 @@
+"""Ranks: the processes of one run, each with a share of the rows. `torchrun` starts and `torch.distributed` joins them.
+
+A single process is the same value with size 1, whose operations return their argument. No module below this one
+depends on the number of ranks. Torch is imported in functions only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from xlcli.errors import ConfigError, RankError
+from xlcli.events import StoppedEarlyError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TIMEOUT = 600.0
+"""Default number of seconds after which a rank that does not answer is given up."""
+POLL_SECONDS = 0.1
+"""Seconds between two looks for a published value."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of a run, seen from one of them. Every rank must call the same operations in the same order.
+
+    Attributes:
+        rank: Number of this rank; rank 0, the first, alone writes files and reports.
+        size: Number of ranks.
+        local_rank: Number of this rank among those of its machine, which is also that of its CUDA device.
+        local_size: Number of ranks on this machine.
+        restarts: Number of times that the launcher has started all ranks again.
+        store: Key-value store of the process group; None in a single process.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    restarts: int = 0
+    store: Any = field(default=None, repr=False, compare=False)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    def rows(self, n_rows: int) -> slice:
+        """Rows of this rank among `n_rows`; all ranks have equally many if their number divides `n_rows`."""
+        return slice(self.rank * n_rows // self.size, (self.rank + 1) * n_rows // self.size)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Sum of this tensor over all ranks, on every rank, in place."""
+        if self.size > 1:
+            import torch.distributed as dist
+
+            dist.all_reduce(tensor)
+        return tensor
+
+    def gather_rows(self, tensor: Tensor) -> Tensor:
+        """Concatenation (b ...) of the tensors (r ...) of all ranks on the first rank; the tensor itself on others.
+
+        The tensors have one shape.
+        """
+        if self.size == 1:
+            return tensor
+        import torch
+        import torch.distributed as dist
+
+        own = tensor.contiguous()
+        parts = [torch.empty_like(own) for _ in range(self.size)] if self.is_first else None
+        dist.gather(own, parts)
+        return torch.cat(parts) if parts else tensor
+
+    def gather(self, value: Any) -> list[Any]:
+        """JSON values of all ranks in order, on every rank."""
+        if self.size == 1:
+            return [value]
+        import torch
+        import torch.distributed as dist
+
+        own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(lengths, torch.tensor([len(own)]))
+        longest = max(int(length) for length in lengths)
+        texts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
+        dist.all_gather(texts, torch.nn.functional.pad(own, (0, longest - len(own))))
+        return [json.loads(bytes(text[: int(n)].tolist()).decode()) for text, n in zip(texts, lengths, strict=True)]
+
+    def broadcast(self, value: Any) -> Any:
+        """JSON value of the first rank, on every rank."""
+        return self.gather(value if self.is_first else None)[0]
+
+    def barrier(self) -> None:
+        """Waits until every rank is here."""
+        self.gather(None)
+
+    def publish(self, name: str, value: Any) -> None:
+        """Makes a JSON value known under a new name; see `published`."""
+        if self.store is not None:
+            self.store.set(name, json.dumps(value))
+
+    def published(self, name: str, stop: Callable[[], bool] = lambda: False) -> Any:
+        """The JSON value published under a name; waits without a limit.
+
+        Raises:
+            StoppedEarlyError: `stop` became true before.
+        """
+        while not self.store.check([name]):
+            if stop():
+                raise StoppedEarlyError
+            time.sleep(POLL_SECONDS)
+        return json.loads(self.store.get(name))
+
+
+SINGLE = Ranks()
+"""A single process."""
+
+
+def environment(variables: Mapping[str, str] = os.environ) -> Ranks:
+    """Ranks by the environment variables of `torchrun`, not yet joined; a single process without them.
+
+    Raises:
+        ConfigError: They contradict each other.
+    """
+    names = {
+        "rank": "RANK",
+        "size": "WORLD_SIZE",
+        "local_rank": "LOCAL_RANK",
+        "local_size": "LOCAL_WORLD_SIZE",
+        "restarts": "TORCHELASTIC_RESTART_COUNT",
+    }
+    remedy = "Start all processes with torchrun, or unset WORLD_SIZE."
+    try:
+        given = {name: int(variables[key]) for name, key in names.items() if variables.get(key)}
+    except ValueError as error:
+        raise ConfigError(f"an environment variable of torchrun is not a number: {error}.", remedy) from None
+    ranks = Ranks(**given)
+    if ranks.size > 1:
+        ranks = replace(ranks, local_size=given.get("local_size", ranks.size))
+        ranks = replace(ranks, local_rank=given.get("local_rank", ranks.rank % max(1, ranks.local_size)))
+        missing = [key for key in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not variables.get(key)]
+        if missing:
+            raise ConfigError(f"WORLD_SIZE is {ranks.size}, but {missing[0]} is not set.", remedy)
+    if not (0 <= ranks.rank < ranks.size and 0 <= ranks.local_rank < ranks.local_size):
+        raise ConfigError(f"RANK is {ranks.rank}, but WORLD_SIZE is {ranks.size}.", remedy)
+    return ranks
+
+
+@contextmanager
+def join(timeout: float = TIMEOUT) -> Iterator[Ranks]:
+    """The ranks of the environment, joined until the context ends: gloo between CPUs, NCCL between CUDA devices.
+
+    Args:
+        timeout: Seconds after which a rank that does not answer is given up.
+
+    Raises:
+        ConfigError: The environment variables contradict each other.
+        RankError: Another rank has ended, or does not answer.
+    """
+    ranks = environment()
+    if ranks.size == 1:
+        yield ranks
+        return
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
+    try:
+        store, rank, size = next(iter(rendezvous("env://", timeout=timedelta(seconds=timeout))))
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+            store=PrefixStore("group", store),
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=timeout),
+        )
+        yield replace(ranks, store=PrefixStore("xlcli", store))
+    except RuntimeError as error:
+        if not is_lost(error):
+            raise
+        raise RankError(
+            f"another process of this run has ended, or has not answered for {timeout:g} seconds "
+            f"(noticed by rank {ranks.rank} of {ranks.size}).",
+            "See its own message; --resume continues from the last checkpoint.",
+        ) from error
+    dist.destroy_process_group()
+
+
+def is_lost(error: RuntimeError) -> bool:
+    """Whether an error means that another rank has ended or does not answer."""
+    import torch.distributed as dist
+
+    kinds = dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError
+    return isinstance(error, kinds) or "gloo/" in str(error)

@@ -1,4 +1,4 @@
-"""Training, evaluation and generation on a CUDA device agree with the CPU. Skipped where there is no such device."""
+"""Training, evaluation and generation of toy models on a CUDA device: as on the CPU, rounded, compiled, repeated."""
 
 import math
 import sys
@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from device import DEVICE, marks, only_cuda
 from toys import PROSE, RUNTIME, VARIANTS, toy
 
 from xlcli import config
@@ -20,18 +21,18 @@ from xlcli.training import memory
 from xlcli.training.run import make_training_run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
-from runs import After, corpus, curve, go, small
+from runs import After, corpus, curve, go, remains, small
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
-CUDA = Runtime(torch.device("cuda"), torch.float32, 1)
+pytestmark = marks
+CUDA = Runtime(DEVICE, torch.float32, 1)
 KINDS = {"plain": {}, **VARIANTS}
 
 
-def new_run(model, device, dtype="float32", **train):
+def new_run(model, device, dtype="float32", runtime=None, **train):
     tree = {
         "model": {"vocab_size": 256, "dim": 32, "n_layers": 2, "attention": {"n_heads": 2}},
         "train": {"segment_len": 32, "mem_len": 32, "batch_size": 4, "lr": 1e-3, "max_steps": 9, **train},
-        "runtime": {"device": device, "dtype": dtype},
+        "runtime": {"device": str(device), "dtype": dtype, **(runtime or {})},
     }
     settings = config.make(tree, {"model": model})
     ids = np.frombuffer(PROSE.encode() * 9, np.uint8)
@@ -40,16 +41,17 @@ def new_run(model, device, dtype="float32", **train):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_has_the_losses_of_the_cpu(kind):
-    here, there = (new_run(KINDS[kind], device) for device in ("cpu", "cuda"))
+    here, there = (new_run(KINDS[kind], device) for device in ("cpu", DEVICE))
     for step in range(4):
         on_cpu, on_cuda = here.train_step(step / 9), there.train_step(step / 9)
         assert on_cuda.nats == pytest.approx(on_cpu.nats, rel=2e-3)
         assert on_cuda.grad_norm == pytest.approx(on_cpu.grad_norm, rel=2e-2)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_training_in_bfloat16_is_close_to_float32(kind):
-    exact, rounded = (new_run(KINDS[kind], "cuda", dtype) for dtype in ("float32", "bfloat16"))
+def test_training_in_16_bits_is_close_to_float32(kind, dtype):
+    exact, rounded = (new_run(KINDS[kind], DEVICE, each) for each in ("float32", dtype))
     for step in range(4):
         assert rounded.train_step(step / 9).nats == pytest.approx(exact.train_step(step / 9).nats, rel=3e-2)
     assert all(parameter.dtype == torch.float32 for parameter in rounded.model.parameters())
@@ -82,8 +84,45 @@ def test_greedy_decoding_gives_the_text_of_the_cpu(kind):
     assert texts[0] == texts[1]
 
 
+@pytest.mark.filterwarnings("ignore")  # the compiler warns of itself
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_compiled_run_has_the_same_losses(kind, dtype):
+    plain, compiled = (new_run(KINDS[kind], DEVICE, dtype, {"compile": on}) for on in (False, True))
+    for step in range(4):
+        exact = plain.train_step(step / 9).nats
+        assert compiled.train_step(step / 9).nats == pytest.approx(exact, rel=1e-3 if dtype == "float32" else 3e-2)
+
+
+@pytest.fixture
+def deterministic():
+    yield {"deterministic": True}
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_deterministic_runs_are_equal_to_the_bit(kind, dtype, deterministic):
+    dropout = dict.fromkeys(("embedding", "residual", "feedforward"), 0.1)
+    one, other = (new_run(KINDS[kind] | {"dropout": dropout}, DEVICE, dtype, deterministic) for _ in range(2))
+    for run in (one, other):
+        torch.manual_seed(0)
+        for step in range(3):
+            run.train_step(step / 9)
+    for parameter, again in zip(one.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(parameter, again)
+
+
+def test_a_deterministic_run_is_resumed_to_the_bit(deterministic):
+    text, runtime = corpus(), {"device": str(DEVICE), "dtype": "float32", **deterministic}
+    go(small(runtime=runtime), text, "whole")
+    After(3).run(small(runtime=runtime), text, "halves")
+    go({}, text, "halves", resume=True)
+    assert remains("halves") == remains("whole")
+
+
 def test_a_resumed_run_continues_on_the_device():
-    text, runtime = corpus(), {"device": "cuda", "dtype": "float32"}
+    text, runtime = corpus(), {"device": str(DEVICE), "dtype": "float32"}
     go(small(runtime=runtime), text, "whole")
     After(3).run(small(runtime=runtime), text, "halves")
     go({}, text, "halves", resume=True)
@@ -94,6 +133,7 @@ def test_a_resumed_run_continues_on_the_device():
         assert other.get("nats", math.nan) == pytest.approx(one.get("nats", math.nan), rel=1e-3, nan_ok=True)
 
 
+@only_cuda
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_memory_estimate_is_what_the_device_allocates(kind, monkeypatch):
     monkeypatch.setattr(memory, "FRAGMENTATION", 1.0)

@@ -384,3 +384,41 @@ def test_the_configuration_knows_how_much_is_remembered(name):
         state = model.init_state(2, mem_len=mem_len, segment_len=13)
         _, state = variants.read(model, variants.tokens(2, 40), [9], state=state)
         assert state.bytes == 2 * model.config.memory_bytes(mem_len)
+
+
+@pytest.mark.parametrize("mem_len", [0, 7])
+@pytest.mark.parametrize("name", variants.thinned(variants.IN_TURN + variants.ROUNDED, variants.IN_TURN[::3]))
+def test_sequences_at_different_places_are_joined_and_split(name, mem_len):
+    """With memories that are not full, and full ones; hash tables and pooled blocks only at equal places."""
+    model = variants.make(name)
+    lengths, n_new = (3, 21, 8, 21, 16), (9, 1)
+    texts = [variants.tokens(1, n + 40, seed=i) for i, n in enumerate(lengths)]
+    expected = [_read(model, text, "keyvalue", cuts=(9, 1), mem_len=mem_len)[0] for text in texts]
+    states = [
+        _read(model, text[:, : n + 1], "keyvalue", mem_len=mem_len)[1] for text, n in zip(texts, lengths, strict=True)
+    ]
+    groups = {}
+    for i, state in enumerate(states):
+        groups.setdefault(state.join_keys[0], []).append(i)
+    counted = variants.hashed(name) or name.startswith(("lsh", "compressive"))
+    assert sorted(map(len, groups.values())) == (
+        [5] if mem_len and not counted else [1, 1, 1, 2] if counted else [2, 3]
+    )
+    for rows in groups.values():
+        joined = State.join([states[i] for i in rows])
+        news = torch.cat([texts[i][:, lengths[i] : lengths[i] + 31] for i in rows])
+        before = torch.cat([expected[i][:, lengths[i] : lengths[i] + 30] for i in rows])
+        nll, joined = variants.read(model, news, n_new, state=joined)
+        assert torch.allclose(nll, before, rtol=0, atol=1e-9)
+        for i, state in zip(rows, joined.split(), strict=True):
+            assert model.is_compatible(state)
+            assert (state.seen, state.offsets.tolist(), state.lag) == (lengths[i] + 30, [0], 0)
+            rest, _ = variants.read(model, texts[i][:, lengths[i] + 30 :], n_new, state=state)
+            assert torch.allclose(rest, expected[i][:, lengths[i] + 30 :], rtol=0, atol=1e-9)
+
+
+def test_sequences_with_other_memories_are_not_joined(model):
+    state = model.init_state(2, mem_len=7, segment_len=5)
+    assert len({*state.join_keys}) == 1
+    assert state.join_keys[0] != model.init_state(1, mem_len=8, segment_len=5).join_keys[0]
+    assert model.init_state(1, mem_len=7, segment_len=5, offsets=[3]).join_keys == [None]

@@ -30,11 +30,13 @@ __all__ = [
     "copy_model",
     "evaluate",
     "generate",
+    "generate_prompts",
     "list_presets",
     "load",
     "read_toml",
     "resume",
     "stream",
+    "stream_several",
     "train",
 ]
 
@@ -49,6 +51,7 @@ _MODULES = {
         "stream",
         "train",
     ),
+    "xlcli.api.several": ("generate_prompts", "stream_several"),
     "xlcli.api.values": ("TextScore", "TextState"),
     "xlcli.config": ("read_toml",),
     "xlcli.errors": (
@@ -70,6 +73,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from xlcli.api import Model, copy_model, evaluate, generate, load, resume, stream, train
+    from xlcli.api.several import generate_prompts, stream_several
     from xlcli.api.values import TextScore, TextState
     from xlcli.config import read_toml
     from xlcli.errors import (

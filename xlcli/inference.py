@@ -21,6 +21,7 @@ from xlcli.machine import as_options, available_bytes, fitting, require_memory
 from xlcli.model.decoder import Decoder
 from xlcli.online import check_precision, continued, make_reader
 from xlcli.ops.span import Span
+from xlcli.state import State
 from xlcli.store.state_files import PendingText, SamplerState, SessionState, StreamPosition
 
 if TYPE_CHECKING:
@@ -30,11 +31,15 @@ if TYPE_CHECKING:
     from xlcli.config import InferenceConfig, MemoryDtype
     from xlcli.online import Reader
     from xlcli.runtime import Runtime
-    from xlcli.state import State
     from xlcli.store.loaded import LoadedModel
 
 TOKENS_PER_CALL = 512
 """Maximum number of tokens per call of the model: bounds memory use and the response time to a signal."""
+
+MAX_ROWS = 16
+"""Maximum number of texts per call of the model."""
+MAX_ROWS_BYTES = 2**29
+"""Maximum size of their memory tensors."""
 
 SaveState = Callable[[SessionState], None]
 """Function that writes a session. It must not keep the value: the session may overwrite its memory in place later."""
@@ -120,17 +125,18 @@ class InferenceSession:
         return cls(model, runtime, options, reader, state, [model.tokenizer.start_id])
 
     def score(self, ids: NDArray[np.integer]) -> NDArray[np.float64]:
-        """Surprisal (t) in nats of the next tokens `ids` (t, at least one). One row only.
+        """Surprisal (b t) in nats of the next tokens `ids` (b t, at least one); axis b is optional with one row.
 
         Raises:
             CheckpointError: A score is not finite.
         """
-        tokens = torch.tensor([[*self.last_tokens, *ids[:-1].tolist()]], device=self.runtime.device)
-        targets = torch.tensor([ids.tolist()], device=self.runtime.device)
+        targets = torch.from_numpy(ids.astype(np.int64).reshape(len(self.last_tokens), -1)).to(self.runtime.device)
+        last = torch.tensor(self.last_tokens, device=self.runtime.device)
+        tokens = torch.cat((last[:, None], targets[:, :-1]), dim=1)
         with torch.inference_mode(), self.runtime.autocast():
             nll, self.state, *_ = self.reader.score(tokens, targets, self.state)
-        self.last_tokens = [int(ids[-1])]
-        surprisal: NDArray[np.float64] = nll[0].double().cpu().numpy()
+        self.last_tokens = ids.reshape(len(self.last_tokens), -1)[:, -1].tolist()
+        surprisal: NDArray[np.float64] = nll.double().cpu().numpy().reshape(ids.shape)
         if not np.isfinite(surprisal).all():
             raise CheckpointError(f"model {self.model.name} gives no finite score.", "Its weights are damaged.")
         return surprisal
@@ -210,10 +216,36 @@ class InferenceSession:
         session.last_tokens = [self.last_tokens[row] for row in rows]
         return session
 
-    def max_bytes(self, n_tokens: int) -> int:
-        """Size in bytes, at least 1, of the memory of one row after `n_tokens` tokens."""
+    def fork(self) -> InferenceSession:
+        """Copy that shares no tensor of the state, so that both can be continued."""
+        session = copy.copy(self)
+        with torch.inference_mode():
+            session.state = self.state.fork()
+        return session
+
+    @staticmethod
+    def join(sessions: Sequence[InferenceSession]) -> InferenceSession:
+        """Copies of sessions of one row each, whose states can be joined, as the rows of one session."""
+        joined = copy.copy(sessions[0])
+        with torch.inference_mode():
+            joined.state = State.join([session.state for session in sessions])
+        joined.last_tokens = [token for session in sessions for token in session.last_tokens]
+        return joined
+
+    def split(self) -> list[InferenceSession]:
+        """Copies of the rows of a joined session as sessions of their own."""
+        with torch.inference_mode():
+            states = self.state.split()
+        sessions = [copy.copy(self) for _ in states]
+        for session, state, token in zip(sessions, states, self.last_tokens, strict=True):
+            session.state, session.last_tokens = state, [token]
+        return sessions
+
+    def max_rows(self, n_tokens: int | None) -> int:
+        """Number of texts of `n_tokens` tokens (None: any number) per call of the model."""
         longest = _longest_memory(self.state.span, n_tokens)
-        return max(1, self.model.config.model.memory_bytes(longest, self.state.memory_dtype))
+        size = self.model.config.model.memory_bytes(longest, self.state.memory_dtype)
+        return max(1, min(MAX_ROWS, MAX_ROWS_BYTES // max(1, size)))
 
     def saved(
         self, pending: PendingText, *, sampler: SamplerState | None = None, stream: StreamPosition | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -35,6 +35,7 @@ class State:
         last: Last token (b) read of each sequence, -1 before the first; None if the model has no bigram embedding.
         adaptation: Weights that were adapted to the text, if any.
         cache: Cache of the text, if any.
+        lag: Largest number of tokens by which a sequence is behind `seen`; only joined states have any.
     """
 
     layers: tuple[Memory, ...]
@@ -44,6 +45,7 @@ class State:
     last: Tensor | None = None
     adaptation: Adaptation | None = None
     cache: ContextCache | None = None
+    lag: int = 0
 
     @property
     def batch_size(self) -> int:
@@ -87,6 +89,49 @@ class State:
             return t.index_select(0, torch.as_tensor(index, device=t.device))
 
         return self.map(select)
+
+    @property
+    def join_keys(self) -> list[Hashable]:
+        """Key of each sequence; those with equal keys can be joined, one whose key is None with no other."""
+        offsets = self.offsets.tolist()
+        if self.online or (offsets[0] if len(offsets) == 1 else 0):
+            return [None] * len(offsets)
+        kinds = tuple((layer.kind, layer.dtype, layer.shape) for layer in self.layers)
+        if any(layer.counts_tokens for layer in self.layers):
+            return [(self.span, kinds, self.seen + offset) for offset in offsets]
+        is_segment = self.span.kind == "segment"
+        return [(self.span, kinds, self.span.next_position(self.seen) if is_segment else None)] * len(offsets)
+
+    @staticmethod
+    def join(states: Sequence[State]) -> State:
+        """Copies of states of one sequence each, with equal `join_keys`, as the sequences of one state.
+
+        A sequence that is behind others has a negative offset. Its memory is padded at the front; no token attends to
+        the padding, which lies before position 0 of its text.
+        """
+        first, seen = states[0], max(state.seen for state in states)
+        return replace(
+            first,
+            layers=tuple(
+                type(layers[0]).join(layers) for layers in zip(*(state.layers for state in states), strict=True)
+            ),
+            seen=seen,
+            offsets=torch.cat([state.offsets + (state.seen - seen) for state in states]),
+            last=None if first.last is None else torch.cat([s.last for s in states if s.last is not None]),
+            lag=seen - min(state.seen for state in states),
+        )
+
+    def split(self) -> list[State]:
+        """Copies of the sequences of a joined state as states of their own."""
+        states = []
+        for i, offset in enumerate(self.offsets.tolist()):
+            state = self.select([i])
+            seen, n_padding = self.seen + offset, self.span.n_kept(self.seen) - self.span.n_kept(self.seen + offset)
+            layers = state.layers
+            if n_padding:
+                layers = tuple(layer.latest(self.span.n_kept(seen)) for layer in layers)
+            states.append(replace(state, layers=layers, seen=seen, offsets=torch.zeros_like(state.offsets), lag=0))
+        return states
 
     def fork(self) -> State:
         """Copy that shares no tensor, so that both states can be continued."""

@@ -122,6 +122,31 @@ def test_a_sequence_does_not_depend_on_its_batch():
         assert torch.equal(together[1:2], alone)
 
 
+@pytest.mark.parametrize("name", DECODED[::6])
+def test_joined_sequences_continue_as_each_alone(name):
+    """To the bit if all blocks have kernels; with memories that are not full, and in several chunks of keys."""
+    network = network_of(table(name), "float32")
+    decoder = make_decoder(network, "float32")
+    states, alone = [], []
+    tokens = torch.randint(network.config.vocab_size, (3, 620), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        for n, row in zip((1, 600, 7), tokens, strict=True):
+            state = network.init_state(1, mem_len=590, segment_len=8)
+            _, state = network.logits(row[None, :n], state)
+            states.append(state)
+        if len({state.join_keys[0] for state in states}) > 1:
+            pytest.skip("sequences at different places cannot be joined")
+        joined = type(state).join(states)
+        for token in tokens[:, -9:].split(1, dim=1):
+            together, joined = decoder.logits(token, joined)
+            alone = []
+            for i in range(3):
+                logits, states[i] = decoder.logits(token[i : i + 1], states[i])
+                alone.append(logits)
+            tolerance = 0 if all(part.packed.size for part in decoder.parts) and decoder.parts[-1].head else 2e-5
+            torch.testing.assert_close(together, torch.cat(alone), rtol=tolerance, atol=tolerance)
+
+
 def test_a_saved_state_continues_to_the_bit():
     network = network_of(table("local-rope-0-pre-0"), "float32")
     decoder = make_decoder(network, "float32")

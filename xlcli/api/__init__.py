@@ -72,7 +72,7 @@ class Model:
         """
         start = 0 if state is None else state.n_bytes
         chosen = validate(StreamConfig, {"emit": "tokens", "mem_len": mem_len, "adapt": adapt})
-        events = self._stream([_bytes(text)], state, chosen)
+        events = self._stream([encoded(text)], state, chosen)
         scored = (event for event in events if isinstance(event, TokenScore))
         return TextScore(
             tuple(replace(token, byte=token.byte - start) for token in scored if token.byte + len(token.text) > start)
@@ -87,7 +87,7 @@ class Model:
 
         def portions() -> Iterator[bytes]:
             nonlocal ended
-            yield _bytes(text)
+            yield encoded(text)
             ended = True
 
         chosen = validate(StreamConfig, {"emit": "tokens", "mem_len": mem_len, "adapt": adapt})
@@ -112,7 +112,7 @@ class Model:
         The bytes are those of a file that `xlcli compress` writes.
         """
         options = validate(OnlineConfig, {"mem_len": mem_len, "adapt": adapt})
-        return _joined(coding.compress(self.loaded, [_bytes(text)], options, self.runtime))
+        return _joined(coding.compress(self.loaded, [encoded(text)], options, self.runtime))
 
     def decompress(self, data: bytes) -> bytes:
         """The text of `compress`, as bytes.
@@ -327,7 +327,7 @@ def generate(
     chosen = validate(GenerateConfig, options)
     return generation.generate(
         model.loaded,
-        _bytes(prompt),
+        encoded(prompt),
         chosen,
         model.runtime,
         seed=seed,
@@ -354,7 +354,7 @@ def stream(
         options: Keys of `StreamConfig`.
     """
     portions = [text] if isinstance(text, str | bytes) else text
-    return model._stream(map(_bytes, portions), state, validate(StreamConfig, options), save=save)
+    return model._stream(map(encoded, portions), state, validate(StreamConfig, options), save=save)
 
 
 def _joined(results: Iterable[coding.Output]) -> bytes:
@@ -362,7 +362,8 @@ def _joined(results: Iterable[coding.Output]) -> bytes:
     return b"".join(result for result in results if isinstance(result, bytes))
 
 
-def _bytes(text: Text) -> bytes:
+def encoded(text: Text) -> bytes:
+    """The text as bytes: UTF-8."""
     return text if isinstance(text, bytes) else text.encode()
 
 

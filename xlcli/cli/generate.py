@@ -12,6 +12,7 @@ from xlcli.cli import options, units
 from xlcli.cli.help import CONTEXT, Command
 from xlcli.cli.options import Unit
 from xlcli.cli.pipe import portions
+from xlcli.cli.prompts import read_prompts, show_results
 from xlcli.cli.signals import Stop, Stopped
 from xlcli.errors import ConfigError, DataError
 
@@ -34,6 +35,17 @@ app = typer.Typer()
 def generate(
     context: typer.Context,
     words: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT|-]")] = None,
+    prompts: Annotated[
+        str | None,
+        typer.Option(
+            "--prompts",
+            metavar="FILE.jsonl|-",
+            allow_from_autoenv=False,
+            help='Continue many prompts in batches: lines {"prompt": TEXT}, with any "id". Prints a line of JSON for '
+            "each, in their order; with --seed each as the prompt alone.",
+            rich_help_panel="Sampling",
+        ),
+    ] = None,
     model: options.Model = None,
     n_steps: options.NSteps = None,
     n_hashes: options.NHashes = None,
@@ -172,6 +184,7 @@ def generate(
     from xlcli.cli.prologue import (
         begin,
         check_files,
+        check_texts,
         find_model,
         load_model,
         open_state_files,
@@ -186,15 +199,23 @@ def generate(
         raise ConfigError("the prompt is one argument.", 'Put it in quotes: xlcli generate "Once upon a".')
     if state_out and n_samples > 1:
         raise ConfigError("--state-out saves one state, but --num-samples asks for several.", "Drop one of the two.")
-    if settings.logprobs is not None and not screen.json:
+    if prompts is not None:
+        conflicts = {"PROMPT": words, "--interactive": interactive, "--state-out": state_out}
+        if conflict := next((name for name, value in conflicts.items() if value), None):
+            raise ConfigError(f"--prompts does not go together with {conflict}.", f"Leave out {conflict}.")
+    if settings.logprobs is not None and not (screen.json or prompts):
         raise ConfigError("--logprobs needs JSON to go into.", "Add --json.")
     if interactive and (words == ["-"] or n_samples > 1):
         reason = "reads standard input itself" if words == ["-"] else "takes one sample per line"
         raise ConfigError(f"--interactive {reason}.", "Leave out - and --num-samples.")
     folder = find_model(context, settings, screen)
-    check_files(context, folder, (), ["state_out"], state_in)
+    texts = [prompts] if prompts not in (None, "-") else []
+    check_texts(texts, "xlcli generate -m {}")
+    check_files(context, folder, texts, ["state_out"], state_in)
     if dry_run:
-        action = f"generates {n_samples} x {settings.max_new_tokens} tokens"
+        action = f"generates {n_samples} x {settings.max_new_tokens} tokens" + (
+            f" for each prompt of {prompts}" if prompts else ""
+        )
         print_plan(folder, settings, screen, batch_size=n_samples, action=action)
         return 0
     if interactive:
@@ -207,17 +228,25 @@ def generate(
         conversation = Conversation(loaded, settings, runtime, seed=config.runtime.seed, resume=resume)
         return converse(conversation, screen, os.fsencode(words[0]) if words else None, save)
     with screen.stop() as stopping, screen.until(stopping):
-        if words == ["-"]:
+        if "-" in (prompts, *(words or ())):
             screen.expect_keyboard()
         prompt = read_prompt(words, stopping)
+        named = None if prompts is None else read_prompts(prompts, stopping)
         screen.keyboard_ended()
         screen.wait("loading the model")
         from xlcli import generation, inference
+        from xlcli.generation.prompts import generate_prompts
 
         loaded, runtime = load_model(folder, settings, config.runtime, screen)
         warn_mem_len(loaded.config.model, [settings.mem_len], screen)
         resume, save = open_state_files(state_in, state_out, loaded, runtime, screen)
         seed = config.runtime.seed
+        if named is not None:
+            results = generate_prompts(
+                loaded, (each.text for each in named), settings, runtime, seed=seed, resume=resume, stop=stopping
+            )
+            show_results(named, results, screen, n_samples=n_samples, without_prompt=no_prompt)
+            return stopping.exit_code
         events = generation.generate(
             loaded, prompt, settings, runtime, seed=seed, resume=resume, save=save, stop=stopping
         )

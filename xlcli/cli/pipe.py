@@ -23,21 +23,24 @@ GRACE_SECONDS = 0.5
 """Time after a signal in which a reader that has stalled may go on; then output is discarded."""
 
 
-def open_source(name: str) -> int:
-    """File descriptor of a file, or of standard input for `-`; `DataError` if the file cannot be read."""
+def open_source(name: str, flags: int = 0) -> int:
+    """File descriptor of a file, or of standard input for `-`; `DataError` if the file cannot be read.
+
+    `flags` are further ones of `os.open`.
+    """
     if name == "-":
         return 0
     if Path(name).is_dir():
         raise DataError(f"{name} is a folder.", "Give a file, or pipe text in.")
     try:
-        return os.open(name, os.O_RDONLY)
+        return os.open(name, os.O_RDONLY | flags)
     except OSError as error:
         raise DataError(f"cannot read {name}: {error.strerror}.", "Check the path.") from None
 
 
 def portions(source: int, stop: Stop, flush_ms: int | None) -> Iterator[bytes | None]:
     """Bytes of `source` as they arrive; None after `flush_ms` ms without input. Ends with the input or at a signal."""
-    waiting = _poll({source: select.POLLIN, stop.fd: select.POLLIN})
+    waiting = poll({source: select.POLLIN, stop.fd: select.POLLIN})
     timeout = None if flush_ms is None else min(flush_ms, 2**31 - 1)
     idle = True
     while not stop():
@@ -69,7 +72,7 @@ class _Input(io.RawIOBase):
 
     def readinto(self, buffer: WriteableBuffer) -> int:
         view = memoryview(buffer).cast("B")
-        waiting = _poll({0: select.POLLIN, self._stop.fd: select.POLLIN})
+        waiting = poll({0: select.POLLIN, self._stop.fd: select.POLLIN})
         data = None
         while data is None:
             if self._stop() or self._stop.fd in dict(waiting.poll()):
@@ -151,7 +154,7 @@ class Output:
     def _is_writable(self, descriptor: int) -> bool:
         """Waits until the descriptor accepts bytes; False if its reader has stalled after a signal."""
         stop = self.stop
-        waiting = _poll({descriptor: select.POLLOUT})
+        waiting = poll({descriptor: select.POLLOUT})
         if stop is None:
             return bool(waiting.poll())
         if not stop():
@@ -162,7 +165,7 @@ class Output:
         return bool(waiting.poll(0 if self.discarded else 1000 * GRACE_SECONDS))
 
 
-def _poll(events: Mapping[int, int]) -> select.poll:
+def poll(events: Mapping[int, int]) -> select.poll:
     """Waits for events of descriptors; `select.select` is limited to descriptors below 1,024."""
     waiting = select.poll()
     for descriptor, event in events.items():

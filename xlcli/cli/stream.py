@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -10,13 +13,18 @@ from xlcli.cli import options, units
 from xlcli.cli.help import CONTEXT, Command
 from xlcli.cli.options import Unit
 from xlcli.cli.pipe import open_source, portions
+from xlcli.cli.terminal import one_line
 from xlcli.errors import ConfigError
 
 if TYPE_CHECKING:
+    from xlcli.cli.inputs import TextOf
     from xlcli.cli.page import Page
     from xlcli.cli.render import Screen
+    from xlcli.config import Config, StreamConfig
     from xlcli.events import Event
+    from xlcli.inference import SaveState
     from xlcli.store.loaded import LoadedModel
+    from xlcli.store.state_files import SessionState
 
 SECTIONS = ("stream", "generate", "runtime")
 """Sections of the configuration that the command uses."""
@@ -31,6 +39,17 @@ app = typer.Typer()
 def stream(
     context: typer.Context,
     files: Annotated[list[str] | None, typer.Argument(metavar="[FILE]")] = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--inputs",
+            metavar="FOLDER|FILE",
+            allow_from_autoenv=False,  # Typer would split a variable at blanks
+            help="Score several texts at a time: files and named pipes, or all of them in a folder. May be repeated. "
+            "--state-in and --state-out are folders then, with a file NAME.state for each.",
+            rich_help_panel="Text",
+        ),
+    ] = None,
     model: options.Model = None,
     n_steps: options.NSteps = None,
     n_hashes: options.NHashes = None,
@@ -130,6 +149,22 @@ def stream(
         raise ConfigError("stream reads one file, or standard input.", "Join files first: cat FILE... | xlcli stream.")
     if settings.save_every is not None and not state_out:
         raise ConfigError("--save-every needs a file to save in.", "Add --state-out memory.state.")
+    if inputs:
+        conflicts = {"FILE": files, "--continue": settings.continue_tokens, "--html": html}
+        if conflict := next((name for name, value in conflicts.items() if value), None):
+            raise ConfigError(f"--inputs does not go together with {conflict}.", f"Leave out {conflict}.")
+        from xlcli.cli.inputs import check_inputs
+
+        paths = [Path(each) for each in inputs]
+        texts = list(map(str, check_inputs(paths, state_in, state_out)))
+        folder = find_model(context, settings, screen)
+        check_files(context, folder, texts, [])
+        if dry_run:
+            is_endless = any(Path(text).is_fifo() for text in texts)
+            action = f"scores {len(texts)} inputs"
+            print_plan(folder, settings, screen, batch_size=len(texts), action=action, is_endless=is_endless)
+            return 0
+        return stream_inputs(context, config, folder, paths, screen)
     if html is not None:
         check_page(html)
     texts = [] if name == "-" else [name]
@@ -148,26 +183,16 @@ def stream(
         screen.wait("loading the model")
         from xlcli import streaming
         from xlcli.events import StreamStats
-        from xlcli.text import parquet
-        from xlcli.text.formats import checked, text_of
 
         loaded, runtime = load_model(folder, settings, config.runtime, screen)
         warn_mem_len(loaded.config.model, [settings.mem_len], screen)
         resume, save = open_state_files(state_in, state_out, loaded, runtime, screen)
         mem_len = loaded.config.train.mem_len if settings.mem_len is None else settings.mem_len
-        text = portions(source, stop, settings.flush_ms)
-        if not settings.binary and parquet.is_parquet(source):
-            text = parquet.texts(source, label, settings.text_field)
-        elif not settings.binary:
-            any_bytes = loaded.tokenizer.kind == "bytes"
-            text = text_of(text, label, settings.text_field, any_bytes=any_bytes, notice=screen.say)
-            # Text that continues a stream may begin within a character.
-            if not any_bytes and resume is None:
-                text = checked(text, label)
+        text_of = text_reader(settings, loaded, screen)
         needs_tokens = page is not None and settings.emit in ("stats", "none")
         events = streaming.stream(
             loaded,
-            text,
+            text_of(source, portions(source, stop, settings.flush_ms), label, resume is not None),
             settings.model_copy(update={"emit": "lines"}) if needs_tokens else settings,
             runtime,
             resume=resume,
@@ -189,6 +214,67 @@ def stream(
                 page.save(label, page_facts(page, loaded, mem_len))
                 screen.say(f"page written to {html}")
         return stop.exit_code
+
+
+def stream_inputs(context: typer.Context, config: Config, folder: Path, paths: Sequence[Path], screen: Screen) -> int:
+    """`xlcli stream --inputs`; returns the exit code."""
+    from xlcli.cli.inputs import InputFiles, total
+    from xlcli.cli.outputs import check_outputs
+    from xlcli.cli.prologue import load_model, open_state_files, warn_mem_len
+
+    settings, params = config.stream, context.params
+    with screen.stop() as stop, screen.until(stop):
+        screen.wait("loading the model")
+        from xlcli.events import StreamStats
+        from xlcli.streaming.several import stream_several
+
+        loaded, runtime = load_model(folder, settings, config.runtime, screen)
+        warn_mem_len(loaded.config.model, [settings.mem_len], screen)
+
+        def open_states(
+            saved: str | None, out: str | None, source: Path
+        ) -> tuple[SessionState | None, SaveState | None]:
+            check_outputs({"--state-out": out}, [folder, source], force=params["force"])
+            return open_state_files(saved, out, loaded, runtime, screen)
+
+        files = InputFiles(
+            paths,
+            text_reader(settings, loaded, screen),
+            open_states,
+            state_in=params["state_in"],
+            state_out=params["state_out"],
+            stop=stop,
+            flush_ms=settings.flush_ms,
+        )
+        finals = []
+        for name, event in stream_several(loaded, files, settings, runtime, stop=stop):
+            show(event, screen, emit=settings.emit, model=loaded.name, name=name)
+            if isinstance(event, StreamStats) and event.final:
+                finals.append(event)
+        if len(finals) > 1:
+            from xlcli.cli import report
+
+            screen.say(f"{report.counted(len(finals), 'input')}: {report.stats_line(total(finals))}")
+        return stop.exit_code
+
+
+def text_reader(settings: StreamConfig, model: LoadedModel, screen: Screen) -> TextOf:
+    """Function that takes text out of a source in any of the formats."""
+    from xlcli.text import parquet
+    from xlcli.text.formats import checked, text_of
+
+    any_bytes = model.tokenizer.kind == "bytes"
+
+    def read(source: int, data: Iterator[bytes | None], name: str, is_continued: bool) -> Iterator[bytes | None]:
+        if settings.binary:
+            return data
+        if parquet.is_parquet(source):
+            return parquet.texts(source, name, settings.text_field)
+        text = text_of(data, name, settings.text_field, any_bytes=any_bytes, notice=screen.say)
+        # Text that continues a stream may begin within a character.
+        return text if any_bytes or is_continued else checked(text, name)
+
+    return read
 
 
 def add_tokens(event: Event, page: Page) -> None:
@@ -214,41 +300,43 @@ def page_facts(page: Page, model: LoadedModel, mem_len: int) -> list[tuple[str, 
     return [("model", model.name), ("context", context), ("text", ", ".join(text))]
 
 
-def show(event: Event, screen: Screen, *, emit: str, model: str) -> None:
-    """Shows one event of the workflow."""
+def show(event: Event, screen: Screen, *, emit: str, model: str, name: str | None = None) -> None:
+    """Shows one event of the workflow, of the input `name` if there are several."""
     from xlcli.cli import report
     from xlcli.events import GeneratedText, LineScore, Notice, Progress, StreamStats, TokenScore
     from xlcli.metrics import misfit
 
+    of_input = {} if name is None else {"input": name}
+    column, remark_on = ("", "") if name is None else (f"{one_line(name)}\t", f"{one_line(name)}: ")
     match event:
         case LineScore() if emit == "lines":
             if screen.json:
-                screen.object(
-                    {name: value for name, value in report.fields(event).items() if name not in ("text", "spans")}
-                )
+                tree = report.fields(event)
+                screen.object(of_input | {key: value for key, value in tree.items() if key not in ("text", "spans")})
             else:
-                screen.scored_line(f"{event.bits_per_byte:.3f}\t", event.spans)
+                end = b"" if name is None or event.text.endswith(b"\n") else b"\n"  # another input's line may follow
+                screen.scored_line(f"{column}{event.bits_per_byte:.3f}\t", (*event.spans, (end, 0.0)))
         case TokenScore():
             if screen.json:
-                screen.object(report.token_object(event))
+                screen.object(of_input | report.token_object(event))
             else:
                 quoted = report.to_json(event.text)
-                screen.print(f"{event.byte}\t{event.bits:.3f}\t{quoted}\n")
+                screen.print(f"{column}{event.byte}\t{event.bits:.3f}\t{quoted}\n")
         case StreamStats():
             if emit == "stats" and screen.json:
-                screen.object(report.fields(event))
+                screen.object(of_input | report.fields(event))
             elif emit == "stats":
-                screen.report(report.stats_line(event) + "\n")
+                screen.report(f"{remark_on}{report.stats_line(event)}\n")
             if event.final and (remark := misfit(model, event.bits_per_byte)):
-                screen.say(remark)
+                screen.say(remark_on + remark)
             if event.final and not (emit == "stats" and not screen.json):
-                screen.say(report.stats_line(event))
+                screen.say(remark_on + report.stats_line(event))
         case GeneratedText():
             if screen.json:
                 screen.object({"continuation": event.text})
             else:
                 screen.model_text(event.text)
         case Notice():
-            screen.notice(event)
+            screen.notice(replace(event, text=remark_on + event.text))
         case Progress():
             screen.progress(event)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 Project = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Function from the inputs (b n d) of the n latest tokens to their keys and values (b h n e)."""
@@ -22,6 +23,9 @@ class Memory(ABC):
     """Axis letters of each tensor; m (tokens) and c (slots of a bucket) may change while the model runs."""
     dtypes: ClassVar[Mapping[str, torch.dtype]] = {}
     """Types of tensors that have one type only. The others are floating point; keys and values have the same type."""
+
+    counts_tokens: ClassVar[bool] = False
+    """Whether the content depends on the number of tokens read before, besides the length."""
 
     @classmethod
     @abstractmethod
@@ -56,6 +60,18 @@ class Memory(ABC):
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
         """Memory with `change` applied to every tensor."""
         return self.from_tensors({name: change(t) for name, t in self.tensors().items()})
+
+    @classmethod
+    def join(cls, memories: Sequence[Memory]) -> Self:
+        """Memory of the sequences of all `memories`, of this kind; zeros before the tokens of the shorter ones."""
+        parts = [memory.tensors() for memory in memories]
+        return cls.from_tensors(
+            {name: _joined([part[name] for part in parts], axes) for name, axes in cls.axes.items()}
+        )
+
+    def latest(self, n: int) -> Self:
+        """Memory of the `n` latest tokens, or of all if it is shorter or has no tokens."""
+        return self.from_tensors({name: _latest(t, self.axes[name], n) for name, t in self.tensors().items()})
 
     @classmethod
     def check(cls, tensors: Mapping[str, Tensor], batch_size: int) -> None:
@@ -104,3 +120,20 @@ class TokenMemory(Memory):
         Returns:
             Keys and values (b h s e) of these remembered and the new tokens, and the memory of the last `keep` tokens.
         """
+
+
+def _joined(parts: Sequence[Tensor], axes: str) -> Tensor:
+    """The sequences of all parts; zeros before the tokens of the shorter ones."""
+    if "m" in axes:
+        at = axes.index("m")
+        longest = max(t.shape[at] for t in parts)
+        parts = [F.pad(t, [0, 0] * (t.ndim - 1 - at) + [longest - t.shape[at], 0]) for t in parts]
+    return torch.cat(list(parts))
+
+
+def _latest(t: Tensor, axes: str, n: int) -> Tensor:
+    """The `n` latest tokens."""
+    if "m" not in axes:
+        return t
+    at = axes.index("m")
+    return t.narrow(at, max(0, t.shape[at] - n), min(n, t.shape[at]))

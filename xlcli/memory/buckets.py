@@ -24,6 +24,7 @@ class Buckets(Memory):
     table: Table
     owned: bool = False
     kind = "buckets"
+    counts_tokens = True
     axes: ClassVar[Mapping[str, str]] = {
         "keys": "bhrnce",
         "values": "bhrncw",

@@ -46,6 +46,7 @@ class Compressive(Memory):
     pooled: TokenMemory
     tail: Tensor
     tier: ClassVar[type[TokenMemory]]
+    counts_tokens = True
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:

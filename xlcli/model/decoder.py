@@ -211,6 +211,7 @@ class Decoder:
         packed = np.array(caches, k.CACHE)
         assert context.tokens is not None
         inputs = [t[:, 0].contiguous() for t in (context.tokens.long(), x, x0)]
+        reach = None if context.mask.reach is None else context.mask.reach[:, 0].contiguous()
         n_threads = k.use_threads(torch.get_num_threads())
         blocks = part.packed.ctypes.data, packed.ctypes.data
         call = (
@@ -218,6 +219,7 @@ class Decoder:
             len(caches),
             *blocks,
             *(t.data_ptr() for t in inputs),
+            0 if reach is None else reach.data_ptr(),
             len(x),
             x.shape[2],
             n_threads,

@@ -116,7 +116,7 @@ class LanguageModel(nn.Module):
     def reset(self, state: State) -> State:
         """State with empty memory at the beginning of the text; batch size and span are kept."""
         empty = self.reset_layers(state, range(self.config.n_layers))
-        return replace(empty, seen=0, offsets=torch.zeros_like(state.offsets))
+        return replace(empty, seen=0, offsets=torch.zeros_like(state.offsets), lag=0)
 
     def reset_layers(self, state: State, layers: Collection[int]) -> State:
         """State in which these layers have an empty memory, for linear and LSH attention after `redraw`."""
@@ -202,6 +202,9 @@ class LanguageModel(nn.Module):
     ) -> tuple[Tensor, AttentionContext]:
         """Input (b t d) of the stack for tokens (b t) of one segment, and the context of the call."""
         n_new = tokens.shape[1]
+        if state.lag and state.span.n_read(state.seen) > state.seen - state.lag:  # some memories are padded
+            positions = state.offsets[:, None] + torch.arange(state.seen, state.seen + n_new, device=tokens.device)
+            documents = DocumentPositions(positions, masked=True)
         context = AttentionContext(
             state.span,
             n_memory=state.span.n_read(state.seen),

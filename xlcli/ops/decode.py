@@ -101,9 +101,12 @@ that of all keys further back; additions (h n_distances) to the scores.
 key by its distance beyond `clamp_len`; 0: no key is further back. `far_bias` is added to the scores of those beyond
 `far_len`.
 """
-CALL = record("n_blocks blocks caches tokens x x0 batch dim n_threads", head=HEAD)
+CALL = record("n_blocks blocks caches tokens x x0 reach batch dim n_threads", head=HEAD)
 """Arguments of `decode_token`: `BLOCK` and `CACHE` of each block, tokens (b) in int64, inputs (b d) of the first block
-and of the stack, the number of threads as `use_threads` returned it, and a head, of size 0 if there is none."""
+and of the stack, the number of threads as `use_threads` returned it, and a head, of size 0 if there is none.
+
+`reach` (b, int64) is the number of remembered tokens that each query may attend to, the latest ones; 0: all.
+"""
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
@@ -480,37 +483,59 @@ def prepare(attention: Any, cache: Any, memory_type: Array, qkv: Array, queries:
 
 
 @register_jitable
-def count_chunks(cache: Any) -> int:
+def count_chunks(n_keys: int) -> int:
     """Number of chunks of the keys of a head."""
-    return max(1, (cache.stop - cache.start + CHUNK // 2) // CHUNK)  # type: ignore[no-any-return]
+    return max(1, (n_keys + CHUNK // 2) // CHUNK)
+
+
+@register_jitable
+def count_keys(call: Any, cache: Any, b: int) -> int:
+    """Number of keys of the query of a sequence."""
+    n_keys = cache.stop - cache.start
+    return min(n_keys, array(call.reach, call.batch, np.int64)[b] + 1) if call.reach else n_keys  # type: ignore[no-any-return]
 
 
 @inner(fastmath=FASTMATH)
-def attend(attention: Any, cache: Any, memory_type: Array, queries: Array, parts: Array, team: Team) -> None:
+def attend(call: Any, attention: Any, cache: Any, memory_type: Array, queries: Array, parts: Array, team: Team) -> None:
     """Attention to each chunk of keys: results (b h c e+2) of `attend_chunk`."""
-    batch, n_heads, n_chunks = parts.shape[:3]
+    batch, n_heads, most_chunks = parts.shape[:3]
     memory = buffers(n_heads, cache, batch, memory_type)
-    n_keys = cache.stop - cache.start
-    n_tasks = batch * n_chunks * n_heads
+    n_tasks = batch * most_chunks * n_heads
     task = take(team, n_tasks)
     while task >= 0:
         h, c = task % n_heads, task // n_heads  # heads of a chunk together: they share its position keys
-        b, c = c // n_chunks, c % n_chunks
-        first, last = c * n_keys // n_chunks, (c + 1) * n_keys // n_chunks
-        attend_chunk(attention, cache, memory, b, h, first, last, queries[b, h], parts[b, h, c])
+        b, c = c // most_chunks, c % most_chunks
+        n_keys = count_keys(call, cache, b)
+        n_chunks = count_chunks(n_keys)
+        if c < n_chunks:
+            first, last = c * n_keys // n_chunks, (c + 1) * n_keys // n_chunks
+            attend_chunk(attention, cache, memory, n_keys, b, h, first, last, queries[b, h], parts[b, h, c])
         finish(team)
         task = take(team, n_tasks)
 
 
 @inner(fastmath=FASTMATH)
 def attend_chunk(
-    attention: Any, cache: Any, memory: Buffers, b: int, h: int, first: int, last: int, query: Array, out: Array
+    attention: Any,
+    cache: Any,
+    memory: Buffers,
+    n_keys: int,
+    b: int,
+    h: int,
+    first: int,
+    last: int,
+    query: Array,
+    out: Array,
 ) -> None:
-    """Softmax-weighted sum of the values of keys `first` to `last`: (e), then largest score and sum of weights."""
+    """Softmax-weighted sum of the values of keys `first` to `last` of the `n_keys` latest ones.
+
+    Output: (e), then largest score and sum of weights.
+    """
     e, n = attention.head_dim, last - first
-    rows = slice(cache.start + first, cache.start + last)
+    start = cache.stop - n_keys
+    rows = slice(start + first, start + last)
     scores = np.empty(n, np.float32)
-    beyond = cache.stop - cache.start - 1 - cache.clamp_len - first
+    beyond = n_keys - 1 - cache.clamp_len - first
     n_far = max(0, min(n, beyond))
     n_turned = n_far if cache.turns else 0
     if n_turned:
@@ -522,7 +547,7 @@ def attend_chunk(
         scales = memory.key_scales[b, h, rows]
         for s in range(n):
             scores[s] *= scales[s]
-    before = cache.n_distances - (cache.stop - cache.start) + first
+    before = cache.n_distances - n_keys + first
     if cache.position_keys:
         tables = 1 if attention.relative else attention.n_heads
         position_keys = array(cache.position_keys, (tables, attention.n_features, cache.n_distances))
@@ -541,7 +566,7 @@ def attend_chunk(
         bias = array(cache.bias, (attention.n_heads, cache.n_distances))[h, before:]
         for s in range(n):
             scores[s] += bias[s]
-    for s in range(min(n, cache.stop - cache.start - 1 - cache.far_len - first)):
+    for s in range(min(n, n_keys - 1 - cache.far_len - first)):
         scores[s] += cache.far_bias
     largest = np.float32(-3e38)
     for s in range(n):
@@ -624,17 +649,18 @@ def follow(call: Any, weight_type: Array, memory_type: Array, space: Any, counte
         normal = normalize_all(x, block.attention_residual.before)
         qkv = array(space, (batch, 3 * h * e))
         queries = array(space + qkv.nbytes, (batch, h, e + f))
-        parts = array(space + qkv.nbytes + queries.nbytes, (batch, h, count_chunks(cache), e + 2))
+        most_chunks = count_chunks(cache.stop - cache.start)
+        parts = array(space + qkv.nbytes + queries.nbytes, (batch, h, most_chunks, e + 2))
         space += qkv.nbytes + queries.nbytes + parts.nbytes
         linear(attention.qkv, normal, weight_type, qkv, team)
         team = next_step(team)
         prepare(attention, cache, memory_type, qkv, queries, team)
         team = next_step(team)
-        attend(attention, cache, memory_type, queries, parts, team)
+        attend(call, attention, cache, memory_type, queries, parts, team)
         team = next_step(team)
         attended = np.empty((batch, h * e), np.float32)
         for b in range(batch):
-            merge_chunks(parts[b], attended[b])
+            merge_chunks(parts[b, :, : count_chunks(count_keys(call, cache, b))], attended[b])
         y = array(space, (batch, d))
         linear(attention.output, attended, weight_type, y, team)
         team = next_step(team)
@@ -675,7 +701,7 @@ def decode_token(calls: Array, weight_type: Array, memory_type: Array) -> Array:
     size = 0
     for i in range(call.n_blocks):
         attention, h = blocks[i].attention, blocks[i].attention.n_heads
-        e, f, c = attention.head_dim, attention.n_features, count_chunks(caches[i])
+        e, f, c = attention.head_dim, attention.n_features, count_chunks(caches[i].stop - caches[i].start)
         size += h * (3 * e + e + f + c * (e + 2)) + 2 * call.dim + blocks[i].width
     space = np.empty(call.batch * size, np.float32)
     counters = np.zeros((call.n_blocks * N_STEPS + 1) * COUNTERS, np.uint8)

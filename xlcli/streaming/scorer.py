@@ -1,36 +1,23 @@
-"""Streaming: scores text as it arrives, in constant memory. The scores do not depend on how the text arrives.
+"""A running stream: from portions of text to tokens that can be scored now, and from their scores to output.
 
-    portions ─▶ PreTokenizer ─▶ queue of tokens ─▶ model, TOKENS_PER_CALL tokens a call ─▶ lines, tokens, totals
-
-Text is scored as soon as its score can be output: a line when its end arrives, a word when it is complete if tokens are
-output. Calls of the model are as large as the text that has arrived allows, so throughput grows with the rate of input.
-A line of more than `LINE_LIMIT` bytes is output in parts: several `LineScore` with the same `line` and growing `byte`.
-
-With `reset_on_document` the memory is cleared before each document; a portion of type `Document` begins one. No token
-is in two documents then.
-
-A session is saved as it was before the unfinished end of the text, together with the bytes of that end. The end is
-scored and output when the input ends, and again, together with new text, by a stream that resumes. Two streams
-connected by a saved session thus give the scores of one stream.
+portions ─▶ PreTokenizer ─▶ queue of tokens ─▶ Request, answered by the caller ─▶ lines, tokens, totals
 """
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator, Iterator
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xlcli.config import GenerateConfig, StreamConfig
+from xlcli.config import StreamConfig
 from xlcli.config.workflows import compile_pattern
 from xlcli.events import GeneratedText, LineScore, Notice, StreamStats, TokenScore
-from xlcli.inference import TOKENS_PER_CALL, InferenceSession, SaveState
-from xlcli.metrics import LN2
-from xlcli.sampling import SampleRNG, StreamingDetokenizer, sample_tokens
+from xlcli.inference import TOKENS_PER_CALL, InferenceSession
 from xlcli.store.state_files import PendingText, SessionState, StreamPosition
 from xlcli.text.formats import Document
 from xlcli.text.pretokenize import PreTokenizer
@@ -49,82 +36,29 @@ STATS_SECONDS = 1.0
 StreamEvent = LineScore | TokenScore | GeneratedText | StreamStats | Notice
 
 
-def stream(
-    model: LoadedModel,
-    portions: Iterable[bytes | None],
-    options: StreamConfig,
-    runtime: Runtime,
-    *,
-    resume: SessionState | None = None,
-    save: SaveState | None = None,
-    stop: Callable[[], bool] = lambda: False,
-    sampling: GenerateConfig | None = None,
-    seed: int | None = None,
-) -> Iterator[StreamEvent]:
-    """Scores text as it arrives.
+class Request(NamedTuple):
+    """Request for the surprisal in bits of tokens `ids` (t), or of the first ones; `is_reset`: after a reset."""
 
-    Args:
-        model: The model.
-        portions: Bytes as they arrive, divided anywhere; a `Document` begins a document. None means that nothing has
-            arrived for a while; only then is an unfinished line scored early (`flush_ms`). The next portion is taken
-            when the last one has been scored. A stopped stream saves the unscored bytes of the last one, whatever its
-            size.
-        options: Output, flushing, saving and resets.
-        runtime: Device and number type.
-        resume: Saved session. Line numbers, byte offsets and totals continue from it.
-        save: Called every `save_every` seconds if text has arrived, and at the end.
-        stop: Called between calls of the model. Once true, unscored text is saved with the session and not scored.
-        sampling: Options of the `continue_tokens` sampled after the text; by default those of `generate`.
-        seed: Seed of that sampling; random by default.
-
-    Yields:
-        Scores as `options.emit` says, totals about once a second, and the final totals last.
-
-    Raises:
-        StateError: `resume` does not fit `options`.
-    """
-    scorer = _Scorer(model, options, runtime, resume)
-    saved = time.monotonic()
-    for portion in portions:
-        scorer.receive(portion)
-        yield from scorer.score_arrived(stop)
-        if stop():
-            break
-        if save and options.save_every is not None and time.monotonic() - saved >= options.save_every:
-            saved = time.monotonic()
-            if scorer.has_new_text:
-                save(scorer.session_state())
-                scorer.has_new_text = False
-    stopped = stop()
-    if save:
-        save(scorer.session_state())
-    if not stopped:
-        yield from scorer.score_end(stop)
-        if options.continue_tokens:
-            yield from _continue_text(scorer.session, options.continue_tokens, sampling or GenerateConfig(), seed, stop)
-    yield scorer.stats(final=True)
+    ids: NDArray[np.int32]
+    is_reset: bool
 
 
-def _continue_text(
-    session: InferenceSession, n_tokens: int, options: GenerateConfig, seed: int | None, stop: Callable[[], bool]
-) -> Iterator[GeneratedText | Notice]:
-    """Samples `n_tokens` tokens that continue the text."""
-    rng = SampleRNG.seeded(secrets.randbits(31) if seed is None else seed)
-    detokenizer = StreamingDetokenizer(options.stop)
-    for _ in range(n_tokens):
-        if stop() or detokenizer.stopped:
-            break
-        if notice := session.compilation():
-            yield notice
-        session.last_tokens = sample_tokens(session.predict(), [rng], options)
-        if text := detokenizer.feed(session.model.tokenizer.decode(session.last_tokens)):
-            yield GeneratedText(0, text)
-    if text := detokenizer.finish():
-        yield GeneratedText(0, text)
+class Signal(Enum):
+    """A remark to the caller, which needs no answer."""
+
+    IDLE = "no text has arrived"
+    SAVES = "the state is saved next: the session must be the stream's own"
 
 
-class _Scorer:
+Steps = Generator[StreamEvent | Request | Signal, NDArray[np.float64] | None, None]
+"""Steps of a stream. A `Request` is answered by the surprisals in bits (n), at least one; the others by None."""
+
+
+class Scorer:
     """A running stream: the session, the text that waits to be scored, the line being assembled, totals.
+
+    The caller scores: the generators of a stream yield each `Request` and are sent its answer. The session may be one
+    of several streams; it must be the stream's own when `session_state` is called.
 
     Text passes from `arrived` (bytes) through `pretokenizer` (the unfinished word at its end) to the queue (`ids` and
     `sizes` of tokens, and their `text`), and from there to the model.
@@ -174,7 +108,7 @@ class _Scorer:
             self.arrived += portion
             self.has_new_text = True
 
-    def score_arrived(self, stop: Callable[[], bool]) -> Iterator[StreamEvent]:
+    def score_arrived(self, stop: Callable[[], bool]) -> Steps:
         """Scores the text whose scores can be output now."""
         while self.arrived and not stop():
             self._feed()
@@ -200,7 +134,7 @@ class _Scorer:
         self._enqueue(self.pretokenizer.feed(self.arrived[:stop]))
         self.arrived = self.arrived[stop:]
 
-    def score_end(self, stop: Callable[[], bool]) -> Iterator[StreamEvent]:
+    def score_end(self, stop: Callable[[], bool]) -> Steps:
         """Scores the unfinished end of the text."""
         yield from self.score_arrived(stop)  # text of a resumed session if nothing else has arrived
         self._enqueue(self.pretokenizer.finish())
@@ -220,7 +154,7 @@ class _Scorer:
             seconds=time.monotonic() - self.started,
             tokens_per_second=self.model_tokens / self.model_seconds if self.model_seconds else 0.0,
             mem_len=self.session.state.span.mem_len,
-            state_bytes=self.session.state.bytes,
+            state_bytes=self.session.state.bytes // self.session.state.batch_size,
             final=final,
         )
 
@@ -261,15 +195,15 @@ class _Scorer:
             n_in_lines = 0
         return n_in_lines + (len(self.ids) - n_in_lines) // TOKENS_PER_CALL * TOKENS_PER_CALL
 
-    def _score(self, n_ready: int, stop: Callable[[], bool]) -> Iterator[StreamEvent]:
+    def _score(self, n_ready: int, stop: Callable[[], bool]) -> Steps:
         """Scores the first `n_ready` queued tokens, in calls as large as possible."""
         while n_ready and not stop():
-            n = self._n_before_reset(min(n_ready, TOKENS_PER_CALL))
+            n, is_reset = self._n_before_reset(min(n_ready, TOKENS_PER_CALL))
+            bits = yield Request(self.ids[:n], is_reset)
+            assert bits is not None
+            n = len(bits)
             n_bytes = int(self.sizes[:n].sum())
-            ids, sizes, text = self.ids[:n], self.sizes[:n], self.text[:n_bytes]
-            started = time.perf_counter()
-            bits = self.session.score(ids) / LN2
-            self.model_seconds += time.perf_counter() - started
+            sizes, text = self.sizes[:n], self.text[:n_bytes]
             self.model_tokens += n
             self.ids, self.sizes, self.text = self.ids[n:], self.sizes[n:], self.text[n_bytes:]
             self.documents = deque(at - n_bytes for at in self.documents)
@@ -281,28 +215,28 @@ class _Scorer:
                 self.last_stats = time.monotonic()
                 yield self.stats(final=False)
 
-    def _n_before_reset(self, n: int) -> int:
+    def _n_before_reset(self, n: int) -> tuple[int, bool]:
         """Number of the first `n` queued tokens before the next document or line that matches `reset_on`, at least one.
 
-        If the queue begins with it, the session is reset.
+        Also whether the queue begins with such a document or line, before which the session is reset.
         """
-        if self.documents and not self.documents[0]:
-            self.session.reset()
+        is_reset = bool(self.documents) and not self.documents[0]
+        if is_reset:
             self.documents.popleft()
         if self.documents:
             n = min(n, self._n_tokens_within(self.documents[0]))
         if self.reset_pattern is None:
-            return n
+            return n, is_reset
         n_bytes = int(self.sizes[:n].sum())
         start = 0 if self.n_bytes == self.line_start else self.text.find(b"\n") + 1 or n_bytes
         while start < n_bytes:
             end = self.text.find(b"\n", start) + 1 or len(self.text)
             if self.reset_pattern.search(self.text[start : min(end, start + LINE_LIMIT)].rstrip(b"\r\n")):
                 if start:
-                    return max(1, self._n_tokens_within(start))
-                self.session.reset()
+                    return max(1, self._n_tokens_within(start)), is_reset
+                is_reset = True
             start = end
-        return n
+        return n, is_reset
 
     def _n_tokens_within(self, n_bytes: int) -> int:
         """Number of queued tokens that lie within the first `n_bytes` bytes of the queue."""

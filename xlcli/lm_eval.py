@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from xlcli.api import Model, load
 from xlcli.config import GenerateConfig, InferenceConfig, validate
+from xlcli.config.inference import Dtype
 from xlcli.config.position import ClampLen
-from xlcli.config.workflows import Dtype
 from xlcli.errors import XLError
 from xlcli.evaluation.lengths import DEFAULT_SEGMENT_LEN, tokens_per_call
 from xlcli.events import Generated

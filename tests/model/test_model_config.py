@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from xlcli import config
+from xlcli.config import InferenceConfig, TrainConfig
 from xlcli.config.attention import MAX_HASHES
-from xlcli.config.workflows import InferenceConfig, TrainConfig
 from xlcli.errors import ConfigError
 from xlcli.model.build import build_model
 

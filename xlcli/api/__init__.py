@@ -27,9 +27,9 @@ from xlcli.config import (
     WeightEncoding,
     validate,
 )
+from xlcli.config.inference import Dtype
 from xlcli.config.keywords import EvalOptions, GenerateOptions, SamplingOptions, StreamOptions
 from xlcli.config.position import ClampLen
-from xlcli.config.workflows import Dtype
 from xlcli.errors import ConfigError
 from xlcli.events import Event, Generated, GeneratedText, Notice, TokenScore
 from xlcli.runtime import Runtime, make_runtime

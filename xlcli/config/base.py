@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -14,6 +14,10 @@ Rate = Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)]
 """Probability below 1, such as a dropout rate."""
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 """Positive finite number."""
+SpanKind = Literal["uniform", "growing"]
+"""Tokens that a token attends to; see `xlcli.ops.span.Span`."""
+WeightEncoding = Literal["float32", "bfloat16", "int8"]
+"""Encoding in which weights are written; see `xlcli.store.encodings`."""
 
 
 class BaseConfig(BaseModel):

@@ -1,11 +1,12 @@
-"""Keyword arguments of the Python interface: keys of the configuration classes of `config/workflows.py`."""
+"""Keyword arguments of the Python interface: keys of the configuration classes of `config/inference.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Literal, TypedDict
 
-from xlcli.config.workflows import AdaptedWeights, Dtype, SpanKind
+from xlcli.config.base import SpanKind
+from xlcli.config.inference import AdaptedWeights, Dtype
 
 
 class OnlineOptions(TypedDict, total=False):

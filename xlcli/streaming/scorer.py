@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xlcli.config import StreamConfig
-from xlcli.config.workflows import compile_pattern
+from xlcli.config.pattern import compile_pattern
 from xlcli.events import GeneratedText, LineScore, Notice, StreamStats, TokenScore
 from xlcli.inference import TOKENS_PER_CALL, InferenceSession
 from xlcli.store.state_files import PendingText, SessionState, StreamPosition

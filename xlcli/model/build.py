@@ -14,7 +14,8 @@ from torch.overrides import TorchFunctionMode
 
 from xlcli import config as settings
 from xlcli.config import AttentionConfig, ModelConfig
-from xlcli.config import attention as kinds
+from xlcli.config.attention.random import LinearAttentionConfig, LSHAttentionConfig
+from xlcli.config.attention.softmax import CompressiveAttentionConfig, FullAttentionConfig, LocalAttentionConfig
 from xlcli.model.attention import Attention, compressive, full, linear, local, lsh
 from xlcli.model.build_position import POSITION_BUILDERS
 from xlcli.model.dropout import Dropout
@@ -176,10 +177,10 @@ def _residual(config: ModelConfig) -> Residual:
 
 
 ATTENTION_BUILDERS: dict[type[AttentionConfig], Callable[[ModelConfig, Any, Position], Attention]] = {
-    kinds.FullAttentionConfig: full.build,
-    kinds.LocalAttentionConfig: local.build,
-    kinds.CompressiveAttentionConfig: compressive.build,
-    kinds.LinearAttentionConfig: linear.build,
-    kinds.LSHAttentionConfig: lsh.build,
+    FullAttentionConfig: full.build,
+    LocalAttentionConfig: local.build,
+    CompressiveAttentionConfig: compressive.build,
+    LinearAttentionConfig: linear.build,
+    LSHAttentionConfig: lsh.build,
 }
 """Configuration class to builder of one attention branch."""

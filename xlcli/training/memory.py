@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from xlcli.config import Config, ModelConfig, ReversibleStackConfig, TrainConfig, UniversalStackConfig
-from xlcli.config.attention import SoftmaxAttentionConfig
+from xlcli.config.attention.softmax import SoftmaxAttentionConfig
 from xlcli.errors import ResourceError
 from xlcli.machine import as_options, available_bytes, fitting, require_memory
 from xlcli.model.build import build_model, build_on_meta

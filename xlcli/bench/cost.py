@@ -5,23 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from xlcli.model.decoder import Decoder
 from xlcli.model.lm import LanguageModel
 from xlcli.state import State
-
-aten = torch.ops.aten
-FORMULAS = flop_registry | {
-    aten.baddbmm_: flop_registry[aten.baddbmm],
-    aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[aten._scaled_dot_product_flash_attention],
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
-        aten._scaled_dot_product_flash_attention_backward
-    ],
-}
-"""Operations of each matrix product: those of `FlopCounterMode` and more."""
+from xlcli.training.memory import OPERATIONS
 
 
 class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -43,7 +32,7 @@ class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Result of the operator."""
         kwargs = kwargs or {}
-        formula = FORMULAS.get(func._overloadpacket)
+        formula = OPERATIONS.get(func._overloadpacket)
         if formula is None:
             with self:
                 parts = func.decompose(*args, **kwargs)  # in inference mode matmul, for example, is not yet split

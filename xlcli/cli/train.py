@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from xlcli.config import Config, Tree
     from xlcli.events import Event
 
-SECTIONS = ("text", "train", "runtime", "model")
+SECTIONS = ("text", "train", "runtime", "model", "cluster")
 """Sections of the configuration that the command uses."""
 app = typer.Typer()
 
@@ -73,6 +73,7 @@ def train(
     threads: train_options.Threads = None,
     seed: train_options.Seed = None,
     compile: train_options.Compile = False,  # noqa: A002
+    nproc: train_options.NProc = None,
     plot: train_options.Plot = None,
     config_file: options.ConfigFile = None,
     overrides: options.Overrides = None,
@@ -101,6 +102,8 @@ def train(
         check_paths(paths or (), settings.get("text", {}))
         if plot is not None:
             check_run_plot(plot, paths or (), force=force)
+        if nproc is not None and not dry_run:
+            raise ConfigError("--nproc is the number of processes of a plan.", "Add --dry-run.")
         if resume and overwrite:
             raise ConfigError("--resume and --overwrite exclude each other.", "Give one of them.")
         if tensorboard:
@@ -122,12 +125,20 @@ def train(
                     preset=preset,
                     init=init,
                     dry_run=dry_run,
+                    n_ranks=nproc or 1,
                     allow_data_change=allow_data_change,
                     stop=stop,
                 )
             else:
                 events = training.train(
-                    paths or (), folder, configs, init=model, overwrite=overwrite, dry_run=dry_run, stop=stop
+                    paths or (),
+                    folder,
+                    configs,
+                    init=model,
+                    overwrite=overwrite,
+                    dry_run=dry_run,
+                    n_ranks=nproc or 1,
+                    stop=stop,
                 )
             event_file = EventFile(folder) if tensorboard else None
             screen.wait("reading the text")

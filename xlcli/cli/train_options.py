@@ -297,6 +297,16 @@ Compile = Annotated[
         "--compile", help="Compile the model before training; faster in long runs only.", rich_help_panel="Machine"
     ),
 ]
+NProc = Annotated[
+    int | None,
+    typer.Option(
+        "--nproc",
+        metavar="N",
+        parser=Unit(units.count, "2"),
+        help="With --dry-run: print the plan for N processes that share the batch.",
+        rich_help_panel="Machine",
+    ),
+]
 Plot = Annotated[
     str | None,
     typer.Option(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from xlcli.config import Config, ModelConfig, ReversibleStackConfig, TrainConfig, UniversalStackConfig
 from xlcli.config.attention.softmax import SoftmaxAttentionConfig
@@ -107,10 +108,17 @@ def memory_bytes(config: Config, runtime: Runtime) -> int:
     """
     if (least := least_bytes(config)) > MAX_TRACED:
         return least
+    usage = trace(config, runtime)
+    return _weights_bytes(config) + usage.state * config.train.grad_accum + int(FRAGMENTATION * usage.activations)
+
+
+def trace(config: Config, runtime: Runtime) -> Usage:
+    """Usage of a microbatch with the longest memory that the budget allows."""
     mem_len = _longest_memory(config.train)
     config = config.model_copy(update={"train": config.train.model_copy(update={"mem_len": mem_len})})
-    states, activations = _extrapolate(config, runtime)
-    return _weights_bytes(config) + states * config.train.grad_accum + int(FRAGMENTATION * activations)
+    if config.model.depth <= 2:
+        return _one_step(config, runtime)
+    return _extrapolate(config, runtime)
 
 
 def _weights_bytes(config: Config) -> int:
@@ -132,23 +140,24 @@ def _longest_memory(train: TrainConfig) -> int:
 
 
 class Usage(NamedTuple):
-    """Bytes of the memory state of one microbatch, and peak bytes of its activations."""
+    """Bytes of the memory state of one microbatch, peak bytes of its activations, operations of its matrix products."""
 
     state: int
     activations: int
+    operations: int
 
 
 def _extrapolate(config: Config, runtime: Runtime) -> Usage:
-    """Usage of the whole model, extrapolated from shallow copies if it is deep."""
-    if config.model.depth <= 2:
-        return _one_step(config, runtime)
-    state = activations = fixed = 0
+    """Usage of a deep model, extrapolated from shallow copies."""
+    state = activations = operations = fixed = head = 0
     for one, two, count in _shallow(config.model):
         a, b = (_one_step(config.model_copy(update={"model": model}), runtime) for model in (one, two))
         state += (b.state - a.state) * count
         activations += (b.activations - a.activations) * count
+        operations += (b.operations - a.operations) * count
         fixed = max(fixed, 2 * a.activations - b.activations)
-    return Usage(state, activations + fixed)
+        head = 2 * a.operations - b.operations
+    return Usage(state, activations + fixed, operations + head)
 
 
 def _shallow(model: ModelConfig) -> Iterator[tuple[ModelConfig, ModelConfig, int]]:
@@ -193,7 +202,7 @@ def _one_step(config: Config, runtime: Runtime) -> Usage:
         loss = nll.sum() if ponder is None else nll.sum() + ponder.cost.sum()
         loss = loss if auxiliary is None else loss + auxiliary
         loss.backward()  # type: ignore[no-untyped-call]
-        return Usage(state.bytes, meter.peak)
+        return Usage(state.bytes, meter.peak, meter.operations)
 
 
 def _with_few_chunks(model: ModelConfig, segment_len: int) -> ModelConfig:
@@ -218,18 +227,30 @@ WITHOUT_VALUES: dict[Any, Callable[..., Any]] = {
 """Data-dependent operators, for fake tensors without data: every element is nonzero, and a number read is 0."""
 
 
+aten = torch.ops.aten
+OPERATIONS = flop_registry | {
+    aten.baddbmm_: flop_registry[aten.baddbmm],
+    aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[aten._scaled_dot_product_flash_attention],
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
+        aten._scaled_dot_product_flash_attention_backward
+    ],
+}
+"""Floating-point operations of each matrix product, a multiplication with its addition as two: those of PyTorch's
+`FlopCounterMode` and more."""
+
+
 class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Mode that counts the bytes of all live tensors made in it."""
+    """Mode that counts the bytes of all live tensors made in it, and the operations of its matrix products."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.live: dict[int, int] = {}
-        self.total = self.peak = 0
+        self.total = self.peak = self.operations = 0
 
     def reset(self) -> None:
-        """Restarts the count; tensors that are alive now count as 0 bytes."""
+        """Restarts the counts; tensors that are alive now count as 0 bytes."""
         self.live = dict.fromkeys(self.live, 0)
-        self.total = self.peak = 0
+        self.total = self.peak = self.operations = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -237,6 +258,8 @@ class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Runs the operator and counts its outputs."""
         without_values = WITHOUT_VALUES.get(func) if args and isinstance(args[0], FakeTensor) else None
         out = (without_values or func)(*args, **(kwargs or {}))
+        if (formula := OPERATIONS.get(func._overloadpacket)) is not None:
+            self.operations += formula(*args, **(kwargs or {}), out_val=out)
         for tensor in out if isinstance(out, tuple | list) else (out,):
             if isinstance(tensor, Tensor):
                 self._count(tensor.untyped_storage())

@@ -35,6 +35,7 @@ from xlcli.training.final import describe_run
 from xlcli.training.loop import Trainer
 from xlcli.training.prepare import Prepared, prepare_new, prepare_resumed
 from xlcli.training.run import LR_DIVISOR, TrainingRun, make_training_run
+from xlcli.training.scaling import plan as scaling_plan
 
 PREPARATION_SHARE = 0.1
 """Maximum share of a time budget that preparation counts for."""
@@ -48,6 +49,7 @@ def train(
     init: Path | None = None,
     overwrite: bool = False,
     dry_run: bool = False,
+    n_ranks: int = 1,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Event]:
     """Trains a model. Saves the best weights in `folder`, and checkpoints in its subfolder.
@@ -62,6 +64,7 @@ def train(
         overwrite: Replace the model in `folder` as soon as the new run has weights to keep; until then it stays, and
             the new run is in a subfolder, where `resume` finds it.
         dry_run: End with the plan, whose sizes are estimates for a long text; nothing is written.
+        n_ranks: Number of processes that a dry run plans for.
         stop: Called between steps; when true, the run is saved and ends.
 
     Raises:
@@ -81,9 +84,10 @@ def train(
             yield Notice("stopped before the first step; nothing was saved, so run the same command again.", "warning")
             return
         _check_texts(folder, ready)
-        plan = _plan(folder, ready, 0)
+        plan = _plan(folder, ready, 0, n_ranks if dry_run else 1)
         yield plan
-        memory.require(ready.config, ready.runtime, plan.memory_bytes)
+        if plan.scaling is None:
+            memory.require(ready.config, ready.runtime, plan.memory_bytes)
         if dry_run:
             return
         weights = None if model is None else weights_of(model.network)
@@ -102,6 +106,7 @@ def resume(
     preset: str | None = None,
     init: str | None = None,
     dry_run: bool = False,
+    n_ranks: int = 1,
     allow_data_change: bool = False,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Event]:
@@ -114,6 +119,7 @@ def resume(
         preset: Refused unless the run uses it.
         init: Name or folder of a model; refused unless the run started from it.
         dry_run: As in `train`.
+        n_ranks: As in `train`.
         allow_data_change: Continue although the text has changed.
         stop: As in `train`.
 
@@ -139,9 +145,10 @@ def resume(
             return
         point, notices = _newest_checkpoint(place)
         yield from notices
-        plan = _plan(folder, ready, step_of(point) if point else 0)
+        plan = _plan(folder, ready, step_of(point) if point else 0, n_ranks if dry_run else 1)
         yield plan
-        memory.require(ready.config, ready.runtime, plan.memory_bytes)
+        if plan.scaling is None:
+            memory.require(ready.config, ready.runtime, plan.memory_bytes)
         if dry_run:
             return
         weights = _origin_again(ready.origin) if point is None and ready.origin else None
@@ -328,8 +335,9 @@ def _lower_rate(run: TrainingRun, paths: Sequence[str], folder: Path) -> str:
     return f"Continue from the last checkpoint at a lower learning rate: {command}"
 
 
-def _plan(folder: Path, ready: Prepared, resumed_at: int) -> Plan:
+def _plan(folder: Path, ready: Prepared, resumed_at: int, n_ranks: int) -> Plan:
     config, parts, runtime = ready.config, ready.parts, ready.runtime
+    scaling = scaling_plan(config, runtime, n_ranks) if n_ranks > 1 else None
     return Plan(
         folder=folder,
         corpus=parts.train.corpus.name,
@@ -342,7 +350,7 @@ def _plan(folder: Path, ready: Prepared, resumed_at: int) -> Plan:
         vocab_size=ready.tokenizer.vocab_size,
         preset=ready.preset,
         parameters=memory.n_parameters(config.model),
-        memory_bytes=memory.memory_bytes(config, runtime),
+        memory_bytes=scaling.memory_bytes if scaling else memory.memory_bytes(config, runtime),
         available_bytes=available_bytes(str(runtime.device)),
         weights=config.train.weights,
         weights_bytes=weights_bytes(config.model, config.train.weights),
@@ -353,4 +361,5 @@ def _plan(folder: Path, ready: Prepared, resumed_at: int) -> Plan:
         budget=defaults.budget_in_words(config),
         resumed_at=resumed_at,
         init=ready.origin["model"] if ready.origin else None,
+        scaling=scaling,
     )

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from xlcli.config import MemoryDtype
 from xlcli.errors import StateError
+from xlcli.files import with_prefix
 from xlcli.memory import MEMORIES, Memory
 from xlcli.memory.adaptation import Adaptation
 from xlcli.memory.context_cache import ContextCache
 from xlcli.memory.online import OnlineMemory
 from xlcli.ops.span import Span
-
-T = TypeVar("T")
 
 ONLINE_MEMORIES: dict[str, type[OnlineMemory]] = {"adaptation": Adaptation, "cache": ContextCache}
 """Field of `State` to class, of values that a model learns while it reads."""
@@ -169,14 +168,14 @@ class State:
             batch_size = len(tensors["offsets"])
             layers = []
             for i, kind in enumerate(description["memory"].split()):
-                own = _with_prefix(f"{i}.", tensors)
+                own = with_prefix(f"{i}.", tensors)
                 MEMORIES[kind].check(own, batch_size)
                 layers.append(MEMORIES[kind].from_tensors(own))
             span = _span(description["span"])
             learned: dict[str, Any] = {
-                name: kind.restore(_with_prefix(f"{name}.", tensors), entries)
+                name: kind.restore(with_prefix(f"{name}.", tensors), entries)
                 for name, kind in ONLINE_MEMORIES.items()
-                if (entries := _with_prefix(f"{name}.", description))
+                if (entries := with_prefix(f"{name}.", description))
             }
             seen, offsets, last = int(description["seen"]), tensors["offsets"], tensors.get("last")
             state = State(tuple(layers), seen, span, offsets, last, **learned)
@@ -196,11 +195,6 @@ class State:
 
 
 _REMEDY = "Start without --state-in."
-
-
-def _with_prefix(prefix: str, entries: Mapping[str, T]) -> dict[str, T]:
-    """Entries whose names begin with `prefix`, without it."""
-    return {name.removeprefix(prefix): value for name, value in entries.items() if name.startswith(prefix)}
 
 
 def _span(text: str) -> Span:

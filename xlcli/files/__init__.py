@@ -18,4 +18,5 @@ from xlcli.files.plain import write_atomic as write_atomic
 from xlcli.files.tensors import digest as digest
 from xlcli.files.tensors import read_header as read_header
 from xlcli.files.tensors import read_tensors as read_tensors
+from xlcli.files.tensors import with_prefix as with_prefix
 from xlcli.files.tensors import write_tensors as write_tensors

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from xlcli.errors import CheckpointError, ConfigError
 from xlcli.files.plain import RESTORE, json_digest, open_regular, write_atomic
@@ -22,6 +22,8 @@ from xlcli.machine import require_memory
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+T = TypeVar("T")
 
 HEADER_LIMIT = 2**24
 """Maximum size of a header in bytes: 1,024 layers and their optimizer state need 5 MB. At this size a header takes two
@@ -173,3 +175,8 @@ def _compare(path: Path, infos: Mapping[str, TensorInfo], expected: Mapping[str,
             )
     if extra := sorted(infos.keys() - expected.keys()):
         raise CheckpointError(f"{path} has an unexpected tensor '{extra[0]}'.", remedy)
+
+
+def with_prefix(prefix: str, entries: Mapping[str, T]) -> dict[str, T]:
+    """Entries whose names begin with `prefix`, without it."""
+    return {name.removeprefix(prefix): value for name, value in entries.items() if name.startswith(prefix)}

@@ -12,10 +12,10 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from xlcli.errors import CheckpointError, StateError
-from xlcli.files import read_header, read_tensors, write_tensors
+from xlcli.files import read_header, read_tensors, with_prefix, write_tensors
 from xlcli.store.layout import SCHEMA
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from xlcli.state import State
     from xlcli.store.loaded import LoadedModel
     from xlcli.text.tokenizers.registry import Tokenizer
-
-T = TypeVar("T")
 
 _REMEDY = "Start without --state-in."
 _COUNTERS = ("n_lines", "n_bytes", "n_tokens", "line_start")
@@ -145,12 +143,12 @@ def load_state(path: Path, *, model: LoadedModel, device: str) -> SessionState:
     if metadata.get("schema") != str(SCHEMA) or "state.memory" not in metadata:
         raise StateError(f"{path} is not a state file of format {SCHEMA}.", "Give a file that --state-out wrote.")
     _check_model(path, metadata, model)
-    memory = {name: t.to(device) for name, t in _with_prefix("state.", tensors).items()}
-    state = State.restore(memory, _with_prefix("state.", metadata))
+    memory = {name: t.to(device) for name, t in with_prefix("state.", tensors).items()}
+    state = State.restore(memory, with_prefix("state.", metadata))
     if not model.network.is_compatible(state):
         raise StateError(f"{path} does not have the shape of model {model.name}.", _REMEDY)
     try:
-        return _unpack(state, _with_prefix("session.", tensors), _with_prefix("session.", metadata), model.tokenizer)
+        return _unpack(state, with_prefix("session.", tensors), with_prefix("session.", metadata), model.tokenizer)
     except (KeyError, ValueError, RuntimeError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise StateError(f"{path} is damaged: {reason}.", _REMEDY) from None
@@ -276,8 +274,3 @@ def _token_ids(tensors: Mapping[str, Tensor], name: str, tokenizer: Tokenizer) -
     if len(ids) and not 0 <= ids.min() <= ids.max() < tokenizer.vocab_size:
         raise ValueError(f"'{name}' holds a token that is not in the vocabulary")
     return ids
-
-
-def _with_prefix(prefix: str, entries: Mapping[str, T]) -> dict[str, T]:
-    """Entries whose names begin with `prefix`, without it."""
-    return {name.removeprefix(prefix): value for name, value in entries.items() if name.startswith(prefix)}

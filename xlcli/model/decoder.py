@@ -10,34 +10,29 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import os
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from einops import rearrange
 from torch import Tensor, nn
 
 from xlcli.memory import Memory, TokenBuffers
-from xlcli.model.attention import Attention
 from xlcli.model.attention.full import FullAttention
 from xlcli.model.attention.local import LocalAttention
-from xlcli.model.feedforward import FeedForward
+from xlcli.model.decoder_packing import Packed, Packer
+from xlcli.model.decoder_tables import DistanceTables
 from xlcli.model.head import SoftmaxHead
 from xlcli.model.lm import LanguageModel, parameter_bytes
-from xlcli.model.norm import EPSILON
 from xlcli.model.position import Position
 from xlcli.model.position.alibi import AlibiPosition
-from xlcli.model.position.rope import RopePosition, rope_angles
+from xlcli.model.position.rope import RopePosition
 from xlcli.model.position.t5 import T5Position
 from xlcli.model.position.xl import XLPosition
-from xlcli.model.residual import PostNorm, PreNorm, Residual, ReZero, Sandwich
 from xlcli.model.stack import Block, Stack
 from xlcli.ops.context import AttentionContext
-from xlcli.ops.quantize import quantize
-from xlcli.ops.span import Span
 
 if TYPE_CHECKING:
     from xlcli.ops.decode import Array
@@ -49,8 +44,6 @@ TYPES = {
     torch.int8: np.empty(0, np.int8),
 }
 """Number type of weights or memories to an array of its type in the kernel."""
-Packed = tuple[Any, ...]
-"""Fields of a record of `ops/decode.py`; those of arrays are addresses."""
 NO_HEAD = (0,) * 4, (0,) * 5, 0
 """Fields of a head of size 0."""
 
@@ -101,16 +94,15 @@ class Decoder:
         self.network = network
         self.kernels = kernels
         self.weight_type = {"bfloat16": torch.bfloat16, "int8": torch.int8}.get(encoding, torch.float32)
-        self._kept: list[Tensor] = []  # tensors whose addresses are packed
-        self._n_weights = 0  # in packed matrices
-        self._tables: dict[Hashable, Tensor] = {}
+        self._packer = Packer(network, self.weight_type, kernels)
+        self._tables = DistanceTables()
         self._used: set[torch.dtype] = set()  # number types of memories that the kernels have read
         with torch.inference_mode():
             groups = itertools.groupby(enumerate(network.stack.layers()), lambda one: has_kernel(one[1]))
             self.parts = [self._part(list(blocks), has_kernel) for has_kernel, blocks in groups]
             if self.parts[-1].packed.size and type(network.head) is SoftmaxHead and network.head.projection is None:
-                weight, norm = network.head.weight, self._norm(network.stack.final)
-                self.parts[-1].head = norm, self._matrix(weight, network.head.bias), len(weight)
+                weight, norm = network.head.weight, self._packer.norm(network.stack.final)
+                self.parts[-1].head = norm, self._packer.matrix(weight, network.head.bias), len(weight)
 
     def is_compiled(self, state: State) -> bool:
         """Whether the kernels for these weights and this memory are compiled; if not, the next call takes seconds."""
@@ -150,7 +142,7 @@ class Decoder:
 
     def operations(self, state: State) -> int:
         """Floating-point operations of the products that kernels compute for a token of each sequence."""
-        products = self._n_weights
+        products = self._packer.n_weights
         for block, n in self._with_kernels(state):
             attention = block["attention"]
             h, e, f = (int(attention[name]) for name in ("n_heads", "head_dim", "n_features"))
@@ -160,12 +152,12 @@ class Decoder:
     def read_bytes(self, state: State) -> int:
         """Size in bytes of the memory of all sequences, and of the weights and tables that a call reads."""
         longest = max(n for _, n in self._with_kernels(state))
-        tables = sum(t[..., :longest].nbytes for t in self._tables.values())
+        tables = self._tables.read_bytes(longest)
         modules: list[nn.Module] = [block for part in self.parts if not part.packed.size for block in part.blocks]
         if self.parts[-1].head is None:
             modules += [self.network.stack.final, self.network.head]
         looked_up = {b.vectors.weight.data_ptr() for part in self.parts for b in part.blocks if b.vectors is not None}
-        weights = sum(t.nbytes for t in self._kept if t.data_ptr() not in looked_up)
+        weights = sum(t.nbytes for t in self._packer.kept if t.data_ptr() not in looked_up)
         return state.bytes + weights + tables + parameter_bytes(modules)
 
     def _with_kernels(self, state: State) -> Iterator[tuple[Any, int]]:
@@ -201,7 +193,7 @@ class Decoder:
             addresses = [buffer.data_ptr() for buffer in buffers] + [0] * (4 - len(buffers))
             row = buffers[0].stride(2)
             limits = own.span.clamp_len or memory.length, own.span.far_len or memory.length
-            own_tables = self._distances(block, memory.length, own)
+            own_tables = self._tables.of(block, memory.length, own)
             tables += own_tables
             n_distances = max(0 if table is None else table.shape[1] for table in own_tables[:2])
             addresses += [buffers[0].shape[2], row, memory.start, memory.stop, n_distances, *limits]
@@ -231,140 +223,8 @@ class Decoder:
         return torch.from_numpy(out)[:, None], tuple(after)
 
     def _part(self, blocks: Sequence[tuple[int, Block]], has_kernel: bool) -> Part:
-        k = self.kernels
-        packed = [self._block(i, block) for i, block in blocks] if has_kernel else []
-        return Part(blocks[0][0], [block for _, block in blocks], np.array(packed, k.BLOCK))
-
-    def _block(self, i: int, block: Block) -> Packed:
-        """Fields of `BLOCK`."""
-        stack = self.network.stack
-        scales = (stack.stream_scale[i].item(), stack.input_scale[i].item()) if stack.input_residual else (1.0, 0.0)
-        return (
-            self._attention(block.attention),
-            self._residual(block.attention_residual),
-            *self._feed_forward(block.feedforward),
-            self._residual(block.feedforward_residual),
-            block.feedforward.down.weight.shape[1],
-            self._address(None if block.vectors is None else block.vectors.weight),
-            *scales,
-        )
-
-    def _attention(self, attention: Attention) -> Packed:
-        """Fields of `ATTENTION`."""
-        assert isinstance(attention, FullAttention)
-        position, h = attention.position, attention.n_heads
-        e = attention.output.weight.shape[1] // h
-        n_features, content, bias, relative = 0, None, None, None
-        if isinstance(position, XLPosition):
-            content, bias = position.biases.content, position.biases.position
-            n_features = min(position.n_features, e)
-            if position.n_features <= e:
-                relative = rearrange(position.relative.weight, "(h e) f -> h f e", e=e)
-        norms = [
-            self._norm(None if isinstance(norm, nn.Identity) else norm)
-            for norm in (attention.query_norm, attention.key_norm)
-        ]
-        return (
-            self._matrix(torch.cat([part.weight for part in (attention.query, attention.key, attention.value)])),
-            self._matrix(attention.output.weight),
-            *norms,
-            h,
-            e,
-            n_features,
-            *map(self._address, (content, bias, relative)),
-            self.kernels.ROPE_LAYOUTS[position.layout] if isinstance(position, RopePosition) else 0,
-            attention.scale,
-        )
-
-    def _feed_forward(self, network: FeedForward) -> Packed:
-        """Both matrices, as `MATRIX`."""
-        weight: Tensor = network.up.weight
-        bias: Tensor | None = network.up.bias
-        if network.gate is not None:
-            weight = torch.cat([weight, network.gate.weight])
-            bias = None if bias is None else torch.cat([bias, network.gate.bias])
-        activation = self.kernels.ACTIVATIONS[self.network.config.feedforward.kind]
-        up = self._matrix(weight, bias, activation, is_gated=network.gate is not None)
-        return up, self._matrix(network.down.weight, network.down.bias)
-
-    def _residual(self, residual: Residual) -> Packed:
-        """Fields of `RESIDUAL`."""
-        before = residual.norm if isinstance(residual, PreNorm) else None
-        after = residual.last_norm if isinstance(residual, Sandwich) else None
-        stream = residual.norm if isinstance(residual, PostNorm) else None
-        alpha = float(residual.alpha) if isinstance(residual, ReZero) else 1.0
-        return *map(self._norm, (before, after, stream)), alpha
-
-    def _norm(self, norm: nn.Module | None) -> Packed:
-        """Fields of `NORM`."""
-        if isinstance(norm, nn.RMSNorm):
-            return self.kernels.RMS, self._address(norm.weight), 0, EPSILON
-        if isinstance(norm, nn.LayerNorm):
-            return self.kernels.LAYER, self._address(norm.weight), self._address(norm.bias), EPSILON
-        return self.kernels.NONE, 0, 0, 0.0
-
-    def _matrix(
-        self, weight: Tensor, bias: Tensor | None = None, activation: int = 0, *, is_gated: bool = False
-    ) -> Packed:
-        """Fields of `MATRIX`: weights in their encoding, exact because they are rounded already."""
-        scale = None
-        self._n_weights += weight.numel()
-        if self.weight_type == torch.int8:
-            weight, scale = quantize(weight)
-            scale = scale.float()
-        return *map(self._address, (weight.to(self.weight_type), scale, bias)), activation, is_gated
-
-    def _address(self, t: Tensor | None) -> int:
-        """Address of a contiguous tensor, or of a copy; 0 for None."""
-        if t is None:
-            return 0
-        self._kept.append(t.detach().contiguous())
-        return self._kept[-1].data_ptr()
-
-    def _distances(self, block: Block, length: int, context: AttentionContext) -> tuple[Tensor | None, ...]:
-        """Last arrays of `CACHE`: tables of the position encoding for `length` keys, the new one included."""
-        attention = block.attention
-        assert isinstance(attention, FullAttention)
-        position, e = attention.position, attention.output.weight.shape[1] // attention.n_heads
-        farthest = context.mask.max_distance
-        longest = 1 + farthest if farthest is not None else context.span.segment_len
-        if isinstance(position, XLPosition):
-            length, longest = (min(n, (context.span.clamp_len or n) + 1) for n in (length, longest))
-            if position.n_features <= e:
-                keys = self._table(
-                    ("xl", position.n_features), length, longest, lambda n: _position_keys(position, n, e)
-                )
-            else:  # inner products with projected keys are shorter
-                keys = self._table(position.relative, length, longest, lambda n: _projected_keys(position, n, e))
-            return keys, None, None, None, None
-        if isinstance(position, (AlibiPosition, T5Position)):
-            source: Hashable = position.table if isinstance(position, T5Position) else "alibi"
-            bias = self._table((source, attention.n_heads), length, longest, lambda n: _bias(attention, n, e))
-            return None, bias, None, None, None
-        if isinstance(position, RopePosition):
-            sin, cos = context.cache.constant(
-                ("rope step", e, position.base), lambda: _rope_angles(position, context, e)
-            )
-            turns, clamp_len = None, context.span.clamp_len
-            if clamp_len is not None and length > clamp_len + 1:
-                n_far = length - clamp_len
-                turns = self._table(
-                    ("turns", e, position.base), n_far, longest, lambda n: _turns(position, n, e), axis=0
-                )
-            return None, None, sin, cos, turns
-        return None, None, None, None, None
-
-    def _table(self, key: Hashable, length: int, longest: int, make: Callable[[int], Tensor], axis: int = 1) -> Tensor:
-        """Table with at least `length` columns, or rows with axis 0; grows by doubling, up to `longest`.
-
-        The last column is that of the query itself.
-        """
-        table = self._tables.get(key)
-        if table is None or table.shape[axis] < length:
-            self._tables.pop(key, None)
-            table = make(max(length, min(max(2 * length, 256), longest))).contiguous()
-            self._tables[key] = table
-        return table
+        packed = [self._packer.block(i, block) for i, block in blocks] if has_kernel else []
+        return Part(blocks[0][0], [block for _, block in blocks], np.array(packed, self.kernels.BLOCK))
 
 
 @dataclass
@@ -393,42 +253,3 @@ def _are_readable(memories: Sequence[Memory]) -> bool:
 def _types(memories: Sequence[Memory]) -> set[torch.dtype | None]:
     """Number types of the keys and values; None for memories of another kind."""
     return {memory.dtype if isinstance(memory, TokenBuffers) else None for memory in memories}
-
-
-def _context(n: int) -> AttentionContext:
-    """Context of a call of one token after n - 1 others."""
-    return AttentionContext(Span("uniform", n, n), n_memory=n - 1, n_new=1, keep=0, device=torch.device("cpu"))
-
-
-def _rope_angles(position: RopePosition, context: AttentionContext, width: int) -> tuple[Tensor, Tensor]:
-    """Sine and cosine (b width/2) of the angles of the new tokens (b 1)."""
-    assert context.tokens is not None
-    positions = context.positions.latest(1).expand_as(context.tokens)[:, 0]
-    sin, cos = rope_angles(positions, width, position.base)
-    return sin.float().contiguous(), cos.float().contiguous()
-
-
-def _turns(position: RopePosition, n: int, width: int) -> Tensor:
-    """Sines, then cosines (n width), of the rotations by 0 to n - 1 positions."""
-    return torch.cat(rope_angles(torch.arange(n), width, position.base), dim=-1).float()
-
-
-def _position_keys(position: XLPosition, n: int, head_dim: int) -> Tensor:
-    """Position keys (f n) of distances n - 1 to 0."""
-    _, term = position.term(torch.zeros(1, position.n_heads, 1, head_dim), _context(n))
-    assert term is not None
-    return term.keys.T
-
-
-def _projected_keys(position: XLPosition, n: int, head_dim: int) -> Tensor:
-    """Position keys of distances n - 1 to 0, projected by W_R: (h e n)."""
-    cos, sin = _position_keys(position, n, head_dim).chunk(2)
-    return position.relative.weight @ torch.cat([-sin, cos])
-
-
-def _bias(attention: FullAttention, n: int, head_dim: int) -> Tensor:
-    """Additions (h n) to the scores of keys at distances n - 1 to 0."""
-    q = torch.zeros(1, attention.n_heads, 1, head_dim)
-    bias = attention.position.bias(q, q, _context(n), lambda x: (x, x))
-    assert bias is not None
-    return bias[:, 0]

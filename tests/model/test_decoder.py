@@ -17,6 +17,7 @@ from xlcli import config
 from xlcli.model.build import build_model
 from xlcli.model.decoder import Decoder, make_decoder
 from xlcli.model.decoder_memory import table_bytes, weight_bytes
+from xlcli.ops.decode_records import CACHE
 from xlcli.store.weights import round_weights
 
 pytest.importorskip("numba")
@@ -211,8 +212,8 @@ def test_tables_are_no_longer_than_the_memory(position):
     lengths = []
 
     def decode_token(calls, *types):
-        memory = (ctypes.c_char * decode.CACHE.itemsize).from_address(int(calls[0]["caches"]))
-        lengths.append(int(np.frombuffer(memory, decode.CACHE)[0]["n_distances"]))
+        memory = (ctypes.c_char * CACHE.itemsize).from_address(int(calls[0]["caches"]))
+        lengths.append(int(np.frombuffer(memory, CACHE)[0]["n_distances"]))
         return decode.decode_token(calls, *types)
 
     tree = {"vocab_size": 31, "dim": 12, "attention": {"n_heads": 2}, "position": {"kind": position}}
@@ -260,9 +261,9 @@ def test_a_call_reads_live_tables(position):
     read = []
 
     def decode_token(calls, *types):
-        memory = (ctypes.c_char * (2 * decode.CACHE.itemsize)).from_address(int(calls[0]["caches"]))
+        memory = (ctypes.c_char * (2 * CACHE.itemsize)).from_address(int(calls[0]["caches"]))
         live = {t.data_ptr() for t in gc.get_objects() if type(t) is torch.Tensor}
-        for cache in np.frombuffer(memory, decode.CACHE):
+        for cache in np.frombuffer(memory, CACHE):
             read.append(int(cache["position_keys"] or cache["bias"]))
             assert read[-1] in live
         return decode.decode_token(calls, *types)

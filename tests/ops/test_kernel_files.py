@@ -1,6 +1,8 @@
 """Files of compiled kernels: found again, compiled again where they are damaged, and not needed."""
 
 import importlib.util
+import os
+import sys
 
 import pytest
 
@@ -61,3 +63,24 @@ def test_files_that_cannot_be_written_are_not_needed(load, tmp_path):
     assert module.double(1.0) == 2
     assert module.files.has(1.0)
     assert path.name in module.files.problem
+
+
+def test_a_kernel_is_compiled_again_when_another_file_of_it_changes(tmp_path):
+    kernel, part = tmp_path / "quadrupling.py", tmp_path / "doubled.py"
+    kernel.write_text(
+        "import doubled, numba\nfrom xlcli.ops.kernel_files import KernelFiles\n"
+        "@numba.njit\ndef quadruple(x):\n    return 2 * doubled.double(x)\n"
+        "files = KernelFiles(quadruple, [doubled])\n"
+    )
+    results = []
+    for factor in (2, 2, 30):
+        part.write_text(f"import numba\n@numba.njit\ndef double(x):\n    return {factor} * x\n")
+        os.utime(part, (factor, factor))
+        found = {}
+        for name in ("doubled", "quadrupling"):
+            spec = importlib.util.spec_from_file_location(name, tmp_path / f"{name}.py")
+            found[name] = sys.modules[name] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(found[name])
+        results.append((found["quadrupling"].files.has(1.0), found["quadrupling"].quadruple(1.0)))
+    del sys.modules["doubled"], sys.modules["quadrupling"]
+    assert results == [(False, 4), (True, 4), (False, 60)]

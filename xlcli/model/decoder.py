@@ -33,9 +33,9 @@ from xlcli.model.position.t5 import T5Position
 from xlcli.model.position.xl import XLPosition
 from xlcli.model.stack import Block, Stack
 from xlcli.ops.context import AttentionContext
+from xlcli.ops.decode_records import BLOCK, CACHE, CALL, Array
 
 if TYPE_CHECKING:
-    from xlcli.ops.decode import Array
     from xlcli.state import State
 
 TYPES = {
@@ -94,7 +94,7 @@ class Decoder:
         self.network = network
         self.kernels = kernels
         self.weight_type = {"bfloat16": torch.bfloat16, "int8": torch.int8}.get(encoding, torch.float32)
-        self._packer = Packer(network, self.weight_type, kernels)
+        self._packer = Packer(network, self.weight_type)
         self._tables = DistanceTables()
         self._used: set[torch.dtype] = set()  # number types of memories that the kernels have read
         with torch.inference_mode():
@@ -200,7 +200,7 @@ class Decoder:
             addresses += [0 if table is None else table.data_ptr() for table in own_tables]
             caches.append((*addresses, own.span.far_bias))
             after.append(memory.keep(own.keep))
-        packed = np.array(caches, k.CACHE)
+        packed = np.array(caches, CACHE)
         assert context.tokens is not None
         inputs = [t[:, 0].contiguous() for t in (context.tokens.long(), x, x0)]
         reach = None if context.mask.reach is None else context.mask.reach[:, 0].contiguous()
@@ -218,13 +218,13 @@ class Decoder:
         )
         memory_type = buffers[0].dtype
         with k.turn():
-            out = k.decode_token(np.array([call], k.CALL), TYPES[self.weight_type], TYPES[memory_type])
+            out = k.decode_token(np.array([call], CALL), TYPES[self.weight_type], TYPES[memory_type])
         self._used.add(memory_type)
         return torch.from_numpy(out)[:, None], tuple(after)
 
     def _part(self, blocks: Sequence[tuple[int, Block]], has_kernel: bool) -> Part:
         packed = [self._packer.block(i, block) for i, block in blocks] if has_kernel else []
-        return Part(blocks[0][0], [block for _, block in blocks], np.array(packed, self.kernels.BLOCK))
+        return Part(blocks[0][0], [block for _, block in blocks], np.array(packed, BLOCK))
 
 
 @dataclass
@@ -234,8 +234,8 @@ class Part:
     Attributes:
         first: Number of the first block.
         blocks: The blocks.
-        packed: `ops.decode.BLOCK` of each block; empty: there is no kernel.
-        head: Fields of `ops.decode.HEAD`, if logits follow.
+        packed: `BLOCK` of each block; empty: there is no kernel.
+        head: Fields of `HEAD`, if logits follow.
     """
 
     first: int

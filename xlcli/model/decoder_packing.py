@@ -1,8 +1,7 @@
-"""Weights of a network as the records of `ops/decode.py`: blocks, matrices and norms."""
+"""Weights of a network as the records of `ops/decode_records.py`: blocks, matrices and norms."""
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -18,10 +17,11 @@ from xlcli.model.position.rope import RopePosition
 from xlcli.model.position.xl import XLPosition
 from xlcli.model.residual import PostNorm, PreNorm, Residual, ReZero, Sandwich
 from xlcli.model.stack import Block
+from xlcli.ops.decode_records import ACTIVATIONS, LAYER, NONE, RMS, ROPE_LAYOUTS
 from xlcli.ops.quantize import quantize
 
 Packed = tuple[Any, ...]
-"""Fields of a record of `ops/decode.py`; those of arrays are addresses."""
+"""Fields of a record of `ops/decode_records.py`; those of arrays are addresses."""
 
 
 class Packer:
@@ -32,10 +32,9 @@ class Packer:
         n_weights: Number of weights in packed matrices.
     """
 
-    def __init__(self, network: LanguageModel, weight_type: torch.dtype, kernels: ModuleType) -> None:
+    def __init__(self, network: LanguageModel, weight_type: torch.dtype) -> None:
         self.network = network
         self.weight_type = weight_type
-        self.kernels = kernels
         self.kept: list[Tensor] = []
         self.n_weights = 0
 
@@ -76,7 +75,7 @@ class Packer:
             e,
             n_features,
             *map(self._address, (content, bias, relative)),
-            self.kernels.ROPE_LAYOUTS[position.layout] if isinstance(position, RopePosition) else 0,
+            ROPE_LAYOUTS[position.layout] if isinstance(position, RopePosition) else 0,
             attention.scale,
         )
 
@@ -87,7 +86,7 @@ class Packer:
         if network.gate is not None:
             weight = torch.cat([weight, network.gate.weight])
             bias = None if bias is None else torch.cat([bias, network.gate.bias])
-        activation = self.kernels.ACTIVATIONS[self.network.config.feedforward.kind]
+        activation = ACTIVATIONS[self.network.config.feedforward.kind]
         up = self.matrix(weight, bias, activation, is_gated=network.gate is not None)
         return up, self.matrix(network.down.weight, network.down.bias)
 
@@ -102,10 +101,10 @@ class Packer:
     def norm(self, norm: nn.Module | None) -> Packed:
         """Fields of `NORM`."""
         if isinstance(norm, nn.RMSNorm):
-            return self.kernels.RMS, self._address(norm.weight), 0, EPSILON
+            return RMS, self._address(norm.weight), 0, EPSILON
         if isinstance(norm, nn.LayerNorm):
-            return self.kernels.LAYER, self._address(norm.weight), self._address(norm.bias), EPSILON
-        return self.kernels.NONE, 0, 0, 0.0
+            return LAYER, self._address(norm.weight), self._address(norm.bias), EPSILON
+        return NONE, 0, 0, 0.0
 
     def matrix(
         self, weight: Tensor, bias: Tensor | None = None, activation: int = 0, *, is_gated: bool = False

@@ -8,6 +8,9 @@ its own, and incomplete ones are replaced.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import llvmlite
@@ -23,6 +26,7 @@ class KernelFiles:
 
     Args:
         kernel: Function as `njit` returns it, which then uses the cache.
+        modules: Other modules with parts of the kernel. It is compiled again when one of their files changes.
 
     Attributes:
         problem: Reason for which a kernel that was compiled could not be saved, if any.
@@ -31,13 +35,15 @@ class KernelFiles:
         RuntimeError: Numba finds no folder that can be written, or does not compile (`NUMBA_DISABLE_JIT`).
     """
 
-    def __init__(self, kernel: Any) -> None:
+    def __init__(self, kernel: Any, modules: Iterable[ModuleType] = ()) -> None:
         if not hasattr(kernel, "py_func"):
             raise RuntimeError("Numba does not compile")
         self.kernel = kernel
         self.problem: str | None = None
         self._caching: Any = caching
         self._format = self._caching.CompileResultCacheImpl(kernel.py_func)
+        files = [Path(str(module.__file__)).stat() for module in modules]
+        self._stamp = self._format.locator.get_source_stamp(), *((file.st_mtime, file.st_size) for file in files)
         kernel._cache = self
 
     @property
@@ -77,7 +83,7 @@ class KernelFiles:
 
     def _files(self, signature: Any, target: Any) -> Any:
         """Files of a kernel, named after everything on which it depends."""
-        stamp = self._format.locator.get_source_stamp()
-        parts = numba.__version__, llvmlite.__version__, stamp, target.codegen().magic_tuple(), *map(str, signature)
+        versions = numba.__version__, llvmlite.__version__
+        parts = *versions, self._stamp, target.codegen().magic_tuple(), *map(str, signature)
         name = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
-        return self._caching.IndexDataCacheFile(self.cache_path, f"{self._format.filename_base}.{name}", stamp)
+        return self._caching.IndexDataCacheFile(self.cache_path, f"{self._format.filename_base}.{name}", self._stamp)

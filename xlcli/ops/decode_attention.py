@@ -1,0 +1,266 @@
+"""Kernels of attention: keys and values of the new token in memory, and softmax over chunks of keys."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+from numba.extending import overload, register_jitable
+
+from xlcli.ops.decode_linear import add_rows, dots, exp, normalize, widen
+from xlcli.ops.decode_records import HALF, Array
+from xlcli.ops.kernel_threads import FASTMATH, Team, array, finish, inner, take
+from xlcli.ops.quantize import MAX_INT, MAX_SCALE, MIN_SCALE
+
+CHUNK = 512
+"""Typical number of keys whose softmax is computed at once by one thread; chunks are then merged."""
+
+
+def store_row(row: Any, values: Any, scales: Any, at: Any) -> Any:
+    """Writes float32 values (e) to a row of a buffer, rounded to its type, and its scale to `scales[at]`."""
+    raise NotImplementedError  # compiled code only
+
+
+@overload(store_row)
+def _store_row(row: Any, values: Any, scales: Any, at: Any) -> Any:
+    if row.dtype == numba.uint16:
+
+        def to_bfloat16(row: Any, values: Any, scales: Any, at: Any) -> Any:
+            for i in range(values.size):
+                bits = np.float32(values[i]).view(np.uint32)
+                bits = np.uint32(bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))  # half to even
+                row[i] = np.uint16(bits >> np.uint32(16)) if values[i] == values[i] else np.uint16(0x7FC0)
+
+        return to_bfloat16
+    if row.dtype == numba.int8:
+
+        def to_int8(row: Any, values: Any, scales: Any, at: Any) -> Any:
+            largest, is_number = np.float32(0), True
+            for i in range(values.size):
+                largest = max(largest, abs(values[i]))
+                is_number &= values[i] == values[i]
+            scale = min(max(largest / np.float32(MAX_INT), np.float32(MIN_SCALE)), np.float32(MAX_SCALE))
+            scales[at] = scale if is_number else np.float32(np.nan)
+            for i in range(values.size):
+                whole = min(max(np.rint(values[i] / scale), np.float32(-MAX_INT)), np.float32(MAX_INT))
+                row[i] = np.int8(whole) if is_number else np.int8(0)
+
+        return to_int8
+
+    def to_float32(row: Any, values: Any, scales: Any, at: Any) -> Any:
+        for i in range(values.size):
+            row[i] = values[i]
+
+    return to_float32
+
+
+@inner(fastmath=FASTMATH)
+def rotated_dots(rows: Array, x: Array, turns: Array, first: int, layout: int, out: Array) -> None:
+    """Inner products (n) of x (e) and rows (n e), row r rotated by `turns[first - r]` (sines, then cosines)."""
+    half = x.size // 2
+    for r in range(out.size):
+        row, turn = rows[r], turns[first - r]
+        total = np.float32(0)
+        for f in range(half):
+            i, j = (f, f + half) if layout == HALF else (2 * f, 2 * f + 1)
+            a, b = widen(row[i]), widen(row[j])
+            total += turn[half + f] * (x[i] * a + x[j] * b) + turn[f] * (x[j] * a - x[i] * b)
+        out[r] = total
+
+
+@register_jitable
+def rotate(x: Array, sin: Array, cos: Array, kind: int) -> None:
+    """Rotation of a query or key (e) by angles (e/2), in place."""
+    half = x.size // 2
+    for f in range(half):
+        i, j = (f, f + half) if kind == HALF else (2 * f, 2 * f + 1)
+        a, b = x[i], x[j]
+        x[i] = a * cos[f] - b * sin[f]
+        x[j] = b * cos[f] + a * sin[f]
+
+
+class Buffers(NamedTuple):
+    """Keys and values (b h c row), and their scales (b h c), which exist for int8 only."""
+
+    keys: Array
+    values: Array
+    key_scales: Array
+    value_scales: Array
+
+
+@register_jitable
+def buffers(n_heads: int, cache: Any, batch: int, memory_type: Array) -> Buffers:
+    """Buffers of a memory of the type of `memory_type`."""
+    shape = (batch, n_heads, cache.capacity)
+    keys = array(cache.keys, (batch, n_heads, cache.capacity, cache.row), memory_type.dtype)
+    values = array(cache.values, (batch, n_heads, cache.capacity, cache.row), memory_type.dtype)
+    return Buffers(keys, values, array(cache.key_scales, shape), array(cache.value_scales, shape))
+
+
+@inner(fastmath=FASTMATH)
+def prepare(attention: Any, cache: Any, memory_type: Array, qkv: Array, queries: Array, team: Team) -> None:
+    """Writes keys and values of the new tokens, and queries (b h e+f) with those for position keys behind them."""
+    batch, n_heads, e, f = len(qkv), attention.n_heads, attention.head_dim, attention.n_features
+    memory = buffers(n_heads, cache, batch, memory_type)
+    last = cache.stop - 1
+    angles = np.empty(f, np.float32)
+    task = take(team, batch * n_heads)
+    while task >= 0:
+        b, h = task // n_heads, task % n_heads
+        q = qkv[b, h * e : (h + 1) * e]
+        k = qkv[b, (n_heads + h) * e : (n_heads + h + 1) * e]
+        v = qkv[b, (2 * n_heads + h) * e : (2 * n_heads + h + 1) * e]
+        query = queries[b, h]
+        normalize(q, attention.query_norm, q)
+        normalize(k, attention.key_norm, k)
+        if attention.rope:
+            sin, cos = array(cache.sin, (batch, e // 2))[b], array(cache.cos, (batch, e // 2))[b]
+            rotate(q, sin, cos, attention.rope)
+            rotate(k, sin, cos, attention.rope)
+        store_row(memory.keys[b, h, last], k, memory.key_scales, (b, h, last))
+        store_row(memory.values[b, h, last], v, memory.value_scales, (b, h, last))
+        for i in range(e):
+            query[i] = q[i]
+        if f:
+            content = array(attention.content, (n_heads, e))[h]
+            position = array(attention.position, (n_heads, e))[h]
+            for i in range(e):
+                query[i] += content[i]
+                q[i] += position[i]
+            if attention.relative:
+                # The query is at position 0, with sine 0 and cosine 1: q̃ = [b ; -a] (`ops/xl.py`).
+                dots(array(attention.relative, (n_heads, f, e))[h], q, angles)
+                for i in range(f // 2):
+                    query[e + i] = angles[f // 2 + i]
+                    query[e + f // 2 + i] = -angles[i]
+            else:
+                for i in range(e):
+                    query[e + i] = q[i]
+        finish(team)
+        task = take(team, batch * n_heads)
+
+
+@register_jitable
+def count_chunks(n_keys: int) -> int:
+    """Number of chunks of the keys of a head."""
+    return max(1, (n_keys + CHUNK // 2) // CHUNK)
+
+
+@register_jitable
+def count_keys(call: Any, cache: Any, b: int) -> int:
+    """Number of keys of the query of a sequence."""
+    n_keys = cache.stop - cache.start
+    return min(n_keys, array(call.reach, call.batch, np.int64)[b] + 1) if call.reach else n_keys  # type: ignore[no-any-return]
+
+
+@inner(fastmath=FASTMATH)
+def attend(call: Any, attention: Any, cache: Any, memory_type: Array, queries: Array, parts: Array, team: Team) -> None:
+    """Attention to each chunk of keys: results (b h c e+2) of `attend_chunk`."""
+    batch, n_heads, most_chunks = parts.shape[:3]
+    memory = buffers(n_heads, cache, batch, memory_type)
+    n_tasks = batch * most_chunks * n_heads
+    task = take(team, n_tasks)
+    while task >= 0:
+        h, c = task % n_heads, task // n_heads  # heads of a chunk together: they share its position keys
+        b, c = c // most_chunks, c % most_chunks
+        n_keys = count_keys(call, cache, b)
+        n_chunks = count_chunks(n_keys)
+        if c < n_chunks:
+            first, last = c * n_keys // n_chunks, (c + 1) * n_keys // n_chunks
+            attend_chunk(attention, cache, memory, n_keys, b, h, first, last, queries[b, h], parts[b, h, c])
+        finish(team)
+        task = take(team, n_tasks)
+
+
+@inner(fastmath=FASTMATH)
+def attend_chunk(
+    attention: Any,
+    cache: Any,
+    memory: Buffers,
+    n_keys: int,
+    b: int,
+    h: int,
+    first: int,
+    last: int,
+    query: Array,
+    out: Array,
+) -> None:
+    """Softmax-weighted sum of the values of keys `first` to `last` of the `n_keys` latest ones.
+
+    Output: (e), then largest score and sum of weights.
+    """
+    e, n = attention.head_dim, last - first
+    start = cache.stop - n_keys
+    rows = slice(start + first, start + last)
+    scores = np.empty(n, np.float32)
+    beyond = n_keys - 1 - cache.clamp_len - first
+    n_far = max(0, min(n, beyond))
+    n_turned = n_far if cache.turns else 0
+    if n_turned:
+        turns = array(cache.turns, (beyond + first + 1, e))
+        rotated_dots(memory.keys[b, h, rows], query[:e], turns, beyond, attention.rope, scores[:n_turned])
+    if n_turned < n:
+        dots(memory.keys[b, h, rows][n_turned:], query[:e], scores[n_turned:])
+    if cache.key_scales:
+        scales = memory.key_scales[b, h, rows]
+        for s in range(n):
+            scores[s] *= scales[s]
+    before = cache.n_distances - n_keys + first
+    if cache.position_keys:
+        tables = 1 if attention.relative else attention.n_heads
+        position_keys = array(cache.position_keys, (tables, attention.n_features, cache.n_distances))
+        own_keys = position_keys[h % tables]
+        if n_far < n:
+            add_rows(own_keys[:, before + n_far :], query[e:], scores[n_far:])
+        if n_far:
+            far = np.float32(0)
+            for i in range(attention.n_features):
+                far += own_keys[i, cache.n_distances - 1 - cache.clamp_len] * query[e + i]
+            for s in range(n_far):
+                scores[s] += far
+    for s in range(n):
+        scores[s] *= attention.scale
+    if cache.bias:
+        bias = array(cache.bias, (attention.n_heads, cache.n_distances))[h, before:]
+        for s in range(n):
+            scores[s] += bias[s]
+    for s in range(min(n, n_keys - 1 - cache.far_len - first)):
+        scores[s] += cache.far_bias
+    largest = np.float32(-3e38)
+    for s in range(n):
+        largest = max(largest, scores[s])
+    total = np.float32(0)
+    for s in range(n):
+        scores[s] = exp(scores[s] - largest)
+        total += scores[s]
+    if cache.value_scales:
+        scales = memory.value_scales[b, h, rows]
+        for s in range(n):
+            scores[s] *= scales[s]
+    for i in range(e):
+        out[i] = 0
+    add_rows(memory.values[b, h, rows], scores, out[:e])
+    out[e], out[e + 1] = largest, total
+
+
+@inner(fastmath=FASTMATH)
+def merge_chunks(parts: Array, out: Array) -> None:
+    """Softmax-weighted sum (h e) of all keys, from the results (h c e+2) of `attend_chunk`."""
+    n_heads, n_chunks = parts.shape[:2]
+    e = parts.shape[2] - 2
+    for h in range(n_heads):
+        largest = np.float32(-3e38)
+        for c in range(n_chunks):
+            largest = max(largest, parts[h, c, e])
+        total = np.float32(0)
+        head = out[h * e : (h + 1) * e]
+        for i in range(e):
+            head[i] = 0
+        for c in range(n_chunks):
+            weight = exp(parts[h, c, e] - largest)
+            total += weight * parts[h, c, e + 1]
+            for i in range(e):
+                head[i] += weight * parts[h, c, i]
+        for i in range(e):
+            head[i] /= total

@@ -1,0 +1,183 @@
+"""Kernels of rows and matrices: inner products, norms, linear layers with their activation."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numba
+import numpy as np
+from numba.extending import overload, register_jitable
+
+from xlcli.ops.decode_records import GELU, LAYER, NONE, RELU, RELU2, Array
+from xlcli.ops.kernel_threads import FASTMATH, Team, array, finish, inner, take
+
+TASK_BYTES = 2**17
+"""Typical size of the part of a matrix that a thread takes at once."""
+
+
+def widen(value: Any) -> Any:
+    """Float32 value of a float32, of the bits of a bfloat16, or of an int8."""
+    raise NotImplementedError  # compiled code only
+
+
+@overload(widen, inline="always")
+def _widen(value: Any) -> Any:
+    if value == numba.uint16:
+
+        def from_bfloat16(value: Any) -> Any:
+            return np.uint32(np.uint32(value) << np.uint32(16)).view(np.float32)
+
+        return from_bfloat16
+
+    def from_number(value: Any) -> Any:
+        return np.float32(value)
+
+    return from_number
+
+
+@inner(fastmath=FASTMATH)
+def four_dots(rows: Array, r: int, near: int, far: int, x: Array) -> Any:
+    """Inner products of x (d) and the rows r, r + near, r + far, r + near + far of (n d).
+
+    Reading four rows far apart is faster than one row at a time, four adjacent rows slower (measured).
+    """
+    r0, r1, r2, r3 = rows[r], rows[r + near], rows[r + far], rows[r + near + far]
+    t0 = t1 = t2 = t3 = np.float32(0)
+    for i in range(x.size):
+        t0 += widen(r0[i]) * x[i]
+        t1 += widen(r1[i]) * x[i]
+        t2 += widen(r2[i]) * x[i]
+        t3 += widen(r3[i]) * x[i]
+    return t0, t1, t2, t3
+
+
+@inner(fastmath=FASTMATH)
+def dots(rows: Array, x: Array, out: Array) -> None:
+    """Inner products (n) of x (d) and rows (n d)."""
+    step = out.size // 4
+    for r in range(step):
+        out[r], out[r + step], out[r + 2 * step], out[r + 3 * step] = four_dots(rows, r, step, 2 * step, x)
+    for r in range(4 * step, out.size):
+        out[r] = four_dots(rows, r, 0, 0, x)[0]
+
+
+@inner(fastmath=FASTMATH)
+def add_rows(rows: Array, weights: Array, out: Array) -> None:
+    """Adds to `out` (d) the sum of rows (n d or longer) times weights (n)."""
+    step = weights.size // 4
+    for r in range(step):
+        r0, r1, r2, r3 = rows[r], rows[r + step], rows[r + 2 * step], rows[r + 3 * step]
+        w0, w1, w2, w3 = weights[r], weights[r + step], weights[r + 2 * step], weights[r + 3 * step]
+        for i in range(out.size):
+            out[i] += w0 * widen(r0[i]) + w1 * widen(r1[i]) + w2 * widen(r2[i]) + w3 * widen(r3[i])
+    for r in range(4 * step, weights.size):
+        r0, w0 = rows[r], weights[r]
+        for i in range(out.size):
+            out[i] += w0 * widen(r0[i])
+
+
+@register_jitable
+def exp(x: Any) -> Any:
+    """e^x of float32 x ≤ 88 to 5 units in the last place; unlike that of the C library it can be vectorized.
+
+    Argument reduction and polynomial of Cephes (Moshier 1989).
+    """
+    x = max(x, np.float32(-87.0))
+    n = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
+    r = x - n * np.float32(0.693359375) - n * np.float32(-2.12194440e-4)
+    p = np.float32(1.9875691500e-4)
+    p = p * r + np.float32(1.3981999507e-3)
+    p = p * r + np.float32(8.3334519073e-3)
+    p = p * r + np.float32(4.1665795894e-2)
+    p = p * r + np.float32(1.6666665459e-1)
+    p = p * r + np.float32(5.0000001201e-1)
+    p = p * r * r + r + np.float32(1)
+    return p * np.uint32(np.uint32(np.int32(n) + np.int32(127)) << np.uint32(23)).view(np.float32)
+
+
+@register_jitable
+def activate(x: Any, kind: int) -> Any:
+    """Activation of a float32."""
+    if kind == 0:
+        return x
+    if kind == RELU:
+        return max(x, np.float32(0))
+    if kind == RELU2:
+        return max(x, np.float32(0)) * max(x, np.float32(0))
+    if kind == GELU:
+        return np.float32(0.5) * x * np.float32(1 + math.erf(x * 0.7071067811865476))
+    return x / (np.float32(1) + exp(min(-x, np.float32(88))))
+
+
+@inner(fastmath=FASTMATH)
+def normalize(x: Array, norm: Any, out: Array) -> None:
+    """Norm of x (d), written to `out` (d), which may be x."""
+    d = x.size
+    if norm.kind == NONE:
+        for i in range(d):
+            out[i] = x[i]
+        return
+    mean = np.float32(0)
+    if norm.kind == LAYER:
+        total = 0.0
+        for i in range(d):
+            total += x[i]
+        mean = np.float32(total / d)
+    squares = 0.0
+    for i in range(d):
+        squares += (x[i] - mean) * (x[i] - mean)
+    scale = np.float32(1 / math.sqrt(squares / d + norm.epsilon))
+    weight = array(norm.weight, d)
+    for i in range(d):
+        out[i] = (x[i] - mean) * scale * weight[i]
+    if norm.bias:
+        bias = array(norm.bias, d)
+        for i in range(d):
+            out[i] += bias[i]
+
+
+@inner(fastmath=FASTMATH)
+def apply_activation(matrix: Any, first: int, last: int, y: Array, out: Array) -> None:
+    """Outputs `first` to `last` (n) of a linear layer from its inner products y (n, or 2n if gated), in place."""
+    n = out.size
+    for i in range(1 + matrix.gated):
+        part = y[i * n : (i + 1) * n]
+        if matrix.scale:
+            scale = array(matrix.scale + 4 * i * n, n)
+            for r in range(first, last):
+                part[r] *= scale[r]
+        if matrix.bias:
+            bias = array(matrix.bias + 4 * i * n, n)
+            for r in range(first, last):
+                part[r] += bias[r]
+    for r in range(first, last):
+        out[r] = activate(y[r + n * matrix.gated], matrix.activation)
+    if matrix.gated:
+        for r in range(first, last):
+            out[r] *= y[r]
+
+
+@inner(fastmath=FASTMATH)
+def linear(matrix: Any, x: Array, weight_type: Array, out: Array, team: Team) -> None:
+    """Linear layer with weights of the type of `weight_type`, and its activation: output (b n) of x (b d)."""
+    (batch, n), d, gated = out.shape, x.shape[1], matrix.gated
+    near, far = (n // 2, n) if gated else (n // 4, n // 4 * 2)
+    weight = array(matrix.weight, (n + gated * n, d), weight_type.dtype)
+    y = np.empty(len(weight), np.float32)
+    n_tasks = max(1, min(near, max(4 * team.size, weight.size * weight.itemsize // TASK_BYTES)))
+    task = take(team, n_tasks)
+    while task >= 0:
+        first, last = task * near // n_tasks, (task + 1) * near // n_tasks
+        for b in range(batch):
+            for r in range(first, last):
+                y[r], y[r + near], y[r + far], y[r + near + far] = four_dots(weight, r, near, far, x[b])
+            for k in range(2 if gated else 4):
+                apply_activation(matrix, k * near + first, k * near + last, y, out[b])
+            if task == 0:  # less than four rows remain, or less than two pairs
+                done = n - n % (2 if gated else 4)
+                for r in range(done, n):
+                    y[r], _, y[r + gated * n], _ = four_dots(weight, r, 0, gated * n, x[b])
+                apply_activation(matrix, done, n, y, out[b])
+        finish(team)
+        task = take(team, n_tasks)

@@ -1,0 +1,65 @@
+"""Records that the kernels of `ops/decode.py` read, and the numbers in them. Imports no Numba."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+RELU, RELU2, GELU, SILU = range(1, 5)
+ACTIVATIONS = {"relu": RELU, "relu2": RELU2, "gelu": GELU, "geglu": GELU, "swiglu": SILU}
+"""Feed-forward kind to activation; 0: none."""
+NONE, RMS, LAYER = range(3)
+"""Norms."""
+HALF, INTERLEAVED = 1, 2
+ROPE_LAYOUTS = {"half": HALF, "interleaved": INTERLEAVED}
+"""Layout of rotary pairs, features f and f + e/2 or 2f and 2f + 1, to rotation; 0: none."""
+
+
+def record(integers: str = "", floats: str = "", **parts: np.dtype[Any]) -> np.dtype[Any]:
+    """Type of a record of int64 and float32 numbers and of other records."""
+    fields = [*parts.items(), *((name, np.int64) for name in integers.split())]
+    return np.dtype([*fields, *((name, np.float32) for name in floats.split())], align=True)
+
+
+# Integers named after arrays are their addresses, 0: none. Arrays are float32 except for weights, keys and values.
+MATRIX = record("weight scale bias activation gated")
+"""Linear layer: weight (n d), scale of each row (n), bias (n), and activation.
+
+If `gated` (1, else 0) there are 2n rows, and the first n outputs are multiplied by the activated others.
+"""
+NORM = record("kind weight bias", "epsilon")
+"""Norm with weight (d), bias (d), and an addition to the mean square."""
+RESIDUAL = record(floats="alpha", before=NORM, after=NORM, stream=NORM)
+"""Norms before and after a branch and of the stream after it, and a factor on the output of the branch."""
+ATTENTION = record("n_heads head_dim n_features content position relative rope", "scale",
+                   qkv=MATRIX, output=MATRIX, query_norm=NORM, key_norm=NORM)  # fmt: skip
+"""Attention branch of h heads of width e: matrices (3he d) and (d he), norms of each query and key, rotary pairs, and a
+factor on the scores. Transformer-XL: f features, biases u = `content` and v = `position` (h e), and W_R = `relative`
+(h f e), sine half first. Without `relative` the position keys are projected already, and f is e.
+"""
+BLOCK = record("width vectors", "stream_scale input_scale", attention=ATTENTION, attention_residual=RESIDUAL,
+               up=MATRIX, down=MATRIX, feed_forward_residual=RESIDUAL)  # fmt: skip
+"""Block: feed-forward branch down(up(x)) of this width, token vectors (v d), factors on stream and stack input."""
+HEAD = record("size", norm=NORM, matrix=MATRIX)
+"""Last norm, and logits of `size` symbols."""
+CACHE = record("keys values key_scales value_scales capacity row start stop n_distances clamp_len far_len "
+               "position_keys bias sin cos turns", "far_bias")  # fmt: skip
+"""Memory of a block for one token: buffers of keys and values (b h capacity row) and, if they are int8, of their scales
+(b h capacity). The query attends to rows `start` to `stop`, whose last one is written by the call.
+
+Tables by position relative to the query, whose last column is that of the query itself: position keys (f n_distances)
+of Transformer-XL, cosines, then sines, or projected ones (h e n_distances), for distances up to `clamp_len`, which is
+that of all keys further back; additions (h n_distances) to the scores.
+`sin` and `cos` (b e/2) belong to the rotary angles of the queries. Rows of `turns` (n e), sines, then cosines, rotate a
+key by its distance beyond `clamp_len`; 0: no key is further back. `far_bias` is added to the scores of those beyond
+`far_len`.
+"""
+CALL = record("n_blocks blocks caches tokens x x0 reach batch dim n_threads", head=HEAD)
+"""Arguments of `decode_token`: `BLOCK` and `CACHE` of each block, tokens (b) in int64, inputs (b d) of the first block
+and of the stack, the number of threads as `use_threads` returned it, and a head, of size 0 if there is none.
+
+`reach` (b, int64) is the number of remembered tokens that each query may attend to, the latest ones; 0: all.
+"""

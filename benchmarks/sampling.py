@@ -183,7 +183,9 @@ def generate_batch(model: Model, passages, n_tokens: int, options, seed: int) ->
     for t in range(n_tokens):
         logits = session.predict()
         real = [passage.tokens[t] for passage in passages]
-        session.last_tokens = real if options is None else sample_tokens(logits, rngs, options)
+        session.last_tokens = (
+            real if options is None else sample_tokens(logits, rngs, settings.sampling("sentencepiece"))
+        )
         surprisal = -logits.double().log_softmax(-1) / np.log(2)
         for row, token in enumerate(session.last_tokens):
             ids[row].append(token)

@@ -47,12 +47,25 @@ for name in ("train", "resume", "evaluate", "generate", "stream", "load"):
         (api.EvalOptions, config.EvalConfig),
         (api.GenerateOptions, config.GenerateConfig),
         (api.StreamOptions, config.StreamConfig),
+        (api.ReadOptions, config.OnlineConfig),
     ],
 )
 def test_typed_options_are_the_keys_of_the_configuration(options, section):
     """Numbers of steps and hash rounds, the largest distance and the number type of weights are options of `load`."""
     of_load = {"n_steps", "n_hashes", "clamp_len", "weight_dtype"}
     assert set(typing.get_type_hints(options)) == set(section.model_fields) - of_load
+
+
+@pytest.mark.parametrize("options", [{"context_cache": 50}, {"adapt": True, "adapt_block": 8, "context_cache": 50}])
+def test_a_model_that_learns_while_it_reads_is_the_same_in_all_calls(books, options):
+    text = TEXT * 3
+    whole = books.score(text, **options)
+    state = books.read(text[:100], **options)
+    assert bits(whole)[-20:] == pytest.approx(bits(books.score(text[100:], state=state, **options))[-20:], abs=1e-4)
+    assert whole.bits < books.score(text).bits
+    packed = books.compress(text, **options)
+    assert books.decompress(packed) == text.encode()
+    assert 8 * len(packed) < books.score(text).bits + 8 * 300
 
 
 def test_score_equals_evaluation(books, tmp_path):

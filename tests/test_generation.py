@@ -41,7 +41,9 @@ def slow_sample(model, prompt, options, seed, n, mem_len=9):
     with torch.inference_mode():
         for _ in range(n):
             state = model.network.init_state(1, mem_len=mem_len, segment_len=model.config.train.segment_len)
-            ids += sample_tokens(model.network.logits(torch.tensor([ids]), state)[0], [rng], options)
+            ids += sample_tokens(
+                model.network.logits(torch.tensor([ids]), state)[0], [rng], options.sampling(model.tokenizer.kind)
+            )
     return ids[start:]
 
 

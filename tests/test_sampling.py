@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xlcli.config import GenerateConfig
+from xlcli.config import GenerateConfig, Sampling
 from xlcli.errors import CheckpointError
 from xlcli.sampling import (
     REPETITION_WINDOW,
@@ -70,7 +70,7 @@ def test_invert_cdf():
 def test_samples_follow_the_probabilities():
     logits = LOGITS[:1]
     rngs = [SampleRNG.seeded(3)]
-    options = GenerateConfig(temperature=1.0)
+    options = Sampling(temperature=1.0)
     counts = torch.zeros(5)
     for _ in range(3000):
         counts[sample_tokens(logits, rngs, options)[0]] += 1
@@ -78,11 +78,11 @@ def test_samples_follow_the_probabilities():
 
 
 def test_temperature_zero_is_greedy():
-    assert sample_tokens(LOGITS[1:], [SampleRNG.seeded(1)], GenerateConfig(temperature=0.0)) == [0]
+    assert sample_tokens(LOGITS[1:], [SampleRNG.seeded(1)], Sampling(temperature=0.0)) == [0]
 
 
 def test_a_row_is_sampled_with_its_own_generator():
-    options = GenerateConfig(temperature=1.5, repetition_penalty=1.3)
+    options = Sampling(temperature=1.5, repetition_penalty=1.3)
     together, alone = [SampleRNG.seeded(7), SampleRNG.seeded(8)], [SampleRNG.seeded(7), SampleRNG.seeded(8)]
     for _ in range(50):
         both = sample_tokens(LOGITS, together, options)
@@ -92,12 +92,12 @@ def test_a_row_is_sampled_with_its_own_generator():
 
 def test_nan_is_an_error():
     with pytest.raises(CheckpointError, match="NaN"):
-        sample_tokens(torch.tensor([[0.0, math.nan]]), [SampleRNG.seeded(1)], GenerateConfig())
+        sample_tokens(torch.tensor([[0.0, math.nan]]), [SampleRNG.seeded(1)], Sampling())
 
 
 def test_the_latest_tokens_are_remembered():
     rng = SampleRNG.seeded(11, recent=range(3))
-    options = GenerateConfig(temperature=1.0, repetition_penalty=1.2)
+    options = Sampling(temperature=1.0, repetition_penalty=1.2)
     drawn = [sample_tokens(LOGITS[:1], [rng], options)[0] for _ in range(REPETITION_WINDOW - 1)]
     assert REPETITION_WINDOW == 256
     assert list(rng.recent) == [2, *drawn]
@@ -143,3 +143,14 @@ def test_text_that_cannot_be_a_stop_is_not_held():
     assert detokenizer.feed(b"NT") == b"ENT"
     assert detokenizer.feed(b"EN") == b""
     assert detokenizer.finish() == b"EN"
+
+
+def test_settings_that_are_not_given():
+    """Chosen ones for subwords if none is given; otherwise the distribution of the model, but for the temperature."""
+    assert GenerateConfig().sampling("sentencepiece") == Sampling(0.8, 0, 0.95, 0.0, 1.1)
+    for kind in ("bytes", "words"):
+        assert GenerateConfig().sampling(kind) == Sampling(temperature=0.8)
+    for kind in ("bytes", "sentencepiece"):
+        assert GenerateConfig(temperature=1.0).sampling(kind) == Sampling()
+        assert GenerateConfig(top_k=3).sampling(kind) == Sampling(temperature=0.8, top_k=3)
+        assert GenerateConfig(temperature=0.0, min_p=0.1).sampling(kind) == Sampling(temperature=0.0, min_p=0.1)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from xlcli.config import GenerateConfig
+from xlcli.config import Sampling
 from xlcli.errors import CheckpointError
 from xlcli.text.pretokenize import whole_characters
 
@@ -89,7 +89,7 @@ class SampleRNG:
         return cls(torch.Generator().manual_seed(seed), seed, deque(recent, REPETITION_WINDOW))
 
 
-def sample_tokens(logits: Tensor, rngs: Sequence[SampleRNG], options: GenerateConfig) -> list[int]:
+def sample_tokens(logits: Tensor, rngs: Sequence[SampleRNG], sampling: Sampling) -> list[int]:
     """The next token of each row of logits (b v), sampled with the generator of that row and appended to its `recent`.
 
     Raises:
@@ -98,12 +98,12 @@ def sample_tokens(logits: Tensor, rngs: Sequence[SampleRNG], options: GenerateCo
     logits = logits.float()
     if bool(logits.amax(-1).isnan().any()):
         raise CheckpointError("the model's predictions are not numbers (NaN).", "Its weights are damaged: use another.")
-    logits = apply_repetition_penalty(logits, [rng.recent for rng in rngs], options.repetition_penalty)
-    if options.temperature == 0.0:
+    logits = apply_repetition_penalty(logits, [rng.recent for rng in rngs], sampling.repetition_penalty)
+    if sampling.temperature == 0.0:
         tokens = logits.argmax(-1).tolist()
     else:
-        logits = apply_temperature(logits, options.temperature)
-        logits = filter_min_p(filter_top_p(filter_top_k(logits, options.top_k), options.top_p), options.min_p)
+        logits = apply_temperature(logits, sampling.temperature)
+        logits = filter_min_p(filter_top_p(filter_top_k(logits, sampling.top_k), sampling.top_p), sampling.min_p)
         uniforms = [torch.rand((), generator=rng.generator, dtype=torch.float64) for rng in rngs]
         tokens = invert_cdf(logits, torch.stack(uniforms).to(logits.device)).tolist()
     for rng, token in zip(rngs, tokens, strict=True):

@@ -28,7 +28,7 @@ from xlcli.config import (
     validate,
 )
 from xlcli.config.inference import Dtype
-from xlcli.config.keywords import EvalOptions, GenerateOptions, SamplingOptions, StreamOptions
+from xlcli.config.keywords import EvalOptions, GenerateOptions, ReadOptions, SamplingOptions, StreamOptions
 from xlcli.config.position import ClampLen
 from xlcli.errors import ConfigError
 from xlcli.events import Event, Generated, GeneratedText, Notice, TokenScore
@@ -62,26 +62,22 @@ class Model:
     def __repr__(self) -> str:
         return f"Model({self.loaded.name!r}, {self.runtime.device}, {self.runtime.dtype_name})"
 
-    def score(
-        self, text: Text, *, state: TextState | None = None, mem_len: int | None = None, adapt: bool = False
-    ) -> TextScore:
+    def score(self, text: Text, *, state: TextState | None = None, **options: Unpack[ReadOptions]) -> TextScore:
         """Surprisal of every token of `text`, given everything read before in `state` (default: nothing).
 
         A token that begins in the unread end of the state and ends in `text` is scored with `text`; its `byte` is
-        negative. With `adapt` the weights follow the text, as `--adapt` does.
+        negative. Options are keys of `OnlineConfig`, such as `adapt` and `context_cache`.
         """
         start = 0 if state is None else state.n_bytes
-        chosen = validate(StreamConfig, {"emit": "tokens", "mem_len": mem_len, "adapt": adapt})
+        chosen = validate(StreamConfig, {"emit": "tokens", **options})
         events = self._stream([encoded(text)], state, chosen)
         scored = (event for event in events if isinstance(event, TokenScore))
         return TextScore(
             tuple(replace(token, byte=token.byte - start) for token in scored if token.byte + len(token.text) > start)
         )
 
-    def read(
-        self, text: Text, *, state: TextState | None = None, mem_len: int | None = None, adapt: bool = False
-    ) -> TextState:
-        """State after `state` (default: nothing) and `text`; with `adapt` it has adapted weights."""
+    def read(self, text: Text, *, state: TextState | None = None, **options: Unpack[ReadOptions]) -> TextState:
+        """State after `state` (default: nothing) and `text`; options as for `score`."""
         found: list[TextState] = []
         ended = False
 
@@ -90,7 +86,7 @@ class Model:
             yield encoded(text)
             ended = True
 
-        chosen = validate(StreamConfig, {"emit": "tokens", "mem_len": mem_len, "adapt": adapt})
+        chosen = validate(StreamConfig, {"emit": "tokens", **options})
         for _ in self._stream(portions(), state, chosen, save=found.append, stop=lambda: ended):
             pass
         return found[-1]
@@ -106,13 +102,13 @@ class Model:
         """Continuation of `state` and `prompt`, without the prompt; arguments as for `stream_generate`."""
         return prompt[:0].join(self.stream_generate(prompt, state=state, seed=seed, **options))
 
-    def compress(self, text: Text, *, mem_len: int | None = None, adapt: bool = False) -> bytes:
+    def compress(self, text: Text, **options: Unpack[ReadOptions]) -> bytes:
         """`text`, compressed to about its surprisal; see `xlcli.coding.workflow`.
 
-        The bytes are those of a file that `xlcli compress` writes.
+        The bytes are those of a file that `xlcli compress` writes. Options as for `score`.
         """
-        options = validate(OnlineConfig, {"mem_len": mem_len, "adapt": adapt})
-        return _joined(coding.compress(self.loaded, [encoded(text)], options, self.runtime))
+        chosen = validate(OnlineConfig, dict(options))
+        return _joined(coding.compress(self.loaded, [encoded(text)], chosen, self.runtime))
 
     def decompress(self, data: bytes) -> bytes:
         """The text of `compress`, as bytes.

@@ -15,7 +15,7 @@ from xlcli import config as settings
 from xlcli.bench.cost import count_operations, read_bytes
 from xlcli.bench.peaks import Peaks
 from xlcli.bench.timing import WARMUP, Times, repeat
-from xlcli.config import BenchConfig, Config, EvalConfig, GenerateConfig, MemoryDtype, WeightEncoding
+from xlcli.config import BenchConfig, Config, EvalConfig, MemoryDtype, Sampling, WeightEncoding
 from xlcli.errors import ResourceError
 from xlcli.evaluation.lengths import Lengths, choose_lengths
 from xlcli.evaluation.passes import init_state, token_nats
@@ -78,7 +78,7 @@ def measure_decoding(
     stage = f"memory {mem_len:,}"
     first = yield from repeat(first_token, f"{stage}: first token", options.seconds, runtime, stop, warmup=1)
     branch = session.select([0] * rows) if rows > 1 else session
-    rngs, sampling = [SampleRNG.seeded(row) for row in range(rows)], GenerateConfig()
+    rngs, sampling = [SampleRNG.seeded(row) for row in range(rows)], Sampling()
 
     def next_token() -> None:
         branch.last_tokens = sample_tokens(branch.predict(), rngs, sampling)

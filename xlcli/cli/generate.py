@@ -67,7 +67,8 @@ def generate(
             "--temperature",
             metavar="T",
             parser=Unit(units.number, "0.8"),
-            help="0 is greedy decoding, 1 samples the model's own distribution. Default: 0.8.",
+            help="0 is greedy decoding, 1 samples the model's own distribution. Default: 0.8, without any option of "
+            "sampling with --top-p 0.95 and --repetition-penalty 1.1 if the vocabulary is of subwords.",
             rich_help_panel="Sampling",
         ),
     ] = None,

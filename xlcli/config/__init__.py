@@ -19,6 +19,7 @@ from xlcli.config.inference import EvalConfig as EvalConfig
 from xlcli.config.inference import GenerateConfig as GenerateConfig
 from xlcli.config.inference import InferenceConfig as InferenceConfig
 from xlcli.config.inference import OnlineConfig as OnlineConfig
+from xlcli.config.inference import Sampling as Sampling
 from xlcli.config.inference import StreamConfig as StreamConfig
 from xlcli.config.model import ModelConfig as ModelConfig
 from xlcli.config.position import POSITIONS as POSITIONS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -170,12 +170,22 @@ class EvalConfig(OnlineConfig):
         return self
 
 
+class Sampling(NamedTuple):
+    """Distribution of the next token, relative to that of the model; by default the same. See `GenerateConfig`."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
 class GenerateConfig(OnlineConfig):
     """Sampling of a continuation.
 
     Attributes:
         max_new_tokens: Maximum number of new tokens.
-        temperature: Softmax temperature; 0 is greedy decoding.
+        temperature: Softmax temperature; 0 is greedy decoding. This and the four others: see `sampling` for None.
         top_k: Number of most probable tokens to sample from; 0 keeps all.
         top_p: Nucleus probability (Holtzman et al. 2020); 1 keeps all tokens.
         min_p: Minimum probability relative to the most probable token (Nguyen et al. 2024).
@@ -187,11 +197,11 @@ class GenerateConfig(OnlineConfig):
     """
 
     max_new_tokens: Length = 256
-    temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)] = 0.8
-    top_k: Length = 0
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    min_p: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
-    repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0, allow_inf_nan=False)] = 1.0
+    temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)] | None = None
+    top_k: Length | None = None
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0, allow_inf_nan=False)] | None = None
     stop: tuple[str, ...] = ()
     num_samples: Count = 1
     logprobs: Annotated[int, Field(ge=0, le=1000)] | None = None
@@ -203,6 +213,22 @@ class GenerateConfig(OnlineConfig):
                 "generate.context_cache", "continues one text, not several samples", "Leave out one of the two."
             )
         return self
+
+    def sampling(self, vocabulary: str) -> Sampling:
+        """The distribution to sample from, with a vocabulary of this kind.
+
+        Without any setting it is `TUNED` for subwords. Otherwise what is not set changes nothing, but for a temperature
+        of 0.8, so a temperature of 1 samples from the distribution of the model. The penalty is not for bytes, which
+        repeat in any text.
+        """
+        given = {name: value for name in Sampling._fields if (value := getattr(self, name)) is not None}
+        if not given and vocabulary == "sentencepiece":
+            return TUNED
+        return Sampling(**{"temperature": TUNED.temperature} | given)
+
+
+TUNED = Sampling(temperature=0.8, top_p=0.95, repetition_penalty=1.1)
+"""Chosen on validation text by `benchmarks/sampling.py` (docs/log.md)."""
 
 
 class StreamConfig(OnlineConfig):

@@ -20,10 +20,16 @@ class OnlineOptions(TypedDict, total=False):
     context_cache: int | None
 
 
-class EvalOptions(OnlineOptions, total=False):
-    """Keys of `EvalConfig`."""
+class ReadOptions(OnlineOptions, total=False):
+    """Keys of `InferenceConfig` and `OnlineConfig` for reading one text."""
 
     mem_len: int | None
+    memory_dtype: Dtype
+
+
+class EvalOptions(ReadOptions, total=False):
+    """Keys of `EvalConfig`."""
+
     segment_len: int | None
     stride: int | None
     batch_size: int | None
@@ -35,21 +41,18 @@ class EvalOptions(OnlineOptions, total=False):
     recall: bool
     binary: bool
     text_field: str | None
-    memory_dtype: Dtype
 
 
-class SamplingOptions(OnlineOptions, total=False):
+class SamplingOptions(ReadOptions, total=False):
     """Keys of `GenerateConfig` for one sample."""
 
-    mem_len: int | None
     max_new_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
     stop: Sequence[str]
-    memory_dtype: Dtype
 
 
 class GenerateOptions(SamplingOptions, total=False):
@@ -59,10 +62,9 @@ class GenerateOptions(SamplingOptions, total=False):
     logprobs: int | None
 
 
-class StreamOptions(OnlineOptions, total=False):
+class StreamOptions(ReadOptions, total=False):
     """Keys of `StreamConfig`."""
 
-    mem_len: int | None
     emit: Literal["lines", "tokens", "stats", "none"]
     continue_tokens: int
     save_every: float | None
@@ -71,4 +73,3 @@ class StreamOptions(OnlineOptions, total=False):
     reset_on_document: bool | None
     binary: bool
     text_field: str | None
-    memory_dtype: Dtype

@@ -60,6 +60,7 @@ def sample_batch(
 ) -> Iterator[GeneratedText | Generated | Notice]:
     """Generates a batch of samples; `session` has one row per sample, whose first logits (b v, or 1 v) may be given."""
     started = time.perf_counter()
+    sampling = options.sampling(session.model.tokenizer.kind)
     running, unfinished = samples, deque(samples)
     while True:
         _end_samples(running, options, stop, time.perf_counter() - started)
@@ -84,7 +85,7 @@ def sample_batch(
                 yield notice
             logits = session.predict()
         logits = logits.expand(len(running), -1)
-        session.last_tokens = sample_tokens(logits, [sample.rng for sample in running], options)
+        session.last_tokens = sample_tokens(logits, [sample.rng for sample in running], sampling)
         for row, (sample, token) in enumerate(zip(running, session.last_tokens, strict=True)):
             sample.n_tokens += 1
             if options.logprobs is not None:

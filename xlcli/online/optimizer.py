@@ -65,9 +65,9 @@ class Optimizer:
                 continue
             if weight.ndim == 2:
                 rows, columns = moments[f"{name}.rows"], moments[f"{name}.columns"]
-                for mean, axis in ((rows, 1), (columns, 0)):
-                    norm = torch.linalg.vector_norm(gradient, dim=axis)
-                    mean.lerp_(norm.square_().div_(gradient.shape[axis]), 1 - self.beta)
+                squares = gradient.square()
+                rows.lerp_(squares.mean(1), 1 - self.beta)
+                columns.lerp_(squares.mean(0), 1 - self.beta)
                 of_rows, of_columns = rows * correction + EPSILON, columns * correction + EPSILON
                 gradient = gradient * (of_rows.mean() / of_rows).sqrt_()[:, None]
                 weight.addcmul_(gradient, of_columns.rsqrt(), value=-self.lr)

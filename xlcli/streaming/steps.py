@@ -54,12 +54,13 @@ def _continue_text(
     """Samples `n_tokens` tokens that continue the text."""
     rng = SampleRNG.seeded(secrets.randbits(31) if seed is None else seed)
     detokenizer = StreamingDetokenizer(options.stop)
+    sampling = options.sampling(session.model.tokenizer.kind)
     for _ in range(n_tokens):
         if stop() or detokenizer.stopped:
             break
         if notice := session.compilation():
             yield notice
-        session.last_tokens = sample_tokens(session.predict(), [rng], options)
+        session.last_tokens = sample_tokens(session.predict(), [rng], sampling)
         if text := detokenizer.feed(session.model.tokenizer.decode(session.last_tokens)):
             yield GeneratedText(0, text)
     if text := detokenizer.finish():

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING
 from xlcli.config import EvalConfig
 from xlcli.errors import CheckpointError, ConfigError, DataError
 from xlcli.evaluation.context import ContextSums
+from xlcli.evaluation.division import Division, assist, division
 from xlcli.evaluation.duration import Clock
 from xlcli.evaluation.lengths import Lengths, choose_lengths
 from xlcli.evaluation.passes import Totals, measure_recall, score_text, score_windows, window_share
@@ -74,7 +75,7 @@ def evaluate(
         stop: Called between calls of the model; when true, evaluation ends with the score of the tokens read.
 
     Yields:
-        Progress, notices, and a `Score` for each memory length.
+        Progress, notices, and a `Score` for each memory length; nothing on other ranks than the first one.
 
     Raises:
         ConfigError: A setting does not apply to this model, or differs from those the model was loaded with.
@@ -82,6 +83,28 @@ def evaluate(
         CheckpointError: The loss is not finite.
         ResourceError: The memory does not fit the machine, or the disk is too full for the tokens.
     """
+    if not runtime.ranks.is_first:
+        readers = {
+            _GIVEN: lambda: make_reader(model.network, options),
+            _UNROUNDED: lambda: make_reader(model.unrounded().network, options),
+        }
+        assist(readers, runtime)
+        return
+    with division(runtime.ranks) as divided:
+        yield from _evaluate(model, source, options, runtime, divided, per_token=per_token, stop=stop)
+
+
+def _evaluate(
+    model: LoadedModel,
+    source: Sequence[str | Path] | None,
+    options: EvalConfig,
+    runtime: Runtime,
+    divided: Division,
+    *,
+    per_token: bool,
+    stop: Callable[[], bool],
+) -> Iterator[Event]:
+    """`evaluate` on the first rank."""
     model.check_settings(options)
     options.check_stride(model.config.train.segment_len)
     check_precision(options, runtime.dtype)
@@ -105,7 +128,8 @@ def evaluate(
     unknown = n_unknown(text.tokens.ids) if model.tokenizer.kind == "words" else None
     if unknown:
         yield _unknown_notice(unknown, len(text.tokens))
-    unrounded, reader = model.unrounded(), make_reader(model.network, options)
+    unrounded, reader = model.unrounded(), divided.reader(_GIVEN, make_reader(model.network, options))
+    exact = divided.reader(_UNROUNDED, make_reader(unrounded.network, options))
     mem_lens = options.sweep_mem_len or (options.mem_len,)
     for i, mem_len in enumerate(mem_lens):
         lengths = choose_lengths(model, runtime, options, mem_len, text)
@@ -119,6 +143,7 @@ def evaluate(
             nats = mapped_scores(len(text.tokens), files) if per_token or is_rounded else None
             started = time.perf_counter()
             totals = yield from score_text(model, reader, runtime, text, lengths, nats, clock, stop)
+            divided.pause()
             seconds = time.perf_counter() - started
             if not totals.tokens:
                 yield _NOT_BEGUN
@@ -139,7 +164,8 @@ def evaluate(
                 )
             cost = None
             if nats is not None and is_rounded and not partial:
-                cost = yield from rounding_cost(unrounded, options, runtime, text, lengths, nats, stop)
+                cost = yield from rounding_cost(unrounded, exact, runtime, text, lengths, nats, stop)
+            divided.pause()
             if nats is not None and per_token:
                 yield from itertools.takewhile(lambda _: not stop(), text.token_scores(nats))
         yield _score(
@@ -159,6 +185,7 @@ def evaluate(
             return
 
 
+_GIVEN, _UNROUNDED = "given", "unrounded"
 _NOT_BEGUN = Notice("stopped before anything was scored.", "warning")
 
 

@@ -61,6 +61,7 @@ def choose_lengths(
     mem_len = train.mem_len if mem_len is None else mem_len
     exact = mem_len > 0 and options.span == "uniform"
     n_per_call = tokens_per_call(model, runtime)
+    n_ranks = runtime.ranks.size
     if options.segment_len is not None:
         segment_len = min(options.segment_len, n_tokens, MAX_SEGMENT_LEN if exact else n_tokens)
     elif exact:
@@ -79,12 +80,12 @@ def choose_lengths(
     if one_by_one:
         # The memory of a short document holds no more tokens than the document.
         shortest = model.config.model.memory_bytes(1, memory_dtype)
-        largest, warmup_len = min(n_per_call, STATE_LIMIT // shortest), 0
+        largest, warmup_len = n_ranks * min(n_per_call, STATE_LIMIT // shortest), 0
     else:
         by_warmup = 1 + n_tokens // (10 * warmup_len) if warmup_len else n_tokens
-        largest = min(n_per_call // segment_len, STATE_LIMIT // state_bytes, by_warmup)
+        largest = min(n_ranks * min(n_per_call // segment_len, STATE_LIMIT // state_bytes), by_warmup)
     is_single = options.learns_by is not None or (receptive_field is None and not one_by_one)
-    limit = min(n_per_call, max(1, STATE_LIMIT // state_bytes) * segment_len)
+    limit = n_ranks * min(n_per_call, max(1, STATE_LIMIT // state_bytes) * segment_len)
     return Lengths(
         mem_len=mem_len,
         segment_len=segment_len,

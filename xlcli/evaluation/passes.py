@@ -70,11 +70,12 @@ def score_text(
     largest = max(loaders, key=lambda loader: loader.batch_size * loader.sequence_len)
     segment_len = max(1, min(lengths.segment_len, largest.sequence_len))
     mem_len = min(lengths.mem_len or segment_len, largest.sequence_len)
+    on_cpu = runtime.device.type == "cpu"  # whose memory all ranks of the machine share
     check_memory(
         model,
         runtime,
         mem_len,
-        batch_size=largest.batch_size,
+        batch_size=-(-largest.batch_size // runtime.ranks.size) * (runtime.ranks.local_size if on_cpu else 1),
         segment_len=segment_len,
         memory_dtype=lengths.memory_dtype,
         changeable=("batch_size", "segment_len", "mem_len"),
@@ -82,6 +83,8 @@ def score_text(
     whole = lengths.mem_len > 0 and (lengths.by_document or _is_window(largest.batch_size, lengths, n))
     longest = min(2 * lengths.mem_len, text.longest_document) if whole else segment_len
     totals = Totals(max(loader.batch_size for loader in loaders), ContextSums(longest))
+    if clock is not None and totals.batch_size < runtime.ranks.size:
+        yield few_sequences(totals.batch_size, runtime.ranks.size)
     meter = ProgressMeter(f"memory {lengths.mem_len}", n, "tokens")
     ends = np.append(text.documents[1:], n)
     n_called, n_calls = 0, sum(-(-loader.sequence_len // loader.segment_len) for loader in loaders)
@@ -117,6 +120,14 @@ def score_text(
             if clock is not None:
                 yield from clock.report(n_called, n_calls)
     return totals
+
+
+def few_sequences(n_sequences: int, n_ranks: int) -> Notice:
+    """Warning that a text is divided into fewer sequences than there are processes."""
+    if n_sequences == 1:
+        return Notice(f"the text is read as one sequence, by one of {n_ranks} processes; the others wait", "warning")
+    sequences = f"{n_sequences} sequences, by {n_sequences} of {n_ranks} processes"
+    return Notice(f"the text is read as {sequences}; the others wait", "warning")
 
 
 def window_share(n_tokens: int) -> float:

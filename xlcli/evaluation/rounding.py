@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xlcli.config import EvalConfig
 from xlcli.evaluation.lengths import Lengths
 from xlcli.evaluation.passes import score_text
 from xlcli.events import ROUNDING_TOKENS, Notice, Progress
 from xlcli.metrics import bits_per
-from xlcli.online import make_reader
+from xlcli.online import Reader
 from xlcli.runtime import Runtime
 from xlcli.tokenized import TokenizedText
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 def rounding_cost(
     unrounded: LoadedModel,
-    options: EvalConfig,
+    reader: Reader,
     runtime: Runtime,
     text: TokenizedText,
     lengths: Lengths,
@@ -35,7 +34,7 @@ def rounding_cost(
 
     Args:
         unrounded: The model with its weights as stored.
-        options: Options of the rounded evaluation.
+        reader: Reader of that model.
         runtime: Device and number type.
         text: The text.
         lengths: Lengths of the rounded evaluation.
@@ -44,7 +43,7 @@ def rounding_cost(
     """
     n = min(ROUNDING_TOKENS, len(text.tokens))
     part = replace(text, tokens=text.tokens.first(n))
-    reader, exact = make_reader(unrounded.network, options), replace(lengths, memory_dtype="float32")
+    exact = replace(lengths, memory_dtype="float32")
     totals = yield from score_text(unrounded, reader, runtime, part, exact, None, None, stop)
     if totals.tokens < n:
         return None

@@ -15,6 +15,7 @@ from torch.optim import AdamW, Muon, Optimizer
 
 from xlcli.config import TrainConfig
 from xlcli.errors import CheckpointError
+from xlcli.shards import divided, local, whole
 
 ADAM_RATE = 1e-2
 """Default learning rate of AdamW beside Muon."""
@@ -45,14 +46,18 @@ class BatchedMuon(Muon):
         for group in self.param_groups:
             with_gradient = [p for p in group["params"] if p.grad is not None]
             for parameters in batches_of_one_shape(with_gradient):
-                updates = self._nesterov(parameters, group["momentum"])
+                updates = torch.stack([whole(update) for update in self._nesterov(parameters, group["momentum"])])
                 scale = 0.2 * math.sqrt(max(parameters[0].shape))
-                directions = orthogonalize(updates, group["ns_coefficients"], group["ns_steps"], group["eps"])
-                torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-                torch._foreach_add_(parameters, directions.unbind(), alpha=-group["lr"] * scale)
+                directions = orthogonalize(
+                    updates.to(self.dtype), group["ns_coefficients"], group["ns_steps"], group["eps"]
+                )
+                own = [local(parameter) for parameter in parameters]
+                steps = [local(divided(step, like)) for step, like in zip(directions, parameters, strict=True)]
+                torch._foreach_mul_(own, 1 - group["lr"] * group["weight_decay"])
+                torch._foreach_add_(own, steps, alpha=-group["lr"] * scale)
 
-    def _nesterov(self, parameters: list[Tensor], momentum: float) -> Tensor:
-        """Gradients with Nesterov momentum (n r c), in `dtype`; updates the momentum buffers."""
+    def _nesterov(self, parameters: list[Tensor], momentum: float) -> list[Tensor]:
+        """Gradients with Nesterov momentum (r c); updates the momentum buffers."""
         gradients, buffers = [], []
         for parameter in parameters:
             assert parameter.grad is not None
@@ -62,7 +67,7 @@ class BatchedMuon(Muon):
             gradients.append(parameter.grad)
             buffers.append(state["momentum_buffer"])
         torch._foreach_lerp_(buffers, gradients, 1 - momentum)
-        return torch.stack(torch._foreach_lerp(gradients, buffers, momentum)).to(self.dtype)
+        return list(torch._foreach_lerp(gradients, buffers, momentum))
 
 
 def batches_of_one_shape(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
@@ -97,7 +102,7 @@ class Optimizers:
         self.optimizers: list[tuple[Optimizer, float]] = []
         if matrices:
             hidden = [p for p in parameters if id(p) in matrices]
-            dtype = torch.bfloat16 if native_bfloat16 else torch.float32
+            dtype = torch.bfloat16 if native_bfloat16 else hidden[0].dtype
             muon = BatchedMuon(hidden, lr=lr, weight_decay=config.weight_decay, momentum=config.momentum, dtype=dtype)
             self.optimizers.append((muon, lr))
         adam_lr = (config.adam_lr or ADAM_RATE) if matrices else lr
@@ -161,7 +166,9 @@ class Optimizers:
                                 f"not {parameter.dtype} {list(shape)}.",
                                 "Train anew with --overwrite.",
                             )
-                        optimizer.state[parameter][quantity] = value.to(parameter.device).clone()
+                        value = value.to(parameter.device).clone()
+                        like = value if quantity == "step" else parameter
+                        optimizer.state[parameter][quantity] = divided(value, like)
 
 
 def hidden_matrices(model: nn.Module) -> set[int]:

@@ -103,9 +103,14 @@ class Ranks:
         self.gather(None)
 
     def publish(self, name: str, value: Any) -> None:
-        """Makes a JSON value known under a new name; see `published`."""
+        """Makes a JSON value known under a name; see `published`."""
         if self.store is not None:
             self.store.set(name, json.dumps(value))
+
+    def withdraw(self, name: str) -> None:
+        """Removes what was published under a name, if anything."""
+        if self.store is not None:
+            self.store.delete_key(name)
 
     def published(self, name: str, stop: Callable[[], bool] = lambda: False) -> Any:
         """The JSON value published under a name; waits without a limit.
@@ -200,4 +205,4 @@ def is_lost(error: RuntimeError) -> bool:
     import torch.distributed as dist
 
     kinds = dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError
-    return isinstance(error, kinds) or "gloo/" in str(error)
+    return isinstance(error, kinds) or "gloo/" in str(error) or "pair closure" in str(error)

@@ -19,6 +19,7 @@ from xlcli.runtime import Runtime, make_runtime
 from xlcli.text.tokens import TokenFile
 from xlcli.training import memory
 from xlcli.training.run import make_training_run
+from xlcli.training.validation import check_finite
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 from runs import After, corpus, curve, go, remains, small
@@ -55,7 +56,7 @@ def test_training_in_16_bits_is_close_to_float32(kind, dtype):
     for step in range(4):
         assert rounded.train_step(step / 9).nats == pytest.approx(exact.train_step(step / 9).nats, rel=3e-2)
     assert all(parameter.dtype == torch.float32 for parameter in rounded.model.parameters())
-    rounded.check_finite()
+    check_finite(rounded)
 
 
 @pytest.mark.parametrize("kind", KINDS)

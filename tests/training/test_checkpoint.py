@@ -409,7 +409,7 @@ def test_every_fact_is_needed():
     After(3).run(small(), text, "m")
     point = latest(Path("m/checkpoints")).path
     facts = json.loads((point / "state.json").read_bytes())
-    later = {"rollbacks", "anchor", "lr", "stale", "plateau", "limits", "skipped", "loss_scale"}
+    later = {"rollbacks", "anchor", "lr", "stale", "plateau", "limits", "skipped", "loss_scale", "processes"}
     assert set(facts) == {*FACTS, *later}, "the last ones came later, and may be missing"
     for name in FACTS:
         _rewrite(point, {key: value for key, value in facts.items() if key != name})

@@ -10,6 +10,7 @@ from xlcli.errors import ConfigError, DivergedError
 from xlcli.events import Notice, Step, Trained, Validation
 from xlcli.optim import lr_factor
 from xlcli.store.records import read_record
+from xlcli.training import loop
 from xlcli.training.patience import Patience
 from xlcli.training.run import TrainingRun
 
@@ -17,7 +18,7 @@ from xlcli.training.run import TrainingRun
 @pytest.fixture(autouse=True)
 def _overfits(monkeypatch):
     """Validations get worse after step 4, whatever the model."""
-    monkeypatch.setattr(TrainingRun, "validation_bits", lambda run, valid, stop: abs(run.step - 4) + 1.0)
+    monkeypatch.setattr(loop, "validation_bits", lambda run, valid, stop: abs(run.step - 4) + 1.0)
 
 
 def settings(schedule="wsd", **train):
@@ -103,11 +104,11 @@ def test_a_roll_back_to_a_checkpoint_of_another_patience_counts_anew(monkeypatch
     go(settings("linear"), corpus(), "m")
     step, failures = TrainingRun.train_step, [20]
 
-    def diverges_once(run, fraction):
+    def diverges_once(run, *args):
         if run.step in failures:
             failures.clear()
             raise DivergedError("the loss is not finite.")
-        return step(run, fraction)
+        return step(run, *args)
 
     monkeypatch.setattr(TrainingRun, "train_step", diverges_once)
     events = go({"train": {"patience": 4, "save_every": 100}}, corpus(), "m", resume=True)

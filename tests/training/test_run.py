@@ -14,6 +14,7 @@ from xlcli.runtime import Runtime, make_runtime
 from xlcli.text.tokens import TokenFile
 from xlcli.training.defaults import warmup_steps
 from xlcli.training.run import make_training_run
+from xlcli.training.validation import check_finite, validation_bits
 
 PROSE_BYTES = PROSE.encode()
 CPU = Runtime(torch.device("cpu"), torch.float32, 1)
@@ -187,10 +188,10 @@ def test_a_loss_that_is_no_number_changes_nothing(where):
 def test_what_is_poisoned_is_not_fit_to_be_saved(where):
     run = _run(small())
     run.train_step(0.0)
-    run.check_finite()
+    check_finite(run)
     _poison(run, where)
     with pytest.raises(DivergedError, match=f"the {where}.* is not finite after step 1"):
-        run.check_finite()
+        check_finite(run)
 
 
 def test_weights_beyond_all_bounds_are_not_fit_either():
@@ -200,7 +201,7 @@ def test_weights_beyond_all_bounds_are_not_fit_either():
         for parameter in run.model.parameters():
             parameter.mul_(1e9)
     with pytest.raises(DivergedError, match=r"the loss has risen to \S+ nats"):
-        run.check_finite()
+        check_finite(run)
 
 
 def test_a_look_ahead_leaves_the_run_as_it_was():
@@ -211,8 +212,8 @@ def test_a_look_ahead_leaves_the_run_as_it_was():
     found = []
     for _ in range(3):
         found.append(looked.train_step(0.0))
-        looked.check_finite()
-        looked.validation_bits(_text(PROSE[:300].encode()), lambda: False)
+        check_finite(looked)
+        validation_bits(looked, _text(PROSE[:300].encode()), lambda: False)
     assert found == expected
 
 
@@ -220,13 +221,13 @@ def test_held_out_text_without_a_finite_score_stops():
     run = _run(small())
     _poison(run, "weights")
     with pytest.raises(DivergedError, match="validation loss is not finite"):
-        run.validation_bits(_text(), lambda: False)
+        validation_bits(run, _text(), lambda: False)
 
 
 def test_validation_gives_up_when_asked():
     run = _run(small())
-    assert run.validation_bits(_text(), lambda: True) is None
-    assert run.validation_bits(_text(), lambda: False) == pytest.approx(8.0, abs=0.2)
+    assert validation_bits(run, _text(), lambda: True) is None
+    assert validation_bits(run, _text(), lambda: False) == pytest.approx(8.0, abs=0.2)
 
 
 @pytest.mark.slow
@@ -247,7 +248,7 @@ def test_a_compiled_run_has_the_same_losses():
     assert not counters["graph_break"]
     for name, weight in _weights(plain).items():
         assert torch.allclose(weight, _weights(compiled)[name], atol=1e-4), name
-    assert compiled.validation_bits(_text(), lambda: False) == pytest.approx(
-        plain.validation_bits(_text(), lambda: False), rel=1e-4
+    assert validation_bits(compiled, _text(), lambda: False) == pytest.approx(
+        validation_bits(plain, _text(), lambda: False), rel=1e-4
     )
     assert counters["stats"]["unique_graphs"] == 1

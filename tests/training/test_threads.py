@@ -12,6 +12,7 @@ from xlcli.cli import report
 from xlcli.events import Notice, Plan, Step
 from xlcli.store.commit import latest
 from xlcli.store.records import read_metrics, read_record
+from xlcli.training import clock as clocks
 from xlcli.training import loop, workflow
 from xlcli.training.threads import (
     LOOP_CHECKS,
@@ -198,8 +199,8 @@ def two_cores(monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", clock.set_threads)
     monkeypatch.setattr(torch, "get_num_threads", lambda: clock.threads)
     monkeypatch.setattr(loop, "parallel_loop_seconds", lambda threads, n_parts: 1.0 / threads)
-    monkeypatch.setattr(loop, "time", clock)
-    monkeypatch.setattr(workflow, "time", clock)
+    for module in (clocks, loop, workflow):
+        monkeypatch.setattr(module, "time", clock)
 
 
 class Clock:

@@ -27,8 +27,8 @@ from xlcli.store.layout import is_model
 from xlcli.store.lock import lock
 from xlcli.store.records import read_record
 from xlcli.text.cache import cache_folder
+from xlcli.training import clock as clocks
 from xlcli.training import loop, prepare, workflow
-from xlcli.training.run import TrainingRun
 
 
 def _finite(folder):
@@ -382,13 +382,13 @@ def test_a_gradient_that_is_no_number_stops_the_run(step, monkeypatch):
 
 
 def test_held_out_text_without_a_score_stops_the_run(monkeypatch):
-    def poisoned(self, held_out, stop):
+    def poisoned(run, held_out, stop):
         with torch.no_grad():
-            next(iter(self.model.parameters())).fill_(math.nan)
-        return validation_bits(self, held_out, stop)
+            next(iter(run.model.parameters())).fill_(math.nan)
+        return validation_bits(run, held_out, stop)
 
-    validation_bits = TrainingRun.validation_bits
-    monkeypatch.setattr(TrainingRun, "validation_bits", poisoned)
+    validation_bits = loop.validation_bits
+    monkeypatch.setattr(loop, "validation_bits", poisoned)
     with pytest.raises(DivergedError, match="validation loss is not finite after step 3"):
         go(small(), corpus(), "m")
     assert not is_model(Path("m"))
@@ -565,8 +565,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(loop, "time", clock)
-    monkeypatch.setattr(workflow, "time", clock)
+    for module in (clocks, loop, workflow):
+        monkeypatch.setattr(module, "time", clock)
     return clock
 
 
@@ -608,12 +608,12 @@ def test_preparation_takes_at_most_a_tenth_of_a_time_budget(preparation, counted
 def test_validation_takes_at_most_a_tenth_of_a_time_budget_unless_its_interval_is_given(
     budget, least, most, clock, monkeypatch
 ):
-    def slow(self, valid, stop):
+    def slow(run, valid, stop):
         clock.now += 1.0
-        return validation_bits(self, valid, stop)
+        return validation_bits(run, valid, stop)
 
-    validation_bits = TrainingRun.validation_bits
-    monkeypatch.setattr(TrainingRun, "validation_bits", slow)
+    validation_bits = loop.validation_bits
+    monkeypatch.setattr(loop, "validation_bits", slow)
     unset = dict.fromkeys(("max_steps", "max_tokens", "eval_every", "save_every"))
     events = go(small(train=unset | budget), corpus(), "m")
     assert least <= len(of_kind(events, Validation)) <= most

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -111,12 +113,23 @@ def train(
 
             check_tensorboard()
         folder = Path(out or Path("models") / model_name(paths or ()))
-        with screen.stop() as stop, screen.until(stop), standard_input(stop, screen.keyboard_ended):
+        with (
+            screen.stop() as stop,
+            screen.until(stop),
+            standard_input(stop, screen.keyboard_ended),
+            ExitStack() as contexts,
+        ):
             if "-" in (paths or ()):
                 screen.expect_keyboard()
             screen.wait("starting")
             from xlcli import training
+            from xlcli.ranks import join
+            from xlcli.store.staging import holds_run, place_of_run
 
+            ranks = contexts.enter_context(join(timeout(settings)))
+            is_own = holds_run(folder) and not overwrite
+            if ranks.restarts and (is_own or place_of_run(folder) != folder):
+                resume = True  # the launcher has started all processes again because one was lost
             if resume:
                 events = training.resume(
                     paths or (),
@@ -128,6 +141,7 @@ def train(
                     n_ranks=nproc or 1,
                     allow_data_change=allow_data_change,
                     stop=stop,
+                    ranks=ranks,
                 )
             else:
                 events = training.train(
@@ -139,7 +153,11 @@ def train(
                     dry_run=dry_run,
                     n_ranks=nproc or 1,
                     stop=stop,
+                    ranks=ranks,
                 )
+            if not ranks.is_first:
+                deque(events, maxlen=0)  # the first process reports
+                return stop.exit_code
             event_file = EventFile(folder) if tensorboard else None
             screen.wait("reading the text")
             try:
@@ -166,6 +184,13 @@ def starting_point(settings: Tree, preset: str | None, init: str | None) -> tupl
 
     model = find(init)
     return model, origin.configurations(settings, preset, model)
+
+
+def timeout(settings: Tree) -> float:
+    """Seconds after which a process that does not answer is given up."""
+    from xlcli.config import RuntimeConfig, validate
+
+    return validate(RuntimeConfig, settings.get("runtime", {})).timeout
 
 
 def check_run_plot(plot: str, paths: Sequence[str], *, force: bool) -> None:

@@ -157,6 +157,10 @@ class RuntimeConfig(BaseConfig):
         seed: Seed of the random-number generator; None is 0 in training, else random.
         compile: Compile the model before training.
         deterministic: Use deterministic kernels and a fixed number of threads only.
+        shard: In training on several ranks, divide parameters, gradients and optimizer states among them; the result is
+            the same up to rounding.
+        shard_dtype: Number type of the parameters that a rank gathers; gradients are averaged in float32.
+        timeout: Seconds after which a run ends because another rank does not answer.
     """
 
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
@@ -165,6 +169,9 @@ class RuntimeConfig(BaseConfig):
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     compile: bool = False
     deterministic: bool = False
+    shard: bool = False
+    shard_dtype: Literal["float32", "bfloat16"] = "float32"
+    timeout: Positive = 600.0
 
 
 class Config(BaseConfig):

@@ -13,6 +13,7 @@ from xlcli.ops.attend_blocks import Clamp, Far, FarBias, FarKeys, ScoreTerm, att
 from xlcli.ops.attend_rows import attend_rows
 from xlcli.ops.attend_training import attend_training
 from xlcli.ops.context import Mask
+from xlcli.ops.dropout import ALL_ROWS, Share
 from xlcli.ops.dropout import dropout as drop
 
 
@@ -29,6 +30,7 @@ def attend(
     bias: Tensor | None = None,
     value_bias: Callable[[Tensor], Tensor] | None = None,
     dropout: float = 0.0,
+    share: Share = ALL_ROWS,
     needed: Tensor | None = None,
 ) -> Tensor:
     """softmax((q kᵀ + q' k'ᵀ) · scale + bias) v over the visible keys, with q' and k' of `term`.
@@ -46,6 +48,7 @@ def attend(
         bias: Added to the scores, (b h t s) or (h t s), or None.
         value_bias: Function from the weights (b h t s) to an addition (b h t w) to the output, or None.
         dropout: Dropout rate of the weights.
+        share: Rows of the batch that the queries are.
         needed: Boolean mask (b t) of the queries whose output is needed; None: all. Others may be left out.
 
     Returns:
@@ -80,9 +83,11 @@ def attend(
         if q.shape[-2] == 1 and visible is None and products_only and bias is None:
             return attend_one(q, k, v, term=term, scale=scale)
         q, k = _append_term(q, k, term[:2])
-    if value_bias is None and not _plain_is_faster(q, dropout):
+    if value_bias is None and not _plain_is_faster(q, dropout) and not (dropout and share.parts > 1):
         return attend_fused(q, k, v, visible=visible, scale=scale, bias=bias, dropout=dropout)
-    return attend_plain(q, k, v, visible=visible, scale=scale, bias=bias, value_bias=value_bias, dropout=dropout)
+    return attend_plain(
+        q, k, v, visible=visible, scale=scale, bias=bias, value_bias=value_bias, dropout=dropout, share=share
+    )
 
 
 def attend_plain(
@@ -95,6 +100,7 @@ def attend_plain(
     bias: Tensor | None = None,
     value_bias: Callable[[Tensor], Tensor] | None = None,
     dropout: float = 0.0,
+    share: Share = ALL_ROWS,
 ) -> Tensor:
     """`attend` without a second term, as defined there; holds all scores (b h t s) in memory."""
     scores = (q * scale) @ k.mT
@@ -105,7 +111,7 @@ def attend_plain(
         # An addition is free in the backward pass; masked_fill would read the scores once more.
         scores = scores + _additive_mask(visible | without_keys, scores.dtype)
     weights = scores.softmax(-1)
-    weights = drop(weights, dropout) if dropout else weights
+    weights = drop(weights, dropout, share) if dropout else weights
     out = weights.to(v.dtype) @ v
     if value_bias is not None:
         out = out + value_bias(weights).to(out.dtype)

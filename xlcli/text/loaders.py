@@ -52,6 +52,7 @@ class TrainLoader:
         start_id: Input at the beginning of the text, and of each document.
         documents: First token of each document, ascending from 0; None if the text is one document.
         alignment: Number of tokens; sequences start at multiples of it.
+        rows: Numbers of the sequences that this loader reads; None: all.
 
     Attributes:
         starts: Position in the text at which each sequence starts (b).
@@ -68,6 +69,7 @@ class TrainLoader:
         start_id: int,
         documents: NDArray[np.int64] | None = None,
         alignment: int = 1,
+        rows: NDArray[np.int64] | None = None,
     ) -> None:
         if len(ids) == 0:
             raise DataError("the training text is empty.", "Give a file with text in it.")
@@ -77,6 +79,8 @@ class TrainLoader:
         self.documents = documents
         self.n_read = 0
         self.starts = np.arange(batch_size, dtype=np.int64) * len(ids) // batch_size // alignment * alignment
+        if rows is not None:
+            self.starts = self.starts[rows]
 
     def next(self, segment_len: int | None = None) -> TrainBatch:
         """The batch of the next step."""

@@ -23,19 +23,21 @@ from typing import Annotated, Any
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from xlcli.config import BaseConfig, Tree, validate
 from xlcli.errors import CheckpointError, ConfigError, StateError
-from xlcli.files import copy_file, read_header, read_json, read_tensors, sha256, write_atomic, write_tensors
+from xlcli.files import copy_file, read_json, read_tensors, write_atomic, write_tensors
 from xlcli.files.tensors import TensorInfo
+from xlcli.ranks import Ranks
+from xlcli.shards import divided, is_divided, local, whole
 from xlcli.state import State
-from xlcli.store.commit import checkpoints, checksums, commit, latest, step_name, step_of
-from xlcli.store.encodings import ENCODINGS
-from xlcli.store.folder import save_model
+from xlcli.store.commit import checksums, commit, latest, step_name, step_of
 from xlcli.store.layout import BEST, CHECKPOINT_FILES, CHECKPOINTS, SCHEMA, WEIGHTS
-from xlcli.store.weights import read_weights, weights
+from xlcli.store.weights import weights
 from xlcli.text.tokenizers.registry import Tokenizer
 from xlcli.training import defaults
+from xlcli.training.best import restore_best
 from xlcli.training.run import TrainingRun
 
 _ANEW = "Train anew with --overwrite."
@@ -76,11 +78,17 @@ def save(run: TrainingRun, folder: Path, *, seconds: float, corpus: Mapping[str,
     Raises:
         ResourceError: The disk is full or fails; earlier checkpoints are unchanged.
     """
+    ranks, name = run.ranks, step_name(run.step)
+    own_weights = gathered(weights(run.model), ranks)
+    optimizer = gathered(run.optimizers.tensors(), ranks)
+    states = [state.map(ranks.gather_rows) for state in run.states] if ranks.size > 1 else run.states
+    if not ranks.is_first:
+        return folder / CHECKPOINTS / name
 
     def write(into: Path) -> None:
-        write_tensors(into / "weights.safetensors", weights(run.model), {})
-        write_tensors(into / "optimizer.safetensors", run.optimizers.tensors(), {})
-        memory = {f"{i}.{name}": t for i, state in enumerate(run.states) for name, t in state.tensors().items()}
+        write_tensors(into / "weights.safetensors", own_weights, {})
+        write_tensors(into / "optimizer.safetensors", optimizer, {})
+        memory = {f"{i}.{key}": t for i, state in enumerate(states) for key, t in state.tensors().items()}
         write_tensors(into / "memory.safetensors", memory, {})
         write_tensors(into / "random.safetensors", _generator_states(), {})
         if run.best_step is not None:
@@ -88,31 +96,39 @@ def save(run: TrainingRun, folder: Path, *, seconds: float, corpus: Mapping[str,
                 copy_file(folder / WEIGHTS, into / BEST)
         facts = {
             "schema": SCHEMA,
-            "step": run.step,
-            "tokens": run.tokens,
-            "seconds": seconds,
-            "n_read": run.loader.n_read,
-            "best_bits": None if math.isinf(run.best_bits) else run.best_bits,
-            "best_step": run.best_step,
-            "validated_step": run.validated_step,
-            "validation_due": run.validation_due,
-            "rollbacks": run.rollbacks,
-            "anchor": run.anchor,
-            "stale": run.patience.stale,
-            "plateau": run.patience.plateau,
+            **_counters(run, seconds).model_dump(),
             "limits": _limits(run),
-            "skipped": run.skipped,
             "loss_scale": _loss_scale(run),
             "lr": run.config.train.lr,
             "corpus": dict(corpus),
-            "states": [state.describe() for state in run.states],
+            "states": [state.describe() for state in states],
             "seed": run.config.runtime.seed,
             **_environment(run),
         }
         write_atomic(into / "state.json", json.dumps(facts, indent=1, sort_keys=True).encode())
 
     keep, protected = run.config.train.keep_checkpoints, step_name(run.anchor)
-    return commit(folder / CHECKPOINTS, step_name(run.step), write, keep, protected=protected)
+    return commit(folder / CHECKPOINTS, name, write, keep, protected=protected)
+
+
+def gathered(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
+    """Whole tensors on the first rank, nothing on the others; all ranks must call it."""
+    whole_ones: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        full = whole(tensor)
+        if ranks.is_first:
+            whole_ones[name] = full.cpu() if is_divided(tensor) else full
+    return whole_ones
+
+
+def agree(run: TrainingRun) -> None:
+    """Gives all ranks the counters of the first one, which alone reads and restores the best weights."""
+    if run.ranks.size > 1:
+        values = run.ranks.broadcast(_counters(run, run.seconds).model_dump() if run.ranks.is_first else None)
+        counters = validate(Counters, values)
+        run.rollbacks = counters.rollbacks
+        _set_progress(run, counters)
+        _set_scores(run, counters)
 
 
 def load(
@@ -144,7 +160,7 @@ def load(
     if missing := sorted(set(CHECKPOINT_FILES) - files.keys()):
         raise CheckpointError(f"{checkpoint} is incomplete: its manifest has no '{missing[0]}'.", _ANEW)
     facts: dict[str, Any] = {"rollbacks": 0, "anchor": step_of(checkpoint), "stale": 0, "plateau": None, "skipped": 0}
-    facts |= read_json(checkpoint / "state.json")
+    facts |= {"processes": 1} | read_json(checkpoint / "state.json")
     try:
         if facts["schema"] != SCHEMA:
             raise CheckpointError(
@@ -157,24 +173,20 @@ def load(
         if "position" in facts:  # number of segments, in earlier checkpoints
             facts.setdefault("n_read", facts["position"] * run.loader.segment_len)
         counters = validate(Counters, {name: facts[name] for name in Counters.model_fields})
-        run.step, run.tokens, run.seconds = counters.step, counters.tokens, counters.seconds
-        run.loader.n_read = counters.n_read
-        run.anchor, run.skipped = counters.anchor, counters.skipped
+        _set_progress(run, counters)
         run.rollbacks = counters.rollbacks if facts.get("lr") == run.config.train.lr else 0  # a new rate is as given
         if "valid" not in changed:
-            run.best_bits = math.inf if counters.best_bits is None else counters.best_bits
-            run.best_step = counters.best_step
-            run.validated_step, run.validation_due = counters.validated_step, counters.validation_due
-            if facts.get("limits") == _limits(run):  # another budget or patience is a new chance
-                run.patience.stale, run.patience.plateau = counters.stale, counters.plateau
-            else:
+            _set_scores(run, counters)
+            if facts.get("limits") != _limits(run):  # another budget or patience is a new chance
                 run.patience.stale, run.patience.plateau = 0, None
         _restore_loss_scale(run, facts.get("loss_scale"))
-        warnings = _restore_best(run, checkpoint, files.get(BEST), folder, tokenizer)
+        warnings = []
+        if run.ranks.is_first:
+            warnings += restore_best(run, checkpoint, files.get(BEST), folder, tokenizer)
         warnings += [
             f"{name} was {facts[name]} and is {now}: the resumed run will not equal the uninterrupted one to the bit"
             for name, now in _environment(run).items()
-            if facts[name] != now
+            if facts[name] != now and (run.step or name != "processes")  # the first rank alone writes step 0
         ]
         _restore_generators(checkpoint)
     except (StateError, ConfigError) as error:
@@ -215,7 +227,7 @@ def _load_tensors(run: TrainingRun, checkpoint: Path, states: list[dict[str, str
     saved, _ = read_tensors(checkpoint / "weights.safetensors", expected=expected)
     with torch.no_grad():
         for name, tensor in own.items():
-            tensor.copy_(saved[name])
+            local(tensor).copy_(local(divided(saved[name].to(tensor.device), tensor)))
     run.optimizers.load(read_tensors(checkpoint / "optimizer.safetensors", expected=None)[0])
     memory, _ = read_tensors(checkpoint / "memory.safetensors", expected=None, device=str(run.runtime.device))
     if len(states) != len(run.states):
@@ -224,6 +236,8 @@ def _load_tensors(run: TrainingRun, checkpoint: Path, states: list[dict[str, str
         State.restore({n.removeprefix(f"{i}."): t for n, t in memory.items() if n.startswith(f"{i}.")}, description)
         for i, description in enumerate(states)
     ]
+    if run.ranks.size > 1:
+        run.states = [state.map(lambda t: t[run.ranks.rows(len(t))].clone()) for state in run.states]
     if not all(run.model.is_compatible(state) for state in run.states):
         raise StateError("the memory does not fit the model.", _ANEW)
 
@@ -232,11 +246,43 @@ def _environment(run: TrainingRun) -> dict[str, Any]:
     """Properties of the machine and its settings that change the bits of a result."""
     return {
         "threads": "measured" if run.runtime.threads_measured else run.runtime.threads,
+        "processes": run.ranks.size,
         "device": run.runtime.device.type,
         "dtype": run.runtime.dtype_name,
         "torch": torch.__version__,
         "processor": torch.backends.cpu.get_cpu_capability(),
     }
+
+
+def _counters(run: TrainingRun, seconds: float) -> Counters:
+    return Counters(
+        step=run.step,
+        tokens=run.tokens,
+        seconds=seconds,
+        n_read=run.loader.n_read,
+        best_bits=None if math.isinf(run.best_bits) else run.best_bits,
+        best_step=run.best_step,
+        validated_step=run.validated_step,
+        validation_due=run.validation_due,
+        rollbacks=run.rollbacks,
+        anchor=run.anchor,
+        stale=run.patience.stale,
+        plateau=run.patience.plateau,
+        skipped=run.skipped,
+    )
+
+
+def _set_progress(run: TrainingRun, counters: Counters) -> None:
+    run.step, run.tokens, run.seconds = counters.step, counters.tokens, counters.seconds
+    run.loader.n_read = counters.n_read
+    run.anchor, run.skipped = counters.anchor, counters.skipped
+
+
+def _set_scores(run: TrainingRun, counters: Counters) -> None:
+    run.best_bits = math.inf if counters.best_bits is None else counters.best_bits
+    run.best_step = counters.best_step
+    run.validated_step, run.validation_due = counters.validated_step, counters.validation_due
+    run.patience.stale, run.patience.plateau = counters.stale, counters.plateau
 
 
 def _limits(run: TrainingRun) -> dict[str, Any]:
@@ -257,60 +303,6 @@ def _restore_loss_scale(run: TrainingRun, saved: Any) -> None:
         scale = validate(LossScale, saved)
         state = run.scaler.state_dict() | {"scale": scale.scale, "_growth_tracker": scale.steps}
         run.scaler.load_state_dict(state)
-
-
-def _restore_best(
-    run: TrainingRun, checkpoint: Path, digest: str | None, folder: Path, tokenizer: Tokenizer
-) -> list[str]:
-    """Restores the best weights up to this checkpoint, in the encoding of the run. Returns warnings.
-
-    Later ones belong to steps that are undone. Without a best step the weights in the folder stay. If the copy in the
-    checkpoint is damaged, the model and other checkpoints may hold the same weights.
-
-    Args:
-        run: The run, restored.
-        checkpoint: Its checkpoint.
-        digest: SHA-256 of the copy in the checkpoint; None if there is none.
-        folder: The model folder.
-        tokenizer: The tokenizer of the run.
-    """
-    present, step, encoding = folder / WEIGHTS, run.best_step, run.config.train.weights
-    with suppress(CheckpointError):
-        same = step is None or (digest is not None and sha256(present) == digest)
-        if same and read_header(present)[1].get("encoding") == encoding:
-            return []
-    copies = [present]
-    if step is not None:
-        own = [checkpoint / BEST] if digest is not None else []
-        others = [path for path in checkpoints(checkpoint.parent) if path != checkpoint]
-        copies = [*own, present, *(path / BEST for path in others if _lists_best(path))]
-    for path in copies:
-        with suppress(CheckpointError):
-            metadata = read_header(path)[1]
-            if metadata.get("encoding") in ENCODINGS and step in (None, _step(metadata)):
-                best, metadata = read_weights(path, run.model, metadata["encoding"])
-                save_model(folder, run.config, best, tokenizer, metadata, encoding=encoding)
-                return []
-    run.best_bits, run.best_step = math.inf, None
-    if step is None and not present.exists():
-        return []
-    run.validated_step, run.validation_due = None, True
-    metadata = {"step": str(run.step), "validation_bits_per_byte": ""}
-    save_model(folder, run.config, weights(run.model), tokenizer, metadata, encoding=encoding)
-    lost = "the stored weights are" if step is None else f"the best weights, of step {step}, are"
-    return [f"{lost} missing or damaged in every copy; those of step {run.step} replace them"]
-
-
-def _lists_best(checkpoint: Path) -> bool:
-    with suppress(CheckpointError):
-        return BEST in checksums(checkpoint)
-    return False
-
-
-def _step(metadata: Mapping[str, str]) -> int | None:
-    """Step that weights are from."""
-    text = metadata.get("step", "")
-    return int(text) if text.isdecimal() and len(text) < 20 else None
 
 
 def _generator_states() -> dict[str, torch.Tensor]:

@@ -34,13 +34,15 @@ LARGEST_BUDGET = 2**31
 """Maximum of `train.max_tokens`."""
 BUDGETS = ("max_steps", "max_tokens", "max_time")
 """Keys of `train` that limit a run."""
+RUNTIME_KEYS = ("device", "dtype", "threads", "compile", "deterministic", "shard", "shard_dtype", "timeout")
+"""Keys of `runtime` that may change when a run is resumed."""
 CHANGEABLE = frozenset(
     {
         f"train.{key}"
         for key in (*BUDGETS, "eval_every", "patience", "save_every", "keep_checkpoints", "lr", "adam_lr", "grad_clip")
     }
     | {"train.on_divergence", "train.weights", "train.recompute_activations", "text.valid", "text.test"}
-    | {f"runtime.{key}" for key in ("device", "dtype", "threads", "compile", "deterministic")}
+    | {f"runtime.{key}" for key in RUNTIME_KEYS}
 )
 """Keys that may change when a run is resumed. Held-out text is compared by content (`checkpoint.load`), not by path."""
 

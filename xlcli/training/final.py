@@ -96,6 +96,7 @@ def describe_run(ready: Prepared, run: TrainingRun) -> dict[str, Any]:
             "device": str(runtime.device),
             "name": torch.cuda.get_device_name() if runtime.device.type == "cuda" else platform.machine(),
             "threads": runtime.threads,
+            "processes": runtime.ranks.size,
             "dtype": runtime.dtype_name,
         },
         "versions": {"xlcli": __version__, "torch": torch.__version__, "python": platform.python_version()},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -20,10 +20,13 @@ from xlcli.store.layout import BEST, CHECKPOINTS
 from xlcli.store.staging import settle
 from xlcli.store.weights import weights as weights_of
 from xlcli.training import checkpoint, defaults
+from xlcli.training.clock import Clock
 from xlcli.training.final import final_evaluation
 from xlcli.training.prepare import Prepared
 from xlcli.training.run import LR_DIVISOR, TrainingRun
 from xlcli.training.threads import ThreadTuner, thread_changes
+from xlcli.training.triggers import IntervalTrigger
+from xlcli.training.validation import check_finite, validation_bits
 
 MAX_ROLLBACKS = 3
 """Maximum number of roll-backs of a run that diverges."""
@@ -34,7 +37,7 @@ MAX_WARMUP_STEPS = 16
 
 
 class Trainer:
-    """Trains a run and keeps its model folder.
+    """Trains a run and keeps its model folder, to which only the first rank writes.
 
     Args:
         run: The run, new or restored; its present state is already saved.
@@ -50,18 +53,12 @@ class Trainer:
         self.run = run
         self.prepared = prepared
         self.model_folder = folder
-        self.folder = settle(folder)
+        self.folder = settle(folder) if run.ranks.is_first else folder
         self.record = record
-        self.started = started
+        self.clock = Clock(run.ranks, run.seconds, started)
         self.saved_at = (run.step, run.validated_step)
         self.checked_step = run.step
         self.tuner = _make_tuner(run)
-        self.validation_seconds = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """Time spent on this run, in this process and before it was resumed."""
-        return self.run.seconds + time.monotonic() - self.started
 
     def train(self, stop: Callable[[], bool]) -> Iterator[Event]:
         """Trains until the budget is spent or `stop` is true, evaluates and saves.
@@ -69,9 +66,11 @@ class Trainer:
         Raises:
             DivergedError: The run diverged, and is not to be rolled back or was too often.
         """
+        self.clock.stop = stop
+        self.clock.meet()
         while True:
             try:
-                yield from self._train(stop)
+                yield from self._train()
                 yield from self._finish(stop)
                 return
             except DivergedError as error:
@@ -84,11 +83,11 @@ class Trainer:
         diverges again and is rolled back in the same way, so that it equals an uninterrupted one.
         """
         run = self.run
-        point = self._anchor()
+        found = run.ranks.broadcast(str(self._anchor() or "") if run.ranks.is_first else None)
+        point = Path(found) if found else None
         n_rollbacks, n_read = run.rollbacks + 1, run.loader.n_read
         if run.config.train.on_divergence == "stop" or n_rollbacks > MAX_ROLLBACKS or point is None:
             raise error
-        seconds = self.seconds
         warnings = checkpoint.load(
             run,
             point,
@@ -97,9 +96,11 @@ class Trainer:
             corpus=self.prepared.identity,
             allow_data_change=True,
         )
-        run.rollbacks, run.seconds, self.started = n_rollbacks, seconds, time.monotonic()
+        checkpoint.agree(run)
+        run.rollbacks = n_rollbacks
         run.skip_to(n_read)
-        records.trim_metrics(self.folder, run.step, validated=run.validated_step == run.step)
+        if run.ranks.is_first:
+            records.trim_metrics(self.folder, run.step, validated=run.validated_step == run.step)
         self.saved_at, self.checked_step = (run.step, run.validated_step), run.step
         rates = f"the learning rates are divided by {LR_DIVISOR**n_rollbacks:g}"
         yield from (Notice(warning, "warning") for warning in warnings)
@@ -117,30 +118,30 @@ class Trainer:
             return folder / step_name(self.run.anchor)
         return latest(folder, spare={BEST}).path
 
-    def _train(self, stop: Callable[[], bool]) -> Iterator[Event]:
-        """Trains until the budget is spent or `stop` is true."""
-        run, train = self.run, self.run.config.train
+    def _train(self) -> Iterator[Event]:
+        """Trains until the budget is spent or the run is to be stopped."""
+        run, train, clock = self.run, self.run.config.train, self.clock
         validate = IntervalTrigger(train.eval_every, parts=defaults.VALIDATIONS)
         save = IntervalTrigger(defaults.SAVE_SECONDS if train.save_every is None else train.save_every)
         if run.validation_due:
-            yield from self._validate(stop)
+            yield from self._validate()
         for trigger in (validate, save):
-            trigger.reset(run.step, self.seconds, run.fraction(self.seconds))
+            trigger.reset(run.step, clock.seconds, run.fraction(clock.seconds))
         loop_started, tokens_before = time.monotonic(), run.tokens
-        while run.fraction(started := self.seconds) < 1.0 and not stop():
+        while run.fraction(started := clock.seconds) < 1.0 and not clock.stops:
             yield from self._train_step(started, loop_started, tokens_before)
-            fraction = run.fraction(self.seconds)
+            fraction = run.fraction(clock.seconds)
             if fraction == 1.0:
                 break
-            due = validate.due(run.step, self.seconds, fraction)
-            if due and not _exceeds_share(run, self.validation_seconds, self.seconds):
+            due = validate.due(run.step, clock.seconds, fraction)
+            if due and not _exceeds_share(run, clock):
                 run.validation_due, had_patience = True, run.patience.plateau is None
-                yield from self._validate(stop)
+                yield from self._validate()
                 if had_patience and run.patience.plateau is not None:  # the rest of the run is another part of it
-                    validate.reset(run.step, self.seconds, run.fraction(self.seconds))
-            if save.due(run.step, self.seconds, fraction):
+                    validate.reset(run.step, clock.seconds, run.fraction(clock.seconds))
+            if save.due(run.step, clock.seconds, fraction):
                 run.anchor = run.step
-                if not stop():
+                if not clock.stops:
                     yield self._save()
 
     def _finish(self, stop: Callable[[], bool]) -> Iterator[Event]:
@@ -148,13 +149,15 @@ class Trainer:
         run = self.run
         if self.tuner:
             run.set_threads(self.tuner.chosen)
-        spent = run.fraction(self.seconds) == 1.0
+        spent = run.fraction(self.clock.seconds) == 1.0
         if spent and run.validated_step != run.step:
-            yield from self._validate(stop)
+            yield from self._validate()
         if self.saved_at != (run.step, run.validated_step):
             yield self._save()
         if run.best_step is None and run.step:
             self._keep_weights(None)
+        if not run.ranks.is_first:
+            return
         final = None
         if spent and run.validated_step == run.step:
             final = yield from final_evaluation(self.folder, run.runtime, run.config.runtime.seed or 0, stop)
@@ -164,7 +167,7 @@ class Trainer:
         self.record |= {
             "steps": run.step,
             "tokens": run.tokens,
-            "seconds": round(self.seconds, 1),
+            "seconds": round(self.clock.seconds, 1),
             "bits_per_byte": bits,
             "scored": asdict(scored) if scored else None,
             "best_step": run.best_step,
@@ -181,7 +184,7 @@ class Trainer:
             folder=self.model_folder,
             step=run.step,
             tokens=run.tokens,
-            seconds=self.seconds,
+            seconds=self.clock.seconds,
             bits_per_byte=bits,
             best_step=run.best_step,
             stopped=final is None,
@@ -196,8 +199,11 @@ class Trainer:
         """
         run = self.run
         before = run.tokens
-        nats, grad_norm, lr_factor, mean_steps, loss_scale = run.train_step(run.fraction(started))
-        seconds = self.seconds
+        nats, grad_norm, lr_factor, mean_steps, loss_scale, votes = run.train_step(
+            run.fraction(started), self.clock.votes()
+        )
+        self.clock.agree(votes)
+        seconds = self.clock.seconds
         spent = run.fraction(seconds)
         step = Step(
             step=run.step,
@@ -228,7 +234,7 @@ class Trainer:
             **({"rollbacks": run.rollbacks} if run.rollbacks else {}),
             **({"threads": run.runtime.threads, "trial": self.tuner.trying} if self.tuner else {}),
         }
-        records.append_metrics(self.folder, row)
+        self._log(row)
         yield step
         if self.tuner:
             nominal = defaults.tokens_per_step(run.config.train) / (run.tokens - before)  # lengths may be random
@@ -238,28 +244,29 @@ class Trainer:
             if trial:
                 yield Notice(f"step {run.step}  {trial.describe()}", "info" if trial.adopted else "detail")
 
-    def _validate(self, stop: Callable[[], bool]) -> Iterator[Event]:
+    def _validate(self) -> Iterator[Event]:
         """Validates, and keeps the weights if they are the best so far or there is no validation text.
 
-        If `stop` becomes true, validation stays due.
+        If the run is to be stopped, validation stays due.
         """
-        run, bits, started = self.run, None, time.monotonic()
-        if len(self.prepared.valid_ids):
-            bits = run.validation_bits(self.prepared.valid_ids, stop)
-            if bits is None:
-                return
-        best = bits is None or bits < run.best_bits
-        if best:
-            self._keep_weights(bits)
-            run.best_bits, run.best_step = math.inf if bits is None else bits, run.step
-        self.validation_seconds += time.monotonic() - started
+        run, bits = self.run, None
+        with self.clock.validation():
+            if len(self.prepared.valid_ids):
+                bits = validation_bits(run, self.prepared.valid_ids, self.clock.stop)
+                if bits is None:
+                    return
+            best = bits is None or bits < run.best_bits
+            if best:
+                self._keep_weights(bits)
+                run.best_bits, run.best_step = math.inf if bits is None else bits, run.step
+        self.clock.meet()
         run.validated_step, run.validation_due = run.step, False
-        spent = run.spent(self.seconds)
+        spent = run.spent(self.clock.seconds)
         impatient = bits is not None and spent < 1.0 and run.patience.observe(spent, best=best)
         if bits is not None:
             row = {"step": run.step, "tokens": run.tokens, "validation_bits_per_byte": bits, "best": best}
-            records.append_metrics(self.folder, row)
-            yield Validation(run.step, run.tokens, self.seconds, bits, best)
+            self._log(row)
+            yield Validation(run.step, run.tokens, self.clock.seconds, bits, best)
         if impatient:
             yield Notice(run.patience.describe(run.step))
 
@@ -267,67 +274,44 @@ class Trainer:
         """Writes the present weights as the weights of the model."""
         run = self.run
         self._check_finite()
+        weights = checkpoint.gathered(weights_of(run.model), run.ranks)
+        if not run.ranks.is_first:
+            return
         metadata = {"step": str(run.step), "validation_bits_per_byte": "" if bits is None else f"{bits:.6f}"}
         store.save_model(
-            self.folder,
-            run.config,
-            weights_of(run.model),
-            self.prepared.tokenizer,
-            metadata,
-            encoding=run.config.train.weights,
+            self.folder, run.config, weights, self.prepared.tokenizer, metadata, encoding=run.config.train.weights
         )
         self.folder = settle(self.model_folder)
 
+    def _log(self, row: Mapping[str, Any]) -> None:
+        """Appends a row to the metrics."""
+        if self.run.ranks.is_first:
+            records.append_metrics(self.folder, row)
+
     def _save(self) -> Saved:
         self._check_finite()
-        records.sync_metrics(self.folder)
-        path = checkpoint.save(self.run, self.folder, seconds=self.seconds, corpus=self.prepared.identity)
+        if self.run.ranks.is_first:
+            records.sync_metrics(self.folder)
+        path = checkpoint.save(self.run, self.folder, seconds=self.clock.seconds, corpus=self.prepared.identity)
+        self.clock.meet()
         self.saved_at = (self.run.step, self.run.validated_step)
         return Saved(self.run.step, path)
 
     def _check_finite(self) -> None:
-        """`TrainingRun.check_finite`, once per step: a step may be validated and saved."""
+        """`validation.check_finite`, once per step: a step may be validated and saved."""
         if self.checked_step != self.run.step:
-            self.run.check_finite()
+            check_finite(self.run)
             self.checked_step = self.run.step
 
 
-class IntervalTrigger:
-    """Triggers an action at regular intervals.
-
-    Args:
-        every: Interval in steps (int) or seconds (float); None divides the budget into `parts` intervals.
-        parts: Number of intervals.
-    """
-
-    def __init__(self, every: int | float | None, *, parts: int = 1) -> None:
-        self.every = every
-        self.parts = parts
-        self.elapsed = 0
-
-    def reset(self, step: int, seconds: float, fraction: float) -> None:
-        """Ignores the intervals that ended before this point of the run."""
-        self.elapsed = self._intervals(step, seconds, fraction)
-
-    def due(self, step: int, seconds: float, fraction: float) -> bool:
-        """Whether an interval has ended since the last call. Intervals in steps do not depend on the clock."""
-        before, self.elapsed = self.elapsed, self._intervals(step, seconds, fraction)
-        return self.elapsed > before
-
-    def _intervals(self, step: int, seconds: float, fraction: float) -> int:
-        if self.every is None:
-            return int(fraction * self.parts)
-        return int((step if isinstance(self.every, int) else seconds) // self.every)
-
-
-def _exceeds_share(run: TrainingRun, validation_seconds: float, seconds: float) -> bool:
+def _exceeds_share(run: TrainingRun, clock: Clock) -> bool:
     """Whether validation takes too much of a time budget.
 
     A run must not depend on the clock while a budget in steps or tokens will be spent before the time.
     """
-    if run.config.train.eval_every is not None or run.fraction(seconds) == run.fraction(0.0):
+    if run.config.train.eval_every is not None or run.fraction(clock.seconds) == run.fraction(0.0):
         return False
-    return validation_seconds > VALIDATION_SHARE * seconds
+    return clock.validation_seconds > VALIDATION_SHARE * clock.seconds
 
 
 def _make_tuner(run: TrainingRun) -> ThreadTuner | None:

@@ -15,6 +15,7 @@ from xlcli import config as settings
 from xlcli.config import Config, TextConfig, Tree
 from xlcli.errors import CheckpointError, ConfigError, DataError
 from xlcli.events import PROGRESS_INTERVAL, Event, Notice, Progress, StoppedEarlyError, until
+from xlcli.ranks import SINGLE, Ranks
 from xlcli.runtime import Runtime, make_runtime
 from xlcli.store.discover import find
 from xlcli.store.layout import read_config_file
@@ -27,6 +28,7 @@ from xlcli.text.sources import Reading
 from xlcli.text.tokenizers.registry import SAMPLE_BYTES, Tokenizer, choose_tokenizer, load_tokenizer, train_tokenizer
 from xlcli.text.tokens import TokenFile, sample_tokens, token_file
 from xlcli.training import checkpoint, defaults, memory, vocabulary
+from xlcli.training.parallel import check, check_text
 
 SHORT_TEXT = 10_000
 """Bytes of training text below which a new run warns."""
@@ -82,6 +84,7 @@ def prepare_new(
     model: LoadedModel | None,
     *,
     dry_run: bool = False,
+    ranks: Ranks = SINGLE,
 ) -> Generator[Event, None, Prepared]:
     """Inputs of a new run, which starts from the weights of `model`; see `workflow.train` for the other arguments.
 
@@ -91,7 +94,8 @@ def prepare_new(
         ResourceError: No configuration fits the machine.
     """
     preset, config = next(iter(configs.items()))  # text and runtime settings are equal in all presets
-    runtime = make_runtime(config.runtime, training=True)
+    runtime = make_runtime(config.runtime, training=True, ranks=ranks)
+    check_text(paths, ranks)
     memory.require_possible(configs.values(), runtime, dry_run=dry_run)
     parts = yield from _read(paths, config, stop, dry_run=dry_run)
     if (n_bytes := parts.train.n_bytes) < SHORT_TEXT:
@@ -109,6 +113,7 @@ def prepare_new(
                 f"Choose another: --preset {' or '.join(configs)}.",
             )
         config = configs[preset]
+    check(config, ranks)
     if model is not None:
         tokenizer = model.tokenizer
     else:
@@ -132,6 +137,7 @@ def prepare_resumed(
     stop: Callable[[], bool],
     *,
     dry_run: bool = False,
+    ranks: Ranks = SINGLE,
 ) -> Generator[Event, None, Prepared]:
     """Inputs of the run in `folder` when it is resumed; see `workflow.resume` for the arguments.
 
@@ -155,7 +161,9 @@ def prepare_resumed(
             f"this run started from {origin['model'] if origin else 'new weights'}, not from {init}.",
             "Leave --init out, or train a new model with -o NAME.",
         )
-    runtime = make_runtime(config.runtime, training=True)
+    runtime = make_runtime(config.runtime, training=True, ranks=ranks)
+    check_text(paths, ranks)
+    check(config, ranks)
     memory.require_possible([config], runtime)
     parts = yield from _read(paths, config, stop, dry_run=dry_run)
     tokenizer = load_tokenizer(folder)

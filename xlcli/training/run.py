@@ -1,9 +1,10 @@
-"""A training run in memory: model, optimizers, loader, memory states and counters; training step and validation."""
+"""A training run in memory: model, optimizers, loader, memory states and counters, and the training step."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -14,23 +15,20 @@ from xlcli.errors import DivergedError
 from xlcli.model.build import build_model
 from xlcli.model.lm import LanguageModel, ScoreOutput
 from xlcli.optim import Optimizers, lr_factor
+from xlcli.ranks import Ranks
 from xlcli.runtime import Runtime, compile_stack, has_bfloat16_units
+from xlcli.shards import local
 from xlcli.state import State
 from xlcli.store.weights import weights as weights_of
-from xlcli.text.loaders import DocumentLoader, EvalLoader, TrainLoader, document_loaders
+from xlcli.text.loaders import TrainLoader
 from xlcli.text.tokens import TokenFile
 from xlcli.training import defaults
 from xlcli.training.lengths import Lengths, lengths, restored, shortened
+from xlcli.training.parallel import Parallel, own_rows, parallel
 from xlcli.training.patience import Patience
 
-ABSURD_NATS = 100.0
-"""Loss in nats per token above which a run counts as diverged."""
-ABSURD_WEIGHT = 2.0**32
-"""Absolute value of a weight above which a run counts as diverged: products of four such weights overflow."""
 LR_DIVISOR = 3.0
 """Divisor of the learning rates at each roll-back, and in the remedy for a run that diverged."""
-VALIDATION_TOKENS = 2**15
-"""Maximum number of tokens of a validation during training."""
 LEAST_SCALE = 1.0
 """Loss scale in float16 below which a run counts as diverged."""
 
@@ -39,7 +37,7 @@ class StepResult(NamedTuple):
     """Result of a training step.
 
     Mean nats per token, gradient norm before clipping (None if the step was skipped), learning-rate factor, mean
-    adaptive steps or None, and loss scale of the next step in float16 or None.
+    adaptive steps or None, loss scale of the next step in float16 or None, and sums of the votes of all ranks.
     """
 
     nats: float
@@ -47,13 +45,17 @@ class StepResult(NamedTuple):
     lr_factor: float
     mean_steps: float | None
     loss_scale: float | None = None
+    votes: tuple[float, ...] = ()
 
 
 @dataclass
 class TrainingRun:
     """Model, optimizers, loader, memory of each microbatch, and counters.
 
+    Of several ranks, each has the loader and memory of its own sequences; the rest of the run is equal on all of them.
+
     Attributes:
+        parallel: Call of the model in training.
         bytes_per_token: Mean over the training text.
         step: Steps taken.
         tokens: Tokens trained on.
@@ -71,6 +73,7 @@ class TrainingRun:
     config: Config
     runtime: Runtime
     model: LanguageModel
+    parallel: Parallel
     optimizers: Optimizers
     loader: TrainLoader
     states: list[State]
@@ -87,6 +90,11 @@ class TrainingRun:
     anchor: int = 0
     rollbacks: int = 0
     skipped: int = 0
+
+    @property
+    def ranks(self) -> Ranks:
+        """Processes of the run."""
+        return self.runtime.ranks
 
     def fraction(self, seconds: float) -> float:
         """Share of the run that is done, 0 to 1, after `seconds` of training: of its budget, or of a shortened one."""
@@ -109,7 +117,7 @@ class TrainingRun:
         torch.set_num_threads(threads)
         self.runtime = replace(self.runtime, threads=threads)
 
-    def train_step(self, fraction: float) -> StepResult:
+    def train_step(self, fraction: float, votes: Sequence[float] = ()) -> StepResult:
         """Forward and backward pass of each microbatch, gradient clipping, and one optimizer step.
 
         In float16 the loss is multiplied by a scale before the backward pass and gradients are divided by it. If they
@@ -117,39 +125,43 @@ class TrainingRun:
 
         Args:
             fraction: Share of the budget spent, for the learning-rate schedule.
+            votes: Numbers to sum over all ranks.
 
         Raises:
             DivergedError: Loss or gradient is not finite; weights and optimizers are unchanged.
         """
         train = self.config.train
         self._redraw_features()
-        drawn = self._lengths()
-        microbatches = self._next_batch(drawn)
-        count = train.batch_size * drawn.segment_len
+        drawn = self.next_lengths()
+        microbatches = self.next_batch(drawn)
+        count = len(self.loader.starts) * drawn.segment_len
         self.model.train()
         self.optimizers.zero_grad()
         nats, steps = torch.zeros((2,), device=self.runtime.device)
         for i, (x, y, documents) in enumerate(microbatches):
-            with self.runtime.autocast():
-                nll, self.states[i], ponder, auxiliary = self._score(x, y, self.states[i], documents, drawn)
-            loss = nll.sum() / count
-            nats += loss.detach()
-            if ponder is not None:
-                loss = loss + self._ponder_weight * ponder.cost.sum() / count
-                steps += ponder.steps.sum() / count
-            if auxiliary is not None:
-                loss = loss + auxiliary * (nll.numel() / count)
-            self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            with self.parallel.delayed() if i + 1 < len(microbatches) else nullcontext():
+                with self.runtime.autocast():
+                    out = self.score(x, y, self.states[i], documents, drawn, self.parallel.score)
+                    nll, self.states[i], ponder, auxiliary = out
+                loss = nll.sum() / count
+                nats += loss.detach()
+                if ponder is not None:
+                    loss = loss + self._ponder_weight * ponder.cost.sum() / count
+                    steps += ponder.steps.sum() / count
+                if auxiliary is not None:
+                    loss = loss + auxiliary * (nll.numel() / count)
+                self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         scales = self._unscale()
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        gradients = [local(p.grad) for p in self.model.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
+        nats, steps, norm, votes = self._over_ranks(nats, steps, norm, votes)
         # The only wait for the device in a step: weights must not change before the loss is known to be finite.
         loss_now, norm_now, steps_now, *scales_now = torch.stack((nats, norm, steps, *scales)).tolist()
         overflow = math.isfinite(loss_now) and _overflowed(scales_now)
         if not overflow and not (math.isfinite(loss_now) and math.isfinite(norm_now)):
             raise DivergedError(f"the loss or its gradient is not finite at step {self.step + 1}.")
         if train.grad_clip and norm_now > train.grad_clip and not overflow:
-            torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), train.grad_clip, norm)
+            torch._foreach_mul_(gradients, (train.grad_clip / (norm + 1e-6)).to(gradients[0].dtype))
         warmup = defaults.warmup_steps(train)
         factor = lr_factor(
             fraction,
@@ -165,14 +177,26 @@ class TrainingRun:
         else:
             self.optimizers.step(factor)
         self.step += 1
-        self.tokens += count
+        self.tokens += train.batch_size * drawn.segment_len
         scale = scales_now[-1] if scales_now else None
-        return StepResult(loss_now, None if overflow else norm_now, factor, steps_now or None, scale)
+        return StepResult(loss_now, None if overflow else norm_now, factor, steps_now or None, scale, tuple(votes))
 
     def skip_to(self, n_read: int) -> None:
         """Continues after `n_read` tokens of each sequence of the loader, with empty memory."""
         self.loader.n_read = n_read
         self.states = init_states(self.model, self.config, (self.loader.starts + n_read).tolist())
+
+    def _over_ranks(
+        self, nats: torch.Tensor, steps: torch.Tensor, norm: torch.Tensor, votes: Sequence[float]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Sequence[float]]:
+        """Mean of `nats` and `steps` over all ranks, norm of the whole gradient, and sums of the votes: one message."""
+        if self.ranks.size == 1:
+            return nats, steps, norm, votes
+        own = torch.stack((nats, steps, norm.square())).double()
+        sums = self.ranks.sum(torch.cat((own, own.new_tensor(votes))))
+        nats, steps = (sums[:2] / self.ranks.size).unbind()
+        whole = sums[2].sqrt() if self.config.runtime.shard else norm.double()
+        return nats, steps, whole, sums[3:].tolist()
 
     def _unscale(self) -> tuple[torch.Tensor, ...]:
         """Divides the gradients by the loss scale. Scales of this and of the next step in float16, else nothing."""
@@ -198,94 +222,31 @@ class TrainingRun:
         stack = self.config.model.stack
         return stack.ponder_weight if isinstance(stack, UniversalStackConfig) else 0.0
 
-    def _lengths(self) -> Lengths:
+    def next_lengths(self) -> Lengths:
         """Segment and memory length of the next step."""
         return lengths(self.config.train, self.config.runtime.seed or 0, self.step)
 
-    def _score(
-        self, x: torch.Tensor, y: torch.Tensor, state: State, documents: torch.Tensor | None, drawn: Lengths
+    def score(
+        self,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        state: State,
+        documents: torch.Tensor | None,
+        drawn: Lengths,
+        score: Callable[..., ScoreOutput],
     ) -> ScoreOutput:
         """`LanguageModel.score` with these lengths."""
         if not self.config.train.random_lengths:
-            return self.model.score(x, y, state, documents)
-        output = self.model.score(x, y, shortened(state, drawn), documents)
+            return score(x, y, state, documents)
+        output = score(x, y, shortened(state, drawn), documents)
         return output._replace(state=restored(output.state, state.span))
 
-    def _next_batch(self, drawn: Lengths) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
+    def next_batch(self, drawn: Lengths) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
         """Inputs, targets and document positions (b t; on the CPU) of each microbatch of the next step."""
         batch, n = self.loader.next(drawn.segment_len), self.config.train.grad_accum
         x, y = (torch.from_numpy(array).to(self.runtime.device).tensor_split(n) for array in batch[:2])
         documents = None if batch.documents is None else torch.from_numpy(batch.documents).tensor_split(n)
         return list(zip(x, y, documents or [None] * n, strict=True))
-
-    def _next_nats(self) -> float:
-        """Loss of the next batch in nats per token, without dropout. Does not change the run."""
-        n_read, drawn = self.loader.n_read, self._lengths()
-        microbatches = self._next_batch(drawn)
-        self.loader.n_read = n_read
-        self.model.eval()
-        with torch.no_grad(), self.runtime.autocast():  # kernels of training: others may overflow later
-            nats = [
-                self._score(x, y, state, documents, drawn).nll.sum()
-                for (x, y, documents), state in zip(microbatches, self.states, strict=True)
-            ]
-        return torch.stack(nats).sum().item() / (self.config.train.batch_size * drawn.segment_len)
-
-    def validation_bits(self, valid: TokenFile, stop: Callable[[], bool]) -> float | None:
-        """Bits per byte of the first `VALIDATION_TOKENS` of the validation text, which must not be empty.
-
-        An estimate: in the number type of training, and with the mean bytes per token of the whole text. None when
-        stopped.
-
-        Raises:
-            DivergedError: The loss is not finite.
-        """
-        train = self.config.train
-        ids = valid.ids[:VALIDATION_TOKENS]
-        settings = {"batch_size": 8, "segment_len": train.segment_len, "start_id": self.loader.start_id}
-        loaders: Iterable[EvalLoader | DocumentLoader] = [EvalLoader(ids, warmup_len=0, **settings)]
-        if valid.documents is not None:
-            loaders = document_loaders(ids, valid.documents[valid.documents < len(ids)], **settings)
-        total = 0.0
-        self.model.eval()
-        with torch.inference_mode(), self.runtime.autocast():
-            for loader in loaders:
-                state = self.model.init_state(
-                    loader.batch_size,
-                    mem_len=train.mem_len,
-                    segment_len=train.segment_len,
-                    offsets=loader.offsets.tolist(),
-                )
-                for batch in loader:
-                    if stop():
-                        return None
-                    x, y = (torch.from_numpy(array).to(self.runtime.device) for array in (batch.inputs, batch.targets))
-                    nll, state = self.model.nll(x, y, state)
-                    total += nll.double().cpu().masked_select(torch.from_numpy(batch.scored)).sum().item()
-        if not math.isfinite(total):
-            raise DivergedError(f"the validation loss is not finite after step {self.step}.")
-        return total / len(ids) / math.log(2) * len(valid) / valid.n_bytes
-
-    def check_finite(self) -> None:
-        """Checks, before a save, that training can continue from this state.
-
-        Raises:
-            DivergedError: A weight, optimizer state or memory is not finite, a weight exceeds `ABSURD_WEIGHT`, or the
-                loss of the next batch exceeds `ABSURD_NATS`: weights can diverge one step before the loss shows it.
-        """
-        kept: dict[str, dict[str, torch.Tensor]] = {
-            "weights": dict(self.model.named_parameters()),
-            "optimizer state": self.optimizers.tensors(),
-            "memory": {f"{i}.{name}": t for i, state in enumerate(self.states) for name, t in state.tensors().items()},
-        }
-        for kind, tensors in kept.items():
-            for name, tensor in tensors.items():
-                if not bool(tensor.isfinite().all()):
-                    raise DivergedError(f"the {kind} of '{name}' is not finite after step {self.step}.")
-                if kind == "weights" and (largest := float(tensor.detach().abs().max())) > ABSURD_WEIGHT:
-                    raise DivergedError(f"a weight of '{name}' has grown to {largest:.3g} after step {self.step}.")
-        if self.step and not (nats := self._next_nats()) < ABSURD_NATS:
-            raise DivergedError(f"the loss has risen to {nats:.3g} nats per token after step {self.step}.")
 
 
 def make_training_run(
@@ -307,6 +268,7 @@ def make_training_run(
                 tensor.copy_(weights[name])
     train = config.train
     assert train.lr is not None
+    call = parallel(model, config, runtime)
     native = has_bfloat16_units(runtime.device)
     optimizers = Optimizers(model, train, lr=train.lr, native_bfloat16=native)
     model.stack.recompute_activations = train.recompute_activations
@@ -319,11 +281,13 @@ def make_training_run(
         start_id=start_id,
         documents=train_ids.documents,
         alignment=config.model.alignment,
+        rows=own_rows(config, runtime.ranks),
     )
     return TrainingRun(
         config=config,
         runtime=runtime,
         model=model,
+        parallel=call,
         optimizers=optimizers,
         loader=loader,
         states=init_states(model, config, loader.starts.tolist()),

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from xlcli.events import Event, Notice, Plan, StoppedEarlyError
 from xlcli.files import write_atomic
 from xlcli.machine import available_bytes
 from xlcli.optim import ADAM_RATE
+from xlcli.ranks import SINGLE, Ranks
 from xlcli.store import folder as store
 from xlcli.store import records, staging
 from xlcli.store.commit import latest, step_of
@@ -31,6 +33,7 @@ from xlcli.store.unfinished import clean
 from xlcli.store.weights import weights as weights_of
 from xlcli.store.weights import weights_bytes
 from xlcli.training import checkpoint, defaults, memory
+from xlcli.training.beginning import begin, beginning, leading
 from xlcli.training.final import describe_run
 from xlcli.training.loop import Trainer
 from xlcli.training.prepare import Prepared, prepare_new, prepare_resumed
@@ -51,6 +54,7 @@ def train(
     dry_run: bool = False,
     n_ranks: int = 1,
     stop: Callable[[], bool] = lambda: False,
+    ranks: Ranks = SINGLE,
 ) -> Iterator[Event]:
     """Trains a model. Saves the best weights in `folder`, and checkpoints in its subfolder.
 
@@ -66,20 +70,25 @@ def train(
         dry_run: End with the plan, whose sizes are estimates for a long text; nothing is written.
         n_ranks: Number of processes that a dry run plans for.
         stop: Called between steps; when true, the run is saved and ends.
+        ranks: Processes that train together, from `ranks.join`. The first one prepares and writes the run; the others
+            follow it.
 
     Raises:
         CheckpointError: The model in `init` is missing or damaged.
         ConfigError, DataError, ResourceError, BusyError, DivergedError: See `xlcli.errors`.
     """
     started = time.monotonic()
-    with ExitStack() as contexts:
+    if not ranks.is_first:
+        yield from _follow(paths, folder, {}, ranks, stop)
+        return
+    with leading(ranks), ExitStack() as contexts:
         model = None if init is None else _load_origin(init, folder)
         if not dry_run:
             _check_new(folder, overwrite=overwrite)
             yield from _lock(folder, contexts)
             _check_new(folder, overwrite=overwrite)  # another run may have ended in the meantime
         try:
-            ready = yield from prepare_new(paths, configs, stop, model, dry_run=dry_run)
+            ready = yield from prepare_new(paths, configs, stop, model, dry_run=dry_run, ranks=ranks)
         except StoppedEarlyError:
             yield Notice("stopped before the first step; nothing was saved, so run the same command again.", "warning")
             return
@@ -91,10 +100,13 @@ def train(
         if dry_run:
             return
         weights = None if model is None else weights_of(model.network)
-        run = make_training_run(ready.config, ready.runtime, ready.train_ids, ready.tokenizer.start_id, weights)
+        run = _single_run(ready, weights)
         model = weights = None  # free before training
         record = describe_run(ready, run)
-        _write_new(staging.stage(folder), ready, run, record)
+        point = _write_new(staging.stage(folder), ready, run, record)
+        if ranks.size > 1:
+            begin(ranks, point)
+            run = yield from _join_run(ready, point, allow_data_change=False)
         yield from _take_steps(run, ready, folder, record, paths, started=started, stop=stop)
 
 
@@ -109,6 +121,7 @@ def resume(
     n_ranks: int = 1,
     allow_data_change: bool = False,
     stop: Callable[[], bool] = lambda: False,
+    ranks: Ranks = SINGLE,
 ) -> Iterator[Event]:
     """Continues the run in `folder` from its newest undamaged checkpoint.
 
@@ -122,13 +135,17 @@ def resume(
         n_ranks: As in `train`.
         allow_data_change: Continue although the text has changed.
         stop: As in `train`.
+        ranks: As in `train`; their number may differ from that of the run so far.
 
     Raises:
         CheckpointError: There is no run, or every checkpoint is damaged.
         ConfigError, DataError, ResourceError, BusyError, DivergedError: See `xlcli.errors`.
     """
     started = time.monotonic()
-    with ExitStack() as contexts:
+    if not ranks.is_first:
+        yield from _follow(paths, folder, changes or {}, ranks, stop)
+        return
+    with leading(ranks), ExitStack() as contexts:
         _check_has_run(folder)
         if not dry_run:
             yield from _lock(folder, contexts)
@@ -137,7 +154,9 @@ def resume(
         if place != folder:
             yield Notice(f"this run is to replace the model in {folder}; to keep that model, remove {place}")
         try:
-            ready = yield from prepare_resumed(paths, place, changes or {}, preset, init, stop, dry_run=dry_run)
+            ready = yield from prepare_resumed(
+                paths, place, changes or {}, preset, init, stop, dry_run=dry_run, ranks=ranks
+            )
         except StoppedEarlyError:
             yield Notice(
                 "stopped before the next step; the run is unchanged, so run the same command again.", "warning"
@@ -152,15 +171,49 @@ def resume(
         if dry_run:
             return
         weights = _origin_again(ready.origin) if point is None and ready.origin else None
-        run = make_training_run(ready.config, ready.runtime, ready.train_ids, ready.tokenizer.start_id, weights)
-        weights = None
-        record = describe_run(ready, run)
+        if point is None or ranks.size == 1:
+            run = _single_run(ready, weights)
+            weights = None
+            record = describe_run(ready, run)
         if point is None:
-            _write_new(place, ready, run, record)
-        else:
+            point = _write_new(place, ready, run, record)
+        elif ranks.size == 1:
             yield from _restore(point, run, ready, place, allow_data_change=allow_data_change)
-            yield from _spent_budgets(run)
+        if ranks.size > 1:
+            begin(ranks, point)
+            run = yield from _join_run(ready, point, allow_data_change=allow_data_change)
+            record = describe_run(ready, run)
+        yield from _spent_budgets(run)
         yield from _take_steps(run, ready, folder, record, paths, started=started, stop=stop)
+
+
+def _follow(
+    paths: Sequence[str], folder: Path, changes: Tree, ranks: Ranks, stop: Callable[[], bool]
+) -> Iterator[Event]:
+    """Takes part in a run that the first rank has begun or resumed, from the checkpoint that it has chosen."""
+    started = time.monotonic()
+    try:
+        point = beginning(ranks, stop)
+        if point is None:
+            return
+        ready = yield from prepare_resumed(paths, point.parent.parent, changes, None, None, stop, ranks=ranks)
+    except StoppedEarlyError:
+        return
+    run = yield from _join_run(ready, point, allow_data_change=True)
+    yield from _take_steps(run, ready, folder, {}, paths, started=started, stop=stop)
+
+
+def _single_run(ready: Prepared, weights: Mapping[str, Tensor] | None) -> TrainingRun:
+    """A new run of this process alone."""
+    runtime = replace(ready.runtime, ranks=SINGLE)
+    return make_training_run(ready.config, runtime, ready.train_ids, ready.tokenizer.start_id, weights)
+
+
+def _join_run(ready: Prepared, point: Path, *, allow_data_change: bool) -> Generator[Notice, None, TrainingRun]:
+    """The run of all ranks, restored from a checkpoint on each of them."""
+    run = make_training_run(ready.config, ready.runtime, ready.train_ids, ready.tokenizer.start_id)
+    yield from _restore(point, run, ready, point.parent.parent, allow_data_change=allow_data_change)
+    return run
 
 
 def _lock(folder: Path, contexts: ExitStack) -> Iterator[Notice]:
@@ -183,6 +236,7 @@ def _take_steps(
 ) -> Iterator[Event]:
     """Trains until the budget is spent or `stop` is true, then evaluates."""
     threads = run.runtime.threads
+    checkpoint.agree(run)
     try:
         trainer = Trainer(run, ready, folder, record=record, started=_start_of_budget(started, ready.config))
         yield from trainer.train(stop)
@@ -263,14 +317,14 @@ def _newest_checkpoint(folder: Path) -> tuple[Path | None, list[Notice]]:
     return found.path, notices
 
 
-def _write_new(folder: Path, ready: Prepared, run: TrainingRun, record: dict[str, Any]) -> None:
-    """Writes a run at step 0. It can be resumed as soon as `config.json` exists."""
+def _write_new(folder: Path, ready: Prepared, run: TrainingRun, record: dict[str, Any]) -> Path:
+    """Writes a run at step 0 and returns its checkpoint. It can be resumed as soon as `config.json` exists."""
     ready.tokenizer.save(folder)
     _write_held_out(folder, ready)
     records.trim_metrics(folder, -1, validated=False)
     records.write_record(folder, record | {"finished": False})
     write_config(folder, ready.config, encoding=ready.config.train.weights)
-    checkpoint.save(run, folder, seconds=0.0, corpus=ready.identity)
+    return checkpoint.save(run, folder, seconds=0.0, corpus=ready.identity)
 
 
 def _restore(
@@ -281,6 +335,8 @@ def _restore(
         run, point, folder, ready.tokenizer, corpus=ready.identity, allow_data_change=allow_data_change
     )
     yield from (Notice(warning, "warning") for warning in warnings)
+    if not run.ranks.is_first:
+        return
     if allow_data_change:
         _write_held_out(folder, ready)
     records.trim_metrics(folder, run.step, validated=run.validated_step == run.step)

@@ -65,7 +65,8 @@ class CompressiveAttention(FullAttention):
         tokens, pooled = (super(CompressiveAttention, self).init_memory(batch, kind, dtype) for _ in range(2))
         assert isinstance(tokens, TokenMemory)
         assert isinstance(pooled, TokenMemory)
-        tail = self.key.weight.new_zeros(batch, self.rate - 1, self.key.in_features)
+        weight = self.key.weight
+        tail = torch.zeros(batch, self.rate - 1, self.key.in_features, dtype=weight.dtype, device=weight.device)
         return KINDS[type(tokens)](tokens, pooled, tail)
 
     def accepts(self, memory: Memory, span: Span, seen: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Literal
 
+import torch
 from einops import rearrange
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from xlcli.model.attention import ProjectedAttention
 from xlcli.model.position import Position
 from xlcli.ops.attend import attend
 from xlcli.ops.context import AttentionContext, Mask
+from xlcli.ops.dropout import ALL_ROWS
 from xlcli.ops.span import Span
 
 
@@ -37,7 +39,13 @@ def settings(model: ModelConfig, attention: SoftmaxAttentionConfig, position: Po
 
 
 class FullAttention(ProjectedAttention):
-    """Multi-head attention; scores are multiplied by `scale`."""
+    """Multi-head attention; scores are multiplied by `scale`.
+
+    Attributes:
+        share: Rows of the batch that the inputs are, for dropout.
+    """
+
+    share = ALL_ROWS
 
     def __init__(
         self,
@@ -56,10 +64,11 @@ class FullAttention(ProjectedAttention):
 
     def init_memory(self, batch: int, kind: Literal["keyvalue", "hidden"], dtype: MemoryDtype = "float32") -> Memory:
         """Empty memory of `batch` sequences: keys and values, or layer inputs for training."""
-        like = self.key.weight
+        weight = self.key.weight
+        like = torch.empty(0, dtype=weight.dtype, device=weight.device)  # not divided among ranks, as a weight may be
         if kind == "hidden":
-            return Hidden(like.new_empty(batch, 0, like.shape[1]))
-        empty = like.new_empty(batch, self.n_heads, 0, like.shape[0] // self.n_heads)
+            return Hidden(like.new_empty(batch, 0, weight.shape[1]))
+        empty = like.new_empty(batch, self.n_heads, 0, weight.shape[0] // self.n_heads)
         if dtype == "int8":
             return Int8KeyValue.of(Int8KeyValue.encode(empty, empty), 0, 0)
         rounded = empty.bfloat16() if dtype == "bfloat16" else empty
@@ -115,6 +124,7 @@ class FullAttention(ProjectedAttention):
             bias=bias,
             value_bias=self.position.value_bias(context),
             dropout=self.dropout if self.training else 0.0,
+            share=self.share,
             needed=None if context.rows is None else context.rows.needed,
         )
 

@@ -1,0 +1,108 @@
+"""Validation during training, and the check that a run can continue from its present state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+import torch
+
+from xlcli.errors import DivergedError
+from xlcli.shards import local
+from xlcli.text.loaders import DocumentLoader, EvalLoader, document_loaders
+from xlcli.text.tokens import TokenFile
+from xlcli.training.run import TrainingRun
+
+ABSURD_NATS = 100.0
+"""Loss in nats per token above which a run counts as diverged."""
+ABSURD_WEIGHT = 2.0**32
+"""Absolute value of a weight above which a run counts as diverged: products of four such weights overflow."""
+VALIDATION_TOKENS = 2**15
+"""Maximum number of tokens of a validation during training."""
+
+
+def validation_bits(run: TrainingRun, valid: TokenFile, stop: Callable[[], bool]) -> float | None:
+    """Bits per byte of the first `VALIDATION_TOKENS` of the validation text, which must not be empty.
+
+    An estimate: in the number type of training, and with the mean bytes per token of the whole text. None when
+    stopped. Several ranks divide the sequences, and are not stopped.
+
+    Raises:
+        DivergedError: The loss is not finite.
+    """
+    train, ranks = run.config.train, run.ranks
+    ids = valid.ids[:VALIDATION_TOKENS]
+    settings = {"batch_size": 8, "segment_len": train.segment_len, "start_id": run.loader.start_id}
+    loaders: Iterable[EvalLoader | DocumentLoader] = [EvalLoader(ids, warmup_len=0, **settings)]
+    if valid.documents is not None:
+        loaders = document_loaders(ids, valid.documents[valid.documents < len(ids)], **settings)
+    total = 0.0
+    run.model.eval()
+    with torch.inference_mode(), run.runtime.autocast():
+        for loader in loaders:
+            own = ranks.rows(loader.batch_size)
+            is_idle = own.start == own.stop
+            rows = slice(0, 1) if is_idle else own  # every rank makes the same number of calls
+            state = run.model.init_state(
+                rows.stop - rows.start,
+                mem_len=train.mem_len,
+                segment_len=train.segment_len,
+                offsets=loader.offsets[rows].tolist(),
+            )
+            for batch in loader:
+                if ranks.size == 1 and stop():
+                    return None
+                inputs, targets, scored = (torch.from_numpy(array[rows]) for array in batch[:3])
+                x, y = inputs.to(run.runtime.device), targets.to(run.runtime.device)
+                nll, state = run.model.nll(x, y, state)
+                if not is_idle:
+                    total += nll.double().cpu().masked_select(scored).sum().item()
+    total = ranks.sum(torch.tensor(total, dtype=torch.float64)).item()
+    if not math.isfinite(total):
+        raise DivergedError(f"the validation loss is not finite after step {run.step}.")
+    return total / len(ids) / math.log(2) * len(valid) / valid.n_bytes
+
+
+def check_finite(run: TrainingRun) -> None:
+    """Checks, before a save, that training can continue from this state.
+
+    Raises:
+        DivergedError: A weight, optimizer state or memory is not finite, a weight exceeds `ABSURD_WEIGHT`, or the
+            loss of the next batch exceeds `ABSURD_NATS`: weights can diverge one step before the loss shows it.
+    """
+    problems = run.ranks.gather(_problem(run))
+    if problem := next(filter(None, problems), None):
+        raise DivergedError(f"{problem} after step {run.step}.")
+    if run.step and not (nats := _next_nats(run)) < ABSURD_NATS:
+        raise DivergedError(f"the loss has risen to {nats:.3g} nats per token after step {run.step}.")
+
+
+def _problem(run: TrainingRun) -> str | None:
+    """The first tensor of this rank that is not finite, or too large."""
+    kept: dict[str, dict[str, torch.Tensor]] = {
+        "weights": dict(run.model.named_parameters()),
+        "optimizer state": run.optimizers.tensors(),
+        "memory": {f"{i}.{name}": t for i, state in enumerate(run.states) for name, t in state.tensors().items()},
+    }
+    for kind, tensors in kept.items():
+        for name, tensor in tensors.items():
+            own = local(tensor.detach())
+            if not bool(own.isfinite().all()):
+                return f"the {kind} of '{name}' is not finite"
+            if kind == "weights" and own.numel() and (largest := float(own.abs().max())) > ABSURD_WEIGHT:
+                return f"a weight of '{name}' has grown to {largest:.3g}"
+    return None
+
+
+def _next_nats(run: TrainingRun) -> float:
+    """Loss of the next batch in nats per token, without dropout. Does not change the run."""
+    n_read, drawn = run.loader.n_read, run.next_lengths()
+    microbatches = run.next_batch(drawn)
+    run.loader.n_read = n_read
+    run.model.eval()
+    with torch.no_grad(), run.runtime.autocast():  # kernels of training: others may overflow later
+        nats = [
+            run.score(x, y, state, documents, drawn, run.model.score).nll.sum()
+            for (x, y, documents), state in zip(microbatches, run.states, strict=True)
+        ]
+    return run.ranks.sum(torch.stack(nats).sum()).item() / (run.config.train.batch_size * drawn.segment_len)

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from xlcli.config import Config, UniversalStackConfig
-from xlcli.config.attention import CompressiveAttentionConfig, LSHAttentionConfig
+from xlcli.config.attention.random import LSHAttentionConfig
+from xlcli.config.attention.softmax import CompressiveAttentionConfig
 from xlcli.errors import ConfigError
 from xlcli.model.attention.full import FullAttention
 from xlcli.model.dropout import Dropout

@@ -16,18 +16,15 @@ from typing import Any
 from torch import Tensor
 
 from xlcli.config import Config, Tree
-from xlcli.errors import CheckpointError, ConfigError, DivergedError
+from xlcli.errors import DivergedError
 from xlcli.events import Event, Notice, Plan, StoppedEarlyError
 from xlcli.files import write_atomic
 from xlcli.machine import available_bytes
 from xlcli.optim import ADAM_RATE
 from xlcli.ranks import SINGLE, Ranks
-from xlcli.store import folder as store
 from xlcli.store import records, staging
-from xlcli.store.commit import latest, step_of
-from xlcli.store.discover import find
-from xlcli.store.layout import BEST, CHECKPOINTS, DOCUMENTS, HELD_OUT, WEIGHTS, write_config
-from xlcli.store.loaded import LoadedModel
+from xlcli.store.commit import step_of
+from xlcli.store.layout import CHECKPOINTS, DOCUMENTS, HELD_OUT, write_config
 from xlcli.store.lock import lock
 from xlcli.store.unfinished import clean
 from xlcli.store.weights import weights as weights_of
@@ -36,6 +33,7 @@ from xlcli.training import checkpoint, defaults, memory
 from xlcli.training.beginning import begin, beginning, leading
 from xlcli.training.final import describe_run
 from xlcli.training.loop import Trainer
+from xlcli.training.origins import check_has_run, check_new, check_texts, load_origin, newest_checkpoint, origin_again
 from xlcli.training.prepare import Prepared, prepare_new, prepare_resumed
 from xlcli.training.run import LR_DIVISOR, TrainingRun, make_training_run
 from xlcli.training.scaling import plan as scaling_plan
@@ -82,17 +80,17 @@ def train(
         yield from _follow(paths, folder, {}, ranks, stop)
         return
     with leading(ranks), ExitStack() as contexts:
-        model = None if init is None else _load_origin(init, folder)
+        model = None if init is None else load_origin(init, folder)
         if not dry_run:
-            _check_new(folder, overwrite=overwrite)
+            check_new(folder, overwrite=overwrite)
             yield from _lock(folder, contexts)
-            _check_new(folder, overwrite=overwrite)  # another run may have ended in the meantime
+            check_new(folder, overwrite=overwrite)  # another run may have ended in the meantime
         try:
             ready = yield from prepare_new(paths, configs, stop, model, dry_run=dry_run, ranks=ranks)
         except StoppedEarlyError:
             yield Notice("stopped before the first step; nothing was saved, so run the same command again.", "warning")
             return
-        _check_texts(folder, ready)
+        check_texts(folder, ready)
         plan = _plan(folder, ready, 0, n_ranks if dry_run else 1)
         yield plan
         if plan.scaling is None:
@@ -146,7 +144,7 @@ def resume(
         yield from _follow(paths, folder, changes or {}, ranks, stop)
         return
     with leading(ranks), ExitStack() as contexts:
-        _check_has_run(folder)
+        check_has_run(folder)
         if not dry_run:
             yield from _lock(folder, contexts)
             staging.settle(folder)
@@ -162,7 +160,7 @@ def resume(
                 "stopped before the next step; the run is unchanged, so run the same command again.", "warning"
             )
             return
-        point, notices = _newest_checkpoint(place)
+        point, notices = newest_checkpoint(place)
         yield from notices
         plan = _plan(folder, ready, step_of(point) if point else 0, n_ranks if dry_run else 1)
         yield plan
@@ -170,7 +168,7 @@ def resume(
             memory.require(ready.config, ready.runtime, plan.memory_bytes)
         if dry_run:
             return
-        weights = _origin_again(ready.origin) if point is None and ready.origin else None
+        weights = origin_again(ready.origin) if point is None and ready.origin else None
         if point is None or ranks.size == 1:
             run = _single_run(ready, weights)
             weights = None
@@ -244,77 +242,6 @@ def _take_steps(
         raise DivergedError(error.message, _lower_rate(run, paths, folder)) from None
     finally:
         run.set_threads(threads)
-
-
-def _load_origin(init: Path, folder: Path) -> LoadedModel:
-    """The model in `init`, checked: a run in `folder` can start from it."""
-    if init.resolve() == folder.resolve():
-        raise ConfigError(
-            f"{folder} is the folder of the model that the run starts from.", "Choose another one with -o NAME."
-        )
-    model = store.load(init)
-    bad = [name for name, tensor in weights_of(model.network).items() if not bool(tensor.isfinite().all())]
-    if bad:
-        raise CheckpointError(f"weights of {init} hold NaN or infinity, first in '{bad[0]}'.", "Use another model.")
-    return model
-
-
-def _origin_again(origin: Tree) -> dict[str, Tensor]:
-    """Weights that a run starts from which was killed before its first checkpoint."""
-    model = store.load(find(origin["model"]))
-    if model.fingerprints["weights"] != origin["weights"]:
-        raise CheckpointError(
-            f"the run had taken no step, and model {model.name} has changed since.", "Train anew with --overwrite."
-        )
-    return weights_of(model.network)
-
-
-def _check_new(folder: Path, *, overwrite: bool) -> None:
-    """Refuses a folder in which a new run would replace a model or a file of the user."""
-    if staging.holds_run(folder):
-        if not overwrite:
-            raise ConfigError(
-                f"{folder} already holds a model.",
-                "Add --resume to continue it, --overwrite to replace it, or -o NAME.",
-            )
-    elif name := staging.foreign_entry(folder):
-        raise ConfigError(
-            f"{folder} is not a model folder and not empty: it holds {name}.",
-            "Choose a new or empty folder with -o NAME.",
-        )
-
-
-def _check_texts(folder: Path, ready: Prepared) -> None:
-    """Refuses a text that is a file of the model in `folder`, with which it would be removed."""
-    parts = ready.parts
-    for corpus in (parts.train.corpus, parts.valid.corpus, parts.test.corpus):
-        for source in corpus.sources:
-            if source.spool is None and staging.belongs_to_run(folder, source.path):
-                raise ConfigError(
-                    f"{source.name} belongs to the model in {folder}, which the new one replaces.",
-                    "Copy the text to another folder first, or choose another model folder with -o NAME.",
-                )
-
-
-def _check_has_run(folder: Path) -> None:
-    """Refuses a folder without a run."""
-    if not staging.holds_run(folder) and staging.place_of_run(folder) == folder:
-        raise CheckpointError(f"there is no run to resume in {folder}.", "Drop --resume, or give its folder with -o.")
-
-
-def _newest_checkpoint(folder: Path) -> tuple[Path | None, list[Notice]]:
-    found = latest(folder / CHECKPOINTS, spare={BEST})
-    notices = [Notice(f"{bad.path} is damaged and was skipped: {bad.reason}", "warning") for bad in found.rejected]
-    if found.path is None:
-        if found.rejected:
-            raise CheckpointError(f"every checkpoint in {folder} is damaged.", "Train anew with --overwrite.")
-        if (folder / WEIGHTS).exists():
-            raise CheckpointError(
-                f"{folder} holds a model but no checkpoint to resume from.",
-                "Train anew with --overwrite, or into another folder with -o NAME.",
-            )
-        notices.append(Notice("the run had taken no step yet and starts again"))
-    return found.path, notices
 
 
 def _write_new(folder: Path, ready: Prepared, run: TrainingRun, record: dict[str, Any]) -> Path:
@@ -393,7 +320,8 @@ def _lower_rate(run: TrainingRun, paths: Sequence[str], folder: Path) -> str:
 
 def _plan(folder: Path, ready: Prepared, resumed_at: int, n_ranks: int) -> Plan:
     config, parts, runtime = ready.config, ready.parts, ready.runtime
-    scaling = scaling_plan(config, runtime, n_ranks) if n_ranks > 1 else None
+    shard, shard_bytes = config.runtime.shard, 2 if config.runtime.shard_dtype == "bfloat16" else 4
+    scaling = scaling_plan(config, runtime, n_ranks, shard=shard, shard_bytes=shard_bytes) if n_ranks > 1 else None
     return Plan(
         folder=folder,
         corpus=parts.train.corpus.name,

@@ -225,21 +225,20 @@ class InferenceSession:
 
     @staticmethod
     def join(sessions: Sequence[InferenceSession]) -> InferenceSession:
-        """Copies of sessions of one row each, whose states can be joined, as the rows of one session."""
+        """Copies of the rows of all sessions, whose states can be joined, as the rows of one session."""
         joined = copy.copy(sessions[0])
         with torch.inference_mode():
             joined.state = State.join([session.state for session in sessions])
         joined.last_tokens = [token for session in sessions for token in session.last_tokens]
         return joined
 
-    def split(self) -> list[InferenceSession]:
-        """Copies of the rows of a joined session as sessions of their own."""
+    def alone(self, row: int) -> InferenceSession:
+        """Copy of a row of a joined session as a session of its own."""
+        session = copy.copy(self)
         with torch.inference_mode():
-            states = self.state.split()
-        sessions = [copy.copy(self) for _ in states]
-        for session, state, token in zip(sessions, states, self.last_tokens, strict=True):
-            session.state, session.last_tokens = state, [token]
-        return sessions
+            session.state = self.state.alone(row)
+        session.last_tokens = [self.last_tokens[row]]
+        return session
 
     def max_rows(self, n_tokens: int | None) -> int:
         """Number of texts of `n_tokens` tokens (None: any number) per call of the model."""

@@ -87,7 +87,8 @@ class State:
         def select(t: Tensor) -> Tensor:
             return t.index_select(0, torch.as_tensor(index, device=t.device))
 
-        return self.map(select)
+        lag = max(0, -int(self.offsets[list(index)].min())) if self.lag else 0
+        return replace(self.map(select), lag=lag)
 
     @property
     def join_keys(self) -> list[Hashable]:
@@ -103,7 +104,7 @@ class State:
 
     @staticmethod
     def join(states: Sequence[State]) -> State:
-        """Copies of states of one sequence each, with equal `join_keys`, as the sequences of one state.
+        """Copies of all sequences, which have equal `join_keys`, as the sequences of one state.
 
         A sequence that is behind others has a negative offset. Its memory is padded at the front; no token attends to
         the padding, which lies before position 0 of its text.
@@ -117,20 +118,17 @@ class State:
             seen=seen,
             offsets=torch.cat([state.offsets + (state.seen - seen) for state in states]),
             last=None if first.last is None else torch.cat([s.last for s in states if s.last is not None]),
-            lag=seen - min(state.seen for state in states),
+            lag=seen - min(state.seen - state.lag for state in states),
         )
 
-    def split(self) -> list[State]:
-        """Copies of the sequences of a joined state as states of their own."""
-        states = []
-        for i, offset in enumerate(self.offsets.tolist()):
-            state = self.select([i])
-            seen, n_padding = self.seen + offset, self.span.n_kept(self.seen) - self.span.n_kept(self.seen + offset)
-            layers = state.layers
-            if n_padding:
-                layers = tuple(layer.latest(self.span.n_kept(seen)) for layer in layers)
-            states.append(replace(state, layers=layers, seen=seen, offsets=torch.zeros_like(state.offsets), lag=0))
-        return states
+    def alone(self, i: int) -> State:
+        """Copy of sequence `i` of a joined state as a state of its own."""
+        state = self.select([i])
+        seen = self.seen + int(state.offsets)
+        n_kept, layers = self.span.n_kept(seen), state.layers
+        if n_kept < self.span.n_kept(self.seen):
+            layers = tuple(layer.latest(n_kept) for layer in layers)
+        return replace(state, layers=layers, seen=seen, offsets=torch.zeros_like(state.offsets), lag=0)
 
     def fork(self) -> State:
         """Copy that shares no tensor, so that both states can be continued."""

@@ -65,14 +65,17 @@ class InputEvent(NamedTuple):
 
 @dataclass(eq=False)
 class _Stream:
-    """An open stream, its next request, and the streams of the batch that its session is, with itself."""
+    """An open stream, its next request, and the streams that share its session, in the order of the rows."""
 
     name: str
     scorer: Scorer
     steps: Steps
     request: Request | None = None
     answer: NDArray[np.float64] | None = None
-    batch: list[_Stream] = field(default_factory=list)
+    batch: list[_Stream] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.batch = [self]
 
     @property
     def session(self) -> InferenceSession:
@@ -82,7 +85,7 @@ class _Stream:
     @property
     def key(self) -> Hashable:
         """Streams with equal keys can be joined; None: this one cannot."""
-        return self.session.state.join_keys[self.batch.index(self) if self.batch else 0]
+        return self.session.state.join_keys[self.batch.index(self)]
 
 
 def stream_several(
@@ -147,7 +150,7 @@ def stream_several(
                     break
                 else:
                     yield InputEvent(stream.name, step)
-        _answer([stream for stream in streams if stream.request is not None])
+        _answer(streams)
         if is_idle and not stop():
             inputs.wait()
     if n_failed:
@@ -161,14 +164,21 @@ def _failure(error: XLError) -> Notice:
 
 
 def _answer(streams: Sequence[_Stream]) -> None:
-    """Answers the request of each stream, at least in part, in as few calls of the model as possible."""
+    """Answers the request of each stream that has one, at least in part, in as few calls of the model as possible.
+
+    If all streams have requests, the batch will persist. Otherwise it is only worth its copies if it answers at least
+    half of each request.
+    """
     groups: dict[Hashable, list[_Stream]] = {}
+    longest = max((len(stream.request.ids) for stream in streams if stream.request), default=0)
+    persists = all(stream.request for stream in streams)
     for stream in streams:
-        assert stream.request is not None
+        if stream.request is None:
+            continue
         if stream.request.is_reset:
             _separate(stream)
             stream.session.reset()
-        key = stream.key
+        key = stream.key if persists or 2 * len(stream.request.ids) >= longest else None
         groups.setdefault(stream if key is None else key, []).append(stream)
     for group in groups.values():
         size = group[0].session.max_rows(None)
@@ -176,17 +186,10 @@ def _answer(streams: Sequence[_Stream]) -> None:
             _score(group[first : first + size])
 
 
-def _score(streams: list[_Stream]) -> None:
+def _score(streams: Sequence[_Stream]) -> None:
     """Answers the requests of streams that can be joined in one call."""
+    streams = _together(streams)
     requests = [stream.request for stream in streams if stream.request is not None]
-    if streams[0].batch != streams and len(streams) > 1:
-        for stream in streams:
-            _separate(stream)
-        session = InferenceSession.join([stream.session for stream in streams])
-        for stream in streams:
-            stream.scorer.session, stream.batch = session, streams
-    elif len(streams) == 1:
-        _separate(streams[0])
     n = min(len(request.ids) for request in requests)
     started = time.perf_counter()
     bits = streams[0].session.score(np.stack([request.ids[:n] for request in requests])) / LN2
@@ -196,9 +199,38 @@ def _score(streams: list[_Stream]) -> None:
         stream.request, stream.answer = None, own
 
 
+def _together(streams: Sequence[_Stream]) -> list[_Stream]:
+    """Makes the streams one batch, without any other; in the order of its rows."""
+    parts: dict[int, list[_Stream]] = {}
+    for stream in streams:
+        parts.setdefault(id(stream.session), []).append(stream)
+    sessions = [_taken(members) for members in parts.values()]
+    joined = [stream for members in parts.values() for stream in members]
+    _share(joined, InferenceSession.join(sessions) if len(sessions) > 1 else sessions[0])
+    return joined
+
+
+def _taken(members: list[_Stream]) -> InferenceSession:
+    """Session of some streams of a batch alone, whose order they take; the others remain a batch."""
+    session, batch = members[0].session, members[0].batch
+    if len(batch) > 1:
+        members.sort(key=batch.index)
+        others = [stream for stream in batch if stream not in members]
+        if others:
+            taken = session.select([batch.index(stream) for stream in members])
+            _share(others, session.select([batch.index(stream) for stream in others]))
+            session = taken
+    return session
+
+
+def _share(streams: list[_Stream], session: InferenceSession) -> None:
+    """Gives the streams a session that has a row for each."""
+    if len(streams) == 1 and len(streams[0].batch) > 1:
+        session = session.alone(0)
+    for stream in streams:
+        stream.scorer.session, stream.batch = session, streams
+
+
 def _separate(stream: _Stream) -> None:
-    """Gives every stream of the batch a session of its own."""
-    if stream.batch:
-        batch = stream.batch
-        for each, session in zip(batch, stream.session.split(), strict=True):
-            each.scorer.session, each.batch = session, []
+    """Gives a stream a session of its own."""
+    _together([stream])

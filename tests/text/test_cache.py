@@ -155,7 +155,7 @@ def test_the_bound_is_the_smaller_of_ten_gigabytes_and_a_tenth_of_the_disk(monke
 
 
 def test_a_builder_keeps_its_unfinished_file(monkeypatch):
-    monkeypatch.setattr("xlcli.events.PROGRESS_INTERVAL", 0)
+    monkeypatch.setattr("xlcli.events.progress.PROGRESS_INTERVAL", 0)
     Path("long.txt").write_bytes(b"word " * 400_000)
     corpus = open_corpus(["long.txt"])
     work = token_file(Part(corpus, 0, corpus.n_bytes), train_tokenizer("bytes", []))

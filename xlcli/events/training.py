@@ -1,0 +1,170 @@
+"""Events of training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """Plan of a run on several processes, see `xlcli.training.scaling`: sizes in bytes of one process.
+
+    Attributes:
+        n_ranks: Number of processes.
+        rows: Sequences of a batch on each.
+        sharded: Whether parameters, gradients and optimizer states are divided among the processes.
+        parameter_bytes: Parameters, with those that are gathered at a time.
+        gradient_bytes: Gradients.
+        optimizer_bytes: Optimizer states.
+        recurrent_bytes: Memory of the sequences.
+        activation_bytes: Activations of a microbatch.
+        sent_bytes: Bytes sent in a step.
+        messages: Successive messages of a step.
+        operations: Operations of the matrix products of a step.
+        flops: Peak operations per second of the device.
+        utilization: Share of it that training reaches.
+        bandwidth: Bytes per second that a process sends.
+        latency: Seconds until a message arrives.
+        compute_seconds: Duration of the computation of a step.
+        exchange_seconds: Duration of the exchange of a step alone.
+        step_seconds: Duration of a step, in which part of the exchange runs beside the computation.
+        efficiency: Speed relative to processes that exchange nothing, 0 to 1.
+        tokens_per_second: Tokens per second of all processes.
+    """
+
+    n_ranks: int
+    rows: int
+    sharded: bool
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    recurrent_bytes: int
+    activation_bytes: int
+    sent_bytes: int
+    messages: int
+    operations: int
+    flops: float
+    utilization: float
+    bandwidth: float
+    latency: float
+    compute_seconds: float
+    exchange_seconds: float
+    step_seconds: float
+    efficiency: float
+    tokens_per_second: float
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of a process."""
+        parts = self.parameter_bytes, self.gradient_bytes, self.optimizer_bytes
+        return sum(parts) + self.recurrent_bytes + self.activation_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Plan of a training run, and the result of `--dry-run`.
+
+    `memory_bytes` is an estimated peak, `available_bytes` the free memory of the device; `weights` and `weights_bytes`
+    are encoding and size of the stored weights. `threads_measured`: training chooses the number of threads by
+    measuring; `threads` is the maximum.
+    `init` is the name of the model whose weights the run starts from, or None. `estimated`: sizes and number of tokens
+    are estimates from a sample of the text, as in a dry run. `scaling` is the plan of a dry run for several processes.
+    """
+
+    folder: Path
+    corpus: str
+    train_bytes: int
+    valid_bytes: int
+    test_bytes: int
+    train_tokens: int | None
+    tokenizer: str
+    vocab_size: int
+    preset: str
+    parameters: int
+    memory_bytes: int
+    weights: str
+    weights_bytes: int
+    device: str
+    dtype: str
+    threads: int
+    budget: str
+    resumed_at: int
+    threads_measured: bool = False
+    init: str | None = None
+    estimated: bool = False
+    available_bytes: int | None = None
+    scaling: Scaling | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One optimizer step. `nats` is the mean loss per token, `fraction` the share of the budget spent, 0 to 1.
+
+    `mean_steps` is the mean number of steps per token of a model with adaptive computation time, else None. In float16,
+    `loss_scale` is the scale of the next loss and `skipped` the number of steps without an update so far, whose
+    `grad_norm` is None: their scaled gradients overflowed.
+    """
+
+    step: int
+    tokens: int
+    seconds: float
+    nats: float
+    bits_per_byte: float
+    lr: float
+    grad_norm: float | None
+    tokens_per_second: float
+    fraction: float
+    eta_seconds: float
+    mean_steps: float | None = None
+    loss_scale: float | None = None
+    skipped: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """Validation during training. `best`: the lowest value so far; the weights were saved."""
+
+    step: int
+    tokens: int
+    seconds: float
+    bits_per_byte: float
+    best: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint was written."""
+
+    step: int
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredText:
+    """Text of the score of a model: the first `bytes` of the `of_bytes` bytes of its validation text.
+
+    `mem_len` is the memory length in tokens. `xlcli eval -m NAME --limit BYTES` prints the same score.
+    """
+
+    bytes: int
+    of_bytes: int
+    mem_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """End of a run. `bits_per_byte` is the score of the best weights on the text `scored`.
+
+    `stopped`: ended before the budget was spent.
+    """
+
+    folder: Path
+    step: int
+    tokens: int
+    seconds: float
+    bits_per_byte: float | None
+    best_step: int | None
+    stopped: bool
+    sample: str
+    scored: ScoredText | None = None

@@ -8,7 +8,7 @@ import pytest
 from programs import Terminal
 
 from xlcli import config
-from xlcli.cli import render, report
+from xlcli.cli import json_objects, quantities, render, report
 from xlcli.cli.eval import page_facts
 from xlcli.cli.render import Screen
 from xlcli.events import ContextBin, Notice, Plan, Progress, Score, Step, StreamStats, Trained
@@ -26,25 +26,37 @@ SCORE = Score(
 
 
 def test_amounts_sizes_and_times():
-    assert [report.amount(v) for v in (0.5, 7, 999, 1234, 123456, 5e6)] == ["0.5", "7", "999", "1.23k", "123k", "5M"]
-    assert report.amount(6.61e9) == "6.61B"
-    assert [report.size(v) for v in (1, 10, 2048, 3.5 * 2**20)] == ["1 byte", "10 bytes", "2.0 KiB", "3.5 MiB"]
-    assert [report.counted(n, "token") for n in (0, 1, 2, 1500)] == ["0 tokens", "1 token", "2 tokens", "1.5k tokens"]
-    assert [report.time(v) for v in (4.21, 42, 201, 3723, float("inf"), -1)] == [
+    assert [quantities.amount(v) for v in (0.5, 7, 999, 1234, 123456, 5e6)] == [
+        "0.5",
+        "7",
+        "999",
+        "1.23k",
+        "123k",
+        "5M",
+    ]
+    assert quantities.amount(6.61e9) == "6.61B"
+    assert [quantities.size(v) for v in (1, 10, 2048, 3.5 * 2**20)] == ["1 byte", "10 bytes", "2.0 KiB", "3.5 MiB"]
+    assert [quantities.counted(n, "token") for n in (0, 1, 2, 1500)] == [
+        "0 tokens",
+        "1 token",
+        "2 tokens",
+        "1.5k tokens",
+    ]
+    assert [quantities.time(v) for v in (4.21, 42, 201, 3723, float("inf"), -1)] == [
         "4.2 s", "42 s", "3:21", "1:02:03", "-", "-",
     ]  # fmt: skip
-    assert [report.age(v) for v in (5, 60, 7200, 3 * 86400)] == ["just now", "1 minute", "2 hours", "3 days"]
+    assert [quantities.age(v) for v in (5, 60, 7200, 3 * 86400)] == ["just now", "1 minute", "2 hours", "3 days"]
 
 
 def test_sparkline():
-    assert report.sparkline([8, 4, 2, 1]) == "█▄▂▁"
-    assert report.sparkline([3.0]) == "▁"
-    assert report.sparkline([float("nan")]) == ""
-    assert len(report.sparkline(list(range(1000)), 24)) == 24
+    assert quantities.sparkline([8, 4, 2, 1]) == "█▄▂▁"
+    assert quantities.sparkline([3.0]) == "▁"
+    assert quantities.sparkline([float("nan")]) == ""
+    assert len(quantities.sparkline(list(range(1000)), 24)) == 24
 
 
 def test_json_is_legal_whatever_the_numbers():
-    made = json.loads(report.to_json(report.score_object(SCORE)), parse_constant=pytest.fail)
+    made = json.loads(json_objects.to_json(json_objects.score_object(SCORE)), parse_constant=pytest.fail)
     assert made["by_context"][0] == {"from": 0, "to": 4, "tokens": 4, "bits_per_byte": 2.5, "margin": 0.25}
     assert made["by_context"][1]["bits_per_byte"] is None
     assert made["chars"] is None
@@ -130,8 +142,8 @@ def test_a_narrow_line_keeps_what_matters_most():
     history = [3.0 - 0.01 * i for i in range(60)]
     lines = {width: report.step_line(STEP, history, width) for width in (160, 90, 80, 60, 40, 20)}
     whole = "step 7  {}  2.164 bits/byte  loss 1.500  12.3k tokens/s  25 %  3:21 left"
-    assert lines[160] == whole.format(report.sparkline(history, 24))
-    assert lines[90] == whole.format(report.sparkline(history, 20))
+    assert lines[160] == whole.format(quantities.sparkline(history, 24))
+    assert lines[90] == whole.format(quantities.sparkline(history, 20))
     assert all(len(line) <= width for width, line in lines.items() if width > 20)
     for width in (80, 60):
         assert all(part in lines[width] for part in ("step 7", "bits/byte", "tokens/s", "25 %", "3:21 left"))

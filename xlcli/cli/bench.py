@@ -272,13 +272,13 @@ def speed_text(speeds: Sequence[Speed], width: int | None) -> str:
 
     Without a terminal, `width` is None, and the meaning has lines of 100 characters.
     """
-    from xlcli.cli import report, tables
+    from xlcli.cli import quantities, report, tables
 
     first = speeds[0]
     compared = next((speed for speed in speeds if speed.recompute_ratio), first)
     about = (
-        f"{first.task} of {first.model}, {report.amount(first.parameters)} parameters, {first.device} {first.dtype}"
-        f"{report.rounding(first.weight_dtype, first.memory_dtype)}, {report.counted(first.threads, 'thread')}"
+        f"{first.task} of {first.model}, {quantities.amount(first.parameters)} parameters, {first.device} {first.dtype}"
+        f"{report.rounding(first.weight_dtype, first.memory_dtype)}, {quantities.counted(first.threads, 'thread')}"
         f"{'' if first.kernels is None else ', compiled kernels' if first.kernels else ', no compiled kernels'}\n"
         f"machine, measured: reads {first.machine_read_bytes_per_second / 1e9:.1f} GB/s, "
         f"{first.machine_flops_per_second / 1e9:.0f} GFLOP/s\n\n"
@@ -292,12 +292,12 @@ def speed_text(speeds: Sequence[Speed], width: int | None) -> str:
 
 def _figure_tables(columns: Sequence[dict[str, str]], width: int | None) -> str:
     """The figures in as few tables of at most `width` cells as possible, each with an empty line behind it."""
-    from xlcli.cli import report
+    from xlcli.cli import quantities
 
     names = [name for name in columns[0] if any(column[name] for column in columns)]
 
     def table(n: int) -> str:
-        return report.table([[name, *(column[name] for column in columns[:n])] for name in names])
+        return quantities.table([[name, *(column[name] for column in columns[:n])] for name in names])
 
     n = len(columns)
     while n > 1 and width is not None and max(map(len, table(n).splitlines())) > width:
@@ -308,7 +308,7 @@ def _figure_tables(columns: Sequence[dict[str, str]], width: int | None) -> str:
 
 def _figures(speed: Speed) -> dict[str, str]:
     """Name and text of each figure; empty where it does not apply."""
-    from xlcli.cli import report
+    from xlcli.cli import quantities
 
     def percent(share: float | None) -> str:
         return "" if share is None else f"{100 * share:.0f} %"
@@ -324,7 +324,7 @@ def _figures(speed: Speed) -> dict[str, str]:
         "memory": f"{speed.mem_len:,}",
         "segment": "" if decodes else f"{speed.segment_len:,}",
         "batch": "" if decodes and speed.batch_size == 1 else f"{speed.batch_size:,}",
-        "tokens/s, mean": report.amount(speed.tokens_per_second),
+        "tokens/s, mean": quantities.amount(speed.tokens_per_second),
         "timed calls": f"{speed.calls:,}",
         "ms per token, median": ms(speed.ms_per_token),
         "  90th percentile": ms(speed.ms_per_token_p90),
@@ -336,7 +336,7 @@ def _figures(speed: Speed) -> dict[str, str]:
         "  million operations": amount(speed.flops_per_token),
         "recomputed, ms per token": ms(speed.recompute_ms_per_token),
         "  times slower": "" if speed.recompute_ratio is None else f"{speed.recompute_ratio:,.1f}",
-        "peak memory": report.size(speed.peak_rss_bytes),
+        "peak memory": quantities.size(speed.peak_rss_bytes),
     }
 
 

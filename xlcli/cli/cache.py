@@ -91,7 +91,7 @@ def prune(
 
 
 def _list(screen: Screen) -> None:
-    from xlcli.cli import report, tables
+    from xlcli.cli import quantities, tables
     from xlcli.text import cache
 
     folder = cache.cache_folder()
@@ -105,12 +105,12 @@ def _list(screen: Screen) -> None:
         rows = [_HEADING, *(_row(entry) for entry in reversed(found))]
         shown = tables.fitted(rows, screen.columns, flexible=_FLEXIBLE, optional=_OPTIONAL, right=_RIGHT)
         screen.print(shown + "\n")
-    files = report.counted(len(found), "file")
-    screen.print(f"{folder}: {files}, {report.size(total)} of at most {report.size(limit)}\n")
+    files = quantities.counted(len(found), "file")
+    screen.print(f"{folder}: {files}, {quantities.size(total)} of at most {quantities.size(limit)}\n")
 
 
 def _prune(screen: Screen, older_than: float | None, max_size: int | None) -> None:
-    from xlcli.cli import report
+    from xlcli.cli import quantities
     from xlcli.text import cache
 
     folder = cache.cache_folder()
@@ -123,22 +123,22 @@ def _prune(screen: Screen, older_than: float | None, max_size: int | None) -> No
     in_use = sum(entry.in_use for entry in left)
     used = f", {in_use} of them in use" if in_use else ""
     screen.say(
-        f"{report.counted(len(removed), 'file')} removed, {report.size(freed)}; "
-        f"{report.counted(len(left), 'file')} left, {report.size(cache.total_bytes(left))}{used}"
+        f"{quantities.counted(len(removed), 'file')} removed, {quantities.size(freed)}; "
+        f"{quantities.counted(len(left), 'file')} left, {quantities.size(cache.total_bytes(left))}{used}"
     )
 
 
 def _row(entry: CacheEntry) -> tuple[str, ...]:
-    from xlcli.cli import report
+    from xlcli.cli import quantities
     from xlcli.text.cache import is_of_another_version
 
-    used = "in use" if entry.in_use else report.age(entry.age)
+    used = "in use" if entry.in_use else quantities.age(entry.age)
     if (header := entry.header) is None:
         problem = "of another version" if is_of_another_version(entry.path) else "damaged"
         about = ("-", "-", "unfinished" if entry.unfinished else problem)
     else:
-        about = (report.amount(header.n_tokens), header.tokenizer, header.text)
-    return (used, report.size(entry.bytes), *about, entry.path.name)
+        about = (quantities.amount(header.n_tokens), header.tokenizer, header.text)
+    return (used, quantities.size(entry.bytes), *about, entry.path.name)
 
 
 def _objects(found: Sequence[CacheEntry]) -> list[dict[str, Any]]:

@@ -153,7 +153,7 @@ def ratio(a: float, b: float) -> float:
 
 def shown(results: Iterable[Output], target: str, screen: Screen, *, model: str, file: str) -> Iterator[bytes]:
     """The bytes of a workflow; its events are shown."""
-    from xlcli.cli import report
+    from xlcli.cli import json_objects, quantities
     from xlcli.events import Coded, Notice, Progress
 
     for result in results:
@@ -168,9 +168,13 @@ def shown(results: Iterable[Output], target: str, screen: Screen, *, model: str,
                 screen.clear()
                 figures = {"bits_per_byte": ratio(8 * result.compressed_bytes, result.bytes)}
                 if screen.json:
-                    screen.object({"model": model, "file": file, "out": target, **report.fields(result), **figures})
+                    screen.object(
+                        {"model": model, "file": file, "out": target, **json_objects.fields(result), **figures}
+                    )
                 else:
-                    sizes = f"text {report.size(result.bytes)}, compressed {report.size(result.compressed_bytes)}"
+                    sizes = (
+                        f"text {quantities.size(result.bytes)}, compressed {quantities.size(result.compressed_bytes)}"
+                    )
                     rate = f"{figures['bits_per_byte']:.3f} bits per byte"
                     surprisal = f"{ratio(result.bits, result.bytes):.3f} by the model"
                     screen.say(f"{sizes}: {rate}, {surprisal}; {result.seconds:.0f} s")

@@ -248,13 +248,13 @@ def show_scores(scores: list[Score], screen: Screen, model: ModelConfig, *, n_le
         n_lengths: Number of memory lengths of a sweep; 0 without one.
         to_stderr: Whether stdout holds the token scores.
     """
-    from xlcli.cli import report
+    from xlcli.cli import json_objects, report
 
     if to_stderr:
         for score in scores:
             screen.say(report.score_text(score, model))
     elif screen.json:
-        objects = [report.score_object(score) for score in scores]
+        objects = [json_objects.score_object(score) for score in scores]
         is_partial = scores[0].partial or len(scores) != n_lengths
         screen.object({"sweep": objects, "partial": is_partial} if n_lengths else objects[0])
     elif n_lengths and not scores[0].partial:
@@ -270,7 +270,7 @@ def say_not_written(name: str, screen: Screen) -> None:
 
 def page_facts(score: Score, model: ModelConfig) -> list[tuple[str, str]]:
     """Names and values at the top of the page of an evaluation."""
-    from xlcli.cli import report
+    from xlcli.cli import quantities, report
 
     facts = [("perplexity per token", f"{score.perplexity:.5g}")]
     if score.word_perplexity is not None:
@@ -279,7 +279,7 @@ def page_facts(score: Score, model: ModelConfig) -> list[tuple[str, str]]:
         *facts,
         ("model", score.model),
         ("context", report.context(model, score.mem_len, score.segment_len, score.stride)),
-        ("text", f"{report.size(score.bytes)}, {report.counted(score.tokens, 'token')}"),
+        ("text", f"{quantities.size(score.bytes)}, {quantities.counted(score.tokens, 'token')}"),
     ]
 
 
@@ -289,18 +289,18 @@ def token_writer(name: str | None, screen: Screen, stop: Callable[[], bool]) -> 
 
     A regular file appears when it is complete, and not after a stop.
     """
-    from xlcli.cli import report
+    from xlcli.cli import json_objects
     from xlcli.files import cannot_write
 
     if name is None or name == "-":
-        yield lambda token: screen.object(report.token_object(token))
+        yield lambda token: screen.object(json_objects.token_object(token))
         return
     import tempfile
 
     path = Path(name)
 
     def write(token: TokenScore) -> None:
-        out.write(report.to_json(report.token_object(token)).encode() + b"\n")
+        out.write(json_objects.to_json(json_objects.token_object(token)).encode() + b"\n")
 
     if path.exists() and not path.is_file():  # a device or a pipe
         with path.open("wb") as out:

@@ -259,7 +259,7 @@ def generate(
 
 def show(events: Iterable[GeneratedText | Generated | Notice], screen: Screen, *, prompt: bytes, several: bool) -> None:
     """Shows text as it is generated, with a line `---` between samples; or one JSON object at the end."""
-    from xlcli.cli import report
+    from xlcli.cli import json_objects, quantities
     from xlcli.events import Generated, Notice
 
     done: list[dict[str, object]] = []
@@ -272,9 +272,9 @@ def show(events: Iterable[GeneratedText | Generated | Notice], screen: Screen, *
             screen.model_text((b"\n---\n" if current >= 0 else b"") + prompt)
         current = event.sample
         if isinstance(event, Generated):
-            done.append(report.generated_object(event))
-            rate = report.amount(event.tokens_per_second)
-            tokens = report.counted(event.tokens, "token")
+            done.append(json_objects.generated_object(event))
+            rate = quantities.amount(event.tokens_per_second)
+            tokens = quantities.counted(event.tokens, "token")
             screen.say(f"sample {event.sample}: seed {event.seed}, {tokens}, {rate} tokens/s", "detail")
         elif not screen.json:
             screen.model_text(event.text)

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xlcli.cli import report
+from xlcli.cli import quantities
 from xlcli.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def remove(names: Sequence[str], screen: Screen, *, yes: bool) -> None:
             if warning := locks.enter_context(removal.claimed(folder)):
                 screen.say(warning, "warning")
         sizes = [_size(folder) for folder in folders]
-        listed = ", ".join(f"{folder} ({report.size(size)})" for folder, size in zip(folders, sizes, strict=True))
+        listed = ", ".join(f"{folder} ({quantities.size(size)})" for folder, size in zip(folders, sizes, strict=True))
         if not yes and not screen.confirm(f"Remove {listed}?"):
             screen.say("nothing was removed")
             return

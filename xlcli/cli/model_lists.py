@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from xlcli.cli import report, tables
+from xlcli.cli import json_objects, quantities, report, tables
 from xlcli.cli.usage import nearest
 from xlcli.errors import CheckpointError
 from xlcli.presets import list_presets, read_preset
@@ -30,8 +30,8 @@ def list_models(screen: Screen) -> None:
     if screen.json:
         screen.object(
             {
-                "local": [report.fields(model) for model in local],
-                "bundled": [report.fields(model) for model in bundled],
+                "local": [json_objects.fields(model) for model in local],
+                "bundled": [json_objects.fields(model) for model in bundled],
                 "presets": [_preset_object(preset) for preset in list_presets()],
             }
         )
@@ -95,11 +95,11 @@ def _explain_scores(models: Sequence[ModelSummary], screen: Screen) -> None:
 def _row(model: ModelSummary) -> tuple[str, ...]:
     return (
         model.name,
-        report.amount(model.parameters) if model.parameters is not None else "?",
-        report.size(model.bytes),
+        quantities.amount(model.parameters) if model.parameters is not None else "?",
+        quantities.size(model.bytes),
         model.encoding or "?",
         f"{model.bits_per_byte:.3f}{'*' if _is_partial(model) else ''}" if model.bits_per_byte is not None else "-",
-        report.age(time.time() - model.modified),
+        quantities.age(time.time() - model.modified),
         model.problem or model.corpus or "-",
     )
 
@@ -125,7 +125,7 @@ def show(name: str, screen: Screen) -> None:
     config = read_config(folder)
     if screen.json:
         config_tree = config.model_dump(mode="json")
-        screen.object({**report.fields(summary), "record": record, "config": config_tree})
+        screen.object({**json_objects.fields(summary), "record": record, "config": config_tree})
         return
     screen.print(f"{folder}\n" + _table([summary], screen))
     if summary.bits_per_byte is not None and summary.scored:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xlcli.cli import report
+from xlcli.cli import json_objects, quantities
 from xlcli.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -44,5 +44,5 @@ def pull(url: str, name: str | None, screen: Screen) -> None:
         remote.pull(url, target)
     made = summarize(target)
     if screen.json:
-        screen.object(report.fields(made))
-    screen.say(f"{target} fetched, {report.size(made.bytes)}; score a text: xlcli eval -m {target} FILE")
+        screen.object(json_objects.fields(made))
+    screen.say(f"{target} fetched, {quantities.size(made.bytes)}; score a text: xlcli eval -m {target} FILE")

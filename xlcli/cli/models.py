@@ -251,7 +251,7 @@ def _copy_preset(name: str, target: str, screen: Screen) -> None:
 
 
 def _copy_model(name: str, target: str, encoding: WeightEncoding | None, screen: Screen) -> None:
-    from xlcli.cli import report
+    from xlcli.cli import json_objects, quantities
     from xlcli.presets import list_presets
     from xlcli.store.discover import find, summarize
 
@@ -268,6 +268,6 @@ def _copy_model(name: str, target: str, encoding: WeightEncoding | None, screen:
         copy_model(folder, Path(target), encoding)
     made = summarize(Path(target))
     if screen.json:
-        screen.object(report.fields(made))
+        screen.object(json_objects.fields(made))
     command = f"xlcli eval -m {shlex.quote(target)}"
-    screen.say(f"{target} written, {report.size(made.bytes)} in {made.encoding}; score it: {command}")
+    screen.say(f"{target} written, {quantities.size(made.bytes)} in {made.encoding}; score it: {command}")

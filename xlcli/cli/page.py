@@ -23,7 +23,7 @@ from string import Template
 from typing import TYPE_CHECKING
 
 import xlcli
-from xlcli.cli import report
+from xlcli.cli import quantities
 from xlcli.cli.page_figures import Curve, context_section
 from xlcli.cli.terminal import Visible, visible
 from xlcli.errors import ConfigError
@@ -223,7 +223,7 @@ class Page:
                 curve=self._curve.figure(self._first, self._shown_lines),
                 by_context=context_section(by_context),
                 lines=self._lines_section(),
-                cut=f"<p class=note>The text after its first {report.size(self._shown_bytes)} is not shown.</p>"
+                cut=f"<p class=note>The text after its first {quantities.size(self._shown_bytes)} is not shown.</p>"
                 if hidden
                 else "",
             )

@@ -73,7 +73,7 @@ def show_results(
     without_prompt: bool,
 ) -> None:
     """Prints one JSON object for each prompt, as soon as it and all before it are complete."""
-    from xlcli.cli import report
+    from xlcli.cli import json_objects
     from xlcli.events import ProgressMeter
 
     prompts = list(prompts)
@@ -83,7 +83,7 @@ def show_results(
             screen.notice(event)
             continue
         prompt = prompts[n_done]
-        samples = [report.generated_object(result) for result in event]
+        samples = [json_objects.generated_object(result) for result in event]
         if without_prompt:
             samples = [{key: value for key, value in sample.items() if key != "prompt"} for sample in samples]
         tree = samples[0] if n_samples == 1 else {"samples": samples}

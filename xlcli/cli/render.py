@@ -20,7 +20,7 @@ from typing import Any, Literal, TextIO, cast
 from rich.console import Console
 from rich.text import Text
 
-from xlcli.cli import report
+from xlcli.cli import json_objects, report
 from xlcli.cli.palette import Palette, terminal_theme
 from xlcli.cli.pipe import Output
 from xlcli.cli.signals import Stop
@@ -250,7 +250,7 @@ class Screen:
 
     def object(self, value: Any) -> None:
         """Prints one line of JSON to stdout, with control characters escaped on a terminal."""
-        text = report.to_json(value)
+        text = json_objects.to_json(value)
         # Bytes of file names that are not UTF-8 are lone surrogates, which `backslashreplace` turns into JSON escapes.
         self.write((visible_json(text) if self.on_terminal else text).encode("utf-8", "backslashreplace") + b"\n")
 

@@ -252,9 +252,9 @@ def stream_inputs(context: typer.Context, config: Config, folder: Path, paths: S
             if isinstance(event, StreamStats) and event.final:
                 finals.append(event)
         if len(finals) > 1:
-            from xlcli.cli import report
+            from xlcli.cli import quantities, report
 
-            screen.say(f"{report.counted(len(finals), 'input')}: {report.stats_line(total(finals))}")
+            screen.say(f"{quantities.counted(len(finals), 'input')}: {report.stats_line(total(finals))}")
         return stop.exit_code
 
 
@@ -293,16 +293,20 @@ def add_tokens(event: Event, page: Page) -> None:
 
 def page_facts(page: Page, model: LoadedModel, mem_len: int) -> list[tuple[str, str]]:
     """Names and values at the top of the page of a stream."""
-    from xlcli.cli import report
+    from xlcli.cli import quantities, report
 
     context = report.context(model.config.model, mem_len, model.config.train.segment_len)
-    text = (report.size(page.n_bytes), report.counted(page.n_lines, "line"), report.counted(page.n_tokens, "token"))
+    text = (
+        quantities.size(page.n_bytes),
+        quantities.counted(page.n_lines, "line"),
+        quantities.counted(page.n_tokens, "token"),
+    )
     return [("model", model.name), ("context", context), ("text", ", ".join(text))]
 
 
 def show(event: Event, screen: Screen, *, emit: str, model: str, name: str | None = None) -> None:
     """Shows one event of the workflow, of the input `name` if there are several."""
-    from xlcli.cli import report
+    from xlcli.cli import json_objects, report
     from xlcli.events import GeneratedText, LineScore, Notice, Progress, StreamStats, TokenScore
     from xlcli.metrics import misfit
 
@@ -311,20 +315,20 @@ def show(event: Event, screen: Screen, *, emit: str, model: str, name: str | Non
     match event:
         case LineScore() if emit == "lines":
             if screen.json:
-                tree = report.fields(event)
+                tree = json_objects.fields(event)
                 screen.object(of_input | {key: value for key, value in tree.items() if key not in ("text", "spans")})
             else:
                 end = b"" if name is None or event.text.endswith(b"\n") else b"\n"  # another input's line may follow
                 screen.scored_line(f"{column}{event.bits_per_byte:.3f}\t", (*event.spans, (end, 0.0)))
         case TokenScore():
             if screen.json:
-                screen.object(of_input | report.token_object(event))
+                screen.object(of_input | json_objects.token_object(event))
             else:
-                quoted = report.to_json(event.text)
+                quoted = json_objects.to_json(event.text)
                 screen.print(f"{column}{event.byte}\t{event.bits:.3f}\t{quoted}\n")
         case StreamStats():
             if emit == "stats" and screen.json:
-                screen.object(of_input | report.fields(event))
+                screen.object(of_input | json_objects.fields(event))
             elif emit == "stats":
                 screen.report(f"{remark_on}{report.stats_line(event)}\n")
             if event.final and (remark := misfit(model, event.bits_per_byte)):

@@ -270,11 +270,11 @@ def show_all(events: Iterator[Event], screen: Screen, event_file: EventFile | No
 
 def show(event: Event, screen: Screen, *, dry_run: bool) -> None:
     """Shows one event of the workflow."""
-    from xlcli.cli import report
+    from xlcli.cli import json_objects, report
     from xlcli.events import Notice, Plan, Progress, Saved, Step, Trained, Validation
 
     if screen.json and isinstance(event, Plan | Step | Validation | Saved | Trained):
-        screen.object(report.event_object(event))
+        screen.object(json_objects.event_object(event))
     match event:
         case Notice():
             screen.notice(event)

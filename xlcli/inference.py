@@ -177,8 +177,10 @@ class InferenceSession:
         decoder = self.decoder
         if decoder is None:
             return None
-        if not decoder.is_compiled(self.state):
-            types = f"{self.model.encoding} weights and {self.state.memory_dtype} memory"
+        adapts = self.state.adaptation is not None  # weights that change are not rounded
+        if not decoder.is_compiled(self.state, torch.float32 if adapts else decoder.weight_type):
+            weights = "float32" if adapts else self.model.encoding
+            types = f"{weights} weights and {self.state.memory_dtype} memory"
             return Notice(f"compiling the kernels of generation for {types}, once on this machine: 10 to 40 seconds")
         problem = decoder.take_problem()
         return None if problem is None else Notice(problem)

@@ -184,9 +184,9 @@ def test_it_says_which_kernels_are_compiled():
     network = network_of(table("full-xl-0-pre-0"), "bfloat16")
     decoder = Decoder(network, "bfloat16", SimpleNamespace(**vars(decode) | {"is_compiled": is_compiled}))
     state = network.init_state(1, mem_len=9, segment_len=8, memory_dtype="int8")
-    assert not decoder.is_compiled(state)
+    assert not decoder.is_compiled(state, decoder.weight_type)
     _, state = decoder.logits(torch.zeros(1, 1, dtype=torch.int64), state)
-    assert decoder.is_compiled(state)
+    assert decoder.is_compiled(state, decoder.weight_type)
     assert asked == [("uint16", "int8")]
     assert decode.is_compiled(np.empty(0, np.uint16), np.empty(0, np.int8))
     decode.FILES.problem = "No space left"

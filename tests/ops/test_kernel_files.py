@@ -84,3 +84,22 @@ def test_a_kernel_is_compiled_again_when_another_file_of_it_changes(tmp_path):
         results.append((found["quadrupling"].files.has(1.0), found["quadrupling"].quadruple(1.0)))
     del sys.modules["doubled"], sys.modules["quadrupling"]
     assert results == [(False, 4), (True, 4), (False, 60)]
+
+
+def test_another_process_compiles(tmp_path, monkeypatch):
+    """A compiled kernel may have other last bits than one from a file, so every process reads the file."""
+    (tmp_path / "tripling.py").write_text(
+        "import numba\nfrom xlcli.ops.kernel_files import KernelFiles\n"
+        "@numba.njit\ndef triple(x):\n    return 3 * x\n"
+        "def compile_for(name):\n    files.program = None\n    triple.compile((getattr(numba, name),))\n"
+        "def program(signature):\n    return f'import tripling; tripling.compile_for({str(signature[0])!r})'\n"
+        "files = KernelFiles(triple, program=program)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("tripling")
+    assert module.triple(2.0) == 6
+    assert sum(module.triple.stats.cache_hits.values()) == 1
+    module.files.program = lambda signature: "raise SystemExit(1)"
+    assert module.triple(2) == 6
+    assert sum(module.triple.stats.cache_hits.values()) == 1
+    assert module.files.has(2)

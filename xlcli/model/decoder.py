@@ -104,8 +104,8 @@ class Decoder:
                 weight, norm = network.head.weight, self._packer.norm(network.stack.final)
                 self.parts[-1].head = norm, self._packer.matrix(weight, network.head.bias), len(weight)
 
-    def is_compiled(self, state: State) -> bool:
-        """Whether the kernels for these weights and this memory are compiled; if not, the next call takes seconds."""
+    def is_compiled(self, state: State, weight_type: torch.dtype) -> bool:
+        """Whether the kernels for weights of a type and this memory are compiled; else the next call takes seconds."""
         if os.getpid() != self.kernels.PROCESS:
             return True
         types: set[torch.dtype] = set()
@@ -113,7 +113,8 @@ class Decoder:
             memories = state.layers[part.first : part.first + len(part.blocks)]
             if part.packed.size and _are_readable(memories):
                 types |= {dtype for dtype in _types(memories) if dtype is not None}
-        return all(self.kernels.is_compiled(TYPES[self.weight_type], TYPES[dtype]) for dtype in types - self._used)
+        types -= self._used if weight_type == self.weight_type else set()
+        return all(self.kernels.is_compiled(TYPES[weight_type], TYPES[dtype]) for dtype in types)
 
     def take_problem(self) -> str | None:
         """Reason for which kernels that were compiled are not kept, if any, once."""

@@ -152,7 +152,20 @@ def use_threads(n: int) -> int:
     return n
 
 
-FILES = KernelFiles(decode_token, (decode_attention, decode_linear, decode_records, kernel_threads))
+def compile_types(weight_type: str, memory_type: str) -> None:
+    """Compiles `decode_token` for weights and memories of these types in this process, and writes its files."""
+    FILES.program = None
+    arguments = np.empty(1, CALL), np.empty(0, weight_type), np.empty(0, memory_type)
+    FILES.kernel.compile(tuple(map(numba.typeof, arguments)))
+
+
+def _program(signature: Any) -> str:
+    """Program that compiles `decode_token` for a signature."""
+    types = (str(array_type.dtype) for array_type in signature[1:])
+    return f"from xlcli.ops.decode import compile_types; compile_types(*{tuple(types)})"
+
+
+FILES = KernelFiles(decode_token, (decode_attention, decode_linear, decode_records, kernel_threads), _program)
 
 
 def turn() -> AbstractContextManager[Any]:

@@ -136,7 +136,7 @@ def test_one_that_fails_ends_and_the_others_go_on():
 
     given = [Input("bad", damaged()), Input("good", iter([TEXT])), Input("absent", iter([b"x"]), absent)]
     events, found = {}, stream_several(toy(), Given(given), StreamConfig(), RUNTIME)
-    with pytest.raises(DataError, match="2 of the inputs could not be read"):
+    with pytest.raises(DataError, match="2 of the inputs failed"):
         collect(found, events)
     assert only(events["good"], StreamStats)[-1].bytes == len(TEXT)
     assert "it is damaged. Get it again." in only(events["bad"], Notice)[-1].text

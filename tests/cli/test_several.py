@@ -60,7 +60,7 @@ def test_an_input_that_is_no_text_ends_alone(run, model, folder):
     done = run("stream", "--inputs", folder)
     assert (done.code, done.out.count(b"\n")) == (3, 5)
     assert "c: " in done.err
-    assert "1 of the inputs could not be read to the end" in done.err
+    assert "1 of the inputs failed" in done.err
 
 
 @pytest.mark.parametrize(("arguments", "code", "said"), [

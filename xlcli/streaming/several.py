@@ -98,7 +98,7 @@ def stream_several(
 ) -> Iterator[InputEvent]:
     """Scores several texts as they arrive, until the last stream has ended.
 
-    A stream that cannot be opened or read ends with a warning, and the others go on.
+    A stream that cannot be opened, read or saved ends with a warning, and the others go on.
 
     Args:
         model: The model.
@@ -111,7 +111,7 @@ def stream_several(
         Events of each stream in its order, as `stream` yields them.
 
     Raises:
-        DataError: After the end of all streams: some could not be read.
+        DataError: After the end of all streams: some failed.
     """
     streams: list[_Stream] = []
     n_failed = 0
@@ -133,10 +133,10 @@ def stream_several(
             while stream.request is None:
                 try:
                     step = stream.steps.send(stream.answer)
-                except (StopIteration, DataError) as ended:
+                except (StopIteration, XLError) as ended:
                     streams.remove(stream)
                     _separate(stream)
-                    if isinstance(ended, DataError):
+                    if isinstance(ended, XLError):
                         n_failed += 1
                         yield InputEvent(stream.name, _failure(ended))
                     is_idle = False
@@ -154,9 +154,7 @@ def stream_several(
         if is_idle and not stop():
             inputs.wait()
     if n_failed:
-        raise DataError(
-            f"{n_failed} of the inputs could not be read to the end.", "The warnings above say why, and the remedy."
-        )
+        raise DataError(f"{n_failed} of the inputs failed.", "The warnings above say why, and the remedy.")
 
 
 def _failure(error: XLError) -> Notice:

@@ -76,6 +76,7 @@ def train(
     seed: train_options.Seed = None,
     compile: train_options.Compile = False,  # noqa: A002
     nproc: train_options.NProc = None,
+    shard: train_options.Shard = False,
     plot: train_options.Plot = None,
     config_file: options.ConfigFile = None,
     overrides: options.Overrides = None,

@@ -307,6 +307,14 @@ NProc = Annotated[
         rich_help_panel="Machine",
     ),
 ]
+Shard = Annotated[
+    bool,
+    typer.Option(
+        "--shard",
+        help="On several processes: divide the model and its optimizer among them (FSDP2); less memory.",
+        rich_help_panel="Machine",
+    ),
+]
 Plot = Annotated[
     str | None,
     typer.Option(

@@ -72,7 +72,7 @@ def require_possible(configs: Iterable[Config], runtime: Runtime, *, dry_run: bo
     """
     refusals = []
     for config in configs:
-        least = least_bytes(config)
+        least = _n_sharing(runtime) * least_bytes(_of_rank(config, runtime))
         try:
             if not dry_run or least > MAX_TRACED:
                 require(config, runtime, least)
@@ -104,12 +104,26 @@ def memory_bytes(config: Config, runtime: Runtime) -> int:
     """Estimated peak in bytes, without the libraries: weights, gradients, optimizer, memory of all rows, activations.
 
     Assumes that LSH attention fills its buckets evenly and that every target is in each cluster of an adaptive softmax.
-    Above `MAX_TRACED` it is `least_bytes`.
+    Above `MAX_TRACED` it is `least_bytes`. Of a run on several ranks, the peak of those that share the memory of the
+    device; a model that is divided among them counts as if each had all of it.
     """
+    config, n_sharing = _of_rank(config, runtime), _n_sharing(runtime)
     if (least := least_bytes(config)) > MAX_TRACED:
-        return least
+        return n_sharing * least
     usage = trace(config, runtime)
-    return _weights_bytes(config) + usage.state * config.train.grad_accum + int(FRAGMENTATION * usage.activations)
+    own = _weights_bytes(config) + usage.state * config.train.grad_accum + int(FRAGMENTATION * usage.activations)
+    return n_sharing * own
+
+
+def _of_rank(config: Config, runtime: Runtime) -> Config:
+    """The configuration with the number of sequences of one rank."""
+    n_rows = max(config.train.grad_accum, config.train.batch_size // runtime.ranks.size)
+    return config.model_copy(update={"train": config.train.model_copy(update={"batch_size": n_rows})})
+
+
+def _n_sharing(runtime: Runtime) -> int:
+    """Number of ranks on the same device."""
+    return runtime.ranks.local_size if runtime.device.type == "cpu" else 1
 
 
 def trace(config: Config, runtime: Runtime) -> Usage:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch.optim import AdamW, Muon, Optimizer
 
 from xlcli.config import TrainConfig
 from xlcli.errors import CheckpointError
+from xlcli.ranks import SINGLE, Ranks
 from xlcli.shards import divided, local, whole
 
 ADAM_RATE = 1e-2
@@ -29,32 +30,48 @@ class BatchedMuon(Muon):
     """PyTorch's Muon with the same state, and matrices of one shape orthogonalized together.
 
     `dtype` is the number type of the orthogonalization. PyTorch's is always bfloat16, which a CPU without bfloat16
-    units multiplies at a fifth of the float32 rate.
+    units multiplies at a fifth of the float32 rate. Of several ranks, each orthogonalizes a part of the matrices.
     """
 
     def __init__(
-        self, parameters: list[nn.Parameter], *, lr: float, weight_decay: float, momentum: float, dtype: torch.dtype
+        self,
+        parameters: list[nn.Parameter],
+        *,
+        lr: float,
+        weight_decay: float,
+        momentum: float,
+        dtype: torch.dtype,
+        ranks: Ranks = SINGLE,
     ) -> None:
         super().__init__(
             parameters, lr=lr, weight_decay=weight_decay, momentum=momentum, adjust_lr_fn="match_rms_adamw"
         )
         self.dtype = dtype
+        self.ranks = ranks
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One update of every parameter that has a gradient."""
         for group in self.param_groups:
             with_gradient = [p for p in group["params"] if p.grad is not None]
-            for parameters in batches_of_one_shape(with_gradient):
+            for parameters in batches_of_one_shape(with_gradient, self.ranks.size):
                 updates = torch.stack([whole(update) for update in self._nesterov(parameters, group["momentum"])])
                 scale = 0.2 * math.sqrt(max(parameters[0].shape))
-                directions = orthogonalize(
-                    updates.to(self.dtype), group["ns_coefficients"], group["ns_steps"], group["eps"]
-                )
+                directions = self._directions(updates.to(self.dtype), group)
                 own = [local(parameter) for parameter in parameters]
                 steps = [local(divided(step, like)) for step, like in zip(directions, parameters, strict=True)]
                 torch._foreach_mul_(own, 1 - group["lr"] * group["weight_decay"])
                 torch._foreach_add_(own, steps, alpha=-group["lr"] * scale)
+
+    def _directions(self, updates: Tensor, group: Mapping[str, Any]) -> Tensor:
+        """Orthogonal matrices (n r c) of all ranks."""
+        n, size = len(updates), self.ranks.size
+        most = -(-n // size)
+        own = updates[self.ranks.rank * most : (self.ranks.rank + 1) * most]
+        made = orthogonalize(own, group["ns_coefficients"], group["ns_steps"], group["eps"])
+        if len(made) < most:
+            made = torch.cat((made, updates.new_zeros(most - len(made), *updates.shape[1:])))
+        return self.ranks.all_rows(made)[:n]
 
     def _nesterov(self, parameters: list[Tensor], momentum: float) -> list[Tensor]:
         """Gradients with Nesterov momentum (r c); updates the momentum buffers."""
@@ -70,13 +87,13 @@ class BatchedMuon(Muon):
         return list(torch._foreach_lerp(gradients, buffers, momentum))
 
 
-def batches_of_one_shape(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Parameters of equal shape in lists of at most `MUON_BATCH` elements, or one parameter."""
+def batches_of_one_shape(parameters: Iterable[Tensor], n_ranks: int = 1) -> Iterator[list[Tensor]]:
+    """Parameters of equal shape in lists of at most `MUON_BATCH` elements, or one parameter, for each of some ranks."""
     shapes: dict[torch.Size, list[Tensor]] = {}
     for parameter in parameters:
         shapes.setdefault(parameter.shape, []).append(parameter)
     for shape, alike in shapes.items():
-        size = max(1, MUON_BATCH // shape.numel())
+        size = max(1, MUON_BATCH // shape.numel()) * n_ranks
         yield from (alike[i : i + size] for i in range(0, len(alike), size))
 
 
@@ -95,7 +112,9 @@ def orthogonalize(matrices: Tensor, coefficients: tuple[float, float, float], st
 class Optimizers:
     """The optimizers of one model, and their state by parameter name."""
 
-    def __init__(self, model: nn.Module, config: TrainConfig, *, lr: float, native_bfloat16: bool) -> None:
+    def __init__(
+        self, model: nn.Module, config: TrainConfig, *, lr: float, native_bfloat16: bool, ranks: Ranks = SINGLE
+    ) -> None:
         matrices = hidden_matrices(model) if config.optimizer == "muon" else set()
         self.names = {id(p): name for name, p in model.named_parameters()}
         parameters = list(model.parameters())
@@ -103,7 +122,8 @@ class Optimizers:
         if matrices:
             hidden = [p for p in parameters if id(p) in matrices]
             dtype = torch.bfloat16 if native_bfloat16 else hidden[0].dtype
-            muon = BatchedMuon(hidden, lr=lr, weight_decay=config.weight_decay, momentum=config.momentum, dtype=dtype)
+            settings = {"lr": lr, "weight_decay": config.weight_decay, "momentum": config.momentum}
+            muon = BatchedMuon(hidden, **settings, dtype=dtype, ranks=ranks)
             self.optimizers.append((muon, lr))
         adam_lr = (config.adam_lr or ADAM_RATE) if matrices else lr
         others = [p for p in parameters if id(p) not in matrices]

@@ -10,7 +10,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -78,6 +78,18 @@ class Ranks:
         parts = [torch.empty_like(own) for _ in range(self.size)] if self.is_first else None
         dist.gather(own, parts)
         return torch.cat(parts) if parts else tensor
+
+    def all_rows(self, tensor: Tensor) -> Tensor:
+        """Concatenation (b ...) of the tensors (r ...) of all ranks, which have one shape, on every rank."""
+        if self.size == 1:
+            return tensor
+        import torch
+        import torch.distributed as dist
+
+        own = tensor.contiguous()
+        rows = own.new_empty(self.size * len(own), *own.shape[1:])
+        dist.all_gather_into_tensor(rows.view(torch.uint8), own.view(torch.uint8))  # gloo lacks some number types
+        return rows
 
     def gather(self, value: Any) -> list[Any]:
         """JSON values of all ranks in order, on every rank."""
@@ -183,12 +195,12 @@ def join(timeout: float = TIMEOUT) -> Iterator[Ranks]:
         store, rank, size = next(iter(rendezvous("env://", timeout=timedelta(seconds=timeout))))
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
-            store=PrefixStore("group", store),
+            store=PrefixStore(f"group {ranks.restarts}", store),  # the store may hold keys of an earlier start
             rank=rank,
             world_size=size,
             timeout=timedelta(seconds=timeout),
         )
-        yield replace(ranks, store=PrefixStore("xlcli", store))
+        yield replace(ranks, store=PrefixStore(f"xlcli {ranks.restarts}", store))
     except RuntimeError as error:
         if not is_lost(error):
             raise
@@ -197,7 +209,10 @@ def join(timeout: float = TIMEOUT) -> Iterator[Ranks]:
             f"(noticed by rank {ranks.rank} of {ranks.size}).",
             "See its own message; --resume continues from the last checkpoint.",
         ) from error
-    dist.destroy_process_group()
+    finally:
+        # Otherwise threads of gloo may abort the process when the interpreter ends.
+        with suppress(RuntimeError, ValueError, AssertionError):
+            dist.destroy_process_group()
 
 
 def is_lost(error: RuntimeError) -> bool:

@@ -7,7 +7,7 @@ from xlcli import config
 from xlcli.bench.cost import count_operations
 from xlcli.config import ClusterConfig
 from xlcli.model.build import build_on_meta
-from xlcli.runtime import Runtime
+from xlcli.runtime import Runtime, has_bfloat16_units
 from xlcli.training import scaling
 from xlcli.training.scaling import Exchange, Sizes
 
@@ -24,18 +24,19 @@ def settings(train=None, model=None, **cluster):
 @pytest.mark.parametrize(("n", "share"), [(1, 0), (2, 0.5), (4, 0.75), (1024, 1023 / 1024)])
 def test_a_ring_sends_this_share_of_the_bytes(n, share):
     assert scaling.replicated(n, 4_000).n_bytes == 2 * share * 4_000
-    exchange = scaling.sharded(n, SIZE._replace(matrices=()), parameter_bytes=4, grad_accum=1)
+    exchange = scaling.sharded(n, SIZE._replace(matrices=()), parameter_bytes=4, grad_accum=1, direction_bytes=4)
     # Parameters of blocks forward and backward, others once; gradients.
     assert exchange.n_bytes == share * 4 * (2 * 600 + 400 + 1_000)
     only_blocks = SIZE._replace(blocks=(500, 500), matrices=())
-    assert scaling.sharded(n, only_blocks, parameter_bytes=4, grad_accum=1).n_bytes == 3 * share * 4_000
+    exchange = scaling.sharded(n, only_blocks, parameter_bytes=4, grad_accum=1, direction_bytes=4)
+    assert exchange.n_bytes == 3 * share * 4_000
 
 
 def test_a_sharded_model_gathers_for_each_microbatch_in_its_number_type_and_reduces_once():
-    exchange = scaling.sharded(2, SIZE, parameter_bytes=2, grad_accum=3)
-    assert exchange.n_bytes == (3 * 2 * (2 * 600 + 400) + 4 * 1_000 + 4 * 250) / 2
-    assert exchange.last_bytes == 4 * 250 / 2
-    assert exchange.n_messages == 3 * (2 * 2 + 1) + 3 + (2 + 1) + 2
+    exchange = scaling.sharded(2, SIZE, parameter_bytes=2, grad_accum=3, direction_bytes=2)
+    assert exchange.n_bytes == (3 * 2 * (2 * 600 + 400) + 4 * 1_000 + (4 + 2) * 250) / 2
+    assert exchange.last_bytes == (4 + 2) * 250 / 2
+    assert exchange.n_messages == 3 * (2 * 2 + 1) + len(SIZE.matrices) + SIZE.n_batches(2) + (2 + 1) + 2
 
 
 def test_messages_follow_one_another_in_each_bucket():
@@ -67,7 +68,9 @@ def test_the_plan_divides_rows_and_with_shards_the_model():
     assert four.parameter_bytes == four.gradient_bytes == one.parameter_bytes == 4 * n_parameters
     assert four.optimizer_bytes == one.optimizer_bytes
     assert 4 * four.recurrent_bytes == one.recurrent_bytes == 4 * 8 * 2 * 8 * 16
-    assert four.sent_bytes == 1.5 * 4 * n_parameters
+    matrices = scaling.sizes(build_on_meta(made.model), made).matrices
+    directions = (2 if has_bfloat16_units(CPU.device) else 4) * sum(matrices)
+    assert four.sent_bytes == 1.5 * 4 * n_parameters + 0.75 * directions
     assert four.compute_seconds == four.operations / 0.5e9
     assert four.tokens_per_second == 8 * 8 / four.step_seconds
     assert four.efficiency == four.compute_seconds / four.step_seconds < one.efficiency == 1

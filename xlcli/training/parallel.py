@@ -72,7 +72,7 @@ def parallel(model: LanguageModel, config: Config, runtime: Runtime) -> Parallel
         pools = any(isinstance(layer, CompressiveAttentionConfig) for layer in config.model.attentions)
         replica = DistributedDataParallel(
             _Score(model),
-            broadcast_buffers=False,
+            forward_sync_buffers=False,
             gradient_as_bucket_view=True,
             find_unused_parameters=pools,  # the first segments have no block to pool
         )

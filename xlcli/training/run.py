@@ -270,7 +270,7 @@ def make_training_run(
     assert train.lr is not None
     call = parallel(model, config, runtime)
     native = has_bfloat16_units(runtime.device)
-    optimizers = Optimizers(model, train, lr=train.lr, native_bfloat16=native)
+    optimizers = Optimizers(model, train, lr=train.lr, native_bfloat16=native, ranks=runtime.ranks)
     model.stack.recompute_activations = train.recompute_activations
     if config.runtime.compile:
         compile_stack(model.stack)

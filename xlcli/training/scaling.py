@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from typing import NamedTuple
 
 import torch
@@ -20,8 +21,8 @@ from xlcli.config import ClusterConfig, Config
 from xlcli.events import Scaling
 from xlcli.model.build import build_on_meta
 from xlcli.model.lm import LanguageModel
-from xlcli.optim import hidden_matrices, n_state_floats
-from xlcli.runtime import Runtime
+from xlcli.optim import MUON_BATCH, hidden_matrices, n_state_floats
+from xlcli.runtime import Runtime, has_bfloat16_units
 from xlcli.training import memory
 
 BUCKET_BYTES = 25 * 2**20
@@ -52,6 +53,11 @@ class Sizes(NamedTuple):
     matrices: tuple[int, ...]
     state: int
     operations: int
+
+    def n_batches(self, n: int) -> int:
+        """Number of batches in which `n` processes orthogonalize the matrices, with matrices of one size alike."""
+        sizes = Counter(self.matrices)
+        return sum(-(-count // (n * max(1, MUON_BATCH // numel))) for numel, count in sizes.items())
 
 
 class Exchange(NamedTuple):
@@ -86,30 +92,40 @@ def orthogonalization(shorter: int, longer: int) -> int:
     return ORTHOGONALIZATION_STEPS * (4 * shorter**2 * longer + 2 * shorter**3)
 
 
-def replicated(n: int, n_gradient_bytes: int) -> Exchange:
-    """All-reduce of the gradients among `n` processes: 2(n-1)/n of their bytes; and of a few sums of the step."""
+def replicated(n: int, n_gradient_bytes: int, n_direction_bytes: int = 0, n_batches: int = 0) -> Exchange:
+    """All-reduce of the gradients among `n` processes: 2(n-1)/n of their bytes; and of a few sums of the step.
+
+    Each process orthogonalizes a part of the matrices of Muon, in `n_batches` batches, and sends these directions.
+    """
     n_buckets = -(-n_gradient_bytes // BUCKET_BYTES)
     last = min(n_gradient_bytes, BUCKET_BYTES)
-    return Exchange(2 * _ring(n, n_gradient_bytes), 2 * (n - 1) * (n_buckets + 1), 2 * _ring(n, last))
+    directions = _ring(n, n_direction_bytes)
+    return Exchange(
+        2 * _ring(n, n_gradient_bytes) + directions,
+        (n - 1) * (2 * n_buckets + 2 + n_batches),
+        2 * _ring(n, last) + directions,
+    )
 
 
-def sharded(n: int, size: Sizes, *, parameter_bytes: int, grad_accum: int) -> Exchange:
+def sharded(n: int, size: Sizes, *, parameter_bytes: int, grad_accum: int, direction_bytes: int) -> Exchange:
     """Exchange of a model that is divided among `n` processes.
 
     Parameters of blocks are gathered in the forward and again in the backward pass of each microbatch, others once;
-    gradients, 4 bytes each, are reduced once in a step. Muon gathers the momentum of its matrices, 4 bytes each.
+    gradients, 4 bytes each, are reduced once in a step. Muon gathers the momentum of its matrices, 4 bytes each, and
+    what each process has orthogonalized.
 
     Args:
         n: Number of processes.
         size: Sizes of the model.
         parameter_bytes: Bytes of a gathered parameter.
         grad_accum: Number of microbatches.
+        direction_bytes: Bytes of a number of an orthogonalized matrix.
     """
     in_blocks, n_blocks = sum(size.blocks), len(size.blocks)
     others = size.parameters - in_blocks
     gathered = grad_accum * parameter_bytes * (2 * in_blocks + others)
-    muon = 4 * sum(size.matrices)
-    n_gathers = grad_accum * (2 * n_blocks + 1) + len(size.matrices)
+    muon = (4 + direction_bytes) * sum(size.matrices)
+    n_gathers = grad_accum * (2 * n_blocks + 1) + len(size.matrices) + size.n_batches(n)
     n_reductions = n_blocks + 1
     return Exchange(
         _ring(n, gathered + 4 * size.parameters + muon),
@@ -134,12 +150,19 @@ def plan(config: Config, runtime: Runtime, n: int, *, shard: bool = False, shard
     usage = memory.trace(own, runtime)
     share = n if shard else 1
     largest = max(size.blocks, default=0)
+    direction_bytes = 2 if has_bfloat16_units(runtime.device) else 4
     gathered = shard_bytes * (size.parameters - sum(size.blocks) + 2 * largest) if shard else 0
     if shard:
-        exchange = sharded(n, size, parameter_bytes=shard_bytes, grad_accum=train.grad_accum)
+        exchange = sharded(
+            n,
+            size,
+            parameter_bytes=shard_bytes,
+            grad_accum=train.grad_accum,
+            direction_bytes=direction_bytes,
+        )
     else:
-        exchange = replicated(n, 4 * size.parameters)
-    operations = usage.operations * train.grad_accum + size.operations
+        exchange = replicated(n, 4 * size.parameters, direction_bytes * sum(size.matrices), size.n_batches(n))
+    operations = usage.operations * train.grad_accum + size.operations // n
     flops = cluster.peak_flops or measure_flops(runtime)
     compute = operations / (flops * cluster.utilization)
     beside = compute if shard else compute * BACKWARD_SHARE / train.grad_accum

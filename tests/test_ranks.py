@@ -7,7 +7,7 @@ import pytest
 from launching import outputs, start
 
 from xlcli.errors import ConfigError
-from xlcli.ranks import Ranks, environment, join
+from xlcli.ranks import SLURM_PORTS, Ranks, environment, first_host, join, of_slurm, tasks_per_node
 
 ADDRESS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
@@ -85,3 +85,53 @@ def test_operations_of_two_processes_and_the_loss_of_one():
         assert found["published"] == "yes"
     assert first["rows"] == [[1.0], [1.0], [2.0], [2.0]]
     assert "another process of this run has ended" in message
+
+
+SLURM = {
+    "SLURM_PROCID": "5",
+    "SLURM_NTASKS": "7",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "2",
+    "SLURM_STEP_ID": "0",
+    "SLURM_JOB_ID": "4711",
+    "SLURM_STEP_NODELIST": "gpu[07-09,12],login1",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x3),1",
+}
+
+
+def test_the_variables_of_srun():
+    assert environment(SLURM) == Ranks(rank=5, size=7, local_rank=1, local_size=2)
+    found = of_slurm(SLURM)
+    assert found["MASTER_ADDR"] == "gpu07"
+    assert int(found["MASTER_PORT"]) == int(of_slurm(SLURM | {"SLURM_PROCID": "0"})["MASTER_PORT"]) in SLURM_PORTS
+    assert of_slurm(SLURM | {"MASTER_PORT": "29500"})["MASTER_PORT"] == "29500"
+
+
+@pytest.mark.parametrize("changes", [{"SLURM_STEP_ID": ""}, {"SLURM_NTASKS": "1"}, {"SLURM_PROCID": ""}])
+def test_the_script_of_a_slurm_job_is_a_single_process(changes):
+    assert environment(SLURM | changes) == Ranks()
+
+
+def test_torchrun_in_a_slurm_job_has_precedence():
+    assert environment(SLURM | ADDRESS | {"RANK": "0", "WORLD_SIZE": "2"}).size == 2
+    assert environment(SLURM | ADDRESS | {"RANK": "0", "WORLD_SIZE": "1"}) == Ranks()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "first"),
+    [
+        ("node1", "node1"),
+        ("a,b", "a"),
+        ("n[3,5]", "n3"),
+        ("rack[1-2]-gpu[04-07]", "rack1-gpu04"),
+        ("n[01-99]x,b", "n01x"),
+    ],
+)
+def test_the_first_host_of_a_list(hosts, first):
+    assert first_host(hosts) == first
+
+
+def test_tasks_of_each_node():
+    assert tasks_per_node("2(x3),1") == [2, 2, 2, 1]
+    assert tasks_per_node("4") == [4]
+    assert tasks_per_node("") == []

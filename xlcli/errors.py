@@ -10,6 +10,8 @@ class XLError(Exception):
     """
 
     exit_code = 1
+    is_of_first_rank = False
+    """Whether another process of the run, the first one, has met and reports this error."""
 
     def __init__(self, message: str, remedy: str = "") -> None:
         super().__init__(message)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 TIMEOUT = 600.0
 """Default number of seconds after which a rank that does not answer is given up."""
+SLURM_PORTS = range(20_000, 30_000)
+"""Ports among which the first task of a SLURM job listens."""
 POLL_SECONDS = 0.1
 """Seconds between two looks for a published value."""
 
@@ -142,11 +145,12 @@ SINGLE = Ranks()
 
 
 def environment(variables: Mapping[str, str] = os.environ) -> Ranks:
-    """Ranks by the environment variables of `torchrun`, not yet joined; a single process without them.
+    """Ranks by the environment variables of `torchrun` or else `srun`, not yet joined; a single process without them.
 
     Raises:
         ConfigError: They contradict each other.
     """
+    variables = variables if variables.get("WORLD_SIZE") else {**variables, **of_slurm(variables)}
     names = {
         "rank": "RANK",
         "size": "WORLD_SIZE",
@@ -171,6 +175,43 @@ def environment(variables: Mapping[str, str] = os.environ) -> Ranks:
     return ranks
 
 
+def of_slurm(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables of `torchrun` for a task of `srun`; empty without several tasks.
+
+    The first host of the step is the meeting place, at a port that follows from the numbers of job and step. In the
+    script of a job, outside of `srun`, there is no step.
+    """
+    names = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_ID", "SLURM_JOB_ID")
+    rank, size, local, step, job = (variables.get(name, "") for name in names)
+    hosts = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST") or "localhost"
+    if not (rank.isdigit() and size.isdigit() and int(size) > 1 and step.isdigit()):
+        return {}
+    found = {
+        "RANK": rank,
+        "WORLD_SIZE": size,
+        "MASTER_ADDR": first_host(hosts),
+        "MASTER_PORT": str(SLURM_PORTS.start + (int(job or 0) * 7 + int(step)) % len(SLURM_PORTS)),
+    }
+    found |= {key: variables[key] for key in ("MASTER_ADDR", "MASTER_PORT") if variables.get(key)}
+    if local.isdigit():
+        counts = tasks_per_node(variables.get("SLURM_STEP_TASKS_PER_NODE") or variables.get("SLURM_TASKS_PER_NODE", ""))
+        node = int(variables.get("SLURM_NODEID") or 0)
+        found |= {"LOCAL_RANK": local, "LOCAL_WORLD_SIZE": str(counts[node] if node < len(counts) else int(size))}
+    return found
+
+
+def first_host(hosts: str) -> str:
+    """First name of a list of hosts of SLURM: `node01` of `node[01-03,07],login`."""
+    name = re.match(r"(?:[^,\[]|\[[^\]]*\])*", hosts)
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", name[0] if name else hosts)
+
+
+def tasks_per_node(counts: str) -> list[int]:
+    """Number of tasks of each node: `[2, 2, 2, 1]` of `2(x3),1`."""
+    parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
+    return [int(n) for n, times in parts for _ in range(int(times or 1))]
+
+
 @contextmanager
 def join(timeout: float = TIMEOUT) -> Iterator[Ranks]:
     """The ranks of the environment, joined until the context ends: gloo between CPUs, NCCL between CUDA devices.
@@ -186,6 +227,8 @@ def join(timeout: float = TIMEOUT) -> Iterator[Ranks]:
     if ranks.size == 1:
         yield ranks
         return
+    if not os.environ.get("WORLD_SIZE"):
+        os.environ.update(of_slurm())
     import torch
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import PrefixStore

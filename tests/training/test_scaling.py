@@ -6,6 +6,7 @@ import torch
 from xlcli import config
 from xlcli.bench.cost import count_operations
 from xlcli.config import ClusterConfig
+from xlcli.errors import ConfigError
 from xlcli.model.build import build_on_meta
 from xlcli.runtime import Runtime, has_bfloat16_units
 from xlcli.training import scaling
@@ -15,10 +16,11 @@ CPU = Runtime(torch.device("cpu"), torch.float32, 1)
 SIZE = Sizes(parameters=1_000, blocks=(300, 300), matrices=(100, 100, 50), state=2_000, operations=0)
 
 
-def settings(train=None, model=None, **cluster):
+def settings(train=None, model=None, runtime=None, **cluster):
     shape = {"dim": 16, "n_layers": 2, "attention": {"n_heads": 2}, "feedforward": {"ffn_dim": 24}, "vocab_size": 32}
     sizes = {"batch_size": 8, "segment_len": 8, "mem_len": 8, "max_steps": 99}
-    return config.make({"model": {**shape, **(model or {})}, "train": sizes | (train or {}), "cluster": cluster})
+    tree = {"model": {**shape, **(model or {})}, "train": sizes | (train or {}), "cluster": cluster}
+    return config.make(tree, {"runtime": runtime or {}})
 
 
 @pytest.mark.parametrize(("n", "share"), [(1, 0), (2, 0.5), (4, 0.75), (1024, 1023 / 1024)])
@@ -74,7 +76,7 @@ def test_the_plan_divides_rows_and_with_shards_the_model():
     assert four.compute_seconds == four.operations / 0.5e9
     assert four.tokens_per_second == 8 * 8 / four.step_seconds
     assert four.efficiency == four.compute_seconds / four.step_seconds < one.efficiency == 1
-    shards = scaling.plan(made, CPU, 4, shard=True)
+    shards = scaling.plan(settings(runtime={"shard": True}, peak_flops=1e9), CPU, 4)
     assert shards.gradient_bytes == pytest.approx(n_parameters, abs=4)
     assert shards.optimizer_bytes == pytest.approx(one.optimizer_bytes / 4, abs=4)
     assert shards.recurrent_bytes == four.recurrent_bytes
@@ -82,7 +84,8 @@ def test_the_plan_divides_rows_and_with_shards_the_model():
 
 def test_longer_memories_send_nothing_more():
     for shard in (False, True):
-        plans = [scaling.plan(settings({"mem_len": m}, peak_flops=1e9), CPU, 4, shard=shard) for m in (0, 8, 64)]
+        made = [settings({"mem_len": m}, runtime={"shard": shard}, peak_flops=1e9) for m in (0, 8, 64)]
+        plans = [scaling.plan(each, CPU, 4) for each in made]
         assert len({(plan.sent_bytes, plan.messages) for plan in plans}) == 1
         assert plans[2].recurrent_bytes > plans[1].recurrent_bytes
 
@@ -105,3 +108,8 @@ def test_operations_are_those_of_a_step(train, n_layers):
 
 def test_the_peak_is_measured():
     assert scaling.measure_flops(CPU) > 1e8
+
+
+def test_a_batch_that_the_processes_do_not_divide_is_refused():
+    with pytest.raises(ConfigError, match=r"--batch-size 6 or 9"):
+        scaling.plan(settings(peak_flops=1e9), CPU, 3)

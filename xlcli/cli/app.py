@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Iterable, Sequence
-from typing import Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer.core import TyperGroup
@@ -15,6 +16,9 @@ from xlcli import __version__
 from xlcli.cli.help import CONTEXT, Program
 from xlcli.cli.signals import Stopped
 from xlcli.cli.usage import explain
+
+if TYPE_CHECKING:
+    from xlcli.cli.rank_log import RankLog
 
 COMMANDS = ("train", "eval", "generate", "stream", "compress", "decompress", "models", "bench", "cache", "completion")
 """Commands in the order of the help; each is a module of this package with a Typer `app`."""
@@ -55,7 +59,15 @@ def program(
         typer.echo(context.get_help())
 
 
-def run(arguments: Sequence[str]) -> int:
+@dataclass(frozen=True)
+class Invocation:
+    """`obj` of contexts: arguments of the program, and the log of a process that is not the first one of a run."""
+
+    arguments: tuple[str, ...]
+    log: RankLog | None = None
+
+
+def run(arguments: Sequence[str], log: RankLog | None = None) -> int:
     """Runs the program and returns its exit code.
 
     Raises:
@@ -67,7 +79,7 @@ def run(arguments: Sequence[str]) -> int:
         command.main(args=list(arguments), prog_name="xlcli")
     try:
         # Not `command.main`, which turns a broken pipe into exit code 1.
-        with command.make_context("xlcli", list(arguments)) as context:
+        with command.make_context("xlcli", list(arguments), obj=Invocation(tuple(arguments), log)) as context:
             return command.invoke(context) or 0
     except typer.Exit as end:
         return end.exit_code

@@ -27,8 +27,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     quits = signal.getsignal(signal.SIGINT) == signal.SIG_DFL  # set by `xlcli.__main__`
     debug = "--debug" in arguments or os.environ.get("XLCLI_DEBUG", "0") not in ("", "0")
+    log = None
     try:
         _ensure_standard_streams()
+        if any(name in os.environ for name in ("WORLD_SIZE", "SLURM_STEP_ID")):
+            from xlcli.cli.rank_log import open_rank_log
+
+            log = open_rank_log()
         if not (debug or sys.warnoptions):
             import warnings
 
@@ -37,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         if quits:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        code = run(arguments)
+        code = run(arguments, log)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
@@ -54,10 +59,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code, message, remedy = _explain(error)
         _silence_stdout()
         _print_error(message, remedy)
+        if log is not None and not _is_of_first_rank(error):
+            log.report(f"{message} {remedy}")
         return code
     finally:
         if quits:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of the end of the interpreter
+
+
+def _is_of_first_rank(error: Exception) -> bool:
+    """Whether the first process of the run reports this error, or the launcher the loss of a process."""
+    from xlcli.errors import RankError
+
+    return isinstance(error, RankError) or getattr(error, "is_of_first_rank", False)
 
 
 def _explain(error: Exception) -> tuple[int, str, str]:

@@ -12,9 +12,11 @@ import typer
 
 from xlcli.cli import options, units
 from xlcli.cli.help import CONTEXT, Command
+from xlcli.cli.launch import is_to_launch, launch
 from xlcli.cli.options import Unit
 from xlcli.cli.pipe import standard_input
 from xlcli.errors import ConfigError
+from xlcli.ranks import environment, join
 
 if TYPE_CHECKING:
     from xlcli.cli.render import Screen
@@ -130,6 +132,7 @@ def evaluate(
     weight_dtype: options.WeightDtype = None,
     memory_dtype: options.MemoryDtype = None,
     threads: options.Threads = None,
+    nproc: options.NProc = None,
     config_file: options.ConfigFile = None,
     overrides: options.Overrides = None,
     print_config: options.PrintConfig = False,
@@ -166,7 +169,12 @@ def evaluate(
     if dry_run:
         print_eval_plan(folder, files, settings, screen)
         return 0
+    if is_to_launch(nproc):
+        return launch(context.obj.arguments, nproc or 1, verbose=verbose)
+    if not environment().is_first:
+        per_token = plot = html = None  # outputs of the first process
     with (
+        join(config.runtime.timeout) as ranks,
         screen.stop() as stop,
         screen.until(stop),
         standard_input(stop, screen.keyboard_ended),
@@ -178,7 +186,7 @@ def evaluate(
         screen.wait("loading the model")
         from xlcli import evaluation
 
-        loaded, runtime = load_model(folder, settings, config.runtime, screen)
+        loaded, runtime = load_model(folder, settings, config.runtime, screen, ranks)
         shape = loaded.config.model
         warn_mem_len(shape, settings.sweep_mem_len or (settings.mem_len,), screen)
         writers = [write] if per_token is not None else []

@@ -202,6 +202,16 @@ Threads = Annotated[
         rich_help_panel="Machine",
     ),
 ]
+NProc = Annotated[
+    int | None,
+    typer.Option(
+        "--nproc",
+        metavar="N",
+        parser=Unit(units.count, "2"),
+        help="Compute with N processes of this machine, which share the sequences of a batch.",
+        rich_help_panel="Machine",
+    ),
+]
 Seed = Annotated[
     int | None,
     typer.Option(

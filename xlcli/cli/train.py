@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,11 +12,13 @@ import typer
 
 from xlcli.cli import options, train_options
 from xlcli.cli.help import CONTEXT, Command
+from xlcli.cli.launch import is_to_launch, launch
 from xlcli.cli.pipe import standard_input
 from xlcli.cli.terminal import discard_stdout
 from xlcli.errors import ConfigError, DivergedError
 
 if TYPE_CHECKING:
+    from xlcli.cli.rank_log import RankLog
     from xlcli.cli.render import Screen
     from xlcli.cli.tensorboard import EventFile
     from xlcli.config import Config, Tree
@@ -77,6 +78,7 @@ def train(
     compile: train_options.Compile = False,  # noqa: A002
     nproc: train_options.NProc = None,
     shard: train_options.Shard = False,
+    max_restarts: train_options.MaxRestarts = None,
     plot: train_options.Plot = None,
     config_file: options.ConfigFile = None,
     overrides: options.Overrides = None,
@@ -105,8 +107,6 @@ def train(
         check_paths(paths or (), settings.get("text", {}))
         if plot is not None:
             check_run_plot(plot, paths or (), force=force)
-        if nproc is not None and not dry_run:
-            raise ConfigError("--nproc is the number of processes of a plan.", "Add --dry-run.")
         if resume and overwrite:
             raise ConfigError("--resume and --overwrite exclude each other.", "Give one of them.")
         if tensorboard:
@@ -114,6 +114,8 @@ def train(
 
             check_tensorboard()
         folder = Path(out or Path("models") / model_name(paths or ()))
+        if not dry_run and is_to_launch(nproc, max_restarts or 0):
+            return launch(context.obj.arguments, nproc or 1, max_restarts or 0, verbose=verbose)
         with (
             screen.stop() as stop,
             screen.until(stop),
@@ -157,7 +159,7 @@ def train(
                     ranks=ranks,
                 )
             if not ranks.is_first:
-                deque(events, maxlen=0)  # the first process reports
+                follow(events, folder, screen, context.obj.log)
                 return stop.exit_code
             event_file = EventFile(folder) if tensorboard else None
             screen.wait("reading the text")
@@ -267,6 +269,16 @@ def show_all(events: Iterator[Event], screen: Screen, event_file: EventFile | No
         except BrokenPipeError:
             discard_stdout()
     return begun
+
+
+def follow(events: Iterator[Event], folder: Path, screen: Screen, log: RankLog | None) -> None:
+    """Takes part in a run as another process than the first one; its messages go to a log in the folder of the run."""
+    from xlcli.events import Step
+
+    for event in events:
+        if isinstance(event, Step) and log is not None:
+            log.move(folder)
+        show(event, screen, dry_run=False)
 
 
 def show(event: Event, screen: Screen, *, dry_run: bool) -> None:

@@ -303,7 +303,17 @@ NProc = Annotated[
         "--nproc",
         metavar="N",
         parser=Unit(units.count, "2"),
-        help="With --dry-run: print the plan for N processes that share the batch.",
+        help="Train with N processes of this machine, which share the batch; with --dry-run, print the plan for N.",
+        rich_help_panel="Machine",
+    ),
+]
+MaxRestarts = Annotated[
+    int | None,
+    typer.Option(
+        "--max-restarts",
+        metavar="N",
+        parser=Unit(units.count, "3"),
+        help="Number of times that the processes start again from the last checkpoint if one fails. Default: 0.",
         rich_help_panel="Machine",
     ),
 ]

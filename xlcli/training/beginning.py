@@ -43,5 +43,7 @@ def beginning(ranks: Ranks, stop: Callable[[], bool]) -> Path | None:
     ranks.barrier()
     begun = ranks.published(_NAME, stop)
     if "error" in begun:
-        raise getattr(errors, begun["error"])(begun["message"], begun["remedy"])
+        error: XLError = getattr(errors, begun["error"])(begun["message"], begun["remedy"])
+        error.is_of_first_rank = True
+        raise error
     return Path(begun["point"]) if "point" in begun else None

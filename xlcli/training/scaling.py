@@ -22,8 +22,10 @@ from xlcli.events import Scaling
 from xlcli.model.build import build_on_meta
 from xlcli.model.lm import LanguageModel
 from xlcli.optim import MUON_BATCH, hidden_matrices, n_state_floats
+from xlcli.ranks import Ranks
 from xlcli.runtime import Runtime, has_bfloat16_units
 from xlcli.training import memory
+from xlcli.training.parallel import check
 
 BUCKET_BYTES = 25 * 2**20
 """Bytes of gradients that a replicated model averages at once: the default of `DistributedDataParallel`."""
@@ -134,16 +136,19 @@ def sharded(n: int, size: Sizes, *, parameter_bytes: int, grad_accum: int, direc
     )
 
 
-def plan(config: Config, runtime: Runtime, n: int, *, shard: bool = False, shard_bytes: int = 4) -> Scaling:
+def plan(config: Config, runtime: Runtime, n: int) -> Scaling:
     """Plan of a run on `n` processes, each on a device like that of `runtime`.
 
     Args:
         config: Settings of the run; its batch is divided among the processes equally.
         runtime: Device and number type.
         n: Number of processes.
-        shard: Whether parameters, gradients and optimizer states are divided among the processes.
-        shard_bytes: Bytes of a gathered parameter.
+
+    Raises:
+        ConfigError: The run cannot be divided among so many processes.
     """
+    check(config, Ranks(size=n))
+    shard, shard_bytes = config.runtime.shard, 2 if config.runtime.shard_dtype == "bfloat16" else 4
     train, cluster = config.train, config.cluster
     size = sizes(build_on_meta(config.model), config)
     own = config.model_copy(update={"train": train.model_copy(update={"batch_size": train.batch_size // n})})

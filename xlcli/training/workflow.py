@@ -320,8 +320,7 @@ def _lower_rate(run: TrainingRun, paths: Sequence[str], folder: Path) -> str:
 
 def _plan(folder: Path, ready: Prepared, resumed_at: int, n_ranks: int) -> Plan:
     config, parts, runtime = ready.config, ready.parts, ready.runtime
-    shard, shard_bytes = config.runtime.shard, 2 if config.runtime.shard_dtype == "bfloat16" else 4
-    scaling = scaling_plan(config, runtime, n_ranks, shard=shard, shard_bytes=shard_bytes) if n_ranks > 1 else None
+    scaling = scaling_plan(config, runtime, n_ranks) if n_ranks > 1 else None
     return Plan(
         folder=folder,
         corpus=parts.train.corpus.name,

@@ -12,11 +12,9 @@ import typer
 
 from xlcli.cli import options, units
 from xlcli.cli.help import CONTEXT, Command
-from xlcli.cli.launch import is_to_launch, launch
 from xlcli.cli.options import Unit
 from xlcli.cli.pipe import standard_input
 from xlcli.errors import ConfigError
-from xlcli.ranks import environment, join
 
 if TYPE_CHECKING:
     from xlcli.cli.render import Screen
@@ -149,8 +147,10 @@ def evaluate(
     from xlcli.cli.prologue import begin, check_files, check_texts, find_model, load_model, warn_mem_len
 
     config, screen = begin(context, SECTIONS)
+    from xlcli.cli.launch import is_to_launch, launch
     from xlcli.cli.page import check_page, open_page
     from xlcli.cli.plot import check_plot, draw_by_context
+    from xlcli.ranks import environment, join
 
     settings = config.eval
     if plot is not None:

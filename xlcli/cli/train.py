@@ -12,7 +12,6 @@ import typer
 
 from xlcli.cli import options, train_options
 from xlcli.cli.help import CONTEXT, Command
-from xlcli.cli.launch import is_to_launch, launch
 from xlcli.cli.pipe import standard_input
 from xlcli.cli.terminal import discard_stdout
 from xlcli.errors import ConfigError, DivergedError
@@ -93,6 +92,7 @@ def train(
     debug: options.Debug = False,
 ) -> int:
     """Train a model on a text and save it in models/. Everything has a default."""
+    from xlcli.cli.launch import is_to_launch, launch
     from xlcli.cli.prologue import open_screen
     from xlcli.cli.settings import option_names, user_settings
 

@@ -61,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _print_error(message, remedy)
         if log is not None and not _is_of_first_rank(error):
             log.report(f"{message} {remedy}")
+        if type(error).__name__ == "RankError":
+            os._exit(code)  # threads that wait for the lost process may abort the interpreter at its end
         return code
     finally:
         if quits:

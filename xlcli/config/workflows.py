@@ -159,7 +159,6 @@ class RuntimeConfig(BaseConfig):
         deterministic: Use deterministic kernels and a fixed number of threads only.
         shard: In training on several ranks, divide parameters, gradients and optimizer states among them; the result is
             the same up to rounding.
-        shard_dtype: Number type of the parameters that a rank gathers; gradients are averaged in float32.
         timeout: Seconds after which a run ends because another rank does not answer.
     """
 
@@ -170,7 +169,6 @@ class RuntimeConfig(BaseConfig):
     compile: bool = False
     deterministic: bool = False
     shard: bool = False
-    shard_dtype: Literal["float32", "bfloat16"] = "float32"
     timeout: Positive = 600.0
 
 

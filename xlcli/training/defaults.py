@@ -34,7 +34,7 @@ LARGEST_BUDGET = 2**31
 """Maximum of `train.max_tokens`."""
 BUDGETS = ("max_steps", "max_tokens", "max_time")
 """Keys of `train` that limit a run."""
-RUNTIME_KEYS = ("device", "dtype", "threads", "compile", "deterministic", "shard", "shard_dtype", "timeout")
+RUNTIME_KEYS = ("device", "dtype", "threads", "compile", "deterministic", "shard", "timeout")
 """Keys of `runtime` that may change when a run is resumed."""
 CHANGEABLE = frozenset(
     {

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -136,17 +135,14 @@ def _shard(model: LanguageModel, config: Config, runtime: Runtime) -> Callable[[
         `Parallel.delayed`.
     """
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+    from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
     mesh = init_device_mesh(runtime.device.type, (runtime.ranks.size,))
-    policy = MixedPrecisionPolicy()
-    if config.runtime.shard_dtype == "bfloat16":
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     if not (isinstance(model.stack, ReversibleStack | AdaptiveStack) or _share_parameters(model)):
         for block in model.stack.layers():
-            fully_shard(block, mesh=mesh, mp_policy=policy)
+            fully_shard(block, mesh=mesh)
             register_fsdp_forward_method(block, "update_memory")
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    fully_shard(model, mesh=mesh, reshard_after_forward=False)
     register_fsdp_forward_method(model, "score")
     for module in model.modules():
         if isinstance(module, FSDPModule):

@@ -148,7 +148,7 @@ def plan(config: Config, runtime: Runtime, n: int) -> Scaling:
         ConfigError: The run cannot be divided among so many processes.
     """
     check(config, Ranks(size=n))
-    shard, shard_bytes = config.runtime.shard, 2 if config.runtime.shard_dtype == "bfloat16" else 4
+    shard, shard_bytes = config.runtime.shard, 4
     train, cluster = config.train, config.cluster
     size = sizes(build_on_meta(config.model), config)
     own = config.model_copy(update={"train": train.model_copy(update={"batch_size": train.batch_size // n})})

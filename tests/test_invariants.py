@@ -71,7 +71,7 @@ def test_prefix(name):
                 assert not torch.allclose(before[:, i + 1 :], after[:, i + 1 :])
 
 
-@every_memory
+@every_memory_in_part
 def test_cutting(name):
     """Cutting: with a uniform span, call lengths and kind of memory do not change the result.
 

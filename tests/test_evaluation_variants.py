@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 from toys import PROSE, RUNTIME, slow_bits, toy
+from variants import thinned
 
 from xlcli import config
 from xlcli.config import EvalConfig
@@ -48,7 +49,7 @@ def score(model, path, **options):
     return next(e for e in evaluate(model, [path], EvalConfig(**options), RUNTIME) if isinstance(e, Score))
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", thinned(SHAPES, [*SHAPES][::2]))
 def test_segments_and_batches_change_the_speed_only(name, prose):
     """Absolute positions are those of the text in every sequence; an unbounded receptive field allows one sequence."""
     model = variant(name)

@@ -387,7 +387,7 @@ def test_the_configuration_knows_how_much_is_remembered(name):
 
 
 @pytest.mark.parametrize("mem_len", [0, 7])
-@pytest.mark.parametrize("name", variants.thinned(variants.IN_TURN + variants.ROUNDED, variants.IN_TURN[::3]))
+@pytest.mark.parametrize("name", variants.thinned(variants.IN_TURN + variants.ROUNDED, variants.IN_TURN[::7]))
 def test_sequences_at_different_places_are_joined_and_split(name, mem_len):
     """With memories that are not full, and full ones; hash tables and pooled blocks only at equal places."""
     model = variants.make(name)

@@ -49,7 +49,7 @@ def through_disk(path, session, model):
 sizes = st.lists(st.integers(1, 90), min_size=1, max_size=6)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(sizes, st.tuples(st.sampled_from(["bytes", "sentencepiece"]), st.sampled_from([0, 9])))
 def test_tokens_as_the_slow_way_whatever_the_portions(sizes, case):
     kind, mem_len = case

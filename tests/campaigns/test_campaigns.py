@@ -12,7 +12,13 @@ HERE = Path(__file__).parent
 
 @pytest.mark.parametrize(
     ("name", "cases"),
-    [("kills", 1), ("mutations", 30), ("crashes", 2), ("full_disks", 1), ("big_inputs", 1)],
+    [
+        ("kills", 1),
+        ("crashes", 2),
+        ("full_disks", 1),
+        pytest.param("mutations", 30, marks=pytest.mark.exhaustive),
+        pytest.param("big_inputs", 2, marks=pytest.mark.exhaustive),
+    ],
 )
 def test_all_survive(name, cases, tmp_path):
     command = [sys.executable, str(HERE / f"{name}.py"), "--cases", str(cases)]

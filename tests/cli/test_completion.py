@@ -15,7 +15,7 @@ PRESETS = [preset.name for preset in list_presets()]
 WORDS = [
     ("xlcli ", list(COMMANDS)),
     ("xlcli train --optimizer ", ["muon", "adamw"]),
-    ("xlcli train --max-", ["--max-steps", "--max-tokens", "--max-time"]),
+    ("xlcli train --max-", ["--max-steps", "--max-tokens", "--max-time", "--max-restarts"]),
     ("xlcli train --preset ", PRESETS),
     ("xlcli train --init b", ["books"]),
     ("xlcli eval -m ", ["tiny", "books"]),

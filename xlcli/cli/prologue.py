@@ -15,11 +15,11 @@ from xlcli.cli.settings import option_names, print_config, resolve
 from xlcli.cli.usage import nearest, source
 from xlcli.config import Config, InferenceConfig, ModelConfig, RuntimeConfig
 from xlcli.errors import CheckpointError, ConfigError, DataError, StateError
-from xlcli.ranks import SINGLE, Ranks
 
 if TYPE_CHECKING:
     from xlcli.cli.render import Screen
     from xlcli.inference import SaveState
+    from xlcli.ranks import Ranks
     from xlcli.runtime import Runtime
     from xlcli.store.loaded import LoadedModel
     from xlcli.store.state_files import SessionState
@@ -133,7 +133,7 @@ def print_plan(
 
 
 def load_model(
-    folder: Path, settings: InferenceConfig, config: RuntimeConfig, screen: Screen, ranks: Ranks = SINGLE
+    folder: Path, settings: InferenceConfig, config: RuntimeConfig, screen: Screen, ranks: Ranks | None = None
 ) -> tuple[LoadedModel, Runtime]:
     """Runtime of the settings, and the model loaded on its device. Imports torch."""
     from xlcli.cli import quantities, report
@@ -142,7 +142,7 @@ def load_model(
     from xlcli.store.layout import read_config
     from xlcli.store.records import scored_text
 
-    runtime = make_runtime(config, ranks=ranks)
+    runtime = make_runtime(config) if ranks is None else make_runtime(config, ranks=ranks)
     weight_dtype, memory_dtype = settings.dtypes(read_config(folder).model)
     model = load(
         folder,

@@ -40,9 +40,9 @@ def generate(
         typer.Option(
             "--prompts",
             metavar="FILE.jsonl|-",
-            allow_from_autoenv=False,
-            help='Continue many prompts in batches: lines {"prompt": TEXT}, with any "id". Prints a line of JSON for '
-            "each, in their order; with --seed each as the prompt alone.",
+            help='Continue many prompts in batches: lines {"prompt": TEXT}, with a string or number as "id" if wanted. '
+            "All lines are read first, also those of standard input (-). Prints a line of JSON for each, in their "
+            "order; with --seed each as the prompt alone.",
             rich_help_panel="Sampling",
         ),
     ] = None,
@@ -234,6 +234,9 @@ def generate(
         prompt = read_prompt(words, stopping)
         named = None if prompts is None else read_prompts(prompts, stopping)
         screen.keyboard_ended()
+        if named == []:
+            screen.say(f"{'standard input' if prompts == '-' else prompts} has no prompts", "warning")
+            return 0
         screen.wait("loading the model")
         from xlcli import generation, inference
         from xlcli.generation.prompts import generate_prompts

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import os
 import select
 import stat
@@ -46,6 +45,7 @@ class InputFiles:
         state_out: Folder in which states are saved.
         stop: Stop request that ends a wait.
         flush_ms: Maximum time of a wait in milliseconds, if any.
+        warn: Called with a warning for each file that is not read.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class InputFiles:
         state_out: str | None,
         stop: Stop,
         flush_ms: int | None,
+        warn: Callable[[str], None],
     ) -> None:
         self._paths = paths
         self._text_of = text_of
@@ -65,7 +66,9 @@ class InputFiles:
         self._state_in, self._state_out = state_in, state_out
         self._stop = stop
         self._flush_ms = flush_ms
+        self._warn = warn
         self._known: dict[str, Path] = {}
+        self._refused: set[Path] = set()
         self._pipes: list[Path] = []
         self._files: list[Path] = []  # those whose turn has not come
         self._open: dict[int, bool] = {}  # descriptor to whether it is a regular file
@@ -76,10 +79,12 @@ class InputFiles:
         now = time.monotonic()
         if now >= self._next_scan:
             self._next_scan = now + SCAN_SECONDS
-            new = [path for path in found(self._paths) if path.name not in self._known]
-            self._known |= {path.name: path for path in new}
-            self._pipes += filter(Path.is_fifo, new)
-            self._files += itertools.filterfalse(Path.is_fifo, new)
+            for path in found(self._paths, self._refuse):
+                if path.name not in self._known:
+                    self._known[path.name] = path
+                    (self._pipes if path.is_fifo() else self._files).append(path)
+                elif path != (known := self._known[path.name]):
+                    self._refuse(path, f"has the same name as {known}")
         n_free = MAX_FILES - sum(self._open.values())
         opened = self._pipes + self._files[:n_free]
         self._pipes, self._files = [], self._files[n_free:]
@@ -91,6 +96,12 @@ class InputFiles:
         if any(path.is_dir() for path in self._paths):
             limits.append(int(1000 * SCAN_SECONDS))
         poll(dict.fromkeys((*self._open, self._stop.fd), select.POLLIN)).poll(min(limits, default=None))
+
+    def _refuse(self, path: Path, reason: str) -> None:
+        """Warns once that a file is not read."""
+        if path not in self._refused:
+            self._refused.add(path)
+            self._warn(f"{path} {reason} and is not read")
 
     def _input(self, path: Path) -> Input:
         from xlcli.streaming.several import Input
@@ -128,17 +139,31 @@ class InputFiles:
             yield data
 
 
-def found(paths: Sequence[Path]) -> list[Path]:
-    """The files and named pipes among paths, and those in folders, without hidden ones, in alphabetical order."""
-    listed = [path for given in paths for path in (sorted(given.iterdir()) if given.is_dir() else [given])]
-    return [path for path in listed if path in paths or not (path.name.startswith(".") or path.is_dir())]
+def found(paths: Sequence[Path], refuse: Callable[[Path, str], None] = lambda path, reason: None) -> list[Path]:
+    """The paths, with the files and named pipes in a folder in its place, without hidden ones, in alphabetical order.
+
+    Sub-folders, sockets and devices in folders are skipped, broken links refused.
+    """
+    listed: list[Path] = []
+    for given in paths:
+        if not given.is_dir():
+            listed.append(given)
+            continue
+        for path in sorted(given.iterdir()):
+            if path.name.startswith("."):
+                continue
+            if path.is_file() or path.is_fifo():
+                listed.append(path)
+            elif path.is_symlink() and not path.exists():
+                refuse(path, "is a broken link")
+    return listed
 
 
 def check_inputs(paths: Sequence[Path], state_in: str | None, state_out: str | None) -> list[Path]:
     """The inputs that exist, checked before a model is loaded; makes the folder of states.
 
     Raises:
-        ConfigError: Two inputs have the same name, or the place for states is no folder.
+        ConfigError: Two inputs have the same name or are the same, or the place for states is no folder.
         DataError: There is no input, or one does not exist.
         StateError: There is no folder of saved states.
     """
@@ -148,9 +173,13 @@ def check_inputs(paths: Sequence[Path], state_in: str | None, state_out: str | N
     inputs = found(paths)
     if not inputs:
         raise DataError(f"{paths[0]} has no files.", "Put files or named pipes in it before the start.")
-    names = [path.name for path in inputs]
-    if twice := next((name for i, name in enumerate(names) if name in names[:i]), None):
-        raise ConfigError(f"two inputs have the name {twice}.", "Rename one: output and states use these names.")
+    named: dict[str, Path] = {}
+    for path in inputs:
+        other = named.setdefault(path.name, path)
+        if other is not path and other.resolve() == path.resolve():
+            raise ConfigError(f"{path} is given twice.", "Give it, or its folder, once.")
+        if other is not path:
+            raise ConfigError(f"{other} and {path} have the same name.", "Rename one: output and states use the names.")
     if state_in is not None and not Path(state_in).is_dir():
         raise StateError(f"{state_in} is no folder of saved states.", "With --inputs, give that of --state-out.")
     if state_out is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,20 +16,25 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 
+_LONE = re.compile("[\ud800-\udfff]")
+
+
 def to_json(value: Any) -> str:
-    """One line of JSON; NaN and infinity become null."""
+    """One line of JSON. NaN and infinity become null, bytes of file names that are not UTF-8 U+FFFD."""
     return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False)
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, str) and not value.isascii():
+        return _LONE.sub("\ufffd", value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {_plain(str(key)): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, Path):
-        return str(value)
+        return _plain(str(value))
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     return value

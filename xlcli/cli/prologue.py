@@ -201,10 +201,17 @@ def check_files(
         state_in: Name of the state file to read.
     """
     from xlcli.cli.outputs import check_outputs
+    from xlcli.store.state_files import is_state_file
 
     params = context.params
+    if state_in is not None and Path(state_in).is_dir():
+        raise StateError(
+            f"--state-in {state_in} is a folder, which goes with stream --inputs only.", "Give a file in it."
+        )
     if state_in is not None and not Path(state_in).is_file():
         raise StateError(f"there is no saved state {state_in}.", "Make one with --state-out FILE, or drop --state-in.")
+    if state_in is not None and not is_state_file(Path(state_in)):
+        raise StateError(f"{state_in} is damaged or no saved state.", "Start without --state-in.")
     inputs = [folder, *map(Path, texts), *([Path(params["config_file"])] if params["config_file"] else ())]
     names = {f"--{name.replace('_', '-')}": params[name] for name in outputs}
     check_outputs(names, inputs, force=params["force"])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from xlcli.cli.pipe import open_source, portions
 from xlcli.cli.signals import Stop, Stopped
+from xlcli.cli.terminal import one_line
 from xlcli.errors import DataError
 
 if TYPE_CHECKING:
@@ -25,23 +27,31 @@ class NamedPrompt:
     """A line of the file: the text of the prompt, and its key `id`, a tuple of one value, if it has one."""
 
     text: bytes
-    id: tuple[Any, ...] = ()
+    id: tuple[str | float | bool | None, ...] = ()
 
 
 def read_prompts(name: str, stop: Stop) -> list[NamedPrompt]:
-    """The prompts of a file, or of standard input for `-`.
+    """The prompts of a file, which may be compressed or in UTF-16 or UTF-32, or of standard input for `-`.
 
     Raises:
         DataError: A line is no prompt, or the file cannot be read.
     """
-    data, label = bytearray(), "standard input" if name == "-" else name
-    for portion in portions(open_source(name), stop, None):
-        data += portion or b""
-        if len(data) > MAX_BYTES:
-            raise DataError(f"{label} is longer than {MAX_BYTES >> 20} MiB.", "Divide it.")
+    from xlcli.text.formats import in_utf8, unpacked
+
+    label = "standard input" if name == "-" else name
+    data = _joined(portions(open_source(name), stop, None), label)
     if stop():
         raise Stopped(stop.exit_code)
-    return list(_parsed(bytes(data), label))
+    return list(_parsed(_joined(in_utf8(unpacked(iter([data]), label), label), label), label))
+
+
+def _joined(parts: Iterable[bytes | None], label: str) -> bytes:
+    data = bytearray()
+    for part in parts:
+        data += part or b""
+        if len(data) > MAX_BYTES:
+            raise DataError(f"{label} is longer than {MAX_BYTES >> 20} MiB.", "Divide it.")
+    return bytes(data)
 
 
 def _parsed(data: bytes, label: str) -> Iterator[NamedPrompt]:
@@ -50,18 +60,47 @@ def _parsed(data: bytes, label: str) -> Iterator[NamedPrompt]:
             continue
         place = f"line {number} of {label}"
         try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
+            value = _strict_json(line)
+        except (json.JSONDecodeError, UnicodeDecodeError):
             raise DataError(f"{place} is not JSON.", _EXAMPLE) from None
+        except RecursionError:
+            raise DataError(f"{place} is nested too deeply.", _EXAMPLE) from None
+        except ValueError as reason:
+            raise DataError(f"{place} has {reason}.", _EXAMPLE) from None
         if not isinstance(value, dict) or not isinstance(value.get("prompt"), str):
             raise DataError(f"{place} has no text in 'prompt'.", _EXAMPLE)
         if unknown := sorted(value.keys() - {"prompt", "id"}):
             raise DataError(f"{place} has the unknown key '{unknown[0]}'.", "The keys are prompt and id.")
+        if isinstance(value.get("id"), list | dict):
+            raise DataError(f"the id in {place} is a list or an object.", "Write a string or a number.")
         try:
             text = value["prompt"].encode()
-        except UnicodeEncodeError:  # half of a surrogate pair
-            raise DataError(f"the prompt in {place} is not Unicode.", "Write characters as UTF-8.") from None
+            str(value.get("id")).encode()
+        except UnicodeEncodeError:
+            raise DataError(f"{place} has half of a surrogate pair.", "Write characters as UTF-8.") from None
         yield NamedPrompt(text, (value["id"],) if "id" in value else ())
+
+
+def _strict_json(line: bytes) -> Any:
+    """The value of a line of JSON; `ValueError` for one that would be read as another value."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(tree := dict(pairs)) < len(pairs):
+            raise ValueError("a key twice")
+        return tree
+
+    def integer(text: str) -> int:
+        try:
+            return int(text)
+        except ValueError:
+            raise ValueError(f"a number of {len(text)} digits") from None
+
+    def finite(text: str) -> float:
+        if not math.isfinite(number := float(text)):
+            raise ValueError(f"the number {one_line(text)}, which is not finite")
+        return number
+
+    return json.loads(line, object_pairs_hook=unique, parse_int=integer, parse_float=finite, parse_constant=finite)
 
 
 def show_results(
@@ -72,24 +111,34 @@ def show_results(
     n_samples: int,
     without_prompt: bool,
 ) -> None:
-    """Prints one JSON object for each prompt, as soon as it and all before it are complete."""
+    """Prints one JSON object for each prompt, as soon as it and all before it are complete.
+
+    After a signal, prompts at the end without any token are not printed.
+    """
     from xlcli.cli import json_objects
     from xlcli.events import ProgressMeter
 
     prompts = list(prompts)
-    meter, n_done = ProgressMeter("generating", len(prompts), "prompts"), 0
+    meter, n_complete = ProgressMeter("generating", len(prompts), "prompts"), 0
+    held: list[dict[str, Any]] = []
+    remaining = iter(prompts)
     for event in events:
         if not isinstance(event, tuple):
             screen.notice(event)
             continue
-        prompt = prompts[n_done]
+        prompt = next(remaining)
         samples = [json_objects.generated_object(result) for result in event]
         if without_prompt:
             samples = [{key: value for key, value in sample.items() if key != "prompt"} for sample in samples]
         tree = samples[0] if n_samples == 1 else {"samples": samples}
-        screen.object({"id": prompt.id[0]} | tree if prompt.id else tree)
-        n_done += 1
-        for progress in meter.report(n_done):
+        held.append({"id": prompt.id[0]} | tree if prompt.id else tree)
+        is_complete = all(result.stop_reason != "interrupted" for result in event)
+        if is_complete or any(result.tokens for result in event):
+            for each in held:
+                screen.object(each)
+            held = []
+        n_complete += is_complete
+        for progress in meter.report(n_complete):
             screen.progress(progress)
-    if n_done < len(prompts):
-        screen.say(f"stopped: {n_done} of {len(prompts)} prompts were continued", "warning")
+    if n_complete < len(prompts):
+        screen.say(f"stopped: {n_complete} of {len(prompts)} prompts were continued to their end", "warning")

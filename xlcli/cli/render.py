@@ -251,8 +251,7 @@ class Screen:
     def object(self, value: Any) -> None:
         """Prints one line of JSON to stdout, with control characters escaped on a terminal."""
         text = json_objects.to_json(value)
-        # Bytes of file names that are not UTF-8 are lone surrogates, which `backslashreplace` turns into JSON escapes.
-        self.write((visible_json(text) if self.on_terminal else text).encode("utf-8", "backslashreplace") + b"\n")
+        self.write((visible_json(text) if self.on_terminal else text).encode() + b"\n")
 
     def model_text(self, data: bytes, *, final: bool = False) -> None:
         """Writes model text: exact bytes to a pipe, escaped to a terminal, where `final` ends the last line."""

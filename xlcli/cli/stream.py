@@ -40,13 +40,13 @@ def stream(
     context: typer.Context,
     files: Annotated[list[str] | None, typer.Argument(metavar="[FILE]")] = None,
     inputs: Annotated[
-        list[str] | None,
+        list[Path] | None,
         typer.Option(
             "--inputs",
             metavar="FOLDER|FILE",
-            allow_from_autoenv=False,  # Typer would split a variable at blanks
             help="Score several texts at a time: files and named pipes, or all of them in a folder. May be repeated. "
-            "--state-in and --state-out are folders then, with a file NAME.state for each.",
+            "A named pipe ends when its last writer closes it. --state-in and --state-out are folders then, with a "
+            "file NAME.state for each.",
             rich_help_panel="Text",
         ),
     ] = None,
@@ -155,8 +155,7 @@ def stream(
             raise ConfigError(f"--inputs does not go together with {conflict}.", f"Leave out {conflict}.")
         from xlcli.cli.inputs import check_inputs
 
-        paths = [Path(each) for each in inputs]
-        texts = list(map(str, check_inputs(paths, state_in, state_out)))
+        texts = list(map(str, check_inputs(inputs, state_in, state_out)))
         folder = find_model(context, settings, screen)
         check_files(context, folder, texts, [])
         if dry_run:
@@ -164,7 +163,7 @@ def stream(
             action = f"scores {len(texts)} inputs"
             print_plan(folder, settings, screen, batch_size=len(texts), action=action, is_endless=is_endless)
             return 0
-        return stream_inputs(context, config, folder, paths, screen)
+        return stream_inputs(context, config, folder, inputs, screen)
     if html is not None:
         check_page(html)
     texts = [] if name == "-" else [name]
@@ -234,8 +233,9 @@ def stream_inputs(context: typer.Context, config: Config, folder: Path, paths: S
         def open_states(
             saved: str | None, out: str | None, source: Path
         ) -> tuple[SessionState | None, SaveState | None]:
+            states = open_state_files(saved, out, loaded, runtime, screen)  # reports a damaged state that is read
             check_outputs({"--state-out": out}, [folder, source], force=params["force"])
-            return open_state_files(saved, out, loaded, runtime, screen)
+            return states
 
         files = InputFiles(
             paths,
@@ -245,6 +245,7 @@ def stream_inputs(context: typer.Context, config: Config, folder: Path, paths: S
             state_out=params["state_out"],
             stop=stop,
             flush_ms=settings.flush_ms,
+            warn=lambda text: screen.say(text, "warning"),
         )
         finals = []
         for name, event in stream_several(loaded, files, settings, runtime, stop=stop):

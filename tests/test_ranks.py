@@ -2,12 +2,23 @@
 
 import json
 import os
+import socket
 
 import pytest
 from launching import outputs, start
 
-from xlcli.errors import ConfigError
-from xlcli.ranks import SLURM_PORTS, Ranks, environment, first_host, join, of_slurm, tasks_per_node
+from xlcli.errors import ConfigError, RankError
+from xlcli.ranks import (
+    SLURM_PORTS,
+    Ranks,
+    environment,
+    first_host,
+    is_lost,
+    is_timeout,
+    join,
+    of_slurm,
+    tasks_per_node,
+)
 
 ADDRESS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
@@ -38,18 +49,56 @@ def test_the_variables_of_torchrun():
 
 
 @pytest.mark.parametrize(
-    "variables", [{"WORLD_SIZE": "2"}, {"WORLD_SIZE": "two"}, {"WORLD_SIZE": "2", "RANK": "2"} | ADDRESS]
+    "variables",
+    [{"WORLD_SIZE": "2"}, {"WORLD_SIZE": "two"}, {"WORLD_SIZE": "2", "RANK": "2"} | ADDRESS]
+    + [{"WORLD_SIZE": "2", "RANK": "1"} | ADDRESS | {"MASTER_PORT": port} for port in ("abc", "0", "65536", "-1")],
 )
 def test_contradicting_variables_are_refused(variables):
-    with pytest.raises(ConfigError):
+    named = "MASTER_PORT" if variables.get("MASTER_PORT") not in (None, "29500") else "WORLD_SIZE|torchrun"
+    with pytest.raises(ConfigError, match=named):
         environment(variables)
+
+
+def test_a_rank_without_the_first_one_says_so_and_gives_up():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (_, _, _), (code, out, error) = outputs(
+        start(2, "import test_ranks; test_ranks.alone()", variables={"MASTER_PORT": str(port)})
+    )
+    assert (code, error) == (0, "")
+    assert out.splitlines() == [
+        f"waiting for rank 0 at 127.0.0.1:{port}, at most 0.6 seconds",
+        f"rank 1 cannot reach rank 0 at 127.0.0.1:{port}.",
+    ]
+
+
+def alone():
+    """Rank 1 of two; rank 0 ends at once."""
+    if os.environ["RANK"] == "0":
+        return
+    try:
+        with join(timeout=0.6, notify=lambda text: print(text, flush=True)):
+            pass
+    except RankError as error:
+        print(error.message)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_slow"),
+    [
+        ("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1", False),
+        ("[gloo/transport/tcp/unbound_buffer.cc:133] Timed out waiting 1000ms for recv operation to complete", True),
+    ],
+)
+def test_a_lost_rank_and_one_that_does_not_answer_are_different(text, is_slow):
+    assert is_lost(RuntimeError(text))
+    assert is_timeout(RuntimeError(text)) == is_slow
 
 
 def operations():
     """One rank of two: its results of every operation; then the second one ends."""
     import torch
-
-    from xlcli.errors import RankError
 
     try:
         with join(timeout=600) as ranks:  # the test takes less
@@ -84,7 +133,7 @@ def test_operations_of_two_processes_and_the_loss_of_one():
         assert found["sum"] == [3.0, 3.0]
         assert found["published"] == "yes"
     assert first["rows"] == [[1.0], [1.0], [2.0], [2.0]]
-    assert "another process of this run has ended" in message
+    assert "another process of this run was lost" in message
 
 
 SLURM = {

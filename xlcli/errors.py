@@ -70,6 +70,10 @@ class RankError(XLError):
     exit_code = 4
 
 
+class LostRankError(RankError):
+    """The connection to another process was lost: it has ended."""
+
+
 class BusyError(XLError):
     """Another process is writing the same model folder."""
 

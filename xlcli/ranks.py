@@ -16,8 +16,9 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from xlcli.errors import ConfigError, RankError
+from xlcli.errors import ConfigError, LostRankError, RankError
 from xlcli.events import StoppedEarlyError
+from xlcli.meeting import JOIN_SECONDS, Wait, meet
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -170,6 +171,9 @@ def environment(variables: Mapping[str, str] = os.environ) -> Ranks:
         missing = [key for key in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not variables.get(key)]
         if missing:
             raise ConfigError(f"WORLD_SIZE is {ranks.size}, but {missing[0]} is not set.", remedy)
+        port = variables["MASTER_PORT"]
+        if not (port.isascii() and port.isdigit() and 0 < int(port) < 2**16):
+            raise ConfigError(f"MASTER_PORT is '{port}', not a port.", "Set it to a number from 1 to 65535.")
     if not (0 <= ranks.rank < ranks.size and 0 <= ranks.local_rank < ranks.local_size):
         raise ConfigError(f"RANK is {ranks.rank}, but WORLD_SIZE is {ranks.size}.", remedy)
     return ranks
@@ -213,15 +217,19 @@ def tasks_per_node(counts: str) -> list[int]:
 
 
 @contextmanager
-def join(timeout: float = TIMEOUT) -> Iterator[Ranks]:
+def join(
+    timeout: float = TIMEOUT, remedy: str = "Run the command again.", notify: Callable[[str], None] = lambda text: None
+) -> Iterator[Ranks]:
     """The ranks of the environment, joined until the context ends: gloo between CPUs, NCCL between CUDA devices.
 
     Args:
         timeout: Seconds after which a rank that does not answer is given up.
+        remedy: Remedy if a rank is lost.
+        notify: Called with a message if other ranks do not come for some seconds.
 
     Raises:
         ConfigError: The environment variables contradict each other.
-        RankError: Another rank has ended, or does not answer.
+        RankError: Another rank has ended, does not come or does not answer.
     """
     ranks = environment()
     if ranks.size == 1:
@@ -229,29 +237,30 @@ def join(timeout: float = TIMEOUT) -> Iterator[Ranks]:
         return
     if not os.environ.get("WORLD_SIZE"):
         os.environ.update(of_slurm())
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # warnings with stack traces of C++; errors are raised
     import torch
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import PrefixStore
-    from torch.distributed.rendezvous import rendezvous
 
+    store = meet(ranks.rank, ranks.size, ranks.restarts, Wait(min(timeout, JOIN_SECONDS), notify))
+    store.set_timeout(timedelta(seconds=timeout))
     try:
-        store, rank, size = next(iter(rendezvous("env://", timeout=timedelta(seconds=timeout))))
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
             store=PrefixStore(f"group {ranks.restarts}", store),  # the store may hold keys of an earlier start
-            rank=rank,
-            world_size=size,
+            rank=ranks.rank,
+            world_size=ranks.size,
             timeout=timedelta(seconds=timeout),
         )
         yield replace(ranks, store=PrefixStore(f"xlcli {ranks.restarts}", store))
     except RuntimeError as error:
         if not is_lost(error):
             raise
-        raise RankError(
-            f"another process of this run has ended, or has not answered for {timeout:g} seconds "
-            f"(noticed by rank {ranks.rank} of {ranks.size}).",
-            "See its own message; --resume continues from the last checkpoint.",
-        ) from error
+        noticed = f"(noticed by rank {ranks.rank} of {ranks.size})"
+        if is_timeout(error):
+            message = f"another process of this run has not answered for {timeout:g} seconds {noticed}."
+            raise RankError(message, remedy) from error
+        raise LostRankError(f"another process of this run was lost {noticed}.", remedy) from error
     finally:
         # Otherwise threads of gloo may abort the process when the interpreter ends.
         with suppress(RuntimeError, ValueError, AssertionError):
@@ -264,3 +273,8 @@ def is_lost(error: RuntimeError) -> bool:
 
     kinds = dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError
     return isinstance(error, kinds) or "gloo/" in str(error) or "pair closure" in str(error)
+
+
+def is_timeout(error: RuntimeError) -> bool:
+    """Whether another rank does not answer although it may still run."""
+    return re.search(r"time ?out|timed out", str(error), re.IGNORECASE) is not None

@@ -126,7 +126,7 @@ def test_the_loss_of_a_rank_ends_the_others_and_the_run_is_resumed(prose):
     arguments += ["--max-steps", "6", "--save-every", "2", "--set", "model.dim=32", "--set", "model.n_layers=1"]
     (code, _, error), (killed, _, _) = launch(2, f"command(*{arguments}, kill=5)")
     assert (code, killed) == (4, -9), error
-    assert "another process of this run has ended" in error.splitlines()[-2] + error.splitlines()[-1]
+    assert "another process of this run was lost" in error.splitlines()[-2] + error.splitlines()[-1]
     assert latest(Path("m/checkpoints")).path.name.endswith("4")
     go({}, str(prose), "m", resume=True)
     assert [row["step"] for row in curve("m") if "nats" in row] == [1, 2, 3, 4, 5, 6]

@@ -34,6 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from xlcli.cli.rank_log import open_rank_log
 
             log = open_rank_log()
+            if "WORLD_SIZE" in os.environ:
+                from xlcli.cli.launch import end_with_launcher
+
+                end_with_launcher()
         if not (debug or sys.warnoptions):
             import warnings
 
@@ -56,12 +60,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             import traceback
 
             traceback.print_exc()
+        if type(error).__name__ == "LostRankError":
+            from xlcli.cli.launch import LOST, reports_loss
+
+            if reports_loss():
+                os._exit(LOST)
         code, message, remedy = _explain(error)
         _silence_stdout()
         _print_error(message, remedy)
         if log is not None and not _is_of_first_rank(error):
             log.report(f"{message} {remedy}")
-        if type(error).__name__ == "RankError":
+        if "RankError" in type(error).__name__:
             os._exit(code)  # threads that wait for the lost process may abort the interpreter at its end
         return code
     finally:
@@ -71,9 +80,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _is_of_first_rank(error: Exception) -> bool:
     """Whether the first process of the run reports this error, or the launcher the loss of a process."""
-    from xlcli.errors import RankError
+    from xlcli.errors import LostRankError
 
-    return isinstance(error, RankError) or getattr(error, "is_of_first_rank", False)
+    return isinstance(error, LostRankError) or getattr(error, "is_of_first_rank", False)
 
 
 def _explain(error: Exception) -> tuple[int, str, str]:

@@ -150,6 +150,7 @@ def evaluate(
     from xlcli.cli.launch import is_to_launch, launch
     from xlcli.cli.page import check_page, open_page
     from xlcli.cli.plot import check_plot, draw_by_context
+    from xlcli.cli.rank_log import waiting
     from xlcli.ranks import environment, join
 
     settings = config.eval
@@ -174,7 +175,7 @@ def evaluate(
     if not environment().is_first:
         per_token = plot = html = None  # outputs of the first process
     with (
-        join(config.runtime.timeout) as ranks,
+        join(config.runtime.timeout, notify=waiting(screen, context.obj.log)) as ranks,
         screen.stop() as stop,
         screen.until(stop),
         standard_input(stop, screen.keyboard_ended),

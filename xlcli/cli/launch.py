@@ -12,7 +12,8 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,16 +23,24 @@ SECONDS_TO_SAVE = 600
 """Seconds after a signal until a process that still runs is killed."""
 STARTED = "TORCHELASTIC_RUN_ID"
 """Environment variable that the launcher sets in the processes that it starts."""
+LOST = 75
+"""Exit code with which a process reports to this launcher that another one was lost; its launcher knows which."""
+_RUN = "xlcli-"
+"""Beginning of the identifiers of the runs of `launch`."""
+PARENT_SECONDS = 1.0
+"""Seconds between two looks whether the launcher still runs."""
 
 
 def is_to_launch(nproc: int | None, max_restarts: int = 0) -> bool:
-    """Whether this process is to start others: `--nproc` or `--max-restarts` is given, and it is none of theirs.
+    """Whether this process is to start others, by `--nproc` and `--max-restarts`, and is none of theirs.
 
     Raises:
-        ConfigError: Another launcher has started another number of processes.
+        ConfigError: Another launcher has started another number of processes, or `--max-restarts` is alone.
     """
     from xlcli.ranks import environment
 
+    if max_restarts and nproc is None:
+        raise ConfigError("--max-restarts needs --nproc.", "Add --nproc, or give --max-restarts to torchrun.")
     size = environment().size
     if STARTED in os.environ or size > 1:
         if nproc not in (None, size):
@@ -43,7 +52,40 @@ def is_to_launch(nproc: int | None, max_restarts: int = 0) -> bool:
     return (nproc or 1) > 1 or max_restarts > 0
 
 
-def launch(arguments: Sequence[str], nproc: int, max_restarts: int = 0, *, verbose: bool) -> int:
+def reports_loss() -> bool:
+    """Whether the launcher of this process is `launch`, which reports the loss of a process."""
+    return os.environ.get(STARTED) == _run_id(os.getppid())
+
+
+def end_with_launcher() -> None:
+    """Sends this process SIGTERM when its launcher, `torchrun` or `launch`, has ended: it saves if it can."""
+    launcher = os.getppid()
+    given = os.environ.get(STARTED, "")
+
+    def watch() -> None:
+        while os.getppid() == launcher:
+            time.sleep(PARENT_SECONDS)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if given.startswith(_RUN) and given != _run_id(launcher):  # it has ended already
+        os.kill(os.getpid(), signal.SIGTERM)
+    elif given:
+        threading.Thread(target=watch, name="launcher", daemon=True).start()
+
+
+def _run_id(pid: int) -> str:
+    """Identifier of the run of the launcher with this process number."""
+    return f"{_RUN}{pid}"
+
+
+def launch(
+    arguments: Sequence[str],
+    nproc: int,
+    max_restarts: int = 0,
+    *,
+    verbose: bool,
+    remedy: str = "Run the command again.",
+) -> int:
     """Runs the command with these arguments in `nproc` processes of this machine; returns its exit code.
 
     Args:
@@ -51,6 +93,7 @@ def launch(arguments: Sequence[str], nproc: int, max_restarts: int = 0, *, verbo
         nproc: Number of processes.
         max_restarts: Number of times that all are started again after one has failed.
         verbose: Whether the launcher reports its actions.
+        remedy: Remedy if a process was killed.
 
     Raises:
         RankError: A process was killed.
@@ -62,7 +105,8 @@ def launch(arguments: Sequence[str], nproc: int, max_restarts: int = 0, *, verbo
     from xlcli.runtime import cpu_limit
 
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpu_limit() // nproc)))  # else the launcher sets it to 1
-    options = ["--standalone", "--nproc-per-node", str(nproc), "--max-restarts", str(max_restarts)]
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", _run_id(os.getpid())]
+    options = [*meeting, "--nproc-per-node", str(nproc), "--max-restarts", str(max_restarts)]
     torchrun = parse_args([*options, "--no-python", sys.executable])  # type: ignore[no-untyped-call]
     torchrun.training_script_args = ["-m", "xlcli", *arguments]  # not parsed: it takes --nproc for an abbreviation
     torchrun.shutdown_timeout = SECONDS_TO_SAVE
@@ -76,16 +120,20 @@ def launch(arguments: Sequence[str], nproc: int, max_restarts: int = 0, *, verbo
     except SignalException as stopped:
         return 128 + int(stopped.sigval)
     except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        if failure.exitcode < 0:
-            name = signal.Signals(-failure.exitcode).name
-            raise RankError(
-                f"rank {rank} of {nproc} was ended by {name}.", "--resume continues from the last checkpoint."
-            ) from None
-        return int(failure.exitcode)
+        rank, code = first_failure({rank: failure.exitcode for rank, failure in error.failures.items()})
+        if code < 0:
+            raise RankError(f"rank {rank} of {nproc} was ended by {signal.Signals(-code).name}.", remedy) from None
+        if code == LOST:
+            raise RankError(f"rank {rank} of {nproc} has lost the connection to another one.", remedy) from None
+        return code
     finally:
         logging.disable(before)
     return 0
+
+
+def first_failure(codes: Mapping[int, int]) -> tuple[int, int]:
+    """Rank and exit code of the failure that led to the other ones: a signal, else an error, else a loss."""
+    return min(codes.items(), key=lambda item: (item[1] == LOST, item[1] > 0, item[0]))
 
 
 @contextmanager

@@ -207,7 +207,7 @@ NProc = Annotated[
     typer.Option(
         "--nproc",
         metavar="N",
-        parser=Unit(units.count, "2"),
+        parser=Unit(units.at_least(1), "2"),
         help="Compute with N processes of this machine, which share the sequences of a batch.",
         rich_help_panel="Machine",
     ),

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from xlcli.errors import XLError
 from xlcli.ranks import environment
 from xlcli.store.layout import LOG, LOGS
+
+if TYPE_CHECKING:
+    from xlcli.cli.render import Screen
 
 
 class RankLog:
@@ -49,6 +53,11 @@ class RankLog:
     def _redirect(self, descriptor: int) -> None:
         for stream in (1, 2):
             os.dup2(descriptor, stream)
+
+
+def waiting(screen: Screen, log: RankLog | None) -> Callable[[str], None]:
+    """Function that prints on the terminal for which process this one waits."""
+    return screen.say if log is None else log.report
 
 
 def open_rank_log() -> RankLog | None:

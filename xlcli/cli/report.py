@@ -98,8 +98,15 @@ def plan_text(plan: Plan) -> str:
         ("machine", f"{plan.device} {plan.dtype}, {threads}; needs about {size(plan.memory_bytes)} of memory{free}"),
         ("budget", plan.budget + (f", resuming at step {plan.resumed_at}" if plan.resumed_at else "")),
         *(() if plan.scaling is None else _scaling_rows(plan.scaling)),
+        *(() if plan.n_ranks == 1 else [("ranks", ranks(plan))]),
     ]
     return "".join(f"{name:8} {text}\n" for name, text in rows)
+
+
+def ranks(plan: Plan) -> str:
+    """Processes of a run: `2 processes on this machine, 4 sequences each`."""
+    here = "on this machine" if plan.n_local_ranks == plan.n_ranks else f"({plan.n_local_ranks} on this machine)"
+    return f"{plan.n_ranks:,} processes {here}, {counted(plan.rows or 0, 'sequence')} each"
 
 
 def _scaling_rows(scaling: Scaling) -> list[tuple[str, str]]:

@@ -61,6 +61,10 @@ class Stop:
         """Whether a signal has arrived."""
         return self.signal is not None
 
+    def follow(self, number: int) -> None:
+        """Stops as by this signal, which another process of the run has received."""
+        self.signal = number
+
     @property
     def exit_code(self) -> int:
         """128 + signal number, as in shells; 0 without a signal."""

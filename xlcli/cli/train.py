@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,10 +18,14 @@ from xlcli.errors import ConfigError, DivergedError
 if TYPE_CHECKING:
     from xlcli.cli.rank_log import RankLog
     from xlcli.cli.render import Screen
+    from xlcli.cli.signals import Stop
     from xlcli.cli.tensorboard import EventFile
     from xlcli.config import Config, Tree
     from xlcli.events import Event
+    from xlcli.ranks import Ranks
 
+RESUME = "If there is a checkpoint, --resume continues from it."
+"""Remedy if a process of a run is lost."""
 SECTIONS = ("text", "train", "runtime", "model", "cluster")
 """Sections of the configuration that the command uses."""
 app = typer.Typer()
@@ -115,24 +118,26 @@ def train(
             check_tensorboard()
         folder = Path(out or Path("models") / model_name(paths or ()))
         if not dry_run and is_to_launch(nproc, max_restarts or 0):
-            return launch(context.obj.arguments, nproc or 1, max_restarts or 0, verbose=verbose)
+            return launch(context.obj.arguments, nproc or 1, max_restarts or 0, verbose=verbose, remedy=RESUME)
+        from xlcli.cli.rank_log import waiting
+        from xlcli.ranks import join
+
         with (
+            join(timeout(settings), RESUME, waiting(screen, context.obj.log)) as ranks,
             screen.stop() as stop,
             screen.until(stop),
             standard_input(stop, screen.keyboard_ended),
-            ExitStack() as contexts,
         ):
             if "-" in (paths or ()):
                 screen.expect_keyboard()
             screen.wait("starting")
             from xlcli import training
-            from xlcli.ranks import join
             from xlcli.store.staging import holds_run, place_of_run
 
-            ranks = contexts.enter_context(join(timeout(settings)))
             is_own = holds_run(folder) and not overwrite
             if ranks.restarts and (is_own or place_of_run(folder) != folder):
-                resume = True  # the launcher has started all processes again because one was lost
+                resume = True
+                screen.say(f"a process has failed: all start again (restart {ranks.restarts})", "warning")
             if resume:
                 events = training.resume(
                     paths or (),
@@ -158,6 +163,7 @@ def train(
                     stop=stop,
                     ranks=ranks,
                 )
+            events = stopping(events, ranks, stop)
             if not ranks.is_first:
                 follow(events, folder, screen, context.obj.log)
                 return stop.exit_code
@@ -249,6 +255,16 @@ def model_name(paths: Sequence[str]) -> str:
     for suffix in (r"\.(gz|bz2|xz|zst)", r"\.(txt|jsonl|parquet)"):
         name = re.sub(suffix + "$", "", name)
     return re.sub(r"[^\w.-]+", "-", name).strip(".-") or "corpus"
+
+
+def stopping(events: Iterator[Event], ranks: Ranks, stop: Stop) -> Iterator[Event]:
+    """Passes events on. After a stop, all ranks take the signal that one of them has received."""
+    from xlcli.events import Stopping
+
+    for event in events:
+        if isinstance(event, Stopping):
+            stop.follow(max(ranks.gather(stop.signal or 0)))
+        yield event
 
 
 def show_all(events: Iterator[Event], screen: Screen, event_file: EventFile | None, *, dry_run: bool) -> bool:

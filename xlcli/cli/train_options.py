@@ -302,7 +302,7 @@ NProc = Annotated[
     typer.Option(
         "--nproc",
         metavar="N",
-        parser=Unit(units.count, "2"),
+        parser=Unit(units.at_least(1), "2"),
         help="Train with N processes of this machine, which share the batch; with --dry-run, print the plan for N.",
         rich_help_panel="Machine",
     ),
@@ -312,8 +312,9 @@ MaxRestarts = Annotated[
     typer.Option(
         "--max-restarts",
         metavar="N",
-        parser=Unit(units.count, "3"),
-        help="Number of times that the processes start again from the last checkpoint if one fails. Default: 0.",
+        parser=Unit(units.at_least(0), "3"),
+        help="With --nproc: number of times that the processes start again from the last checkpoint if one fails. "
+        "Default: 0.",
         rich_help_panel="Machine",
     ),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 
 _SCALES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 _COUNT = re.compile(r"([+-]?[0-9][0-9_]*(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\s*([kmg]?i?)b?", re.IGNORECASE)
@@ -99,6 +100,18 @@ def size(value: str) -> int:
     if result < 0:
         raise ValueError("negative")
     return result
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """Parser of whole numbers from `least` on."""
+
+    def read(value: str) -> int:
+        result = count(value)
+        if result < least:
+            raise ValueError(f"too small, at least {least} is needed")
+        return result
+
+    return read
 
 
 def age(value: str) -> float:

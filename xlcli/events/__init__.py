@@ -27,6 +27,7 @@ from xlcli.events.training import Saved as Saved
 from xlcli.events.training import Scaling as Scaling
 from xlcli.events.training import ScoredText as ScoredText
 from xlcli.events.training import Step as Step
+from xlcli.events.training import Stopping as Stopping
 from xlcli.events.training import Trained as Trained
 from xlcli.events.training import Validation as Validation
 
@@ -37,6 +38,7 @@ Event = (
     | Step
     | Validation
     | Saved
+    | Stopping
     | Trained
     | TokenScore
     | Score

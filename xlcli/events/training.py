@@ -70,6 +70,7 @@ class Plan:
     measuring; `threads` is the maximum.
     `init` is the name of the model whose weights the run starts from, or None. `estimated`: sizes and number of tokens
     are estimates from a sample of the text, as in a dry run. `scaling` is the plan of a dry run for several processes.
+    `n_ranks` processes train, `n_local_ranks` of them on this machine, with `rows` sequences of a batch each.
     """
 
     folder: Path
@@ -95,6 +96,9 @@ class Plan:
     estimated: bool = False
     available_bytes: int | None = None
     scaling: Scaling | None = None
+    n_ranks: int = 1
+    n_local_ranks: int = 1
+    rows: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +142,11 @@ class Saved:
 
     step: int
     folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """All ranks of a run have agreed to stop it, and have saved. Each of them has this event at the same time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from xlcli.errors import CheckpointError, DivergedError
-from xlcli.events import Event, Notice, Saved, ScoredText, Step, Trained, Validation
+from xlcli.events import Event, Notice, Saved, ScoredText, Step, Stopping, Trained, Validation
 from xlcli.runtime import parallel_loop_seconds
 from xlcli.store import folder as store
 from xlcli.store import records
@@ -156,6 +156,8 @@ class Trainer:
             yield self._save()
         if run.best_step is None and run.step:
             self._keep_weights(None)
+        if run.ranks.size > 1 and self.clock.stops:
+            yield Stopping()
         if not run.ranks.is_first:
             return
         final = None

@@ -194,7 +194,8 @@ def _follow(
         point = beginning(ranks, stop)
         if point is None:
             return
-        ready = yield from prepare_resumed(paths, point.parent.parent, changes, None, None, stop, ranks=ranks)
+        # A signal from here on stops all ranks after the same step.
+        ready = yield from prepare_resumed(paths, point.parent.parent, changes, None, None, lambda: False, ranks=ranks)
     except StoppedEarlyError:
         return
     run = yield from _join_run(ready, point, allow_data_change=True)
@@ -345,4 +346,7 @@ def _plan(folder: Path, ready: Prepared, resumed_at: int, n_ranks: int) -> Plan:
         resumed_at=resumed_at,
         init=ready.origin["model"] if ready.origin else None,
         scaling=scaling,
+        n_ranks=runtime.ranks.size,
+        n_local_ranks=runtime.ranks.local_size,
+        rows=config.train.batch_size // runtime.ranks.size,
     )

@@ -69,7 +69,7 @@ def test_a_rank_without_the_first_one_says_so_and_gives_up():
     assert (code, error) == (0, "")
     assert out.splitlines() == [
         f"waiting for rank 0 at 127.0.0.1:{port}, at most 0.6 seconds",
-        f"rank 1 cannot reach rank 0 at 127.0.0.1:{port}.",
+        f"cannot reach rank 0 at 127.0.0.1:{port}.",
     ]
 
 

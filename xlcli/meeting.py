@@ -65,9 +65,7 @@ def meet(rank: int, size: int, restarts: int, wait: Wait) -> Any:
     place = f"{host}:{port}"
     is_held_by_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     holds = rank == 0 and not is_held_by_launcher
-    unreachable = RankError(
-        f"rank {rank} cannot reach rank 0 at {place}.", "Start rank 0, or check MASTER_ADDR and MASTER_PORT."
-    )
+    unreachable = RankError(f"cannot reach rank 0 at {place}.", "Start rank 0, or check MASTER_ADDR and MASTER_PORT.")
     while not (holds or can_connect(host, port)):
         if not wait.goes_on(f"rank 0 at {place}"):
             raise unreachable

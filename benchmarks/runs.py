@@ -56,7 +56,7 @@ def xlcli(*arguments: str, cwd: Path) -> str:
 def train(
     home: Path, *text: str, settings: Mapping[str, object], tokens: int, seed: int = 0
 ) -> dict[str, str | int | float]:
-    """Trains the model `model` in `home` on one thread: its size, its speed, and the command.
+    """Trains the model `model` in `home` on one thread: its size, its speed, and the command, with the names of files alone.
 
     Args:
         home: Folder of the text.
@@ -76,7 +76,7 @@ def train(
         "parameters": record["parameters"],
         "train_tokens_per_second": record["tokens"] / record["seconds"],
         "train_processor_seconds": round(processor_seconds_of_commands() - before, 2),
-        "command": "xlcli " + " ".join(command),
+        "command": " ".join(["xlcli", *(Path(word).name if Path(word).is_absolute() else word for word in command)]),
     }
 
 

@@ -56,7 +56,7 @@ def xlcli(*arguments: str, cwd: Path) -> str:
 def train(
     home: Path, *text: str, settings: Mapping[str, object], tokens: int, seed: int = 0
 ) -> dict[str, str | int | float]:
-    """Trains the model `model` in `home` on one thread: its size, its speed, and the command, with the names of files alone.
+    """Trains the model `model` in `home` on one thread: its size, speed and command (files without folders).
 
     Args:
         home: Folder of the text.

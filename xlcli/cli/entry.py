@@ -60,7 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             import traceback
 
             traceback.print_exc()
-        if type(error).__name__ == "LostRankError":
+        from xlcli.errors import LostRankError, RankError
+
+        if isinstance(error, LostRankError):
             from xlcli.cli.launch import LOST, reports_loss
 
             if reports_loss():
@@ -70,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _print_error(message, remedy)
         if log is not None and not _is_of_first_rank(error):
             log.report(f"{message} {remedy}")
-        if "RankError" in type(error).__name__:
+        if isinstance(error, RankError):
             os._exit(code)  # threads that wait for the lost process may abort the interpreter at its end
         return code
     finally:

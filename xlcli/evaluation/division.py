@@ -10,12 +10,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from xlcli.config import MemoryDtype
 from xlcli.model.lm import ScoreOutput
 from xlcli.model.stack import Ponder
 from xlcli.online import Reader
@@ -113,28 +112,12 @@ class _DividedReader:
         self.divided, self.name, self.own = divided, name, reader
         self.logits, self.observe, self.reset = reader.logits, reader.observe, reader.reset
 
-    def init_state(
-        self,
-        batch: int,
-        *,
-        mem_len: int,
-        segment_len: int,
-        span: Literal["uniform", "growing"] = "uniform",
-        offsets: Sequence[int] | None = None,
-        memory_dtype: MemoryDtype = "float32",
-    ) -> State:
-        """State of the sequences of this rank, before the first token."""
-        arguments: dict[str, Any] = {
-            "mem_len": mem_len,
-            "segment_len": segment_len,
-            "span": span,
-            "offsets": None if offsets is None else list(offsets),
-            "memory_dtype": memory_dtype,
-        }
+    def init_state(self, batch: int, **options: Any) -> State:
+        """State of the sequences of this rank, before the first token; arguments as for `LanguageModel.init_state`."""
         if batch == 1:
-            return self.own.init_state(1, **arguments)
-        self.divided.send({"reader": self.name, "arguments": {"batch": batch, **arguments}})
-        return _init_state(self.divided.ranks, self.own, batch, **arguments)
+            return self.own.init_state(1, **options)
+        self.divided.send({"reader": self.name, "arguments": {"batch": batch, **options}})
+        return _init_state(self.divided.ranks, self.own, batch, **options)
 
     def score(self, tokens: Tensor, targets: Tensor, state: State) -> ScoreOutput:
         """Surprisal (b n) of the targets of all sequences, and the state of those of this rank."""
@@ -151,7 +134,9 @@ def _rows(ranks: Ranks, batch: int) -> Tensor:
     return torch.arange(ranks.rank * n, (ranks.rank + 1) * n).clamp(max=batch - 1)
 
 
-def _init_state(ranks: Ranks, reader: Reader, batch: int, *, offsets: list[int] | None, **arguments: Any) -> State:
+def _init_state(
+    ranks: Ranks, reader: Reader, batch: int, *, offsets: Sequence[int] | None = None, **arguments: Any
+) -> State:
     rows = _rows(ranks, batch).tolist()
     own = None if offsets is None else [offsets[row] for row in rows]
     return reader.init_state(len(rows), offsets=own, **arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyte
@@ -149,3 +151,19 @@ class Terminal:
     def text(self) -> str:
         """Text on the screen."""
         return "\n".join(line.rstrip() for line in self.screen.display).rstrip()
+
+
+@contextlib.contextmanager
+def standard_input(data: bytes) -> Iterator[None]:
+    """Makes a pipe with these bytes, which has been closed by its writer, the standard input of this process."""
+    reader, writer = os.pipe()
+    os.write(writer, data)
+    os.close(writer)
+    saved = os.dup(0)
+    os.dup2(reader, 0)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 0)
+        os.close(saved)
+        os.close(reader)

@@ -1,11 +1,10 @@
 import json
 import math
-import os
 import shutil
 from pathlib import Path
 
 import pytest
-from programs import Terminal, command
+from programs import Terminal, command, standard_input
 
 
 def test_the_prompt_and_its_continuation_exactly(run, model):
@@ -53,17 +52,8 @@ def test_the_seed_is_random_unless_given(run, model, monkeypatch):
 
 
 def test_a_prompt_from_standard_input_and_none(run, model):
-    reader, writer = os.pipe()
-    os.write(writer, b"piped\xff")
-    os.close(writer)
-    saved = os.dup(0)
-    os.dup2(reader, 0)
-    try:
+    with standard_input(b"piped\xff"):
         done = run("generate", "-", "-n", "3")
-    finally:
-        os.dup2(saved, 0)
-        os.close(saved)
-        os.close(reader)
     assert done.out.startswith(b"piped\xff")
     assert run("generate", "-n", "3").code == 0
 

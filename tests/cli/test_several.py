@@ -9,7 +9,7 @@ import socket
 import subprocess
 
 import pytest
-from programs import TEXT, command, environment
+from programs import TEXT, command, environment, standard_input
 
 from xlcli.cli.inputs import InputFiles
 from xlcli.cli.prompts import NamedPrompt, read_prompts, show_results
@@ -184,17 +184,8 @@ def test_prompts_are_continued_as_each_alone(run, model, tmp_path):
 
 
 def test_prompts_come_from_standard_input(run, model):
-    source, pipe = os.pipe()
-    os.write(pipe, b'{"prompt": "The "}')
-    os.close(pipe)
-    before = os.dup(0)
-    os.dup2(source, 0)
-    try:
+    with standard_input(b'{"prompt": "The "}'):
         done = run("generate", "--prompts", "-", *FEW)
-    finally:
-        os.dup2(before, 0)
-        os.close(before)
-        os.close(source)
     assert json.loads(done.out)["text"] == json.loads(run("generate", "The ", *FEW, "--json").out)["text"]
 
 

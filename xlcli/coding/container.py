@@ -1,7 +1,7 @@
 """Container of compressed text: header, frames, end. docs/format.md specifies it.
 
     magic    8 bytes
-    header   size (u32), JSON
+    header   size (u32), JSON, deflated with a dictionary
     frame    number of tokens (u32, 1 to `FRAME_TOKENS`), number of words (u32), CRC-32 (u32) of both numbers and the
              words, words (u32)
     end      0 (u32), number of bytes of the text (u64), SHA-256 of the text (32 bytes)
@@ -22,12 +22,18 @@ from typing import Any
 from xlcli.config import OnlineConfig, validate
 from xlcli.errors import ConfigError, DataError
 
-MAGIC = b"xlcli.c1"
+MAGIC = b"xlcli.c2"
 """First bytes of every file; the last digit is the version of the format."""
 FRAME_TOKENS = 2**14
 """Maximum number of tokens of a frame."""
 HEADER_LIMIT = 2**16
-"""Maximum size of the header in bytes."""
+"""Maximum size of the header in bytes, deflated and not."""
+HEADER_DICTIONARY = (
+    b'float16bfloat16cuda.dev0"settings":{"mem_len":"adapt":true,"context_cache":100000},no numba AVX2'
+    b'{"model":"books","fingerprint":"","settings":{},"threads":1,"device":"cpu","dtype":"float32",'
+    b'"software":"xlcli 0.1.0, torch 2.13.0+cpu, numba 0.68.1, x86_64 AVX512","check":"'
+)
+"""Text that a header repeats, to make it shorter: a part of the format that never changes."""
 
 _SIZES = struct.Struct("<II")
 _FRAME = struct.Struct("<III")
@@ -60,8 +66,9 @@ class Header:
     check: str
 
     def encode(self) -> bytes:
-        """Magic, size and JSON."""
-        body = json.dumps(asdict(self), separators=(",", ":")).encode()
+        """Magic, size and deflated JSON."""
+        deflate = zlib.compressobj(9, zdict=HEADER_DICTIONARY)
+        body = deflate.compress(json.dumps(asdict(self), separators=(",", ":")).encode()) + deflate.flush()
         return MAGIC + struct.pack("<I", len(body)) + body
 
 
@@ -117,14 +124,17 @@ class FileReader:
         if start[:-1] != MAGIC[:-1]:
             raise DataError(f"{self.name} was not compressed by xlcli.", "Give a file that xlcli compress wrote.")
         if start != MAGIC:
-            raise DataError(f"{self.name} has another format than {MAGIC.decode()}.", "Use a newer xlcli.")
+            raise DataError(f"{self.name} has another format than {MAGIC.decode()}.", "Use the xlcli that wrote it.")
         (size,) = struct.unpack("<I", self._take(4))
         if size > HEADER_LIMIT:
             raise self._damaged("its header is too long")
         try:
-            tree = json.loads(self._take(size))
+            inflate = zlib.decompressobj(zdict=HEADER_DICTIONARY)
+            tree = json.loads(inflate.decompress(self._take(size), HEADER_LIMIT))
             header = Header(**tree)
-        except (ValueError, TypeError, RecursionError):
+            if not inflate.eof or inflate.unused_data:
+                raise ValueError
+        except (ValueError, TypeError, RecursionError, zlib.error):
             raise self._damaged("its header is not readable") from None
         texts = (header.model, header.fingerprint, header.software, header.check)
         is_count = type(header.threads) is int and 1 <= header.threads <= 1024

@@ -478,13 +478,13 @@ def test_a_damaged_model_can_be_replaced():
 
 
 def test_a_folder_left_by_a_kill_at_its_very_beginning_can_be_used(monkeypatch):
-    from xlcli.training import workflow
+    from xlcli.training import run_folder
 
     def killed(folder, settings, encoding):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(workflow, "write_config", killed)
+        patch.setattr(run_folder, "write_config", killed)
         with pytest.raises(KeyboardInterrupt):
             go(small(), corpus(), "m")
     assert Path("m/.replacement/valid.txt").exists()

@@ -18,18 +18,17 @@ from torch import Tensor
 from xlcli.config import Config, Tree
 from xlcli.errors import DivergedError
 from xlcli.events import Event, Notice, Plan, StoppedEarlyError
-from xlcli.files import write_atomic
 from xlcli.machine import available_bytes
 from xlcli.optim import ADAM_RATE
 from xlcli.ranks import SINGLE, Ranks
-from xlcli.store import records, staging
+from xlcli.store import staging
 from xlcli.store.commit import step_of
-from xlcli.store.layout import CHECKPOINTS, DOCUMENTS, HELD_OUT, write_config
+from xlcli.store.layout import CHECKPOINTS
 from xlcli.store.lock import lock
 from xlcli.store.unfinished import clean
 from xlcli.store.weights import weights as weights_of
 from xlcli.store.weights import weights_bytes
-from xlcli.training import checkpoint, defaults, memory
+from xlcli.training import checkpoint, defaults, memory, run_folder
 from xlcli.training.beginning import begin, beginning, leading
 from xlcli.training.final import describe_run
 from xlcli.training.loop import Trainer
@@ -101,7 +100,7 @@ def train(
         run = _single_run(ready, weights)
         model = weights = None  # free before training
         record = describe_run(ready, run)
-        point = _write_new(staging.stage(folder), ready, run, record)
+        point = run_folder.write_new(staging.stage(folder), ready, run, record)
         if ranks.size > 1:
             begin(ranks, point)
             run = yield from _join_run(ready, point, allow_data_change=False)
@@ -174,9 +173,9 @@ def resume(
             weights = None
             record = describe_run(ready, run)
         if point is None:
-            point = _write_new(place, ready, run, record)
+            point = run_folder.write_new(place, ready, run, record)
         elif ranks.size == 1:
-            yield from _restore(point, run, ready, place, allow_data_change=allow_data_change)
+            yield from run_folder.restore(point, run, ready, place, allow_data_change=allow_data_change)
         if ranks.size > 1:
             begin(ranks, point)
             run = yield from _join_run(ready, point, allow_data_change=allow_data_change)
@@ -211,7 +210,7 @@ def _single_run(ready: Prepared, weights: Mapping[str, Tensor] | None) -> Traini
 def _join_run(ready: Prepared, point: Path, *, allow_data_change: bool) -> Generator[Notice, None, TrainingRun]:
     """The run of all ranks, restored from a checkpoint on each of them."""
     run = make_training_run(ready.config, ready.runtime, ready.train_ids, ready.tokenizer.start_id)
-    yield from _restore(point, run, ready, point.parent.parent, allow_data_change=allow_data_change)
+    yield from run_folder.restore(point, run, ready, point.parent.parent, allow_data_change=allow_data_change)
     return run
 
 
@@ -245,32 +244,6 @@ def _take_steps(
         run.set_threads(threads)
 
 
-def _write_new(folder: Path, ready: Prepared, run: TrainingRun, record: dict[str, Any]) -> Path:
-    """Writes a run at step 0 and returns its checkpoint. It can be resumed as soon as `config.json` exists."""
-    ready.tokenizer.save(folder)
-    _write_held_out(folder, ready)
-    records.trim_metrics(folder, -1, validated=False)
-    records.write_record(folder, record | {"finished": False})
-    write_config(folder, ready.config, encoding=ready.config.train.weights)
-    return checkpoint.save(run, folder, seconds=0.0, corpus=ready.identity)
-
-
-def _restore(
-    point: Path, run: TrainingRun, ready: Prepared, folder: Path, *, allow_data_change: bool
-) -> Iterator[Notice]:
-    """Restores run and folder from a checkpoint."""
-    warnings = checkpoint.load(
-        run, point, folder, ready.tokenizer, corpus=ready.identity, allow_data_change=allow_data_change
-    )
-    yield from (Notice(warning, "warning") for warning in warnings)
-    if not run.ranks.is_first:
-        return
-    if allow_data_change:
-        _write_held_out(folder, ready)
-    records.trim_metrics(folder, run.step, validated=run.validated_step == run.step)
-    write_config(folder, ready.config, encoding=ready.config.train.weights)
-
-
 def _spent_budgets(run: TrainingRun) -> Iterator[Notice]:
     """Remarks on budgets and patience of a resumed run that its earlier part has spent, so that no step remains."""
     train = run.config.train
@@ -286,18 +259,6 @@ def _spent_budgets(run: TrainingRun) -> Iterator[Notice]:
             )
     if run.patience.plateau is not None and run.spent(run.seconds) < 1.0 == run.fraction(run.seconds):
         yield Notice("the run ended early by --patience; a larger one, or another budget, continues it")
-
-
-def _write_held_out(folder: Path, ready: Prepared) -> None:
-    for name, part in (("valid", ready.parts.valid), ("test", ready.parts.test)):
-        if part.n_bytes:
-            write_atomic(folder / HELD_OUT[name], part.read())
-        else:
-            (folder / HELD_OUT[name]).unlink(missing_ok=True)
-        if part.n_bytes and ready.config.train.reset_on_document:
-            write_atomic(folder / DOCUMENTS[name], (b"%d\n" % start for start in part.documents))
-        else:
-            (folder / DOCUMENTS[name]).unlink(missing_ok=True)
 
 
 def _start_of_budget(started: float, config: Config) -> float:

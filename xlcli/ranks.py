@@ -92,7 +92,9 @@ class Ranks:
 
         own = tensor.contiguous()
         rows = own.new_empty(self.size * len(own), *own.shape[1:])
-        dist.all_gather_into_tensor(rows.view(torch.uint8), own.view(torch.uint8))  # gloo lacks some number types
+        # The older name is deprecated since PyTorch 2.13; gloo lacks some number types.
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        gather(rows.view(torch.uint8), own.view(torch.uint8))
         return rows
 
     def gather(self, value: Any) -> list[Any]:

@@ -10,7 +10,7 @@ from xlcli.store.commit import latest
 from xlcli.store.records import read_metrics
 
 PROSE = "".join(f"The {i}th of {i * i} foxes, {'lazy' if i % 3 else 'quick'}, saw dog {i % 7}.\n" for i in range(90))
-CLOCKS = ("seconds", "tokens_per_second")
+CLOCKS = ("seconds", "tokens_per_second", "rank_tokens_per_second", "waiting_seconds")
 """What may differ between runs that are the same."""
 
 SMALL = {

@@ -7,15 +7,14 @@ Memory never leaves the rank of its sequence.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from xlcli.config import Config, UniversalStackConfig
 from xlcli.config.attention.random import LSHAttentionConfig
@@ -24,11 +23,10 @@ from xlcli.errors import ConfigError
 from xlcli.model.attention.full import FullAttention
 from xlcli.model.dropout import Dropout
 from xlcli.model.lm import LanguageModel, ScoreOutput
-from xlcli.model.reversible import ReversibleStack
-from xlcli.model.universal import AdaptiveStack
 from xlcli.ops.dropout import Share
 from xlcli.ranks import Ranks
 from xlcli.runtime import Runtime
+from xlcli.training.balance import WorkTimer
 
 
 @dataclass(frozen=True)
@@ -39,10 +37,12 @@ class Parallel:
         score: `LanguageModel.score`.
         delayed: Context of the forward and backward passes of a microbatch that is not the last of its step: gradients
             are added up, and averaged over the ranks with those of the last one.
+        timer: Own work of this rank in a step.
     """
 
     score: Callable[..., ScoreOutput]
     delayed: Callable[[], AbstractContextManager[Any]] = nullcontext
+    timer: WorkTimer = field(default_factory=WorkTimer)
 
 
 class _Score(nn.Module):
@@ -75,9 +75,12 @@ def parallel(model: LanguageModel, config: Config, runtime: Runtime) -> Parallel
             gradient_as_bucket_view=True,
             find_unused_parameters=pools,  # the first segments have no block to pool
         )
-        return Parallel(replica, replica.no_sync)
-    delayed = _shard(model, config, runtime)
-    return Parallel(model.score, delayed)
+        return Parallel(replica, replica.no_sync, WorkTimer(runtime.device))
+    from xlcli.training.shard import shard
+
+    timer = WorkTimer(runtime.device)
+    delayed = shard(model, runtime, timer)
+    return Parallel(model.score, delayed, timer)
 
 
 def check_text(paths: Sequence[str], ranks: Ranks) -> None:
@@ -123,47 +126,3 @@ def own_rows(config: Config, ranks: Ranks) -> NDArray[np.int64] | None:
         return None
     parts = np.array_split(np.arange(config.train.batch_size), config.train.grad_accum)
     return np.concatenate([part[ranks.rows(len(part))] for part in parts])
-
-
-def _shard(model: LanguageModel, config: Config, runtime: Runtime) -> Callable[[], AbstractContextManager[None]]:
-    """Divides the parameters of each block, and the other ones; or those of the whole model at once.
-
-    Blocks that share a parameter, those of a reversible stack, whose branches are called apart, and those of an
-    adaptive one, which are called until every token of the rank has halted, keep theirs until the backward pass ends.
-
-    Returns:
-        `Parallel.delayed`.
-    """
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-
-    mesh = init_device_mesh(runtime.device.type, (runtime.ranks.size,))
-    if not (isinstance(model.stack, ReversibleStack | AdaptiveStack) or _share_parameters(model)):
-        for block in model.stack.layers():
-            fully_shard(block, mesh=mesh)
-            register_fsdp_forward_method(block, "update_memory")
-    fully_shard(model, mesh=mesh, reshard_after_forward=False)
-    register_fsdp_forward_method(model, "score")
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.set_force_sum_reduction_for_comms(True)  # gloo has no mean
-    assert isinstance(model, FSDPModule)
-    root: FSDPModule = model
-
-    @contextmanager
-    def delayed() -> Iterator[None]:
-        root.set_requires_gradient_sync(False)
-        yield
-        root.set_requires_gradient_sync(True)
-
-    return delayed
-
-
-def _share_parameters(model: LanguageModel) -> bool:
-    """Whether a parameter of a block also belongs to another module."""
-    blocks = list(model.stack.layers())
-    inside = {id(module) for block in blocks for module in block.modules()}
-    outside = [p for module in model.modules() if id(module) not in inside for p in module.parameters(recurse=False)]
-    users: Counter[Tensor] = Counter(p for block in blocks for p in block.parameters())
-    users.update(dict.fromkeys(outside, 1))
-    return max(users.values()) > 1

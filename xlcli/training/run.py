@@ -23,6 +23,7 @@ from xlcli.store.weights import weights as weights_of
 from xlcli.text.loaders import TrainLoader
 from xlcli.text.tokens import TokenFile
 from xlcli.training import defaults
+from xlcli.training.balance import RankTimes
 from xlcli.training.lengths import Lengths, lengths, restored, shortened
 from xlcli.training.parallel import Parallel, own_rows, parallel
 from xlcli.training.patience import Patience
@@ -37,7 +38,8 @@ class StepResult(NamedTuple):
     """Result of a training step.
 
     Mean nats per token, gradient norm before clipping (None if the step was skipped), learning-rate factor, mean
-    adaptive steps or None, loss scale of the next step in float16 or None, and sums of the votes of all ranks.
+    adaptive steps or None, loss scale of the next step in float16 or None, sums of the votes of all ranks, and their
+    times; None in a single process.
     """
 
     nats: float
@@ -46,6 +48,7 @@ class StepResult(NamedTuple):
     mean_steps: float | None
     loss_scale: float | None = None
     votes: tuple[float, ...] = ()
+    times: RankTimes | None = None
 
 
 @dataclass
@@ -130,7 +133,8 @@ class TrainingRun:
         Raises:
             DivergedError: Loss or gradient is not finite; weights and optimizers are unchanged.
         """
-        train = self.config.train
+        train, timer = self.config.train, self.parallel.timer
+        timer.start()
         self._redraw_features()
         drawn = self.next_lengths()
         microbatches = self.next_batch(drawn)
@@ -150,11 +154,15 @@ class TrainingRun:
                     steps += ponder.steps.sum() / count
                 if auxiliary is not None:
                     loss = loss + auxiliary * (nll.numel() / count)
-                self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+                loss = self.scaler.scale(loss)
+                if self.ranks.size > 1 and i + 1 == len(microbatches):
+                    timer.end_with(loss)
+                loss.backward()  # type: ignore[no-untyped-call]
+        timer.stop()
         scales = self._unscale()
         gradients = [local(p.grad) for p in self.model.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
-        nats, steps, norm, votes = self._over_ranks(nats, steps, norm, votes)
+        nats, steps, norm, votes, times = self._over_ranks(nats, steps, norm, votes)
         # The only wait for the device in a step: weights must not change before the loss is known to be finite.
         loss_now, norm_now, steps_now, *scales_now = torch.stack((nats, norm, steps, *scales)).tolist()
         overflow = math.isfinite(loss_now) and _overflowed(scales_now)
@@ -179,7 +187,8 @@ class TrainingRun:
         self.step += 1
         self.tokens += train.batch_size * drawn.segment_len
         scale = scales_now[-1] if scales_now else None
-        return StepResult(loss_now, None if overflow else norm_now, factor, steps_now or None, scale, tuple(votes))
+        norm_found = None if overflow else norm_now
+        return StepResult(loss_now, norm_found, factor, steps_now or None, scale, tuple(votes), times)
 
     def skip_to(self, n_read: int) -> None:
         """Continues after `n_read` tokens of each sequence of the loader, with empty memory."""
@@ -188,15 +197,18 @@ class TrainingRun:
 
     def _over_ranks(
         self, nats: torch.Tensor, steps: torch.Tensor, norm: torch.Tensor, votes: Sequence[float]
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Sequence[float]]:
-        """Mean of `nats` and `steps` over all ranks, norm of the whole gradient, and sums of the votes: one message."""
-        if self.ranks.size == 1:
-            return nats, steps, norm, votes
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Sequence[float], RankTimes | None]:
+        """Mean of `nats` and `steps` over all ranks, norm of the whole gradient, sums of votes, times: one message."""
+        ranks, timer = self.ranks, self.parallel.timer
+        if ranks.size == 1:
+            return nats, steps, norm, votes, None
         own = torch.stack((nats, steps, norm.square())).double()
-        sums = self.ranks.sum(torch.cat((own, own.new_tensor(votes))))
-        nats, steps = (sums[:2] / self.ranks.size).unbind()
+        seconds = [timer.seconds if rank == ranks.rank else 0.0 for rank in range(ranks.size)]
+        sums = ranks.sum(torch.cat((own, own.new_tensor([*seconds, timer.waited, *votes]))))
+        nats, steps = (sums[:2] / ranks.size).unbind()
         whole = sums[2].sqrt() if self.config.runtime.shard else norm.double()
-        return nats, steps, whole, sums[3:].tolist()
+        *seconds, waited = sums[3 : 4 + ranks.size].tolist()
+        return nats, steps, whole, sums[4 + ranks.size :].tolist(), RankTimes(tuple(seconds), waited / ranks.size)
 
     def _unscale(self) -> tuple[torch.Tensor, ...]:
         """Divides the gradients by the loss scale. Scales of this and of the next step in float16, else nothing."""

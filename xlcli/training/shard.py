@@ -1,0 +1,94 @@
+"""A model whose parameters, gradients and optimizer states are divided among the ranks (`fully_shard`: FSDP2)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+
+from xlcli.model.lm import LanguageModel
+from xlcli.model.reversible import ReversibleStack
+from xlcli.model.universal import AdaptiveStack
+from xlcli.runtime import Runtime
+from xlcli.training.balance import WorkTimer
+
+# The older names are deprecated since PyTorch 2.13.
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def shard(model: LanguageModel, runtime: Runtime, timer: WorkTimer) -> Callable[[], AbstractContextManager[None]]:
+    """Divides the parameters of each block, and the other ones; or those of the whole model at once.
+
+    Blocks that share a parameter, those of a reversible stack, whose branches are called apart, and those of an
+    adaptive one, which are called until every token of the rank has halted, keep theirs until the backward pass ends.
+
+    Returns:
+        `Parallel.delayed`.
+    """
+    mesh = init_device_mesh(runtime.device.type, (runtime.ranks.size,))
+    if not (isinstance(model.stack, ReversibleStack | AdaptiveStack) or _share_parameters(model)):
+        for block in model.stack.layers():
+            fully_shard(block, mesh=mesh)
+            register_fsdp_forward_method(block, "update_memory")
+    fully_shard(model, mesh=mesh, reshard_after_forward=False)
+    register_fsdp_forward_method(model, "score")
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no mean
+            module.set_custom_all_gather(_Gather(timer))  # type: ignore[arg-type]
+            module.set_custom_reduce_scatter(_Reduction(timer))  # type: ignore[arg-type]
+    assert isinstance(model, FSDPModule)
+    root: FSDPModule = model
+
+    @contextmanager
+    def delayed() -> Iterator[None]:
+        root.set_requires_gradient_sync(False)
+        yield
+        root.set_requires_gradient_sync(True)
+
+    return delayed
+
+
+def _share_parameters(model: LanguageModel) -> bool:
+    """Whether a parameter of a block also belongs to another module."""
+    blocks = list(model.stack.layers())
+    inside = {id(module) for block in blocks for module in block.modules()}
+    outside = [p for module in model.modules() if id(module) not in inside for p in module.parameters(recurse=False)]
+    users: Counter[Tensor] = Counter(p for block in blocks for p in block.parameters())
+    users.update(dict.fromkeys(outside, 1))
+    return max(users.values()) > 1
+
+
+class _Timed:
+    """A collective operation whose time counts as waiting."""
+
+    def __init__(self, timer: WorkTimer) -> None:
+        self.timer = timer
+
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Memory of the operation."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class _Gather(_Timed):
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> Any:
+        with self.timer.waiting():
+            return _gather(output_tensor, input_tensor, group=group, async_op=async_op)
+
+
+class _Reduction(_Timed):
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+    ) -> Any:
+        with self.timer.waiting():
+            return _reduce(output_tensor, input_tensor, op=op, group=group, async_op=async_op)

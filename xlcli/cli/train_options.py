@@ -322,7 +322,8 @@ Shard = Annotated[
     bool,
     typer.Option(
         "--shard",
-        help="On several processes: divide the model and its optimizer among them (FSDP2); less memory.",
+        help="On several processes: divide the model and its optimizer among them (FSDP2); less memory. Blocks are "
+        "gathered in bfloat16 if products are.",
         rich_help_panel="Machine",
     ),
 ]

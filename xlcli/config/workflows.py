@@ -158,7 +158,7 @@ class RuntimeConfig(BaseConfig):
         compile: Compile the model before training.
         deterministic: Use deterministic kernels and a fixed number of threads only.
         shard: In training on several ranks, divide parameters, gradients and optimizer states among them; the result is
-            the same up to rounding.
+            the same up to rounding. With `dtype` bfloat16 parameters of blocks are gathered in bfloat16.
         timeout: Seconds after which a run ends because another rank does not answer.
     """
 

@@ -11,7 +11,11 @@ from torch.nn import functional as F
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x²) + eps) · weight over the last axis, for x (... d) and weight (d)."""
+    """x / sqrt(mean(x²) + eps) · weight over the last axis, for x (... d) and weight (d).
+
+    A weight of 16 bits is widened: a rank may have gathered it so.
+    """
+    weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
     trains = torch.is_grad_enabled() and x.device.type == "cpu" and x.dtype == weight.dtype
     if trains and not torch.compiler.is_compiling():
         return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-any-return, no-untyped-call]

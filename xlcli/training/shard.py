@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
+from xlcli.model.attention.lsh import LSHAttention
 from xlcli.model.lm import LanguageModel
 from xlcli.model.reversible import ReversibleStack
 from xlcli.model.universal import AdaptiveStack
@@ -23,6 +24,9 @@ from xlcli.training.balance import WorkTimer
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
+BFLOAT16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
+"""Gathered parameters in bfloat16, gradients reduced in float32; autocast chooses the types of activations."""
+
 
 def shard(model: LanguageModel, runtime: Runtime, timer: WorkTimer) -> Callable[[], AbstractContextManager[None]]:
     """Divides the parameters of each block, and the other ones; or those of the whole model at once.
@@ -30,13 +34,20 @@ def shard(model: LanguageModel, runtime: Runtime, timer: WorkTimer) -> Callable[
     Blocks that share a parameter, those of a reversible stack, whose branches are called apart, and those of an
     adaptive one, which are called until every token of the rank has halted, keep theirs until the backward pass ends.
 
+    If products are in bfloat16, blocks are gathered so, and their gradients are averaged in float32. Tables of token
+    vectors, whose gradients are sums over all tokens of one kind, and hashed attention, whose products are in float32,
+    remain in float32.
+
     Returns:
         `Parallel.delayed`.
     """
     mesh = init_device_mesh(runtime.device.type, (runtime.ranks.size,))
     if not (isinstance(model.stack, ReversibleStack | AdaptiveStack) or _share_parameters(model)):
         for block in model.stack.layers():
-            fully_shard(block, mesh=mesh)
+            is_narrow = runtime.dtype == torch.bfloat16 and not isinstance(block.attention, LSHAttention)
+            if is_narrow and block.vectors is not None:
+                fully_shard(block.vectors, mesh=mesh)
+            fully_shard(block, mesh=mesh, mp_policy=BFLOAT16 if is_narrow else MixedPrecisionPolicy())
             register_fsdp_forward_method(block, "update_memory")
     fully_shard(model, mesh=mesh, reshard_after_forward=False)
     register_fsdp_forward_method(model, "score")

@@ -15,7 +15,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from runs import beginning, save, saved, train, xlcli
+from runs import beginning, processor_seconds_of_commands, save, saved, train, xlcli
 
 MEMORIES = "512,2048,8192,65536"
 SHAPE = {
@@ -61,15 +61,15 @@ def one(home: Path, settings: dict[str, object], tokens: int, memories: str) -> 
     text = ["train.txt", "--valid", "valid.txt", "--tokenizer", "sentencepiece", "--vocab-size", "2048"]
     run = train(home, *text, settings=SHAPE | settings, tokens=tokens)
     hashed = ["--recall"] if '"lsh"' in str(settings) else []
-    scores = [
-        json.loads(
-            xlcli("eval", "test.txt", "-m", "model", "--mem-len", m, "--json", *hashed, "--threads", "1", cwd=home)
-        )
-        for m in memories.split(",")
-    ]
-    kept = ("bits_per_byte", "tokens_per_second", "peak_rss_bytes", "recall")
-    by_memory = {str(score["mem_len"]): {key: score[key] for key in kept} for score in scores}
-    return run | {"by_memory": by_memory, "tokens_scored": scores[0]["tokens"]}
+    scores = {}
+    for m in memories.split(","):
+        before = processor_seconds_of_commands()
+        options = "-m", "model", "--mem-len", m, "--json", *hashed, "--threads", "1"
+        score = json.loads(xlcli("eval", "test.txt", *options, cwd=home))
+        kept = ("tokens", "bits_per_byte", "tokens_per_second", "peak_rss_bytes", "recall")
+        spent = {"processor_seconds": round(processor_seconds_of_commands() - before, 2)}
+        scores[m] = {key: score[key] for key in kept} | spent
+    return run | {"by_memory": scores}
 
 
 def table(runs: dict[str, dict]) -> str:

@@ -130,6 +130,13 @@ class State:
             layers = tuple(layer.latest(n_kept) for layer in layers)
         return replace(state, layers=layers, seen=seen, offsets=torch.zeros_like(state.offsets), lag=0)
 
+    def overwrite_earlier(self) -> State:
+        """This state, with memories in the place of those of the state before it, which must not be used any more.
+
+        Saves copies of large memories in training; after the backward pass, which needs the earlier state.
+        """
+        return replace(self, layers=tuple(layer.overwrite_earlier() for layer in self.layers))
+
     def fork(self) -> State:
         """Copy that shares no tensor, so that both states can be continued."""
         learned: dict[str, Any] = {name: value.fork() for name, value in self.online.items()}

@@ -137,6 +137,24 @@ def test_no_gradient_flows_into_memory():
     assert gradient[:, 20:].abs().amax((0, 2)).min() > 0
 
 
+def test_a_state_may_take_the_place_of_the_one_before_it():
+    """After the backward pass; until then both can be continued."""
+    attention, x = branch(), text(30).requires_grad_()
+    memory, plain, start = attention.init_memory(2, "keyvalue"), attention.init_memory(2, "keyvalue"), 0
+    for n in (9, 4, 17):
+        part, at = x[:, start : start + n], context(start, n)
+        (expected, plain), (out, after) = attention(part, plain, at), attention(part, memory, at)
+        kept = [t.clone() for t in memory.tensors().values()]
+        (gradient,) = torch.autograd.grad(out.square().sum(), x)
+        assert torch.equal(gradient, torch.autograd.grad(expected.square().sum(), x)[0])
+        assert all(torch.equal(a, b) for a, b in zip(memory.tensors().values(), kept, strict=True))
+        earlier, memory = memory, after.overwrite_earlier()
+        assert torch.equal(out, expected)
+        assert all(torch.equal(t, plain.tensors()[name]) for name, t in memory.tensors().items())
+        assert start == 0 or memory.table.keys.data_ptr() == earlier.table.keys.data_ptr()
+        start += n
+
+
 @pytest.mark.parametrize("inference", [False, True])
 def test_remembering_is_reading_without_the_output(inference):
     attention, x = branch(), text(30)

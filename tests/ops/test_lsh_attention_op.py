@@ -8,14 +8,10 @@ from oracles import reformer
 from torch.nn import functional as F
 
 from xlcli.ops import lsh_attention as lsh
+from xlcli.ops import lsh_gather
 from xlcli.ops.attend import attend_plain
-from xlcli.ops.lsh_attention import (
-    KeyWindow,
-    attend_hashed,
-    attend_hashed_one,
-    recall,
-    share_bucket,
-)
+from xlcli.ops.lsh_attention import attend_hashed, attend_hashed_one, recall, share_bucket
+from xlcli.ops.lsh_gather import KeyWindow
 from xlcli.ops.lsh_table import Table, draw_rotations, hash_buckets, insert, rank_in_buckets
 
 ROWS, HEADS, WIDTH, SCALE = 2, 3, 4, 1.3
@@ -80,6 +76,14 @@ class Case:
         return attend_hashed_one(q, k, v, self.buckets[..., i : i + 1], table, KeyWindow(i, 0, self.limit), scale=SCALE)
 
 
+@pytest.fixture(params=["tiles", "gathered"])
+def form(request, monkeypatch):
+    """Both forms of a call, whatever its number of tokens for each bucket; gathered in several parts."""
+    monkeypatch.setattr(lsh, "GATHERED_TOKENS", 0 if request.param == "tiles" else math.inf)
+    monkeypatch.setattr(lsh_gather, "PART_FLOATS", 20_000)
+    return request.param
+
+
 def close(a, b):
     return torch.allclose(a, b, rtol=0, atol=1e-12)
 
@@ -111,7 +115,8 @@ def test_a_bucket_is_a_direction():
     assert len(case.buckets.unique()) == 24
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.usefixtures("form")
+@pytest.mark.parametrize("seed", range(16))
 def test_equals_the_loops(seed):
     case = Case(seed, longest=50)
     y = case.whole()
@@ -121,7 +126,8 @@ def test_equals_the_loops(seed):
         assert close(y[row, head], torch.tensor(expected, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.usefixtures("form")
+@pytest.mark.parametrize("seed", range(24))
 def test_cutting(seed):
     """Calls of any length, one token at a time or many at once, equal the masked attention over everything."""
     case = Case(seed)
@@ -135,9 +141,10 @@ def test_cutting(seed):
     assert close(torch.cat(out, 2), expected)
 
 
+@pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_later_tokens_change_no_bit(dtype):
-    for seed in range(20):
+    for seed in range(12):
         case = Case(seed, t=200)
         case.q, case.v, case.rotations = (part.to(dtype) for part in (case.q, case.v, case.rotations))
         start, i = case.draw(0, 60), case.draw(61, 198)
@@ -153,6 +160,7 @@ def test_later_tokens_change_no_bit(dtype):
         assert not torch.equal(before, after)
 
 
+@pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("norm", [30.0, 300.0])
 def test_large_scores(norm):
     """Queries whose scores have no exponential beside ordinary ones, which do not change by a bit."""
@@ -167,6 +175,7 @@ def test_large_scores(norm):
         assert close(torch.cat([case.call(table, 0, 90), case.call(table, 90, 200)], 2), case.plain())
 
 
+@pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("large", [0, 2**60])
 @pytest.mark.parametrize("seed", range(8))
 def test_gradients(seed, large, monkeypatch):
@@ -182,6 +191,40 @@ def test_gradients(seed, large, monkeypatch):
         assert torch.allclose(a, b, rtol=0, atol=1e-11)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_gradients_after_earlier_tokens(form, seed):
+    """Those of the definition, in which earlier tokens have none; the table is read again and stays as it is."""
+    case = Case(seed, t=90, factors=[(2,), (16,)][seed % 2])
+    table = case.table()
+    case.call(table, 0, 50)
+    q, v = (part[:, :, 50:].requires_grad_() for part in (case.q, case.v))
+    weight = case.normal(*v.shape)
+
+    def gradients(y):
+        return torch.autograd.grad((y * weight).sum(), (q, v), allow_unused=True, materialize_grads=True)
+
+    buckets = case.buckets
+    case.q, case.v = torch.cat((case.q[:, :, :50], q), 2), torch.cat((case.v[:, :, :50], v), 2)
+    expected = gradients(case.plain()[:, :, 50:])
+    line = rank_in_buckets(buckets[..., 50:], table.counts)
+    y = attend_hashed(
+        q, F.normalize(q, dim=-1), v, line, table, KeyWindow(50, 0, case.limit), bucket_size=case.size, scale=SCALE
+    )
+    for a, b in zip(gradients(y), expected, strict=True):
+        assert torch.allclose(a, b, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("t", [32, 33])
+def test_calls_with_few_tokens_for_each_bucket_are_gathered(t, monkeypatch):
+    """The form depends on the sizes alone, and both give the same."""
+    case, calls = Case(9, t=t, factors=(16,)), []
+    gather = lsh.attend_gathered
+    monkeypatch.setattr(lsh, "attend_gathered", lambda *args, **settings: calls.append(1) or gather(*args, **settings))
+    assert close(case.whole(), case.plain())
+    assert len(calls) == (t == 32)
+
+
+@pytest.mark.usefixtures("form")
 def test_one_large_bucket_is_full_attention():
     case = Case(3, t=37, rounds=1, factors=(), size=40, limit=None)
     visible = torch.ones(37, 37, dtype=torch.bool).tril(-1)
@@ -189,6 +232,7 @@ def test_one_large_bucket_is_full_attention():
     assert close(case.whole(), attend_plain(case.q, case.k, case.v, visible=visible, scale=SCALE))
 
 
+@pytest.mark.usefixtures("form")
 def test_a_token_alone_sees_itself():
     case = Case(4, t=30, rounds=2, factors=(64,), limit=1)
     alone = reformer.attended_mask(case.buckets, bucket_size=case.size, limit=1).diagonal(dim1=-2, dim2=-1)
@@ -206,6 +250,7 @@ def test_a_rare_bucket_keeps_what_is_far_back():
     assert close(case.one(table, 4999), case.v[:, :, :1])
 
 
+@pytest.mark.usefixtures("form")
 def test_tickets_of_long_streams_are_exact():
     """After many more arrivals at every bucket the same tokens see the same."""
     case = Case(6, t=240, rounds=4, factors=(4,), size=5, limit=None)
@@ -219,6 +264,7 @@ def test_tickets_of_long_streams_are_exact():
     assert close(case.call(late[1], 200, 240, one_by_one=True), expected)
 
 
+@pytest.mark.usefixtures("form")
 def test_dropped_weights():
     """Each weight is dropped or divided by what is left, after the softmax over the union."""
     case = Case(7, t=WIDTH, rounds=4, factors=(2,), size=3, limit=None)

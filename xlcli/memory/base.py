@@ -40,6 +40,10 @@ class Memory(ABC):
     def empty(self) -> Self:
         """Empty memory of this kind, shape and batch size."""
 
+    def overwrite_earlier(self) -> Self:
+        """This memory, where possible in the place of the one that it extends, which must not be used any more."""
+        return self
+
     @property
     def shape(self) -> tuple[int, ...]:
         """Sizes of the axes that are fixed for a layer: all except batch, tokens and slots."""

@@ -4,13 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from xlcli.memory.base import Memory
-from xlcli.ops.lsh_table import RANKS_PER_BUCKET, Table
+from xlcli.ops.lsh_table import RANKS_PER_BUCKET, BucketRanks, Table, insert
+
+
+class Unwritten(NamedTuple):
+    """Tokens to be written into a table.
+
+    ranks                 buckets and ranks
+    k            (b h t e)  keys
+    v            (b h t w)  values
+    start                 position of the first token
+    bucket_size           number of slots per bucket
+    """
+
+    ranks: BucketRanks
+    k: Tensor
+    v: Tensor
+    start: int
+    bucket_size: int
+
+    def write(self, table: Table) -> None:
+        """Writes the tokens into the table, in place."""
+        insert(table, self.ranks, self.k, self.v, self.start)
 
 
 @dataclass(frozen=True)
@@ -19,10 +40,14 @@ class Buckets(Memory):
 
     `owned` marks a table that no other memory shares, which `writable` may return as it is. Under inference mode
     writing then changes it in place, so the old memory must not be used any more; copy it with `State.fork`.
+
+    With gradients the backward pass reads the table again, so the latest tokens stay `unwritten` until they are read:
+    into a copy, or into the table itself by `overwrite_earlier`.
     """
 
-    table: Table
+    stored: Table
     owned: bool = False
+    unwritten: Unwritten | None = None
     kind = "buckets"
     counts_tokens = True
     axes: ClassVar[Mapping[str, str]] = {
@@ -49,23 +74,52 @@ class Buckets(Memory):
             if t.numel() and not 0 <= int(t.min()) <= int(t.max()) < limits.get(name, RANKS_PER_BUCKET):
                 raise ValueError(f"tensor '{name}' of memory '{cls.kind}' holds a number that is out of range")
 
+    @property
+    def table(self) -> Table:
+        """Table of all tokens: a new one if some are unwritten."""
+        return self.written().stored
+
     def tensors(self) -> dict[str, Tensor]:
         """Tensors of the table."""
         return self.table._asdict()
 
     def empty(self) -> Buckets:
         """Memory of no tokens."""
-        return Buckets(Table.empty(self.table.keys, *self.table.counts.shape))
+        return Buckets(Table.empty(self.stored.keys, *self.stored.counts.shape))
 
     @property
     def n_hashes(self) -> int:
         """Number of hash rounds."""
-        return self.table.counts.shape[2]
+        return self.stored.counts.shape[2]
 
     @property
     def settings(self) -> Mapping[str, int]:
         """The number of hash rounds."""
         return {"n_hashes": self.n_hashes}
+
+    def written(self) -> Buckets:
+        """This memory without unwritten tokens. The table is copied if there are any."""
+        if self.unwritten is None:
+            return self
+        table = self.stored.copy(self.unwritten.bucket_size)
+        self.unwritten.write(table)
+        return Buckets(table, owned=True)
+
+    def overwrite_earlier(self) -> Buckets:
+        """`written`, but in the table of the earlier memory."""
+        if self.unwritten is None or not self.stored.n_slots:
+            return self.written()
+        self.unwritten.write(self.stored)
+        return Buckets(self.stored, owned=True)
+
+    def extended(self, new: Unwritten) -> Buckets:
+        """Memory with new tokens. They are written at once in inference mode."""
+        memory = self.written()
+        if not torch.is_inference_mode_enabled():
+            return Buckets(memory.stored, unwritten=new)
+        memory = memory.writable(new.bucket_size)
+        new.write(memory.stored)
+        return memory
 
     def writable(self, bucket_size: int) -> Buckets:
         """This memory if it owns its table and is in inference mode, else a copy: its table may be changed in place."""

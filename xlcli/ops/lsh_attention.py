@@ -22,11 +22,15 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.checkpoint import checkpoint
 
-from xlcli.ops.lsh_table import RANKS_PER_BUCKET, BucketRanks, Table, flat_index, write
+from xlcli.ops.lsh_gather import KeyWindow, attend_gathered
+from xlcli.ops.lsh_table import RANKS_PER_BUCKET, BucketRanks, Table, flat_index, latest, seen_before, write
 from xlcli.ops.lsh_tiles import Sums, add_rounds, arrange, mix, windows
 
 CHECKPOINT_SCORES = 2**24
 """Number of scores from which a round is recomputed in the backward pass instead of stored."""
+
+GATHERED_TOKENS = 2
+"""Largest number of tokens of a call for each bucket with which every query gathers its keys (measured on a CPU)."""
 
 MAX_FLOATS = 2**22
 """Maximum size of the queries, keys and values rearranged at once, unless one head is larger. glibc returns larger
@@ -40,14 +44,6 @@ MAX_SCORES = 2**18
 
 TILE = 16
 """Maximum number of queries of a bucket that are computed together."""
-
-
-class KeyWindow(NamedTuple):
-    """Positions of visible keys for a query at position `start`: from `oldest`, at most `limit` back (None: any)."""
-
-    start: int
-    oldest: int
-    limit: int | None
 
 
 def attend_hashed(
@@ -66,7 +62,7 @@ def attend_hashed(
 
     In each round the tokens of a bucket are cut into tiles in their order, and each tile attends to itself and to the
     `bucket_size` tokens before it, some of which may be in the table. Later tokens do not change the tile of a token or
-    its place in it.
+    its place in it. If the buckets are many for the length of the call, every query gathers its keys instead.
 
     Args:
         q: Queries (b h t e).
@@ -82,6 +78,9 @@ def attend_hashed(
     Returns:
         (b h t w)
     """
+    if q.shape[2] <= GATHERED_TOKENS * ranks.sizes.shape[-1]:
+        q = q if scale == 1 else q * scale
+        return attend_gathered(q, k, v, ranks, table, key_window, bucket_size=bucket_size, dropout=dropout)
     h, floats_per_head = q.shape[1], k[:, :1].numel() * 2 + v[:, :1].numel()
     if h > 1 and h * floats_per_head > MAX_FLOATS:
         settings = {"bucket_size": bucket_size, "scale": scale, "dropout": dropout}
@@ -258,26 +257,9 @@ def _entries(table: Table, bucket_ids: Tensor, key_window: KeyWindow) -> tuple[T
         Keys (m c e), values (m c w), global ranks (m c r), positions relative to the first new token (m c; negative),
         and a mask (m c) of the visible entries.
     """
-    keys, values, positions, global_ranks, exists = _latest(table, bucket_ids, table.counts.flatten()[bucket_ids])
+    keys, values, positions, global_ranks, exists = latest(table, bucket_ids, table.counts.flatten()[bucket_ids])
     known = exists & (positions >= key_window.oldest)
     return keys, values, global_ranks, positions - key_window.start, known
-
-
-def _latest(table: Table, bucket_ids: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Entries of the buckets `bucket_ids` (...), after `counts` (...) tokens have been written to each.
-
-    Entries are in order of arrival, so that rounding does not depend on overwritten entries.
-
-    Returns:
-        Keys (... c e), values (... c w), positions (... c), global ranks (... c r), and a mask (... c) of used slots.
-    """
-    size = table.n_slots
-    slots = torch.arange(size, device=bucket_ids.device)
-    counts = counts.unsqueeze(-1)
-    places = bucket_ids.unsqueeze(-1) * size + (counts + slots) % size
-    parts = (table.keys, table.values, table.positions.unsqueeze(-1), table.global_ranks)
-    keys, values, positions, global_ranks = (part.flatten(0, 4)[places] for part in parts)
-    return keys, values, positions.squeeze(-1), global_ranks, counts - size + slots >= 0
 
 
 def _codes_of(global_ranks: Tensor, codes: _Codes, table: Table, heads: Tensor) -> Tensor:
@@ -310,14 +292,11 @@ def attend_hashed_one(
     bucket_ids = (flat_index(buckets, b, h, r) * n + buckets).squeeze(-1)
     counts = table.counts.flatten()[bucket_ids]
     global_rank = buckets.squeeze(-1) * RANKS_PER_BUCKET + counts
-    keys, values, positions, global_ranks, exists = _latest(table, bucket_ids, counts)
+    keys, values, positions, global_ranks, exists = latest(table, bucket_ids, counts)
     oldest = (
         key_window.oldest if key_window.limit is None else max(key_window.oldest, key_window.start - key_window.limit)
     )
-    met = (rearrange(global_rank, "b h r -> b h 1 1 r") - global_ranks).abs() <= size
-    earlier = torch.ones(r, r, dtype=torch.bool, device=q.device).tril(-1).unsqueeze(1)
-    seen = exists & (positions >= oldest) & ~(met & earlier).any(-1)
-    seen = seen.flatten(2)
+    seen = (exists & (positions >= oldest) & ~seen_before(global_rank, global_ranks, size)).flatten(2)
     scores = (keys.flatten(2, 3) @ (q.mT * scale)).squeeze(-1).masked_fill(~seen, -torch.inf)
     y = scores.softmax(-1).unsqueeze(2) @ values.flatten(2, 3)
     write(

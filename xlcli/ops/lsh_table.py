@@ -175,6 +175,39 @@ def write(
     table.positions.view(-1)[slots] = position
 
 
+def latest(table: Table, bucket_ids: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Entries of the buckets `bucket_ids` (...), after `counts` (...) tokens have been written to each.
+
+    Entries are in order of arrival, so that rounding does not depend on overwritten entries.
+
+    Returns:
+        Keys (... c e), values (... c w), positions (... c), global ranks (... c r), and a mask (... c) of used slots.
+    """
+    size = table.n_slots
+    slots = torch.arange(size, device=bucket_ids.device)
+    counts = counts.unsqueeze(-1)
+    places = bucket_ids.unsqueeze(-1) * size + (counts + slots) % size
+    # An index on the first axis instead would be four times as slow.
+    keys, values, positions, global_ranks = (
+        part.flatten(0, 4).index_select(0, places.flatten()).view(*places.shape, *part.shape[5:]) for part in table[:4]
+    )
+    return keys, values, positions, global_ranks, counts - size + slots >= 0
+
+
+def seen_before(own: Tensor, global_ranks: Tensor, bucket_size: int) -> Tensor:
+    """Mask (... r c) of the keys found in each round that a query sees in an earlier round, too.
+
+    Args:
+        own: Global ranks (... r) of the query.
+        global_ranks: Those (... r c r) of the keys.
+        bucket_size: Largest number of keys that a query sees in a round.
+    """
+    r = own.shape[-1]
+    met = (own[..., None, None, :] - global_ranks).abs() <= bucket_size
+    earlier = torch.ones(r, r, dtype=torch.bool, device=own.device).tril(-1).unsqueeze(1)
+    return (met & earlier).any(-1)
+
+
 def flat_index(like: Tensor, *shape: int) -> Tensor:
     """Tensor (*shape, 1) of 0, 1, 2, ..."""
     return torch.arange(math.prod(shape), device=like.device).view(*shape, 1)

@@ -209,6 +209,7 @@ def _one_step(config: Config, runtime: Runtime) -> Usage:
             length = max(attention.effective_mem_len(train.mem_len) or 1 for attention in config.model.attentions)
             with torch.no_grad(), runtime.autocast():
                 _, state = model(torch.zeros(rows, length, dtype=torch.int64), state)
+            state = state.overwrite_earlier()
         tokens = torch.zeros(rows, train.segment_len, dtype=torch.int64)
         meter.reset()
         with runtime.autocast():  # which keeps 16-bit copies of the weights

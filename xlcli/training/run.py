@@ -158,6 +158,7 @@ class TrainingRun:
                 if self.ranks.size > 1 and i + 1 == len(microbatches):
                     timer.end_with(loss)
                 loss.backward()  # type: ignore[no-untyped-call]
+                self.states[i] = self.states[i].overwrite_earlier()
         timer.stop()
         scales = self._unscale()
         gradients = [local(p.grad) for p in self.model.parameters() if p.grad is not None]

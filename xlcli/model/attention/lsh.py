@@ -14,12 +14,14 @@ from torch.nn import functional as F
 from xlcli.config import MemoryDtype, ModelConfig
 from xlcli.config.attention.random import MAX_HASHES, LSHAttentionConfig
 from xlcli.memory import Buckets, Memory
+from xlcli.memory.buckets import Unwritten
 from xlcli.model.attention import Attention
 from xlcli.model.position import Position
 from xlcli.ops.context import AttentionContext
 from xlcli.ops.linear import Linear
-from xlcli.ops.lsh_attention import KeyWindow, attend_hashed, attend_hashed_one
-from xlcli.ops.lsh_table import Table, draw_rotations, hash_buckets, insert, rank_in_buckets
+from xlcli.ops.lsh_attention import attend_hashed, attend_hashed_one
+from xlcli.ops.lsh_gather import KeyWindow
+from xlcli.ops.lsh_table import Table, draw_rotations, hash_buckets, rank_in_buckets
 from xlcli.ops.span import Span
 
 MAX_SEQUENTIAL = 16
@@ -112,6 +114,7 @@ class LSHAttention(Attention):
     def forward(self, x: Tensor, memory: Memory, context: AttentionContext) -> tuple[Tensor, Memory]:
         """Output (b t d) for input x (b t d), and the new memory."""
         assert isinstance(memory, Buckets)
+        memory = memory.written()
         with torch.autocast(x.device.type, enabled=False):
             q, k, v, buckets = self.project(x, memory, context)
             one_by_one = context.n_new <= MAX_SEQUENTIAL and torch.is_inference_mode_enabled()
@@ -124,23 +127,24 @@ class LSHAttention(Attention):
         assert isinstance(memory, Buckets)
         if not context.keep:
             return memory.empty()
+        memory = memory.written()
         with torch.autocast(x.device.type, enabled=False):
             _, k, v, buckets = self.project(x, memory, context)
-            memory = memory.writable(self.bucket_size)
-            insert(memory.table, rank_in_buckets(buckets, memory.table.counts), k, v, context.start)
-        return memory
+            ranks = rank_in_buckets(buckets, memory.stored.counts)
+            return memory.extended(Unwritten(ranks, k.detach(), v.detach(), context.start, self.bucket_size))
 
     def _attend_parallel(
         self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, memory: Buckets, context: AttentionContext
     ) -> tuple[Tensor, Memory]:
         """Attention output (b h t e) of all queries at once, and the new memory."""
-        ranks = rank_in_buckets(buckets, memory.table.counts)
+        table = memory.stored
+        ranks = rank_in_buckets(buckets, table.counts)
         y = attend_hashed(
             q,
             k,
             v,
             ranks,
-            memory.table if context.n_memory and memory.table.n_slots else None,
+            table if context.n_memory and table.n_slots else None,
             _key_window(context, 0),
             bucket_size=self.bucket_size,
             scale=self.scale,
@@ -148,9 +152,7 @@ class LSHAttention(Attention):
         )
         if not context.keep:
             return y, memory.empty()
-        memory = memory.writable(self.bucket_size)
-        insert(memory.table, ranks, k, v, context.start)
-        return y, memory
+        return y, memory.extended(Unwritten(ranks, k.detach(), v.detach(), context.start, self.bucket_size))
 
     def _attend_one_by_one(
         self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, memory: Buckets, context: AttentionContext
@@ -161,7 +163,7 @@ class LSHAttention(Attention):
         for i in range(context.n_new):
             q_i, k_i, v_i = (part[:, :, i : i + 1] for part in (q, k, v))
             buckets_i, key_window = buckets[..., i : i + 1], _key_window(context, i)
-            y.append(attend_hashed_one(q_i, k_i, v_i, buckets_i, memory.table, key_window, scale=self.scale))
+            y.append(attend_hashed_one(q_i, k_i, v_i, buckets_i, memory.stored, key_window, scale=self.scale))
         return torch.cat(y, dim=2), memory if context.keep else memory.empty()
 
     def project(self, x: Tensor, memory: Buckets, context: AttentionContext) -> tuple[Tensor, Tensor, Tensor, Tensor]:

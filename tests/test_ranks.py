@@ -7,7 +7,7 @@ import socket
 import pytest
 from launching import outputs, start
 
-from xlcli.errors import ConfigError, RankError
+from xlcli.errors import ConfigError, LostRankError, RankError
 from xlcli.ranks import (
     SLURM_PORTS,
     Ranks,
@@ -88,6 +88,10 @@ def alone():
     ("text", "is_slow"),
     [
         ("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1", False),
+        (
+            "[gloo/transport/tcp/pair.cc:152] timed out connecting: SO_ERROR: Connection refused, remote=[::1]:1$0",
+            False,
+        ),
         ("[gloo/transport/tcp/unbound_buffer.cc:133] Timed out waiting 1000ms for recv operation to complete", True),
     ],
 )
@@ -184,3 +188,33 @@ def test_tasks_of_each_node():
     assert tasks_per_node("2(x3),1") == [2, 2, 2, 1]
     assert tasks_per_node("4") == [4]
     assert tasks_per_node("") == []
+
+
+def stuck():
+    """Rank 0 of two, for whose connection gloo waits without a limit."""
+    import threading
+
+    import torch.distributed as dist  # noqa: TID251
+
+    if os.environ["RANK"] == "1":
+        meet_only()
+        return
+    dist.init_process_group = lambda *args, **options: threading.Event().wait()
+    try:
+        with join(timeout=0.5):
+            pass
+    except LostRankError as error:
+        print(error.message)
+
+
+def meet_only():
+    """Comes to the meeting, and ends before it is connected."""
+    from xlcli.meeting import Wait, meet
+
+    meet(1, 2, 0, Wait(60.0, print))
+
+
+def test_a_rank_that_is_lost_while_the_ranks_connect_ends_the_others():
+    (code, out, error), (second, _, _) = outputs(start(2, "import test_ranks; test_ranks.stuck()"))
+    assert (code, second) == (0, 0), error
+    assert out == "another process of this run was lost while they joined (noticed by rank 0).\n"

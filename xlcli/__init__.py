@@ -47,10 +47,9 @@ _MODULES = {
         "evaluate",
         "generate",
         "load",
-        "resume",
         "stream",
-        "train",
     ),
+    "xlcli.api.runs": ("resume", "train"),
     "xlcli.api.several": ("generate_prompts", "stream_several"),
     "xlcli.api.values": ("TextScore", "TextState"),
     "xlcli.config": ("read_toml",),
@@ -72,7 +71,8 @@ _MODULES = {
 if TYPE_CHECKING:
     from typing import Any
 
-    from xlcli.api import Model, copy_model, evaluate, generate, load, resume, stream, train
+    from xlcli.api import Model, copy_model, evaluate, generate, load, stream
+    from xlcli.api.runs import resume, train
     from xlcli.api.several import generate_prompts, stream_several
     from xlcli.api.values import TextScore, TextState
     from xlcli.config import read_toml

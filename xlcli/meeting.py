@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 from xlcli.errors import RankError
@@ -49,6 +50,8 @@ class Wait:
 def meet(rank: int, size: int, restarts: int, wait: Wait) -> Any:
     """The key-value store at `MASTER_ADDR` and `MASTER_PORT`, once all ranks have come; held by rank 0 or its launcher.
 
+    Its keys are those of this meeting alone: ranks may meet several times, each time all of them.
+
     Args:
         rank: Number of this rank.
         size: Number of ranks.
@@ -71,13 +74,16 @@ def meet(rank: int, size: int, restarts: int, wait: Wait) -> Any:
             raise unreachable
     limit = timedelta(seconds=wait.limit)
     try:
-        store = TCPStore(host, port, size, holds, limit, wait_for_workers=False, multi_tenant=True)
+        store = held(host, port) if holds else TCPStore(host, port, None, False, limit, wait_for_workers=False)
+        store.set_timeout(limit)
     except DistError:
         if holds:
             raise RankError(f"rank 0 cannot listen at {place}.", "Set MASTER_PORT to a free port.") from None
         raise unreachable from None
     try:
-        present = PrefixStore(f"present {restarts}", store)
+        number = store.add(f"meetings of rank {rank} after {restarts} restarts", 1)
+        own = PrefixStore(f"meeting {restarts}.{number}", store)
+        present = PrefixStore("present", own)
         present.set(str(rank), "")
         for other in range(size):
             while not present.check([str(other)]):
@@ -86,7 +92,15 @@ def meet(rank: int, size: int, restarts: int, wait: Wait) -> Any:
                     raise RankError(message, "Start all ranks with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE.")
     except DistError:
         raise unreachable from None
-    return store
+    return own
+
+
+@cache
+def held(host: str, port: int) -> Any:
+    """The store that this process holds until it ends: other ranks may already come to the next meeting."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    return TCPStore(host, port, None, True, wait_for_workers=False)
 
 
 def can_connect(host: str, port: int) -> bool:

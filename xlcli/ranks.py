@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -230,7 +231,7 @@ def join(
         notify: Called with a message if other ranks do not come for some seconds.
 
     Raises:
-        ConfigError: The environment variables contradict each other.
+        ConfigError: The environment variables contradict each other, or this process has joined others already.
         RankError: Another rank has ended, does not come or does not answer.
     """
     ranks = environment()
@@ -240,21 +241,22 @@ def join(
     if not os.environ.get("WORLD_SIZE"):
         os.environ.update(of_slurm())
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # warnings with stack traces of C++; errors are raised
-    import torch
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import PrefixStore
 
-    store = meet(ranks.rank, ranks.size, ranks.restarts, Wait(min(timeout, JOIN_SECONDS), notify))
+    if dist.is_initialized():
+        raise ConfigError(
+            "torch.distributed is initialized in this process already.",
+            "Leave init_process_group to xlcli, and end one run before the next one.",
+        )
+    limit = min(timeout, JOIN_SECONDS)
+    store = meet(ranks.rank, ranks.size, ranks.restarts, Wait(limit, notify))
     store.set_timeout(timedelta(seconds=timeout))
     try:
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
-            store=PrefixStore(f"group {ranks.restarts}", store),  # the store may hold keys of an earlier start
-            rank=ranks.rank,
-            world_size=ranks.size,
-            timeout=timedelta(seconds=timeout),
-        )
-        yield replace(ranks, store=PrefixStore(f"xlcli {ranks.restarts}", store))
+        if not _connect(ranks, PrefixStore("group", store), timeout, limit):
+            message = f"another process of this run was lost while they joined (noticed by rank {ranks.rank})."
+            raise LostRankError(message, remedy)
+        yield replace(ranks, store=PrefixStore("xlcli", store))
     except RuntimeError as error:
         if not is_lost(error):
             raise
@@ -269,6 +271,37 @@ def join(
             dist.destroy_process_group()
 
 
+def _connect(ranks: Ranks, store: Any, timeout: float, limit: float) -> bool:
+    """Connects this rank with all others; False if that takes longer than `limit` seconds.
+
+    gloo waits without a limit for a rank that ends while they connect, and no signal is handled meanwhile. So it has a
+    thread of its own, which is left behind.
+    """
+    import torch
+    import torch.distributed as dist
+
+    errors: list[Exception] = []
+
+    def connect() -> None:
+        try:
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+                store=store,
+                rank=ranks.rank,
+                world_size=ranks.size,
+                timeout=timedelta(seconds=timeout),
+            )
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=connect, name="connect", daemon=True)
+    thread.start()
+    thread.join(limit)
+    if errors:
+        raise errors[0]
+    return not thread.is_alive()
+
+
 def is_lost(error: RuntimeError) -> bool:
     """Whether an error means that another rank has ended or does not answer."""
     import torch.distributed as dist
@@ -278,5 +311,9 @@ def is_lost(error: RuntimeError) -> bool:
 
 
 def is_timeout(error: RuntimeError) -> bool:
-    """Whether another rank does not answer although it may still run."""
-    return re.search(r"time ?out|timed out", str(error), re.IGNORECASE) is not None
+    """Whether another rank does not answer although it may still run.
+
+    A refused connection is the end of a rank after it has published its address; gloo says "timed out connecting" too.
+    """
+    text = str(error)
+    return re.search(r"time ?out|timed out", text, re.IGNORECASE) is not None and "Connection refused" not in text

@@ -1,19 +1,20 @@
 """Python interface: `load` a model, then score, read and continue texts; the four workflows as functions.
 
-`train`, `evaluate`, `generate` and `stream` are the generators of events behind the commands of the same names. Texts
-are `str`, which is encoded as UTF-8, or `bytes`.
+`evaluate`, `generate` and `stream`, and `train` in `runs`, are the generators of events behind the commands of the same
+names. Texts are `str`, which is encoded as UTF-8, or `bytes`.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, AnyStr, Literal, Unpack
+from typing import AnyStr, Literal, Unpack
 
-from xlcli import evaluation, generation, streaming, training
+from xlcli import evaluation, generation, streaming
+from xlcli.api.runs import Source, paths
 from xlcli.api.values import TextScore, TextState, resumed, saving
 from xlcli.coding import workflow as coding
 from xlcli.coding.container import FileReader
@@ -38,12 +39,9 @@ from xlcli.store.discover import find
 from xlcli.store.folder import load as load_folder
 from xlcli.store.layout import read_config
 from xlcli.store.loaded import LoadedModel
-from xlcli.store.origin import configurations
 from xlcli.store.state_files import is_state_file, load_state, save_state
 
 Text = str | bytes
-Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-"""Path of a file or folder, or several paths, read as one text."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -235,57 +233,6 @@ def copy_model(
     copy_folder(find(os.fspath(model)), Path(folder), weights)
 
 
-def train(
-    text: Source,
-    folder: str | os.PathLike[str],
-    *,
-    settings: Mapping[str, Any] | None = None,
-    preset: str | None = None,
-    init: str | os.PathLike[str] | None = None,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    stop: Callable[[], bool] = lambda: False,
-) -> Iterator[Event]:
-    """Trains a model on `text` and saves it in `folder`; see `xlcli.training.train`.
-
-    Args:
-        text: Training text: files or folders.
-        folder: Model folder.
-        settings: Tables of a configuration file, as `{"train": {"max_steps": 100}}`; they override the preset.
-        preset: Preset by name; None chooses one by text size and device.
-        init: Name or folder of a model whose weights, vocabulary and shape the run starts from.
-        overwrite: Replace the model in `folder`.
-        dry_run: End with the `Plan`.
-        stop: Called between steps; once it returns True, the run is saved and ends.
-    """
-    model = None if init is None else find(os.fspath(init))
-    configs = configurations(settings or {}, preset, model)
-    return training.train(
-        _paths(text), Path(folder), configs, init=model, overwrite=overwrite, dry_run=dry_run, stop=stop
-    )
-
-
-def resume(
-    text: Source,
-    folder: str | os.PathLike[str],
-    *,
-    settings: Mapping[str, Any] | None = None,
-    allow_data_change: bool = False,
-    stop: Callable[[], bool] = lambda: False,
-) -> Iterator[Event]:
-    """Continues the run in `folder` from its newest checkpoint; see `xlcli.training.resume`.
-
-    Args:
-        text: Training text of the run.
-        folder: Model folder.
-        settings: Settings that replace saved ones, such as a new budget.
-        allow_data_change: Continue although the text has changed.
-        stop: As in `train`.
-    """
-    changes = dict(settings or {})
-    return training.resume(_paths(text), Path(folder), changes, allow_data_change=allow_data_change, stop=stop)
-
-
 def evaluate(
     model: Model, text: Source | None = None, *, per_token: bool = False, **options: Unpack[EvalOptions]
 ) -> Iterator[Event]:
@@ -297,8 +244,8 @@ def evaluate(
         per_token: Also yield the score of every token.
         options: Keys of `EvalConfig`.
     """
-    paths = None if text is None else _paths(text)
-    return evaluation.evaluate(model.loaded, paths, validate(EvalConfig, options), model.runtime, per_token=per_token)
+    files = None if text is None else paths(text)
+    return evaluation.evaluate(model.loaded, files, validate(EvalConfig, options), model.runtime, per_token=per_token)
 
 
 def generate(
@@ -361,8 +308,3 @@ def _joined(results: Iterable[coding.Output]) -> bytes:
 def encoded(text: Text) -> bytes:
     """The text as bytes: UTF-8."""
     return text if isinstance(text, bytes) else text.encode()
-
-
-def _paths(text: Source) -> list[str]:
-    paths = [text] if isinstance(text, str | os.PathLike) else text
-    return [os.fspath(path) for path in paths]

@@ -132,10 +132,9 @@ def train(
                 screen.expect_keyboard()
             screen.wait("starting")
             from xlcli import training
-            from xlcli.store.staging import holds_run, place_of_run
+            from xlcli.training.beginning import continues
 
-            is_own = holds_run(folder) and not overwrite
-            if ranks.restarts and (is_own or place_of_run(folder) != folder):
+            if continues(folder, ranks, overwrite=overwrite):
                 resume = True
                 screen.say(f"a process has failed: all start again (restart {ranks.restarts})", "warning")
             if resume:

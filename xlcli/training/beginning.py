@@ -9,8 +9,15 @@ from pathlib import Path
 from xlcli import errors
 from xlcli.errors import XLError
 from xlcli.ranks import Ranks
+from xlcli.store.staging import holds_run, place_of_run
 
 _NAME = "run"
+
+
+def continues(folder: Path, ranks: Ranks, *, overwrite: bool) -> bool:
+    """Whether a new run in this folder is to be resumed: it had begun when the launcher started all ranks again."""
+    is_own = holds_run(folder) and not overwrite
+    return ranks.restarts > 0 and (is_own or place_of_run(folder) != folder)
 
 
 @contextmanager

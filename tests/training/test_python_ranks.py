@@ -1,0 +1,80 @@
+"""`xlcli.train` and `xlcli.resume` on several processes: one run after the other, equal to those of one process."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from launching import outputs, start
+from runs import corpus, small
+
+import xlcli
+from xlcli.events import Step, Trained
+from xlcli.ranks import Ranks
+from xlcli.training import final, memory, workflow
+from xlcli.training.beginning import continues
+
+CALL = f"import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}]; import test_python_ranks as t; t.several()"
+
+
+def several():
+    """Three runs in one process: what each of them has yielded, as JSON."""
+    torch.set_num_threads(1)
+    final.SAMPLE_TOKENS = 3
+    workflow.memory = SimpleNamespace(
+        n_parameters=memory.n_parameters, memory_bytes=lambda config, runtime: 2**28, require=memory.require
+    )
+    settings = small(train={"max_steps": 2})
+    for events in (
+        xlcli.train("corpus.txt", "first", preset="tiny", settings=settings),
+        xlcli.train("corpus.txt", "second", preset="tiny", settings=settings),
+        xlcli.resume("corpus.txt", "second", settings={"train": {"max_steps": 4}}),
+    ):
+        found = list(events)
+        steps = [(event.step, event.nats) for event in found if isinstance(event, Step)]
+        print(json.dumps({"steps": steps, "ended": isinstance(found[-1], Trained)}), flush=True)
+
+
+def test_runs_of_two_processes_follow_one_another():
+    corpus()
+    (code, first, error), (second, other, _) = outputs(start(2, CALL))
+    assert (code, second) == (0, 0), error[-3000:]
+    found, of_second = ([json.loads(line) for line in text.splitlines()] for text in (first, other))
+    assert [line["ended"] for line in found] == [True] * 3
+    assert [line["ended"] for line in of_second] == [False] * 3
+    assert [line["steps"] for line in found] == [line["steps"] for line in of_second]
+    alone = Path("alone")
+    alone.mkdir()
+    expected = [
+        (event.step, event.nats)
+        for settings in ({"train": {"max_steps": 2}}, {"train": {"max_steps": 4}})
+        for event in (
+            xlcli.resume("corpus.txt", "alone/m", settings=settings)
+            if Path("alone/m/config.json").exists()
+            else xlcli.train("corpus.txt", "alone/m", preset="tiny", settings=small(**settings))
+        )
+        if isinstance(event, Step)
+    ]
+    assert found[0]["steps"] == found[1]["steps"]
+    for steps, own in ((found[1]["steps"], expected[:2]), (found[2]["steps"], expected[2:])):
+        assert [step for step, _ in steps] == [step for step, _ in own]
+        assert [nats for _, nats in steps] == pytest.approx([nats for _, nats in own], abs=1e-5)
+
+
+def test_a_process_group_of_the_caller_is_refused(monkeypatch):
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    with pytest.raises(xlcli.ConfigError, match=r"torch\.distributed is initialized"):
+        list(xlcli.train(corpus(), "m", preset="tiny", settings=small()))
+
+
+def test_after_a_restart_a_new_run_goes_on_unless_it_replaces_another_one():
+    corpus()
+    list(xlcli.train("corpus.txt", "m", preset="tiny", settings=small(train={"max_steps": 1})))
+    restarted = Ranks(0, 2, restarts=1)
+    assert continues(Path("m"), restarted, overwrite=False)
+    assert not continues(Path("m"), restarted, overwrite=True)
+    assert not continues(Path("m"), Ranks(0, 2), overwrite=False)
+    assert not continues(Path("other"), restarted, overwrite=False)

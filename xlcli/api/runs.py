@@ -1,0 +1,100 @@
+"""Training from Python: `train` and `resume`, also as one of the processes that `torchrun` or `srun` has started."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from xlcli import training
+from xlcli.config import RuntimeConfig, validate
+from xlcli.events import Event, Notice
+from xlcli.ranks import Ranks, join
+from xlcli.store.discover import find
+from xlcli.store.origin import configurations
+from xlcli.training.beginning import continues
+
+Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""Path of a file or folder, or several paths, read as one text."""
+
+
+def train(
+    text: Source,
+    folder: str | os.PathLike[str],
+    *,
+    settings: Mapping[str, Any] | None = None,
+    preset: str | None = None,
+    init: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator[Event]:
+    """Trains a model on `text` and saves it in `folder`; see `xlcli.training.train`.
+
+    Args:
+        text: Training text: files or folders.
+        folder: Model folder.
+        settings: Tables of a configuration file, as `{"train": {"max_steps": 100}}`; they override the preset.
+        preset: Preset by name; None chooses one by text size and device.
+        init: Name or folder of a model whose weights, vocabulary and shape the run starts from.
+        overwrite: Replace the model in `folder`.
+        dry_run: End with the `Plan`.
+        stop: Called between steps; once it returns True, the run is saved and ends.
+    """
+    model = None if init is None else find(os.fspath(init))
+    changes, place = dict(settings or {}), Path(folder)
+    configs = configurations(changes, preset, model)
+
+    def events(ranks: Ranks) -> Iterator[Event]:
+        if continues(place, ranks, overwrite=overwrite):
+            start = None if init is None else os.fspath(init)
+            yield Notice(f"a process has failed: all start again (restart {ranks.restarts})", "warning")
+            yield from training.resume(paths(text), place, changes, preset=preset, init=start, stop=stop, ranks=ranks)
+            return
+        yield from training.train(
+            paths(text), place, configs, init=model, overwrite=overwrite, dry_run=dry_run, stop=stop, ranks=ranks
+        )
+
+    return _on_ranks(changes, events)
+
+
+def resume(
+    text: Source,
+    folder: str | os.PathLike[str],
+    *,
+    settings: Mapping[str, Any] | None = None,
+    allow_data_change: bool = False,
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator[Event]:
+    """Continues the run in `folder` from its newest checkpoint; see `xlcli.training.resume`.
+
+    Args:
+        text: Training text of the run.
+        folder: Model folder.
+        settings: Settings that replace saved ones, such as a new budget.
+        allow_data_change: Continue although the text has changed.
+        stop: As in `train`.
+    """
+    changes = dict(settings or {})
+
+    def events(ranks: Ranks) -> Iterator[Event]:
+        yield from training.resume(
+            paths(text), Path(folder), changes, allow_data_change=allow_data_change, stop=stop, ranks=ranks
+        )
+
+    return _on_ranks(changes, events)
+
+
+def _on_ranks(settings: Mapping[str, Any], events: Callable[[Ranks], Iterator[Event]]) -> Iterator[Event]:
+    """Events of a run on the processes that `torchrun` or `srun` has started; without them, on this one."""
+    timeout = validate(RuntimeConfig, dict(settings.get("runtime", {}))).timeout
+    with join(timeout, "If there is a checkpoint, xlcli.resume continues from it.", warnings.warn) as ranks:
+        yield from events(ranks)
+
+
+def paths(text: Source) -> list[str]:
+    """The paths of a text."""
+    given = [text] if isinstance(text, str | os.PathLike) else text
+    return [os.fspath(path) for path in given]

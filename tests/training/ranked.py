@@ -107,9 +107,7 @@ def follow(name, ranks, shard, n_steps):
 
 def compare(n_steps, *names):
     """Steps of a single process and of all ranks, with whole and with divided parameters: a line of JSON for each."""
-    torch.set_default_dtype(torch.float64)
-    torch.set_num_threads(1)
-    training_run.has_bfloat16_units = lambda device: False
+    exact()
     with join(timeout=900) as ranks:
         for name in names or CASES:
             one = follow(name, SINGLE, False, n_steps) if ranks.is_first else None
@@ -170,8 +168,17 @@ def save_and_resume():
         print(json.dumps([event.step for event in events if isinstance(event, Step)]))
 
 
-def command(*arguments, kill=None):
-    """The command line; the second rank is killed at the end of step `kill`."""
+def exact():
+    """Computes in float64 on one thread, also where Muon would use bfloat16."""
+    torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(1)
+    training_run.has_bfloat16_units = lambda device: False
+
+
+def command(*arguments, kill=None, double=False):
+    """The command line, in float64 if `double`; the second rank is killed at the end of step `kill`."""
+    if double:
+        exact()
     step = training_run.TrainingRun.train_step
 
     def killed(run, *args):

@@ -36,6 +36,11 @@ def assert_equal(line):
         assert line["found"][key] == pytest.approx(values, rel=0, abs=1e-6), key
 
 
+def largest(line, key):
+    pairs = zip(line["found"][key], line["expected"][key], strict=True)
+    return max(abs(found - expected) for found, expected in pairs)
+
+
 @pytest.fixture(scope="module")
 def sample():
     return compared(2, 4, *SAMPLE)
@@ -53,6 +58,9 @@ def test_steps_of_two_ranks_are_those_of_one_process(name, shard, sample):
 def test_fifty_steps_of_every_stack_and_attention(size):
     lines = compared(size, 50)
     assert lines.keys() == {(name, shard) for name in CASES for shard in (False, True)}
+    for key in ("nats", "norms", "weights"):
+        difference, *where = max((largest(line, key), *case) for case, line in lines.items())
+        print(f"{size} ranks, {len(lines)} cases: largest difference of {key} {difference:.1e} ({where})")
     for line in lines.values():
         assert_equal(line)
 

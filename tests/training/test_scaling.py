@@ -13,7 +13,7 @@ from xlcli.training import scaling
 from xlcli.training.scaling import Exchange, Sizes
 
 CPU = Runtime(torch.device("cpu"), torch.float32, 1)
-SIZE = Sizes(parameters=1_000, blocks=(300, 300), matrices=(100, 100, 50), state=2_000, operations=0)
+SIZE = Sizes(parameters=1_000, blocks=(300, 300), matrices=(100, 100, 50), state=2_000, operations=0, narrow=400)
 
 
 def settings(train=None, model=None, runtime=None, **cluster):
@@ -26,19 +26,39 @@ def settings(train=None, model=None, runtime=None, **cluster):
 @pytest.mark.parametrize(("n", "share"), [(1, 0), (2, 0.5), (4, 0.75), (1024, 1023 / 1024)])
 def test_a_ring_sends_this_share_of_the_bytes(n, share):
     assert scaling.replicated(n, 4_000).n_bytes == 2 * share * 4_000
-    exchange = scaling.sharded(n, SIZE._replace(matrices=()), parameter_bytes=4, grad_accum=1, direction_bytes=4)
+    exchange = scaling.sharded(
+        n, SIZE._replace(matrices=()), bfloat16=False, grad_accum=1, direction_bytes=4, gloo=False
+    )
     # Parameters of blocks forward and backward, others once; gradients.
     assert exchange.n_bytes == share * 4 * (2 * 600 + 400 + 1_000)
     only_blocks = SIZE._replace(blocks=(500, 500), matrices=())
-    exchange = scaling.sharded(n, only_blocks, parameter_bytes=4, grad_accum=1, direction_bytes=4)
+    exchange = scaling.sharded(n, only_blocks, bfloat16=False, grad_accum=1, direction_bytes=4, gloo=False)
     assert exchange.n_bytes == 3 * share * 4_000
 
 
 def test_a_sharded_model_gathers_for_each_microbatch_in_its_number_type_and_reduces_once():
-    exchange = scaling.sharded(2, SIZE, parameter_bytes=2, grad_accum=3, direction_bytes=2)
-    assert exchange.n_bytes == (3 * 2 * (2 * 600 + 400) + 4 * 1_000 + (4 + 2) * 250) / 2
+    exchange = scaling.sharded(2, SIZE, bfloat16=True, grad_accum=3, direction_bytes=2, gloo=False)
+    assert exchange.n_bytes == (3 * (2 * (2 * 400 + 4 * 200) + 4 * 400) + 4 * 1_000 + (4 + 2) * 250) / 2
     assert exchange.last_bytes == (4 + 2) * 250 / 2
     assert exchange.n_messages == 3 * (2 * 2 + 1) + len(SIZE.matrices) + SIZE.n_batches(2) + (2 + 1) + 2
+
+
+def test_gloo_reduces_to_parts_by_an_all_reduce_and_beside_no_computation():
+    nccl, gloo = (
+        scaling.sharded(4, SIZE, bfloat16=False, grad_accum=1, direction_bytes=4, gloo=gloo) for gloo in (False, True)
+    )
+    assert gloo.n_bytes - nccl.n_bytes == 0.75 * 4_000
+    assert gloo.n_messages - nccl.n_messages == 3 * (2 + 1)
+    made = settings(runtime={"shard": True}, peak_flops=1e9, bandwidth=1e6, latency=0.0)
+    plan = scaling.plan(made, CPU, 4)
+    assert plan.step_seconds == pytest.approx(plan.compute_seconds + plan.exchange_seconds)
+
+
+def test_a_model_that_is_divided_as_a_whole_gathers_its_parameters_once():
+    made = [settings(runtime={"shard": True}, model={"stack": {"kind": kind}}) for kind in ("standard", "reversible")]
+    standard, reversible = (scaling.sizes(build_on_meta(each.model), each) for each in made)
+    assert standard.narrow == sum(standard.blocks) > 0
+    assert (reversible.narrow, reversible.blocks) == (0, ())
 
 
 def test_messages_follow_one_another_in_each_bucket():

@@ -33,6 +33,7 @@ from xlcli.ranks import Ranks
 from xlcli.shards import divided, is_divided, local, whole
 from xlcli.state import State
 from xlcli.store.commit import checksums, commit, latest, step_name, step_of
+from xlcli.store.encodings import ENCODINGS
 from xlcli.store.layout import BEST, CHECKPOINT_FILES, CHECKPOINTS, SCHEMA, WEIGHTS
 from xlcli.store.weights import weights
 from xlcli.text.tokenizers.registry import Tokenizer
@@ -223,7 +224,7 @@ def _changed_texts(saved: Mapping[str, str], here: Mapping[str, str], allow_chan
 
 def _load_tensors(run: TrainingRun, checkpoint: Path, states: list[dict[str, str]]) -> None:
     own = weights(run.model)
-    expected = {name: TensorInfo("F32", tuple(t.shape)) for name, t in own.items()}
+    expected = {name: TensorInfo(ENCODINGS[str(t.dtype).split(".")[1]], tuple(t.shape)) for name, t in own.items()}
     saved, _ = read_tensors(checkpoint / "weights.safetensors", expected=expected)
     with torch.no_grad():
         for name, tensor in own.items():

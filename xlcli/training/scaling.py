@@ -4,7 +4,8 @@ The model is that of a ring. A gather or a reduction with division of the result
 processes sends (N-1)/N · n bytes from each in N - 1 successive messages; an all-reduce is a reduction and a gather. A
 step takes the time of its matrix products at a given share of the peak rate, and the part of the exchange that does not
 fit beside them. A replicated model averages its gradients during the backward pass of the last microbatch, except those
-of the last bucket; a sharded one gathers and reduces beside all of its computation. Memory of sequences is never sent.
+of the last bucket; a sharded one gathers and reduces beside all of its computation with NCCL and beside none with gloo,
+for which PyTorch makes no streams. Memory of sequences is never sent.
 """
 
 from __future__ import annotations
@@ -44,10 +45,11 @@ class Sizes(NamedTuple):
 
     Attributes:
         parameters: All parameters.
-        blocks: Parameters of each block.
+        blocks: Parameters of each block; none if a divided model gathers all of its parameters at once.
         matrices: Elements of each matrix that Muon updates.
         state: Numbers in the optimizer state.
         operations: Operations of the optimizer in a step.
+        narrow: Parameters of `blocks` that a divided model gathers in bfloat16 if products are.
     """
 
     parameters: int
@@ -55,6 +57,7 @@ class Sizes(NamedTuple):
     matrices: tuple[int, ...]
     state: int
     operations: int
+    narrow: int = 0
 
     def n_batches(self, n: int) -> int:
         """Number of batches in which `n` processes orthogonalize the matrices, with matrices of one size alike."""
@@ -80,12 +83,19 @@ def sizes(model: LanguageModel, config: Config) -> Sizes:
     """Sizes of a model, which may be on the meta device."""
     chosen = hidden_matrices(model) if config.train.optimizer == "muon" else set()
     shapes = [parameter.shape for parameter in model.parameters() if id(parameter) in chosen]
+    by_block, narrow = True, 0
+    if config.runtime.shard:
+        from xlcli.training.shard import is_divided_by_block, n_narrow  # loads FSDP2
+
+        by_block = is_divided_by_block(model)
+        narrow = n_narrow(model) if by_block else 0
     return Sizes(
         parameters=model.n_parameters,
-        blocks=tuple(_count(block) for block in model.stack.layers()),
+        blocks=tuple(_count(block) for block in model.stack.layers()) if by_block else (),
         matrices=tuple(shape.numel() for shape in shapes),
         state=n_state_floats(model, config.train),
         operations=sum(orthogonalization(*sorted(shape)) for shape in shapes),
+        narrow=narrow,
     )
 
 
@@ -109,28 +119,30 @@ def replicated(n: int, n_gradient_bytes: int, n_direction_bytes: int = 0, n_batc
     )
 
 
-def sharded(n: int, size: Sizes, *, parameter_bytes: int, grad_accum: int, direction_bytes: int) -> Exchange:
+def sharded(n: int, size: Sizes, *, bfloat16: bool, grad_accum: int, direction_bytes: int, gloo: bool) -> Exchange:
     """Exchange of a model that is divided among `n` processes.
 
     Parameters of blocks are gathered in the forward and again in the backward pass of each microbatch, others once;
-    gradients, 4 bytes each, are reduced once in a step. Muon gathers the momentum of its matrices, 4 bytes each, and
-    what each process has orthogonalized.
+    gradients, 4 bytes each, are reduced once in a step, which gloo does by an all-reduce. Muon gathers the momentum of
+    its matrices, 4 bytes each, and what each process has orthogonalized.
 
     Args:
         n: Number of processes.
         size: Sizes of the model.
-        parameter_bytes: Bytes of a gathered parameter.
+        bfloat16: Whether `size.narrow` parameters are gathered in 2 bytes each instead of 4.
         grad_accum: Number of microbatches.
         direction_bytes: Bytes of a number of an orthogonalized matrix.
+        gloo: Whether gloo carries the exchange.
     """
+    passes = 2 if gloo else 1
     in_blocks, n_blocks = sum(size.blocks), len(size.blocks)
     others = size.parameters - in_blocks
-    gathered = grad_accum * parameter_bytes * (2 * in_blocks + others)
+    gathered = grad_accum * (4 * (2 * in_blocks + others) - (2 * 2 * size.narrow if bfloat16 else 0))
     muon = (4 + direction_bytes) * sum(size.matrices)
     n_gathers = grad_accum * (2 * n_blocks + 1) + len(size.matrices) + size.n_batches(n)
-    n_reductions = n_blocks + 1
+    n_reductions = passes * (n_blocks + 1)
     return Exchange(
-        _ring(n, gathered + 4 * size.parameters + muon),
+        _ring(n, gathered + passes * 4 * size.parameters + muon),
         (n - 1) * (n_gathers + n_reductions + 2),  # and the all-reduce of a few sums of the step
         _ring(n, muon),
     )
@@ -148,7 +160,8 @@ def plan(config: Config, runtime: Runtime, n: int) -> Scaling:
         ConfigError: The run cannot be divided among so many processes.
     """
     check(config, Ranks(size=n))
-    shard, shard_bytes = config.runtime.shard, 4
+    gloo = runtime.device.type == "cpu"
+    shard = config.runtime.shard
     train, cluster = config.train, config.cluster
     size = sizes(build_on_meta(config.model), config)
     own = config.model_copy(update={"train": train.model_copy(update={"batch_size": train.batch_size // n})})
@@ -156,21 +169,24 @@ def plan(config: Config, runtime: Runtime, n: int) -> Scaling:
     share = n if shard else 1
     largest = max(size.blocks, default=0)
     direction_bytes = 2 if has_bfloat16_units(runtime.device) else 4
-    gathered = shard_bytes * (size.parameters - sum(size.blocks) + 2 * largest) if shard else 0
+    gathered = 4 * (size.parameters - sum(size.blocks) + 2 * largest) if shard else 0
     if shard:
         exchange = sharded(
             n,
             size,
-            parameter_bytes=shard_bytes,
+            bfloat16=runtime.dtype == torch.bfloat16,
             grad_accum=train.grad_accum,
             direction_bytes=direction_bytes,
+            gloo=gloo,
         )
     else:
         exchange = replicated(n, 4 * size.parameters, direction_bytes * sum(size.matrices), size.n_batches(n))
     operations = usage.operations * train.grad_accum + size.operations // n
     flops = cluster.peak_flops or measure_flops(runtime)
     compute = operations / (flops * cluster.utilization)
-    beside = compute if shard else compute * BACKWARD_SHARE / train.grad_accum
+    beside = compute * BACKWARD_SHARE / train.grad_accum
+    if shard:
+        beside = 0.0 if gloo else compute
     step = compute + exposed_seconds(exchange, cluster, beside)
     tokens = train.batch_size * train.segment_len
     return Scaling(

@@ -42,7 +42,7 @@ def shard(model: LanguageModel, runtime: Runtime, timer: WorkTimer) -> Callable[
         `Parallel.delayed`.
     """
     mesh = init_device_mesh(runtime.device.type, (runtime.ranks.size,))
-    if not (isinstance(model.stack, ReversibleStack | AdaptiveStack) or _share_parameters(model)):
+    if is_divided_by_block(model):
         for block in model.stack.layers():
             is_narrow = runtime.dtype == torch.bfloat16 and not isinstance(block.attention, LSHAttention)
             if is_narrow and block.vectors is not None:
@@ -66,6 +66,19 @@ def shard(model: LanguageModel, runtime: Runtime, timer: WorkTimer) -> Callable[
         root.set_requires_gradient_sync(True)
 
     return delayed
+
+
+def is_divided_by_block(model: LanguageModel) -> bool:
+    """Whether a block gathers its parameters when it is used; else the model gathers all of them once."""
+    return not (isinstance(model.stack, ReversibleStack | AdaptiveStack) or _share_parameters(model))
+
+
+def n_narrow(model: LanguageModel) -> int:
+    """Number of parameters that are gathered in bfloat16 if products are."""
+    blocks = [block for block in model.stack.layers() if not isinstance(block.attention, LSHAttention)]
+    tables = [block.vectors for block in blocks if block.vectors is not None]
+    wide = sum(parameter.numel() for table in tables for parameter in table.parameters())
+    return sum(parameter.numel() for block in blocks for parameter in block.parameters()) - wide
 
 
 def _share_parameters(model: LanguageModel) -> bool:

@@ -73,24 +73,17 @@ def one(home: Path, settings: dict[str, object], tokens: int, memories: str) -> 
 
 
 def table(runs: dict[str, dict]) -> str:
-    """Markdown table: bits per byte by memory length, speed, recall."""
-    memories = list(next(iter(runs.values()))["by_memory"])
+    """Markdown table: processor time of training; bits per byte and recall by memory length, where measured."""
+    memories = MEMORIES.split(",")
     shown = [f"{int(m):,}" for m in memories]
-    lines = [
-        "| attention, memory in training | parameters | tokens/s in training | "
-        + " | ".join(f"memory {m}" for m in shown)
-        + f" | tokens/s at {shown[0]} | at {shown[-1]} | recall at {shown[0]} | at {shown[-1]} |",
-        "|---" * (len(memories) + 7) + "|",
-    ]
+    columns = ["processor seconds of training", *(f"memory {m}" for m in shown), *(f"recall at {m}" for m in shown)]
+    lines = [f"| attention, memory in training | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for name, run in runs.items():
-        by = [run["by_memory"][m] for m in memories]
-        ends = by[0], by[-1]
-        cells = [f"{score['bits_per_byte']:.3f}" for score in by]
-        cells += [f"{score['tokens_per_second']:,.0f}" for score in ends]
-        cells += [f"{100 * score['recall']:.0f} %" if score["recall"] is not None else "" for score in ends]
-        lines.append(
-            f"| {name} | {run['parameters']:,} | {run['train_tokens_per_second']:,.0f} | {' | '.join(cells)} |"
-        )
+        by = [run["by_memory"].get(m, {}) for m in memories]
+        cells = [f"{run['train_processor_seconds']:.0f}"]
+        cells += [f"{score['bits_per_byte']:.3f}" if score else "" for score in by]
+        cells += [f"{100 * score['recall']:.1f} %" if score.get("recall") is not None else "" for score in by]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -12,12 +12,15 @@ from ranked import ATTENTION, DROPOUT, RESIDUAL
 from runs import PROSE, small
 
 from xlcli import config
+from xlcli.model.build import build_on_meta
 from xlcli.ranks import SINGLE, join
 from xlcli.runtime import Runtime
 from xlcli.store.weights import weights as weights_of
 from xlcli.text.tokens import TokenFile
+from xlcli.training import scaling
 from xlcli.training.checkpoint import gathered
 from xlcli.training.run import make_training_run
+from xlcli.training.shard import n_narrow
 
 CALL = f"import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}]; import test_bfloat16_shards as t; t.compare()"
 CASES = {
@@ -65,16 +68,13 @@ def compare():
             steps.append([two.train_step(i / 50) for i in range(3)])
             sizes.clear()
             two.train_step(3 / 50)
-            blocks = [
-                p for block in one.model.stack.layers() for n, p in block.named_parameters() if "vectors" not in n
-            ]
             kept = gathered(weights_of(two.model), ranks)
             line = {
                 "name": name,
                 "nats": [[step.nats for step in found] for found in steps],
                 "norms": [[step.grad_norm for step in found] for found in steps],
                 "gathered": dict(sizes),
-                "blocks": sum(p.numel() for p in blocks),
+                "narrow": n_narrow(one.model),
                 "types": sorted({str(tensor.dtype) for tensor in kept.values()}),
                 "rounded": [key for key, t in kept.items() if t.ndim > 1 and torch.equal(t, t.bfloat16().float())],
             }
@@ -94,6 +94,19 @@ def test_losses_are_those_of_a_single_process_and_weights_stay_in_float32():
         assert norms_of_two == pytest.approx(norms, rel=1e-2), name
         assert line["types"] == ["torch.float32"]
         assert line["rounded"] == []
-        # In the forward and the backward pass of two microbatches.
-        assert line["gathered"].get("torch.bfloat16", 0) == (0 if name == "hashed" else 2 * 2 * 2 * line["blocks"])
+        # Two bytes each, in the forward and the backward pass of two microbatches.
+        assert line["gathered"].get("torch.bfloat16", 0) == 2 * 2 * 2 * line["narrow"]
+        assert (line["narrow"] == 0) == (name == "hashed")
         assert line["gathered"]["torch.float32"] > 0
+
+
+def test_the_plan_counts_two_bytes_for_parameters_that_are_gathered_in_bfloat16():
+    tree = small(model=CASES["table of vectors"], train={"batch_size": 8, "grad_accum": 2, "lr": 6e-3})
+    settings = config.make(tree, {"runtime": {"shard": True}, "cluster": {"peak_flops": 1e9}})
+    wide, narrow = (Runtime(torch.device("cpu"), dtype, 1) for dtype in (torch.float32, torch.bfloat16))
+    sent = [scaling.plan(settings, runtime, 2).sent_bytes for runtime in (wide, narrow)]
+    model = build_on_meta(settings.model)
+    tables = sum(block.vectors.weight.numel() for block in model.stack.layers())
+    in_blocks = sum(p.numel() for block in model.stack.layers() for p in block.parameters())
+    assert n_narrow(model) == in_blocks - tables
+    assert sent[0] - sent[1] == 2 * 2 * 2 * (in_blocks - tables) / 2

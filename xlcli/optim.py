@@ -179,11 +179,13 @@ class Optimizers:
                             f"the optimizer state of '{name}' is incomplete.", "Train anew with --overwrite."
                         )
                     for quantity, value in state.items():
-                        shape = () if quantity == "step" else parameter.shape
-                        if value.shape != shape or value.dtype != parameter.dtype:
+                        shape, dtype = parameter.shape, parameter.dtype
+                        if quantity == "step":
+                            shape, dtype = torch.Size(), torch.float32  # of fused AdamW for parameters of any type
+                        if value.shape != shape or value.dtype != dtype:
                             raise CheckpointError(
                                 f"the optimizer state '{name}:{quantity}' is {value.dtype} {list(value.shape)}, "
-                                f"not {parameter.dtype} {list(shape)}.",
+                                f"not {dtype} {list(shape)}.",
                                 "Train anew with --overwrite.",
                             )
                         value = value.to(parameter.device).clone()

@@ -80,7 +80,7 @@ def test_two_killed_processes_resume_as_one_and_as_four(shard, single, monkeypat
     divided = ["--shard"] if shard else []
     first = kill(begin(2, "-o", folder, *SHAPE, *BUDGET, *divided), folder, 10)
     second = kill(begin(1, "-o", folder, "--resume"), folder, first + 10)
-    finish(begin(4, "-o", folder, "--resume"))
+    finish(begin(4, "-o", folder, "--resume", *divided))
     assert first < second < STEPS
     assert steps(folder) == list(range(1, STEPS + 1))
     (found, facts), (expected, others) = newest(folder), newest("single")

@@ -4,8 +4,8 @@ import pytest
 import torch
 from toys import PROSE, RUNTIME, toy
 
-from xlcli.config import EvalConfig, GenerateConfig, StreamConfig
-from xlcli.errors import ConfigError, StateError
+from xlcli.config import EvalConfig, GenerateConfig, StreamConfig, validate
+from xlcli.errors import ConfigError, DivergedError, StateError
 from xlcli.evaluation import evaluate
 from xlcli.events import Generated, Score, TokenScore
 from xlcli.generation import generate
@@ -147,3 +147,15 @@ def test_bfloat16_products_adapt(text):
         for o in (ADAPT, {})
     ]
     assert scores[0].bits_per_byte < scores[1].bits_per_byte
+
+
+def test_weights_that_are_not_finite_have_diverged():
+    ids = toy().tokenizer.encode(b"text")
+    for predict in (lambda session: session.score(ids), lambda session: session.predict()):
+        session = InferenceSession.open(toy(), RUNTIME, GenerateConfig(**ADAPT), None)
+        for weight in session.state.adaptation.weights.values():
+            weight.fill_(torch.nan)
+        with pytest.raises(DivergedError, match="adaptation diverged"):
+            predict(session)
+    with pytest.raises(ConfigError, match="less than or equal to 1"):
+        validate(GenerateConfig, {"adapt_lr": 1.5})

@@ -81,6 +81,6 @@ class BusyError(XLError):
 
 
 class DivergedError(XLError):
-    """Training met NaN or infinity; nothing non-finite was saved."""
+    """Training or adaptation met NaN or infinity; nothing non-finite was saved."""
 
     exit_code = 6

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from xlcli.errors import CheckpointError, StateError
+from xlcli.errors import StateError
 from xlcli.events import Notice
 from xlcli.machine import as_options, available_bytes, fitting, require_memory
 from xlcli.model.decoder import Decoder
-from xlcli.online import check_precision, continued, make_reader
+from xlcli.online import check_precision, continued, make_reader, not_finite
 from xlcli.ops.span import Span
 from xlcli.state import State
 from xlcli.store.state_files import PendingText, SamplerState, SessionState, StreamPosition
@@ -128,7 +128,7 @@ class InferenceSession:
         """Surprisal (b t) in nats of the next tokens `ids` (b t, at least one); axis b is optional with one row.
 
         Raises:
-            CheckpointError: A score is not finite.
+            CheckpointError, DivergedError: A score is not finite.
         """
         targets = torch.from_numpy(ids.astype(np.int64).reshape(len(self.last_tokens), -1)).to(self.runtime.device)
         last = torch.tensor(self.last_tokens, device=self.runtime.device)
@@ -138,7 +138,7 @@ class InferenceSession:
         self.last_tokens = ids.reshape(len(self.last_tokens), -1)[:, -1].tolist()
         surprisal: NDArray[np.float64] = nll.double().cpu().numpy().reshape(ids.shape)
         if not np.isfinite(surprisal).all():
-            raise CheckpointError(f"model {self.model.name} gives no finite score.", "Its weights are damaged.")
+            raise not_finite(self.model.name, self.options)
         return surprisal
 
     def read(self, ids: NDArray[np.integer], stop: Callable[[], bool]) -> int:
@@ -186,12 +186,18 @@ class InferenceSession:
         return None if problem is None else Notice(problem)
 
     def predict(self) -> Tensor:
-        """Logits (b v) of the next token of each row. The caller assigns sampled tokens to `last_tokens`."""
+        """Logits (b v) of the next token of each row. The caller assigns sampled tokens to `last_tokens`.
+
+        Raises:
+            DivergedError: Adapted weights give no finite logits.
+        """
         tokens = torch.tensor(self.last_tokens, device=self.runtime.device)[:, None]
         reader = self._decoding_reader if self._uses_decoder else self.reader
         self._is_first = False
         with torch.inference_mode(), self.runtime.autocast():
             logits, self.state = reader.logits(tokens, self.state)
+        if self.state.adaptation is not None and not logits.isfinite().all():
+            raise not_finite(self.model.name, self.options)
         return logits
 
     def observe(self, token: int) -> None:

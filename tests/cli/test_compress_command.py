@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from conftest import save_untrained
 
+from xlcli.coding.container import Header
+
 TEXT = b"a line\nand another one\n\x00\xff\xfe"
 
 
@@ -79,3 +81,11 @@ def test_a_model_of_another_training_is_refused(model, run):
     done = run("decompress", "text.xl", "-m", "two", "-o", "new")
     assert done.code == 3
     assert "was compressed with another model than two (one" in done.err
+
+
+def test_settings_that_do_not_apply_to_the_model_are_those_of_another(model, run):
+    header = Header("one", "0" * 16, {"n_steps": 5}, 1, "cpu", "float32", "", "")
+    Path("text.xl").write_bytes(header.encode())
+    done = run("decompress", "text.xl", "-o", "new")
+    assert done.code == 3
+    assert "another model than one: n_steps needs a universal stack" in done.err

@@ -10,7 +10,7 @@ from xlcli.cli import options
 from xlcli.cli.compress import SUFFIX, check_target, ending, write
 from xlcli.cli.help import CONTEXT, Command
 from xlcli.cli.pipe import open_source, portions
-from xlcli.errors import ConfigError
+from xlcli.errors import ConfigError, DataError
 
 SECTIONS = ("runtime",)
 """Sections of the configuration that the command uses."""
@@ -72,6 +72,8 @@ def decompress(
     from xlcli.cli.outputs import check_standard_output
     from xlcli.cli.prologue import begin, check_files, check_texts, find_model, load_model
     from xlcli.coding.container import FileReader
+    from xlcli.config import OnlineConfig
+    from xlcli.store.layout import read_config
 
     config, screen = begin(context, SECTIONS)
     texts = [] if file == "-" else [file]
@@ -88,7 +90,14 @@ def decompress(
             header = reader.header()
         context.params["model"] = model or header.model
         settings = reader.settings(header)
-        folder = find_model(context, settings, screen)
+        folder = find_model(context, OnlineConfig(), screen)
+        try:
+            settings.check_model(read_config(folder).model)
+        except ConfigError as error:
+            raise DataError(
+                f"{reader.name} was compressed with another model than {folder.name}: {error.message}",
+                "Give that model (-m).",
+            ) from None
         check_files(context, folder, texts, ["out"])
         screen.wait("loading the model")
         from xlcli.coding import workflow

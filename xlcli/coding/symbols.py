@@ -15,7 +15,7 @@ import constriction
 import numpy as np
 
 from xlcli.config import OnlineConfig
-from xlcli.errors import CheckpointError
+from xlcli.online import not_finite
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -54,9 +54,7 @@ class TokenCoder:
         """Probabilities (v) of the next token."""
         logits = self._session.predict()[0].double().cpu().numpy()
         if not np.isfinite(logits).all():
-            raise CheckpointError(
-                f"model {self._session.model.name} gives no finite prediction.", "Its weights are damaged."
-            )
+            raise not_finite(self._session.model.name, self._session.options)
         weights = np.exp(logits - logits.max())
         probabilities: NDArray[np.float64] = weights / weights.sum()
         return probabilities

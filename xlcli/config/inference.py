@@ -72,7 +72,7 @@ class OnlineConfig(InferenceConfig):
     Attributes:
         adapt: Adapt the weights to the text: dynamic evaluation (Krause et al. 2018), see `xlcli.online.adaptation`.
         adapt_block: Number of tokens between steps of the optimizer.
-        adapt_lr: Learning rate.
+        adapt_lr: Learning rate: the root mean square of the changes that a step makes to a weight matrix.
         adapt_decay: Share of the distance to the trained weights that a step takes back.
         adapt_weights: Weights that change.
         context_cache: Number of latest tokens among which the present context is looked up, see `xlcli.online.cache`;
@@ -81,7 +81,7 @@ class OnlineConfig(InferenceConfig):
 
     adapt: bool = False
     adapt_block: Annotated[int, Field(ge=1, le=2**12)] | None = None
-    adapt_lr: Positive | None = None
+    adapt_lr: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     adapt_decay: Rate | None = None
     adapt_weights: AdaptedWeights | None = None
     context_cache: Annotated[int, Field(ge=1, le=2**22)] | None = None

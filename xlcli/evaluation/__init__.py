@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xlcli.config import EvalConfig
-from xlcli.errors import CheckpointError, ConfigError, DataError
+from xlcli.errors import ConfigError, DataError
 from xlcli.evaluation.context import ContextSums
 from xlcli.evaluation.division import Division, assist, division
 from xlcli.evaluation.duration import Clock
@@ -42,7 +42,7 @@ from xlcli.evaluation.rounding import rounding_cost
 from xlcli.events import ContextBin, Notice, Progress, Score, StoppedEarlyError, TokenScore, until
 from xlcli.inference import check_memory
 from xlcli.metrics import TextCounts, bits_per, misfit, perplexity
-from xlcli.online import check_precision, make_reader
+from xlcli.online import check_precision, make_reader, not_finite
 from xlcli.runtime import Runtime, peak_rss_bytes
 from xlcli.text.corpus import gather, open_corpus
 from xlcli.text.sources import Reading
@@ -80,7 +80,7 @@ def evaluate(
     Raises:
         ConfigError: A setting does not apply to this model, or differs from those the model was loaded with.
         DataError: The text cannot be read, or the model has no held-out text.
-        CheckpointError: The loss is not finite.
+        CheckpointError, DivergedError: The loss is not finite.
         ResourceError: The memory does not fit the machine, or the disk is too full for the tokens.
     """
     if not runtime.ranks.is_first:
@@ -149,7 +149,7 @@ def _evaluate(
                 yield _NOT_BEGUN
                 return
             if not math.isfinite(totals.nats):
-                raise CheckpointError(f"model {model.name} gives no finite score.", "Its weights are damaged.")
+                raise not_finite(model.name, options)
             partial = totals.tokens < len(text.tokens)
             if partial:
                 yield Notice(f"stopped: {totals.bytes:,} of {text.counts.bytes:,} bytes were scored.", "warning")

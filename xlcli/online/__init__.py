@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from xlcli.config import InferenceConfig, OnlineConfig, validate
-from xlcli.errors import ConfigError, StateError
+from xlcli.errors import CheckpointError, ConfigError, DivergedError, StateError, XLError
 from xlcli.model.decoder import Decoder
 from xlcli.model.lm import LanguageModel
 from xlcli.online.adaptation import AdaptiveModel, adapted_weights, is_compatible
@@ -50,6 +50,16 @@ def check_precision(options: InferenceConfig, dtype: torch.dtype) -> None:
     """`ConfigError` if the model cannot learn in this number type of matrix products."""
     if isinstance(options, OnlineConfig) and options.adapt and dtype == torch.float16:
         raise ConfigError("--adapt has no gradients in float16.", "Use --dtype float32 or bfloat16.")
+
+
+def not_finite(model: str, options: InferenceConfig) -> XLError:
+    """Error of a prediction that is not finite, by the model of this name."""
+    if isinstance(options, OnlineConfig) and options.adapt:
+        return DivergedError(
+            f"adaptation diverged: the adapted weights of model {model} give no finite score.",
+            "Use a smaller adapt_lr.",
+        )
+    return CheckpointError(f"model {model} gives no finite score.", "Its weights are damaged.")
 
 
 def continued(network: LanguageModel, options: InferenceConfig, state: State) -> InferenceConfig:

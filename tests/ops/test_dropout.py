@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from xlcli.ops.dropout import dropout
+from xlcli.ops import dropout as module
+from xlcli.ops.dropout import Share, dropout
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -34,6 +35,20 @@ def test_the_generator_decides():
         masks.append(dropout(torch.ones(7, 5), 0.3))
     assert torch.equal(masks[0], masks[1])
     assert not torch.equal(masks[0], masks[2])
+
+
+@pytest.mark.parametrize("parts", [2, 4, 5])
+@pytest.mark.parametrize("shape", [(20, 8), (20, 3), (20,)])
+def test_a_part_of_the_rows_has_its_part_of_the_mask(shape, parts, monkeypatch):
+    monkeypatch.setattr(module, "DISCARDED", 3)
+    x = torch.rand(shape) + 1
+    torch.manual_seed(0)
+    whole, following = dropout(x, 0.5), torch.rand(3)
+    assert 0 < whole.count_nonzero() < whole.numel()
+    for part, rows in enumerate(x.chunk(parts)):
+        torch.manual_seed(0)
+        assert torch.equal(dropout(rows, 0.5, Share(part, parts)), whole.chunk(parts)[part])
+        assert torch.equal(torch.rand(3), following)
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (1,), (2, 3)])

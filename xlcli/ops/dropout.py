@@ -11,6 +11,8 @@ from torch.nn import functional as F
 
 LEVELS = 2**16
 """Number of values of 16 bits: on a CPU, rates are rounded to multiples of 1 / `LEVELS`."""
+DISCARDED = 2**14
+"""Number of random words, of 64 bits, that are drawn at once for other rows than those of x: they stay in the cache."""
 
 
 class Share(NamedTuple):
@@ -26,13 +28,15 @@ ALL_ROWS = Share()
 def dropout(x: Tensor, rate: float, share: Share = ALL_ROWS) -> Tensor:
     """x (b ...) with every element set to zero with probability `rate`, and divided by 1 - `rate` otherwise.
 
-    If x is a part of the rows of a batch, its mask is that part of the mask of all rows, which is drawn.
+    If x is a part of the rows of a batch, its mask is that part of the mask of all rows, which is drawn: the time is
+    proportional to the number of parts.
     """
     n_dropped = round(rate * LEVELS)
     if x.device.type != "cpu" or torch.compiler.is_compiling() or not 0 < n_dropped < LEVELS:
         if share.parts == 1:
             return F.dropout(x, rate)
-        return x * F.dropout(x.new_ones(share.parts, *x.shape), rate)[share.part]
+        mask = F.dropout(x.new_ones(share.parts, *x.shape), rate)[share.part]
+        return x * mask.clone()  # a view would keep the mask of all rows until the backward pass
     return _Dropout.apply(x, n_dropped, share)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -42,8 +46,11 @@ class _Dropout(torch.autograd.Function):
         # Four numbers from each one of 64 bits. PyTorch draws one number for each element, and comparisons whose result
         # is Boolean are slow.
         n, first = x.numel(), share.part * x.numel()
-        words = torch.empty(-(-n * share.parts // 4), dtype=torch.int64).random_(-(2**63), None)
-        bits = words.view(torch.int16)[first : first + n].view(x.shape)
+        before, end, n_words = first // 4, -(-(first + n) // 4), -(-n * share.parts // 4)
+        _discard(before)
+        words = _draw(torch.empty(end - before, dtype=torch.int64))
+        _discard(n_words - end)
+        bits = words.view(torch.int16)[first - 4 * before :][:n].view(x.shape)
         kept = torch.ge(bits, n_dropped - LEVELS // 2, out=torch.empty(x.shape, dtype=torch.uint8))
         ctx.save_for_backward(kept)
         ctx.scale = LEVELS / (LEVELS - n_dropped)
@@ -54,3 +61,14 @@ class _Dropout(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (kept,) = ctx.saved_tensors
         return kept.to(grad.dtype).mul_(grad).mul_(ctx.scale), None, None
+
+
+def _draw(words: Tensor) -> Tensor:
+    return words.random_(-(2**63), None)
+
+
+def _discard(n: int) -> None:
+    """Draws `n` random words."""
+    words = torch.empty(min(n, DISCARDED), dtype=torch.int64)
+    for i in range(0, n, DISCARDED):
+        _draw(words[: n - i])

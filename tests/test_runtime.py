@@ -9,6 +9,7 @@ import torch
 from xlcli import runtime
 from xlcli.config import RuntimeConfig
 from xlcli.errors import ConfigError
+from xlcli.ranks import Ranks
 from xlcli.runtime import Runtime, make_runtime, peak_rss_bytes
 
 
@@ -34,6 +35,19 @@ def test_a_device_that_is_not_there_is_refused():
     with pytest.raises(ConfigError, match=r"no CUDA device is available\. Use --device cpu"):
         make_runtime(RuntimeConfig(device="cuda"))
     assert make_runtime(RuntimeConfig()).device.type == "cpu"
+
+
+def test_the_cuda_device_of_a_rank_is_the_current_one(monkeypatch):
+    current = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    assert make_runtime(RuntimeConfig(device="cuda")).device == torch.device("cuda")
+    assert current == []
+    ranks = Ranks(7, 8, 3, 4)
+    assert make_runtime(RuntimeConfig(), ranks=ranks).device == torch.device("cuda", 3)
+    assert make_runtime(RuntimeConfig(device="cuda:1")).device == torch.device("cuda", 1)
+    assert current == [torch.device("cuda", 3), torch.device("cuda", 1)]
 
 
 def test_threads_are_set_and_told():

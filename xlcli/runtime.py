@@ -71,7 +71,7 @@ def make_runtime(config: RuntimeConfig, *, training: bool = False, ranks: Ranks 
     training it is bfloat16 where the hardware supports it natively. Training on a CPU measures how many threads are
     fastest, unless the number is given (`threads`, `OMP_NUM_THREADS` or `MKL_NUM_THREADS`), or another one would change
     results (`deterministic`) or recompile the model (`compile`). Several ranks of a machine share its CPUs equally, and
-    each has the CUDA device of its own number.
+    each has the CUDA device of its own number. A device with a number becomes the current one of PyTorch.
 
     Raises:
         ConfigError: The device does not exist, or does not support the settings.
@@ -214,4 +214,6 @@ def _device(name: str, ranks: Ranks) -> torch.device:
                 f"there is no device {device}: this machine has {torch.cuda.device_count()}.",
                 "Use --device cuda, and as many processes per machine as it has devices.",
             )
+        if device.index is not None:
+            torch.cuda.set_device(device)  # FSDP2 moves parameters to the current device
     return device

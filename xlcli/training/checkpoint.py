@@ -82,7 +82,9 @@ def save(run: TrainingRun, folder: Path, *, seconds: float, corpus: Mapping[str,
     ranks, name = run.ranks, step_name(run.step)
     own_weights = gathered(weights(run.model), ranks)
     optimizer = gathered(run.optimizers.tensors(), ranks)
-    states = [state.map(ranks.gather_rows) for state in run.states] if ranks.size > 1 else run.states
+    # In main memory, of which the first rank needs as much as all devices have memory of sequences.
+    own = [state.map(Tensor.cpu) for state in run.states] if ranks.size > 1 else run.states
+    states = [state.map(ranks.gather_rows) for state in own]
     if not ranks.is_first:
         return folder / CHECKPOINTS / name
 
@@ -230,7 +232,7 @@ def _load_tensors(run: TrainingRun, checkpoint: Path, states: list[dict[str, str
         for name, tensor in own.items():
             local(tensor).copy_(local(divided(saved[name].to(tensor.device), tensor)))
     run.optimizers.load(read_tensors(checkpoint / "optimizer.safetensors", expected=None)[0])
-    memory, _ = read_tensors(checkpoint / "memory.safetensors", expected=None, device=str(run.runtime.device))
+    memory, _ = read_tensors(checkpoint / "memory.safetensors", expected=None)
     if len(states) != len(run.states):
         raise CheckpointError(f"{checkpoint} was taken with another --grad-accum.", "Resume with the same one.")
     run.states = [
@@ -239,6 +241,7 @@ def _load_tensors(run: TrainingRun, checkpoint: Path, states: list[dict[str, str
     ]
     if run.ranks.size > 1:
         run.states = [state.map(lambda t: t[run.ranks.rows(len(t))].clone()) for state in run.states]
+    run.states = [state.map(lambda t: t.to(run.runtime.device)) for state in run.states]
     if not all(run.model.is_compatible(state) for state in run.states):
         raise StateError("the memory does not fit the model.", _ANEW)
 

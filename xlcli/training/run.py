@@ -164,7 +164,7 @@ class TrainingRun:
         gradients = [local(p.grad) for p in self.model.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         nats, steps, norm, votes, times = self._over_ranks(nats, steps, norm, votes)
-        # The only wait for the device in a step: weights must not change before the loss is known to be finite.
+        # Waits for the device: weights must not change before the loss is known to be finite.
         loss_now, norm_now, steps_now, *scales_now = torch.stack((nats, norm, steps, *scales)).tolist()
         overflow = math.isfinite(loss_now) and _overflowed(scales_now)
         if not overflow and not (math.isfinite(loss_now) and math.isfinite(norm_now)):
@@ -203,13 +203,14 @@ class TrainingRun:
         ranks, timer = self.ranks, self.parallel.timer
         if ranks.size == 1:
             return nats, steps, norm, votes, None
-        own = torch.stack((nats, steps, norm.square())).double()
+        own = torch.stack((nats.double(), steps.double(), norm.double().square()))
         seconds = [timer.seconds if rank == ranks.rank else 0.0 for rank in range(ranks.size)]
         sums = ranks.sum(torch.cat((own, own.new_tensor([*seconds, timer.waited, *votes]))))
         nats, steps = (sums[:2] / ranks.size).unbind()
         whole = sums[2].sqrt() if self.config.runtime.shard else norm.double()
-        *seconds, waited = sums[3 : 4 + ranks.size].tolist()
-        return nats, steps, whole, sums[4 + ranks.size :].tolist(), RankTimes(tuple(seconds), waited / ranks.size)
+        values = sums.tolist()
+        *seconds, waited = values[3 : 4 + ranks.size]
+        return nats, steps, whole, values[4 + ranks.size :], RankTimes(tuple(seconds), waited / ranks.size)
 
     def _unscale(self) -> tuple[torch.Tensor, ...]:
         """Divides the gradients by the loss scale. Scales of this and of the next step in float16, else nothing."""
@@ -282,7 +283,7 @@ def make_training_run(
     train = config.train
     assert train.lr is not None
     call = parallel(model, config, runtime)
-    native = has_bfloat16_units(runtime.device)
+    native = all(runtime.ranks.gather(has_bfloat16_units(runtime.device)))  # one number type of Muon on all ranks
     optimizers = Optimizers(model, train, lr=train.lr, native_bfloat16=native, ranks=runtime.ranks)
     model.stack.recompute_activations = train.recompute_activations
     if config.runtime.compile:

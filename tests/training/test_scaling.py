@@ -96,10 +96,22 @@ def test_the_plan_divides_rows_and_with_shards_the_model():
     assert four.compute_seconds == four.operations / 0.5e9
     assert four.tokens_per_second == 8 * 8 / four.step_seconds
     assert four.efficiency == four.compute_seconds / four.step_seconds < one.efficiency == 1
-    shards = scaling.plan(settings(runtime={"shard": True}, peak_flops=1e9), CPU, 4)
-    assert shards.gradient_bytes == pytest.approx(n_parameters, abs=4)
+    divided = settings(runtime={"shard": True}, peak_flops=1e9)
+    shards = scaling.plan(divided, CPU, 4)
+    blocks = scaling.sizes(build_on_meta(divided.model), divided).blocks
+    outside = n_parameters - sum(blocks)
+    # A quarter of all, two gathered blocks, the gradients of one, and the parameters outside of blocks.
+    assert shards.parameter_bytes == pytest.approx(n_parameters + 4 * (2 * max(blocks) + outside), abs=4)
+    assert shards.gradient_bytes == pytest.approx(n_parameters + 4 * (max(blocks) + outside), abs=4)
     assert shards.optimizer_bytes == pytest.approx(one.optimizer_bytes / 4, abs=4)
     assert shards.recurrent_bytes == four.recurrent_bytes
+
+
+@pytest.mark.parametrize("changes", [{"train": {"grad_accum": 2}}, {"model": {"stack": {"kind": "reversible"}}}])
+def test_gradients_are_whole_until_the_last_microbatch_or_the_whole_model_is_reduced(changes):
+    made = settings(runtime={"shard": True}, peak_flops=1e9, **changes)
+    n_parameters = build_on_meta(made.model).n_parameters
+    assert scaling.plan(made, CPU, 4).gradient_bytes == pytest.approx((1 + 4) * n_parameters, abs=4)
 
 
 def test_longer_memories_send_nothing_more():

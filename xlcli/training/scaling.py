@@ -167,9 +167,11 @@ def plan(config: Config, runtime: Runtime, n: int) -> Scaling:
     own = config.model_copy(update={"train": train.model_copy(update={"batch_size": train.batch_size // n})})
     usage = memory.trace(own, runtime)
     share = n if shard else 1
-    largest = max(size.blocks, default=0)
+    largest, others = max(size.blocks, default=0), size.parameters - sum(size.blocks)
     direction_bytes = 2 if has_bfloat16_units(runtime.device) else 4
-    gathered = 4 * (size.parameters - sum(size.blocks) + 2 * largest) if shard else 0
+    gathered = 4 * (others + 2 * largest) if shard else 0
+    # Gradients are whole until they are reduced, with those of all microbatches.
+    unreduced = 4 * (size.parameters if train.grad_accum > 1 else others + largest) if shard else 0
     if shard:
         exchange = sharded(
             n,
@@ -194,7 +196,7 @@ def plan(config: Config, runtime: Runtime, n: int) -> Scaling:
         rows=train.batch_size // n,
         sharded=shard,
         parameter_bytes=4 * -(-size.parameters // share) + gathered,
-        gradient_bytes=4 * -(-size.parameters // share),
+        gradient_bytes=4 * -(-size.parameters // share) + unreduced,
         optimizer_bytes=4 * -(-size.state // share),
         recurrent_bytes=usage.state * train.grad_accum,
         activation_bytes=int(memory.FRAGMENTATION * usage.activations),

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from xlcli.errors import ConfigError, RankError
@@ -165,6 +165,8 @@ def _second_interrupt_kills() -> Iterator[None]:
 def _kill_processes() -> None:
     """Kills the processes that the launcher has started and their children, each in a session of its own."""
     for children in Path("/proc/self/task").glob("*/children"):  # Linux only
-        for pid in map(int, children.read_text().split()):
-            if os.getpgid(pid) == pid:
-                os.killpg(pid, signal.SIGKILL)
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            for pid in map(int, children.read_text().split()):
+                with suppress(ProcessLookupError):  # the process has ended
+                    if os.getpgid(pid) == pid:
+                        os.killpg(pid, signal.SIGKILL)

@@ -15,7 +15,7 @@
 #     invariance  its score with different segment lengths, batch sizes and pipes (benchmarks/invariance.py)
 #     steps       training steps of base: float32, bfloat16, compiled, activations recomputed
 #     variants    training, evaluation and decoding of other presets
-#     nccl        training on all devices of the machine by torchrun, and on one
+#     nccl        training on all devices of the machine by torchrun, and on one, replicated and with --shard
 #
 # A stage writes OUT/STAGE.log and results beside it, and OUT/STAGE.done when it succeeds; a restarted script skips such
 # stages, and the stage train continues its run. Times are in OUT/stages.tsv. A failed stage does not stop the others; the
@@ -127,12 +127,14 @@ variants() {
 }
 
 nccl() {
-  local n
+  local n shard
   for n in $runs; do
-    [ -s nccl-$n.json ] && continue
-    "$python" -m torch.distributed.run --standalone --nproc-per-node $n -m xlcli train "$text" -o nccl-$n \
-      --preset tiny --max-steps 20 --batch-size 16 --overwrite --json > nccl-$n.jsonl || return 1
-    cp nccl-$n/record.json nccl-$n.json
+    for shard in '' --shard; do
+      [ -s nccl-$n$shard.json ] && continue
+      "$python" -m torch.distributed.run --standalone --nproc-per-node $n -m xlcli train "$text" -o nccl-$n$shard \
+        --preset tiny --max-steps 20 --batch-size 16 --overwrite --json $shard > nccl-$n$shard.jsonl || return 1
+      cp nccl-$n$shard/record.json nccl-$n$shard.json
+    done
   done
 }
 

@@ -1,11 +1,12 @@
 """Plan of a run on several processes: memory of each, bytes that it sends in a step, and expected speed.
 
-The model is that of a ring. A gather or a reduction with division of the result (reduce-scatter) of n bytes among N
-processes sends (N-1)/N · n bytes from each in N - 1 successive messages; an all-reduce is a reduction and a gather. A
-step takes the time of its matrix products at a given share of the peak rate, and the part of the exchange that does not
-fit beside them. A replicated model averages its gradients during the backward pass of the last microbatch, except those
-of the last bucket; a sharded one gathers and reduces beside all of its computation with NCCL and beside none with gloo,
-for which PyTorch makes no streams. Memory of sequences is never sent.
+The model is that of a ring. An all-gather or a reduce-scatter of n bytes among N processes sends (N-1)/N · n bytes from
+each in N - 1 successive messages; an all-reduce is a reduce-scatter and an all-gather. A step takes the time of its
+matrix products at a given share of the peak rate, and the part of the exchange that does not fit beside them. A
+replicated model averages its gradients during the backward pass of the last microbatch, except those of the last
+bucket; a sharded one gathers and reduces beside all of its computation with NCCL and beside none with gloo, for which
+PyTorch makes no streams. A step never sends memory of sequences. Draws of dropout, whose time is proportional to N, are
+not counted.
 """
 
 from __future__ import annotations

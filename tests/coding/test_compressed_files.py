@@ -45,7 +45,15 @@ def test_every_shorter_file_and_every_changed_byte_before_the_end_is_refused():
         read(WHOLE + b"\0")
 
 
-FORGED = [("threads", "2"), ("threads", True), ("dtype", "int4"), ("device", ""), ("model", "../m"), ("settings", 1)]
+FORGED = [
+    ("threads", "2"),
+    ("threads", True),
+    ("dtype", "int4"),
+    ("device", ""),
+    ("model", "../m"),
+    ("model", 256 * "m"),
+    ("settings", 1),
+]
 
 
 @pytest.mark.parametrize(

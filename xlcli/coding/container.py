@@ -28,6 +28,8 @@ FRAME_TOKENS = 2**14
 """Maximum number of tokens of a frame."""
 HEADER_LIMIT = 2**16
 """Maximum size of the header in bytes, deflated and not."""
+NAME_LIMIT = 255
+"""Maximum length of the name of a model, that of a folder."""
 HEADER_DICTIONARY = (
     b'float16bfloat16cuda.dev0"settings":{"mem_len":"adapt":true,"context_cache":100000},no numba AVX2'
     b'{"model":"books","fingerprint":"","settings":{},"threads":1,"device":"cpu","dtype":"float32",'
@@ -143,7 +145,7 @@ class FileReader:
         if header.device not in ("cpu", "cuda") or header.dtype not in ("float32", "bfloat16", "float16"):
             raise self._damaged("its header names no device or number type")
         # A path could name a model that came with the file.
-        if header.model in ("", ".", "..") or Path(header.model).name != header.model:
+        if header.model in ("", ".", "..") or Path(header.model).name != header.model or len(header.model) > NAME_LIMIT:
             raise self._damaged("its header has no name of a model")
         return header
 

@@ -89,13 +89,11 @@ class Ranks:
         if self.size == 1:
             return tensor
         import torch
-        import torch.distributed as dist
 
         own = tensor.contiguous()
         rows = own.new_empty(self.size * len(own), *own.shape[1:])
-        # The older name is deprecated since PyTorch 2.13; gloo lacks some number types.
-        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        gather(rows.view(torch.uint8), own.view(torch.uint8))
+        # As bytes, because gloo lacks some number types.
+        collective("all_gather_single", "all_gather_into_tensor")(rows.view(torch.uint8), own.view(torch.uint8))
         return rows
 
     def gather(self, value: Any) -> list[Any]:
@@ -300,6 +298,13 @@ def _connect(ranks: Ranks, store: Any, timeout: float, limit: float) -> bool:
     if errors:
         raise errors[0]
     return not thread.is_alive()
+
+
+def collective(name: str, older: str) -> Callable[..., Any]:
+    """An operation of `torch.distributed`, whose older name is deprecated since PyTorch 2.13."""
+    import torch.distributed as dist
+
+    return getattr(dist, name, None) or getattr(dist, older)  # type: ignore[no-any-return]
 
 
 def is_lost(error: RuntimeError) -> bool:

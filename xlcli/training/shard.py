@@ -17,12 +17,12 @@ from xlcli.model.attention.lsh import LSHAttention
 from xlcli.model.lm import LanguageModel
 from xlcli.model.reversible import ReversibleStack
 from xlcli.model.universal import AdaptiveStack
+from xlcli.ranks import collective
 from xlcli.runtime import Runtime
 from xlcli.training.balance import WorkTimer
 
-# The older names are deprecated since PyTorch 2.13.
-_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_gather = collective("all_gather_single", "all_gather_into_tensor")
+_reduce = collective("reduce_scatter_single", "reduce_scatter_tensor")
 
 BFLOAT16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
 """Gathered parameters in bfloat16, gradients reduced in float32; autocast chooses the types of activations."""

@@ -33,6 +33,7 @@ WORDS = [
     ("xlcli models mv ", ["tiny"]),
     ("xlcli models mv tiny ", []),
     ("xlcli completion ", ["bash", "zsh", "fish"]),
+    ("xlcli --", ["--version", "--help"]),
 ]
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.completion import get_completion_inspect_parameters
 from typer.core import TyperGroup
 from typer.main import get_command
 
@@ -30,6 +31,7 @@ def build(names: Iterable[str] = COMMANDS) -> TyperGroup:
     """The program with these commands."""
     app = typer.Typer(
         cls=Program,
+        add_completion=False,
         invoke_without_command=True,
         rich_markup_mode=None,
         suggest_commands=False,
@@ -76,6 +78,7 @@ def run(arguments: Sequence[str], log: RankLog | None = None) -> int:
     word = next((word for word in arguments if not word.startswith("-")), None)
     command = build([word] if word in COMMANDS and COMPLETION not in os.environ else COMMANDS)
     if COMPLETION in os.environ:
+        get_completion_inspect_parameters()  # registers the shells; `xlcli completion` replaces the options it returns
         command.main(args=list(arguments), prog_name="xlcli")
     try:
         # Not `command.main`, which turns a broken pipe into exit code 1.

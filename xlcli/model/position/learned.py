@@ -46,7 +46,7 @@ class AxialPosition(Position):
         if self.overflow == "error" and (last := int(positions.max())) >= total:
             raise DataError(
                 f"position {last:,} is beyond the {total:,} learned positions of this model.",
-                "Read a shorter text, use --mem-len 0, or train with model.position.overflow=wrap.",
+                "Train with --set model.position.overflow=wrap, or read this text with --mem-len 0.",
             )
         quotient = positions % total
         digits = []

@@ -100,6 +100,21 @@ def test_a_run_from_a_model_ends_after_some_passes(train, n_tokens, budget):
     assert (made.max_steps, made.max_tokens, made.max_time) == budget
 
 
+@pytest.mark.parametrize(
+    ("train", "n_tokens", "budget"),
+    [
+        ({}, 500_000, (None, 2_000_000, 600.0)), ({}, 100_000, (None, 500_000, 600.0)), ({}, 1, (None, 500_000, 600.0)),
+        ({}, 10**9, (None, None, 600.0)), ({"max_time": 9.0}, 100, (None, None, 9.0)),
+        ({"max_steps": 7}, 100, (7, None, None)), ({"max_tokens": 7}, 100, (None, 7, None)),
+    ],
+)  # fmt: skip
+def test_without_a_budget_a_run_ends_after_some_passes(train, n_tokens, budget):
+    given = config.make({"train": train})
+    made = defaults.fill_in(given, tokenizer="bytes", vocab_size=256, device=CPU)
+    limited = defaults.limit_passes(made, given.train, n_tokens).train
+    assert (limited.max_steps, limited.max_tokens, limited.max_time) == budget
+
+
 def test_the_same_budget_is_no_new_one():
     saved = fill_in({"train": {"max_tokens": 90, "max_time": 60.0}})
     for given, expected in (({}, 90), ({"max_time": 60.0}, 90), ({"max_time": 61.0}, None)):
@@ -118,11 +133,12 @@ def test_the_user_stands_above_the_preset_and_the_machine():
     [
         ({"max_time": 600.0}, "10 minutes"), ({"max_time": 90.0}, "90 seconds"), ({"max_steps": 2000}, "2,000 steps"),
         ({"max_steps": 1}, "1 step"),
-        ({"max_tokens": 10**7, "max_time": 120.0}, "10,000,000 tokens or 2 minutes"),
+        ({"max_tokens": 10**7, "max_time": 120.0}, "10,000,000 tokens (4.0 passes) or 2 minutes"),
+        ({"max_tokens": 10**6}, "1,000,000 tokens"),
     ],
 )  # fmt: skip
 def test_a_budget_in_words(train, words):
-    assert defaults.budget_in_words(config.make({"train": train})) == words
+    assert defaults.budget_in_words(config.make({"train": train}), 2_500_000) == words
 
 
 @pytest.mark.parametrize("preset", [preset.name for preset in presets.list_presets()])

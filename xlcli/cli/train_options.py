@@ -209,7 +209,8 @@ MaxTime = Annotated[
         "--max-time",
         metavar="TIME",
         parser=Unit(units.duration, "10m"),
-        help="Budget in time, without the final score and sample. Default without any budget: 10m on CPU, 30m on CUDA.",
+        help="Budget in time, without the final score and sample. Default without any budget: 10m on CPU, 30m on CUDA, "
+        "or 4 passes over the text if they take less.",
         rich_help_panel="Training",
     ),
 ]

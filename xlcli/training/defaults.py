@@ -28,7 +28,9 @@ BASE_ABOVE = 8_000_000
 SHORT_TEXT_FACTOR, LONG_TEXT = 0.3, 600_000
 """Peak learning rates of a run that starts from a model, relative to those of the model's training: this factor for
 short texts, 1 from this number of tokens on, in between in proportion to the tokens (docs/log.md)."""
-PASSES, LEAST_STEPS = 2, 20
+PASSES, LEAST_TOKENS = 4, 500_000
+"""Passes over the text after which a run ends if no budget is given, but not before so many tokens (docs/log.md)."""
+INIT_PASSES, INIT_LEAST_STEPS = 2, 20
 """Passes over the text after which a run that starts from a model ends by default, but not before so many steps."""
 LARGEST_BUDGET = 2**31
 """Maximum of `train.max_tokens`."""
@@ -74,6 +76,19 @@ def fill_in(config: Config, *, tokenizer: str, vocab_size: int, device: torch.de
     )
 
 
+def limit_passes(config: Config, given: TrainConfig, n_tokens: int) -> Config:
+    """The configuration with a limit of `PASSES` over the text, unless a budget is given.
+
+    Args:
+        config: Result of `fill_in`.
+        given: Section `train` before `fill_in`.
+        n_tokens: Length of the training text.
+    """
+    if any(getattr(given, budget) is not None for budget in BUDGETS):
+        return config
+    return settings.change(config, {"train": _token_budget(max(PASSES * n_tokens, LEAST_TOKENS))})
+
+
 def adapt(config: Config, given: TrainConfig, model: LoadedModel, n_tokens: int) -> Config:
     """The configuration with defaults for a run that starts from a model.
 
@@ -93,10 +108,13 @@ def adapt(config: Config, given: TrainConfig, model: LoadedModel, n_tokens: int)
         train["lr"] = factor * (source.lr if same and source.lr is not None else RATES[given.optimizer])
     if given.adam_lr is None:
         train["adam_lr"] = factor * (source.adam_lr or ADAM_RATE)
-    limit = max(PASSES * n_tokens, LEAST_STEPS * tokens_per_step(given))
-    if given.max_steps is None and given.max_tokens is None and limit < LARGEST_BUDGET:
-        train["max_tokens"] = limit
+    if given.max_steps is None and given.max_tokens is None:
+        train |= _token_budget(max(INIT_PASSES * n_tokens, INIT_LEAST_STEPS * tokens_per_step(given)))
     return settings.change(config, {"train": train})
+
+
+def _token_budget(n_tokens: int) -> Tree:
+    return {"max_tokens": n_tokens} if n_tokens < LARGEST_BUDGET else {}
 
 
 def rate_factor(n_tokens: int) -> float:
@@ -144,14 +162,15 @@ def warmup_steps(train: TrainConfig) -> int:
     return min(limits)
 
 
-def budget_in_words(config: Config) -> str:
-    """The budgets in words, such as `2,000 steps or 10 minutes`."""
+def budget_in_words(config: Config, n_tokens: int) -> str:
+    """The budgets of a run on `n_tokens` of text in words, such as `40,000 tokens (4.0 passes) or 10 minutes`."""
     train = config.train
     words = []
     if train.max_steps is not None:
         words.append(f"{train.max_steps:,} step{'' if train.max_steps == 1 else 's'}")
     if train.max_tokens is not None:
-        words.append(f"{train.max_tokens:,} token{'' if train.max_tokens == 1 else 's'}")
+        passes = f" ({train.max_tokens / n_tokens:.1f} passes)" if train.max_tokens >= n_tokens > 0 else ""
+        words.append(f"{train.max_tokens:,} token{'' if train.max_tokens == 1 else 's'}{passes}")
     if train.max_time is not None:
         minutes = train.max_time / 60
         seconds = f"{train.max_time:g} second{'' if train.max_time == 1 else 's'}"

@@ -121,10 +121,10 @@ def prepare_new(
         tokenizer = yield from _train_tokenizer(config.text, parts, stop, dry_run=dry_run)
     given = config.train
     config = defaults.fill_in(config, tokenizer=tokenizer.kind, vocab_size=tokenizer.vocab_size, device=runtime.device)
-    if model is None:
-        return (yield from _tokenize(config, runtime, preset, None, parts, tokenizer, stop, dry_run=dry_run))
-    origin = describe(model)
+    origin = None if model is None else describe(model)
     ready = yield from _tokenize(config, runtime, preset, origin, parts, tokenizer, stop, dry_run=dry_run)
+    if model is None:
+        return replace(ready, config=defaults.limit_passes(config, given, ready.n_train_tokens))
     yield from vocabulary.warnings(model, ready.train_ids)
     return replace(ready, config=defaults.adapt(config, given, model, ready.n_train_tokens))
 

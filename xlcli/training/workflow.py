@@ -303,7 +303,7 @@ def _plan(folder: Path, ready: Prepared, resumed_at: int, n_ranks: int) -> Plan:
         dtype=runtime.dtype_name,
         threads=runtime.threads,
         threads_measured=runtime.threads_measured,
-        budget=defaults.budget_in_words(config),
+        budget=defaults.budget_in_words(config, ready.n_train_tokens),
         resumed_at=resumed_at,
         init=ready.origin["model"] if ready.origin else None,
         scaling=scaling,

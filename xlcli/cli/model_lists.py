@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xlcli.cli import json_objects, quantities, report, tables
@@ -99,7 +100,7 @@ def _row(model: ModelSummary) -> tuple[str, ...]:
         quantities.size(model.bytes),
         model.encoding or "?",
         f"{model.bits_per_byte:.3f}{'*' if _is_partial(model) else ''}" if model.bits_per_byte is not None else "-",
-        quantities.age(time.time() - model.modified),
+        "-" if model.bundled else quantities.age(time.time() - model.modified),
         model.problem or model.corpus or "-",
     )
 
@@ -107,7 +108,7 @@ def _row(model: ModelSummary) -> tuple[str, ...]:
 def show(name: str, screen: Screen) -> None:
     """Shows a model, or the preset of that name."""
     from xlcli.cli.settings import to_toml
-    from xlcli.store.discover import CARD, find, summarize
+    from xlcli.store.discover import CARD, find, is_bundled, summarize
     from xlcli.store.layout import read_config
     from xlcli.store.records import read_record
 
@@ -121,7 +122,7 @@ def show(name: str, screen: Screen) -> None:
             raise CheckpointError(error.message, f"Did you mean the preset {near}?" if near else error.remedy) from None
         _show_preset(preset, read_preset(name), screen)
         return
-    summary, record = summarize(folder), read_record(folder)
+    summary, record = summarize(folder, bundled=is_bundled(folder, Path.cwd())), read_record(folder)
     config = read_config(folder)
     if screen.json:
         config_tree = config.model_dump(mode="json")

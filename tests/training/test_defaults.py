@@ -52,7 +52,7 @@ def test_rates_are_decided_and_kept():
 
 def adapt(train, n_tokens, *, source=None, record=None):
     """Section `train` of a run on a text of `n_tokens` that starts from a model."""
-    given = config.make({"train": {"max_time": 600.0} | train})
+    given = config.make({"train": train})
     made = defaults.fill_in(given, tokenizer="bytes", vocab_size=256, device=CPU)
     trained = config.make({"train": {"lr": 0.01, "adam_lr": 0.02} if source is None else source})
     model = SimpleNamespace(config=trained, record=record or {})
@@ -89,10 +89,10 @@ def test_rates_in_a_chain_are_those_of_its_first_model():
 @pytest.mark.parametrize(
     ("train", "n_tokens", "budget"),
     [
-        ({}, 100_000, (None, 200_000, 600.0)), ({"max_time": 9.0}, 100_000, (None, 200_000, 9.0)),
+        ({}, 100_000, (None, 200_000, 600.0)), ({"max_time": 9.0}, 100_000, (None, None, 9.0)),
         ({}, 1, (None, 20 * 16 * 128, 600.0)), ({"batch_size": 2}, 1, (None, 20 * 2 * 128, 600.0)),
-        ({}, 2 * 10**9, (None, None, 600.0)), ({"max_steps": 7}, 100_000, (7, None, 600.0)),
-        ({"max_tokens": 7}, 100_000, (None, 7, 600.0)),
+        ({}, 2 * 10**9, (None, None, 600.0)), ({"max_steps": 7}, 100_000, (7, None, None)),
+        ({"max_tokens": 7}, 100_000, (None, 7, None)),
     ],
 )  # fmt: skip
 def test_a_run_from_a_model_ends_after_some_passes(train, n_tokens, budget):
@@ -103,8 +103,9 @@ def test_a_run_from_a_model_ends_after_some_passes(train, n_tokens, budget):
 @pytest.mark.parametrize(
     ("train", "n_tokens", "budget"),
     [
-        ({}, 500_000, (None, 2_000_000, 600.0)), ({}, 100_000, (None, 500_000, 600.0)), ({}, 1, (None, 500_000, 600.0)),
-        ({}, 10**9, (None, None, 600.0)), ({"max_time": 9.0}, 100, (None, None, 9.0)),
+        ({}, 500_000, (None, 2_000_000, 600.0)), ({}, 10**9, (None, None, 600.0)),
+        ({}, 1, (None, 300 * 16 * 128, 600.0)), ({"batch_size": 8}, 1, (None, 600_000, 600.0)),
+        ({"batch_size": 256}, 1, (None, 300 * 256 * 128, 600.0)), ({"max_time": 9.0}, 100, (None, None, 9.0)),
         ({"max_steps": 7}, 100, (7, None, None)), ({"max_tokens": 7}, 100, (None, 7, None)),
     ],
 )  # fmt: skip
@@ -134,7 +135,7 @@ def test_the_user_stands_above_the_preset_and_the_machine():
         ({"max_time": 600.0}, "10 minutes"), ({"max_time": 90.0}, "90 seconds"), ({"max_steps": 2000}, "2,000 steps"),
         ({"max_steps": 1}, "1 step"),
         ({"max_tokens": 10**7, "max_time": 120.0}, "10,000,000 tokens (4.0 passes) or 2 minutes"),
-        ({"max_tokens": 10**6}, "1,000,000 tokens"),
+        ({"max_tokens": 10**6}, "1,000,000 tokens"), ({"max_tokens": 2 * 10**9}, "2,000,000,000 tokens (800 passes)"),
     ],
 )  # fmt: skip
 def test_a_budget_in_words(train, words):

@@ -68,7 +68,9 @@ def test_nothing_said_is_all_decided():
     events = list(train({}, [corpus()], Path("m"), preset=None, dry_run=True))
     plan = of_kind(events, Plan)[0]
     assert (plan.preset, plan.tokenizer, plan.vocab_size) == ("tiny", "bytes", 256)
-    assert re.fullmatch(r"500,000 tokens \(\d+\.\d passes\) or [13]0 minutes", plan.budget)
+    assert re.fullmatch(r"600,000 tokens \(\d+ passes\) or [13]0 minutes", plan.budget)
+    given = list(train({"train": {"max_time": 60.0}}, [corpus()], Path("m"), preset=None, dry_run=True))
+    assert of_kind(given, Plan)[0].budget == "60 seconds"
     assert not Path("m").exists()
 
 

@@ -210,7 +210,7 @@ MaxTime = Annotated[
         metavar="TIME",
         parser=Unit(units.duration, "10m"),
         help="Budget in time, without the final score and sample. Default without any budget: 10m on CPU, 30m on CUDA, "
-        "or 4 passes over the text if they take less.",
+        "or less for a short text: 4 passes, 2 with --init.",
         rich_help_panel="Training",
     ),
 ]
@@ -221,7 +221,7 @@ EvalEvery = Annotated[
         metavar="N|TIME",
         parser=Unit(units.interval, "5m"),
         help="Steps (such as 100) or time (such as 60s) between validations. Default: 10 per run, fewer if they "
-        "take more than a tenth of the time.",
+        "take more than a tenth of a budget in time.",
         rich_help_panel="Training",
     ),
 ]

@@ -49,6 +49,8 @@ class TextConfig(BaseConfig):
 class TrainConfig(BaseConfig):
     """A training run. It ends when its first budget is spent, and so do schedules `linear`, `cosine` and `wsd`.
 
+    Without a budget, the defaults of `xlcli.training.defaults` apply: a time, and a number of passes over the text.
+
     Attributes:
         segment_len: Tokens per training segment.
         mem_len: Memory length of each layer in tokens; 0 disables recurrence.

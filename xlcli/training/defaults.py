@@ -28,10 +28,11 @@ BASE_ABOVE = 8_000_000
 SHORT_TEXT_FACTOR, LONG_TEXT = 0.3, 600_000
 """Peak learning rates of a run that starts from a model, relative to those of the model's training: this factor for
 short texts, 1 from this number of tokens on, in between in proportion to the tokens (docs/log.md)."""
-PASSES, LEAST_TOKENS = 4, 500_000
-"""Passes over the text after which a run ends if no budget is given, but not before so many tokens (docs/log.md)."""
+PASSES, LEAST_TOKENS, LEAST_STEPS = 4, 600_000, 300
+"""Passes over the text after which a run ends if no budget is given, and the tokens and steps that it takes at least
+(docs/log.md)."""
 INIT_PASSES, INIT_LEAST_STEPS = 2, 20
-"""Passes over the text after which a run that starts from a model ends by default, but not before so many steps."""
+"""The same for a run that starts from a model."""
 LARGEST_BUDGET = 2**31
 """Maximum of `train.max_tokens`."""
 BUDGETS = ("max_steps", "max_tokens", "max_time")
@@ -77,16 +78,15 @@ def fill_in(config: Config, *, tokenizer: str, vocab_size: int, device: torch.de
 
 
 def limit_passes(config: Config, given: TrainConfig, n_tokens: int) -> Config:
-    """The configuration with a limit of `PASSES` over the text, unless a budget is given.
+    """The configuration of a run from new weights with a limit of passes over the text, unless a budget is given.
 
     Args:
         config: Result of `fill_in`.
         given: Section `train` before `fill_in`.
         n_tokens: Length of the training text.
     """
-    if any(getattr(given, budget) is not None for budget in BUDGETS):
-        return config
-    return settings.change(config, {"train": _token_budget(max(PASSES * n_tokens, LEAST_TOKENS))})
+    limit = max(PASSES * n_tokens, LEAST_TOKENS, LEAST_STEPS * tokens_per_step(given))
+    return settings.change(config, {"train": _token_budget(limit, given)})
 
 
 def adapt(config: Config, given: TrainConfig, model: LoadedModel, n_tokens: int) -> Config:
@@ -108,13 +108,13 @@ def adapt(config: Config, given: TrainConfig, model: LoadedModel, n_tokens: int)
         train["lr"] = factor * (source.lr if same and source.lr is not None else RATES[given.optimizer])
     if given.adam_lr is None:
         train["adam_lr"] = factor * (source.adam_lr or ADAM_RATE)
-    if given.max_steps is None and given.max_tokens is None:
-        train |= _token_budget(max(INIT_PASSES * n_tokens, INIT_LEAST_STEPS * tokens_per_step(given)))
-    return settings.change(config, {"train": train})
+    limit = max(INIT_PASSES * n_tokens, INIT_LEAST_STEPS * tokens_per_step(given))
+    return settings.change(config, {"train": train | _token_budget(limit, given)})
 
 
-def _token_budget(n_tokens: int) -> Tree:
-    return {"max_tokens": n_tokens} if n_tokens < LARGEST_BUDGET else {}
+def _token_budget(limit: int, given: TrainConfig) -> Tree:
+    is_open = all(getattr(given, budget) is None for budget in BUDGETS)
+    return {"max_tokens": limit} if is_open and limit < LARGEST_BUDGET else {}
 
 
 def rate_factor(n_tokens: int) -> float:
@@ -169,10 +169,14 @@ def budget_in_words(config: Config, n_tokens: int) -> str:
     if train.max_steps is not None:
         words.append(f"{train.max_steps:,} step{'' if train.max_steps == 1 else 's'}")
     if train.max_tokens is not None:
-        passes = f" ({train.max_tokens / n_tokens:.1f} passes)" if train.max_tokens >= n_tokens > 0 else ""
+        passes = f" ({_passes(train.max_tokens / n_tokens)} passes)" if train.max_tokens >= n_tokens > 0 else ""
         words.append(f"{train.max_tokens:,} token{'' if train.max_tokens == 1 else 's'}{passes}")
     if train.max_time is not None:
         minutes = train.max_time / 60
         seconds = f"{train.max_time:g} second{'' if train.max_time == 1 else 's'}"
         words.append(f"{minutes:g} minutes" if minutes >= 2 else seconds)
     return " or ".join(words)
+
+
+def _passes(number: float) -> str:
+    return f"{number:.1f}" if number < 100 else f"{number:,.0f}"

@@ -255,7 +255,7 @@ def _spent_budgets(run: TrainingRun) -> Iterator[Notice]:
         if budget is not None and used >= budget:
             yield Notice(
                 f"the budget of {budget:,.15g} {unit} was used up by the earlier part of the run ({used:,} {unit}); "
-                f"a larger {option} continues it"
+                f"a larger {option} or another budget continues it"
             )
     if run.patience.plateau is not None and run.spent(run.seconds) < 1.0 == run.fraction(run.seconds):
         yield Notice("the run ended early by --patience; a larger one, or another budget, continues it")

@@ -117,6 +117,7 @@ def test_resuming_a_finished_run_repeats_nothing():
     assert not of_kind(events, Step | Validation | Saved)
     again = of_kind(events, Trained)[0]
     assert (again.bits_per_byte, again.sample, again.stopped) == (done.bits_per_byte, done.sample, False)
+    assert again.seconds == pytest.approx(done.seconds, abs=1e-3)
     assert remains("m") == before
     said = [event.text for event in of_kind(events, Notice) if "budget" in event.text]
     assert said == [

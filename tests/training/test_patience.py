@@ -44,7 +44,7 @@ def test_the_decay_begins_when_patience_runs_out(schedule, rates, budget):
     assert [step.step for step in steps] == list(range(1, 11))  # 8 steps, and a quarter of them
     assert [step.lr / 6e-3 for step in steps[7:]] == pytest.approx(rates, abs=1e-3)
     assert [step.fraction for step in steps[7:]] == pytest.approx([0.2, 0.9, 1.0])
-    assert steps[8].eta_seconds == pytest.approx(steps[8].seconds / 9)
+    assert steps[8].eta_seconds == pytest.approx(64 / steps[8].tokens_per_second)  # one more step
     assert [event.step for event in of_kind(events, Validation)] == [2, 4, 6, 8, 10]
     assert "the last 2 validations brought no improvement: the learning rate decays from here" in text_of(events)
     assert "ends at about step 10" in text_of(events)

@@ -76,7 +76,9 @@ def test_the_bundled_model_is_named_for_text_like_its_own(monkeypatch):
     assert hints(ENGLISH) == []
 
 
-@pytest.mark.parametrize("text", [RUSSIAN, b"\xff\x00" * 99, "x", "10.0.0.1 - - [21/Nov] GET /a.html 200 512\n" * 50])
+@pytest.mark.parametrize(
+    "text", [RUSSIAN, b"\xff\x00" * 99, "x", " " * 5000, "10.0.0.1 - - [21/Nov] GET /a.html 200 512\n" * 50]
+)
 def test_it_is_not_named_for_other_text(text):
     assert hints(text) == []
 

@@ -81,7 +81,7 @@ def saved_line(event: Saved) -> str:
 
 def plan_text(plan: Plan) -> str:
     """The plan of a training run."""
-    tokens = f" = {amount(plan.train_tokens)} tokens" if plan.train_tokens else ""
+    tokens = f" = {counted(plan.train_tokens, 'token')}" if plan.train_tokens else ""
     threads = ("up to " if plan.threads_measured else "") + counted(plan.threads, "thread")
     estimated = " (estimated from a sample)" if plan.estimated else ""
     free = "" if plan.available_bytes is None else f"; {size(plan.available_bytes)} available"

@@ -41,7 +41,7 @@ class TextConfig(BaseConfig):
         for name, value in (("valid", self.valid), ("test", self.test)):
             if isinstance(value, float) and not 0.0 <= value < 0.5:
                 raise InvalidSettingError(
-                    f"text.{name}", f"{value} is not a fraction from 0 up to 0.5", "Give 0.05, or a file."
+                    f"text.{name}", f"{value} is not a fraction from 0 to below 0.5", "Give 0.05, or a file."
                 )
         return self
 

@@ -105,6 +105,8 @@ class Plan:
 class Step:
     """One optimizer step. `nats` is the mean loss per token, `fraction` the share of the budget spent, 0 to 1.
 
+    `eta_seconds` is the time until the first budget is spent, at the mean speed of the steps of this process.
+
     `mean_steps` is the mean number of steps per token of a model with adaptive computation time, else None. In float16,
     `loss_scale` is the scale of the next loss and `skipped` the number of steps without an update so far, whose
     `grad_norm` is None: their scaled gradients overflowed.
@@ -171,7 +173,7 @@ class ScoredText:
 class Trained:
     """End of a run. `bits_per_byte` is the score of the best weights on the text `scored`.
 
-    `stopped`: ended before the budget was spent.
+    `seconds` are those of training, without the final score and sample. `stopped`: ended before the budget was spent.
     """
 
     folder: Path

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from xlcli.errors import CheckpointError, DivergedError
 from xlcli.events import Event, Notice, Saved, ScoredText, Step, Stopping, Trained, Validation
@@ -59,6 +59,7 @@ class Trainer:
         self.record = record
         self.clock = Clock(run.ranks, run.seconds, started)
         self.saved_at = (run.step, run.validated_step)
+        self.saved_seconds = run.seconds
         self.checked_step = run.step
         self.tuner = _make_tuner(run)
         self.lag = LagWatch(run.ranks.gather(platform.node()))
@@ -130,9 +131,9 @@ class Trainer:
             yield from self._validate()
         for trigger in (validate, save):
             trigger.reset(run.step, clock.seconds, run.fraction(clock.seconds))
-        loop_started, tokens_before = time.monotonic(), run.tokens
+        loop = _LoopStart(time.monotonic(), run.step, run.tokens)
         while run.fraction(started := clock.seconds) < 1.0 and not clock.stops:
-            yield from self._train_step(started, loop_started, tokens_before)
+            yield from self._train_step(started, loop)
             fraction = run.fraction(clock.seconds)
             if fraction == 1.0:
                 break
@@ -172,7 +173,7 @@ class Trainer:
         self.record |= {
             "steps": run.step,
             "tokens": run.tokens,
-            "seconds": round(self.clock.seconds, 1),
+            "seconds": round(self.saved_seconds, 1),
             "bits_per_byte": bits,
             "scored": asdict(scored) if scored else None,
             "best_step": run.best_step,
@@ -189,7 +190,7 @@ class Trainer:
             folder=self.model_folder,
             step=run.step,
             tokens=run.tokens,
-            seconds=self.clock.seconds,
+            seconds=self.saved_seconds,
             bits_per_byte=bits,
             best_step=run.best_step,
             stopped=final is None,
@@ -197,11 +198,8 @@ class Trainer:
             scored=scored,
         )
 
-    def _train_step(self, started: float, loop_started: float, tokens_before: int) -> Iterator[Event]:
-        """One training step after `started` seconds of training, logged to the metrics, and the threads for the next.
-
-        The loop started after `tokens_before` tokens.
-        """
+    def _train_step(self, started: float, loop: _LoopStart) -> Iterator[Event]:
+        """One training step after `started` seconds, logged to the metrics, and the threads for the next."""
         run = self.run
         before = run.tokens
         result = run.train_step(run.fraction(started), self.clock.votes())
@@ -209,7 +207,7 @@ class Trainer:
         self.clock.agree(votes)
         n_tokens = run.tokens - before
         seconds = self.clock.seconds
-        spent = run.fraction(seconds)
+        elapsed = max(time.monotonic() - loop.monotonic, 1e-9)
         step = Step(
             step=run.step,
             tokens=run.tokens,
@@ -218,9 +216,9 @@ class Trainer:
             bits_per_byte=nats / math.log(2) / run.bytes_per_token,
             lr=(run.config.train.lr or 0.0) * lr_factor,
             grad_norm=grad_norm,
-            tokens_per_second=(run.tokens - tokens_before) / max(time.monotonic() - loop_started, 1e-9),
-            fraction=spent,
-            eta_seconds=seconds * (1 - spent) / spent if spent else math.inf,
+            tokens_per_second=(run.tokens - loop.tokens) / elapsed,
+            fraction=run.fraction(seconds),
+            eta_seconds=run.remaining(seconds, run.step - loop.step, run.tokens - loop.tokens, elapsed),
             mean_steps=mean_steps,
             loss_scale=loss_scale,
             skipped=None if loss_scale is None else run.skipped,
@@ -302,7 +300,8 @@ class Trainer:
         self._check_finite()
         if self.run.ranks.is_first:
             records.sync_metrics(self.folder)
-        path = checkpoint.save(self.run, self.folder, seconds=self.clock.seconds, corpus=self.prepared.identity)
+        self.saved_seconds = self.clock.seconds
+        path = checkpoint.save(self.run, self.folder, seconds=self.saved_seconds, corpus=self.prepared.identity)
         self.clock.meet()
         self.saved_at = (self.run.step, self.run.validated_step)
         return Saved(self.run.step, path)
@@ -312,6 +311,14 @@ class Trainer:
         if self.checked_step != self.run.step:
             check_finite(self.run)
             self.checked_step = self.run.step
+
+
+class _LoopStart(NamedTuple):
+    """Time, step and tokens at which a loop of training steps began."""
+
+    monotonic: float
+    step: int
+    tokens: int
 
 
 def _exceeds_share(run: TrainingRun, clock: Clock) -> bool:

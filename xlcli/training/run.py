@@ -115,6 +115,25 @@ class TrainingRun:
             spent.append(seconds / train.max_time)
         return min(1.0, max(spent))
 
+    def remaining(self, seconds: float, n_steps: int, n_tokens: int, elapsed: float) -> float:
+        """Expected seconds until the first budget is spent, after `seconds` of training.
+
+        Args:
+            seconds: Seconds spent on the run.
+            n_steps: Number of the latest steps, whose speed is assumed for the rest.
+            n_tokens: Their tokens.
+            elapsed: Their seconds.
+        """
+        train, end = self.config.train, self.patience.end
+        left = [math.inf]
+        if train.max_steps is not None:
+            left.append((end * train.max_steps - self.step) * elapsed / n_steps)
+        if train.max_tokens is not None:
+            left.append((end * train.max_tokens - self.tokens) * elapsed / n_tokens)
+        if train.max_time is not None:
+            left.append(end * train.max_time - seconds)
+        return max(0.0, min(left))
+
     def set_threads(self, threads: int) -> None:
         """Sets the number of CPU threads of the process, for all later steps, validations and the final evaluation."""
         torch.set_num_threads(threads)

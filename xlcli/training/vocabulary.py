@@ -26,6 +26,8 @@ ALIKE = 0.75
 """The same ratio from which a text counts as one of the same language and style."""
 HINT_BELOW = 20_000_000
 """Bytes of training text below which a run on a CPU is told of the bundled model."""
+SHORTEST = 1000
+"""Bytes of text below which nothing is said, because their tokens say little."""
 _SAMPLE_BYTES = 2**18
 _REMEDY = "without --init, the run learns a vocabulary of its own"
 
@@ -39,7 +41,7 @@ def warnings(model: LoadedModel, tokens: TokenFile) -> Iterator[Notice]:
                 f"{_REMEDY}",
                 "warning",
             )
-    elif own := _bytes_per_token(model.record):
+    elif tokens.n_bytes >= SHORTEST and (own := _bytes_per_token(model.record)):
         here = tokens.n_bytes / len(tokens)
         if here < MISFIT * own:
             yield Notice(
@@ -53,7 +55,9 @@ def hint(text: TextConfig, part: Part) -> Iterator[Notice]:
     """Hint that a run would learn faster from the bundled model, if its text is short and like that of the model."""
     if text.tokenizer != "auto" or text.vocab_size is not None or part.n_bytes >= HINT_BELOW:
         return
-    sample = b"".join(part.sample(_SAMPLE_BYTES))
+    sample = b"".join(part.sample(_SAMPLE_BYTES)).strip()
+    if len(sample) < SHORTEST:
+        return
     for model in bundled_models()[:1]:
         with suppress(CheckpointError):
             own = _bytes_per_token(read_record(model.folder))

@@ -19,7 +19,7 @@ def test_own_models_come_first_and_presets_have_a_list_of_their_own(run, model):
     text = run("models").out.decode()
     assert text.index("tiny") < text.index("books") < text.index("xlcli models presets")
     for shown in (text, run("models", "show", "books").out.decode()):
-        assert re.search(r"^books .* - +books/", shown, re.MULTILINE)  # no age
+        assert re.search(r"^books .* - +books-more/", shown, re.MULTILINE)  # no age
     names = {preset.name for preset in presets.list_presets()}
     assert not re.search(r"^small\b", text, re.MULTILINE)
     shown = run("models", "presets").out.decode()

@@ -60,7 +60,7 @@ def choose_preset(train_bytes: int, device: torch.device) -> str:
 def fill_in(config: Config, *, tokenizer: str, vocab_size: int, device: torch.device) -> Config:
     """The configuration with tokenizer and vocabulary of the text, and defaults for budget, learning rates and seed."""
     train: Tree = {}
-    if all(getattr(config.train, budget) is None for budget in BUDGETS):
+    if _is_open(config.train):
         train["max_time"] = CUDA_SECONDS if device.type == "cuda" else CPU_SECONDS
     if config.train.lr is None:
         train["lr"] = RATES[config.train.optimizer]
@@ -113,8 +113,12 @@ def adapt(config: Config, given: TrainConfig, model: LoadedModel, n_tokens: int)
 
 
 def _token_budget(limit: int, given: TrainConfig) -> Tree:
-    is_open = all(getattr(given, budget) is None for budget in BUDGETS)
-    return {"max_tokens": limit} if is_open and limit < LARGEST_BUDGET else {}
+    return {"max_tokens": limit} if _is_open(given) and limit < LARGEST_BUDGET else {}
+
+
+def _is_open(train: TrainConfig) -> bool:
+    """Whether no budget is given."""
+    return all(getattr(train, budget) is None for budget in BUDGETS)
 
 
 def rate_factor(n_tokens: int) -> float:

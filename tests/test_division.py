@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from launching import outputs, start
+from launching import assert_group_has_ended, outputs, start
 from toys import PROSE, RUNTIME, VARIANTS, toy
 
 from xlcli.config import EvalConfig
@@ -67,6 +67,7 @@ def ranked(folder):
     torch.set_num_threads(1)
     with join(timeout=60) as ranks:
         print(json.dumps(results(Path(folder), ranks)))
+    assert_group_has_ended()
 
 
 def close(found, expected):

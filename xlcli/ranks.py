@@ -6,12 +6,13 @@ depends on the number of ranks. Torch is imported in functions only.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -23,6 +24,7 @@ from xlcli.meeting import JOIN_SECONDS, Wait, meet
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.distributed.device_mesh import DeviceMesh
 
 TIMEOUT = 600.0
 """Default number of seconds after which a rank that does not answer is given up."""
@@ -43,6 +45,7 @@ class Ranks:
         local_size: Number of ranks on this machine.
         restarts: Number of times that the launcher has started all ranks again.
         store: Key-value store of the process group; None in a single process.
+        meshes: Device meshes of these ranks.
     """
 
     rank: int = 0
@@ -51,6 +54,7 @@ class Ranks:
     local_size: int = 1
     restarts: int = 0
     store: Any = field(default=None, repr=False, compare=False)
+    meshes: list[Any] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def is_first(self) -> bool:
@@ -115,6 +119,14 @@ class Ranks:
         """JSON value of the first rank, on every rank."""
         return self.gather(value if self.is_first else None)[0]
 
+    def mesh(self, device_type: str) -> DeviceMesh:
+        """Device mesh of all ranks, until the end of `join`."""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        mesh = init_device_mesh(device_type, (self.size,))
+        self.meshes.append(mesh)
+        return mesh
+
     def barrier(self) -> None:
         """Waits until every rank is here."""
         self.gather(None)
@@ -162,7 +174,7 @@ def environment(variables: Mapping[str, str] = os.environ) -> Ranks:
     }
     remedy = "Start all processes with torchrun, or unset WORLD_SIZE."
     try:
-        given = {name: int(variables[key]) for name, key in names.items() if variables.get(key)}
+        given: dict[str, Any] = {name: int(variables[key]) for name, key in names.items() if variables.get(key)}
     except ValueError as error:
         raise ConfigError(f"an environment variable of torchrun is not a number: {error}.", remedy) from None
     ranks = Ranks(**given)
@@ -240,6 +252,9 @@ def join(
         os.environ.update(of_slurm())
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # warnings with stack traces of C++; errors are raised
     import torch.distributed as dist
+
+    # Imported later, as by the first step of an optimizer, it keeps the group of this run in default arguments.
+    import torch.distributed.nn  # noqa: F401
     from torch.distributed.distributed_c10d import PrefixStore
 
     if dist.is_initialized():
@@ -250,11 +265,12 @@ def join(
     limit = min(timeout, JOIN_SECONDS)
     store = meet(ranks.rank, ranks.size, ranks.restarts, Wait(limit, notify))
     store.set_timeout(timedelta(seconds=timeout))
+    joined = replace(ranks, store=PrefixStore("xlcli", store))
     try:
         if not _connect(ranks, PrefixStore("group", store), timeout, limit):
             message = f"another process of this run was lost while they joined (noticed by rank {ranks.rank})."
             raise LostRankError(message, remedy)
-        yield replace(ranks, store=PrefixStore("xlcli", store))
+        yield joined
     except RuntimeError as error:
         if not is_lost(error):
             raise
@@ -264,9 +280,21 @@ def join(
             raise RankError(message, remedy) from error
         raise LostRankError(f"another process of this run was lost {noticed}.", remedy) from error
     finally:
-        # Otherwise threads of gloo may abort the process when the interpreter ends.
-        with suppress(RuntimeError, ValueError, AssertionError):
-            dist.destroy_process_group()
+        _leave(joined.meshes)
+
+
+def _leave(meshes: Sequence[Any]) -> None:
+    """Destroys the process group and what refers to it, which ends the threads of gloo.
+
+    A thread that is left may release a tensor while the interpreter ends, and this aborts the process.
+    """
+    import torch.distributed as dist
+
+    with suppress(RuntimeError, ValueError, AssertionError):
+        dist.destroy_process_group()
+    for mesh in meshes:  # caches of DTensor keep the meshes themselves
+        getattr(mesh, "_pg_registry", {}).clear()
+    gc.collect()  # parts of divided models, which refer to each other
 
 
 def _connect(ranks: Ranks, store: Any, timeout: float, limit: float) -> bool:

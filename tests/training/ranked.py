@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from launching import assert_group_has_ended
 from runs import PROSE, small
 
 from xlcli import config
@@ -115,6 +116,7 @@ def compare(n_steps, *names):
                 found = follow(name, ranks, shard, n_steps)
                 if ranks.is_first:
                     print(json.dumps({"name": name, "shard": shard, "found": found, "expected": one}), flush=True)
+    assert_group_has_ended()
 
 
 class Stop:

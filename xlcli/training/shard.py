@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
 from xlcli.model.attention.lsh import LSHAttention
@@ -41,7 +40,7 @@ def shard(model: LanguageModel, runtime: Runtime, timer: WorkTimer) -> Callable[
     Returns:
         `Parallel.delayed`.
     """
-    mesh = init_device_mesh(runtime.device.type, (runtime.ranks.size,))
+    mesh = runtime.ranks.mesh(runtime.device.type)
     if is_divided_by_block(model):
         for block in model.stack.layers():
             is_narrow = runtime.dtype == torch.bfloat16 and not isinstance(block.attention, LSHAttention)

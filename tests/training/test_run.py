@@ -230,6 +230,26 @@ def test_validation_gives_up_when_asked():
     assert validation_bits(run, _text(), lambda: False) == pytest.approx(8.0, abs=0.2)
 
 
+@pytest.mark.parametrize(("spans", "sequences"), [(0.5, 1), (15, 1), (16, 2), (90, 8)])
+def test_validation_of_a_short_text_has_few_sequences(spans, sequences, monkeypatch):
+    run = _run(small())
+    train, rows = run.config.train, []
+    init_state = run.model.init_state
+    monkeypatch.setattr(run.model, "init_state", lambda n, **options: rows.append(n) or init_state(n, **options))
+    text = (PROSE_BYTES * 10)[: int(spans * (train.mem_len + train.segment_len))]
+    found = validation_bits(run, _text(text), lambda: False)
+    assert rows == [sequences]
+    if sequences == 1:
+        x, y = (torch.tensor(list(ids))[None] for ids in ([run.loader.start_id, *text[:-1]], text))
+        state = init_state(1, mem_len=train.mem_len, segment_len=train.segment_len)
+        nats = 0.0
+        for i in range(0, len(text), train.segment_len):
+            part = slice(i, i + train.segment_len)
+            nll, state = run.model.nll(x[:, part], y[:, part], state)
+            nats += nll.double().sum().item()
+        assert found == pytest.approx(nats / len(text) / math.log(2), rel=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the compiler warns of itself
 def test_a_compiled_run_has_the_same_losses():

@@ -19,6 +19,10 @@ ABSURD_WEIGHT = 2.0**32
 """Absolute value of a weight above which a run counts as diverged: products of four such weights overflow."""
 VALIDATION_TOKENS = 2**15
 """Maximum number of tokens of a validation during training."""
+MAX_SEQUENCES = 8
+"""Maximum number of sequences of a validation."""
+MIN_SPANS = 8
+"""Minimum length of several sequences, in spans of a memory and a segment: each starts without memory."""
 
 
 def validation_bits(run: TrainingRun, valid: TokenFile, stop: Callable[[], bool]) -> float | None:
@@ -32,10 +36,12 @@ def validation_bits(run: TrainingRun, valid: TokenFile, stop: Callable[[], bool]
     """
     train, ranks = run.config.train, run.ranks
     ids = valid.ids[:VALIDATION_TOKENS]
-    settings = {"batch_size": 8, "segment_len": train.segment_len, "start_id": run.loader.start_id}
-    loaders: Iterable[EvalLoader | DocumentLoader] = [EvalLoader(ids, warmup_len=0, **settings)]
+    settings = {"segment_len": train.segment_len, "start_id": run.loader.start_id}
+    sequences = min(MAX_SEQUENCES, max(1, len(ids) // (MIN_SPANS * (train.mem_len + train.segment_len))))
+    loaders: Iterable[EvalLoader | DocumentLoader] = [EvalLoader(ids, sequences, warmup_len=0, **settings)]
     if valid.documents is not None:
-        loaders = document_loaders(ids, valid.documents[valid.documents < len(ids)], **settings)
+        documents = valid.documents[valid.documents < len(ids)]
+        loaders = document_loaders(ids, documents, batch_size=MAX_SEQUENCES, **settings)
     total = 0.0
     run.model.eval()
     with torch.inference_mode(), run.runtime.autocast():

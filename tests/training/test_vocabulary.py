@@ -57,6 +57,18 @@ def test_bytes_fit_everything():
     assert notices("base", b"\xff\x00" * 99) == []
 
 
+@pytest.mark.parametrize(
+    ("kind", "size", "expected"), [("words", 5000, 1), ("words", 9, 0), ("sentencepiece", 5000, 1)]
+)
+def test_a_text_too_short_for_the_vocabulary_is_named(kind, size, expected):
+    tree = small(text={"tokenizer": kind, "vocab_size": size}, train={"max_steps": 1})
+    events = go(tree, corpus(text=PROSE * 3), "m")
+    found = [notice.text for notice in of_kind(events, Notice) if "--vocab-size" in notice.text]
+    actual = load(Path("m")).tokenizer.vocab_size
+    text = f"the text has a vocabulary of {actual:,} tokens only, fewer than the 5,000 of --vocab-size"
+    assert found == [text] * expected
+
+
 def test_a_record_without_sizes_says_nothing():
     go(small(text={"tokenizer": "sentencepiece"}, train={"max_steps": 1}), corpus(text=PROSE * 3), "base")
     write_record(Path("base"), {key: value for key, value in read_record(Path("base")).items() if key != "train"})

@@ -218,8 +218,11 @@ def _read(
 
 def _train_tokenizer(
     text: TextConfig, parts: Split, stop: Callable[[], bool], *, dry_run: bool
-) -> Generator[Progress, None, Tokenizer]:
-    """Learns the vocabulary in a thread, since sentencepiece reports no progress; yields the time that it takes."""
+) -> Generator[Progress | Notice, None, Tokenizer]:
+    """Learns the vocabulary in a thread, since sentencepiece reports no progress; yields the time that it takes.
+
+    A warning says if the text is too short for the vocabulary that was asked for; a dry run reads too little to know.
+    """
     kind, size = choose_tokenizer(text.tokenizer, text.vocab_size, parts.train.corpus.facts, parts.train.n_bytes)
     if kind != "bytes":
         _require_utf8(parts, None)
@@ -254,7 +257,14 @@ def _train_tokenizer(
         thread.join()  # sentencepiece cannot be interrupted
     if stop():
         raise StoppedEarlyError
-    return learned.result()
+    tokenizer = learned.result()
+    if text.vocab_size is not None and tokenizer.vocab_size < text.vocab_size and not dry_run:
+        yield Notice(
+            f"the text has a vocabulary of {tokenizer.vocab_size:,} tokens only, fewer than the {text.vocab_size:,} of "
+            "--vocab-size",
+            "warning",
+        )
+    return tokenizer
 
 
 def _tokenize(

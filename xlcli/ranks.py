@@ -6,6 +6,7 @@ depends on the number of ranks. Torch is imported in functions only.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
@@ -45,7 +46,7 @@ class Ranks:
         local_size: Number of ranks on this machine.
         restarts: Number of times that the launcher has started all ranks again.
         store: Key-value store of the process group; None in a single process.
-        meshes: Device meshes of these ranks.
+        meshes: Device meshes made by `mesh`.
     """
 
     rank: int = 0
@@ -120,7 +121,8 @@ class Ranks:
         return self.gather(value if self.is_first else None)[0]
 
     def mesh(self, device_type: str) -> DeviceMesh:
-        """Device mesh of all ranks, until the end of `join`."""
+        """One-dimensional device mesh of several ranks; `join` drops its process group when it ends."""
+        assert self.size > 1
         from torch.distributed.device_mesh import init_device_mesh
 
         mesh = init_device_mesh(device_type, (self.size,))
@@ -252,9 +254,6 @@ def join(
         os.environ.update(of_slurm())
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # warnings with stack traces of C++; errors are raised
     import torch.distributed as dist
-
-    # Imported later, as by the first step of an optimizer, it keeps the group of this run in default arguments.
-    import torch.distributed.nn  # noqa: F401
     from torch.distributed.distributed_c10d import PrefixStore
 
     if dist.is_initialized():
@@ -262,6 +261,10 @@ def join(
             "torch.distributed is initialized in this process already.",
             "Leave init_process_group to xlcli, and end one run before the next one.",
         )
+    # If imported while the group exists, as by the first step of an optimizer, its functions keep that group as a
+    # default argument.
+    import torch.distributed.nn  # noqa: F401
+
     limit = min(timeout, JOIN_SECONDS)
     store = meet(ranks.rank, ranks.size, ranks.restarts, Wait(limit, notify))
     store.set_timeout(timedelta(seconds=timeout))
@@ -284,7 +287,7 @@ def join(
 
 
 def _leave(meshes: Sequence[Any]) -> None:
-    """Destroys the process group and what refers to it, which ends the threads of gloo.
+    """Destroys the process group and drops the references that would keep it, so that the threads of gloo end.
 
     A thread that is left may release a tensor while the interpreter ends, and this aborts the process.
     """
@@ -294,7 +297,9 @@ def _leave(meshes: Sequence[Any]) -> None:
         dist.destroy_process_group()
     for mesh in meshes:  # caches of DTensor keep the meshes themselves
         getattr(mesh, "_pg_registry", {}).clear()
-    gc.collect()  # parts of divided models, which refer to each other
+    gc.collect()  # divided models are reference cycles that hold the group
+    if meshes:
+        atexit.register(gc.collect)  # the caller, or the traceback of an exception, may still hold a model
 
 
 def _connect(ranks: Ranks, store: Any, timeout: float, limit: float) -> bool:

@@ -1,6 +1,7 @@
 """Runs on several ranks: equal to those of one process, saved, resumed on another number of ranks, and killed."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,11 @@ def sample():
 @pytest.mark.parametrize("name", SAMPLE)
 def test_steps_of_two_ranks_are_those_of_one_process(name, shard, sample):
     assert_equal(sample[name, shard])
+
+
+def test_threads_of_a_failed_run_end_before_the_interpreter():
+    results = launch(2, "fail()")
+    assert [(code, out) for code, out, _ in results] == [(0, f"{sys.platform == 'linux'}\n")] * 2, results[0][2]
 
 
 @pytest.mark.exhaustive

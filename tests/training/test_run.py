@@ -230,7 +230,7 @@ def test_validation_gives_up_when_asked():
     assert validation_bits(run, _text(), lambda: False) == pytest.approx(8.0, abs=0.2)
 
 
-@pytest.mark.parametrize(("spans", "sequences"), [(0.5, 1), (15, 1), (16, 2), (90, 8)])
+@pytest.mark.parametrize(("spans", "sequences"), [(0.5, 1), (7, 1), (8, 2), (90, 8)])
 def test_validation_of_a_short_text_has_few_sequences(spans, sequences, monkeypatch):
     run = _run(small())
     train, rows = run.config.train, []

@@ -221,7 +221,7 @@ def _train_tokenizer(
 ) -> Generator[Progress | Notice, None, Tokenizer]:
     """Learns the vocabulary in a thread, since sentencepiece reports no progress; yields the time that it takes.
 
-    A warning says if the text is too short for the vocabulary that was asked for; a dry run reads too little to know.
+    Says if the text yields fewer tokens than requested, except in a dry run, which reads only a sample.
     """
     kind, size = choose_tokenizer(text.tokenizer, text.vocab_size, parts.train.corpus.facts, parts.train.n_bytes)
     if kind != "bytes":
@@ -260,9 +260,8 @@ def _train_tokenizer(
     tokenizer = learned.result()
     if text.vocab_size is not None and tokenizer.vocab_size < text.vocab_size and not dry_run:
         yield Notice(
-            f"the text has a vocabulary of {tokenizer.vocab_size:,} tokens only, fewer than the {text.vocab_size:,} of "
-            "--vocab-size",
-            "warning",
+            f"the vocabulary has only {tokenizer.vocab_size:,} tokens instead of {text.vocab_size:,}, because the text "
+            "yields no more"
         )
     return tokenizer
 

@@ -20,9 +20,10 @@ ABSURD_WEIGHT = 2.0**32
 VALIDATION_TOKENS = 2**15
 """Maximum number of tokens of a validation during training."""
 MAX_SEQUENCES = 8
-"""Maximum number of sequences of a validation."""
-MIN_SPANS = 8
-"""Minimum length of several sequences, in spans of a memory and a segment: each starts without memory."""
+"""Maximum number of sequences in a batch of a validation."""
+MIN_CONTEXTS = 4
+"""A model with memory gets several sequences only if each has about this many times `mem_len + segment_len` tokens,
+because each starts with empty memory."""
 
 
 def validation_bits(run: TrainingRun, valid: TokenFile, stop: Callable[[], bool]) -> float | None:
@@ -37,8 +38,10 @@ def validation_bits(run: TrainingRun, valid: TokenFile, stop: Callable[[], bool]
     train, ranks = run.config.train, run.ranks
     ids = valid.ids[:VALIDATION_TOKENS]
     settings = {"segment_len": train.segment_len, "start_id": run.loader.start_id}
-    sequences = min(MAX_SEQUENCES, max(1, len(ids) // (MIN_SPANS * (train.mem_len + train.segment_len))))
-    loaders: Iterable[EvalLoader | DocumentLoader] = [EvalLoader(ids, sequences, warmup_len=0, **settings)]
+    n_sequences = MAX_SEQUENCES
+    if train.mem_len:
+        n_sequences = min(n_sequences, max(1, len(ids) // (MIN_CONTEXTS * (train.mem_len + train.segment_len))))
+    loaders: Iterable[EvalLoader | DocumentLoader] = [EvalLoader(ids, n_sequences, warmup_len=0, **settings)]
     if valid.documents is not None:
         documents = valid.documents[valid.documents < len(ids)]
         loaders = document_loaders(ids, documents, batch_size=MAX_SEQUENCES, **settings)

@@ -230,13 +230,13 @@ def test_validation_gives_up_when_asked():
     assert validation_bits(run, _text(), lambda: False) == pytest.approx(8.0, abs=0.2)
 
 
-@pytest.mark.parametrize(("spans", "sequences"), [(0.5, 1), (7, 1), (8, 2), (90, 8)])
-def test_validation_of_a_short_text_has_few_sequences(spans, sequences, monkeypatch):
+@pytest.mark.parametrize(("contexts", "sequences"), [(0.5, 1), (7, 1), (8, 2), (90, 8)])
+def test_validation_of_a_short_text_has_few_sequences(contexts, sequences, monkeypatch):
     run = _run(small())
     train, rows = run.config.train, []
     init_state = run.model.init_state
     monkeypatch.setattr(run.model, "init_state", lambda n, **options: rows.append(n) or init_state(n, **options))
-    text = (PROSE_BYTES * 10)[: int(spans * (train.mem_len + train.segment_len))]
+    text = (PROSE_BYTES * 10)[: int(contexts * (train.mem_len + train.segment_len))]
     found = validation_bits(run, _text(text), lambda: False)
     assert rows == [sequences]
     if sequences == 1:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from launching import has_threads_of_gloo, outputs, start
+from launching import has_threads_of_gloo, outputs, refuse_unpickling, start
 from toys import PROSE, RUNTIME, VARIANTS, toy
 
 from xlcli.config import EvalConfig
@@ -66,6 +66,7 @@ def results(folder, ranks):
 def ranked(folder):
     """One rank."""
     torch.set_num_threads(1)
+    refuse_unpickling()
     with join(timeout=60) as ranks:
         print(json.dumps(results(Path(folder), ranks)))
         assert has_threads_of_gloo() == (sys.platform == "linux")

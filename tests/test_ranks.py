@@ -8,17 +8,7 @@ import pytest
 from launching import outputs, start
 
 from xlcli.errors import ConfigError, LostRankError, RankError
-from xlcli.ranks import (
-    SLURM_PORTS,
-    Ranks,
-    environment,
-    first_host,
-    is_lost,
-    is_timeout,
-    join,
-    of_slurm,
-    tasks_per_node,
-)
+from xlcli.ranks import STORE, Ranks, environment, is_lost, is_timeout, join
 
 ADDRESS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
@@ -59,29 +49,27 @@ def test_contradicting_variables_are_refused(variables):
         environment(variables)
 
 
-def test_a_rank_without_the_first_one_says_so_and_gives_up():
+def alone():
+    """A rank of two; the other one does not come."""
+    try:
+        with join(timeout=0.6):
+            pass
+    except LostRankError as error:
+        print(error.message)
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+@pytest.mark.parametrize("place", ["file", "address"])
+def test_a_rank_gives_up_waiting_for_the_other(rank, place):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    (_, _, _), (code, out, error) = outputs(
-        start(2, "import test_ranks; test_ranks.alone()", variables={"MASTER_PORT": str(port)})
+        port = str(free.getsockname()[1])
+    address = {STORE: "", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} if place == "address" else {}
+    (code, out, error), *_ = outputs(
+        start(1, "import test_ranks; test_ranks.alone()", variables={"RANK": rank, "WORLD_SIZE": "2"} | address)
     )
     assert (code, error) == (0, "")
-    assert out.splitlines() == [
-        f"waiting for rank 0 at 127.0.0.1:{port}, at most 0.6 seconds",
-        f"cannot reach rank 0 at 127.0.0.1:{port}.",
-    ]
-
-
-def alone():
-    """Rank 1 of two; rank 0 ends at once."""
-    if os.environ["RANK"] == "0":
-        return
-    try:
-        with join(timeout=0.6, notify=lambda text: print(text, flush=True)):
-            pass
-    except RankError as error:
-        print(error.message)
+    assert out == f"rank {rank} of 2 could not connect with all others in 0.6 seconds.\n"
 
 
 @pytest.mark.parametrize(
@@ -140,64 +128,13 @@ def test_operations_of_two_processes_and_the_loss_of_one():
     assert "another process of this run was lost" in message
 
 
-SLURM = {
-    "SLURM_PROCID": "5",
-    "SLURM_NTASKS": "7",
-    "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "2",
-    "SLURM_STEP_ID": "0",
-    "SLURM_JOB_ID": "4711",
-    "SLURM_STEP_NODELIST": "gpu[07-09,12],login1",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x3),1",
-}
-
-
-def test_the_variables_of_srun():
-    assert environment(SLURM) == Ranks(rank=5, size=7, local_rank=1, local_size=2)
-    found = of_slurm(SLURM)
-    assert found["MASTER_ADDR"] == "gpu07"
-    assert int(found["MASTER_PORT"]) == int(of_slurm(SLURM | {"SLURM_PROCID": "0"})["MASTER_PORT"]) in SLURM_PORTS
-    assert of_slurm(SLURM | {"MASTER_PORT": "29500"})["MASTER_PORT"] == "29500"
-
-
-@pytest.mark.parametrize("changes", [{"SLURM_STEP_ID": ""}, {"SLURM_NTASKS": "1"}, {"SLURM_PROCID": ""}])
-def test_the_script_of_a_slurm_job_is_a_single_process(changes):
-    assert environment(SLURM | changes) == Ranks()
-
-
-def test_torchrun_in_a_slurm_job_has_precedence():
-    assert environment(SLURM | ADDRESS | {"RANK": "0", "WORLD_SIZE": "2"}).size == 2
-    assert environment(SLURM | ADDRESS | {"RANK": "0", "WORLD_SIZE": "1"}) == Ranks()
-
-
-@pytest.mark.parametrize(
-    ("hosts", "first"),
-    [
-        ("node1", "node1"),
-        ("a,b", "a"),
-        ("n[3,5]", "n3"),
-        ("rack[1-2]-gpu[04-07]", "rack1-gpu04"),
-        ("n[01-99]x,b", "n01x"),
-    ],
-)
-def test_the_first_host_of_a_list(hosts, first):
-    assert first_host(hosts) == first
-
-
-def test_tasks_of_each_node():
-    assert tasks_per_node("2(x3),1") == [2, 2, 2, 1]
-    assert tasks_per_node("4") == [4]
-    assert tasks_per_node("") == []
-
-
 def stuck():
-    """Rank 0 of two, for whose connection gloo waits without a limit."""
+    """Rank 0 of two, for whose connection gloo waits without a limit; rank 1 ends before they are connected."""
     import threading
 
     import torch.distributed as dist  # noqa: TID251
 
     if os.environ["RANK"] == "1":
-        meet_only()
         return
     dist.init_process_group = lambda *args, **options: threading.Event().wait()
     try:
@@ -207,14 +144,25 @@ def stuck():
         print(error.message)
 
 
-def meet_only():
-    """Comes to the meeting, and ends before it is connected."""
-    from xlcli.meeting import Wait, meet
-
-    meet(1, 2, 0, Wait(60.0, print))
-
-
 def test_a_rank_that_is_lost_while_the_ranks_connect_ends_the_others():
     (code, out, error), (second, _, _) = outputs(start(2, "import test_ranks; test_ranks.stuck()"))
     assert (code, second) == (0, 0), error
-    assert out == "another process of this run was lost while they joined (noticed by rank 0).\n"
+    assert out == "rank 0 of 2 could not connect with all others in 0.5 seconds.\n"
+
+
+def twice():
+    """A rank that joins another one for two runs, one after the other."""
+    for run in (1, 2):
+        with join(timeout=60) as ranks:
+            print(ranks.gather([ranks.rank, run]), flush=True)
+
+
+@pytest.mark.parametrize("place", ["file", "address"])
+def test_ranks_join_again_for_the_next_run(place):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    address = {STORE: "", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} if place == "address" else {}
+    for code, out, error in outputs(start(2, "import test_ranks; test_ranks.twice()", variables=address)):
+        assert (code, error) == (0, "")
+        assert out.splitlines() == ["[[0, 1], [1, 1]]", "[[0, 2], [1, 2]]"]

@@ -1,12 +1,23 @@
-"""Memory of this machine, and the check, before anything is allocated, that something fits in it."""
+"""CPUs and RAM of this machine, and the check, before anything is allocated, that something fits in it."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from xlcli.errors import ResourceError
+
+
+def cpu_limit(root: Path = Path("/")) -> int:
+    """Number of CPUs that the process may use: its affinity, and the CPU quotas of its cgroup and those around it.
+
+    Args:
+        root: Folder of the files `proc/self/cgroup` and `sys/fs/cgroup`.
+    """
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, math.ceil(min([cpus, *_cgroup_quotas(root)])))
 
 
 def available_bytes(device: str = "cpu", root: Path = Path("/")) -> int:
@@ -98,3 +109,13 @@ def _free_in_cgroups(root: Path) -> Iterator[int]:
 
 def _gib(n_bytes: int) -> str:
     return f"{n_bytes / 2**30:,.1f} GiB"
+
+
+def _cgroup_quotas(root: Path) -> Iterator[float]:
+    """CPU quotas in CPUs, from version 1 (`cpu.cfs_quota_us`) and version 2 (`cpu.max`) of cgroups."""
+    for folder, version in cgroup_folders("cpu", root):
+        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if version == 1 else ("cpu.max",)
+        if all((folder / name).exists() for name in names):
+            quota, period = " ".join((folder / name).read_text() for name in names).split()
+            if quota not in ("max", "-1"):
+                yield float(quota) / float(period)

@@ -1,7 +1,8 @@
-"""Ranks: the processes of one run, each with a share of the rows. `torchrun` starts and `torch.distributed` joins them.
+"""Ranks: the processes of one run, each with a share of the rows, joined by `torch.distributed`.
 
-A single process is the same value with size 1, whose operations return their argument. No module below this one
-depends on the number of ranks. Torch is imported in functions only.
+`--nproc` starts them on one machine, `torchrun` on several. A single process is the same value with size 1, whose
+operations return their argument. No module below this one depends on the number of ranks. Torch is imported in
+functions only.
 """
 
 from __future__ import annotations
@@ -11,17 +12,18 @@ import gc
 import json
 import os
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from xlcli.errors import ConfigError, LostRankError, RankError
 from xlcli.events import StoppedEarlyError
-from xlcli.meeting import JOIN_SECONDS, Wait, meet
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,8 +31,10 @@ if TYPE_CHECKING:
 
 TIMEOUT = 600.0
 """Default number of seconds after which a rank that does not answer is given up."""
-SLURM_PORTS = range(20_000, 30_000)
-"""Ports among which the first task of a SLURM job listens."""
+JOIN_SECONDS = 180.0
+"""Maximum number of seconds until all ranks have joined."""
+STORE = "XLCLI_RANK_STORE"
+"""Environment variable with the file through which the ranks of `--nproc` find each other, in a private folder."""
 POLL_SECONDS = 0.1
 """Seconds between two looks for a published value."""
 
@@ -65,6 +69,11 @@ class Ranks:
     def rows(self, n_rows: int) -> slice:
         """Rows of this rank among `n_rows`; all ranks have equally many if their number divides `n_rows`."""
         return slice(self.rank * n_rows // self.size, (self.rank + 1) * n_rows // self.size)
+
+    def require_files(self, paths: Sequence[str]) -> None:
+        """Raises `ConfigError` if several ranks were to read standard input as their text."""
+        if self.size > 1 and "-" in paths:
+            raise ConfigError("several processes cannot read standard input.", "Give the text as a file.")
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Sum of this tensor over all ranks, on every rank, in place."""
@@ -161,12 +170,11 @@ SINGLE = Ranks()
 
 
 def environment(variables: Mapping[str, str] = os.environ) -> Ranks:
-    """Ranks by the environment variables of `torchrun` or else `srun`, not yet joined; a single process without them.
+    """Ranks by the environment variables of the launcher, not yet joined; a single process without them.
 
     Raises:
         ConfigError: They contradict each other.
     """
-    variables = variables if variables.get("WORLD_SIZE") else {**variables, **of_slurm(variables)}
     names = {
         "rank": "RANK",
         "size": "WORLD_SIZE",
@@ -183,10 +191,11 @@ def environment(variables: Mapping[str, str] = os.environ) -> Ranks:
     if ranks.size > 1:
         ranks = replace(ranks, local_size=given.get("local_size", ranks.size))
         ranks = replace(ranks, local_rank=given.get("local_rank", ranks.rank % max(1, ranks.local_size)))
-        missing = [key for key in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not variables.get(key)]
+        needed = ("RANK",) if variables.get(STORE) else ("RANK", "MASTER_ADDR", "MASTER_PORT")
+        missing = [key for key in needed if not variables.get(key)]
         if missing:
             raise ConfigError(f"WORLD_SIZE is {ranks.size}, but {missing[0]} is not set.", remedy)
-        port = variables["MASTER_PORT"]
+        port = variables.get("MASTER_PORT") or "1"
         if not (port.isascii() and port.isdigit() and 0 < int(port) < 2**16):
             raise ConfigError(f"MASTER_PORT is '{port}', not a port.", "Set it to a number from 1 to 65535.")
     if not (0 <= ranks.rank < ranks.size and 0 <= ranks.local_rank < ranks.local_size):
@@ -194,53 +203,13 @@ def environment(variables: Mapping[str, str] = os.environ) -> Ranks:
     return ranks
 
 
-def of_slurm(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables of `torchrun` for a task of `srun`; empty without several tasks.
-
-    The first host of the step is the meeting place, at a port that follows from the numbers of job and step. In the
-    script of a job, outside of `srun`, there is no step.
-    """
-    names = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_ID", "SLURM_JOB_ID")
-    rank, size, local, step, job = (variables.get(name, "") for name in names)
-    hosts = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST") or "localhost"
-    if not (rank.isdigit() and size.isdigit() and int(size) > 1 and step.isdigit()):
-        return {}
-    found = {
-        "RANK": rank,
-        "WORLD_SIZE": size,
-        "MASTER_ADDR": first_host(hosts),
-        "MASTER_PORT": str(SLURM_PORTS.start + (int(job or 0) * 7 + int(step)) % len(SLURM_PORTS)),
-    }
-    found |= {key: variables[key] for key in ("MASTER_ADDR", "MASTER_PORT") if variables.get(key)}
-    if local.isdigit():
-        counts = tasks_per_node(variables.get("SLURM_STEP_TASKS_PER_NODE") or variables.get("SLURM_TASKS_PER_NODE", ""))
-        node = int(variables.get("SLURM_NODEID") or 0)
-        found |= {"LOCAL_RANK": local, "LOCAL_WORLD_SIZE": str(counts[node] if node < len(counts) else int(size))}
-    return found
-
-
-def first_host(hosts: str) -> str:
-    """First name of a list of hosts of SLURM: `node01` of `node[01-03,07],login`."""
-    name = re.match(r"(?:[^,\[]|\[[^\]]*\])*", hosts)
-    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", name[0] if name else hosts)
-
-
-def tasks_per_node(counts: str) -> list[int]:
-    """Number of tasks of each node: `[2, 2, 2, 1]` of `2(x3),1`."""
-    parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
-    return [int(n) for n, times in parts for _ in range(int(times or 1))]
-
-
 @contextmanager
-def join(
-    timeout: float = TIMEOUT, remedy: str = "Run the command again.", notify: Callable[[str], None] = lambda text: None
-) -> Iterator[Ranks]:
+def join(timeout: float = TIMEOUT, remedy: str = "Run the command again.") -> Iterator[Ranks]:
     """The ranks of the environment, joined until the context ends: gloo between CPUs, NCCL between CUDA devices.
 
     Args:
         timeout: Seconds after which a rank that does not answer is given up.
         remedy: Remedy if a rank is lost.
-        notify: Called with a message if other ranks do not come for some seconds.
 
     Raises:
         ConfigError: The environment variables contradict each other, or this process has joined others already.
@@ -250,11 +219,11 @@ def join(
     if ranks.size == 1:
         yield ranks
         return
-    if not os.environ.get("WORLD_SIZE"):
-        os.environ.update(of_slurm())
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # warnings with stack traces of C++; errors are raised
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # stack traces of C++ beside errors that are raised
+    if os.environ.get(STORE):
+        loopback = "lo" if sys.platform == "linux" else "lo0"
+        os.environ.update(GLOO_SOCKET_IFNAME=loopback, NCCL_SOCKET_IFNAME=loopback)
     import torch.distributed as dist
-    from torch.distributed.distributed_c10d import PrefixStore
 
     if dist.is_initialized():
         raise ConfigError(
@@ -265,15 +234,9 @@ def join(
     # default argument.
     import torch.distributed.nn  # noqa: F401
 
-    limit = min(timeout, JOIN_SECONDS)
-    store = meet(ranks.rank, ranks.size, ranks.restarts, Wait(limit, notify))
-    store.set_timeout(timedelta(seconds=timeout))
-    joined = replace(ranks, store=PrefixStore("xlcli", store))
+    meshes: list[Any] = []
     try:
-        if not _connect(ranks, PrefixStore("group", store), timeout, limit):
-            message = f"another process of this run was lost while they joined (noticed by rank {ranks.rank})."
-            raise LostRankError(message, remedy)
-        yield joined
+        yield replace(ranks, store=_connect(ranks, timeout, remedy), meshes=meshes)
     except RuntimeError as error:
         if not is_lost(error):
             raise
@@ -283,7 +246,7 @@ def join(
             raise RankError(message, remedy) from error
         raise LostRankError(f"another process of this run was lost {noticed}.", remedy) from error
     finally:
-        _leave(joined.meshes)
+        _leave(meshes)
 
 
 def _leave(meshes: Sequence[Any]) -> None:
@@ -302,35 +265,59 @@ def _leave(meshes: Sequence[Any]) -> None:
         atexit.register(gc.collect)  # the caller, or the traceback of an exception, may still hold a model
 
 
-def _connect(ranks: Ranks, store: Any, timeout: float, limit: float) -> bool:
-    """Connects this rank with all others; False if that takes longer than `limit` seconds.
+def _connect(ranks: Ranks, timeout: float, remedy: str) -> Any:
+    """Connects this rank with all others; returns the key-value store of this run.
 
-    gloo waits without a limit for a rank that ends while they connect, and no signal is handled meanwhile. So it has a
-    thread of its own, which is left behind.
+    Rendezvous and gloo handle no signal while they wait, and gloo waits without a limit for a rank that ends while they
+    connect. So they have a thread of their own, which is left behind if it takes too long.
+
+    Raises:
+        LostRankError: Not all ranks have joined in time.
     """
     import torch
     import torch.distributed as dist
+    from torch.distributed.distributed_c10d import PrefixStore
 
-    errors: list[Exception] = []
+    limit = min(timeout, JOIN_SECONDS)
+    found: list[Any] = []
 
     def connect() -> None:
         try:
+            store = _rendezvous(ranks.rank, ranks.size, limit)
+            number = store.add(f"runs of rank {ranks.rank} after {ranks.restarts} restarts", 1)
+            own = PrefixStore(f"run {ranks.restarts}.{number}", store)
+            own.set_timeout(timedelta(seconds=timeout))
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
-                store=store,
+                store=PrefixStore("group", own),
                 rank=ranks.rank,
                 world_size=ranks.size,
                 timeout=timedelta(seconds=timeout),
             )
+            found.append(PrefixStore("xlcli", own))
         except Exception as error:
-            errors.append(error)
+            found.append(error)
 
     thread = threading.Thread(target=connect, name="connect", daemon=True)
     thread.start()
-    thread.join(limit)
-    if errors:
-        raise errors[0]
-    return not thread.is_alive()
+    thread.join(limit + 1.0)
+    if found and not isinstance(found[0], RuntimeError):
+        if isinstance(found[0], Exception):
+            raise found[0]
+        return found[0]
+    message = f"rank {ranks.rank} of {ranks.size} could not connect with all others in {limit:g} seconds."
+    raise LostRankError(message, f"Check that all of them run. {remedy}") from (found[0] if found else None)
+
+
+@cache
+def _rendezvous(rank: int, size: int, seconds: float) -> Any:
+    """The store that all ranks reach, which this process keeps until it ends: others may already begin the next run."""
+    from torch.distributed import FileStore  # type: ignore[attr-defined]
+    from torch.distributed.rendezvous import rendezvous
+
+    if file := os.environ.get(STORE):
+        return FileStore(file, size)
+    return next(rendezvous("env://", rank, size, timeout=timedelta(seconds=seconds)))[0]
 
 
 def collective(name: str, older: str) -> Callable[..., Any]:

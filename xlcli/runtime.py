@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import math
 import os
 import resource
 import shutil
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +18,7 @@ from torch import Tensor
 
 from xlcli.config import RuntimeConfig
 from xlcli.errors import ConfigError
-from xlcli.machine import cgroup_folders
+from xlcli.machine import cpu_limit
 from xlcli.ranks import SINGLE, Ranks
 
 if TYPE_CHECKING:
@@ -100,16 +98,6 @@ def make_runtime(config: RuntimeConfig, *, training: bool = False, ranks: Ranks 
     return Runtime(device, dtype, threads, threads_measured=measured and threads > 1, ranks=ranks)
 
 
-def cpu_limit(root: Path = Path("/")) -> int:
-    """Number of CPUs that the process may use: its affinity, and the CPU quotas of its cgroup and those around it.
-
-    Args:
-        root: Folder of the files `proc/self/cgroup` and `sys/fs/cgroup`.
-    """
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, math.ceil(min([cpus, *_cgroup_quotas(root)])))
-
-
 def parallel_loop_seconds(threads: int, n_parts: int) -> float:
     """Mean duration of a short parallel loop with this number of CPU threads, in seconds.
 
@@ -130,16 +118,6 @@ def parallel_loop_seconds(threads: int, n_parts: int) -> float:
         n_loops += 1
     torch.set_num_threads(before)
     return seconds / n_loops
-
-
-def _cgroup_quotas(root: Path) -> Iterator[float]:
-    """CPU quotas in CPUs, from version 1 (`cpu.cfs_quota_us`) and version 2 (`cpu.max`) of cgroups."""
-    for folder, version in cgroup_folders("cpu", root):
-        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if version == 1 else ("cpu.max",)
-        if all((folder / name).exists() for name in names):
-            quota, period = " ".join((folder / name).read_text() for name in names).split()
-            if quota not in ("max", "-1"):
-                yield float(quota) / float(period)
 
 
 def compile_stack(stack: Stack) -> None:

@@ -1,8 +1,9 @@
-"""`--nproc`: several processes of one command, what they print, and how they end."""
+"""`--nproc`: several processes of one command, how they talk, what they print, and how they end."""
 
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -11,79 +12,133 @@ from pathlib import Path
 import pytest
 from programs import TEXT, command, environment
 
-from xlcli.cli.launch import LOST, first_failure, is_to_launch
-from xlcli.errors import ConfigError
+from xlcli.cli import launch
+from xlcli.cli.launch import LOST, is_to_launch
+from xlcli.cli.signals import LAUNCHER
+from xlcli.errors import ConfigError, RankError
+from xlcli.ranks import STORE
 
 TORCHRUN = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+PYTHON = sys.executable
+SMALL = ["--preset", "tiny", "--tokenizer", "bytes", "--batch-size", "4", "--set", "model.dim=16"]
 
 
 @pytest.fixture
-def variables(monkeypatch):
-    for name in ("WORLD_SIZE", "RANK", "TORCHELASTIC_RUN_ID", "SLURM_STEP_ID"):
+def cpus(monkeypatch):
+    """Sets the number of CPUs of this machine."""
+    for name in ("WORLD_SIZE", "RANK", STORE, LAUNCHER):
         monkeypatch.delenv(name, raising=False)
-    return lambda **changes: [monkeypatch.setenv(name, value) for name, value in changes.items()]
+    return lambda n: monkeypatch.setattr(launch, "cpu_limit", lambda: n)
 
 
-def test_processes_are_started_once(variables):
+def test_processes_are_started_once(cpus, monkeypatch):
+    cpus(2)
     assert not is_to_launch(None)
     assert not is_to_launch(1)
     assert is_to_launch(2)
-    assert is_to_launch(1, max_restarts=1)
-    with pytest.raises(ConfigError, match="--max-restarts needs --nproc"):
-        is_to_launch(None, max_restarts=1)
-    variables(TORCHELASTIC_RUN_ID="x")
-    assert not is_to_launch(1, max_restarts=1)
-    with pytest.raises(ConfigError, match=r"--nproc is 2, but 1 process has been started already\. Leave out --nproc"):
-        is_to_launch(2)
-    variables(**TORCHRUN)
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
     assert not is_to_launch(2)
-    with pytest.raises(ConfigError, match="--nproc is 3, but 2 processes have been started already"):
+    with pytest.raises(ConfigError, match="--nproc is 3, but 2 processes"):
         is_to_launch(3)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "least"),
+    ("arguments", "named"),
     [
-        (["train", "--nproc", "0"], 1),
-        (["train", "--nproc", "-2", "--dry-run"], 1),
-        (["eval", "--nproc", "0"], 1),
-        (["train", "--nproc", "2", "--max-restarts", "-1"], 0),
+        (["train", "--nproc", "0"], "--nproc"),
+        (["train", "--nproc", "-2", "--dry-run"], "--nproc"),
+        (["eval", "--nproc", "0"], "--nproc"),
+        (["train", "corpus.txt", "--nproc", "64"], "--nproc is 64, but this machine has 4 CPUs"),
+        (["eval", "corpus.txt", "-m", "tiny", "--nproc", "64"], "--nproc is 64, but this machine has 4 CPUs"),
+        (["train", "corpus.txt", "--nproc", "3"], "which 3 processes cannot divide"),
+        (["train", "corpus.txt", "--nproc", "2", "--batch-size", "5"], "--batch-size 4 or 6"),
+        (["train", "corpus.txt", "--nproc", "2", "--grad-accum", "3", "--preset", "tiny"], "3 microbatches"),
+        (["train", "corpus.txt", "-o", "models/tiny", "--resume", "--nproc", "3"], "which 3 processes cannot divide"),
+        (["train", "corpus.txt", "-", "--nproc", "2"], "standard input"),
     ],
 )
-def test_too_few_processes_are_refused(arguments, least, run):
+def test_what_cannot_be_divided_is_refused_before_anything_is_started(arguments, named, cpus, run, model, monkeypatch):
+    cpus(4)
+    Path("corpus.txt").write_bytes(TEXT * 20)
+    monkeypatch.setattr(launch.subprocess, "Popen", None)
+    monkeypatch.setitem(sys.modules, "torch", None)
     done = run(*arguments)
     assert (done.code, done.out) == (2, b"")
-    assert f"too small, at least {least} is needed" in done.err
+    assert named in done.err
 
 
-@pytest.mark.parametrize(
-    ("codes", "first"),
-    [
-        ({0: LOST, 1: -9}, (1, -9)),
-        ({0: 3, 1: LOST}, (0, 3)),
-        ({0: 3, 1: -9}, (1, -9)),
-        ({0: LOST, 1: LOST}, (0, LOST)),
-    ],
-)
-def test_the_failure_that_led_to_the_others(codes, first):
-    assert first_failure(codes) == first
+@pytest.fixture
+def ended(cpus, monkeypatch, tmp_path):
+    """Result of a launch whose processes execute this Python code, by rank."""
+    cpus(3)
+
+    def ended(*codes):
+        program = tmp_path / "program"
+        execute = f"exec({codes!r}[int(os.environ['RANK'])])"
+        program.write_text(f"#!{PYTHON}\nimport os, signal, sys, time\n{execute}\n")
+        program.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(program))
+        return launch.launch([], len(codes))
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield ended
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+WAIT = "time.sleep(60)"
+LOSE = f"time.sleep(0.3); os._exit({LOST})"
+
+
+def test_the_exit_code_of_processes_that_end(ended):
+    assert ended("", "") == 0
+    assert ended(WAIT, "sys.exit(3)") == 3
+    assert ended(LOSE, "sys.exit(5)") == 5
+    assert ended("time.sleep(0.4); sys.exit(3)", "sys.exit(4)", "time.sleep(0.2); sys.exit(5)") == 4
+
+
+def test_a_process_that_is_killed_is_named(ended):
+    kill = "os.kill(os.getpid(), signal.SIGKILL)"
+    with pytest.raises(RankError, match=r"rank 1 of 3 .* SIGKILL"):
+        ended(LOSE, kill, WAIT)
+    with pytest.raises(RankError, match=r"rank 0 of 2 .* SIGKILL"):
+        ended(kill, LOSE)
+    with pytest.raises(RankError, match="rank 0 of 2 has lost"):
+        ended(f"os._exit({LOST})", LOSE)
+
+
+def test_signals_are_passed_on_and_a_second_interrupt_kills(ended):
+    stop = "signal.signal(signal.{0}, lambda *_: os._exit(128 + signal.{0})); os.kill(os.getppid(), signal.{0}); "
+    assert ended(stop.format("SIGTERM") + WAIT, stop.format("SIGTERM") + WAIT) == 128 + signal.SIGTERM
+    ignore = "signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    interrupt = (
+        ignore + "time.sleep(0.5); [(os.kill(os.getppid(), signal.SIGINT), time.sleep(0.2)) for _ in range(2)]; "
+    )
+    started = time.monotonic()
+    assert ended(interrupt + WAIT, ignore + WAIT) == 128 + signal.SIGINT
+    assert time.monotonic() - started < 30
+
+
+def test_processes_import_nothing_from_the_working_folder(ended, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    seen = tmp_path / "seen"
+    assert ended(f"open({str(seen)!r}, 'w').write(repr(sys.argv) + os.environ['PYTHONPATH'])") == 0
+    assert "'-P', '-m', 'xlcli'" in seen.read_text()
+    assert "" not in seen.read_text().split("]")[1].split(os.pathsep)
 
 
 def test_a_process_ends_when_its_launcher_has_ended():
-    program = """
+    program = f"""
 import os, subprocess, sys, time
-child = "import os, time; from xlcli.cli import launch; launch.PARENT_SECONDS = 0.05; launch.end_with_launcher(); "
+child = "import os, time; from xlcli.cli.signals import end_with_launcher; end_with_launcher(); "
 child += "print(os.getpid(), flush=True); time.sleep(60)"
-started = subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE)
+variables = os.environ | {{{LAUNCHER!r}: str(os.getpid())}}
+started = subprocess.Popen([sys.executable, "-c", child], env=variables, stdout=subprocess.PIPE)
 print(int(started.stdout.readline()), flush=True)
 """
     done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment(TORCHELASTIC_RUN_ID="x"),
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=60,
-        check=True,
+        [sys.executable, "-c", program], env=environment(), stdout=subprocess.PIPE, text=True, timeout=60, check=True
     )
     deadline = time.monotonic() + 10
     while is_running(int(done.stdout)) and time.monotonic() < deadline:
@@ -109,45 +164,66 @@ def test_another_process_names_itself_in_its_errors():
         check=False,
     )
     assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr == "rank 1: there is no file missing.txt. Check the path.\n"
+    assert done.stderr.startswith("xlcli: rank 1: there is no file missing.txt.")
+
+
+def children(pid):
+    """Numbers of the processes that this one has started."""
+    return [int(child) for tasks in Path(f"/proc/{pid}/task").glob("*/children") for child in tasks.read_text().split()]
+
+
+def listening(pids):
+    """Addresses, in hexadecimal, at which these processes listen."""
+    sockets = set()
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                sockets.add(str(link.readlink()))
+            except OSError:  # closed
+                continue
+    rows = [row.split() for table in ("tcp", "tcp6") for row in Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
+    return {row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets}
+
+
+LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
 
 
 @pytest.mark.slow
-def test_two_processes_train_stop_and_score(run, model):
+@pytest.mark.skipif(sys.platform != "linux" or launch.cpu_limit() < 2, reason="needs /proc and two CPUs")
+def test_two_processes_train_stop_and_score_and_listen_on_loopback_only(run, model):
     """Training, SIGTERM, the files of the run, and an evaluation: each start costs seconds."""
     Path("corpus.txt").write_bytes(TEXT * 20)
-    arguments = [
-        "corpus.txt",
-        "--preset",
-        "tiny",
-        "--tokenizer",
-        "bytes",
-        "--batch-size",
-        "4",
-        "-o",
-        "trained",
-        "--nproc",
-        "2",
-    ]
+    budget = ["--max-steps", "5000", "--eval-every", "5000"]
     started = subprocess.Popen(
-        command("train", *arguments, "--max-steps", "5000", "--eval-every", "5000", "--set", "model.dim=16"),
+        command("train", "corpus.txt", *SMALL, *budget, "-o", "trained", "--nproc", "2"),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     metrics, deadline = Path("trained/metrics.jsonl"), time.monotonic() + 120
     while not (metrics.exists() and len(metrics.read_bytes().splitlines()) > 2) and time.monotonic() < deadline:
         time.sleep(0.1)
+    ranks = children(started.pid)
+    variables = dict(part.partition("=")[::2] for part in Path(f"/proc/{ranks[0]}/environ").read_text().split("\0"))
+    assert len(ranks) == 2
+    addresses = listening([started.pid, *ranks])
+    assert addresses
+    assert addresses <= LOOPBACK
+    assert stat.S_IMODE(Path(variables[STORE]).parent.stat().st_mode) == 0o700
     started.send_signal(signal.SIGTERM)
     out, err = started.communicate(timeout=60)
     assert started.returncode == 128 + signal.SIGTERM, err
     assert out.count("Stopped and saved") == err.count("SIGTERM: stopping") == 1
     assert "torch" not in err
-    assert "step 1 " in Path("trained/logs/rank-1.log").read_text()
+    assert not Path(variables[STORE]).parent.exists()
     steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
     assert steps == list(range(1, len(steps) + 1))
     options = ["--json", "--batch-size", "4", "--segment-len", "16", "-m", "tiny"]
-    done = subprocess.run(
-        command("eval", *options, "--nproc", "2"), capture_output=True, text=True, timeout=120, check=True
-    )
-    found, alone = json.loads(done.stdout), json.loads(run("eval", *options).out)
+    scoring = subprocess.Popen(command("eval", *options, "--nproc", "2"), stdout=subprocess.PIPE, text=True)
+    addresses = set()
+    while scoring.poll() is None:
+        addresses |= listening([scoring.pid, *filter(is_running, children(scoring.pid))])
+        time.sleep(0.02)
+    found, alone = json.loads(scoring.stdout.read()), json.loads(run("eval", *options).out)
+    assert addresses
+    assert addresses <= LOOPBACK
     assert found["nats"] == pytest.approx(alone["nats"], rel=1e-7)
     assert found["batch_size"] == alone["batch_size"] == 4

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from launching import has_threads_of_gloo
+from launching import has_threads_of_gloo, refuse_unpickling
 from runs import PROSE, small
 
 from xlcli import config
@@ -110,6 +110,7 @@ def follow(name, ranks, shard, n_steps):
 def compare(n_steps, *names):
     """Steps of a single process and of all ranks, with whole and with divided parameters: a line of JSON for each."""
     exact()
+    refuse_unpickling()
     with join(timeout=900) as ranks:
         for name in names or CASES:
             one = follow(name, SINGLE, False, n_steps) if ranks.is_first else None

@@ -10,10 +10,11 @@ import torch
 from launching import outputs, start
 from ranked import ATTENTION, DROPOUT, RESIDUAL
 from runs import PROSE, small
+from torch.distributed.fsdp import FSDPModule  # noqa: TID251
 
 from xlcli import config
 from xlcli.model.build import build_on_meta
-from xlcli.ranks import SINGLE, join
+from xlcli.ranks import SINGLE, collective, join
 from xlcli.runtime import Runtime
 from xlcli.store.weights import weights as weights_of
 from xlcli.text.tokens import TokenFile
@@ -48,32 +49,41 @@ def run_of(model, ranks, *, shard):
     return make_training_run(settings, Runtime(torch.device("cpu"), torch.bfloat16, 1, ranks=ranks), ids, 10)
 
 
+class Gather:
+    """The gather of FSDP2, which counts bytes by number type."""
+
+    def __init__(self):
+        self.sizes = Counter()
+
+    def allocate(self, size, *, dtype, device):
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor, input_tensor, group, async_op=False):
+        self.sizes[str(output_tensor.dtype)] += output_tensor.nbytes
+        gather = collective("all_gather_single", "all_gather_into_tensor")
+        return gather(output_tensor, input_tensor, group=group, async_op=async_op)
+
+
 def compare():
     """Three steps of one process, and of two with a divided model; and the types of what they gather and keep."""
-    from xlcli.training import shard as divided
-
     torch.set_num_threads(1)
-    gather, sizes = divided._gather, Counter()
-
-    def counting(output, own, **options):
-        sizes[str(output.dtype)] += output.nbytes
-        return gather(output, own, **options)
-
-    divided._gather = counting
     with join(timeout=120) as ranks:
         for name, model in CASES.items():
             one = run_of(model, SINGLE, shard=False)
             steps = [[one.train_step(i / 50) for i in range(3)]]
             two = run_of(model, ranks, shard=True)  # begins with the same random numbers
             steps.append([two.train_step(i / 50) for i in range(3)])
-            sizes.clear()
+            gather = Gather()
+            for module in two.model.modules():
+                if isinstance(module, FSDPModule):
+                    module.set_custom_all_gather(gather)
             two.train_step(3 / 50)
             kept = gathered(weights_of(two.model), ranks)
             line = {
                 "name": name,
                 "nats": [[step.nats for step in found] for found in steps],
                 "norms": [[step.grad_norm for step in found] for found in steps],
-                "gathered": dict(sizes),
+                "gathered": dict(gather.sizes),
                 "narrow": n_narrow(one.model),
                 "types": sorted({str(tensor.dtype) for tensor in kept.values()}),
                 "rounded": [key for key, t in kept.items() if t.ndim > 1 and torch.equal(t, t.bfloat16().float())],

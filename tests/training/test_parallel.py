@@ -15,7 +15,7 @@ from xlcli.errors import ConfigError
 from xlcli.files import read_tensors
 from xlcli.ranks import Ranks
 from xlcli.store.commit import latest
-from xlcli.training.parallel import check, own_rows
+from xlcli.training.parallel import own_rows
 
 CALL = "import sys; sys.path[:0] = {path!r}; import ranked; ranked.{call}"
 HERE = [str(Path(__file__).parent)]
@@ -146,9 +146,6 @@ def test_the_loss_of_a_rank_ends_the_others_and_the_run_is_resumed(prose):
     assert [row["step"] for row in curve("m") if "nats" in row] == [1, 2, 3, 4, 5, 6]
 
 
-TWO = Ranks(1, 2, 1, 2)
-
-
 def _settings(**sections):
     return config.make({"train": {"lr": 6e-3}}, small(**sections))
 
@@ -163,7 +160,7 @@ def _settings(**sections):
 )
 def test_a_batch_that_ranks_do_not_divide_is_refused(size, train, nearest):
     with pytest.raises(ConfigError, match=r"cannot divide equally.*" + nearest):
-        check(_settings(train=train), Ranks(0, size))
+        _settings(train=train).check_division(size)
 
 
 ADAPTIVE = {"stack": {"kind": "universal", "n_steps": 3, "act": True}}
@@ -182,9 +179,9 @@ HASHED = {"attention": {"kind": "lsh", "n_heads": 2}, "position": {"kind": "sinu
 )
 def test_combinations_that_ranks_do_not_support_are_refused(sections, key):
     settings = _settings(**sections)
-    check(settings, Ranks())
+    settings.check_division(1)
     with pytest.raises(ConfigError) as caught:
-        check(settings, TWO)
+        settings.check_division(2)
     assert caught.value.key == key
 
 

@@ -1,16 +1,15 @@
-"""Training from Python: `train` and `resume`, also as one of the processes that `torchrun` or `srun` has started."""
+"""Training from Python: `train` and `resume`, also as one of the processes that `torchrun` has started."""
 
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from xlcli import training
 from xlcli.config import RuntimeConfig, validate
-from xlcli.events import Event, Notice
+from xlcli.events import Event
 from xlcli.ranks import Ranks, join
 from xlcli.store.discover import find
 from xlcli.store.origin import configurations
@@ -50,7 +49,6 @@ def train(
     def events(ranks: Ranks) -> Iterator[Event]:
         if continues(place, ranks, overwrite=overwrite):
             start = None if init is None else os.fspath(init)
-            yield Notice(f"a process has failed: all start again (restart {ranks.restarts})", "warning")
             yield from training.resume(paths(text), place, changes, preset=preset, init=start, stop=stop, ranks=ranks)
             return
         yield from training.train(
@@ -88,9 +86,9 @@ def resume(
 
 
 def _on_ranks(settings: Mapping[str, Any], events: Callable[[Ranks], Iterator[Event]]) -> Iterator[Event]:
-    """Events of a run on the processes that `torchrun` or `srun` has started; without them, on this one."""
+    """Events of a run on the processes that `torchrun` has started; without them, on this one."""
     timeout = validate(RuntimeConfig, dict(settings.get("runtime", {}))).timeout
-    with join(timeout, "If there is a checkpoint, xlcli.resume continues from it.", warnings.warn) as ranks:
+    with join(timeout, "If there is a checkpoint, xlcli.resume continues from it.") as ranks:
         yield from events(ranks)
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from typer.completion import get_completion_inspect_parameters
@@ -17,9 +16,6 @@ from xlcli import __version__
 from xlcli.cli.help import CONTEXT, Program
 from xlcli.cli.signals import Stopped
 from xlcli.cli.usage import explain
-
-if TYPE_CHECKING:
-    from xlcli.cli.rank_log import RankLog
 
 COMMANDS = ("train", "eval", "generate", "stream", "compress", "decompress", "models", "bench", "cache", "completion")
 """Commands in the order of the help; each is a module of this package with a Typer `app`."""
@@ -61,16 +57,8 @@ def program(
         typer.echo(context.get_help())
 
 
-@dataclass(frozen=True)
-class Invocation:
-    """`obj` of contexts: arguments of the program, and the log of a process that is not the first one of a run."""
-
-    arguments: tuple[str, ...]
-    log: RankLog | None = None
-
-
-def run(arguments: Sequence[str], log: RankLog | None = None) -> int:
-    """Runs the program and returns its exit code.
+def run(arguments: Sequence[str]) -> int:
+    """Runs the program and returns its exit code. Its arguments are the `obj` of contexts.
 
     Raises:
         ConfigError: A usage error.
@@ -82,7 +70,7 @@ def run(arguments: Sequence[str], log: RankLog | None = None) -> int:
         command.main(args=list(arguments), prog_name="xlcli")
     try:
         # Not `command.main`, which turns a broken pipe into exit code 1.
-        with command.make_context("xlcli", list(arguments), obj=Invocation(tuple(arguments), log)) as context:
+        with command.make_context("xlcli", list(arguments), obj=tuple(arguments)) as context:
             return command.invoke(context) or 0
     except typer.Exit as end:
         return end.exit_code

@@ -27,17 +27,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     quits = signal.getsignal(signal.SIGINT) == signal.SIG_DFL  # set by `xlcli.__main__`
     debug = "--debug" in arguments or os.environ.get("XLCLI_DEBUG", "0") not in ("", "0")
-    log = None
     try:
         _ensure_standard_streams()
-        if any(name in os.environ for name in ("WORLD_SIZE", "SLURM_STEP_ID")):
-            from xlcli.cli.rank_log import open_rank_log
+        if "XLCLI_LAUNCHER" in os.environ:
+            from xlcli.cli.signals import end_with_launcher
 
-            log = open_rank_log()
-            if "WORLD_SIZE" in os.environ:
-                from xlcli.cli.launch import end_with_launcher
-
-                end_with_launcher()
+            end_with_launcher()
         if not (debug or sys.warnoptions):
             import warnings
 
@@ -46,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         if quits:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        code = run(arguments, log)
+        code = run(arguments)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
@@ -62,29 +57,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         from xlcli.errors import LostRankError, RankError
 
-        if isinstance(error, LostRankError):
-            from xlcli.cli.launch import LOST, reports_loss
+        if isinstance(error, LostRankError) and "XLCLI_LAUNCHER" in os.environ:
+            from xlcli.cli.launch import LOST
 
-            if reports_loss():
-                os._exit(LOST)
+            os._exit(LOST)  # the launcher reports it
         code, message, remedy = _explain(error)
         _silence_stdout()
-        _print_error(message, remedy)
-        if log is not None and not _is_of_first_rank(error):
-            log.report(f"{message} {remedy}")
+        if not getattr(error, "is_of_first_rank", False):
+            rank = os.environ.get("RANK", "0") if "WORLD_SIZE" in os.environ else "0"
+            _print_error(message if rank == "0" else f"rank {rank}: {message}", remedy)
         if isinstance(error, RankError):
             os._exit(code)  # threads that wait for the lost process may abort the interpreter at its end
         return code
     finally:
         if quits:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of the end of the interpreter
-
-
-def _is_of_first_rank(error: Exception) -> bool:
-    """Whether the first process of the run reports this error, or the launcher the loss of a process."""
-    from xlcli.errors import LostRankError
-
-    return isinstance(error, LostRankError) or getattr(error, "is_of_first_rank", False)
 
 
 def _explain(error: Exception) -> tuple[int, str, str]:

@@ -150,7 +150,6 @@ def evaluate(
     from xlcli.cli.launch import is_to_launch, launch
     from xlcli.cli.page import check_page, open_page
     from xlcli.cli.plot import check_plot, draw_by_context
-    from xlcli.cli.rank_log import waiting
     from xlcli.ranks import environment, join
 
     settings = config.eval
@@ -171,11 +170,11 @@ def evaluate(
         print_eval_plan(folder, files, settings, screen)
         return 0
     if is_to_launch(nproc):
-        return launch(context.obj.arguments, nproc or 1, verbose=verbose)
+        return launch(context.obj, nproc or 1)
     if not environment().is_first:
         per_token = plot = html = None  # outputs of the first process
     with (
-        join(config.runtime.timeout, notify=waiting(screen, context.obj.log)) as ranks,
+        join(config.runtime.timeout) as ranks,
         screen.stop() as stop,
         screen.until(stop),
         standard_input(stop, screen.keyboard_ended),

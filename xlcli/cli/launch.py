@@ -1,172 +1,98 @@
-"""`--nproc`: starts the command again in several processes with the launcher of PyTorch, in this terminal.
+"""`--nproc`: runs the command in several processes of this machine; `torchrun` does that on several machines.
 
-The launcher passes SIGINT, SIGTERM and SIGHUP on to the processes, which save and end. If one of them fails, the
-launcher ends the others, and starts all again as often as `--max-restarts` allows.
+The processes find each other through a file in a private folder, and their sockets are on the loopback interface.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
-import socket
+import subprocess
 import sys
-import threading
+import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from pathlib import Path
 
+from xlcli.cli.signals import LAUNCHER
 from xlcli.errors import ConfigError, RankError
+from xlcli.machine import cpu_limit
+from xlcli.ranks import STORE, environment
 
-SECONDS_TO_SAVE = 600
-"""Seconds after a signal until a process that still runs is killed."""
-STARTED = "TORCHELASTIC_RUN_ID"
-"""Environment variable that the launcher sets in the processes that it starts."""
 LOST = 75
-"""Exit code with which a process reports to this launcher that another one was lost; its launcher knows which."""
-_RUN = "xlcli-"
-"""Beginning of the identifiers of the runs of `launch`."""
-PARENT_SECONDS = 1.0
-"""Seconds between two looks whether the launcher still runs."""
+"""Exit code of a process that has lost another one; its launcher knows which."""
+SECONDS_TO_SAVE = 600
+"""Seconds after a signal or a failure until processes that still run are killed."""
+POLL_SECONDS = 0.02
+"""Seconds between two looks at other processes."""
 
 
-def is_to_launch(nproc: int | None, max_restarts: int = 0) -> bool:
-    """Whether this process is to start others, by `--nproc` and `--max-restarts`, and is none of theirs.
-
-    Raises:
-        ConfigError: Another launcher has started another number of processes, or `--max-restarts` is alone.
-    """
-    from xlcli.ranks import environment
-
-    if max_restarts and nproc is None:
-        raise ConfigError("--max-restarts needs --nproc.", "Add --nproc, or give --max-restarts to torchrun.")
-    size = environment().size
-    if STARTED in os.environ or size > 1:
-        if nproc not in (None, size):
-            raise ConfigError(
-                f"--nproc is {nproc}, but {size} process{'es have' if size > 1 else ' has'} been started already.",
-                "Leave out --nproc, or start xlcli without torchrun, srun and WORLD_SIZE.",
-            )
-        return False
-    return (nproc or 1) > 1 or max_restarts > 0
-
-
-def reports_loss() -> bool:
-    """Whether the launcher of this process is `launch`, which reports the loss of a process."""
-    return os.environ.get(STARTED) == _run_id(os.getppid())
-
-
-def end_with_launcher() -> None:
-    """Sends this process SIGTERM when its launcher, `torchrun` or `launch`, has ended: it saves if it can."""
-    launcher = os.getppid()
-    given = os.environ.get(STARTED, "")
-
-    def watch() -> None:
-        while os.getppid() == launcher:
-            time.sleep(PARENT_SECONDS)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    if given.startswith(_RUN) and given != _run_id(launcher):  # it has ended already
-        os.kill(os.getpid(), signal.SIGTERM)
-    elif given:
-        threading.Thread(target=watch, name="launcher", daemon=True).start()
-
-
-def _run_id(pid: int) -> str:
-    """Identifier of the run of the launcher with this process number."""
-    return f"{_RUN}{pid}"
-
-
-def launch(
-    arguments: Sequence[str],
-    nproc: int,
-    max_restarts: int = 0,
-    *,
-    verbose: bool,
-    remedy: str = "Run the command again.",
-) -> int:
-    """Runs the command with these arguments in `nproc` processes of this machine; returns its exit code.
-
-    Args:
-        arguments: Arguments of `xlcli`.
-        nproc: Number of processes.
-        max_restarts: Number of times that all are started again after one has failed.
-        verbose: Whether the launcher reports its actions.
-        remedy: Remedy if a process was killed.
+def is_to_launch(nproc: int | None) -> bool:
+    """Whether this process is to start `nproc` others; not if it is one of several itself.
 
     Raises:
-        RankError: A process was killed.
+        ConfigError: The machine is too small, or another number of processes has been started already.
     """
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import parse_args, run
+    size, n = environment().size, nproc or 1
+    if size > 1 and n not in (1, size):
+        remedy = "Leave out --nproc, or start xlcli without torchrun and WORLD_SIZE."
+        raise ConfigError(f"--nproc is {n}, but {size} processes have been started already.", remedy)
+    most = max(cpu_limit(), len(list(Path("/dev").glob("nvidia[0-9]*"))))
+    if size == 1 and n > most:
+        raise ConfigError(f"--nproc is {n}, but this machine has {most} CPUs.", f"Use --nproc {most} or less.")
+    return size == 1 < n
 
-    from xlcli.runtime import cpu_limit
 
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpu_limit() // nproc)))  # else the launcher sets it to 1
-    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", _run_id(os.getpid())]
-    options = [*meeting, "--nproc-per-node", str(nproc), "--max-restarts", str(max_restarts)]
-    torchrun = parse_args([*options, "--no-python", sys.executable])  # type: ignore[no-untyped-call]
-    torchrun.training_script_args = ["-m", "xlcli", *arguments]  # not parsed: it takes --nproc for an abbreviation
-    torchrun.shutdown_timeout = SECONDS_TO_SAVE
+def launch(arguments: Sequence[str], nproc: int, remedy: str = "Run the command again.") -> int:
+    """Runs `xlcli` in `nproc` processes and passes signals on; a second SIGINT kills. If one fails, it ends the others.
+
+    Returns:
+        The exit code of the process that failed first, else 0.
+
+    Raises:
+        RankError: It was killed, or has lost another one.
+    """
     sys.stdout.flush()
-    before = logging.root.manager.disable
-    if not verbose:
-        logging.disable(logging.ERROR)
-    try:
-        with _second_interrupt_kills():
-            run(torchrun)  # type: ignore[no-untyped-call]
-    except SignalException as stopped:
-        return 128 + int(stopped.sigval)
-    except ChildFailedError as error:
-        rank, code = first_failure({rank: failure.exitcode for rank, failure in error.failures.items()})
-        if code < 0:
-            raise RankError(f"rank {rank} of {nproc} was ended by {signal.Signals(-code).name}.", remedy) from None
-        if code == LOST:
-            raise RankError(f"rank {rank} of {nproc} has lost the connection to another one.", remedy) from None
-        return code
-    finally:
-        logging.disable(before)
-    return 0
+    path = os.pathsep.join(filter(None, sys.path))  # with -P below, the working folder is not searched for modules
+    shared = {**os.environ, "PYTHONPATH": path, "WORLD_SIZE": str(nproc), LAUNCHER: str(os.getpid())}
+    shared.setdefault("OMP_NUM_THREADS", str(max(1, cpu_limit() // nproc)))
+    processes: list[subprocess.Popen[bytes]] = []
+    received: list[int] = []
 
+    def receive(number: int, _: object) -> None:
+        received.append(number)
+        end(signal.SIGKILL if received.count(signal.SIGINT) > 1 else number)
 
-def first_failure(codes: Mapping[int, int]) -> tuple[int, int]:
-    """Rank and exit code of the failure that led to the other ones: a signal, else an error, else a loss."""
-    return min(codes.items(), key=lambda item: (item[1] == LOST, item[1] > 0, item[0]))
+    def end(number: int) -> None:
+        for process in processes:
+            process.send_signal(number)
 
-
-@contextmanager
-def _second_interrupt_kills() -> Iterator[None]:
-    """Kills all processes at the second SIGINT, where the launcher would wait for them once more."""
-    inbox, wakeup = socket.socketpair()
-    wakeup.setblocking(False)
-
-    def watch() -> None:
-        n_interrupts = 0
-        while 0 not in (numbers := inbox.recv(16)):
-            n_interrupts += numbers.count(signal.SIGINT)
-            if n_interrupts > 1:
-                _kill_processes()
-
-    before = signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
-    watcher = threading.Thread(target=watch, name="interrupts", daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        signal.set_wakeup_fd(before)
-        wakeup.send(b"\0")
-        watcher.join()
-        inbox.close()
-        wakeup.close()
-
-
-def _kill_processes() -> None:
-    """Kills the processes that the launcher has started and their children, each in a session of its own."""
-    for children in Path("/proc/self/task").glob("*/children"):  # Linux only
-        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
-            for pid in map(int, children.read_text().split()):
-                with suppress(ProcessLookupError):  # the process has ended
-                    if os.getpgid(pid) == pid:
-                        os.killpg(pid, signal.SIGKILL)
+    with tempfile.TemporaryDirectory(prefix="xlcli-") as folder:
+        shared[STORE] = str(Path(folder, "store"))
+        for number in map(str, range(nproc)):
+            command, own = [sys.executable, "-P", "-m", "xlcli", *arguments], {"RANK": number, "LOCAL_RANK": number}
+            processes.append(subprocess.Popen(command, env=shared | own, start_new_session=True))  # noqa: S603
+        for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(stop) is not signal.SIG_IGN:
+                signal.signal(stop, receive)
+        codes: dict[int, int] = {}  # by rank, in the order of their ends
+        deadline = None
+        while len(codes) < nproc:
+            time.sleep(POLL_SECONDS)
+            ended = {rank: code for rank, process in enumerate(processes) if (code := process.poll()) is not None}
+            codes |= {rank: ended[rank] for rank in sorted(ended.keys() - codes, key=lambda rank: ended[rank])}
+            if deadline is None and (received or any(codes.values())):
+                deadline = time.monotonic() + SECONDS_TO_SAVE
+                if not received:
+                    end(signal.SIGTERM)
+            elif deadline is not None and time.monotonic() > deadline:
+                end(signal.SIGKILL)
+    failures = [(rank, code) for rank, code in codes.items() if code]
+    followed = (LOST, -signal.SIGTERM)  # from the failure of another process
+    rank, code = min(failures, key=lambda failure: failure[1] in followed, default=(0, 0))
+    if received and (code < 0 or code == LOST):
+        return 128 + received[0]
+    if code < 0 or code == LOST:
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else "has lost the connection to another one"
+        raise RankError(f"rank {rank} of {nproc} {how}.", remedy)
+    return code

@@ -41,9 +41,11 @@ def begin(context: typer.Context, sections: Sequence[str]) -> tuple[Config, Scre
 def open_screen(context: typer.Context) -> Screen:
     """Screen with the output options of a command."""
     from xlcli.cli.render import Screen
+    from xlcli.ranks import environment
 
     names = ("json", "quiet", "verbose", "no_progress", "color", "theme", "backgrounds")
-    return Screen(**{name: context.params[name] for name in names if name in context.params})
+    given = {name: context.params[name] for name in names if name in context.params}
+    return Screen(**given, hidden=not environment().is_first)
 
 
 def find_model(context: typer.Context, settings: InferenceConfig, screen: Screen) -> Path:

@@ -51,6 +51,7 @@ class Screen:
         color: `auto`, `always` or `never`; None is `auto`.
         theme: `dark`, `light` or `auto`, which asks the terminal; None is `auto`.
         backgrounds: Show surprisal as background, not as color of the letters.
+        hidden: Hide progress and all messages: those of the first process of a run are enough.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Screen:
         color: str | None = None,
         theme: Literal["auto", "dark", "light"] | None = None,
         backgrounds: bool = False,
+        hidden: bool = False,
     ) -> None:
         without = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
         plain = color == "never" or (color != "always" and without)
@@ -71,7 +73,8 @@ class Screen:
         self.quiet = quiet
         self.on_terminal = sys.stdout.isatty() or color == "always"
         self.colored = self.on_terminal and not plain
-        self._shows_progress = not (no_progress or quiet)
+        self._hidden = hidden
+        self._shows_progress = not (no_progress or quiet or hidden)
         self._out, self._err = Output(sys.stdout), Output(sys.stderr)
         self._console = Console(
             file=cast(TextIO, self._err), markup=False, highlight=False, emoji=False, no_color=plain
@@ -156,7 +159,7 @@ class Screen:
 
     def say(self, text: str, level: str = "info") -> None:
         """Prints a message to stderr: `warning` always, `info` unless quiet, `detail` only if verbose."""
-        if not (level == "warning" or (self.verbose if level == "detail" else not self.quiet)):
+        if self._hidden or not (level == "warning" or (self.verbose if level == "detail" else not self.quiet)):
             return
         style = "yellow" if level == "warning" else "dim" if level == "detail" else ""
         text = visible(f"warning: {text}" if level == "warning" else text)

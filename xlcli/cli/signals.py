@@ -13,10 +13,13 @@ import select
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
+LAUNCHER = "XLCLI_LAUNCHER"
+"""Environment variable with the process number of the launcher of `--nproc`."""
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
@@ -126,3 +129,14 @@ class Stop:
         os.write(self._fd_writer, b"!")
         with contextlib.suppress(Exception):
             self._notice()
+
+
+def end_with_launcher() -> None:
+    """Sends this process SIGTERM when its launcher has ended: it saves if it can."""
+
+    def watch() -> None:
+        while str(os.getppid()) == os.environ[LAUNCHER]:
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="launcher", daemon=True).start()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,10 +15,9 @@ from xlcli.cli import options, train_options
 from xlcli.cli.help import CONTEXT, Command
 from xlcli.cli.pipe import standard_input
 from xlcli.cli.terminal import discard_stdout
-from xlcli.errors import ConfigError, DivergedError
+from xlcli.errors import CheckpointError, ConfigError, DivergedError
 
 if TYPE_CHECKING:
-    from xlcli.cli.rank_log import RankLog
     from xlcli.cli.render import Screen
     from xlcli.cli.signals import Stop
     from xlcli.cli.tensorboard import EventFile
@@ -80,7 +81,6 @@ def train(
     compile: train_options.Compile = False,  # noqa: A002
     nproc: train_options.NProc = None,
     shard: train_options.Shard = False,
-    max_restarts: train_options.MaxRestarts = None,
     plot: train_options.Plot = None,
     config_file: options.ConfigFile = None,
     overrides: options.Overrides = None,
@@ -117,13 +117,13 @@ def train(
 
             check_tensorboard()
         folder = Path(out or Path("models") / model_name(paths or ()))
-        if not dry_run and is_to_launch(nproc, max_restarts or 0):
-            return launch(context.obj.arguments, nproc or 1, max_restarts or 0, verbose=verbose, remedy=RESUME)
-        from xlcli.cli.rank_log import waiting
+        if is_to_launch(nproc) and not dry_run:
+            check_division(nproc or 1, paths or (), folder, settings, configs)
+            return launch(context.obj, nproc or 1, RESUME)
         from xlcli.ranks import join
 
         with (
-            join(timeout(settings), RESUME, waiting(screen, context.obj.log)) as ranks,
+            join(timeout(settings), RESUME) as ranks,
             screen.stop() as stop,
             screen.until(stop),
             standard_input(stop, screen.keyboard_ended),
@@ -134,10 +134,7 @@ def train(
             from xlcli import training
             from xlcli.training.beginning import continues
 
-            if continues(folder, ranks, overwrite=overwrite):
-                resume = True
-                screen.say(f"a process has failed: all start again (restart {ranks.restarts})", "warning")
-            if resume:
+            if resume or continues(folder, ranks, overwrite=overwrite):
                 events = training.resume(
                     paths or (),
                     folder,
@@ -164,7 +161,7 @@ def train(
                 )
             events = stopping(events, ranks, stop)
             if not ranks.is_first:
-                follow(events, folder, screen, context.obj.log)
+                deque(events, maxlen=0)
                 return stop.exit_code
             event_file = EventFile(folder) if tensorboard else None
             screen.wait("reading the text")
@@ -179,6 +176,38 @@ def train(
             if begun and not dry_run:
                 draw_run(plot, folder, screen)
             return stop.exit_code
+
+
+def check_division(
+    n_ranks: int, paths: Sequence[str], folder: Path, settings: Tree, configs: Mapping[str, Config]
+) -> None:
+    """Refuses a run that cannot be divided among so many processes, before they are started.
+
+    Args:
+        n_ranks: Number of processes.
+        paths: Training text.
+        folder: Model folder; with `--resume` it has the configuration.
+        settings: Settings of the user.
+        configs: Configurations of a new run by preset; empty with `--resume`.
+    """
+    from xlcli.config import make
+    from xlcli.ranks import Ranks
+    from xlcli.store.layout import read_config
+    from xlcli.store.staging import place_of_run
+
+    Ranks(size=n_ranks).require_files(paths)
+    found = list(configs.values())
+    if not found:
+        with suppress(CheckpointError):  # the run reports it
+            found = [make(read_config(place_of_run(folder)).model_dump(mode="json"), settings)]
+    refusals = []
+    for config in found:
+        try:
+            config.check_division(n_ranks)
+        except ConfigError as error:
+            refusals.append(error)
+    if refusals and len(refusals) == len(found):  # text size and device choose among several presets
+        raise refusals[0]
 
 
 def starting_point(settings: Tree, preset: str | None, init: str | None) -> tuple[Path | None, dict[str, Config]]:
@@ -284,16 +313,6 @@ def show_all(events: Iterator[Event], screen: Screen, event_file: EventFile | No
         except BrokenPipeError:
             discard_stdout()
     return begun
-
-
-def follow(events: Iterator[Event], folder: Path, screen: Screen, log: RankLog | None) -> None:
-    """Takes part in a run as another process than the first one; its messages go to a log in the folder of the run."""
-    from xlcli.events import Step
-
-    for event in events:
-        if isinstance(event, Step) and log is not None:
-            log.move(folder)
-        show(event, screen, dry_run=False)
 
 
 def show(event: Event, screen: Screen, *, dry_run: bool) -> None:

@@ -308,17 +308,6 @@ NProc = Annotated[
         rich_help_panel="Machine",
     ),
 ]
-MaxRestarts = Annotated[
-    int | None,
-    typer.Option(
-        "--max-restarts",
-        metavar="N",
-        parser=Unit(units.at_least(0), "3"),
-        help="With --nproc: number of times that the processes start again from the last checkpoint if one fails. "
-        "Default: 0.",
-        rich_help_panel="Machine",
-    ),
-]
 Shard = Annotated[
     bool,
     typer.Option(

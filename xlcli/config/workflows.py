@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NoReturn
 
 from pydantic import Field, model_validator
 
+from xlcli.config.attention.random import LSHAttentionConfig
 from xlcli.config.base import BaseConfig, Count, InvalidSettingError, Length, Positive, Rate, SpanKind, WeightEncoding
 from xlcli.config.cluster import ClusterConfig
 from xlcli.config.inference import BenchConfig, CompressConfig, EvalConfig, GenerateConfig, StreamConfig
 from xlcli.config.model import ModelConfig
 from xlcli.config.position import ClampLen
+from xlcli.config.stack import UniversalStackConfig
+from xlcli.errors import ConfigError
 
 Interval = Count | Positive
 """Interval in steps (int) or in seconds (float)."""
@@ -231,3 +234,35 @@ class Config(BaseConfig):
                 "Leave one of them out.",
             )
         return self
+
+    def check_division(self, n_ranks: int) -> None:
+        """Raises `ConfigError` if a run with this configuration cannot be divided among so many ranks."""
+        if n_ranks == 1:
+            return
+        train, model = self.train, self.model
+        unit = n_ranks * train.grad_accum
+        if train.batch_size % unit:
+            below = train.batch_size // unit * unit
+            nearest = f"--batch-size {below} or {below + unit}" if below else f"--batch-size {unit}"
+            parts = f"{n_ranks} processes" + (f" with {train.grad_accum} microbatches" if train.grad_accum > 1 else "")
+            reason = f"is {train.batch_size}, which {parts} cannot divide equally"
+            raise ConfigError(f"train.batch_size {reason}.", f"Use {nearest}.", key="train.batch_size", reason=reason)
+        stack = model.stack
+        if isinstance(stack, UniversalStackConfig) and stack.act and any(model.dropout.model_dump().values()):
+            _refuse("model.dropout", "with adaptive computation time depends on the number of processes", "Set it to 0")
+        hashed = any(isinstance(layer, LSHAttentionConfig) for layer in model.attentions)
+        if hashed and model.dropout.attention:
+            _refuse("model.dropout.attention", "with LSH attention depends on the number of processes", "Set it to 0")
+        if not self.runtime.shard:
+            return
+        if self.runtime.compile:
+            _refuse("runtime.shard", "and runtime.compile exclude each other", "Leave one of them out")
+        if self.runtime.dtype == "float16":
+            _refuse("runtime.shard", "cannot scale the loss of float16", "Use --dtype bfloat16")
+        if model.norm.placement == "rezero":
+            _refuse("runtime.shard", "cannot divide the factors of ReZero", "Use another model.norm.placement")
+
+
+def _refuse(key: str, reason: str, remedy: str) -> NoReturn:
+    """Refuses a run on several ranks."""
+    raise ConfigError(f"{key} {reason}.", f"{remedy}, or train in a single process.", key=key, reason=reason)

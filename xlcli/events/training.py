@@ -110,10 +110,6 @@ class Step:
     `mean_steps` is the mean number of steps per token of a model with adaptive computation time, else None. In float16,
     `loss_scale` is the scale of the next loss and `skipped` the number of steps without an update so far, whose
     `grad_norm` is None: their scaled gradients overflowed.
-
-    Of several processes, `tokens_per_second` is that of all, `rank_tokens_per_second` that of the forward and backward
-    passes of each one without waiting, and `waiting_seconds` the time for which a process has waited for others in this
-    step, mean of all; None in a single process.
     """
 
     step: int
@@ -129,8 +125,6 @@ class Step:
     mean_steps: float | None = None
     loss_scale: float | None = None
     skipped: int | None = None
-    rank_tokens_per_second: tuple[float, ...] | None = None
-    waiting_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

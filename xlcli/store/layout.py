@@ -50,7 +50,6 @@ HELD_OUT = {"valid": "valid.txt", "test": "test.txt"}
 DOCUMENTS = {"valid": "valid.documents", "test": "test.documents"}
 """File of the offsets at which the documents of that text begin, if the model was trained on separate documents."""
 TENSORBOARD, EVENTS = "tensorboard", "events.out.tfevents."
-LOGS, LOG = "logs", "rank-"
 """Folder of TensorBoard, and beginning of the names of its files."""
 TOKENIZER = ("tokenizer.json", "tokenizer.model", "tokenizer.words")
 """Files of a tokenizer: its description and, depending on the kind, its vocabulary."""

@@ -18,7 +18,7 @@ from xlcli.presets import models_folder
 from xlcli.store.commit import checkpoints, checksums
 from xlcli.store.copy import new_folder, require_free
 from xlcli.store.discover import LOCAL, find, is_bundled
-from xlcli.store.layout import CHECKPOINTS, EVENTS, LATEST, LOG, LOGS, MANIFEST, TENSORBOARD
+from xlcli.store.layout import CHECKPOINTS, EVENTS, LATEST, MANIFEST, TENSORBOARD
 from xlcli.store.lock import HOLDER, LOCK, lock
 from xlcli.store.staging import foreign_entry, holds_run
 from xlcli.store.unfinished import INSTALLING, RUN_FILES, STAGED, clean_models, is_unfinished, model_path, remove_model
@@ -170,9 +170,8 @@ def _foreign(folder: Path) -> Iterator[Path]:
             yield from _foreign(path)
         elif path.name == CHECKPOINTS and _is_folder(path):
             yield from _foreign_in_checkpoints(path)
-        elif path.name in (TENSORBOARD, LOGS) and _is_folder(path):
-            prefix = EVENTS if path.name == TENSORBOARD else LOG
-            yield from (file for file in path.iterdir() if not (file.name.startswith(prefix) and _is_file(file)))
+        elif path.name == TENSORBOARD and _is_folder(path):
+            yield from (file for file in path.iterdir() if not (file.name.startswith(EVENTS) and _is_file(file)))
         elif path.name == CHECKPOINTS or path.name not in (*RUN_FILES, LOCK, HOLDER) or not _is_file(path):
             yield path
 

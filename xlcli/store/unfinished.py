@@ -26,7 +26,6 @@ from xlcli.store.layout import (
     EVENTS,
     HELD_OUT,
     LATEST,
-    LOGS,
     MANIFEST,
     STEP,
     TENSORBOARD,
@@ -44,7 +43,7 @@ RUN_FILES = (CONFIG, *TOKENIZER, *HELD_OUT.values(), *DOCUMENTS.values(), RECORD
 weights a reader finds no model; without a configuration a corpus reader would take the texts for its own."""
 
 _FILES = {*RUN_FILES, LOCK, HOLDER, MANIFEST, LATEST, *CHECKPOINT_FILES, BEST} - {CHECKPOINTS}
-_FOLDERS = {CHECKPOINTS, STAGED, INSTALLING, TENSORBOARD, LOGS}
+_FOLDERS = {CHECKPOINTS, STAGED, INSTALLING, TENSORBOARD}
 _MODEL = f"{TEMPORARY}model-"
 _MODEL_NAME = re.compile(re.escape(_MODEL) + "[0-9a-f]{16}")
 

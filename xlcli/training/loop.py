@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -21,7 +20,6 @@ from xlcli.store.layout import BEST, CHECKPOINTS
 from xlcli.store.staging import settle
 from xlcli.store.weights import weights as weights_of
 from xlcli.training import checkpoint, defaults
-from xlcli.training.balance import LagWatch
 from xlcli.training.clock import Clock
 from xlcli.training.final import final_evaluation
 from xlcli.training.prepare import Prepared
@@ -62,7 +60,6 @@ class Trainer:
         self.saved_seconds = run.seconds
         self.checked_step = run.step
         self.tuner = _make_tuner(run)
-        self.lag = LagWatch(run.ranks.gather(platform.node()))
 
     def train(self, stop: Callable[[], bool]) -> Iterator[Event]:
         """Trains until the budget is spent or `stop` is true, evaluates and saves.
@@ -203,9 +200,8 @@ class Trainer:
         run = self.run
         before = run.tokens
         result = run.train_step(run.fraction(started), self.clock.votes())
-        nats, grad_norm, lr_factor, mean_steps, loss_scale, votes, times = result
+        nats, grad_norm, lr_factor, mean_steps, loss_scale, votes = result
         self.clock.agree(votes)
-        n_tokens = run.tokens - before
         seconds = self.clock.seconds
         elapsed = max(time.monotonic() - loop.monotonic, 1e-9)
         step = Step(
@@ -222,8 +218,6 @@ class Trainer:
             mean_steps=mean_steps,
             loss_scale=loss_scale,
             skipped=None if loss_scale is None else run.skipped,
-            rank_tokens_per_second=times and tuple(n_tokens / len(times.seconds) / own for own in times.seconds),
-            waiting_seconds=times and times.waiting,
         )
         row = {
             "step": step.step,
@@ -236,16 +230,13 @@ class Trainer:
             "tokens_per_second": round(step.tokens_per_second, 1),
             **({} if mean_steps is None else {"mean_steps": mean_steps}),
             **({} if loss_scale is None else {"loss_scale": loss_scale, "skipped": run.skipped}),
-            **({} if times is None else _rank_metrics(step)),
             **({"rollbacks": run.rollbacks} if run.rollbacks else {}),
             **({"threads": run.runtime.threads, "trial": self.tuner.trying} if self.tuner else {}),
         }
         self._log(row)
         yield step
-        if times and run.ranks.is_first:
-            yield from self.lag.observe(run.step, times.seconds)
         if self.tuner:
-            nominal = defaults.tokens_per_step(run.config.train) / n_tokens  # lengths may be random
+            nominal = defaults.tokens_per_step(run.config.train) / (run.tokens - before)  # lengths may be random
             trial = self.tuner.observe((seconds - started) * nominal)
             if self.tuner.threads != run.runtime.threads:
                 run.set_threads(self.tuner.threads)
@@ -329,12 +320,6 @@ def _exceeds_share(run: TrainingRun, clock: Clock) -> bool:
     if run.config.train.eval_every is not None or run.fraction(clock.seconds) == run.fraction(0.0):
         return False
     return clock.validation_seconds > VALIDATION_SHARE * clock.seconds
-
-
-def _rank_metrics(step: Step) -> dict[str, Any]:
-    """Keys of the metrics of a step of several ranks."""
-    rates = [round(rate, 1) for rate in step.rank_tokens_per_second or ()]
-    return {"rank_tokens_per_second": rates, "waiting_seconds": round(step.waiting_seconds or 0.0, 4)}
 
 
 def _make_tuner(run: TrainingRun) -> ThreadTuner | None:

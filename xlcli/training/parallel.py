@@ -7,26 +7,23 @@ Memory never leaves the rank of its sequence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from xlcli.config import Config, UniversalStackConfig
-from xlcli.config.attention.random import LSHAttentionConfig
+from xlcli.config import Config
 from xlcli.config.attention.softmax import CompressiveAttentionConfig
-from xlcli.errors import ConfigError
 from xlcli.model.attention.full import FullAttention
 from xlcli.model.dropout import Dropout
 from xlcli.model.lm import LanguageModel, ScoreOutput
 from xlcli.ops.dropout import Share
 from xlcli.ranks import Ranks
 from xlcli.runtime import Runtime
-from xlcli.training.balance import WorkTimer
 
 
 @dataclass(frozen=True)
@@ -37,12 +34,10 @@ class Parallel:
         score: `LanguageModel.score`.
         delayed: Context of the forward and backward passes of a microbatch that is not the last of its step: gradients
             are added up, and averaged over the ranks with those of the last one.
-        timer: Own work of this rank in a step.
     """
 
     score: Callable[..., ScoreOutput]
     delayed: Callable[[], AbstractContextManager[Any]] = nullcontext
-    timer: WorkTimer = field(default_factory=WorkTimer)
 
 
 class _Score(nn.Module):
@@ -75,49 +70,11 @@ def parallel(model: LanguageModel, config: Config, runtime: Runtime) -> Parallel
             gradient_as_bucket_view=True,
             find_unused_parameters=pools,  # the first segments have no block to pool
         )
-        return Parallel(replica, replica.no_sync, WorkTimer(runtime.device))
+        return Parallel(replica, replica.no_sync)
     from xlcli.training.shard import shard
 
-    timer = WorkTimer(runtime.device)
-    delayed = shard(model, runtime, timer)
-    return Parallel(model.score, delayed, timer)
-
-
-def check_text(paths: Sequence[str], ranks: Ranks) -> None:
-    """`ConfigError` if the text is standard input, which only one process can read."""
-    if ranks.size > 1 and "-" in paths:
-        raise ConfigError("several processes cannot read standard input.", "Give the text as a file.")
-
-
-def check(config: Config, ranks: Ranks) -> None:
-    """`ConfigError` if a run with this configuration cannot be divided among the ranks."""
-    if ranks.size == 1:
-        return
-    train, model, n = config.train, config.model, ranks.size
-    unit = n * train.grad_accum
-    if train.batch_size % unit:
-        below = train.batch_size // unit * unit
-        nearest = f"--batch-size {below} or {below + unit}" if below else f"--batch-size {unit}"
-        parts = f"{n} processes" + (f" with {train.grad_accum} microbatches" if train.grad_accum > 1 else "")
-        reason = f"is {train.batch_size}, which {parts} cannot divide equally"
-        raise ConfigError(f"train.batch_size {reason}.", f"Use {nearest}.", key="train.batch_size", reason=reason)
-    if isinstance(model.stack, UniversalStackConfig) and model.stack.act and any(model.dropout.model_dump().values()):
-        _refuse("model.dropout", "with adaptive computation time depends on the number of processes", "Set it to 0")
-    hashed = any(isinstance(layer, LSHAttentionConfig) for layer in model.attentions)
-    if hashed and model.dropout.attention:
-        _refuse("model.dropout.attention", "with LSH attention depends on the number of processes", "Set it to 0")
-    if not config.runtime.shard:
-        return
-    if config.runtime.compile:
-        _refuse("runtime.shard", "and runtime.compile exclude each other", "Leave one of them out")
-    if config.runtime.dtype == "float16":
-        _refuse("runtime.shard", "cannot scale the loss of float16", "Use --dtype bfloat16")
-    if model.norm.placement == "rezero":
-        _refuse("runtime.shard", "cannot divide the factors of ReZero", "Use another model.norm.placement")
-
-
-def _refuse(key: str, reason: str, remedy: str) -> None:
-    raise ConfigError(f"{key} {reason}.", f"{remedy}, or train in a single process.", key=key, reason=reason)
+    delayed = shard(model, runtime)  # replaces model.score
+    return Parallel(model.score, delayed)
 
 
 def own_rows(config: Config, ranks: Ranks) -> NDArray[np.int64] | None:

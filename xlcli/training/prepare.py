@@ -29,7 +29,6 @@ from xlcli.text.sources import Reading
 from xlcli.text.tokenizers.registry import SAMPLE_BYTES, Tokenizer, choose_tokenizer, load_tokenizer, train_tokenizer
 from xlcli.text.tokens import TokenFile, sample_tokens, token_file
 from xlcli.training import checkpoint, defaults, memory, vocabulary
-from xlcli.training.parallel import check, check_text
 
 SHORT_TEXT = 10_000
 """Bytes of training text below which a run with new weights warns."""
@@ -96,7 +95,7 @@ def prepare_new(
     """
     preset, config = next(iter(configs.items()))  # text and runtime settings are equal in all presets
     runtime = make_runtime(config.runtime, training=True, ranks=ranks)
-    check_text(paths, ranks)
+    ranks.require_files(paths)
     memory.require_possible(configs.values(), runtime, dry_run=dry_run)
     parts = yield from _read(paths, config, stop, dry_run=dry_run)
     if model is None and (n_bytes := parts.train.n_bytes) < SHORT_TEXT:
@@ -114,7 +113,7 @@ def prepare_new(
                 f"Choose another: --preset {' or '.join(configs)}.",
             )
         config = configs[preset]
-    check(config, ranks)
+    config.check_division(ranks.size)
     if model is not None:
         tokenizer = model.tokenizer
     else:
@@ -126,7 +125,9 @@ def prepare_new(
     if model is None:
         return replace(ready, config=defaults.limit_passes(config, given, ready.n_train_tokens))
     yield from vocabulary.warnings(model, ready.train_ids)
-    return replace(ready, config=defaults.adapt(config, given, model, ready.n_train_tokens))
+    config = defaults.adapt(config, given, model, ready.n_train_tokens)
+    config.check_division(ranks.size)
+    return replace(ready, config=config)
 
 
 def prepare_resumed(
@@ -163,8 +164,8 @@ def prepare_resumed(
             "Leave --init out, or train a new model with -o NAME.",
         )
     runtime = make_runtime(config.runtime, training=True, ranks=ranks)
-    check_text(paths, ranks)
-    check(config, ranks)
+    ranks.require_files(paths)
+    config.check_division(ranks.size)
     memory.require_possible([config], runtime)
     parts = yield from _read(paths, config, stop, dry_run=dry_run)
     tokenizer = load_tokenizer(folder)

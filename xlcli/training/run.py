@@ -23,7 +23,6 @@ from xlcli.store.weights import weights as weights_of
 from xlcli.text.loaders import TrainLoader
 from xlcli.text.tokens import TokenFile
 from xlcli.training import defaults
-from xlcli.training.balance import RankTimes
 from xlcli.training.lengths import Lengths, lengths, restored, shortened
 from xlcli.training.parallel import Parallel, own_rows, parallel
 from xlcli.training.patience import Patience
@@ -38,8 +37,7 @@ class StepResult(NamedTuple):
     """Result of a training step.
 
     Mean nats per token, gradient norm before clipping (None if the step was skipped), learning-rate factor, mean
-    adaptive steps or None, loss scale of the next step in float16 or None, sums of the votes of all ranks, and their
-    times; None in a single process.
+    adaptive steps or None, loss scale of the next step in float16 or None, and sums of the votes of all ranks.
     """
 
     nats: float
@@ -48,7 +46,6 @@ class StepResult(NamedTuple):
     mean_steps: float | None
     loss_scale: float | None = None
     votes: tuple[float, ...] = ()
-    times: RankTimes | None = None
 
 
 @dataclass
@@ -152,8 +149,7 @@ class TrainingRun:
         Raises:
             DivergedError: Loss or gradient is not finite; weights and optimizers are unchanged.
         """
-        train, timer = self.config.train, self.parallel.timer
-        timer.start()
+        train = self.config.train
         self._redraw_features()
         drawn = self.next_lengths()
         microbatches = self.next_batch(drawn)
@@ -173,16 +169,12 @@ class TrainingRun:
                     steps += ponder.steps.sum() / count
                 if auxiliary is not None:
                     loss = loss + auxiliary * (nll.numel() / count)
-                loss = self.scaler.scale(loss)
-                if self.ranks.size > 1 and i + 1 == len(microbatches):
-                    timer.end_with(loss)
-                loss.backward()  # type: ignore[no-untyped-call]
+                self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
                 self.states[i] = self.states[i].overwrite_earlier()
-        timer.stop()
         scales = self._unscale()
         gradients = [local(p.grad) for p in self.model.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
-        nats, steps, norm, votes, times = self._over_ranks(nats, steps, norm, votes)
+        nats, steps, norm, votes = self._over_ranks(nats, steps, norm, votes)
         # Waits for the device: weights must not change before the loss is known to be finite.
         loss_now, norm_now, steps_now, *scales_now = torch.stack((nats, norm, steps, *scales)).tolist()
         overflow = math.isfinite(loss_now) and _overflowed(scales_now)
@@ -208,7 +200,7 @@ class TrainingRun:
         self.tokens += train.batch_size * drawn.segment_len
         scale = scales_now[-1] if scales_now else None
         norm_found = None if overflow else norm_now
-        return StepResult(loss_now, norm_found, factor, steps_now or None, scale, tuple(votes), times)
+        return StepResult(loss_now, norm_found, factor, steps_now or None, scale, tuple(votes))
 
     def skip_to(self, n_read: int) -> None:
         """Continues after `n_read` tokens of each sequence of the loader, with empty memory."""
@@ -217,19 +209,16 @@ class TrainingRun:
 
     def _over_ranks(
         self, nats: torch.Tensor, steps: torch.Tensor, norm: torch.Tensor, votes: Sequence[float]
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Sequence[float], RankTimes | None]:
-        """Mean of `nats` and `steps` over all ranks, norm of the whole gradient, sums of votes, times: one message."""
-        ranks, timer = self.ranks, self.parallel.timer
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Sequence[float]]:
+        """Mean of `nats` and `steps` over all ranks, norm of the whole gradient, and sums of votes: one message."""
+        ranks = self.ranks
         if ranks.size == 1:
-            return nats, steps, norm, votes, None
+            return nats, steps, norm, votes
         own = torch.stack((nats.double(), steps.double(), norm.double().square()))
-        seconds = [timer.seconds if rank == ranks.rank else 0.0 for rank in range(ranks.size)]
-        sums = ranks.sum(torch.cat((own, own.new_tensor([*seconds, timer.waited, *votes]))))
+        sums = ranks.sum(torch.cat((own, own.new_tensor(votes))))
         nats, steps = (sums[:2] / ranks.size).unbind()
         whole = sums[2].sqrt() if self.config.runtime.shard else norm.double()
-        values = sums.tolist()
-        *seconds, waited = values[3 : 4 + ranks.size]
-        return nats, steps, whole, values[4 + ranks.size :], RankTimes(tuple(seconds), waited / ranks.size)
+        return nats, steps, whole, sums[3:].tolist()
 
     def _unscale(self) -> tuple[torch.Tensor, ...]:
         """Divides the gradients by the loss scale. Scales of this and of the next step in float16, else nothing."""

@@ -24,10 +24,8 @@ from xlcli.events import Scaling
 from xlcli.model.build import build_on_meta
 from xlcli.model.lm import LanguageModel
 from xlcli.optim import MUON_BATCH, hidden_matrices, n_state_floats
-from xlcli.ranks import Ranks
 from xlcli.runtime import Runtime, has_bfloat16_units
 from xlcli.training import memory
-from xlcli.training.parallel import check
 
 BUCKET_BYTES = 25 * 2**20
 """Bytes of gradients that a replicated model averages at once: the default of `DistributedDataParallel`."""
@@ -160,7 +158,7 @@ def plan(config: Config, runtime: Runtime, n: int) -> Scaling:
     Raises:
         ConfigError: The run cannot be divided among so many processes.
     """
-    check(config, Ranks(size=n))
+    config.check_division(n)
     gloo = runtime.device.type == "cpu"
     shard = config.runtime.shard
     train, cluster = config.train, config.cluster

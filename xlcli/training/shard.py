@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
@@ -16,18 +14,13 @@ from xlcli.model.attention.lsh import LSHAttention
 from xlcli.model.lm import LanguageModel
 from xlcli.model.reversible import ReversibleStack
 from xlcli.model.universal import AdaptiveStack
-from xlcli.ranks import collective
 from xlcli.runtime import Runtime
-from xlcli.training.balance import WorkTimer
-
-_gather = collective("all_gather_single", "all_gather_into_tensor")
-_reduce = collective("reduce_scatter_single", "reduce_scatter_tensor")
 
 BFLOAT16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
 """Gathered parameters in bfloat16, gradients reduced in float32; autocast chooses the types of activations."""
 
 
-def shard(model: LanguageModel, runtime: Runtime, timer: WorkTimer) -> Callable[[], AbstractContextManager[None]]:
+def shard(model: LanguageModel, runtime: Runtime) -> Callable[[], AbstractContextManager[None]]:
     """Divides the parameters of each block, and the other ones; or those of the whole model at once.
 
     Blocks that share a parameter, those of a reversible stack, whose branches are called apart, and those of an
@@ -53,8 +46,6 @@ def shard(model: LanguageModel, runtime: Runtime, timer: WorkTimer) -> Callable[
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(True)  # gloo has no mean
-            module.set_custom_all_gather(_Gather(timer))  # type: ignore[arg-type]
-            module.set_custom_reduce_scatter(_Reduction(timer))  # type: ignore[arg-type]
     assert isinstance(model, FSDPModule)
     root: FSDPModule = model
 
@@ -88,30 +79,3 @@ def _share_parameters(model: LanguageModel) -> bool:
     users: Counter[Tensor] = Counter(p for block in blocks for p in block.parameters())
     users.update(dict.fromkeys(outside, 1))
     return max(users.values()) > 1
-
-
-class _Timed:
-    """A collective operation whose time counts as waiting."""
-
-    def __init__(self, timer: WorkTimer) -> None:
-        self.timer = timer
-
-    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Memory of the operation."""
-        return torch.empty(*size, dtype=dtype, device=device)
-
-
-class _Gather(_Timed):
-    def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
-    ) -> Any:
-        with self.timer.waiting():
-            return _gather(output_tensor, input_tensor, group=group, async_op=async_op)
-
-
-class _Reduction(_Timed):
-    def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
-    ) -> Any:
-        with self.timer.waiting():
-            return _reduce(output_tensor, input_tensor, op=op, group=group, async_op=async_op)

@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 DEMO := demo/run
 
-.PHONY: demo test test-integrations check format readme man wheel clean
+.PHONY: demo test test-integrations check format readme wheel clean
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("xlcli needs Python 3.11 or newer, and $(PYTHON) is %d.%d; use another one: make PYTHON=python3.12" % sys.version_info[:2])'
@@ -45,12 +45,8 @@ format: $(READY)
 readme: $(READY)
 	PATH="$$PWD/$(BIN):$$PATH" $(BIN)/python demo/capture.py README.md
 
-# Manual pages, which the wheel installs: man build/man/xlcli-train.1
-man: $(READY)
-	$(BIN)/python -m xlcli.cli.man build/man
-
 wheel: $(READY)
 	PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip wheel -qq --no-deps --no-build-isolation --wheel-dir dist .
 
 clean:
-	rm -rf $(VENV) $(DEMO) dist build
+	rm -rf $(VENV) $(DEMO) dist

@@ -63,16 +63,6 @@ def bundled() -> set[str]:
     }
 
 
-def test_wheel_installs_the_manual_pages(built):
-    from xlcli.cli.man import pages
-
-    with zipfile.ZipFile(built["wheel"]) as archive:
-        found = {
-            Path(name).name: archive.read(name).decode() for name in archive.namelist() if "/share/man/man1/" in name
-        }
-    assert found == pages()
-
-
 def test_bundled_models_are_in_the_wheel(built):
     if not bundled():
         pytest.skip("this checkout holds no bundled model")
@@ -157,7 +147,6 @@ def test_the_container_installs_the_package_with_its_constraints_and_names_no_in
         "models",
         "pyproject.toml",
         "constraints.txt",
-        "hatch_build.py",
         "README.md",
         "LICENSE",
         ".gitignore",

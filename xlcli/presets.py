@@ -1,7 +1,4 @@
-"""Presets: TOML files of differences from the defaults, beside the bundled models. Never imports torch.
-
-The configuration classes are imported in the functions, because completion in a shell needs names only.
-"""
+"""Presets: TOML files of differences from the defaults, beside the bundled models. Never imports torch."""
 
 from __future__ import annotations
 
@@ -9,12 +6,10 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from xlcli import config
 from xlcli.errors import ConfigError
-
-if TYPE_CHECKING:
-    from xlcli import config
 
 AUTOMATIC = ("small", "base", "tiny")
 """Presets that training chooses among, by text size and device, if no preset is given."""
@@ -38,16 +33,12 @@ def models_folder() -> Path:
 
 def list_presets() -> tuple[Preset, ...]:
     """All presets, sorted by name."""
-    from xlcli import config
-
     found = sorted(models_folder().glob("*.toml"), key=lambda path: path.stem)
     return tuple(Preset(path.stem, str(config.read_toml(path).get("about", "")), path) for path in found)
 
 
 def read_preset(name: str) -> config.Tree:
     """Tables of the preset; `ConfigError` with similar names if there is none."""
-    from xlcli import config
-
     for path in models_folder().glob("*.toml"):
         if path.stem == name:
             tree = config.read_toml(path)
@@ -64,8 +55,6 @@ def configurations(settings: Mapping[str, Any], preset: str | None = None) -> di
     Raises:
         ConfigError: There is no such preset, or the settings are illegal with it, or with every automatic one.
     """
-    from xlcli import config
-
     found, refusals = {}, []
     for name in AUTOMATIC if preset is None else (preset,):
         tree = read_preset(name)

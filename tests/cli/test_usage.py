@@ -51,7 +51,6 @@ MISTAKES = [
     (["models", "--color"], "--color needs a value", "Try --color auto."),
     (["models", "rm", "x", "--force"], "--force applies to xlcli models show and push only", "Leave it out."),
     (["models", "rm", "x", "--yse"], "no option --yse", "Did you mean --yes?"),
-    (["completion", "bsh"], "'bsh' is not one of", "Did you mean xlcli completion bash?"),
     (["eval", "--mem-len", ""], "empty value", "Try --mem-len 512."),
 ]  # fmt: skip
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Annotated
 
 import typer
-from typer.completion import get_completion_inspect_parameters
 from typer.core import TyperGroup
 from typer.main import get_command
 
@@ -17,7 +17,7 @@ from xlcli.cli.help import CONTEXT, Program
 from xlcli.cli.signals import Stopped
 from xlcli.cli.usage import explain
 
-COMMANDS = ("train", "eval", "generate", "stream", "compress", "decompress", "models", "bench", "cache", "completion")
+COMMANDS = ("train", "eval", "generate", "stream", "compress", "decompress", "models", "bench", "cache")
 """Commands in the order of the help; each is a module of this package with a Typer `app`."""
 COMPLETION = "_XLCLI_COMPLETE"
 """Environment variable with which a shell asks for completions."""
@@ -27,7 +27,6 @@ def build(names: Iterable[str] = COMMANDS) -> TyperGroup:
     """The program with these commands."""
     app = typer.Typer(
         cls=Program,
-        add_completion=False,
         invoke_without_command=True,
         rich_markup_mode=None,
         suggest_commands=False,
@@ -64,16 +63,17 @@ def run(arguments: Sequence[str]) -> int:
         ConfigError: A usage error.
     """
     word = next((word for word in arguments if not word.startswith("-")), None)
-    command = build([word] if word in COMMANDS and COMPLETION not in os.environ else COMMANDS)
-    if COMPLETION in os.environ:
-        get_completion_inspect_parameters()  # registers the shells; `xlcli completion` replaces the options it returns
-        command.main(args=list(arguments), prog_name="xlcli")
+    command = build([word] if word in COMMANDS and not os.environ.get(COMPLETION) else COMMANDS)
+    if os.environ.get(COMPLETION):
+        with suppress(KeyError, SystemExit):  # without the words of a shell there is nothing to complete
+            command.main(args=list(arguments), prog_name="xlcli")
+        return 0
     try:
         # Not `command.main`, which turns a broken pipe into exit code 1.
         with command.make_context("xlcli", list(arguments), obj=tuple(arguments)) as context:
             return command.invoke(context) or 0
     except typer.Exit as end:
-        return end.exit_code
+        return 2 if end.exit_code else 0  # Typer has no completion for this shell
     except Stopped as stopped:
         return stopped.exit_code
     except typer.TyperException as error:

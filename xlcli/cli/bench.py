@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from xlcli.cli import complete, options, train_options, units
+from xlcli.cli import options, train_options, units
 from xlcli.cli.help import CONTEXT, Command
 from xlcli.cli.options import Unit
 from xlcli.cli.usage import source
@@ -57,7 +57,6 @@ def bench(
         typer.Option(
             "--preset",
             metavar="NAME",
-            autocompletion=complete.presets,
             help="Measure this preset with random weights instead of a model.",
             rich_help_panel="Model",
         ),

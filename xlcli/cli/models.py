@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from xlcli.cli import complete, options
+from xlcli.cli import options
 from xlcli.cli.group import Group
 from xlcli.cli.help import CONTEXT, Command
 from xlcli.cli.usage import nearest
@@ -94,7 +94,7 @@ def presets(screen: Screen) -> None:
 @_action("show", "xlcli models show books", "xlcli models show corpus --plot curve.png")
 def show(
     screen: Screen,
-    name: Annotated[str, typer.Argument(metavar="NAME", autocompletion=complete.models_and_presets)],
+    name: Annotated[str, typer.Argument(metavar="NAME")],
     plot: Annotated[
         str | None,
         typer.Option(
@@ -118,7 +118,7 @@ def show(
 @_action("copy", "xlcli models copy small my.toml", "xlcli models copy books models/books8 --weights int8")
 def copy(
     screen: Screen,
-    name: Annotated[str, typer.Argument(metavar="PRESET|MODEL", autocompletion=complete.models_and_presets)],
+    name: Annotated[str, typer.Argument(metavar="PRESET|MODEL")],
     target: Annotated[str, typer.Argument(metavar="FILE.toml|FOLDER")],
     encoding: Annotated[
         Literal["float32", "bfloat16", "int8"] | None,
@@ -145,7 +145,7 @@ def copy(
 @_action("rm", "xlcli models rm draft", "xlcli models rm draft models/old --yes")
 def remove(
     screen: Screen,
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", autocompletion=complete.own_models)],
+    names: Annotated[list[str], typer.Argument(metavar="NAME...")],
     yes: Annotated[
         bool,
         typer.Option("-y", "--yes", allow_from_autoenv=False, help="Remove without asking.", rich_help_panel="Model"),
@@ -163,7 +163,7 @@ def remove(
 @_action("mv", "xlcli models mv corpus shakespeare", "xlcli models mv corpus elsewhere/corpus")
 def rename(
     screen: Screen,
-    old: Annotated[str, typer.Argument(metavar="OLD", autocompletion=complete.own_models)],
+    old: Annotated[str, typer.Argument(metavar="OLD")],
     new: Annotated[str, typer.Argument(metavar="NEW")],
 ) -> None:
     """Rename a model of your own."""
@@ -175,7 +175,7 @@ def rename(
 @_action("push", "xlcli models push corpus backup/corpus", "xlcli models push corpus s3://BUCKET/corpus --with-text")
 def push(
     screen: Screen,
-    name: Annotated[str, typer.Argument(metavar="NAME", autocompletion=complete.models)],
+    name: Annotated[str, typer.Argument(metavar="NAME")],
     url: Annotated[str, typer.Argument(metavar="URL")],
     with_text: Annotated[
         bool,

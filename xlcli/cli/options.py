@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from xlcli.cli import complete, units
+from xlcli.cli import units
 from xlcli.cli.terminal import one_line
 
 
@@ -38,7 +38,6 @@ Model = Annotated[
         "-m",
         "--model",
         metavar="NAME|FOLDER",
-        autocompletion=complete.models,
         help="Model. Default: the newest in ./models, else the bundled one.",
         rich_help_panel="Model",
     ),
@@ -162,7 +161,6 @@ Device = Annotated[
     typer.Option(
         "--device",
         metavar="auto|cpu|cuda[:N]",
-        autocompletion=complete.devices,
         parser=Unit(units.device, "cpu"),
         help="Device to compute on.",
         rich_help_panel="Machine",

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from xlcli.cli import complete, units
+from xlcli.cli import units
 from xlcli.cli.options import Unit
 
 
@@ -37,7 +37,6 @@ Preset = Annotated[
     typer.Option(
         "--preset",
         metavar="NAME",
-        autocompletion=complete.presets,
         help="Preset to start from, see xlcli models presets. Default: by text size and device.",
         rich_help_panel="Run",
     ),
@@ -47,7 +46,6 @@ Init = Annotated[
     typer.Option(
         "--init",
         metavar="NAME|FOLDER",
-        autocompletion=complete.models,
         help="Start from the weights, vocabulary and shape of this model instead of new weights.",
         rich_help_panel="Run",
     ),

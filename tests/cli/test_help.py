@@ -23,8 +23,8 @@ OTHERS = {
     "theme", "backgrounds", "tensorboard", "html",
     "out", "resume", "overwrite", "allow_data_change", "preset", "init", "model", "per_token", "plot", "no_prompt",
     "state_in", "state_out", "config_file", "overrides", "print_config", "dry_run", "json", "quiet", "verbose",
-    "no_progress", "color", "force", "debug", "encoding", "yes", "older_than",
-    "interactive", "with_text", "max_size", "everything", "inputs", "prompts", "nproc", "max_restarts",
+    "no_progress", "color", "force", "debug", "encoding", "yes",
+    "interactive", "with_text", "inputs", "prompts", "nproc", "max_restarts",
 }  # fmt: skip
 """Options that set no key of the configuration."""
 

@@ -17,7 +17,7 @@ from xlcli.cli.help import CONTEXT, Program
 from xlcli.cli.signals import Stopped
 from xlcli.cli.usage import explain
 
-COMMANDS = ("train", "eval", "generate", "stream", "compress", "decompress", "models", "bench", "cache")
+COMMANDS = ("train", "eval", "generate", "stream", "compress", "decompress", "models", "bench")
 """Commands in the order of the help; each is a module of this package with a Typer `app`."""
 COMPLETION = "_XLCLI_COMPLETE"
 """Environment variable with which a shell asks for completions."""

@@ -90,13 +90,6 @@ class Corpus:
         return ", ".join(names) if len(names) <= 3 else f"{names[0]} and {len(names) - 1} more files"
 
     @property
-    def place(self) -> str:
-        """Absolute path of the first file, and the number of further ones."""
-        first = self.sources[0]
-        name = first.name if first.path == Path("-") else str(first.path.absolute())
-        return name if len(self.sources) == 1 else f"{name} and {len(self.sources) - 1} more files"
-
-    @property
     def seekable(self) -> bool:
         """Whether reading can start anywhere; gzip files are decompressed from their beginning."""
         return all(source.seekable for source in self.sources)

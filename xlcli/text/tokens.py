@@ -30,7 +30,7 @@ from xlcli.text.heldout import Part
 from xlcli.text.pretokenize import whole_words
 from xlcli.text.tokenizers.base import Tokenizer
 
-_FORMAT = "xltoken3"
+_FORMAT = "xltoken4"
 """Part of the name of a file; to be changed with its content."""
 
 
@@ -105,7 +105,7 @@ def token_file(part: Part, tokenizer: Tokenizer, *, by_document: bool = False) -
     except OSError as error:
         raise ResourceError(
             f"cannot write the token file in {folder}: {error.strerror}.",
-            "Free some space there (xlcli cache prune --all), or set XLCLI_CACHE to a folder on a larger disk.",
+            "Free some space there, or set XLCLI_CACHE to a folder on a larger disk.",
         ) from None
     finally:
         with contextlib.suppress(OSError):
@@ -157,9 +157,7 @@ def _build(
     file.write(data)
     crc = zlib.crc32(data, crc)
     file.seek(0)
-    label = f"{tokenizer.kind} {tokenizer.vocab_size}"
-    header = TokenHeader(record.itemsize, n_tokens, n_bytes, crc, label, part.corpus.place, len(first_tokens))
-    file.write(cache.pack_header(header))
+    file.write(cache.pack_header(TokenHeader(record.itemsize, n_tokens, n_bytes, crc, len(first_tokens))))
     file.flush()
     os.fsync(file.fileno())
 

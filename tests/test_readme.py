@@ -15,7 +15,7 @@ SMALLER = {
     "-n 80": "-n 8",
     "--seconds 1": "--seconds 0.01",
 }
-SILENT = ("--emit none", "models copy", "models mv", "models rm", "models push", "models pull")
+SILENT = ("--emit none", "models copy")
 """Commands that print nothing on standard output."""
 
 _spec = importlib.util.spec_from_file_location("capture", SOURCE / "demo" / "capture.py")

@@ -59,7 +59,7 @@ class CheckpointError(XLError):
 
 
 class ResourceError(XLError):
-    """Out of disk space or memory, or a remote location fails."""
+    """Out of disk space or memory."""
 
     exit_code = 4
 

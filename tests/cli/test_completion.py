@@ -7,7 +7,7 @@ WORDS = [
     ("xlcli ", list(COMMANDS)),
     ("xlcli train --optimizer ", ["muon", "adamw"]),
     ("xlcli train --max-", ["--max-steps", "--max-tokens", "--max-time", "--max-restarts"]),
-    ("xlcli models ", ["list", "presets", "show", "copy", "rm", "mv", "push", "pull"]),
+    ("xlcli models ", ["list", "presets", "show", "copy"]),
     ("xlcli models show --pl", ["--plot"]),
     ("xlcli --", ["--version", "--install-completion", "--show-completion", "--help"]),
 ]

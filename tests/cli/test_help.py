@@ -23,8 +23,8 @@ OTHERS = {
     "theme", "backgrounds", "tensorboard", "html",
     "out", "resume", "overwrite", "allow_data_change", "preset", "init", "model", "per_token", "plot", "no_prompt",
     "state_in", "state_out", "config_file", "overrides", "print_config", "dry_run", "json", "quiet", "verbose",
-    "no_progress", "color", "force", "debug", "encoding", "yes",
-    "interactive", "with_text", "inputs", "prompts", "nproc", "max_restarts",
+    "no_progress", "color", "force", "debug", "encoding",
+    "interactive", "inputs", "prompts", "nproc", "max_restarts",
 }  # fmt: skip
 """Options that set no key of the configuration."""
 
@@ -33,7 +33,7 @@ QUICK = [
     ["--version"],
     ["train", "--help"],
     ["models", "-h"],
-    ["models", "rm", "-h"],
+    ["models", "copy", "-h"],
     ["train", "--mem-lne", "5"],
     ["train", "--mem-len", "1e12", "x"],
     ["evl"],
@@ -81,10 +81,10 @@ def test_program_help(run):
 
 
 def test_help_of_an_action_shows_its_own_options_only(run):
-    text = run("models", "rm", "--help").out.decode()
-    assert "Usage: xlcli models rm NAME... [OPTIONS]" in text
-    assert "--yes" in text
-    assert not any(name in text for name in ("--plot", "--weights", "--with-text", "--force"))
+    text = run("models", "copy", "--help").out.decode()
+    assert "Usage: xlcli models copy PRESET|MODEL FILE.toml|FOLDER [OPTIONS]" in text
+    assert "--weights" in text
+    assert not any(name in text for name in ("--plot", "--force"))
     listed = run("models", "--help").out.decode()
     assert all(f"  {action} " in listed for action in COMMANDS["models"].commands)
 

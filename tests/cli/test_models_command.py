@@ -1,8 +1,5 @@
-import io
 import json
-import os
 import re
-import shutil
 import tomllib
 from pathlib import Path
 
@@ -10,7 +7,6 @@ import pytest
 from programs import Terminal, command
 
 from xlcli import presets
-from xlcli.store.lock import lock
 
 pytestmark = pytest.mark.usefixtures("without_torch")
 
@@ -94,8 +90,8 @@ def test_the_training_curve_of_a_model(run, model):
 def test_options_may_stand_before_the_action(run, model):
     shown = run("models", "show", "tiny", "--json")
     assert run("models", "--json", "show", "tiny").out == shown.out
-    assert run("models", "--color", "never", "mv", "tiny", "show").code == 0
-    assert run("models", "--yes", "rm", "show").code == 0
+    assert run("models", "--color", "never", "show", "tiny").out == run("models", "show", "tiny").out
+    assert run("models", "--color", "never").out == run("models", "list").out
 
 
 def test_numbers_too_large_to_draw_are_left_out_of_a_training_curve(run, model):
@@ -141,69 +137,3 @@ def test_copy(run):
     assert (again.code, "exists" in again.err) == (2, True)
     assert tomllib.loads(run("models", "copy", "small", "-").out.decode())
     assert run("models", "copy", "smal", "x.toml").code == 2
-
-
-def answered(reply, *arguments):
-    """Screen after `arguments` with a reply to the question."""
-    terminal = Terminal(command(*arguments), controlling=True)
-    terminal.read_until(rb"\[y/N\] ", 30)
-    terminal.send(reply)
-    assert terminal.finish() == 0
-    return terminal.text
-
-
-def test_a_model_is_removed_after_a_yes(run, model):
-    for reply in (b"n\n", b"\n", b"\x04"):
-        assert "nothing was removed" in answered(reply, "models", "rm", "tiny")
-    assert model.is_dir()
-    assert "models/tiny (" in answered(b"y\n", "models", "rm", "tiny")
-    assert not model.exists()
-
-
-def test_without_a_terminal_a_model_is_removed_with_yes_only(run, model, untrained, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
-    monkeypatch.setenv("XLCLI_YES", "1")
-    done = run("models", "rm", "tiny")
-    assert (done.code, "Add --yes" in done.err) == (2, True)
-    monkeypatch.setattr("sys.stdin", None)
-    done = run("models", "rm", "tiny")
-    assert (done.code, "Add --yes" in done.err) == (2, True)
-    shutil.copytree(model, "models/other")
-    done = run("models", "rm", "./models/tiny", "other", "tiny", "--yes", "--json")
-    assert done.code == 0, done.err
-    assert json.loads(done.out)["removed"] == ["models/tiny", "models/other"]
-    assert list(Path("models").iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["rm", "books", "-y"], 2, "is bundled with xlcli"),
-        (["rm", "tny", "-y"], 3, "Did you mean tiny?"),
-        (["rm", "tiny", "nowhere", "-y"], 3, "no model 'nowhere'"),
-        (["rm"], 2, "Type xlcli models rm NAME."),
-        (["mv", "tiny"], 2, "xlcli models mv OLD NEW"),
-        (["mv", "tiny", "tiny"], 2, "exists"),
-        (["mv", "books", "mine"], 2, "is bundled with xlcli"),
-        (["show", "tiny", "--yes"], 2, "xlcli models rm only"),
-    ],
-)
-def test_a_mistake_removes_and_renames_nothing(run, model, arguments, code, message):
-    done = run("models", *arguments)
-    assert (done.code, message in done.err) == (code, True), done.err
-    assert run("models", "show", "tiny").code == 0
-
-
-def test_a_model_in_use_is_neither_removed_nor_renamed(run, model):
-    with lock(model):
-        for arguments in (["rm", "tiny", "--yes"], ["mv", "tiny", "new"]):
-            done = run("models", *arguments)
-            assert (done.code, f"process {os.getpid()}" in done.err) == (5, True)
-
-
-def test_a_model_is_renamed(run, model):
-    assert run("models", "mv", "tiny", "new").code == 0
-    assert json.loads(run("models", "--json").out)["local"][0]["name"] == "new"
-    done = run("models", "mv", "models/new", "elsewhere/new", "--json")
-    assert json.loads(done.out) == {"from": "models/new", "to": "elsewhere/new"}
-    assert run("models", "show", "./elsewhere/new").code == 0

@@ -14,8 +14,8 @@ pytestmark = pytest.mark.usefixtures("without_torch")
 MISTAKES = [
     (["train", "--mem-length", "5"], "no option --mem-length", "Did you mean --mem-len?"),
     (["--json", "eval"], "no option --json", "xlcli eval --json"),
-    (["evl"], "no command 'evl'", "Did you mean xlcli eval?"),
-    (["frobnicate"], "no command 'frobnicate'", "See xlcli --help."),
+    (["evl"], "no 'xlcli evl'", "Did you mean xlcli eval?"),
+    (["frobnicate"], "no 'xlcli frobnicate'", "See xlcli --help."),
     (["train", "--lr"], "--lr needs a value", "Try --lr 0.01."),
     (["train", "--resume=yes"], "--resume takes no value", "See xlcli train --help."),
     (["train", "--optimizer", "adam"], "--optimizer 'adam' is not one of", "Did you mean --optimizer adamw?"),
@@ -45,12 +45,11 @@ MISTAKES = [
     (["bench", "nope"], "xlcli: 'nope' is not one of 'decode'", "Try xlcli bench decode."),
     (["models", "copy", "small"], "takes 2 words", "copy PRESET|MODEL FILE.toml|FOLDER."),
     (["models", "presets", "x"], "takes no words", "Type xlcli models presets."),
-    (["models", "--with-text"], "applies to xlcli models push only", "Type xlcli models push NAME URL --with-text."),
     (["models", "show", "x", "--color", "alwys"], "--color 'alwys' is not one of", "Did you mean --color always?"),
     (["models", "copy", "x", "y", "--weights"], "--weights needs a value", "Try --weights float32."),
     (["models", "--color"], "--color needs a value", "Try --color auto."),
-    (["models", "rm", "x", "--force"], "--force applies to xlcli models show and push only", "Leave it out."),
-    (["models", "rm", "x", "--yse"], "no option --yse", "Did you mean --yes?"),
+    (["models", "copy", "x", "y", "--force"], "--force applies to xlcli models show only", "Leave it out."),
+    (["models", "show", "x", "--polt"], "no option --polt", "Did you mean --plot?"),
     (["eval", "--mem-len", ""], "empty value", "Try --mem-len 512."),
 ]  # fmt: skip
 

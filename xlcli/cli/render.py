@@ -225,15 +225,6 @@ class Screen:
         """Width of the terminal in cells; None if stdout is not a terminal."""
         return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
-    def confirm(self, question: str) -> bool:
-        """Asks on stderr and reads a line of standard input; only `y` and `yes` confirm."""
-        self.clear()
-        self._err.write(visible(f"{question} [y/N] "))
-        answer = sys.stdin.readline()
-        if not answer.endswith("\n"):
-            self._err.write("\n")
-        return answer.strip().lower() in ("y", "yes")
-
     def write(self, data: bytes) -> None:
         """Writes exact bytes to stdout."""
         with self._lock:

@@ -94,14 +94,6 @@ def device(value: str) -> str:
     raise ValueError("not a device; devices are auto, cpu, cuda and cuda:N")
 
 
-def size(value: str) -> int:
-    """Number of bytes, 0 or more: `500MB`, `2GiB`."""
-    result = count(value)
-    if result < 0:
-        raise ValueError("negative")
-    return result
-
-
 def at_least(least: int) -> Callable[[str], int]:
     """Parser of whole numbers from `least` on."""
 
@@ -112,11 +104,3 @@ def at_least(least: int) -> Callable[[str], int]:
         return result
 
     return read
-
-
-def age(value: str) -> float:
-    """Seconds, 0 or more: `12h`, `30d`."""
-    result = duration(value)
-    if result < 0:
-        raise ValueError("negative")
-    return result

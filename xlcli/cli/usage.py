@@ -37,10 +37,11 @@ def explain(
         problem = "takes no value" if getattr(param, "is_flag", False) else "needs a value"
         return ConfigError(f"{option} {problem}.", _try(option, _example(command.callback, param.name)) or see)
     if isinstance(command, TyperGroup):
-        word = next((word for word in arguments if not word.startswith("-")), "")
+        words = [word for word in arguments if not word.startswith("-")]
+        word = words[context.command_path.count(" ")]
         near = nearest(word, command.commands)
         remedy = f"Did you mean {context.command_path} {near}?" if near else see
-        return ConfigError(f"there is no command '{one_line(word)}'.", remedy)
+        return ConfigError(f"there is no '{context.command_path} {one_line(word)}'.", remedy)
     return _wrong_words(context)
 
 
@@ -86,12 +87,10 @@ def _no_option(
         commands = (word for word in arguments if option in _options(command.commands.get(word)))
         after = next(commands, None)
         return ConfigError(problem, f"Write it after the command: xlcli {after} {option}." if after else see)
-    group = context if isinstance(command, TyperGroup) else context.parent
+    group = context.parent
     actions = {} if group.parent is None else group.command.commands
     if owners := [name for name, action in actions.items() if option in _options(action)]:
-        usage = _usage(f"{group.command_path} {owners[0]}", actions[owners[0]])
-        remedy = f"Type {usage} {option}." if group is context else "Leave it out."
-        return ConfigError(f"{option} applies to {group.command_path} {' and '.join(owners)} only.", remedy)
+        return ConfigError(f"{option} applies to {group.command_path} {' and '.join(owners)} only.", "Leave it out.")
     if others := [name for name, each in program().items() if option in _options(each)]:
         return ConfigError(f"{path} has no option {option}.", f"Leave it out; it belongs to {', '.join(others)}.")
     near = nearest(option, _options(command))
@@ -117,7 +116,7 @@ def _arguments(command: Any) -> list[Any]:
 
 
 def _usage(path: str, command: Any) -> str:
-    """The command line of a command with all its arguments, such as `xlcli models mv OLD NEW`."""
+    """The command line of a command with all its arguments, such as `xlcli models show NAME`."""
     return " ".join([path, *(param.metavar.strip("[].") for param in _arguments(command))])
 
 

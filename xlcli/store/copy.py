@@ -37,7 +37,7 @@ def copy_model(source: Path, target: Path, encoding: WeightEncoding | None = Non
         ConfigError: `target` exists.
         ResourceError: The disk is full or fails.
     """
-    require_free(target)
+    _require_free(target)
     model = load(source)
     held_out = [path for path in (model.held_out("valid"), model.held_out("test")) if path]
     documents = {"valid": model.held_out_documents("valid"), "test": model.held_out_documents("test")}
@@ -62,7 +62,7 @@ def copy_model(source: Path, target: Path, encoding: WeightEncoding | None = Non
             write_record(temporary, record)
 
 
-def require_free(target: Path) -> None:
+def _require_free(target: Path) -> None:
     """`ConfigError` if there is a file or folder of this name."""
     if os.path.lexists(target):
         raise ConfigError(f"{target} exists.", "Choose another name, or remove it first.")
@@ -87,7 +87,7 @@ def new_folder(target: Path) -> Iterator[Path]:
         try:
             with lock(temporary):
                 yield temporary
-                require_free(target)
+                _require_free(target)
                 temporary.rename(target)
                 for name in (HOLDER, LOCK):
                     with suppress(OSError):

@@ -1,7 +1,7 @@
 """Unfinished files and folders that killed processes left: recognition and removal. Imports no torch.
 
     .tmp-xlcli-HHHHHHHHHHHHHHHH        in a model folder and its checkpoints; used under the lock of the model folder
-    .tmp-xlcli-model-HHHHHHHHHHHHHHHH  a model that is being copied or removed, beside models; it holds its own lock
+    .tmp-xlcli-model-HHHHHHHHHHHHHHHH  a model that is being copied, beside models; it holds its own lock
 
 H are random hexadecimal digits. Nothing is removed by its name alone: the first kind is a file, or a folder in which
 every name is one that xlcli gives; the second kind is such a folder with the note of a holder, whose lock is free.
@@ -49,7 +49,7 @@ _MODEL_NAME = re.compile(re.escape(_MODEL) + "[0-9a-f]{16}")
 
 
 def model_path(folder: Path) -> Path:
-    """A new path in a folder of models, for a model that is being copied or removed."""
+    """A new path in a folder of models, for a model that is being copied."""
     return temporary_path(folder, _MODEL)
 
 
@@ -86,7 +86,7 @@ def sweep(folder: Path) -> None:
 
 
 def clean_models(folder: Path) -> None:
-    """Removes models beside others that were being copied or removed by processes that have ended.
+    """Removes models beside others that were being copied by processes that have ended.
 
     One that cannot be removed stays.
     """
@@ -94,10 +94,10 @@ def clean_models(folder: Path) -> None:
         with suppress(OSError, XLError):
             if _MODEL_NAME.fullmatch(path.name) and is_own(path) and holder(path):
                 with lock(path):
-                    remove_model(path)
+                    _remove_model(path)
 
 
-def remove_model(folder: Path) -> None:
+def _remove_model(folder: Path) -> None:
     """Removes a folder whose lock the caller holds; the note of the holder goes last, so that a kill leaves it."""
     for path in list(folder.iterdir()):
         if path.name not in (LOCK, HOLDER):

@@ -54,7 +54,7 @@ def compressed(data: bytes) -> dict[str, float]:
 
 def read(path: Path, model: str, options: tuple[str, ...]) -> dict[str, float]:
     """Score of a file, and the time that it took, in seconds of wall clock."""
-    command = ("eval", str(path), "-m", model, "--json", "--threads", "1", "--no-progress", *options)
+    command = ("eval", str(path), "-m", model, "--json", "--threads", "1", "-q", *options)
     score = json.loads(xlcli(*command, cwd=Path.cwd()))
     return {"bits_per_byte": score["bits_per_byte"], "seconds": score["seconds"]}
 

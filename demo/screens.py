@@ -1,6 +1,6 @@
 """Pictures of a terminal session at three widths, on dark and on light ground, for `docs/pictures.md`.
 
-    python demo/screens.py docs/pictures        # needs tmux; takes about four minutes
+    python demo/screens.py docs/pictures        # needs tmux; takes about two minutes
 
 Each session runs in a temporary folder with `shakespeare.txt` and ends while a model is trained.
 """
@@ -34,11 +34,11 @@ FONTS = re.compile(r"@font-face {.*?}\s*", re.DOTALL)
 """Fonts in the pictures of rich, which are on a server."""
 
 
-def screen(width: int, ground: str, folder: Path) -> str:
+def screen(width: int, folder: Path) -> str:
     """The last screen of a session, with escape sequences."""
     shutil.copy(TEXT, folder)
     shell = "; ".join(f"printf '%s\\n' {shlex.quote('$ ' + command)}; {command}; echo" for command in COMMANDS)
-    settings = {"TMUX_TMPDIR": str(folder), "XLCLI_THEME": ground, "XLCLI_CACHE": str(folder / "cache")}
+    settings = {"TMUX_TMPDIR": str(folder), "XLCLI_CACHE": str(folder / "cache")}
     tmux = ["tmux", "-f", "/dev/null", "-L", "screens"]
 
     def run(*words: str) -> str:
@@ -57,10 +57,10 @@ def screen(width: int, ground: str, folder: Path) -> str:
 
 def main() -> int:
     """Writes the pictures into the folder given."""
-    for ground, theme in GROUNDS.items():
-        for width in WIDTHS:
-            with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # training may still write
-                shown = screen(width, ground, Path(folder))
+    for width in WIDTHS:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # training may still write
+            shown = screen(width, Path(folder))
+        for ground, theme in GROUNDS.items():
             console = Console(width=width, file=io.StringIO(), record=True, force_terminal=True)
             console.print(Text.from_ansi(shown), soft_wrap=True)
             picture = console.export_svg(title=f"{width} columns", theme=theme, unique_id="screen")

@@ -20,10 +20,10 @@ def sections_of(command):
 
 
 OTHERS = {
-    "theme", "backgrounds", "tensorboard", "html",
+    "tensorboard", "html",
     "out", "resume", "overwrite", "allow_data_change", "preset", "init", "model", "per_token", "plot", "no_prompt",
     "state_in", "state_out", "config_file", "overrides", "print_config", "dry_run", "json", "quiet", "verbose",
-    "no_progress", "color", "force", "debug", "encoding",
+    "color", "force", "debug", "encoding",
     "interactive", "inputs", "prompts", "nproc", "max_restarts",
 }  # fmt: skip
 """Options that set no key of the configuration."""

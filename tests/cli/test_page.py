@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import TEXT, command, environment
-from test_palette import contrast
 
 from xlcli.cli import page as module
 from xlcli.cli.page import Page, level
@@ -169,6 +168,17 @@ def test_tokens_are_colored_by_bits_per_byte():
 def test_a_character_of_several_tokens_has_their_bits():
     parsed = Parsed(make([*by_bytes("x€".encode(), 2.0), (b"y\xf0", 1.0), (b"\x9f\x98\x80", 3.0)], byte=100))
     assert parsed.tokens == [(100, "x", 1, 2.0), (101, "€", 3, 6.0), (104, "y", 2, 1.0), (106, "😀", 3, 3.0)]
+
+
+def luminance(color):
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in (part / 255 for part in color)]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one, other):
+    """Formula of WCAG 2.1."""
+    low, high = sorted(map(luminance, (one, other)))
+    return (high + 0.05) / (low + 0.05)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

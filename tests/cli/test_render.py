@@ -183,7 +183,7 @@ def test_plain_progress_comes_now_and_then(capsys, monkeypatch):
     now += 100
     made.progress(Progress("memory 256", 407, 1628, "tokens"))
     assert capsys.readouterr().err == "memory 256  25 %  407 of 1.63k tokens\n"
-    silent = Screen(no_progress=True)
+    silent = Screen(quiet=True)
     now += 100
     silent.step(STEP)
     assert capsys.readouterr().err == ""
@@ -200,10 +200,18 @@ def test_plain_progress_comes_now_and_then(capsys, monkeypatch):
 )
 def test_color(typed, variable, colored, monkeypatch, capsysbinary):
     monkeypatch.setenv("NO_COLOR", variable)
-    made = Screen(theme="dark", **typed)
+    made = Screen(**typed)
     made.scored_line("3.0\t", [(b"ab\x1b", 9.0), (b"\n", 0.1)])
     out = capsysbinary.readouterr().out
-    assert out == b"3.0\t" + (b"\x1b[38;5;186mab\\x1b\x1b[39m\n" if colored else b"ab\x1b\n")
+    assert out == b"3.0\t" + (b"\x1b[35mab\\x1b\x1b[m\n" if colored else b"ab\x1b\n")
+
+
+def test_color_follows_bits(monkeypatch, capsysbinary):
+    monkeypatch.setenv("NO_COLOR", "")
+    spans = [(b"a", -1.0), (b"b", 0.99), (b"c", 1.0), (b"d", 4.9), (b"ef", 10.0), (b"g", 99.0)]
+    Screen(color="always").scored_line("", spans)
+    codes = re.findall(rb"\x1b\[([0-9;]+)m(\w+)", capsysbinary.readouterr().out)
+    assert codes == [(b"39", b"a"), (b"39", b"b"), (b"32", b"c"), (b"31", b"d"), (b"1;31", b"ef"), (b"1;31", b"g")]
 
 
 def test_totals():

@@ -24,7 +24,7 @@ BUDGET = ["--batch-size", "4", "--max-steps", str(STEPS), "--save-every", "3", "
 
 def begin(size, *options):
     """Processes of a training command in float64."""
-    arguments = ["train", "corpus.txt", *options, "--threads", "1", "--dtype", "float32", "--no-progress"]
+    arguments = ["train", "corpus.txt", *options, "--threads", "1", "--dtype", "float32", "-q"]
     return start(size, CALL.format(path=HERE, arguments=arguments))
 
 

@@ -134,7 +134,6 @@ def bench(
     json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
-    no_progress: options.NoProgress = False,
     color: options.Color = None,
     force: options.Force = False,
     debug: options.Debug = False,

@@ -63,7 +63,6 @@ def compress(
     json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
-    no_progress: options.NoProgress = False,
     color: options.Color = None,
     force: options.Force = False,
     debug: options.Debug = False,

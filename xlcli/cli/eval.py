@@ -138,7 +138,6 @@ def evaluate(
     json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
-    no_progress: options.NoProgress = False,
     color: options.Color = None,
     force: options.Force = False,
     debug: options.Debug = False,

@@ -176,7 +176,6 @@ def generate(
     json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
-    no_progress: options.NoProgress = False,
     color: options.Color = None,
     force: options.Force = False,
     debug: options.Debug = False,

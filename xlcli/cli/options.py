@@ -261,22 +261,8 @@ Quiet = Annotated[
     bool, typer.Option("-q", "--quiet", help="Print results, warnings and errors only.", rich_help_panel="Output")
 ]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Print details on stderr.", rich_help_panel="Output")]
-NoProgress = Annotated[bool, typer.Option("--no-progress", help="Hide progress.", rich_help_panel="Output")]
 Color = Annotated[
     Literal["auto", "always", "never"] | None,
     typer.Option("--color", help="Use color. auto: on a terminal, unless NO_COLOR is set.", rich_help_panel="Output"),
-]
-Theme = Annotated[
-    Literal["auto", "light", "dark"] | None,
-    typer.Option(
-        "--theme",
-        envvar="XLCLI_THEME",
-        help="Colors for a light or a dark terminal. auto: asks the terminal.",
-        rich_help_panel="Output",
-    ),
-]
-Backgrounds = Annotated[
-    bool,
-    typer.Option("--backgrounds", help="Color the background of the text, not its letters.", rich_help_panel="Output"),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback on errors.", rich_help_panel="Output")]

@@ -43,7 +43,7 @@ def open_screen(context: typer.Context) -> Screen:
     from xlcli.cli.render import Screen
     from xlcli.ranks import environment
 
-    names = ("json", "quiet", "verbose", "no_progress", "color", "theme", "backgrounds")
+    names = ("json", "quiet", "verbose", "color")
     given = {name: context.params[name] for name in names if name in context.params}
     return Screen(**given, hidden=not environment().is_first)
 

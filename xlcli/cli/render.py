@@ -13,15 +13,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from functools import cached_property
 from types import TracebackType
-from typing import Any, Literal, TextIO, cast
+from typing import Any, TextIO, cast
 
 from rich.console import Console
 from rich.text import Text
 
 from xlcli.cli import json_objects, report
-from xlcli.cli.palette import Palette, terminal_theme
 from xlcli.cli.pipe import Output
 from xlcli.cli.signals import Stop
 from xlcli.cli.tables import wrapped
@@ -34,6 +32,10 @@ PLAIN_SECONDS = 10.0
 """Time between two plain lines; the first line comes after a tenth of it."""
 FAREWELL_SECONDS = 0.2
 """Maximum wait of a process that ends at once for the output of another thread."""
+COLORS = ("39", "32", "36", "35", "31", "1;31")
+"""Colors of text by bits per byte, from 0 to 5 and more: that of letters, green, cyan, magenta, red, bold red.
+
+They follow the theme of the terminal and can be read on light and dark ground; blue and yellow often cannot."""
 _UNWRAPPED = "\x1b[?7l{}\x1b[?7h\r"
 """The live line: cut off at the width of the terminal, with the cursor at its beginning."""
 _ERASE = "\r\x1b[J"
@@ -47,10 +49,7 @@ class Screen:
         json: Whether results are JSON.
         quiet: Hide progress and all messages but warnings.
         verbose: Show details.
-        no_progress: Hide progress.
         color: `auto`, `always` or `never`; None is `auto`.
-        theme: `dark`, `light` or `auto`, which asks the terminal; None is `auto`.
-        backgrounds: Show surprisal as background, not as color of the letters.
         hidden: Hide progress and all messages: those of the first process of a run are enough.
     """
 
@@ -60,10 +59,7 @@ class Screen:
         json: bool = False,
         quiet: bool = False,
         verbose: bool = False,
-        no_progress: bool = False,
         color: str | None = None,
-        theme: Literal["auto", "dark", "light"] | None = None,
-        backgrounds: bool = False,
         hidden: bool = False,
     ) -> None:
         without = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
@@ -74,7 +70,7 @@ class Screen:
         self.on_terminal = sys.stdout.isatty() or color == "always"
         self.colored = self.on_terminal and not plain
         self._hidden = hidden
-        self._shows_progress = not (no_progress or quiet or hidden)
+        self._shows_progress = not (quiet or hidden)
         self._out, self._err = Output(sys.stdout), Output(sys.stderr)
         self._console = Console(
             file=cast(TextIO, self._err), markup=False, highlight=False, emoji=False, no_color=plain
@@ -90,8 +86,7 @@ class Screen:
         self._next_plain = time.monotonic() + PLAIN_SECONDS / 10
         self._history: deque[float] = deque(maxlen=4096)
         self._visible = Visible()
-        self._theme: Literal["auto", "dark", "light"] = theme or "auto"
-        self._backgrounds = backgrounds
+        self._legend_due = self._console.is_terminal and not quiet
         self._at_line_start = True
 
     def __enter__(self) -> Screen:
@@ -263,19 +258,18 @@ class Screen:
             self.write(label.encode())
             self.model_text(b"".join(text for text, _ in spans))
             return
-        palette = self._palette
+        if self._legend_due:
+            self._legend_due = False
+            self.clear()
+            names = (f"{bits}{'+' if bits == len(COLORS) - 1 else ''}" for bits in range(len(COLORS)))
+            self._err.write(f"bits per byte {' '.join(_paint(name, bits) for bits, name in enumerate(names))}\n")
         out = [label]
         for text, bits in spans:
             shown = self._visible.feed(text)
-            out.append(palette.paint(shown, bits / max(1, len(text))) if shown.strip() else shown)
+            out.append(_paint(shown, bits / max(1, len(text))) if shown.strip() else shown)
         self.write("".join(out).encode())
 
-    @cached_property
-    def _palette(self) -> Palette:
-        """Colors of surprisal. The first use prints their legend."""
-        theme = terminal_theme() if self._theme == "auto" else self._theme
-        palette = Palette(theme, self._backgrounds)
-        if self._console.is_terminal and not self.quiet:
-            self.clear()
-            self._err.write(palette.legend() + "\n")
-        return palette
+
+def _paint(text: str, bits_per_byte: float) -> str:
+    """The text in the color of this surprisal."""
+    return f"\x1b[{COLORS[min(len(COLORS) - 1, max(0, int(bits_per_byte)))]}m{text}\x1b[m"

@@ -120,10 +120,7 @@ def stream(
     json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
-    no_progress: options.NoProgress = False,
     color: options.Color = None,
-    theme: options.Theme = None,
-    backgrounds: options.Backgrounds = False,
     force: options.Force = False,
     debug: options.Debug = False,
 ) -> int:

@@ -89,7 +89,6 @@ def train(
     json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
-    no_progress: options.NoProgress = False,
     color: options.Color = None,
     force: options.Force = False,
     debug: options.Debug = False,

@@ -156,7 +156,7 @@ def test_import_is_light_and_public_names_exist():
         _ = xlcli.trian
 
 
-@pytest.mark.parametrize(("library", "users"), [("typer", "cli/"), ("rich", "cli/render.py")])
+@pytest.mark.parametrize(("library", "users"), [("typer", "cli/"), ("rich", "cli/terminal.py")])
 def test_a_library_of_the_terminal_is_used_in_one_place(library, users):
     package = SOURCE / "xlcli"
     pattern = re.compile(rf"^\s*(import|from) {library}\b", re.MULTILINE)

@@ -5,8 +5,9 @@ import pyte
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.cells import cell_len
 
-from xlcli.cli.terminal import Visible, one_line, visible, visible_json
+from xlcli.cli.terminal import Visible, clipped, one_line, table, visible, visible_json, wrapped
 
 HOSTILE = (
     "\x1b]52;c;aGk=\x07",
@@ -88,3 +89,52 @@ def test_json_for_a_terminal_has_the_same_value():
 
 def test_a_quotation_is_short():
     assert len(one_line("9" * 5000)) < 300
+
+
+ROWS = [
+    ("name", "size", "corpus"),
+    ("a-model-with-a-very-long-name", "1.0 MiB", "books/one.txt and 50 more files"),
+    ("b", "9", "世界" * 9),
+]
+
+
+@pytest.mark.parametrize("width", range(30, 90, 3))
+def test_a_table_fits_and_keeps_every_character(width):
+    lines = table(ROWS, width, left=(0, 2)).splitlines()
+    assert max(map(cell_len, lines)) <= width
+    assert lines[0].split() == list(ROWS[0])
+    shown, given = ("".join(sorted("".join(parts))).strip() for parts in (lines, map("".join, ROWS)))
+    assert shown == given
+
+
+def test_a_table_without_a_width_has_a_line_for_each_row():
+    lines = table(ROWS, left=(0, 2)).splitlines()
+    assert [line.split("  ")[0] for line in lines] == [row[0] for row in ROWS]
+    assert all(cell in line for row, line in zip(ROWS, lines, strict=True) for cell in row)
+
+
+def test_cells_of_a_table_are_neither_obeyed_nor_markup():
+    assert table([("name", "x"), ("[red]a\x1b[2J\nb", "1")], 40).splitlines()[1] == r"[red]a\x1b[2J b  1"
+
+
+def test_a_line_is_clipped_by_cells():
+    assert clipped("世界", 4) == "世界"
+    assert clipped("世界ab", 5) == "世界…"
+
+
+def test_lines_are_broken_between_words_under_their_value():
+    text = "model    a folder of some length (preset small)\n  xlcli eval -m a-model-with-a-long-name\nshort\n"
+    assert wrapped(text, 25).split("\n") == [
+        "model    a folder of some", "         length (preset", "         small)",
+        "  xlcli eval -m a-model-with-a-long-name", "short", "",
+    ]  # fmt: skip
+    error = wrapped("xlcli: there is no file a.txt.\n       Check the path of it.\n", 24)
+    assert error == "xlcli: there is no file\n       a.txt.\n       Check the path of\n       it.\n"
+    assert wrapped(text, None) == text
+
+
+@given(st.text(alphabet="ab  -\n", max_size=200), st.integers(30, 80))
+def test_breaking_lines_keeps_the_words(text, width):
+    shown = wrapped(text, width)
+    assert shown.split() == text.split()
+    assert all(len(line) <= width or len(line.split()) == 1 for line in shown.split("\n"))

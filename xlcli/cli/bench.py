@@ -270,7 +270,8 @@ def speed_text(speeds: Sequence[Speed], width: int | None) -> str:
 
     Without a terminal, `width` is None, and the meaning has lines of 100 characters.
     """
-    from xlcli.cli import quantities, report, tables
+    from xlcli.cli import quantities, report
+    from xlcli.cli.terminal import table, wrapped
 
     first = speeds[0]
     compared = next((speed for speed in speeds if speed.recompute_ratio), first)
@@ -282,26 +283,26 @@ def speed_text(speeds: Sequence[Speed], width: int | None) -> str:
         f"{first.machine_flops_per_second / 1e9:.0f} GFLOP/s\n\n"
     )
     return (
-        tables.wrapped(about, width)
+        wrapped(about, width)
         + _figure_tables([_figures(speed) for speed in speeds], width)
-        + tables.definitions(_meaning(compared), width or 100)
+        + table(_meaning(compared), width or 100, left=(0, 1))
     )
 
 
 def _figure_tables(columns: Sequence[dict[str, str]], width: int | None) -> str:
     """The figures in as few tables of at most `width` cells as possible, each with an empty line behind it."""
-    from xlcli.cli import quantities
+    from xlcli.cli.terminal import table
 
     names = [name for name in columns[0] if any(column[name] for column in columns)]
 
-    def table(n: int) -> str:
-        return quantities.table([[name, *(column[name] for column in columns[:n])] for name in names])
+    def first(n: int) -> str:
+        return table([[name, *(column[name] for column in columns[:n])] for name in names])
 
     n = len(columns)
-    while n > 1 and width is not None and max(map(len, table(n).splitlines())) > width:
+    while n > 1 and width is not None and max(map(len, first(n).splitlines())) > width:
         n -= 1
     rest = _figure_tables(columns[n:], width) if columns[n:] else ""
-    return f"{table(n)}\n{rest}"
+    return f"{first(n)}\n{rest}"
 
 
 def _figures(speed: Speed) -> dict[str, str]:

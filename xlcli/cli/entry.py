@@ -112,21 +112,19 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
-def _discard_stdout() -> None:
-    from xlcli.cli.terminal import discard_stdout
-
-    discard_stdout()
+def discard_stdout() -> None:
+    """Redirects stdout to the null device, after its reader has closed it."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)
 
 
 def _print_error(message: str, remedy: str) -> None:
-    import shutil
-
-    from xlcli.cli.tables import wrapped
-    from xlcli.cli.terminal import visible
+    from xlcli.cli.terminal import columns, visible, wrapped
 
     with contextlib.suppress(OSError, ValueError):
         text = visible(f"xlcli: {message}\n" + (f"       {remedy}\n" if remedy else ""))
-        sys.stderr.write(wrapped(text, shutil.get_terminal_size().columns if sys.stderr.isatty() else None))
+        sys.stderr.write(wrapped(text, columns(sys.stderr)))
         sys.stderr.flush()
 
 
@@ -164,12 +162,12 @@ def _silence_stdout() -> None:
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         return
-    _discard_stdout()
+    discard_stdout()
 
 
 def _leave_quietly() -> int:
     """Ends the process by SIGPIPE, as Unix tools do. Python ignores the signal by default."""
-    _discard_stdout()
+    discard_stdout()
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGPIPE)

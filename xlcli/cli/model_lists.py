@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xlcli.cli import json_objects, quantities, report, tables
+from xlcli.cli import json_objects, quantities, report
+from xlcli.cli.terminal import table
 from xlcli.cli.usage import nearest
 from xlcli.errors import CheckpointError
 from xlcli.presets import list_presets, read_preset
@@ -18,9 +19,7 @@ if TYPE_CHECKING:
     from xlcli.store.discover import ModelSummary
 
 _HEADING = ("name", "params", "on disk", "weights", "bits/byte", "age", "corpus")
-_FLEXIBLE = {"name": 12, "corpus": 12}
-_OPTIONAL = ("weights", "on disk", "params", "age")
-_RIGHT = ("params", "on disk", "bits/byte", "age")
+_TEXTS = (_HEADING.index("name"), _HEADING.index("corpus"))
 
 
 def list_models(screen: Screen) -> None:
@@ -39,10 +38,9 @@ def list_models(screen: Screen) -> None:
         return
     if not local:
         screen.print("No models in ./models yet; make one: xlcli train FILE\n\n")
-    heading, *lines = _table([*local, *bundled], screen).splitlines(keepends=True)
-    for title, rows in (("Models in ./models", lines[: len(local)]), ("Bundled models", lines[len(local) :])):
-        if rows:
-            screen.print("".join([f"{title}:\n", heading, *rows, "\n"]))
+    for title, models in (("Models in ./models", local), ("Bundled models", bundled)):
+        if models:
+            screen.print(f"{title}:\n{_table(models, screen)}\n")
     _explain_scores([*local, *bundled], screen)
     screen.print("Presets for training: xlcli models presets\n")
 
@@ -54,7 +52,7 @@ def list_all_presets(screen: Screen) -> None:
         screen.object({"presets": [_preset_object(preset) for preset in presets]})
         return
     lists = [
-        f"{title}:\n" + tables.definitions([(preset.name, preset.about) for preset in group], screen.columns)
+        f"{title}:\n" + table([(preset.name, preset.about) for preset in group], screen.columns, left=(0, 1))
         for title, group in _groups(presets)
     ]
     screen.print("\n".join(lists))
@@ -76,8 +74,7 @@ def _groups(presets: Sequence[Preset]) -> list[tuple[str, list[Preset]]]:
 
 
 def _table(models: Sequence[ModelSummary], screen: Screen) -> str:
-    rows = [_HEADING, *map(_row, models)]
-    return tables.fitted(rows, screen.columns, flexible=_FLEXIBLE, optional=_OPTIONAL, right=_RIGHT)
+    return table([_HEADING, *map(_row, models)], screen.columns, left=_TEXTS)
 
 
 def _is_partial(model: ModelSummary) -> bool:

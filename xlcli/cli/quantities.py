@@ -1,12 +1,10 @@
-"""Numbers, sizes and durations as text, sparklines, and tables of plain text."""
+"""Numbers, sizes and durations as text, and sparklines."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-MIN_BARS, MAX_BARS = 6, 24
-"""Minimum and maximum length of a sparkline."""
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -43,7 +41,7 @@ def time(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
-def sparkline(values: Sequence[float], width: int = MAX_BARS) -> str:
+def sparkline(values: Sequence[float], width: int = 12) -> str:
     """A row of at most `width` bars, each the mean of consecutive values."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
@@ -56,19 +54,6 @@ def sparkline(values: Sequence[float], width: int = MAX_BARS) -> str:
     low, high = min(means), max(means)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BARS[round((mean - low) * scale)] for mean in means)
-
-
-def table(rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
-    """Aligned columns, heading first: the first `left` columns flush left, the others flush right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(width) if i < left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines) + "\n"
 
 
 def age(seconds: float) -> str:

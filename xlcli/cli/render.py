@@ -1,4 +1,4 @@
-"""Output of a command: results to stdout, progress and messages to stderr. The only file that imports rich.
+"""Output of a command: results to stdout, progress and messages to stderr.
 
 Progress is one live line on a terminal and a plain line every few seconds elsewhere. Model text is never interpreted as
 markup: a pipe receives its exact bytes, a terminal receives it through `xlcli.cli.terminal`.
@@ -7,23 +7,18 @@ markup: a pipe receives its exact bytes, a terminal receives it through `xlcli.c
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, TextIO, cast
-
-from rich.console import Console
-from rich.text import Text
+from typing import Any
 
 from xlcli.cli import json_objects, report
 from xlcli.cli.pipe import Output
 from xlcli.cli.signals import Stop
-from xlcli.cli.tables import wrapped
-from xlcli.cli.terminal import Visible, visible, visible_json
+from xlcli.cli.terminal import Visible, clipped, columns, visible, visible_json, wrapped
 from xlcli.events import Notice, Progress, Step
 
 REFRESH_SECONDS = 0.1
@@ -36,6 +31,8 @@ COLORS = ("39", "32", "36", "35", "31", "1;31")
 """Colors of text by bits per byte, from 0 to 5 and more: that of letters, green, cyan, magenta, red, bold red.
 
 They follow the theme of the terminal and can be read on light and dark ground; blue and yellow often cannot."""
+STYLES = {"warning": "33", "detail": "2"}
+"""Style of messages by level: yellow and dim."""
 _UNWRAPPED = "\x1b[?7l{}\x1b[?7h\r"
 """The live line: cut off at the width of the terminal, with the cursor at its beginning."""
 _ERASE = "\r\x1b[J"
@@ -72,11 +69,10 @@ class Screen:
         self._hidden = hidden
         self._shows_progress = not (quiet or hidden)
         self._out, self._err = Output(sys.stdout), Output(sys.stderr)
-        self._console = Console(
-            file=cast(TextIO, self._err), markup=False, highlight=False, emoji=False, no_color=plain
-        )
-        self._is_live = self._console.is_terminal and not self._console.is_dumb_terminal
-        self._shares_terminal = self._console.is_terminal and sys.stdout.isatty()
+        self._on_terminal = sys.stderr.isatty()
+        self._is_styled = self._on_terminal and not plain
+        self._is_live = self._on_terminal and os.environ.get("TERM") not in ("dumb", "unknown")
+        self._shares_terminal = self._on_terminal and sys.stdout.isatty()
         self._announced = False
         self._types = False
         self._line = ""
@@ -86,7 +82,7 @@ class Screen:
         self._next_plain = time.monotonic() + PLAIN_SECONDS / 10
         self._history: deque[float] = deque(maxlen=4096)
         self._visible = Visible()
-        self._legend_due = self._console.is_terminal and not quiet
+        self._legend_due = self._on_terminal and not quiet
         self._at_line_start = True
 
     def __enter__(self) -> Screen:
@@ -128,7 +124,7 @@ class Screen:
         with self._lock:
             if stop is not None and stop() and not self._announced:
                 self._announced = True
-                if self._console.is_terminal and not self._line:
+                if self._on_terminal and not self._line:
                     self._end_line()
                 self.clear()
                 self.say(stop.message)
@@ -140,7 +136,7 @@ class Screen:
 
     def farewell(self) -> str:
         """Text that leaves the terminal in order when the process ends at once; nothing is printed after it."""
-        if not self._console.is_terminal:
+        if not self._on_terminal:
             return ""
         self._lock.acquire(timeout=FAREWELL_SECONDS)  # and kept; fails if its holder waits for a stalled reader
         return _ERASE if self._line else "\x1b[0m\n" if self.colored else "\n"
@@ -156,16 +152,16 @@ class Screen:
         """Prints a message to stderr: `warning` always, `info` unless quiet, `detail` only if verbose."""
         if self._hidden or not (level == "warning" or (self.verbose if level == "detail" else not self.quiet)):
             return
-        style = "yellow" if level == "warning" else "dim" if level == "detail" else ""
-        text = visible(f"warning: {text}" if level == "warning" else text)
-        shown = Text(wrapped(text, self._console.width if self._console.is_terminal else None), style=style)
+        text = wrapped(visible(f"warning: {text}" if level == "warning" else text), columns(sys.stderr))
+        if self._is_styled and level in STYLES:
+            text = f"\x1b[{STYLES[level]}m{text}\x1b[m"
         with self._lock:
             self.interrupted()
             line = self._line
             self.clear()
             if self._shares_terminal and not self._at_line_start:
                 self._end_line()
-            self._console.print(shown, soft_wrap=True)
+            self._err.write(text + "\n")
             self._draw(line)
 
     def notice(self, event: Notice) -> None:
@@ -187,10 +183,7 @@ class Screen:
     def step(self, event: Step) -> None:
         """Shows the progress of training."""
         self._history.append(event.bits_per_byte)
-        if self._is_live:
-            self._show(report.step_line(event, tuple(self._history), self._console.width - 1), "training")
-        else:
-            self._show(report.step_line(event), "training")
+        self._show(report.step_line(event, tuple(self._history) if self._is_live else ()), "training")
 
     def _show(self, line: str, stage: str) -> None:
         """Shows a line of progress at its time; the first one of a stage at once on a terminal."""
@@ -210,15 +203,13 @@ class Screen:
         with self._lock:
             self.clear()
             if line and (self._at_line_start or not self._shares_terminal):
-                shown = Text(visible(line))
-                shown.truncate(self._console.width - 1, overflow="ellipsis")
                 self._line = line
-                self._err.write(_UNWRAPPED.format(shown.plain))
+                self._err.write(_UNWRAPPED.format(clipped(visible(line), (columns(sys.stderr) or 80) - 1)))
 
     @property
     def columns(self) -> int | None:
         """Width of the terminal in cells; None if stdout is not a terminal."""
-        return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        return columns(sys.stdout)
 
     def write(self, data: bytes) -> None:
         """Writes exact bytes to stdout."""

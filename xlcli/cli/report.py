@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from xlcli.cli.quantities import MAX_BARS, MIN_BARS, amount, counted, size, sparkline, table, time
+from xlcli.cli.quantities import amount, counted, size, sparkline, time
+from xlcli.cli.terminal import table
 from xlcli.config import ModelConfig
 from xlcli.events import (
     ROUNDING_TOKENS,
@@ -21,9 +22,6 @@ from xlcli.events import (
     Trained,
     Validation,
 )
-
-MIN_VALUES = 3
-"""Number of values of a progress line that are shown at any width."""
 
 
 def progress_line(progress: Progress) -> str:
@@ -44,28 +42,19 @@ def progress_line(progress: Progress) -> str:
     return "  ".join(parts)
 
 
-def step_line(step: Step, history: Sequence[float] = (), width: int | None = None) -> str:
-    """A training step in one line of at most `width` characters, if the most important values fit.
-
-    The sparkline of `history` takes the remaining width; then the least important values are left out.
-    """
-    by_importance = {
-        "done": f"{100 * step.fraction:.0f} %",
-        "left": f"{time(step.eta_seconds)} left",
-        "bits": f"{step.bits_per_byte:.3f} bits/byte",
-        "step": f"step {step.step}",
-        "speed": f"{amount(step.tokens_per_second)} tokens/s",
-        "nats": f"loss {step.nats:.3f}",
-        "mean_steps": "" if step.mean_steps is None else f"{step.mean_steps:.2f} steps/token",
-    }
-    shown = {name: text for name, text in by_importance.items() if text}
-    while width is not None and len("  ".join(shown.values())) > width and len(shown) > MIN_VALUES:
-        shown.popitem()
-    free = MAX_BARS if width is None else width - len("  ".join(("", *shown.values())))
-    if history and free >= MIN_BARS:
-        shown["bars"] = sparkline(history, min(free, MAX_BARS))
-    order = ("step", "bars", "bits", "nats", "mean_steps", "speed", "done", "left")
-    return "  ".join(shown[name] for name in order if name in shown)
+def step_line(step: Step, history: Sequence[float] = ()) -> str:
+    """A training step in one line, the most important first; `history` is drawn at its end."""
+    steps = "" if step.mean_steps is None else f"{step.mean_steps:.2f} steps/token"
+    parts = [
+        f"step {step.step}",
+        f"{100 * step.fraction:.0f} %",
+        f"{time(step.eta_seconds)} left",
+        f"{step.bits_per_byte:.3f} bits/byte",
+        f"{amount(step.tokens_per_second)} tokens/s",
+        steps,
+        sparkline(history),
+    ]
+    return "  ".join(filter(None, parts))
 
 
 def validation_line(event: Validation) -> str:

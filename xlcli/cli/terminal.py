@@ -1,4 +1,4 @@
-r"""Untrusted text made safe for a terminal.
+r"""Text for a terminal: made safe, in tables, and in lines that fit its width. The only file that imports rich.
 
 A terminal executes control characters: text could repaint the screen, set the title or fill the clipboard. C0 (except
 newline and tab), ESC, DEL, C1 and bidirectional control characters are therefore replaced by escapes such as `\x1b`.
@@ -8,7 +8,12 @@ Each character is replaced independently, so a sequence split over two calls is 
 from __future__ import annotations
 
 import codecs
+import io
 import os
+import re
+import textwrap
+from collections.abc import Collection, Sequence
+from typing import TextIO
 
 QUOTATION = 200
 """Maximum length of a quotation in characters."""
@@ -40,11 +45,61 @@ def one_line(text: str) -> str:
     return visible(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
-def discard_stdout() -> None:
-    """Redirects stdout to the null device, after its reader has closed it."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.close(null)
+def columns(stream: TextIO) -> int | None:
+    """Width of a terminal in cells, `COLUMNS` if it is set; None if the stream is no terminal."""
+    if not stream.isatty():
+        return None
+    given = os.environ.get("COLUMNS", "")
+    return int(given) if given.isdigit() else os.get_terminal_size(stream.fileno()).columns
+
+
+def clipped(text: str, width: int) -> str:
+    """A line of at most `width` cells: an ellipsis replaces its end."""
+    from rich.text import Text
+
+    shown = Text(text)
+    shown.truncate(width, overflow="ellipsis")
+    return shown.plain
+
+
+def table(rows: Sequence[Sequence[str]], width: int | None = None, *, left: Collection[int] = (0,)) -> str:
+    """Aligned columns; control characters are escaped.
+
+    Args:
+        rows: Cells of each row, all of the same number.
+        width: Number of cells of a line; None is as many as needed.
+        left: Numbers of the columns of texts, which are flush left, and broken if they do not fit.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2))
+    for i in range(len(rows[0])):
+        grid.add_column(justify="left" if i in left else "right", no_wrap=i not in left, overflow="fold")
+    for row in rows:
+        grid.add_row(*(Text(visible(cell).replace("\n", " ")) for cell in row))
+    file = io.StringIO()
+    Console(file=file, width=width or 10**6, color_system=None).print(grid)
+    return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
+
+
+def wrapped(text: str, width: int | None) -> str:
+    """A text whose long lines are broken between words; None leaves it as it is.
+
+    A line continues under its beginning, or under its value if it begins with a label and two blanks. Commands are not
+    broken, so that they can be copied.
+    """
+    return text if width is None else "\n".join(_wrap(line, width) for line in text.split("\n"))
+
+
+def _wrap(line: str, width: int) -> str:
+    if len(line) <= width or line.lstrip().startswith("xlcli "):
+        return line
+    label = re.match(r" *(?:\S+ {2,}(?=\S)|xlcli: )?", line)
+    indent = len(label[0]) if label and len(label[0]) <= width // 2 else 0
+    lines = textwrap.wrap(line[indent:], max(width - indent, 20), break_long_words=False, break_on_hyphens=False)
+    return line[:indent] + ("\n" + " " * indent).join(lines)
 
 
 class Visible:

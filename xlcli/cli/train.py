@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import typer
 
 from xlcli.cli import options, train_options
+from xlcli.cli.entry import discard_stdout
 from xlcli.cli.help import CONTEXT, Command
 from xlcli.cli.pipe import standard_input
-from xlcli.cli.terminal import discard_stdout
 from xlcli.errors import CheckpointError, ConfigError, DivergedError
 
 if TYPE_CHECKING:

@@ -1,6 +1,7 @@
 """The cache over what was read equals an obvious implementation, and is a distribution given the past alone."""
 
 import dataclasses
+import itertools
 import math
 import random
 from array import array
@@ -10,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import context_cache as oracle
 from toys import PROSE, RUNTIME, toy
 
 from xlcli.config import EvalConfig, GenerateConfig, OnlineConfig, validate
@@ -106,6 +108,43 @@ def test_cuts_change_nothing(model):
         assert cut == pytest.approx(whole, abs=1e-9)
         assert torch.allclose(other.cache.weights, state.cache.weights, rtol=0, atol=1e-9)
     assert sum(whole) < 0.9 * sum(read(FixedModel(model.network), TEXT, [64])[0]), "repeats must pay"
+
+
+_DRAW = random.Random(7)
+MIXED = {
+    "two kinds, more than 64 places": (300, _DRAW.choices(b"ab", k=400)),
+    "five kinds": (37, _DRAW.choices(b"abcde", k=300)),
+    "repeats": (150, [*_DRAW.choices(b"abcdefghij", k=90)] * 3),
+    "prose": (90, list(TEXT)),
+    "one token, up to the highest weight": (37, [97] * 400),
+    "new tokens, down to the lowest weight": (20, [*range(256), *range(120)]),
+    "a window of one": (1, _DRAW.choices(b"ab", k=30)),
+}
+
+
+@pytest.mark.parametrize(("window", "ids"), MIXED.values(), ids=MIXED)
+@pytest.mark.parametrize(("unscored", "lengths"), [(0, [1000]), (0, [1, 13, 2, 50]), (9, [10, 1, 60])])
+def test_the_mixture_and_its_weights_are_those_of_the_oracle(model, window, ids, unscored, lengths):
+    own, _ = read(FixedModel(model.network), ids, [64])
+    expected, learned = oracle.mixture(
+        [None] * unscored + [math.exp(-nats) for nats in own[unscored:]], [10, *ids], window=window
+    )
+    cached = CachedModel(FixedModel(model.network), {"context_cache": window})
+    state, found, at = cached.init_state(1, mem_len=9, segment_len=8), [], 0
+    for length in itertools.cycle(lengths):
+        part = torch.tensor([[10, *ids][at : at + length + 1]])
+        with torch.inference_mode():
+            out = cached.score(part[:, :-1], part[:, 1 if at else 1 + unscored :], state)
+        state, found, at = out.state, [*found, *out.nll[0].tolist()], at + length
+        weights = torch.tensor([0.1, 8], dtype=torch.float64).view(2, 1, 1, 1).expand_as(state.cache.weights).clone()
+        for (order, n_places, n_distinct), (weight, n_updates) in learned[len(found) - 1].items():
+            weights[:, oracle.ORDERS.index(order), n_places, n_distinct - 1] = torch.tensor(
+                [weight, n_updates], dtype=torch.float64
+            )
+        assert torch.allclose(state.cache.weights, weights, rtol=1e-11, atol=0)
+        if at >= len(ids):
+            break
+    assert found == pytest.approx(expected, rel=0, abs=1e-11)
 
 
 def test_predictions_are_distributions_and_their_logs_are_the_scores(model):

@@ -39,13 +39,15 @@ def _weights(run):
     return {name: p.detach().clone() for name, p in run.model.named_parameters()}
 
 
+STILL = dict.fromkeys(("embedding", "attention", "residual", "feedforward"), 0.0)
+
+
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
 @pytest.mark.parametrize("parts", [2, 3, 4])
 def test_grad_accum_gives_the_same_update(optimizer, parts, monkeypatch):
     monkeypatch.setattr("xlcli.training.run.has_bfloat16_units", lambda device: False)
-    still = dict.fromkeys(("embedding", "attention", "residual", "feedforward"), 0.0)
     whole, cut = (
-        _in_float64(_run(small(train={"grad_accum": n, "optimizer": optimizer}, model={"dropout": still})))
+        _in_float64(_run(small(train={"grad_accum": n, "optimizer": optimizer}, model={"dropout": STILL})))
         for n in (1, parts)
     )
     for _ in range(3):
@@ -54,6 +56,68 @@ def test_grad_accum_gives_the_same_update(optimizer, parts, monkeypatch):
         assert one.mean_steps is other.mean_steps is None
     for name, weight in _weights(whole).items():
         assert torch.allclose(weight, _weights(cut)[name], rtol=0, atol=1e-12), name
+
+
+LOSSES = {
+    "ponder cost": {**VARIANTS["adaptive"], "stack": VARIANTS["adaptive"]["stack"] | {"ponder_weight": 0.3}},
+    "reconstruction": {
+        "attention": {"kind": "compressive", "n_heads": 2, "rate": 3, "n_compressed": 4, "pooling": "convolution"},
+        "position": {"kind": "rope"},
+    },
+}
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+@pytest.mark.parametrize("kind", LOSSES)
+def test_further_losses_in_unequal_parts_are_those_of_one_batch(kind, parts):
+    """Three microbatches of four sequences have two, one and one."""
+    tree = small(model=LOSSES[kind] | {"dropout": STILL}, train={"grad_accum": parts, "grad_clip": 0.0})
+    run = _in_float64(_run(tree))
+    one = _in_float64(_run(config.merge(tree, {"train": {"grad_accum": 1}})))
+    with torch.no_grad():
+        for parameter in run.model.parameters():
+            parameter.normal_(std=0.4, generator=torch.Generator().manual_seed(parameter.numel()))
+    n_further = 0
+    for _ in range(3):
+        one.model.load_state_dict(run.model.state_dict())
+        [(x, y, _)] = one.next_batch(one.next_lengths())
+        nll, one.states[0], ponder, auxiliary = one.model.score(x, y, one.states[0])
+        further = auxiliary if ponder is None else 0.3 * ponder.cost.mean()
+        one.model.zero_grad()
+        (nll.mean() + (0 if further is None else further)).backward()
+        n_further += further is not None and further > 0.01
+        found = run.train_step(0.2)
+        assert found.nats == pytest.approx(nll.mean().item(), rel=1e-6)  # summed in float32
+        if ponder is not None:
+            assert len(ponder.steps.unique()) > 1
+            assert found.mean_steps == pytest.approx(float(ponder.steps.mean()), rel=1e-6)
+        for (name, p), q in zip(run.model.named_parameters(), one.model.parameters(), strict=True):
+            assert torch.allclose(p.grad, torch.zeros_like(q) if q.grad is None else q.grad, rtol=0, atol=1e-12), name
+    assert n_further >= 2
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+@pytest.mark.parametrize("share", [0.01, 0.9, 1.1, 0.0])
+def test_an_update_takes_the_gradient_clipped_to_the_threshold(optimizer, share):
+    """`share` of the norm of the whole gradient, over all microbatches; 0: no clipping."""
+    model = {"dropout": STILL}
+    tree = small(model=model, train={"grad_accum": 2, "grad_clip": 0.0, "optimizer": optimizer, "betas": [0.8, 0.9]})
+    plain = _in_float64(_run(tree))
+    before = _weights(plain)
+    norm = plain.train_step(0.0).grad_norm
+    whole = [p.grad for p in plain.model.parameters()]
+    assert norm == pytest.approx(math.sqrt(sum(float((g**2).sum()) for g in whole)), rel=1e-12)
+    run = _in_float64(_run(config.merge(tree, {"train": {"grad_clip": share * norm}})))
+    assert all(torch.equal(weight, before[name]) for name, weight in _weights(run).items())
+    assert run.train_step(0.0).grad_norm == pytest.approx(norm, rel=1e-12)
+    clipped = min(share, 1) or 1
+    for (name, p), gradient in zip(run.model.named_parameters(), whole, strict=True):
+        assert torch.allclose(p.grad, clipped * gradient, rtol=1e-5, atol=0), name
+        state = next(of.state[p] for of, _ in run.optimizers.optimizers if p in of.state)
+        momentum, kept = ("exp_avg", 0.8) if "exp_avg" in state else ("momentum_buffer", run.config.train.momentum)
+        assert torch.allclose(state[momentum], (1 - kept) * p.grad, rtol=1e-6, atol=1e-12), name
+    found = math.sqrt(sum(float((p.grad**2).sum()) for p in run.model.parameters()))
+    assert found == pytest.approx(clipped * norm, rel=1e-5)
 
 
 RECOMPUTED = {
@@ -257,7 +321,7 @@ def test_a_compiled_run_has_the_same_losses():
         make_runtime(config.make({"runtime": {"compile": True, "device": "cpu"}}).runtime, training=True)
     except ConfigError as error:
         pytest.skip(error.message)
-    still = {"dropout": dict.fromkeys(("embedding", "attention", "residual", "feedforward"), 0.0), "n_layers": 1}
+    still = {"dropout": STILL, "n_layers": 1}
     plain, compiled = (_run(small(model=still, runtime={"compile": on})) for on in (False, True))
     counters = torch._dynamo.utils.counters
     counters.clear()

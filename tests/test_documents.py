@@ -67,6 +67,27 @@ def test_evaluation_is_that_of_each_document_alone(variant, mem_len, texts):
     assert scored(model, [path], mem_len=mem_len)[0].nats != pytest.approx(nats, abs=1e-3)
 
 
+@pytest.mark.parametrize("mem_len", [0, 9])
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+@pytest.mark.parametrize("variant", [None, "local", "adaptive"])
+def test_documents_with_rounded_memory_are_those_of_each_alone(variant, dtype, mem_len, texts):
+    path, alone = texts
+    model, options = toy(variant=variant), {"mem_len": mem_len, "memory_dtype": dtype}
+    expected = []
+    for text in alone:
+        expected += bits(stream(model, [text.read_bytes()], StreamConfig(emit="tokens", **options), RUNTIME))
+    plain, _ = scored(model, [path], mem_len=mem_len, reset_on_document=True)
+    assert plain.nats / math.log(2) != pytest.approx(sum(expected), abs=1e-4)
+    for settings in ({"batch_size": 1}, {"batch_size": 3}, {"segment_len": 5} if mem_len else {}):
+        score, found = scored(model, [path], reset_on_document=True, **options, **settings)
+        assert score.memory_dtype == dtype
+        assert score.nats / math.log(2) == pytest.approx(sum(expected), abs=1e-8)
+        assert [token.bits for token in found] == pytest.approx(expected, abs=1e-5)
+    portions = [portion for t in TEXTS for portion in (Document(t[:9].encode()), t[9:].encode())]
+    settings = StreamConfig(emit="tokens", reset_on_document=True, **options)
+    assert bits(stream(model, portions, settings, RUNTIME)) == pytest.approx(expected, abs=1e-9)
+
+
 def test_no_word_is_in_two_documents(tmp_path):
     for name, text in (("1", "The quick"), ("2", "brown fox")):
         (tmp_path / name).write_text(text)

@@ -26,6 +26,11 @@ def facts(result):
     return result.sample, result.prompt, result.text, result.tokens, result.seed, result.stop_reason
 
 
+def values(result):
+    """Log-probabilities of all tokens, and of the best ones in their places."""
+    return [each.logprob for token in result.logprobs for each in (token, *token.best)]
+
+
 @pytest.mark.parametrize(("variant", "mem_len"), [(None, 0), ("lsh", 0), (None, 9), *((name, 9) for name in VARIANTS)])
 def test_each_prompt_has_the_samples_of_the_prompt_alone(variant, mem_len):
     model = toy(variant=variant)
@@ -33,6 +38,22 @@ def test_each_prompt_has_the_samples_of_the_prompt_alone(variant, mem_len):
     for prompt, of_prompt in zip(PROMPTS, found, strict=True):
         _, alone = run(model, prompt, seed=3, **SAMPLING | {"mem_len": mem_len, "stop": ("e f",)})
         assert list(map(facts, of_prompt)) == list(map(facts, alone))
+
+
+@pytest.mark.parametrize("mem_len", [0, 9, 40])
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+@pytest.mark.parametrize("variant", [None, "local", "adaptive", "reversible"])
+def test_prompts_with_rounded_memory_have_the_samples_of_each_alone(variant, dtype, mem_len):
+    """The log-probabilities, too, which show what changes no sampled token."""
+    model, options = toy(variant=variant), {"mem_len": mem_len, "memory_dtype": dtype, "logprobs": 3}
+    plain = results(model, PROMPTS, **options | {"memory_dtype": "float32"})
+    n_rounded = 0
+    for prompt, [result], [exact] in zip(PROMPTS, results(model, PROMPTS, **options), plain, strict=True):
+        _, [alone] = run(model, prompt, seed=3, **SAMPLING | options)
+        assert facts(result) == facts(alone)
+        assert values(result) == pytest.approx(values(alone), abs=1e-9)
+        n_rounded += facts(result) != facts(exact) or values(result) != pytest.approx(values(exact), abs=1e-5)
+    assert n_rounded == len(PROMPTS)
 
 
 @pytest.mark.parametrize("kind", ["sentencepiece", "words"])
@@ -44,10 +65,11 @@ def test_several_samples_and_more_prompts_than_rows(kind, monkeypatch):
         assert list(map(facts, of_prompt)) == list(map(facts, alone))
 
 
-def test_kernels_compute_each_prompt_to_the_bit_as_alone():
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("int8", marks=pytest.mark.slow)])
+def test_kernels_compute_each_prompt_to_the_bit_as_alone(dtype):
     pytest.importorskip("numba")
     model = toy("sentencepiece", dtype=torch.float32)
-    options = {"logprobs": 2, "mem_len": 30}
+    options = {"logprobs": 2, "mem_len": 30, "memory_dtype": dtype}
     for prompt, [result] in zip(PROMPTS, results(model, PROMPTS, **options), strict=True):
         _, [alone] = run(model, prompt, seed=3, **SAMPLING | options)
         assert facts(result) == facts(alone)

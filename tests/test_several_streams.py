@@ -12,6 +12,7 @@ from xlcli.events import LineScore, Notice, StreamStats, TokenScore
 from xlcli.inference import InferenceSession
 from xlcli.store.state_files import load_state, save_state
 from xlcli.streaming.several import Input, stream_several
+from xlcli.text.formats import Document
 
 TEXTS = {"a": TEXT[:60], "b": TEXT[40:140], "c": b"", "d": TEXT[:7] * 5, "e": TEXT[90:150]}
 
@@ -66,6 +67,21 @@ def test_each_has_the_scores_of_its_text_alone(variant, mem_len):
         ours, theirs = events[name][-1], alone[-1]
         assert (ours.lines, ours.bytes, ours.tokens, ours.final) == (theirs.lines, theirs.bytes, theirs.tokens, True)
         assert ours.state_bytes >= theirs.state_bytes
+
+
+@pytest.mark.parametrize("mem_len", [0, 9])
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_documents_of_each_with_rounded_memory_are_read_alone(dtype, mem_len):
+    model, options = toy(), {"emit": "tokens", "mem_len": mem_len, "memory_dtype": dtype}
+    given = {name: [Document(text[:20]), text[20:30], Document(text[30:])] for name, text in TEXTS.items()}
+    events = several(
+        model, [Input(name, iter(parts)) for name, parts in given.items()], reset_on_document=True, **options
+    )
+    for name, text in TEXTS.items():
+        alone = [event for part in (text[:30], text[30:]) for event in only(run(model, [part], **options), TokenScore)]
+        found = only(events[name], TokenScore)
+        assert [event.text for event in found] == [event.text for event in alone]
+        assert [event.bits for event in found] == pytest.approx([event.bits for event in alone], abs=1e-9)
 
 
 def test_lines_are_output_in_order_and_resets_are_those_of_each():

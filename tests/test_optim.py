@@ -68,6 +68,17 @@ def test_muon_state_is_that_of_pytorchs_muon(kinds, dtype):
     _close(moved, stayed, before)
 
 
+def test_without_gradients_muon_only_decays_the_weights():
+    weights, before = _weights(), _weights()
+    for weight in weights:
+        weight.grad = torch.zeros_like(weight)
+    optimizer = ours(weights, torch.float32)
+    optimizer.step()
+    optimizer.step()
+    kept = (1 - SETTINGS["lr"] * SETTINGS["weight_decay"]) ** 2
+    assert all(torch.allclose(now, kept * old, rtol=1e-6, atol=0) for now, old in zip(weights, before, strict=True))
+
+
 def test_batches_have_one_shape_and_a_limited_size():
     shapes = [(512, 512), (2, 3), (512, 512), (1024, 1024), (512, 512), (3, 2), (2, 3)]
     parameters = [torch.zeros(shape) for shape in shapes]
@@ -138,6 +149,30 @@ def test_each_optimizer_has_its_own_rate_times_the_factor():
     ]  # fmt: skip
     alone = _optimizers(_model(), optimizer="adamw", adam_lr=0.004)
     assert [rate for _, rate in alone.optimizers] == [0.01]
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_settings_of_the_run_reach_the_update_of_every_parameter(optimizer):
+    model, twin = _model(), _model()
+    adam, muon = {"betas": (0.5, 0.7), "weight_decay": 0.3}, {"momentum": 0.6, "weight_decay": 0.3}
+    optimizers = _optimizers(model, optimizer=optimizer, adam_lr=0.02, **adam | muon)
+    matrices = hidden_matrices(twin) if optimizer == "muon" else set()
+    adam_lr = 0.02 if optimizer == "muon" else 0.01
+    expected = []
+    for p in twin.parameters():
+        if id(p) in matrices:
+            expected.append(BatchedMuon([p], lr=0.5 * 0.01, dtype=torch.float32, **muon))
+        else:
+            decay = adam if p.ndim > 1 else adam | {"weight_decay": 0.0}
+            expected.append(torch.optim.AdamW([p], lr=0.5 * adam_lr, **decay))
+    for step in range(3):
+        for p, q, one in zip(model.parameters(), twin.parameters(), expected, strict=True):
+            q.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(step))
+            p.grad.copy_(q.grad)
+            one.step()
+        optimizers.step(0.5)
+    for (name, p), q in zip(model.named_parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(p, q, rtol=1e-5, atol=1e-6), name
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])

@@ -9,12 +9,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from toys import PROSE, RUNTIME, VARIANTS, prose_bits, slow_bits, toy
 
+from xlcli import streaming
 from xlcli.config import EvalConfig, StreamConfig
 from xlcli.errors import CheckpointError, StateError
 from xlcli.evaluation import evaluate
 from xlcli.events import GeneratedText, LineScore, Score, StreamStats, TokenScore
 from xlcli.store.state_files import PendingText, load_state, save_state
-from xlcli.streaming import scorer, stream
+from xlcli.streaming import stream
 
 TEXT = PROSE.encode()
 
@@ -235,8 +236,8 @@ def test_reset_on_starts_afresh_before_the_line():
 
 
 def test_long_lines_come_in_parts_and_reset_on_searches_their_start(monkeypatch):
-    monkeypatch.setattr(scorer, "LINE_LIMIT", 2048)
-    LINE_LIMIT = scorer.LINE_LIMIT
+    monkeypatch.setattr(streaming, "LINE_LIMIT", 2048)
+    LINE_LIMIT = streaming.LINE_LIMIT
     model = toy(mem_len=3)
     text = b"x" * (2 * LINE_LIMIT + 100) + b" MARK\n" + b"MARK" + b"y" * LINE_LIMIT + b"\nend\n"
     for portions in ([text], cut(text, [999])):
@@ -311,7 +312,7 @@ def test_the_state_is_saved_every_so_often_when_something_is_new():
 
 
 def test_totals_are_given_while_working(monkeypatch):
-    monkeypatch.setattr(scorer, "STATS_SECONDS", 0.0)
+    monkeypatch.setattr(streaming, "STATS_SECONDS", 0.0)
     events = run(toy(), [b"a\n", b"b\n"], emit="stats")
     assert [(e.lines, e.final) for e in events] == [(1, False), (2, False), (2, True)]
     assert events[-1].tokens_per_second > 0

@@ -36,7 +36,6 @@ __all__ = [
     "read_toml",
     "resume",
     "stream",
-    "stream_several",
     "train",
 ]
 
@@ -46,11 +45,11 @@ _MODULES = {
         "copy_model",
         "evaluate",
         "generate",
+        "generate_prompts",
         "load",
         "stream",
     ),
     "xlcli.api.runs": ("resume", "train"),
-    "xlcli.api.several": ("generate_prompts", "stream_several"),
     "xlcli.api.values": ("TextScore", "TextState"),
     "xlcli.config": ("read_toml",),
     "xlcli.errors": (
@@ -71,9 +70,8 @@ _MODULES = {
 if TYPE_CHECKING:
     from typing import Any
 
-    from xlcli.api import Model, copy_model, evaluate, generate, load, stream
+    from xlcli.api import Model, copy_model, evaluate, generate, generate_prompts, load, stream
     from xlcli.api.runs import resume, train
-    from xlcli.api.several import generate_prompts, stream_several
     from xlcli.api.values import TextScore, TextState
     from xlcli.config import read_toml
     from xlcli.errors import (

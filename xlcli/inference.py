@@ -240,14 +240,6 @@ class InferenceSession:
         joined.last_tokens = [token for session in sessions for token in session.last_tokens]
         return joined
 
-    def alone(self, row: int) -> InferenceSession:
-        """Copy of a row of a joined session as a session of its own."""
-        session = copy.copy(self)
-        with torch.inference_mode():
-            session.state = self.state.alone(row)
-        session.last_tokens = [self.last_tokens[row]]
-        return session
-
     def max_rows(self, n_tokens: int | None) -> int:
         """Number of texts of `n_tokens` tokens (None: any number) per call of the model."""
         longest = longest_memory(self.model, self.state.span, n_tokens)

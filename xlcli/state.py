@@ -121,15 +121,6 @@ class State:
             lag=seen - min(state.seen - state.lag for state in states),
         )
 
-    def alone(self, i: int) -> State:
-        """Copy of sequence `i` of a joined state as a state of its own."""
-        state = self.select([i])
-        seen = self.seen + int(state.offsets)
-        n_kept, layers = self.span.n_kept(seen), state.layers
-        if n_kept < self.span.n_kept(self.seen):
-            layers = tuple(layer.latest(n_kept) for layer in layers)
-        return replace(state, layers=layers, seen=seen, offsets=torch.zeros_like(state.offsets), lag=0)
-
     def overwrite_earlier(self) -> State:
         """This state, with memories in the place of those of the state before it, which must not be used any more.
 

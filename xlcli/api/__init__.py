@@ -33,6 +33,7 @@ from xlcli.config.keywords import EvalOptions, GenerateOptions, ReadOptions, Sam
 from xlcli.config.position import ClampLen
 from xlcli.errors import ConfigError
 from xlcli.events import Event, Generated, GeneratedText, Notice, TokenScore
+from xlcli.generation.prompts import generate_prompts as in_batches
 from xlcli.runtime import Runtime, make_runtime
 from xlcli.store.copy import copy_model as copy_folder
 from xlcli.store.discover import find
@@ -277,6 +278,31 @@ def generate(
         resume=resumed(state, model.loaded),
         save=saving(save, model.loaded),
     )
+
+
+def generate_prompts(
+    model: Model,
+    prompts: Iterable[Text],
+    *,
+    state: TextState | None = None,
+    seed: int | None = None,
+    **options: Unpack[GenerateOptions],
+) -> Iterator[tuple[Generated, ...] | Notice]:
+    """Continues many prompts in batches; see `xlcli.generation.prompts.generate_prompts`.
+
+    Args:
+        model: Model.
+        prompts: Texts to continue; may be empty.
+        state: State that every prompt continues (default: nothing read).
+        seed: Seed of the first sample of every prompt, as of `generate`. None takes a random one for each.
+        options: Keys of `GenerateConfig`.
+
+    Yields:
+        The samples of each prompt, in the order of the prompts, and notices.
+    """
+    texts, resume = map(encoded, prompts), resumed(state, model.loaded)
+    chosen = validate(GenerateConfig, options)
+    return in_batches(model.loaded, texts, chosen, model.runtime, seed=seed, resume=resume)
 
 
 def stream(

@@ -23,17 +23,14 @@ GRACE_SECONDS = 0.5
 """Time after a signal in which a reader that has stalled may go on; then output is discarded."""
 
 
-def open_source(name: str, flags: int = 0) -> int:
-    """File descriptor of a file, or of standard input for `-`; `DataError` if the file cannot be read.
-
-    `flags` are further ones of `os.open`.
-    """
+def open_source(name: str) -> int:
+    """File descriptor of a file, or of standard input for `-`; `DataError` if the file cannot be read."""
     if name == "-":
         return 0
     if Path(name).is_dir():
         raise DataError(f"{name} is a folder.", "Give a file, or pipe text in.")
     try:
-        return os.open(name, os.O_RDONLY | flags)
+        return os.open(name, os.O_RDONLY)
     except OSError as error:
         raise DataError(f"cannot read {name}: {error.strerror}.", "Check the path.") from None
 

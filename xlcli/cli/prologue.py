@@ -206,10 +206,6 @@ def check_files(
     from xlcli.store.state_files import is_state_file
 
     params = context.params
-    if state_in is not None and Path(state_in).is_dir():
-        raise StateError(
-            f"--state-in {state_in} is a folder, which goes with stream --inputs only.", "Give a file in it."
-        )
     if state_in is not None and not Path(state_in).is_file():
         raise StateError(f"there is no saved state {state_in}.", "Make one with --state-out FILE, or drop --state-in.")
     if state_in is not None and not is_state_file(Path(state_in)):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -13,18 +11,15 @@ from xlcli.cli import options, units
 from xlcli.cli.help import CONTEXT, Command
 from xlcli.cli.options import Unit
 from xlcli.cli.pipe import open_source, portions
-from xlcli.cli.terminal import one_line
 from xlcli.errors import ConfigError
 
 if TYPE_CHECKING:
-    from xlcli.cli.inputs import TextOf
     from xlcli.cli.page import Page
     from xlcli.cli.render import Screen
-    from xlcli.config import Config, StreamConfig
+    from xlcli.cli.signals import Stop
+    from xlcli.config import StreamConfig
     from xlcli.events import Event
-    from xlcli.inference import SaveState
     from xlcli.store.loaded import LoadedModel
-    from xlcli.store.state_files import SessionState
 
 SECTIONS = ("stream", "generate", "runtime")
 """Sections of the configuration that the command uses."""
@@ -39,17 +34,6 @@ app = typer.Typer()
 def stream(
     context: typer.Context,
     files: Annotated[list[str] | None, typer.Argument(metavar="[FILE]")] = None,
-    inputs: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--inputs",
-            metavar="FOLDER|FILE",
-            help="Score several texts at a time: files and named pipes, or all of them in a folder. May be repeated. "
-            "A named pipe ends when its last writer closes it. --state-in and --state-out are folders then, with a "
-            "file NAME.state for each.",
-            rich_help_panel="Text",
-        ),
-    ] = None,
     model: options.Model = None,
     n_steps: options.NSteps = None,
     n_hashes: options.NHashes = None,
@@ -146,21 +130,6 @@ def stream(
         raise ConfigError("stream reads one file, or standard input.", "Join files first: cat FILE... | xlcli stream.")
     if settings.save_every is not None and not state_out:
         raise ConfigError("--save-every needs a file to save in.", "Add --state-out memory.state.")
-    if inputs:
-        conflicts = {"FILE": files, "--continue": settings.continue_tokens, "--html": html}
-        if conflict := next((name for name, value in conflicts.items() if value), None):
-            raise ConfigError(f"--inputs does not go together with {conflict}.", f"Leave out {conflict}.")
-        from xlcli.cli.inputs import check_inputs
-
-        texts = list(map(str, check_inputs(inputs, state_in, state_out)))
-        folder = find_model(context, settings, screen)
-        check_files(context, folder, texts, [])
-        if dry_run:
-            is_endless = any(Path(text).is_fifo() for text in texts)
-            action = f"scores {len(texts)} inputs"
-            print_plan(folder, settings, screen, batch_size=len(texts), action=action, is_endless=is_endless)
-            return 0
-        return stream_inputs(context, config, folder, inputs, screen)
     if html is not None:
         check_page(html)
     texts = [] if name == "-" else [name]
@@ -184,11 +153,10 @@ def stream(
         warn_mem_len(loaded.config.model, [settings.mem_len], screen)
         resume, save = open_state_files(state_in, state_out, loaded, runtime, screen)
         mem_len = loaded.config.train.mem_len if settings.mem_len is None else settings.mem_len
-        text_of = text_reader(settings, loaded, screen)
         needs_tokens = page is not None and settings.emit in ("stats", "none")
         events = streaming.stream(
             loaded,
-            text_of(source, portions(source, stop, settings.flush_ms), label, resume is not None),
+            read_text(source, settings, loaded, screen, name=label, is_continued=resume is not None, stop=stop),
             settings.model_copy(update={"emit": "lines"}) if needs_tokens else settings,
             runtime,
             resume=resume,
@@ -212,67 +180,29 @@ def stream(
         return stop.exit_code
 
 
-def stream_inputs(context: typer.Context, config: Config, folder: Path, paths: Sequence[Path], screen: Screen) -> int:
-    """`xlcli stream --inputs`; returns the exit code."""
-    from xlcli.cli.inputs import InputFiles, total
-    from xlcli.cli.outputs import check_outputs
-    from xlcli.cli.prologue import load_model, open_state_files, warn_mem_len
-
-    settings, params = config.stream, context.params
-    with screen.stop() as stop, screen.until(stop):
-        screen.wait("loading the model")
-        from xlcli.events import StreamStats
-        from xlcli.streaming.several import stream_several
-
-        loaded, runtime = load_model(folder, settings, config.runtime, screen)
-        warn_mem_len(loaded.config.model, [settings.mem_len], screen)
-
-        def open_states(
-            saved: str | None, out: str | None, source: Path
-        ) -> tuple[SessionState | None, SaveState | None]:
-            states = open_state_files(saved, out, loaded, runtime, screen)  # reports a damaged state that is read
-            check_outputs({"--state-out": out}, [folder, source], force=params["force"])
-            return states
-
-        files = InputFiles(
-            paths,
-            text_reader(settings, loaded, screen),
-            open_states,
-            state_in=params["state_in"],
-            state_out=params["state_out"],
-            stop=stop,
-            flush_ms=settings.flush_ms,
-            warn=lambda text: screen.say(text, "warning"),
-        )
-        finals = []
-        for name, event in stream_several(loaded, files, settings, runtime, stop=stop):
-            show(event, screen, emit=settings.emit, model=loaded.name, name=name)
-            if isinstance(event, StreamStats) and event.final:
-                finals.append(event)
-        if len(finals) > 1:
-            from xlcli.cli import quantities, report
-
-            screen.say(f"{quantities.counted(len(finals), 'input')}: {report.stats_line(total(finals))}")
-        return stop.exit_code
-
-
-def text_reader(settings: StreamConfig, model: LoadedModel, screen: Screen) -> TextOf:
-    """Function that takes text out of a source in any of the formats."""
+def read_text(
+    source: int,
+    settings: StreamConfig,
+    model: LoadedModel,
+    screen: Screen,
+    *,
+    name: str,
+    is_continued: bool,
+    stop: Stop,
+) -> Iterator[bytes | None]:
+    """Text of a source in any of the formats, as it arrives."""
     from xlcli.text import parquet
     from xlcli.text.formats import checked, text_of
 
+    data = portions(source, stop, settings.flush_ms)
+    if settings.binary:
+        return data
+    if parquet.is_parquet(source):
+        return parquet.texts(source, name, settings.text_field)
     any_bytes = model.tokenizer.kind == "bytes"
-
-    def read(source: int, data: Iterator[bytes | None], name: str, is_continued: bool) -> Iterator[bytes | None]:
-        if settings.binary:
-            return data
-        if parquet.is_parquet(source):
-            return parquet.texts(source, name, settings.text_field)
-        text = text_of(data, name, settings.text_field, any_bytes=any_bytes, notice=screen.say)
-        # Text that continues a stream may begin within a character.
-        return text if any_bytes or is_continued else checked(text, name)
-
-    return read
+    text = text_of(data, name, settings.text_field, any_bytes=any_bytes, notice=screen.say)
+    # Text that continues a stream may begin within a character.
+    return text if any_bytes or is_continued else checked(text, name)
 
 
 def add_tokens(event: Event, page: Page) -> None:
@@ -302,43 +232,40 @@ def page_facts(page: Page, model: LoadedModel, mem_len: int) -> list[tuple[str, 
     return [("model", model.name), ("context", context), ("text", ", ".join(text))]
 
 
-def show(event: Event, screen: Screen, *, emit: str, model: str, name: str | None = None) -> None:
-    """Shows one event of the workflow, of the input `name` if there are several."""
+def show(event: Event, screen: Screen, *, emit: str, model: str) -> None:
+    """Shows one event of the workflow."""
     from xlcli.cli import json_objects, report
     from xlcli.events import GeneratedText, LineScore, Notice, Progress, StreamStats, TokenScore
     from xlcli.metrics import misfit
 
-    of_input = {} if name is None else {"input": name}
-    column, remark_on = ("", "") if name is None else (f"{one_line(name)}\t", f"{one_line(name)}: ")
     match event:
         case LineScore() if emit == "lines":
             if screen.json:
                 tree = json_objects.fields(event)
-                screen.object(of_input | {key: value for key, value in tree.items() if key not in ("text", "spans")})
+                screen.object({key: value for key, value in tree.items() if key not in ("text", "spans")})
             else:
-                end = b"" if name is None or event.text.endswith(b"\n") else b"\n"  # another input's line may follow
-                screen.scored_line(f"{column}{event.bits_per_byte:.3f}\t", (*event.spans, (end, 0.0)))
+                screen.scored_line(f"{event.bits_per_byte:.3f}\t", event.spans)
         case TokenScore():
             if screen.json:
-                screen.object(of_input | json_objects.token_object(event))
+                screen.object(json_objects.token_object(event))
             else:
                 quoted = json_objects.to_json(event.text)
-                screen.print(f"{column}{event.byte}\t{event.bits:.3f}\t{quoted}\n")
+                screen.print(f"{event.byte}\t{event.bits:.3f}\t{quoted}\n")
         case StreamStats():
             if emit == "stats" and screen.json:
-                screen.object(of_input | json_objects.fields(event))
+                screen.object(json_objects.fields(event))
             elif emit == "stats":
-                screen.report(f"{remark_on}{report.stats_line(event)}\n")
+                screen.report(f"{report.stats_line(event)}\n")
             if event.final and (remark := misfit(model, event.bits_per_byte)):
-                screen.say(remark_on + remark)
+                screen.say(remark)
             if event.final and not (emit == "stats" and not screen.json):
-                screen.say(remark_on + report.stats_line(event))
+                screen.say(report.stats_line(event))
         case GeneratedText():
             if screen.json:
                 screen.object({"continuation": event.text})
             else:
                 screen.model_text(event.text)
         case Notice():
-            screen.notice(replace(event, text=remark_on + event.text))
+            screen.notice(event)
         case Progress():
             screen.progress(event)

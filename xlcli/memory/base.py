@@ -73,10 +73,6 @@ class Memory(ABC):
             {name: _joined([part[name] for part in parts], axes) for name, axes in cls.axes.items()}
         )
 
-    def latest(self, n: int) -> Self:
-        """Memory of the `n` latest tokens, or of all if it is shorter or has no tokens."""
-        return self.from_tensors({name: _latest(t, self.axes[name], n) for name, t in self.tensors().items()})
-
     @classmethod
     def check(cls, tensors: Mapping[str, Tensor], batch_size: int) -> None:
         """Checks names, types and shapes of loaded tensors.
@@ -133,11 +129,3 @@ def _joined(parts: Sequence[Tensor], axes: str) -> Tensor:
         longest = max(t.shape[at] for t in parts)
         parts = [F.pad(t, [0, 0] * (t.ndim - 1 - at) + [longest - t.shape[at], 0]) for t in parts]
     return torch.cat(list(parts))
-
-
-def _latest(t: Tensor, axes: str, n: int) -> Tensor:
-    """The `n` latest tokens."""
-    if "m" not in axes:
-        return t
-    at = axes.index("m")
-    return t.narrow(at, max(0, t.shape[at] - n), min(n, t.shape[at]))

@@ -1,23 +1,34 @@
-"""A running stream: from portions of text to tokens that can be scored now, and from their scores to output.
+"""Streaming: scores text as it arrives, in constant memory. The scores do not depend on how the text arrives.
 
-portions ─▶ PreTokenizer ─▶ queue of tokens ─▶ Request, answered by the caller ─▶ lines, tokens, totals
+Text is scored as soon as its score can be output: a line when its end arrives, a word when it is complete if tokens are
+output. Calls of the model are as large as the text that has arrived allows, so throughput grows with the rate of input.
+A line of more than `LINE_LIMIT` bytes is output in parts: several `LineScore` with the same `line` and growing `byte`.
+
+With `reset_on_document` the memory is cleared before each document; a portion of type `Document` begins one. No token
+is in two documents then.
+
+A session is saved as it was before the unfinished end of the text, together with the bytes of that end. The end is
+scored and output when the input ends, and again, together with new text, by a stream that resumes. Two streams
+connected by a saved session thus give the scores of one stream.
 """
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
-from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xlcli.config import StreamConfig
+from xlcli.config import GenerateConfig, StreamConfig
 from xlcli.config.pattern import compile_pattern
 from xlcli.events import GeneratedText, LineScore, Notice, StreamStats, TokenScore
-from xlcli.inference import TOKENS_PER_CALL, InferenceSession
+from xlcli.inference import TOKENS_PER_CALL, InferenceSession, SaveState
+from xlcli.metrics import LN2
+from xlcli.sampling import SampleRNG, StreamingDetokenizer, sample_tokens
 from xlcli.store.state_files import PendingText, SessionState, StreamPosition
 from xlcli.text.formats import Document
 from xlcli.text.pretokenize import PreTokenizer
@@ -36,32 +47,90 @@ STATS_SECONDS = 1.0
 StreamEvent = LineScore | TokenScore | GeneratedText | StreamStats | Notice
 
 
-class Request(NamedTuple):
-    """Request for the surprisal in bits of tokens `ids` (t), or of the first ones; `is_reset`: after a reset."""
+def stream(
+    model: LoadedModel,
+    portions: Iterable[bytes | None],
+    options: StreamConfig,
+    runtime: Runtime,
+    *,
+    resume: SessionState | None = None,
+    save: SaveState | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    sampling: GenerateConfig | None = None,
+    seed: int | None = None,
+) -> Iterator[StreamEvent]:
+    """Scores text as it arrives.
 
-    ids: NDArray[np.int32]
-    is_reset: bool
+    Args:
+        model: The model.
+        portions: Bytes as they arrive, divided anywhere; a `Document` begins a document. None means that nothing has
+            arrived for a while; only then is an unfinished line scored early (`flush_ms`). The next portion is taken
+            when the last one has been scored. A stopped stream saves the unscored bytes of the last one, whatever its
+            size.
+        options: Output, flushing, saving and resets.
+        runtime: Device and number type.
+        resume: Saved session. Line numbers, byte offsets and totals continue from it.
+        save: Called every `save_every` seconds if text has arrived, and at the end.
+        stop: Called between calls of the model. Once true, unscored text is saved with the session and not scored.
+        sampling: Options of the `continue_tokens` sampled after the text; by default those of `generate`.
+        seed: Seed of that sampling; random by default.
+
+    Yields:
+        Scores as `options.emit` says, totals about once a second, and the final totals last.
+
+    Raises:
+        StateError: `resume` does not fit `options`.
+    """
+    scorer = _Scorer(model, options, runtime, resume)
+    saved = time.monotonic()
+    for portion in portions:
+        scorer.receive(portion)
+        yield from scorer.score(stop)
+        if stop():
+            break
+        is_due = options.save_every is not None and time.monotonic() - saved >= options.save_every
+        if save and is_due:
+            saved = time.monotonic()
+            if scorer.has_new_text:
+                save(scorer.session_state())
+                scorer.has_new_text = False
+    stopped = stop()
+    if save:
+        save(scorer.session_state())
+    if not stopped:
+        yield from scorer.score(stop)  # text of a resumed session if nothing else has arrived
+        scorer.end_text()
+        yield from scorer.score(stop)
+        yield from scorer.end_line()
+        if options.continue_tokens:
+            yield from _continue_text(scorer.session, options.continue_tokens, sampling or GenerateConfig(), seed, stop)
+    yield scorer.stats(final=True)
 
 
-class Signal(Enum):
-    """A remark to the caller, which needs no answer."""
+def _continue_text(
+    session: InferenceSession, n_tokens: int, options: GenerateConfig, seed: int | None, stop: Callable[[], bool]
+) -> Iterator[GeneratedText | Notice]:
+    """Samples `n_tokens` tokens that continue the text."""
+    rng = SampleRNG.seeded(secrets.randbits(31) if seed is None else seed)
+    detokenizer = StreamingDetokenizer(options.stop)
+    sampling = options.sampling(session.model.tokenizer.kind)
+    for _ in range(n_tokens):
+        if stop() or detokenizer.stopped:
+            break
+        if notice := session.compilation():
+            yield notice
+        session.last_tokens = sample_tokens(session.predict(), [rng], sampling)
+        if text := detokenizer.feed(session.model.tokenizer.decode(session.last_tokens)):
+            yield GeneratedText(0, text)
+    if text := detokenizer.finish():
+        yield GeneratedText(0, text)
 
-    IDLE = "no text has arrived"
-    SAVES = "the state is saved next: the session must be the stream's own"
 
-
-Steps = Generator[StreamEvent | Request | Signal, NDArray[np.float64] | None, None]
-"""Steps of a stream. A `Request` is answered by the surprisals in bits (n), at least one; the others by None."""
-
-
-class Scorer:
+class _Scorer:
     """A running stream: the session, the text that waits to be scored, the line being assembled, totals.
 
-    The caller scores: the generators of a stream yield each `Request` and are sent its answer. The session may be one
-    of several streams; it must be the stream's own when `session_state` is called.
-
     Text passes from `arrived` (bytes) through `pretokenizer` (the unfinished word at its end) to the queue (`ids` and
-    `sizes` of tokens, and their `text`), and from there to the model.
+    `sizes` of tokens, and their `text`), and from there to the model; the first `n_ready` tokens of the queue may.
     """
 
     def __init__(
@@ -79,6 +148,7 @@ class Scorer:
         self.pretokenizer = PreTokenizer()
         self.ids, self.text = pending.ids, pending.data[: pending.n_tokenized]
         self.sizes = self.tokenizer.sizes(self.ids, self.text)
+        self.n_ready = 0
         # Offsets in the unscored text before which the memory is to be cleared.
         self.documents = deque(pending.documents)
         position = resume.stream if resume and resume.stream else StreamPosition(0, 0, 0, 0.0, 0, ())
@@ -108,16 +178,31 @@ class Scorer:
             self.arrived += portion
             self.has_new_text = True
 
-    def score_arrived(self, stop: Callable[[], bool]) -> Steps:
-        """Scores the text whose scores can be output now."""
-        while self.arrived and not stop():
-            self._feed()
-            yield from self._score(self._n_ready(), stop)
-        if self.flush_due and not stop():
-            self.flush_due = False
-            self._enqueue(self.pretokenizer.flush())
-            yield from self._score(len(self.ids), stop)
-            yield from self._end_line_part()
+    def score(self, stop: Callable[[], bool]) -> Iterator[StreamEvent]:
+        """Scores the text whose scores can be output now, in calls as large as possible."""
+        while not stop():
+            if self.n_ready:
+                n, is_reset = self._n_before_reset(min(self.n_ready, TOKENS_PER_CALL))
+                if is_reset:
+                    self.session.reset()
+                started = time.perf_counter()
+                bits = self.session.score(self.ids[:n]) / LN2
+                self.model_seconds += time.perf_counter() - started
+                self.model_tokens += n
+                yield from self._output(bits)
+                if time.monotonic() - self.last_stats >= STATS_SECONDS:
+                    self.last_stats = time.monotonic()
+                    yield self.stats(final=False)
+            elif self.arrived:
+                self._feed()
+            elif self.flush_due:
+                self._enqueue(self.pretokenizer.flush())
+                self.n_ready = len(self.ids)
+                if not self.n_ready:
+                    self.flush_due = False
+                    yield from self._end_line_part()
+            else:
+                return
 
     @property
     def _n_tokenized(self) -> int:
@@ -133,12 +218,15 @@ class Scorer:
         stop = min(stop, BLOCK_BYTES)
         self._enqueue(self.pretokenizer.feed(self.arrived[:stop]))
         self.arrived = self.arrived[stop:]
+        self.n_ready = self._n_ready()
 
-    def score_end(self, stop: Callable[[], bool]) -> Steps:
-        """Scores the unfinished end of the text."""
-        yield from self.score_arrived(stop)  # text of a resumed session if nothing else has arrived
+    def end_text(self) -> None:
+        """Makes the unfinished end of the text ready."""
         self._enqueue(self.pretokenizer.finish())
-        yield from self._score(len(self.ids), stop)
+        self.n_ready = len(self.ids)
+
+    def end_line(self) -> Iterator[LineScore]:
+        """Outputs the unfinished last line."""
         if self.n_bytes > self.line_start:
             yield from self._end_line_part()
             self.n_lines += 1
@@ -154,7 +242,7 @@ class Scorer:
             seconds=time.monotonic() - self.started,
             tokens_per_second=self.model_tokens / self.model_seconds if self.model_seconds else 0.0,
             mem_len=self.session.state.span.mem_len,
-            state_bytes=self.session.state.bytes // self.session.state.batch_size,
+            state_bytes=self.session.state.bytes,
             final=final,
         )
 
@@ -195,26 +283,6 @@ class Scorer:
             n_in_lines = 0
         return n_in_lines + (len(self.ids) - n_in_lines) // TOKENS_PER_CALL * TOKENS_PER_CALL
 
-    def _score(self, n_ready: int, stop: Callable[[], bool]) -> Steps:
-        """Scores the first `n_ready` queued tokens, in calls as large as possible."""
-        while n_ready and not stop():
-            n, is_reset = self._n_before_reset(min(n_ready, TOKENS_PER_CALL))
-            bits = yield Request(self.ids[:n], is_reset)
-            assert bits is not None
-            n = len(bits)
-            n_bytes = int(self.sizes[:n].sum())
-            sizes, text = self.sizes[:n], self.text[:n_bytes]
-            self.model_tokens += n
-            self.ids, self.sizes, self.text = self.ids[n:], self.sizes[n:], self.text[n_bytes:]
-            self.documents = deque(at - n_bytes for at in self.documents)
-            n_ready -= n
-            self.n_tokens += n
-            self.bits += float(bits.sum())
-            yield from self._output(sizes, text, bits)
-            if time.monotonic() - self.last_stats >= STATS_SECONDS:
-                self.last_stats = time.monotonic()
-                yield self.stats(final=False)
-
     def _n_before_reset(self, n: int) -> tuple[int, bool]:
         """Number of the first `n` queued tokens before the next document or line that matches `reset_on`, at least one.
 
@@ -242,8 +310,17 @@ class Scorer:
         """Number of queued tokens that lie within the first `n_bytes` bytes of the queue."""
         return int(np.searchsorted(np.cumsum(self.sizes), n_bytes, side="right"))
 
-    def _output(self, sizes: NDArray[np.int32], text: bytes, bits: NDArray[np.float64]) -> Iterator[StreamEvent]:
-        """Counts scored tokens and outputs them, or the lines that they complete."""
+    def _output(self, bits: NDArray[np.float64]) -> Iterator[StreamEvent]:
+        """Takes scored tokens from the queue, counts them, and outputs them, or the lines that they complete."""
+        n = len(bits)
+        sizes = self.sizes[:n]
+        n_bytes = int(sizes.sum())
+        text = self.text[:n_bytes]
+        self.ids, self.sizes, self.text = self.ids[n:], self.sizes[n:], self.text[n_bytes:]
+        self.documents = deque(at - n_bytes for at in self.documents)
+        self.n_ready -= n
+        self.n_tokens += n
+        self.bits += float(bits.sum())
         if self.options.emit in ("stats", "none"):
             self.n_lines += text.count(b"\n")
             if line_end := text.rfind(b"\n") + 1:

@@ -1,0 +1,106 @@
+"""Several prompts of `generate`."""
+
+import gzip
+import json
+
+import pytest
+from programs import standard_input
+
+from xlcli.cli.prompts import NamedPrompt, read_prompts, show_results
+from xlcli.cli.render import Screen
+from xlcli.events import Generated
+
+
+def objects(out):
+    return [json.loads(line) for line in out.splitlines()]
+
+
+PROMPTS = [{"prompt": "The ", "id": "x"}, {"prompt": ""}, {"id": None, "prompt": "The quick brown fox\n"}]
+FEW = ["-n", "9", "--seed", "4"]
+
+
+def test_prompts_are_continued_as_each_alone(run, model, tmp_path):
+    (tmp_path / "p.jsonl").write_text("\n\n".join(map(json.dumps, PROMPTS)))
+    rows = objects(run("generate", "--prompts", tmp_path / "p.jsonl", *FEW).out)
+    several = objects(run("generate", "--prompts", tmp_path / "p.jsonl", *FEW, "--num-samples", "2", "--no-prompt").out)
+    for line, row, samples in zip(PROMPTS, rows, several, strict=True):
+        alone = json.loads(run("generate", line["prompt"], *FEW, "--json").out)
+        assert [row[key] for key in ("prompt", "text", "tokens", "seed")] == [
+            alone[key] for key in ("prompt", "text", "tokens", "seed")
+        ]
+        assert row.get("id") == samples.get("id") == line.get("id")
+        assert [sample["seed"] for sample in samples["samples"]] == [4, 5]
+        assert samples["samples"][0]["text"] == row["text"]
+        assert "prompt" not in samples["samples"][0]
+
+
+def test_prompts_come_from_standard_input(run, model):
+    with standard_input(b'{"prompt": "The "}'):
+        done = run("generate", "--prompts", "-", *FEW)
+    assert json.loads(done.out)["text"] == json.loads(run("generate", "The ", *FEW, "--json").out)["text"]
+
+
+def test_prompts_may_be_compressed_or_in_other_encodings(tmp_path):
+    written = '{"prompt": "Über", "id": 1}\r\n'
+    for data in (written.encode("utf-16"), gzip.compress(written.encode()), written.encode("utf-8-sig")):
+        (tmp_path / "p").write_bytes(data)
+        with Screen().stop() as stop:
+            found = read_prompts(str(tmp_path / "p"), stop)
+        assert found == [NamedPrompt("Über".encode(), (1,))]
+
+
+def test_a_variable_names_the_prompts(run, model, tmp_path, monkeypatch):
+    monkeypatch.setenv("XLCLI_PROMPTS", str(tmp_path / "p.jsonl"))
+    (tmp_path / "p.jsonl").write_text("")
+    assert f"each prompt of {tmp_path / 'p.jsonl'}" in json.loads(run("generate", "--dry-run", "--json").out)["does"]
+
+
+def test_no_prompts(run, model, tmp_path):
+    (tmp_path / "p").write_bytes(b"\n\n")
+    done = run("generate", "--prompts", tmp_path / "p")
+    assert (done.code, done.out, f"{tmp_path / 'p'} has no prompts" in done.err) == (0, b"", True)
+
+
+def test_prompts_that_a_signal_left_without_a_token_are_not_printed(capsysbinary):
+    def result(tokens, reason):
+        return (Generated(0, "", "", tokens, 1, reason, 1.0, 1.0),)
+
+    events = [result(9, "length"), result(0, "interrupted"), result(3, "interrupted"), result(0, "interrupted")]
+    show_results([NamedPrompt(b"")] * 6, events, Screen(), n_samples=1, without_prompt=False)
+    out, err = capsysbinary.readouterr()
+    assert [row["tokens"] for row in objects(out)] == [9, 0, 3]
+    assert b"1 of 6 prompts were continued to their end" in err
+
+
+@pytest.mark.parametrize(("line", "said"), [
+    ("Once", "line 2 of p.jsonl is not JSON"), ('{"prompt": 5}', "line 2 of p.jsonl has no text in 'prompt'"),
+    ('["a"]', "line 2 of p.jsonl has no text in 'prompt'"), ('{"text": "a"}', "line 2 of p.jsonl has no text"),
+    ('{"prompt": "a", "seed": 1}', "line 2 of p.jsonl has the unknown key 'seed'"),
+    ('{"prompt": "\\ud800"}', "line 2 of p.jsonl has half of a surrogate pair"),
+    ('{"prompt": "", "id": "\\ud800"}', "line 2 of p.jsonl has half of a surrogate pair"),
+    ("[" * 9999, "line 2 of p.jsonl is nested too deeply"),
+    ('{"prompt": "", "id": [1]}', "the id in line 2 of p.jsonl is a list or an object"),
+    ('{"prompt": "", "id": ' + "[" * 900 + "]" * 900 + "}", "the id in line 2 of p.jsonl is a list or an object"),
+    ('{"prompt": "", "id": ' + "9" * 5000 + "}", "line 2 of p.jsonl has a number of 5000 digits"),
+    ('{"prompt": "", "id": NaN}', "line 2 of p.jsonl has the number NaN, which is not finite"),
+    ('{"prompt": "", "id": -1e999}', "line 2 of p.jsonl has the number -1e999, which is not finite"),
+    ('{"prompt": "a", "prompt": "b"}', "line 2 of p.jsonl has a key twice"),
+])  # fmt: skip
+def test_bad_lines_are_named_before_the_model_is_loaded(run, model, tmp_path, monkeypatch, line, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n' + line + "\n")
+    done = run("generate", "-m", model, "--prompts", "p.jsonl")
+    assert (done.code, said in done.err, done.out) == (3, True, b""), done.err
+
+
+@pytest.mark.parametrize(("arguments", "code", "said"), [
+    (["a", "--prompts", "p"], 2, "does not go together with PROMPT"),
+    (["-i", "--prompts", "p"], 2, "does not go together with --interactive"),
+    (["--prompts", "p", "--state-out", "s"], 2, "does not go together with --state-out"),
+    (["--prompts", "absent"], 3, "there is no file absent"),
+])  # fmt: skip
+def test_impossible_prompts_are_refused(run, model, tmp_path, monkeypatch, arguments, code, said):
+    monkeypatch.setenv("XLCLI_MODEL", str(model))
+    monkeypatch.chdir(tmp_path)
+    done = run("generate", *arguments)
+    assert (done.code, said in done.err) == (code, True), done.err

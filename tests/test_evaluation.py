@@ -11,7 +11,7 @@ from toys import PROSE, RUNTIME, VARIANTS, prose_bits, slow_bits, toy
 from xlcli import evaluation
 from xlcli.config import EvalConfig
 from xlcli.errors import CheckpointError, ConfigError, DataError, ResourceError
-from xlcli.evaluation import duration, evaluate
+from xlcli.evaluation import evaluate, passes
 from xlcli.events import Notice, Score, TokenScore
 from xlcli.metrics import half_width
 from xlcli.presets import models_folder
@@ -360,7 +360,7 @@ def test_stopped_before_the_first_call_gives_no_score(prose):
 
 def test_a_long_evaluation_says_how_long_it_takes(prose, monkeypatch):
     def clock(n_bytes, scale):
-        return duration.Clock(n_bytes, scale, lambda: next(now))
+        return passes.Clock(n_bytes, scale, lambda: next(now))
 
     monkeypatch.setattr(evaluation, "Clock", clock)
     n_calls = -(-len(PROSE.encode()) // 4)
@@ -381,7 +381,7 @@ def test_a_long_evaluation_says_how_long_it_takes(prose, monkeypatch):
 ])  # fmt: skip
 def test_a_duration_is_reported_from_two_minutes_on(n_calls, said):
     now = itertools.count(0.0, 3.0)
-    clock = duration.Clock(100 * 2**20, 1.0, lambda: next(now))
+    clock = passes.Clock(100 * 2**20, 1.0, lambda: next(now))
     notices = [notice.text for i in range(1, 5) for notice in clock.report(i, n_calls)]
     assert notices == [f"this takes about {text} gives a score in half a minute" for text in said]
 

@@ -9,7 +9,7 @@ from toys import PROSE, RUNTIME, VARIANTS, toy
 
 from xlcli.config import GenerateConfig
 from xlcli.events import Generated
-from xlcli.generation.prompts import generate_prompts
+from xlcli.generation import generate_prompts
 from xlcli.store.state_files import load_state, save_state
 
 PROMPTS = [b"The ", b"", b"She said that", PROSE.encode()[:50], b"\xff\n", b"The "]

@@ -7,9 +7,10 @@ import pytest
 import torch
 from toys import PROSE, RUNTIME, slow_bits, toy
 
+from xlcli import evaluation
 from xlcli.config import EvalConfig, GenerateConfig, ModelConfig, StreamConfig
 from xlcli.errors import CheckpointError, ConfigError, StateError
-from xlcli.evaluation import evaluate, rounding
+from xlcli.evaluation import evaluate
 from xlcli.events import GeneratedText, Score, TokenScore
 from xlcli.generation import generate
 from xlcli.ops.quantize import dequantize, quantize
@@ -142,7 +143,7 @@ def test_memories_without_keys_and_values_are_not_rounded(variant, dtype):
 @pytest.mark.parametrize("options", [{}, {"mem_len": 0}, {"span": "growing"}, {"sweep_mem_len": (4, 9)}])
 def test_the_cost_of_rounding(folder, prose, monkeypatch, options):
     """The difference in bits per byte to float32 over the first tokens of the text."""
-    monkeypatch.setattr(rounding, "ROUNDING_TOKENS", 100)
+    monkeypatch.setattr(evaluation, "ROUNDING_TOKENS", 100)
     loaded = store.load(folder, weight_dtype="int8")
     found, _ = evaluated(loaded, prose, memory_dtype="bfloat16", **options)
     for score in found:
@@ -158,7 +159,7 @@ def test_the_cost_of_rounding(folder, prose, monkeypatch, options):
 
 
 def test_the_cost_of_rounding_by_document(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(rounding, "ROUNDING_TOKENS", 100)
+    monkeypatch.setattr(evaluation, "ROUNDING_TOKENS", 100)
     for i in range(3):
         (tmp_path / f"{i}.txt").write_bytes(TEXT[:70])
     paths = sorted(tmp_path.glob("?.txt"))

@@ -139,7 +139,7 @@ def compile_stack(stack: Stack) -> None:
         )  # one layout: another would be compiled separately
         return compiled(x, contiguous, context)
 
-    stack.forward = forward  # type: ignore[method-assign]
+    stack.forward = forward  # type: ignore[method-assign, assignment]
 
 
 def has_bfloat16_units(device: torch.device) -> bool:

@@ -23,6 +23,6 @@ def store_activations(stack):
 
     def stored(x, memories, context):
         y1, y2, after = forward(x, x, stack.coupled_layers(memories, context))
-        return StackOutput(stack.final((y1 + y2) / 2), tuple(after))
+        return StackOutput((y1 + y2) / 2, tuple(after))
 
     stack.forward = stored

@@ -33,7 +33,6 @@ from xlcli.config.keywords import EvalOptions, GenerateOptions, ReadOptions, Sam
 from xlcli.config.position import ClampLen
 from xlcli.errors import ConfigError
 from xlcli.events import Event, Generated, GeneratedText, Notice, TokenScore
-from xlcli.generation.prompts import generate_prompts as in_batches
 from xlcli.runtime import Runtime, make_runtime
 from xlcli.store.copy import copy_model as copy_folder
 from xlcli.store.discover import find
@@ -288,7 +287,7 @@ def generate_prompts(
     seed: int | None = None,
     **options: Unpack[GenerateOptions],
 ) -> Iterator[tuple[Generated, ...] | Notice]:
-    """Continues many prompts in batches; see `xlcli.generation.prompts.generate_prompts`.
+    """Continues many prompts in batches; see `xlcli.generation.generate_prompts`.
 
     Args:
         model: Model.
@@ -302,7 +301,7 @@ def generate_prompts(
     """
     texts, resume = map(encoded, prompts), resumed(state, model.loaded)
     chosen = validate(GenerateConfig, options)
-    return in_batches(model.loaded, texts, chosen, model.runtime, seed=seed, resume=resume)
+    return generation.generate_prompts(model.loaded, texts, chosen, model.runtime, seed=seed, resume=resume)
 
 
 def stream(

@@ -19,6 +19,7 @@ from xlcli.config import BenchConfig, Config, EvalConfig, MemoryDtype, Sampling,
 from xlcli.errors import ResourceError
 from xlcli.evaluation.lengths import Lengths, choose_lengths
 from xlcli.evaluation.passes import init_state, token_nats
+from xlcli.evaluation.text import TokenizedText
 from xlcli.events import Notice, Progress, Speed, StoppedEarlyError
 from xlcli.inference import InferenceSession, check_memory, describe_decoding
 from xlcli.metrics import TextCounts
@@ -29,7 +30,6 @@ from xlcli.store.loaded import LoadedModel
 from xlcli.text.corpus import Corpus
 from xlcli.text.heldout import Part
 from xlcli.text.tokens import TokenFile
-from xlcli.tokenized import TokenizedText
 from xlcli.training import defaults, memory
 from xlcli.training.run import make_training_run
 

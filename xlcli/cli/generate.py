@@ -238,14 +238,13 @@ def generate(
             return 0
         screen.wait("loading the model")
         from xlcli import generation, inference
-        from xlcli.generation.prompts import generate_prompts
 
         loaded, runtime = load_model(folder, settings, config.runtime, screen)
         warn_mem_len(loaded.config.model, [settings.mem_len], screen)
         resume, save = open_state_files(state_in, state_out, loaded, runtime, screen)
         seed = config.runtime.seed
         if named is not None:
-            results = generate_prompts(
+            results = generation.generate_prompts(
                 loaded, (each.text for each in named), settings, runtime, seed=seed, resume=resume, stop=stopping
             )
             show_results(named, results, screen, n_samples=n_samples, without_prompt=no_prompt)

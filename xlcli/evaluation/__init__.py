@@ -28,26 +28,35 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from xlcli.config import EvalConfig
 from xlcli.errors import ConfigError, DataError
-from xlcli.evaluation.context import ContextSums
-from xlcli.evaluation.division import Division, assist, division
-from xlcli.evaluation.duration import Clock
+from xlcli.evaluation.division import assist, division
 from xlcli.evaluation.lengths import Lengths, choose_lengths
-from xlcli.evaluation.passes import Totals, measure_recall, score_text, score_windows, window_share
-from xlcli.evaluation.rounding import rounding_cost
-from xlcli.events import ContextBin, Notice, Progress, Score, StoppedEarlyError, TokenScore, until
+from xlcli.evaluation.passes import (
+    Clock,
+    ContextSums,
+    Totals,
+    measure_recall,
+    score_text,
+    score_windows,
+    window_share,
+)
+from xlcli.evaluation.text import TokenizedText, mapped_scores, tokenize
+from xlcli.events import ROUNDING_TOKENS, ContextBin, Notice, Progress, Score, StoppedEarlyError, TokenScore, until
 from xlcli.inference import check_memory
 from xlcli.metrics import TextCounts, bits_per, misfit, perplexity
-from xlcli.online import check_precision, make_reader, not_finite
+from xlcli.online import Reader, check_precision, make_reader, not_finite
 from xlcli.runtime import Runtime, peak_rss_bytes
 from xlcli.text.corpus import gather, open_corpus
 from xlcli.text.sources import Reading
 from xlcli.text.tokenizers.words import n_unknown
-from xlcli.tokenized import TokenizedText, mapped_scores, tokenize
 
 if TYPE_CHECKING:
     from xlcli.store.loaded import LoadedModel
@@ -91,29 +100,84 @@ def evaluate(
         assist(readers, runtime)
         return
     with division(runtime.ranks) as divided:
-        yield from _evaluate(model, source, options, runtime, divided, per_token=per_token, stop=stop)
+        try:
+            text = yield from until(stop, _checked(model, source, options, runtime))
+        except StoppedEarlyError:
+            yield _NOT_BEGUN
+            return
+        unknown = n_unknown(text.tokens.ids) if model.tokenizer.kind == "words" else None
+        if unknown:
+            yield _unknown_notice(unknown, len(text.tokens))
+        unrounded, reader = model.unrounded(), divided.reader(_GIVEN, make_reader(model.network, options))
+        exact = divided.reader(_UNROUNDED, make_reader(unrounded.network, options))
+        mem_lens = options.sweep_mem_len or (options.mem_len,)
+        for i, mem_len in enumerate(mem_lens):
+            lengths = choose_lengths(model, runtime, options, mem_len, text)
+            # The loss by context is measured in windows, but not without memory.
+            has_windows = not (lengths.by_document or options.learns_by)
+            n_windowed = has_windows * sum(length != 0 for length in (lengths.mem_len, *mem_lens[1:]))
+            scale = len(mem_lens) + n_windowed * window_share(len(text.tokens))
+            clock = Clock(text.counts.bytes, scale) if i == 0 else None
+            is_rounded = unrounded is not model or lengths.memory_dtype != "float32"
+            with ExitStack() as files:
+                nats = mapped_scores(len(text.tokens), files) if per_token or is_rounded else None
+                started = time.perf_counter()
+                totals = yield from score_text(model, reader, runtime, text, lengths, nats, clock, stop)
+                divided.pause()
+                seconds = time.perf_counter() - started
+                if not totals.tokens:
+                    yield _NOT_BEGUN
+                    return
+                if not math.isfinite(totals.nats):
+                    raise not_finite(model.name, options)
+                partial = totals.tokens < len(text.tokens)
+                if partial:
+                    yield Notice(f"stopped: {totals.bytes:,} of {text.counts.bytes:,} bytes were scored.", "warning")
+                if remark := misfit(model.name, bits_per(totals.nats, totals.bytes)):
+                    yield Notice(remark)
+                by_context = totals.by_context
+                if options.learns_by:
+                    by_context = ContextSums(1)  # windows from empty memory are not the model that has learned
+                elif lengths.mem_len and not partial and not lengths.by_document:
+                    by_context = yield from score_windows(
+                        model, reader, runtime, text, lengths, totals.batch_size, by_context, stop
+                    )
+                cost = None
+                if nats is not None and is_rounded and not partial:
+                    cost = yield from _rounding_cost(unrounded, exact, runtime, text, lengths, nats, stop)
+                divided.pause()
+                if nats is not None and per_token:
+                    yield from itertools.takewhile(lambda _: not stop(), text.token_scores(nats))
+            yield _score(
+                model,
+                runtime,
+                text,
+                lengths,
+                totals,
+                seconds=seconds,
+                options=options,
+                unknown=None if partial else unknown,
+                cost=cost,
+                recall=measure_recall(model, runtime, text, lengths) if options.recall and not stop() else (),
+                by_context=() if partial and lengths.mem_len else by_context.bins(),
+            )
+            if stop():
+                return
 
 
-def _evaluate(
-    model: LoadedModel,
-    source: Sequence[str | Path] | None,
-    options: EvalConfig,
-    runtime: Runtime,
-    divided: Division,
-    *,
-    per_token: bool,
-    stop: Callable[[], bool],
-) -> Iterator[Event]:
-    """`evaluate` on the first rank."""
+_GIVEN, _UNROUNDED = "given", "unrounded"
+_NOT_BEGUN = Notice("stopped before anything was scored.", "warning")
+
+
+def _checked(
+    model: LoadedModel, source: Sequence[str | Path] | None, options: EvalConfig, runtime: Runtime
+) -> Generator[Notice | Progress, None, TokenizedText]:
+    """The text of `evaluate`, tokenized, for a model and options that go together."""
     model.check_settings(options)
     options.check_stride(model.config.train.segment_len)
     check_precision(options, runtime.dtype)
     check_memory(model, runtime, 1, segment_len=1, changeable=())  # of any text
-    try:
-        text = yield from until(stop, _read(model, source, options))
-    except StoppedEarlyError:
-        yield _NOT_BEGUN
-        return
+    text = yield from _read(model, source, options)
     if options.learns_by and len(text.documents) > 1:
         raise ConfigError(
             f"{len(text.documents):,} documents are scored each as if it were alone, as in training, but "
@@ -125,74 +189,13 @@ def _evaluate(
             f"{len(text.documents):,} documents, each scored as if it were alone, as in training; "
             "--set eval.reset_on_document=false scores them as one text."
         )
-    unknown = n_unknown(text.tokens.ids) if model.tokenizer.kind == "words" else None
-    if unknown:
-        yield _unknown_notice(unknown, len(text.tokens))
-    unrounded, reader = model.unrounded(), divided.reader(_GIVEN, make_reader(model.network, options))
-    exact = divided.reader(_UNROUNDED, make_reader(unrounded.network, options))
-    mem_lens = options.sweep_mem_len or (options.mem_len,)
-    for i, mem_len in enumerate(mem_lens):
-        lengths = choose_lengths(model, runtime, options, mem_len, text)
-        # The loss by context is measured in windows, but not without memory.
-        has_windows = not (lengths.by_document or options.learns_by)
-        n_windowed = has_windows * sum(length != 0 for length in (lengths.mem_len, *mem_lens[1:]))
-        scale = len(mem_lens) + n_windowed * window_share(len(text.tokens))
-        clock = Clock(text.counts.bytes, scale) if i == 0 else None
-        is_rounded = unrounded is not model or lengths.memory_dtype != "float32"
-        with ExitStack() as files:
-            nats = mapped_scores(len(text.tokens), files) if per_token or is_rounded else None
-            started = time.perf_counter()
-            totals = yield from score_text(model, reader, runtime, text, lengths, nats, clock, stop)
-            divided.pause()
-            seconds = time.perf_counter() - started
-            if not totals.tokens:
-                yield _NOT_BEGUN
-                return
-            if not math.isfinite(totals.nats):
-                raise not_finite(model.name, options)
-            partial = totals.tokens < len(text.tokens)
-            if partial:
-                yield Notice(f"stopped: {totals.bytes:,} of {text.counts.bytes:,} bytes were scored.", "warning")
-            if remark := misfit(model.name, bits_per(totals.nats, totals.bytes)):
-                yield Notice(remark)
-            by_context = totals.by_context
-            if options.learns_by:
-                by_context = ContextSums(1)  # windows from empty memory are not the model that has learned
-            elif lengths.mem_len and not partial and not lengths.by_document:
-                by_context = yield from score_windows(
-                    model, reader, runtime, text, lengths, totals.batch_size, by_context, stop
-                )
-            cost = None
-            if nats is not None and is_rounded and not partial:
-                cost = yield from rounding_cost(unrounded, exact, runtime, text, lengths, nats, stop)
-            divided.pause()
-            if nats is not None and per_token:
-                yield from itertools.takewhile(lambda _: not stop(), text.token_scores(nats))
-        yield _score(
-            model,
-            runtime,
-            text,
-            lengths,
-            totals,
-            seconds=seconds,
-            options=options,
-            unknown=None if partial else unknown,
-            cost=cost,
-            recall=measure_recall(model, runtime, text, lengths) if options.recall and not stop() else (),
-            by_context=() if partial and lengths.mem_len else by_context.bins(),
-        )
-        if stop():
-            return
-
-
-_GIVEN, _UNROUNDED = "given", "unrounded"
-_NOT_BEGUN = Notice("stopped before anything was scored.", "warning")
+    return text
 
 
 def _read(
     model: LoadedModel, source: Sequence[str | Path] | None, options: EvalConfig
 ) -> Generator[Notice | Progress, None, TokenizedText]:
-    """The text of `evaluate`, tokenized."""
+    """The text, tokenized."""
     if source is not None:
         any_bytes = model.tokenizer.kind == "bytes"
         reading = Reading(binary=options.binary, text_field=options.text_field, any_bytes=any_bytes)
@@ -267,3 +270,32 @@ def _unknown_notice(unknown: int, n_words: int) -> Notice:
         "and per character are lower than those of a model that spells every word, and not comparable with them.",
         "warning",
     )
+
+
+def _rounding_cost(
+    unrounded: LoadedModel,
+    reader: Reader,
+    runtime: Runtime,
+    text: TokenizedText,
+    lengths: Lengths,
+    nats: NDArray[Any],
+    stop: Callable[[], bool],
+) -> Generator[Notice | Progress, None, float | None]:
+    """Bits per byte of the first `ROUNDING_TOKENS` tokens minus those without rounding; None if stopped.
+
+    Args:
+        unrounded: The model with its weights as stored.
+        reader: Reader of that model.
+        runtime: Device and number type.
+        text: The text.
+        lengths: Lengths of the rounded evaluation.
+        nats: Surprisal (t) of each token with rounded weights and memory.
+        stop: Called between calls of the model.
+    """
+    n = min(ROUNDING_TOKENS, len(text.tokens))
+    part = replace(text, tokens=text.tokens.first(n))
+    exact = replace(lengths, memory_dtype="float32")
+    totals = yield from score_text(unrounded, reader, runtime, part, exact, None, None, stop)
+    if totals.tokens < n:
+        return None
+    return bits_per(float(nats[:n].sum(dtype=np.float64)) - totals.nats, totals.bytes)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from xlcli.config import EvalConfig, MemoryDtype, SpanKind
 from xlcli.config.attention.softmax import FullAttentionConfig, LocalAttentionConfig
+from xlcli.evaluation.text import TokenizedText
 from xlcli.runtime import Runtime
-from xlcli.tokenized import TokenizedText
 
 if TYPE_CHECKING:
     from xlcli.store.loaded import LoadedModel

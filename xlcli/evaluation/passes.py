@@ -1,8 +1,13 @@
-"""Passes of the model over a text: the text in order, windows of it from empty memory, and recall of LSH attention."""
+"""Passes of the model over a text: the text in order, windows of it from empty memory, and recall of LSH attention.
+
+`ContextSums` collects the loss by context length, `Clock` estimates the duration.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+import math
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,16 +15,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from xlcli.evaluation.context import ContextSums
-from xlcli.evaluation.duration import Clock
 from xlcli.evaluation.lengths import DEFAULT_SEGMENT_LEN, Lengths
-from xlcli.events import Notice, Progress, ProgressMeter
+from xlcli.evaluation.text import TokenizedText
+from xlcli.events import ContextBin, Notice, Progress, ProgressMeter
 from xlcli.inference import check_memory
+from xlcli.metrics import LN2, bits_per, context_bin_edges, half_width
 from xlcli.model.recall import QUERIES, lsh_recall
 from xlcli.online import FixedModel
 from xlcli.runtime import Runtime
 from xlcli.text.loaders import DocumentLoader, EvalLoader, WindowLoader, document_loaders, inputs_and_targets
-from xlcli.tokenized import TokenizedText
 
 if TYPE_CHECKING:
     from xlcli.online import Reader
@@ -34,6 +38,14 @@ tokens with a short context."""
 SHORT_WINDOW = 64
 RECALL_TOKENS = 2**17
 """Maximum number of tokens on which recall is measured; their keys are kept."""
+LEAST_SEQUENCES = 5
+"""Number of sequences with tokens in a bin from which its uncertainty is estimated."""
+MEASURE_SECONDS = 2.0
+"""Time over which calls are measured."""
+LONG_SECONDS = 120.0
+"""Duration from which the estimate is reported."""
+SHORT_SECONDS = 30.0
+"""Duration of the shorter evaluation that is recommended."""
 
 Floats = NDArray[np.float64]
 
@@ -249,3 +261,91 @@ def token_nats(
         nll, state, ponder, _ = reader.score(x, y, state)
     steps = None if ponder is None else ponder.steps[:, -targets.shape[1] :].double().cpu().numpy()
     return nll.double().cpu().numpy(), steps, state
+
+
+class ContextSums:
+    """Sums by context bin, for contexts of up to `longest` tokens.
+
+    The margin of a bin comes from the standard error of a ratio of two sums over sequences that start with empty memory
+    (Cochran 1977, Sampling Techniques, section 6.4). Tokens of one sequence are no independent samples.
+    """
+
+    def __init__(self, longest: int) -> None:
+        self.edges = context_bin_edges(longest)
+        n_bins = len(self.edges) - 1
+        self.nats, self.n_bytes, self.n_tokens, self.n_sequences = np.zeros((4, n_bins))
+        self.products = np.zeros((3, n_bins))
+        """Sums over sequences of nats squared, nats times bytes, and bytes squared."""
+        self._open = np.zeros((3, 0, n_bins))
+        """Nats, bytes and tokens of the sequences being read (b) in each bin."""
+
+    def start(self, batch_size: int) -> None:
+        """Begins a batch of sequences."""
+        x, y, n = self._open
+        totals = (self.nats, self.n_bytes, self.n_tokens, self.n_sequences, *self.products)
+        for total, part in zip(totals, (x, y, n, n > 0, x * x, x * y, y * y), strict=True):
+            total += part.sum(0)
+        self._open = np.zeros((3, batch_size, len(self.nats)))
+
+    def add(self, first: int, nats: NDArray[np.float64], n_bytes: NDArray[Any], n_tokens: NDArray[Any]) -> None:
+        """Adds values (b t) of the next tokens; those of the first column have a context of `first` + 1 tokens.
+
+        Tokens with a longer context than `longest` are left out.
+        """
+        contexts = np.arange(first + 1, min(first + nats.shape[1], self.edges[-1] - 1) + 1)
+        if not len(contexts):
+            return
+        bins, columns = np.unique(np.searchsorted(self.edges, contexts, "right") - 1, return_index=True)
+        for total, part in zip(self._open, (nats, n_bytes, n_tokens), strict=True):
+            total[:, bins] += np.add.reduceat(part[:, : len(contexts)], columns, axis=1, dtype=np.float64)
+
+    def bins(self) -> tuple[ContextBin, ...]:
+        """The loss in each context bin that has tokens."""
+        self.start(0)
+        return tuple(
+            ContextBin(
+                start=self.edges[i],
+                stop=self.edges[i + 1],
+                tokens=int(self.n_tokens[i]),
+                bits_per_byte=bits_per(float(self.nats[i]), int(self.n_bytes[i])),
+                margin=self._margin(i),
+            )
+            for i in np.flatnonzero(self.n_tokens).tolist()
+        )
+
+    def _margin(self, i: int) -> float | None:
+        """Half the width of the 95 % confidence interval of bin `i`; None if it has too few sequences."""
+        n, n_bytes = int(self.n_sequences[i]), float(self.n_bytes[i])
+        if n < LEAST_SEQUENCES or not n_bytes:
+            return None
+        ratio = float(self.nats[i]) / n_bytes
+        squares = max(0.0, float(np.dot(self.products[:, i], (1.0, -2 * ratio, ratio * ratio))))
+        return half_width(math.sqrt(squares * n / (n - 1)) / n_bytes / LN2, n - 1)
+
+
+class Clock:
+    """Reports, once, how long an evaluation takes and what makes it shorter.
+
+    Args:
+        n_bytes: Length of the text.
+        scale: Duration of the whole evaluation as a multiple of the one pass that is measured.
+        clock: Time in seconds.
+    """
+
+    def __init__(self, n_bytes: int, scale: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._n_bytes, self._scale, self._clock = n_bytes, scale, clock
+        self._started: float | None = None
+
+    def report(self, n_done: int, n_calls: int) -> Iterator[Notice]:
+        """A notice if it is long, after call `n_done` of `n_calls`; the first is slower and does not count."""
+        now = self._clock()
+        if n_done == 1:
+            self._started = now
+        elif self._started is not None and now - self._started >= MEASURE_SECONDS:
+            seconds = self._scale * n_calls * (now - self._started) / (n_done - 1)
+            self._started = None
+            if seconds >= LONG_SECONDS:
+                limit = 2 ** max(10, int(math.log2(self._n_bytes * SHORT_SECONDS / seconds)))
+                size = f"{limit // 2**20}MiB" if limit >= 2**20 else f"{limit // 2**10}KiB"
+                about = f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+                yield Notice(f"this takes about {about}; --limit {size} gives a score in half a minute")

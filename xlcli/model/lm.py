@@ -189,7 +189,7 @@ class LanguageModel(nn.Module):
             embedded, context = self.embed(part, state, within)
             x, layers, ponder = self.stack(embedded, state.layers, context)
             state = self.advance(state, part, layers)
-            hidden.append(x)
+            hidden.append(self.stack.final(x))
             ponders.append(ponder)
             losses += context.losses.values()
         auxiliary = torch.stack(losses).sum() if losses else None

@@ -24,7 +24,7 @@ class Ponder(NamedTuple):
 
 
 class StackOutput(NamedTuple):
-    """Output x (b t d) of a stack, new memories, and the ponder cost of adaptive computation, if any."""
+    """Output x (b t d) of the blocks of a stack, new memories, and the ponder cost of adaptive computation, if any."""
 
     x: Tensor
     memories: tuple[Memory, ...]
@@ -84,7 +84,7 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """Blocks in sequence, and a last layer, usually a norm.
+    """Blocks in sequence. The model applies the last layer `final`, usually a norm, to their output.
 
     With `input_residual` the input of block i is stream_scale[i] x + input_scale[i] x0, where x0 is the input of the
     stack.
@@ -123,27 +123,29 @@ class Stack(nn.Module):
     def prepare_compiling(self) -> None:
         """Called once before the stack is compiled."""
 
-    def forward(self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> StackOutput:
-        """Output for input (b t d), and the new memories."""
-        x, memories = self._apply_blocks(x, memories, context, context)
-        return StackOutput(self.final(x), memories)
+    def forward(
+        self,
+        x: Tensor,
+        memories: tuple[Memory, ...],
+        context: AttentionContext,
+        last: AttentionContext | None = None,
+    ) -> StackOutput:
+        """Output of the blocks for input (b t d), and the new memories.
 
-    def _apply_blocks(
-        self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext, last: AttentionContext
-    ) -> tuple[Tensor, tuple[Memory, ...]]:
-        """Output of all blocks for input (b t d), and the new memories. `last` is the context of the last block."""
+        `last` is the context of the last block, if it is another one.
+        """
         after = []
         x0 = x
         for i, (block, before) in enumerate(zip(self.layers(), memories, strict=True)):
             x = self.block_input(i, x, x0)
-            if i == len(self.blocks) - 1:
+            if last is not None and i == len(self.blocks) - 1:
                 context = last
             if self.recompute_activations and torch.is_grad_enabled():
                 x, memory = _recomputed(block, x, before, context)
             else:
                 x, memory = block(x, before, context)
             after.append(memory)
-        return x, tuple(after)
+        return StackOutput(x, tuple(after))
 
     def block_input(self, i: int, x: Tensor, x0: Tensor) -> Tensor:
         """Input of block i, from the output x of the block before it and the input x0 of the stack."""

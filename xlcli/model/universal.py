@@ -42,13 +42,19 @@ class UniversalStack(Stack):
         """Any positive number of steps."""
         return depth > 0 and depth % len(self.blocks) == 0
 
-    def forward(self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> StackOutput:
+    def forward(
+        self,
+        x: Tensor,
+        memories: tuple[Memory, ...],
+        context: AttentionContext,
+        last: AttentionContext | None = None,
+    ) -> StackOutput:
         """Output for input (b t d), and the new memories."""
         after: tuple[Memory, ...] = ()
         for step, before in enumerate(self._by_step(memories), start=1):
-            x, new = self._apply_blocks(self._signal(x, step), before, context, context)
+            x, new, _ = Stack.forward(self, self._signal(x, step), before, context)
             after += new
-        return StackOutput(self.final(x), after)
+        return StackOutput(x, after)
 
     def _by_step(self, memories: tuple[Memory, ...]) -> list[tuple[Memory, ...]]:
         n = len(self.blocks)
@@ -91,7 +97,13 @@ class AdaptiveStack(UniversalStack):
         self.halt = nn.Linear(dim, 1)
         self.initial_constants = {"halt.bias": halt_bias}
 
-    def forward(self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> StackOutput:
+    def forward(
+        self,
+        x: Tensor,
+        memories: tuple[Memory, ...],
+        context: AttentionContext,
+        last: AttentionContext | None = None,
+    ) -> StackOutput:
         """Output for input (b t d), the new memories, and the ponder cost."""
         steps = self._by_step(memories)
         running = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
@@ -107,7 +119,7 @@ class AdaptiveStack(UniversalStack):
                 after += self._remember(signalled, before, context)
                 continue
             last = context if rows is None else context.for_rows(rows)
-            new, memory = self._apply_blocks(signalled, before, context, last)
+            new, memory, _ = Stack.forward(self, signalled, before, context, last)
             after += memory
             new = torch.where(running[..., None], new.to(x.dtype), x)
             p = self.halt(self.final(new)).squeeze(-1).to(total.dtype).sigmoid()
@@ -120,7 +132,7 @@ class AdaptiveStack(UniversalStack):
             x = new
             running = running & ~halts
             total = total + p
-        return StackOutput(self.final(out), after, Ponder(taken + remainder, taken))
+        return StackOutput(out, after, Ponder(taken + remainder, taken))
 
     def _remember(self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> tuple[Memory, ...]:
         """New memories of a step whose output is not needed: the last block only updates its memory."""

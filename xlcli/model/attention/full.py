@@ -94,16 +94,12 @@ class FullAttention(ProjectedAttention):
         """Output (b t d) for input x (b t d), and the new memory."""
         q = self.queries(x, context)
         k, v, memory = self._extend(x, memory, context)
-        y = self.attend_call(q, k, v, context)
+        y = self.attend(q, k, v, context, context.mask)
         return context.apply(self.output, rearrange(y, "b h t e -> b t (h e)")), memory
 
     def update_memory(self, x: Tensor, memory: Memory, context: AttentionContext) -> Memory:
         """New memory after input x (b t d), without the output."""
         return self._extend(x, memory, context)[2]
-
-    def attend_call(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> Tensor:
-        """Attention output (b h t e) of all queries of a call over keys and values (b h s e)."""
-        return self.attend(q, k, v, context, context.mask)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, visible: Tensor | Mask | None

@@ -18,7 +18,7 @@ from xlcli.config.attention.softmax import LocalAttentionConfig
 from xlcli.memory import Memory
 from xlcli.model.attention.full import FullAttention, settings
 from xlcli.model.position import Position
-from xlcli.ops.context import AttentionContext
+from xlcli.ops.context import AttentionContext, Mask
 
 
 def build(model: ModelConfig, attention: LocalAttentionConfig, position: Position) -> LocalAttention:
@@ -45,13 +45,15 @@ class LocalAttention(FullAttention):
         """New memory after input x (b t d), without the output."""
         return super().update_memory(x, memory, context.narrow(self.window))
 
-    def attend_call(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> Tensor:
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, visible: Tensor | Mask | None
+    ) -> Tensor:
         """Attention output (b h t e) of all queries of a call, in blocks of w = `window` queries if there are many.
 
         Clamped distances need absolute positions, which blocks do not have.
         """
         if context.n_new <= 2 * self.window or context.clamp_len is not None:
-            return super().attend_call(q, k, v, context)
+            return super().attend(q, k, v, context, visible)
         b, window = q.shape[0], self.window
         n_blocks = -(-context.n_new // window)
         tail = n_blocks * window - context.n_new
@@ -60,13 +62,13 @@ class LocalAttention(FullAttention):
         keys, values = (_overlapping_blocks(F.pad(part, pad), window) for part in (k, v))
         queries = rearrange(F.pad(q, (0, 0, 0, tail)), "b h (c w) e -> (b c) h w e", w=window)
         block = context.block(window)
-        visible = context.cache.constant("block mask", lambda: block_mask(block, n_blocks, context.n_memory))
+        in_blocks = context.cache.constant("block mask", lambda: block_mask(block, n_blocks, context.n_memory))
         reach = context.mask.reach
         if reach is None:
-            visible = visible.repeat(b, 1, 1, 1)
+            in_blocks = in_blocks.repeat(b, 1, 1, 1)
         else:
-            visible = context.cache.constant("document mask", lambda: document_mask(block, visible, reach))
-        y = self.attend(queries, keys, values, block, visible)
+            in_blocks = context.cache.constant("document mask", lambda: document_mask(block, in_blocks, reach))
+        y = super().attend(queries, keys, values, block, in_blocks)
         return rearrange(y, "(b c) h w e -> b h (c w) e", b=b)[:, :, : context.n_new]
 
 

@@ -8,7 +8,7 @@ import torch
 from toys import PROSE, RUNTIME, slow_bits, toy
 
 from xlcli import evaluation
-from xlcli.config import EvalConfig, GenerateConfig, ModelConfig, StreamConfig
+from xlcli.config import EvalConfig, GenerateConfig, InferenceConfig, ModelConfig, StreamConfig
 from xlcli.errors import CheckpointError, ConfigError, StateError
 from xlcli.evaluation import evaluate
 from xlcli.events import GeneratedText, Score, TokenScore
@@ -85,7 +85,7 @@ def test_a_state_keeps_the_number_type_of_its_memory(dtype, tmp_path):
 @pytest.mark.parametrize("dtype", ROUNDED)
 def test_weights_are_rounded_as_if_they_were_stored_so(folder, dtype):
     copy_model(folder, folder.with_name("copy"), dtype)
-    loaded, copied = store.load(folder, weight_dtype=dtype), store.load(folder.with_name("copy"))
+    loaded, copied = store.load(folder, InferenceConfig(weight_dtype=dtype)), store.load(folder.with_name("copy"))
     assert (loaded.weight_dtype, copied.weight_dtype) == (dtype, "float32")
     expected, changed = weights_of(copied.network), 0
     for name, weight in weights_of(loaded.network).items():
@@ -93,12 +93,12 @@ def test_weights_are_rounded_as_if_they_were_stored_so(folder, dtype):
         assert torch.equal(weight, expected[name])
         changed += not torch.equal(weight, weights_of(store.load(folder).network)[name])
     assert changed > 5
-    again = weights_of(store.load(folder.with_name("copy"), weight_dtype=dtype).network)
+    again = weights_of(store.load(folder.with_name("copy"), InferenceConfig(weight_dtype=dtype)).network)
     assert all(torch.equal(weight, expected[name]) for name, weight in again.items())
 
 
 def test_rows_of_rounded_matrices_are_found_again(folder):
-    loaded = store.load(folder, weight_dtype="int8")
+    loaded = store.load(folder, InferenceConfig(weight_dtype="int8"))
     for weight in loaded.network.parameters():
         if weight.ndim == 2:
             values, scales = quantize(weight)
@@ -107,7 +107,7 @@ def test_rows_of_rounded_matrices_are_found_again(folder):
 
 
 def test_weights_as_stored_can_be_read_again(folder):
-    loaded, plain = store.load(folder, weight_dtype="int8"), store.load(folder)
+    loaded, plain = store.load(folder, InferenceConfig(weight_dtype="int8")), store.load(folder)
     unrounded = loaded.unrounded()
     assert unrounded.weight_dtype == "float32"
     assert plain.unrounded() is plain
@@ -120,7 +120,7 @@ def test_weights_as_stored_can_be_read_again(folder):
 
 
 def test_the_number_type_of_weights_is_an_option_of_loading(folder):
-    model = store.load(folder, weight_dtype="int8")
+    model = store.load(folder, InferenceConfig(weight_dtype="int8"))
     for dtype in ("auto", "int8"):
         assert generated(model, weight_dtype=dtype)
     with pytest.raises(ConfigError, match="weights are rounded when a model is loaded") as error:
@@ -144,7 +144,7 @@ def test_memories_without_keys_and_values_are_not_rounded(variant, dtype):
 def test_the_cost_of_rounding(folder, prose, monkeypatch, options):
     """The difference in bits per byte to float32 over the first tokens of the text."""
     monkeypatch.setattr(evaluation, "ROUNDING_TOKENS", 100)
-    loaded = store.load(folder, weight_dtype="int8")
+    loaded = store.load(folder, InferenceConfig(weight_dtype="int8"))
     found, _ = evaluated(loaded, prose, memory_dtype="bfloat16", **options)
     for score in found:
         same = {"mem_len": score.mem_len, "span": score.span}

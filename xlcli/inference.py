@@ -336,8 +336,7 @@ def _check_options(model: LoadedModel, runtime: Runtime, options: InferenceConfi
     memory_dtype = None if options.memory_dtype == "auto" else options.memory_dtype
     if (memory_dtype, state.memory_dtype) == ("float32", "bfloat16") and runtime.dtype != torch.float32:
         memory_dtype = None  # keys and values are computed in 16 bits, and were not rounded
-    names = ("n_steps", "n_hashes", "clamp_len")
-    given = {name: getattr(options, name) for name in names} | {"memory_dtype": memory_dtype}
+    given = {name: getattr(options, name) for name in saved} | {"memory_dtype": memory_dtype}
     for name, value in given.items():
         if value is not None and value != saved[name]:
             flag = f"--{name.replace('_', '-')}"

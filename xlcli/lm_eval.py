@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from xlcli.api import Model, load
 from xlcli.config import GenerateConfig, InferenceConfig, validate
 from xlcli.config.inference import Dtype
-from xlcli.config.position import ClampLen
+from xlcli.config.keywords import ModelOptions
 from xlcli.errors import XLError
 from xlcli.evaluation.lengths import DEFAULT_SEGMENT_LEN, tokens_per_call
 from xlcli.events import Generated
@@ -73,14 +73,11 @@ class XlcliLM(LM):
         device: `cpu`, `cuda` or `cuda:N`; None is `auto`, and so is the default `cuda:0` of the harness where there is
             no CUDA device.
         dtype: Number type of matrix products; `auto` is float32.
-        weight_dtype: Number type that the weights are rounded to; `auto` is float32.
         memory_dtype: Number type of past keys and values; `auto` is float32.
         threads: Number of CPU threads of the process; None keeps the current number.
-        n_steps: Number of times a universal stack applies its blocks; None uses the trained value.
-        n_hashes: Number of hash rounds of LSH attention; None uses the trained value.
-        clamp_len: Largest distance of the position encoding, or `none`; None uses the largest one of training.
         seed: Seed of the first continuation of a task that samples; that of continuation i is `seed + i`.
         max_batch_size: Ignored; the harness gives it to every model.
+        options: Keys of `ModelOptions`, as of `xlcli.load`.
 
     Raises:
         CheckpointError: There is no such model, or it is damaged.
@@ -95,32 +92,21 @@ class XlcliLM(LM):
         batch_size: int | str | None = None,
         device: str | None = None,
         dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
-        weight_dtype: Dtype = "auto",
         memory_dtype: Dtype = "auto",
         threads: int | None = None,
-        n_steps: int | None = None,
-        n_hashes: int | None = None,
-        clamp_len: ClampLen | None = None,
         seed: int = 0,
         max_batch_size: int | None = None,
+        **options: Unpack[ModelOptions],
     ) -> None:
         super().__init__()
         if not isinstance(model, Model):
             name = None if model is None else str(model)
             device = "auto" if device is None or not torch.cuda.is_available() else device
-            model = load(
-                name,
-                device=device,
-                dtype=dtype,
-                threads=threads,
-                n_steps=n_steps,
-                n_hashes=n_hashes,
-                clamp_len=clamp_len,
-                weight_dtype=weight_dtype,
-            )
+            model = load(name, device=device, dtype=dtype, threads=threads, **options)
         self.model, self.runtime = model.loaded, model.runtime
         self.options = validate(
-            InferenceConfig, {"mem_len": mem_len, "weight_dtype": weight_dtype, "memory_dtype": memory_dtype}
+            InferenceConfig,
+            {"mem_len": mem_len, "weight_dtype": options.get("weight_dtype", "auto"), "memory_dtype": memory_dtype},
         )
         self.seed = seed
         self.batch_size = DEFAULT_BATCH_SIZE if batch_size in (None, "auto") else int(batch_size)

@@ -28,9 +28,14 @@ from xlcli.config import (
     WeightEncoding,
     validate,
 )
-from xlcli.config.inference import Dtype
-from xlcli.config.keywords import EvalOptions, GenerateOptions, ReadOptions, SamplingOptions, StreamOptions
-from xlcli.config.position import ClampLen
+from xlcli.config.keywords import (
+    EvalOptions,
+    GenerateOptions,
+    ModelOptions,
+    ReadOptions,
+    SamplingOptions,
+    StreamOptions,
+)
 from xlcli.errors import ConfigError
 from xlcli.events import Event, Generated, GeneratedText, Notice, TokenScore
 from xlcli.runtime import Runtime, make_runtime
@@ -179,10 +184,7 @@ def load(
     device: str = "auto",
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     threads: int | None = None,
-    n_steps: int | None = None,
-    n_hashes: int | None = None,
-    clamp_len: ClampLen | None = None,
-    weight_dtype: Dtype = "auto",
+    **options: Unpack[ModelOptions],
 ) -> Model:
     """Loads a model.
 
@@ -191,30 +193,17 @@ def load(
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         dtype: Number type of matrix products; `auto` is float32.
         threads: Number of CPU threads of the process; None keeps the current number.
-        n_steps: Number of times a universal stack applies its blocks; None uses the trained value.
-        n_hashes: Number of hash rounds of LSH attention; None uses the trained value.
-        clamp_len: Largest distance of the position encoding: keys further back are at this one; `none`: any. None uses
-            the largest one of training.
-        weight_dtype: Number type that the weights are rounded to; `auto` is float32.
+        options: Keys of `ModelOptions`, which `InferenceConfig` describes; what is left out is as trained.
 
     Raises:
         CheckpointError: There is no such model, or it is damaged.
         ConfigError: The device does not exist, or the model has no such setting.
     """
     runtime = make_runtime(validate(RuntimeConfig, {"device": device, "dtype": dtype, "threads": threads}))
-    options = validate(InferenceConfig, {"weight_dtype": weight_dtype, "clamp_len": clamp_len})
+    chosen = validate(InferenceConfig, dict(options))
     folder = find(None if model is None else os.fspath(model))
-    shape = read_config(folder).model
-    options.check_model(shape)
-    encoding, _ = options.dtypes(shape)
-    loaded = load_folder(
-        folder,
-        device=runtime.device,
-        n_steps=n_steps,
-        n_hashes=n_hashes,
-        clamp_len=clamp_len,
-        weight_dtype=encoding,
-    )
+    chosen.check_model(read_config(folder).model)
+    loaded = load_folder(folder, chosen, device=runtime.device)
     for warning in loaded.warnings:
         warnings.warn(warning, stacklevel=2)
     return Model(loaded, runtime)

@@ -241,7 +241,7 @@ def measure(
         model, runtime = load_model(folder, config.bench, config.runtime, screen)
     else:
         runtime = make_runtime(config.runtime)
-        shape = config.model.for_inference(config.bench.n_steps, config.bench.n_hashes)
+        shape = config.bench.shape(config.model)
         weight_dtype, _ = config.bench.dtypes(shape)
         model = bench.untrained(str(preset), config.model_copy(update={"model": shape}), runtime, weight_dtype)
         if config.bench.clamp_len is not None:

@@ -100,7 +100,7 @@ def print_plan(
     from xlcli.store.layout import read_config
 
     config = read_config(folder)
-    model = config.model.for_inference(settings.n_steps, settings.n_hashes)
+    model = settings.shape(config.model)
     mem_len = config.train.mem_len if settings.mem_len is None else settings.mem_len
     segment_len = config.train.segment_len
     parameters = summarize(folder).parameters or 0
@@ -141,19 +141,11 @@ def load_model(
     from xlcli.cli import quantities, report
     from xlcli.runtime import make_runtime
     from xlcli.store.folder import load
-    from xlcli.store.layout import read_config
     from xlcli.store.records import scored_text
 
     runtime = make_runtime(config) if ranks is None else make_runtime(config, ranks=ranks)
-    weight_dtype, memory_dtype = settings.dtypes(read_config(folder).model)
-    model = load(
-        folder,
-        device=runtime.device,
-        n_steps=settings.n_steps,
-        n_hashes=settings.n_hashes,
-        clamp_len=settings.clamp_len,
-        weight_dtype=weight_dtype,
-    )
+    model = load(folder, settings, device=runtime.device)
+    _, memory_dtype = settings.dtypes(model.config.model)
     screen.clear()
     for warning in model.warnings:
         screen.say(warning, "warning")

@@ -39,9 +39,13 @@ class InferenceConfig(BaseConfig):
     weight_dtype: Dtype = "auto"
     memory_dtype: Dtype = "auto"
 
+    def shape(self, model: ModelConfig) -> ModelConfig:
+        """The model with these settings of its stack and its layers; `ConfigError` if it has no such setting."""
+        return model.for_inference(self.n_steps, self.n_hashes)
+
     def check_model(self, model: ModelConfig) -> None:
         """`ConfigError` if a setting does not apply to this model."""
-        model.for_inference(self.n_steps, self.n_hashes)
+        self.shape(model)
         if self.clamp_len is not None and not model.has_softmax:
             reason = "needs softmax attention, but this model has none"
             raise ConfigError(f"clamp_len {reason}.", "Leave it out.", key="clamp_len", reason=reason)

@@ -7,6 +7,16 @@ from typing import Literal, TypedDict
 
 from xlcli.config.base import SpanKind
 from xlcli.config.inference import AdaptedWeights, Dtype
+from xlcli.config.position import ClampLen
+
+
+class ModelOptions(TypedDict, total=False):
+    """Keys of `InferenceConfig` that are fixed when a model is loaded."""
+
+    n_steps: int | None
+    n_hashes: int | None
+    clamp_len: ClampLen | None
+    weight_dtype: Dtype
 
 
 class OnlineOptions(TypedDict, total=False):

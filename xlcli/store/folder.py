@@ -12,8 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xlcli.config import Config, WeightEncoding
-from xlcli.config.position import ClampLen
+from xlcli.config import Config, InferenceConfig
 from xlcli.errors import CheckpointError
 from xlcli.files import cannot_write, make_folder, read_header, write_tensors
 from xlcli.store.encodings import encode, stored_infos
@@ -96,49 +95,33 @@ def save_model(
     write_tensors(folder / WEIGHTS, tensors, {**metadata, **required})
 
 
-def load(
-    folder: Path,
-    *,
-    device: str | torch.device = "cpu",
-    n_steps: int | None = None,
-    n_hashes: int | None = None,
-    clamp_len: ClampLen | None = None,
-    weight_dtype: WeightEncoding = "float32",
-) -> LoadedModel:
+def load(folder: Path, options: InferenceConfig | None = None, *, device: str | torch.device = "cpu") -> LoadedModel:
     """The model in `folder`, verified, with float32 weights.
 
     Args:
         folder: The model folder.
+        options: Settings of the stack, the layers and the position encoding, and number type that the weights are
+            rounded to, as if they were stored in it; None is as trained.
         device: Device of the network.
-        n_steps: Number of times a universal stack applies its blocks; None uses the trained value.
-        n_hashes: Number of hash rounds of LSH attention; None uses the trained value.
-        clamp_len: Largest distance of the position encoding; see `TrainConfig.limits`.
-        weight_dtype: Number type that the weights are rounded to, as if they were stored in it.
 
     Raises:
         ConfigError: The model has no such setting.
         CheckpointError: A file is missing, damaged, of another model or of another format, or a weight cannot be
             rounded.
     """
+    options = options or InferenceConfig()
     for _ in range(ATTEMPTS - 1):
         before = _versions(folder)
         try:
-            return _load(folder, device, n_steps, n_hashes, clamp_len, weight_dtype)
+            return _load(folder, options, device)
         except CheckpointError:
             if _versions(folder) == before:
                 raise
         time.sleep(RETRY_SECONDS)  # training has replaced a file since the first one was read
-    return _load(folder, device, n_steps, n_hashes, clamp_len, weight_dtype)
+    return _load(folder, options, device)
 
 
-def _load(
-    folder: Path,
-    device: str | torch.device,
-    n_steps: int | None,
-    n_hashes: int | None,
-    clamp_len: ClampLen | None,
-    weight_dtype: WeightEncoding,
-) -> LoadedModel:
+def _load(folder: Path, options: InferenceConfig, device: str | torch.device) -> LoadedModel:
     from xlcli.text.tokenizers.registry import load_tokenizer
 
     path = folder / WEIGHTS
@@ -147,9 +130,10 @@ def _load(
         if name in header.files:
             verify_file(folder, name, header.files)
     trained = header.config.model
-    shape = trained.for_inference(n_steps, n_hashes)
+    shape = options.shape(trained)
+    weight_dtype, _ = options.dtypes(shape)
     network, metadata = read_network(folder, shape, header.encoding, device)
-    network.clamp_len, network.far_len = header.config.train.limits(trained, clamp_len)
+    network.clamp_len, network.far_len = header.config.train.limits(trained, options.clamp_len)
     tokenizer = load_tokenizer(folder)
     if metadata.get("config", "") != header.fingerprint:
         raise CheckpointError(f"{path} was saved with another model configuration than {CONFIG}.", KEEP_TOGETHER)

@@ -116,7 +116,7 @@ class LoadedModel:
     def check_settings(self, options: InferenceConfig) -> None:
         """`ConfigError` if a setting does not apply to the model, or differs from the one it was loaded with."""
         options.check_model(self.config.model)
-        is_same = self.config.model.for_inference(options.n_steps, options.n_hashes) == self.config.model
+        is_same = options.shape(self.config.model) == self.config.model
         clamp_len = self.network.clamp_len or self.network.far_len or "none"
         if not is_same or options.clamp_len not in (None, clamp_len):
             raise ConfigError(

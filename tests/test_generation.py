@@ -9,7 +9,7 @@ from xlcli.config import GenerateConfig, StreamConfig
 from xlcli.errors import ConfigError, ResourceError, StateError
 from xlcli.events import Generated, GeneratedText
 from xlcli.generation import generate
-from xlcli.model.decoder_memory import table_bytes
+from xlcli.model.decoder import table_bytes
 from xlcli.sampling import SampleRNG, sample_tokens
 from xlcli.store.state_files import load_state, save_state
 from xlcli.store.weights import round_weights

@@ -15,8 +15,7 @@ import torch
 from tests.variants import COMBINATIONS, table, thinned
 from xlcli import config
 from xlcli.model.build import build_model
-from xlcli.model.decoder import Decoder, make_decoder
-from xlcli.model.decoder_memory import table_bytes, weight_bytes
+from xlcli.model.decoder import Decoder, make_decoder, table_bytes, weight_bytes
 from xlcli.ops.decode_records import CACHE
 from xlcli.store.weights import round_weights
 

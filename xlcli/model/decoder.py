@@ -10,30 +10,45 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
 from xlcli.memory import Memory, TokenBuffers
+from xlcli.model.attention import Attention
 from xlcli.model.attention.full import FullAttention
 from xlcli.model.attention.local import LocalAttention
-from xlcli.model.decoder_packing import Packed, Packer
-from xlcli.model.decoder_tables import DistanceTables
+from xlcli.model.feedforward import FeedForward
 from xlcli.model.head import SoftmaxHead
 from xlcli.model.lm import LanguageModel, parameter_bytes
+from xlcli.model.norm import EPSILON
 from xlcli.model.position import Position
 from xlcli.model.position.alibi import AlibiPosition
-from xlcli.model.position.rope import RopePosition
+from xlcli.model.position.rope import RopePosition, rope_angles
 from xlcli.model.position.t5 import T5Position
 from xlcli.model.position.xl import XLPosition
+from xlcli.model.residual import PostNorm, PreNorm, Residual, ReZero, Sandwich
 from xlcli.model.stack import Block, Stack
 from xlcli.ops.context import AttentionContext
-from xlcli.ops.decode_records import BLOCK, CACHE, CALL, Array
+from xlcli.ops.decode_records import (
+    ACTIVATIONS,
+    BLOCK,
+    CACHE,
+    CALL,
+    LAYER,
+    NONE,
+    RMS,
+    ROPE_LAYOUTS,
+    Array,
+)
+from xlcli.ops.quantize import quantize
+from xlcli.ops.span import Span
 
 if TYPE_CHECKING:
     from xlcli.state import State
@@ -44,6 +59,10 @@ TYPES = {
     torch.int8: np.empty(0, np.int8),
 }
 """Number type of weights or memories to an array of its type in the kernel."""
+BYTES = {"bfloat16": 2, "int8": 1}
+"""Bytes of a packed weight; float32 matrices are not copied unless several are joined."""
+Packed = tuple[Any, ...]
+"""Fields of a record of `ops/decode_records.py`; those of arrays are addresses."""
 NO_HEAD = (0,) * 4, (0,) * 5, 0
 """Fields of a head of size 0."""
 
@@ -254,3 +273,235 @@ def _are_readable(memories: Sequence[Memory]) -> bool:
 def _types(memories: Sequence[Memory]) -> set[torch.dtype | None]:
     """Number types of the keys and values; None for memories of another kind."""
     return {memory.dtype if isinstance(memory, TokenBuffers) else None for memory in memories}
+
+
+class Packer:
+    """Packs weights of a network.
+
+    Attributes:
+        kept: Tensors whose addresses are packed.
+        n_weights: Number of weights in packed matrices.
+    """
+
+    def __init__(self, network: LanguageModel, weight_type: torch.dtype) -> None:
+        self.network = network
+        self.weight_type = weight_type
+        self.kept: list[Tensor] = []
+        self.n_weights = 0
+
+    def block(self, i: int, block: Block) -> Packed:
+        """Fields of `BLOCK`."""
+        stack = self.network.stack
+        scales = (stack.stream_scale[i].item(), stack.input_scale[i].item()) if stack.input_residual else (1.0, 0.0)
+        return (
+            self._attention(block.attention),
+            self._residual(block.attention_residual),
+            *self._feed_forward(block.feedforward),
+            self._residual(block.feedforward_residual),
+            block.feedforward.down.weight.shape[1],
+            self._address(None if block.vectors is None else block.vectors.weight),
+            *scales,
+        )
+
+    def _attention(self, attention: Attention) -> Packed:
+        """Fields of `ATTENTION`."""
+        assert isinstance(attention, FullAttention)
+        position, h = attention.position, attention.n_heads
+        e = attention.output.weight.shape[1] // h
+        n_features, content, bias, relative = 0, None, None, None
+        if isinstance(position, XLPosition):
+            content, bias = position.biases.content, position.biases.position
+            n_features = min(position.n_features, e)
+            if position.n_features <= e:
+                relative = rearrange(position.relative.weight, "(h e) f -> h f e", e=e)
+        norms = [
+            self.norm(None if isinstance(norm, nn.Identity) else norm)
+            for norm in (attention.query_norm, attention.key_norm)
+        ]
+        return (
+            self.matrix(torch.cat([part.weight for part in (attention.query, attention.key, attention.value)])),
+            self.matrix(attention.output.weight),
+            *norms,
+            h,
+            e,
+            n_features,
+            *map(self._address, (content, bias, relative)),
+            ROPE_LAYOUTS[position.layout] if isinstance(position, RopePosition) else 0,
+            attention.scale,
+        )
+
+    def _feed_forward(self, network: FeedForward) -> Packed:
+        """Both matrices, as `MATRIX`."""
+        weight: Tensor = network.up.weight
+        bias: Tensor | None = network.up.bias
+        if network.gate is not None:
+            weight = torch.cat([weight, network.gate.weight])
+            bias = None if bias is None else torch.cat([bias, network.gate.bias])
+        activation = ACTIVATIONS[self.network.config.feedforward.kind]
+        up = self.matrix(weight, bias, activation, is_gated=network.gate is not None)
+        return up, self.matrix(network.down.weight, network.down.bias)
+
+    def _residual(self, residual: Residual) -> Packed:
+        """Fields of `RESIDUAL`."""
+        before = residual.norm if isinstance(residual, PreNorm) else None
+        after = residual.last_norm if isinstance(residual, Sandwich) else None
+        stream = residual.norm if isinstance(residual, PostNorm) else None
+        alpha = float(residual.alpha) if isinstance(residual, ReZero) else 1.0
+        return *map(self.norm, (before, after, stream)), alpha
+
+    def norm(self, norm: nn.Module | None) -> Packed:
+        """Fields of `NORM`."""
+        if isinstance(norm, nn.RMSNorm):
+            return RMS, self._address(norm.weight), 0, EPSILON
+        if isinstance(norm, nn.LayerNorm):
+            return LAYER, self._address(norm.weight), self._address(norm.bias), EPSILON
+        return NONE, 0, 0, 0.0
+
+    def matrix(
+        self, weight: Tensor, bias: Tensor | None = None, activation: int = 0, *, is_gated: bool = False
+    ) -> Packed:
+        """Fields of `MATRIX`: weights in their encoding, exact because they are rounded already."""
+        scale = None
+        self.n_weights += weight.numel()
+        if self.weight_type == torch.int8:
+            weight, scale = quantize(weight)
+            scale = scale.float()
+        return *map(self._address, (weight.to(self.weight_type), scale, bias)), activation, is_gated
+
+    def _address(self, t: Tensor | None) -> int:
+        """Address of a contiguous tensor, or of a copy; 0 for None."""
+        if t is None:
+            return 0
+        self.kept.append(t.detach().contiguous())
+        return self.kept[-1].data_ptr()
+
+
+class DistanceTables:
+    """Tables that grow with the memory; layers with the same encoding share them."""
+
+    def __init__(self) -> None:
+        self.tables: dict[Hashable, Tensor] = {}
+
+    def read_bytes(self, longest: int) -> int:
+        """Size in bytes of the tables that a call with at most `longest` keys reads."""
+        return sum(t[..., :longest].nbytes for t in self.tables.values())
+
+    def of(self, block: Block, length: int, context: AttentionContext) -> tuple[Tensor | None, ...]:
+        """Last arrays of `CACHE`: tables of the position encoding for `length` keys, the new one included."""
+        attention = block.attention
+        assert isinstance(attention, FullAttention)
+        position, e = attention.position, attention.output.weight.shape[1] // attention.n_heads
+        farthest = context.mask.max_distance
+        longest = 1 + farthest if farthest is not None else context.span.segment_len
+        if isinstance(position, XLPosition):
+            length, longest = (min(n, (context.span.clamp_len or n) + 1) for n in (length, longest))
+            if position.n_features <= e:
+                keys = self._table(
+                    ("xl", position.n_features), length, longest, lambda n: _position_keys(position, n, e)
+                )
+            else:  # inner products with projected keys are shorter
+                keys = self._table(position.relative, length, longest, lambda n: _projected_keys(position, n, e))
+            return keys, None, None, None, None
+        if isinstance(position, (AlibiPosition, T5Position)):
+            source: Hashable = position.table if isinstance(position, T5Position) else "alibi"
+            bias = self._table((source, attention.n_heads), length, longest, lambda n: _bias(attention, n, e))
+            return None, bias, None, None, None
+        if isinstance(position, RopePosition):
+            sin, cos = context.cache.constant(
+                ("rope step", e, position.base), lambda: _rope_angles(position, context, e)
+            )
+            turns, clamp_len = None, context.span.clamp_len
+            if clamp_len is not None and length > clamp_len + 1:
+                n_far = length - clamp_len
+                turns = self._table(
+                    ("turns", e, position.base), n_far, longest, lambda n: _turns(position, n, e), axis=0
+                )
+            return None, None, sin, cos, turns
+        return None, None, None, None, None
+
+    def _table(self, key: Hashable, length: int, longest: int, make: Callable[[int], Tensor], axis: int = 1) -> Tensor:
+        """Table with at least `length` columns, or rows with axis 0; grows by doubling, up to `longest`.
+
+        The last column is that of the query itself.
+        """
+        table = self.tables.get(key)
+        if table is None or table.shape[axis] < length:
+            self.tables.pop(key, None)
+            table = make(max(length, min(max(2 * length, 256), longest))).contiguous()
+            self.tables[key] = table
+        return table
+
+
+def _context(n: int) -> AttentionContext:
+    """Context of a call of one token after n - 1 others."""
+    return AttentionContext(Span("uniform", n, n), n_memory=n - 1, n_new=1, keep=0, device=torch.device("cpu"))
+
+
+def _rope_angles(position: RopePosition, context: AttentionContext, width: int) -> tuple[Tensor, Tensor]:
+    """Sine and cosine (b width/2) of the angles of the new tokens (b 1)."""
+    assert context.tokens is not None
+    positions = context.positions.latest(1).expand_as(context.tokens)[:, 0]
+    sin, cos = rope_angles(positions, width, position.base)
+    return sin.float().contiguous(), cos.float().contiguous()
+
+
+def _turns(position: RopePosition, n: int, width: int) -> Tensor:
+    """Sines, then cosines (n width), of the rotations by 0 to n - 1 positions."""
+    return torch.cat(rope_angles(torch.arange(n), width, position.base), dim=-1).float()
+
+
+def _position_keys(position: XLPosition, n: int, head_dim: int) -> Tensor:
+    """Position keys (f n) of distances n - 1 to 0."""
+    _, term = position.term(torch.zeros(1, position.n_heads, 1, head_dim), _context(n))
+    assert term is not None
+    return term.keys.T
+
+
+def _projected_keys(position: XLPosition, n: int, head_dim: int) -> Tensor:
+    """Position keys of distances n - 1 to 0, projected by W_R: (h e n)."""
+    cos, sin = _position_keys(position, n, head_dim).chunk(2)
+    return position.relative.weight @ torch.cat([-sin, cos])
+
+
+def _bias(attention: FullAttention, n: int, head_dim: int) -> Tensor:
+    """Additions (h n) to the scores of keys at distances n - 1 to 0."""
+    q = torch.zeros(1, attention.n_heads, 1, head_dim)
+    bias = attention.position.bias(q, q, _context(n), lambda x: (x, x))
+    assert bias is not None
+    return bias[:, 0]
+
+
+def weight_bytes(network: LanguageModel, encoding: str) -> int:
+    """Size in bytes of the copies of the matrices of blocks; 0 if there is no decoder."""
+    total = 0
+    for block in filter(has_kernel, network.stack.layers() if may_decode(network) else ()):
+        attention, feed_forward = block.attention, block.feedforward
+        assert isinstance(attention, FullAttention)
+        gate = feed_forward.gate
+        joined = [attention.query, attention.key, attention.value]
+        single = [attention.output, feed_forward.down]
+        (single if gate is None else joined).append(feed_forward.up)
+        joined += [] if gate is None else [gate]
+        copied = joined + single if encoding in BYTES else joined
+        total += BYTES.get(encoding, 4) * sum(part.weight.numel() for part in copied)
+    return total
+
+
+def table_bytes(network: LanguageModel, mem_len: int) -> int:
+    """Size in bytes of the tables by distance with memory of `mem_len` tokens; 0 if there is no decoder."""
+    tables: dict[Hashable, int] = {}
+    for block in filter(has_kernel, network.stack.layers() if may_decode(network) else ()):
+        attention = block.attention
+        assert isinstance(attention, FullAttention)
+        position, h, width = attention.position, attention.n_heads, attention.output.weight.shape[1]
+        n = 1 + (min(mem_len, attention.window) if isinstance(attention, LocalAttention) else mem_len)
+        if isinstance(position, XLPosition):
+            is_shared = position.n_features * h <= width  # else the position keys of each layer are projected
+            key: Hashable = "xl" if is_shared else position.relative
+            rows = position.n_features if is_shared else width
+        elif isinstance(position, (AlibiPosition, T5Position)):
+            key, rows = (position.table if isinstance(position, T5Position) else "alibi", h), h
+        else:
+            continue
+        tables[key] = max(tables.get(key, 0), 4 * rows * n)
+    return sum(tables.values())

@@ -61,7 +61,7 @@ class LoadedModel:
 
     def decoder_bytes(self, mem_len: int) -> int:
         """Size in bytes of what `decoder` adds to the weights of the network, with memory of `mem_len` tokens."""
-        from xlcli.model.decoder_memory import table_bytes, weight_bytes
+        from xlcli.model.decoder import table_bytes, weight_bytes
 
         weights = 0 if "decoder" in vars(self) else weight_bytes(self.network, self.encoding)
         return weights + table_bytes(self.network, mem_len)

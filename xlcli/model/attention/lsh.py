@@ -24,9 +24,6 @@ from xlcli.ops.lsh_gather import KeyWindow
 from xlcli.ops.lsh_table import Table, draw_rotations, hash_buckets, rank_in_buckets
 from xlcli.ops.span import Span
 
-MAX_SEQUENTIAL = 16
-"""Largest number of new tokens that inference processes one at a time, because that is faster (CPU)."""
-
 
 def build(model: ModelConfig, attention: LSHAttentionConfig, position: Position) -> LSHAttention:
     """Attention of one layer."""
@@ -117,8 +114,8 @@ class LSHAttention(Attention):
         memory = memory.written()
         with torch.autocast(x.device.type, enabled=False):
             q, k, v, buckets = self.project(x, memory, context)
-            one_by_one = context.n_new <= MAX_SEQUENTIAL and torch.is_inference_mode_enabled()
-            attend = self._attend_one_by_one if one_by_one else self._attend_parallel
+            is_one = context.n_new == 1 and torch.is_inference_mode_enabled()
+            attend = self._attend_one if is_one else self._attend_parallel
             y, memory = attend(q, k, v, buckets, memory, context)
         return context.apply(self.output, rearrange(y.to(self.output.weight.dtype), "b h t e -> b t (h e)")), memory
 
@@ -145,7 +142,7 @@ class LSHAttention(Attention):
             v,
             ranks,
             table if context.n_memory and table.n_slots else None,
-            _key_window(context, 0),
+            _key_window(context),
             bucket_size=self.bucket_size,
             scale=self.scale,
             dropout=self.dropout if self.training else 0.0,
@@ -154,17 +151,13 @@ class LSHAttention(Attention):
             return y, memory.empty()
         return y, memory.extended(Unwritten(ranks, k.detach(), v.detach(), context.start, self.bucket_size))
 
-    def _attend_one_by_one(
+    def _attend_one(
         self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, memory: Buckets, context: AttentionContext
     ) -> tuple[Tensor, Memory]:
-        """`_attend_parallel` for few tokens, each of which reads its own buckets only."""
+        """`_attend_parallel` for one token, which reads its own buckets only: faster on a CPU."""
         memory = memory.writable(self.bucket_size)
-        y = []
-        for i in range(context.n_new):
-            q_i, k_i, v_i = (part[:, :, i : i + 1] for part in (q, k, v))
-            buckets_i, key_window = buckets[..., i : i + 1], _key_window(context, i)
-            y.append(attend_hashed_one(q_i, k_i, v_i, buckets_i, memory.stored, key_window, scale=self.scale))
-        return torch.cat(y, dim=2), memory if context.keep else memory.empty()
+        y = attend_hashed_one(q, k, v, buckets, memory.stored, _key_window(context), scale=self.scale)
+        return y, memory if context.keep else memory.empty()
 
     def project(self, x: Tensor, memory: Buckets, context: AttentionContext) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Queries, keys and values (b h t e) of x (b t d), and buckets (b h r t) in each round of the memory.
@@ -184,6 +177,6 @@ class LSHAttention(Attention):
         return q, k, v, buckets
 
 
-def _key_window(context: AttentionContext, i: int) -> KeyWindow:
-    """Visible keys of the i-th new token, or of all new tokens if i is 0."""
-    return KeyWindow(context.start + i, context.start - context.n_memory, context.mask.max_distance)
+def _key_window(context: AttentionContext) -> KeyWindow:
+    """Visible keys of the new tokens."""
+    return KeyWindow(context.start, context.start - context.n_memory, context.mask.max_distance)

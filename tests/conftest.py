@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ for _number in (signal.SIGTERM, signal.SIGHUP):
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Compiles the kernels of generation once, before any test has a time limit."""
+    for name in ("NUMBA_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
+        os.environ[name] = f"{tempfile.gettempdir()}/xlcli-tests-{os.getuid()}/{name.lower()}"
     if hasattr(session.config, "workerinput") or importlib.util.find_spec("numba") is None:
         return
     import torch

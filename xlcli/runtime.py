@@ -18,6 +18,7 @@ from torch import Tensor
 
 from xlcli.config import RuntimeConfig
 from xlcli.errors import ConfigError
+from xlcli.files import code_folder
 from xlcli.machine import cpu_limit
 from xlcli.ranks import SINGLE, Ranks
 
@@ -72,11 +73,13 @@ def make_runtime(config: RuntimeConfig, *, training: bool = False, ranks: Ranks 
     each has the CUDA device of its own number. A device with a number becomes the current one of PyTorch.
 
     Raises:
-        ConfigError: The device does not exist, or does not support the settings.
+        ConfigError: The device does not exist or does not support the settings, or others can write compiled code.
     """
     device = _device(config.device, ranks)
     if training and config.compile:
         _require_compiler(device)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(code_folder("inductor", "TORCHINDUCTOR_CACHE_DIR"))
+        os.environ["PYTHONSAFEPATH"] = "1"  # the compiler starts Python, which would search the working folder
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     if config.deterministic:
@@ -128,7 +131,8 @@ def compile_stack(stack: Stack) -> None:
     """
     stack.prepare_compiling()
     plain = stack.forward
-    compiled = torch.compile(plain, dynamic=False)
+    # Precompiled headers are in the temporary folder of all users, in any case.
+    compiled = torch.compile(plain, dynamic=False, options={"cpp_cache_precompile_headers": False})
 
     def forward(x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> StackOutput:
         if not stack.training or context.n_memory < context.span.mem_len:

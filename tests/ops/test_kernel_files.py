@@ -1,10 +1,15 @@
 """Files of compiled kernels: found again, compiled again where they are damaged, and not needed."""
 
+import errno
 import importlib.util
 import os
+import re
 import sys
+from pathlib import Path
 
 import pytest
+
+from xlcli.errors import CheckpointError, ConfigError
 
 pytest.importorskip("numba")
 
@@ -18,6 +23,13 @@ def double(x):
 
 files = KernelFiles(double)
 """
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """The folder of the files."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kernels"))
+    return tmp_path / "kernels"
 
 
 @pytest.fixture
@@ -35,16 +47,15 @@ def load(tmp_path):
     return load
 
 
-@pytest.mark.parametrize("suffix", ["nbi", "nbc"])
 @pytest.mark.parametrize("size", [None, 0, 20])
-def test_missing_and_incomplete_files_are_replaced(load, tmp_path, suffix, size):
+def test_missing_and_incomplete_files_are_replaced(load, folder, size):
     first = load()
     assert not first.files.has(1.0)
     assert first.double(1.0) == 2
     assert first.files.has(1.0)
     assert not first.files.has(1)
     assert load().files.has(2.0)
-    [path] = tmp_path.rglob(f"*.{suffix}")
+    [path] = folder.iterdir()
     path.unlink() if size is None else path.write_bytes(path.read_bytes()[:size])
     damaged = load()
     assert not damaged.files.has(1.0)
@@ -53,16 +64,61 @@ def test_missing_and_incomplete_files_are_replaced(load, tmp_path, suffix, size)
     assert load().files.has(1.0)
 
 
-def test_files_that_cannot_be_written_are_not_needed(load, tmp_path):
-    load().double(1.0)
-    [path] = tmp_path.rglob("*.nbi")
-    path.unlink()
-    path.mkdir()
+def test_files_that_cannot_be_written_are_not_needed(load, folder, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     module = load()
-    assert not module.files.has(1.0)
-    assert module.double(1.0) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        assert module.double(1.0) == 2
     assert module.files.has(1.0)
-    assert path.name in module.files.problem
+    assert "no space left" in module.files.problem
+    assert list(folder.iterdir()) == []
+
+
+def test_the_folder_is_in_the_cache(load, monkeypatch):
+    monkeypatch.delenv("NUMBA_CACHE_DIR")
+    load().double(1.0)
+    [path] = Path(os.environ["XLCLI_CACHE"], "kernels").iterdir()
+    assert (path.parent.stat().st_mode & 0o777, path.stat().st_mode & 0o777) == (0o700, 0o600)
+
+
+def spoil_mode(path):
+    path.chmod(path.stat().st_mode | 0o002)
+
+
+def spoil_owner(path):
+    os.chown(path, 12345, -1)
+
+
+def spoil_link(path):
+    path.rename(path.with_suffix(".moved"))
+    path.symlink_to(path.with_suffix(".moved"))
+
+
+@pytest.mark.parametrize("spoil", [spoil_mode, spoil_owner, spoil_link])
+def test_a_file_that_others_can_write_is_neither_read_nor_replaced(load, folder, spoil):
+    if spoil is spoil_owner and os.geteuid():
+        pytest.skip("only root gives files away")
+    load().double(1.0)
+    [path] = folder.iterdir()
+    spoil(path)
+    before = path.lstat()
+    module = load()
+    for use in (module.files.has, module.double):
+        with pytest.raises((ConfigError, CheckpointError), match=re.escape(str(path))):
+            use(1.0)
+    assert path.lstat() == before
+
+
+def test_a_folder_that_others_can_write_is_refused(load, folder):
+    load().double(1.0)
+    folder.chmod(0o777)
+    with pytest.raises(ConfigError) as caught:
+        load()
+    assert caught.value.exit_code == 2
+    assert "NUMBA_CACHE_DIR" in caught.value.remedy
 
 
 def test_a_kernel_is_compiled_again_when_another_file_of_it_changes(tmp_path):

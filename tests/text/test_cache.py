@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from xlcli.files import cache_folder
 from xlcli.text import cache
 from xlcli.text.corpus import open_corpus
 from xlcli.text.heldout import Part
@@ -36,12 +37,12 @@ def finish(work):
 
 
 def names():
-    return {path.name for path in cache.cache_folder().iterdir()}
+    return {path.name for path in cache_folder().iterdir()}
 
 
 def aged(seconds, size=100, name=None):
     """A token file, or an unfinished one, that was used so long ago."""
-    path = cache.cache_folder() / (name or f"{os.urandom(20).hex()}.tokens")
+    path = cache_folder() / (name or f"{os.urandom(20).hex()}.tokens")
     path.write_bytes(b"xltoken4".ljust(size, b"\0"))
     then = path.stat().st_mtime - seconds
     os.utime(path, (then, then))
@@ -51,7 +52,7 @@ def aged(seconds, size=100, name=None):
 def prune(monkeypatch, max_bytes):
     """Removes files beyond this total."""
     monkeypatch.setattr(cache, "MAX_BYTES", max_bytes)
-    cache.prune(cache.cache_folder())
+    cache.prune(cache_folder())
 
 
 def test_a_file_in_use_stays_until_its_last_user_is_gone(monkeypatch):
@@ -127,8 +128,8 @@ def test_a_new_file_prunes_the_cache(monkeypatch):
 def test_files_of_the_user_with_the_name_of_a_token_file_stay(content, monkeypatch):
     mine = [f"{'a' * 40}.tokens", f".tmp-1-2-{'b' * 40}.tokens", f".tmp-xlcli-{'c' * 16}.tokens"]
     for name in mine:
-        (cache.cache_folder() / name).write_bytes(content)
-        os.utime(cache.cache_folder() / name, (1, 1))
+        (cache_folder() / name).write_bytes(content)
+        os.utime(cache_folder() / name, (1, 1))
     prune(monkeypatch, 0)
     assert names() == {*mine}
 
@@ -137,7 +138,7 @@ def test_the_bound_is_a_tenth_of_a_small_disk(monkeypatch):
     oldest, newest = aged(300, 600), aged(200, 600)
     for free, left in ((10_801, {oldest, newest}), (10_799, {newest})):
         monkeypatch.setattr("shutil.disk_usage", lambda path, free=free: type("Usage", (), {"free": free}))
-        cache.prune(cache.cache_folder())
+        cache.prune(cache_folder())
         assert names() == {path.name for path in left}
 
 

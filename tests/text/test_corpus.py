@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 
 from xlcli.errors import DataError, ResourceError
 from xlcli.events import Progress
+from xlcli.files import cache_folder
 from xlcli.text import sources
-from xlcli.text.cache import cache_folder
 from xlcli.text.corpus import Corpus, gather, open_corpus
 from xlcli.text.heldout import LARGEST_DEFAULT, Part, split
 from xlcli.text.sources import Reading, open_source

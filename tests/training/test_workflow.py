@@ -20,7 +20,7 @@ from xlcli.config import EvalConfig, RuntimeConfig
 from xlcli.errors import BusyError, ConfigError, DataError, DivergedError, ResourceError, XLError
 from xlcli.evaluation import evaluate
 from xlcli.events import Notice, Plan, Progress, Saved, Score, Step, Trained, Validation
-from xlcli.files import read_header, read_tensors
+from xlcli.files import cache_folder, read_header, read_tensors
 from xlcli.inference import InferenceSession
 from xlcli.runtime import make_runtime
 from xlcli.store.commit import latest
@@ -28,7 +28,6 @@ from xlcli.store.folder import load
 from xlcli.store.layout import is_model
 from xlcli.store.lock import lock
 from xlcli.store.records import read_record
-from xlcli.text.cache import cache_folder
 from xlcli.training import clock as clocks
 from xlcli.training import loop, prepare, workflow
 

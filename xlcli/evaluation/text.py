@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from xlcli.errors import ResourceError
 from xlcli.events import Notice, Progress, TokenScore
+from xlcli.files import cache_folder
 from xlcli.metrics import LN2, TextCounter, TextCounts
-from xlcli.text.cache import cache_folder
 from xlcli.text.corpus import Corpus
 from xlcli.text.heldout import Part
 from xlcli.text.pretokenize import divided, whole_characters, whole_words

@@ -3,6 +3,9 @@
 Reading raises `CheckpointError`; writing raises `ResourceError` or, for a path that cannot be a file, `ConfigError`.
 """
 
+from xlcli.files.own import cache_folder as cache_folder
+from xlcli.files.own import code_folder as code_folder
+from xlcli.files.own import read_own as read_own
 from xlcli.files.plain import append_line as append_line
 from xlcli.files.plain import cannot_read as cannot_read
 from xlcli.files.plain import cannot_write as cannot_write

@@ -52,22 +52,22 @@ def temporary_path(folder: Path, prefix: str = TEMPORARY) -> Path:
     return folder / f"{prefix}{secrets.token_hex(8)}"
 
 
-def write_atomic(path: Path, data: bytes | Iterable[bytes]) -> None:
+def write_atomic(path: Path, data: bytes | Iterable[bytes], mode: int = 0o666) -> None:
     """Replaces the content of `path` by `data`, durably; on any error the old content is kept.
 
     Writes and syncs a temporary file in the same folder, renames it over `path`, syncs the folder. The mode of a new
-    file follows the umask, the mode of a replaced file is kept.
+    file is `mode` without the umask, the mode of a replaced file is kept.
     """
     pieces = (data,) if isinstance(data, bytes) else data
     temporary = temporary_path(path.parent)
     try:
-        mode = _mode_of_replaced(path)
-        descriptor = os.open(temporary, _CREATE, 0o666)
+        replaced = _mode_of_replaced(path)
+        descriptor = os.open(temporary, _CREATE, mode)
         try:
             try:
-                if mode is not None and hasattr(os, "fchmod"):
+                if replaced is not None and hasattr(os, "fchmod"):
                     with suppress(PermissionError):
-                        os.fchmod(descriptor, mode)
+                        os.fchmod(descriptor, replaced)
                 for piece in pieces:
                     _write_all(descriptor, piece)
                 os.fsync(descriptor)

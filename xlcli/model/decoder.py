@@ -20,6 +20,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
+from xlcli.errors import ConfigError
 from xlcli.memory import Memory, TokenBuffers
 from xlcli.model.attention import Attention
 from xlcli.model.attention.full import FullAttention
@@ -71,6 +72,9 @@ def make_decoder(network: LanguageModel, encoding: str) -> Decoder | None:
     """Decoder of a network in evaluation mode whose weights `encoding` represents exactly.
 
     None if Numba is not installed, the network is not in float32 on a CPU, or no block has a kernel.
+
+    Raises:
+        ConfigError: Others can write the folder of compiled kernels.
     """
     if not may_decode(network):
         return None
@@ -79,6 +83,8 @@ def make_decoder(network: LanguageModel, encoding: str) -> Decoder | None:
         from xlcli.ops import decode
 
         decode.use_threads(1)
+    except ConfigError:
+        raise
     except Exception:  # no folder for kernels can be written, or NUMBA_* has values that Numba does not take
         return None
     finally:

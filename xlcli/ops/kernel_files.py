@@ -1,8 +1,8 @@
-"""Files of compiled kernels, in the folder that Numba chooses.
+"""Files of compiled kernels, in the folder `kernels` of the cache, or in `NUMBA_CACHE_DIR`.
 
-Numba's own cache fails on files that a loss of power left incomplete, may read the kernel of another process if two
-compile at once, and does not show whether a kernel is in it. Here each combination of types of arguments has files of
-its own, and incomplete ones are replaced.
+Numba's own cache reads files that other users can write, fails on files that a loss of power left incomplete, may read
+the kernel of another process if two compile at once, and does not show whether a kernel is in it. Here each combination
+of types of arguments has a file of its own, and incomplete ones are replaced. The files are pickles, as those of Numba.
 
 A process that compiles a parallel kernel runs other machine code, with other last bits, than one that reads it from a
 file: in the first, the linker finds the body of the loop as it was before it was optimized with the kernel. So another
@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import pickle  # noqa: TID251
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -23,10 +24,11 @@ from typing import Any
 
 import llvmlite
 import numba
-from numba.core import caching
+from numba.core.compiler import CompileResult
+from numba.core.serialize import dumps
 
-KEY = "kernel"
-"""Key of the only entry of a file."""
+from xlcli.errors import XLError
+from xlcli.files import code_folder, read_own, write_atomic
 
 
 class KernelFiles:
@@ -35,14 +37,17 @@ class KernelFiles:
     Args:
         kernel: Function as `njit` returns it, which then uses the cache.
         modules: Other modules with parts of the kernel. It is compiled again when one of their files changes.
-        program: Python program that compiles the kernel for a signature and writes its files, in another process; None
+        program: Python program that compiles the kernel for a signature and writes its file, in another process; None
             compiles in this one.
 
     Attributes:
+        cache_path: Folder of the files.
         problem: Reason for which a kernel that was compiled could not be saved, if any.
 
     Raises:
-        RuntimeError: Numba finds no folder that can be written, or does not compile (`NUMBA_DISABLE_JIT`).
+        ConfigError: Others can write the folder.
+        ResourceError: The folder cannot be written.
+        RuntimeError: Numba does not compile (`NUMBA_DISABLE_JIT`).
     """
 
     def __init__(
@@ -53,16 +58,10 @@ class KernelFiles:
         self.kernel = kernel
         self.problem: str | None = None
         self.program = program
-        self._caching: Any = caching
-        self._format = self._caching.CompileResultCacheImpl(kernel.py_func)
-        files = [Path(str(module.__file__)).stat() for module in modules]
-        self._stamp = self._format.locator.get_source_stamp(), *((file.st_mtime, file.st_size) for file in files)
+        self.cache_path = code_folder("kernels", "NUMBA_CACHE_DIR")
+        sources = kernel.py_func.__code__.co_filename, *(str(module.__file__) for module in modules)
+        self._sources = [hashlib.sha256(Path(source).read_bytes()).digest() for source in sources]
         kernel._cache = self
-
-    @property
-    def cache_path(self) -> str:
-        """Folder of the files."""
-        return str(self._format.locator.get_cache_path())
 
     def has(self, *arguments: Any) -> bool:
         """Whether the kernel is compiled for arguments of these types, in this process or in a file."""
@@ -76,33 +75,31 @@ class KernelFiles:
         if data is None and self.program is not None:
             _run(self.program(signature))
             data = self._read(signature, target)
-        return None if data is None else self._format.rebuild(target, data)
+        return None if data is None else CompileResult._rebuild(target, *data)
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
-        """Writes the files of a kernel, or sets `problem`."""
-        if not self._format.check_cachable(compiled):  # also generates the machine code
+        """Writes the file of a kernel, or sets `problem`."""
+        if compiled.library.has_dynamic_globals:  # addresses of this process
             return
         try:
-            self._format.locator.ensure_cache_path()
-            files = self._files(signature, compiled.target_context)
-            files.flush()
-            files.save(KEY, self._format.reduce(compiled))
-        except OSError as error:
-            self.problem = str(error)
+            write_atomic(self._path(signature, compiled.target_context), dumps(compiled._reduce()), mode=0o600)
+        except XLError as error:
+            self.problem = error.message.rstrip(".")
 
     def _read(self, signature: Any, target: Any) -> Any:
-        """Content of the files of a kernel; None if they are missing, unreadable or incomplete."""
+        """Content of the file of a kernel; None if it is missing or incomplete."""
+        data = read_own(self._path(signature, target))
         try:
-            return self._files(signature, target).load(KEY)
+            return None if data is None else pickle.loads(data)  # noqa: S301
         except Exception:  # damaged files raise errors of any kind
             return None
 
-    def _files(self, signature: Any, target: Any) -> Any:
-        """Files of a kernel, named after everything on which it depends."""
-        versions = numba.__version__, llvmlite.__version__
-        parts = *versions, self._stamp, target.codegen().magic_tuple(), *map(str, signature)
+    def _path(self, signature: Any, target: Any) -> Path:
+        """File of a kernel, named after everything on which it depends."""
+        versions = sys.version, numba.__version__, llvmlite.__version__
+        parts = *versions, self._sources, target.codegen().magic_tuple(), *map(str, signature)
         name = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
-        return self._caching.IndexDataCacheFile(self.cache_path, f"{self._format.filename_base}.{name}", self._stamp)
+        return self.cache_path / f"{self.kernel.py_func.__name__}.{name}.kernel"
 
 
 def _run(program: str) -> None:
@@ -110,7 +107,7 @@ def _run(program: str) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with contextlib.suppress(OSError):
         subprocess.run(  # noqa: S603
-            [sys.executable, "-c", program],
+            [sys.executable, "-P", "-c", program],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

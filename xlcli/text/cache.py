@@ -18,7 +18,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from xlcli.errors import ResourceError
 from xlcli.files.plain import TEMPORARY_NAME, temporary_path
 
 HEADER = 64
@@ -35,7 +34,6 @@ _UNFINISHED = re.compile(TEMPORARY_NAME.pattern + r"\.tokens")
 _BUSY = (errno.EWOULDBLOCK, errno.EACCES)
 _RECENT_SECONDS = 86400
 """Time for which a file counts as used where the file system has no locks."""
-_REMEDY = "Set XLCLI_CACHE to a writable folder."
 
 
 class TokenHeader(NamedTuple):
@@ -49,24 +47,6 @@ class TokenHeader(NamedTuple):
     n_bytes: int
     crc: int
     n_documents: int = 0
-
-
-def cache_folder() -> Path:
-    """`XLCLI_CACHE`, else `XDG_CACHE_HOME/xlcli`, else `~/.cache/xlcli`; created with mode 0700 if missing.
-
-    Raises:
-        ResourceError: It cannot be created or written.
-    """
-    given, base = os.environ.get("XLCLI_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    try:
-        folder = Path(given) if given else (Path(base) if base else Path.home() / ".cache") / "xlcli"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        writable = os.access(folder, os.W_OK | os.X_OK)
-    except (OSError, RuntimeError, ValueError) as error:
-        raise ResourceError(f"the cache folder cannot be created: {error}.", _REMEDY) from None
-    if not writable:
-        raise ResourceError(f"the cache folder {folder} cannot be written.", _REMEDY)
-    return folder
 
 
 def unfinished_path(folder: Path) -> Path:

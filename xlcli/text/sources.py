@@ -17,9 +17,8 @@ from typing import BinaryIO, NamedTuple
 
 from xlcli.errors import CheckpointError, DataError, ResourceError, XLError
 from xlcli.events import Progress, ProgressMeter
-from xlcli.files import read_json
+from xlcli.files import cache_folder, read_json
 from xlcli.text import formats, parquet
-from xlcli.text.cache import cache_folder
 
 BLOCK = 2**20
 """Bytes of text per read."""

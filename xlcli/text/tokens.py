@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from xlcli.errors import ResourceError
 from xlcli.events import Progress, ProgressMeter
+from xlcli.files import cache_folder
 from xlcli.text import cache
 from xlcli.text.cache import HEADER, TokenHeader
 from xlcli.text.heldout import Part
@@ -87,7 +88,7 @@ def token_file(part: Part, tokenizer: Tokenizer, *, by_document: bool = False) -
         DataError: The text cannot be read, or has changed since it was opened.
         ResourceError: The cache folder is full or cannot be written.
     """
-    folder = cache.cache_folder()
+    folder = cache_folder()
     documents = part.documents if by_document else ()
     text = part.fingerprint(by_document=by_document)
     name = sha256(f"{_FORMAT}:{text}:{tokenizer.fingerprint}".encode()).hexdigest()[:40]

@@ -1,0 +1,114 @@
+"""Files in the working folder that are named as modules are not executed, whatever command runs there."""
+
+import shutil
+import subprocess
+import sys
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+from programs import TEXT, environment
+
+PROGRAM = "import sys; from xlcli.__main__ import main; sys.exit(main())"
+OPTIONAL = ("colorama", "hostile", "IPython", "latex", "tbb", "tensorflow", "triton", "usercustomize", "yaml")
+"""Modules that are imported where they are installed, and `hostile`, which settings name."""
+INSTALLED = {name.partition("/")[0] for name in packages_distributions()}
+NAMES = sorted({*sys.stdlib_module_names, *INSTALLED, *OPTIONAL, "sentencepiece", "sitecustomize", "xlcli"})
+TRAIN = ("train", "text.txt", "--preset", "tiny", "--max-steps", "2", "-o", "trained", "--set", "model.dim=16")
+SMALL = ("-m", "tiny", "--mem-len", "16")
+
+
+@pytest.fixture
+def executed(model, prose, tmp_path):
+    """Function that runs the program as its script does, and returns its result and the modules that were executed."""
+    marker = tmp_path / "executed"
+    for name in NAMES:
+        Path(f"{name}.py").write_text(f"with open({str(marker)!r}, 'a') as marker:\n    marker.write(__name__ + ' ')\n")
+    Path(".numba_config.yaml").write_text("cache_locator_classes: hostile.Locator\ncache_dir: .\n")
+    Path("matplotlibrc").write_text("backend: module://hostile\n")
+    Path("hostile.pth").write_text("import hostile\n")
+    Path("text.txt").write_bytes(prose.read_bytes() * 4)
+
+    def executed(*arguments, flags=("-P",), **changes):
+        done = subprocess.run(
+            [sys.executable, *flags, "-c", PROGRAM, *arguments],
+            env=environment(**changes), stdin=subprocess.DEVNULL, capture_output=True, timeout=280, check=False,
+        )  # fmt: skip
+        return done, marker.read_text() if marker.exists() else ""
+
+    return executed
+
+
+def test_a_module_of_the_working_folder_is_found_out(executed):
+    """Where Python searches the working folder, something is executed, so the tests below can fail."""
+    assert executed("--version", flags=())[1]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--help",),
+        ("--version",),
+        ("train", "--help"),
+        ("completion", "bash"),
+        ("models",),
+        ("models", "presets"),
+        ("models", "show", "tiny"),
+        ("models", "copy", "tiny", "copied", "--weights", "int8"),
+        ("models", "push", "tiny", "file:///proc/self/cwd/pushed"),
+        ("cache",),
+        ("cache", "prune"),
+        (*TRAIN, "--tokenizer", "sentencepiece", "--vocab-size", "300", "--tensorboard", "--plot", "loss.png"),
+        (*TRAIN, "--dry-run"),
+        ("eval", *SMALL, "--plot", "loss.png", "--html", "page.html"),
+        ("eval", *SMALL, "--adapt"),
+        ("generate", *SMALL, "-n", "4", "The"),
+        ("stream", *SMALL, "text.txt"),
+        ("bench", "decode", *SMALL, "--seconds", "0.1"),
+    ],
+    ids=" ".join,
+)
+def test_no_module_of_the_working_folder_is_executed(executed, arguments):
+    done, modules = executed(*arguments)
+    assert (modules, done.returncode) == ("", 0), done.stderr
+
+
+def test_compressed_text(executed):
+    Path("text.txt").write_bytes(TEXT)
+    for arguments in (("compress", *SMALL, "text.txt"), ("decompress", "text.txt.xl", "-o", "text.out")):
+        done, modules = executed(*arguments)
+        assert (modules, done.returncode) == ("", 0), done.stderr
+    assert Path("text.out").read_bytes() == TEXT
+
+
+def test_completion_executes_no_module(executed):
+    changes = {"_XLCLI_COMPLETE": "complete_bash", "COMP_WORDS": "xlcli generate -m ", "COMP_CWORD": "3"}
+    done, modules = executed(**changes)
+    assert (modules, done.returncode) == ("", 0), done.stderr
+    assert b"tiny" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_process_that_compiles_kernels_executes_no_module(executed, tmp_path):
+    done, modules = executed("generate", *SMALL, "-n", "2", "The", NUMBA_CACHE_DIR=str(tmp_path / "kernels"))
+    assert (modules, done.returncode) == ("", 0), done.stderr
+    assert len(list((tmp_path / "kernels").iterdir())) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("g++"), reason="there is no compiler")
+def test_compiled_training_executes_no_module_and_uses_no_folder_of_all_users(executed, tmp_path):
+    (tmp_path / "temporary").mkdir()
+    changes = {"TMPDIR": str(tmp_path / "temporary"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
+    small = ("--mem-len", "16", "--segment-len", "16", "--set", "model.n_layers=1", "--max-steps", "4")
+    done, modules = executed(*TRAIN, "--tokenizer", "bytes", "--compile", *small, **changes)
+    assert (modules, done.returncode) == ("", 0), done.stderr
+    assert list(Path(tmp_path, "inductor").rglob("*.so"))
+    assert list((tmp_path / "temporary").glob("torchinductor*")) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [(*TRAIN, "--tokenizer", "bytes"), ("eval", *SMALL)], ids=["train", "eval"])
+def test_several_processes_execute_no_module(executed, arguments):
+    done, modules = executed(*arguments, "--nproc", "2")
+    assert (modules, done.returncode) == ("", 0), done.stderr

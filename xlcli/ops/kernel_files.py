@@ -75,14 +75,15 @@ class KernelFiles:
         if data is None and self.program is not None:
             _run(self.program(signature))
             data = self._read(signature, target)
-        return None if data is None else CompileResult._rebuild(target, *data)
+        return None if data is None else CompileResult._rebuild(target, *data)  # type: ignore[no-untyped-call]
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
         """Writes the file of a kernel, or sets `problem`."""
         if compiled.library.has_dynamic_globals:  # addresses of this process
             return
         try:
-            write_atomic(self._path(signature, compiled.target_context), dumps(compiled._reduce()), mode=0o600)
+            data = dumps(compiled._reduce())  # type: ignore[no-untyped-call]
+            write_atomic(self._path(signature, compiled.target_context), data, mode=0o600)
         except XLError as error:
             self.problem = error.message.rstrip(".")
 

@@ -1,5 +1,6 @@
 """Files in the working folder that are named as modules are not executed, whatever command runs there."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,18 @@ import pytest
 from programs import TEXT, environment
 
 PROGRAM = "import sys; from xlcli.__main__ import main; sys.exit(main())"
+COMPILER = """
+from types import SimpleNamespace
+import torch
+from xlcli import config
+from xlcli.runtime import compile_stack, make_runtime
+make_runtime(config.make({"runtime": {"compile": True, "device": "cpu"}}).runtime, training=True)
+stack = SimpleNamespace(training=True, prepare_compiling=list, forward=lambda x, memories, context: x.sin() + 1)
+compile_stack(stack)
+span, mask = SimpleNamespace(mem_len=0), SimpleNamespace(visible=None)
+stack.forward(torch.ones(99), (), SimpleNamespace(n_memory=0, span=span, mask=mask))
+"""
+"""Compiles a function as training compiles its model."""
 OPTIONAL = ("colorama", "hostile", "IPython", "latex", "tbb", "tensorflow", "triton", "usercustomize", "yaml")
 """Modules that are imported where they are installed, and `hostile`, which settings name."""
 INSTALLED = {name.partition("/")[0] for name in packages_distributions()}
@@ -29,9 +42,9 @@ def executed(model, prose, tmp_path):
     Path("hostile.pth").write_text("import hostile\n")
     Path("text.txt").write_bytes(prose.read_bytes() * 4)
 
-    def executed(*arguments, flags=("-P",), **changes):
+    def executed(*arguments, program=PROGRAM, flags=("-P",), **changes):
         done = subprocess.run(
-            [sys.executable, *flags, "-c", PROGRAM, *arguments],
+            [sys.executable, *flags, "-c", program, *arguments],
             env=environment(**changes), stdin=subprocess.DEVNULL, capture_output=True, timeout=280, check=False,
         )  # fmt: skip
         return done, marker.read_text() if marker.exists() else ""
@@ -95,16 +108,32 @@ def test_the_process_that_compiles_kernels_executes_no_module(executed, tmp_path
     assert len(list((tmp_path / "kernels").iterdir())) == 1
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("g++"), reason="there is no compiler")
-def test_compiled_training_executes_no_module_and_uses_no_folder_of_all_users(executed, tmp_path):
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """An empty folder for temporary files; the compiler of PyTorch has no folder of its own."""
     (tmp_path / "temporary").mkdir()
-    changes = {"TMPDIR": str(tmp_path / "temporary"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
-    small = ("--mem-len", "16", "--segment-len", "16", "--set", "model.n_layers=1", "--max-steps", "4")
-    done, modules = executed(*TRAIN, "--tokenizer", "bytes", "--compile", *small, **changes)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    return tmp_path / "temporary"
+
+
+needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="there is no compiler")
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_the_compiler_of_training_executes_no_module_and_uses_no_folder_of_all_users(executed, temporary):
+    done, modules = executed(program=COMPILER)
     assert (modules, done.returncode) == ("", 0), done.stderr
-    assert list(Path(tmp_path, "inductor").rglob("*.so"))
-    assert list((tmp_path / "temporary").glob("torchinductor*")) == []
+    assert list(Path(os.environ["XLCLI_CACHE"], "inductor").rglob("*.so"))
+    assert list(temporary.iterdir()) == []
+
+
+@needs_compiler
+def test_the_folder_of_the_compiler_is_chosen_before_pytorch_chooses_one(executed, temporary):
+    done, modules = executed(*TRAIN, "--tokenizer", "bytes", "--compile", "--dry-run")
+    assert (modules, done.returncode) == ("", 0), done.stderr
+    assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.slow

@@ -91,10 +91,10 @@ def test_compressed_text(executed):
 
 
 def test_completion_executes_no_module(executed):
-    changes = {"_XLCLI_COMPLETE": "complete_bash", "COMP_WORDS": "xlcli generate -m ", "COMP_CWORD": "3"}
+    changes = {"_XLCLI_COMPLETE": "complete_bash", "COMP_WORDS": "xlcli train --optimizer ", "COMP_CWORD": "3"}
     done, modules = executed(**changes)
     assert (modules, done.returncode) == ("", 0), done.stderr
-    assert b"tiny" in done.stdout
+    assert b"muon" in done.stdout
 
 
 @pytest.mark.slow

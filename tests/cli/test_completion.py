@@ -20,9 +20,12 @@ def test_words_are_completed(words, offered):
     assert (done.returncode, done.stderr, done.stdout.decode().split()) == (0, b"", offered)
 
 
-def test_without_words_nothing_is_completed():
-    done = process(env={"_XLCLI_COMPLETE": "complete_bash"})
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+@pytest.mark.parametrize("request_", ["complete_bash", "complete_zsh", "complete_fish", "source_bash", "nonsense"])
+@pytest.mark.parametrize("words", [{}, {"COMP_WORDS": "xlcli ", "COMP_CWORD": "x"}])
+def test_a_request_without_the_words_of_a_shell_is_no_error(request_, words):
+    done = process(env={"_XLCLI_COMPLETE": request_, **words})
+    assert done.returncode == 0
+    assert (b"Traceback" in done.stderr, b"bug" in done.stderr) == (False, False)
 
 
 def test_a_shell_without_completion_is_a_usage_error(run, monkeypatch):

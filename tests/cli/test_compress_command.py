@@ -1,15 +1,19 @@
 """`compress` and `decompress` on files, pipes and mistakes."""
 
+import dataclasses
 import json
 import os
+import struct
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
 from conftest import save_untrained
 
-from xlcli.coding.container import Header
+from xlcli.coding.container import WORD_TOKENS, End, Frame, Header
+from xlcli.coding.symbols import TokenDecoder
 
 TEXT = b"a line\nand another one\n\x00\xff\xfe"
 
@@ -89,3 +93,39 @@ def test_settings_that_do_not_apply_to_the_model_are_those_of_another(model, run
     done = run("decompress", "text.xl", "-o", "new")
     assert done.code == 3
     assert "another model than one: n_steps needs a universal stack" in done.err
+
+
+@pytest.fixture
+def header(model, run, monkeypatch):
+    """The header of a compressed text."""
+    made = []
+    encode = Header.encode
+    monkeypatch.setattr(Header, "encode", lambda header: encode(made.append(header) or header))
+    assert run("compress", "text", "--threads", "1").code == 0
+    monkeypatch.undo()
+    return made[0]
+
+
+@pytest.mark.parametrize(("n_tokens", "limit"), [(2**14, 0), (WORD_TOKENS, WORD_TOKENS)])
+def test_the_size_of_a_forged_file_limits_its_tokens(n_tokens, limit, header, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    read = []
+    probabilities = TokenDecoder._probabilities
+    monkeypatch.setattr(TokenDecoder, "_probabilities", lambda self: read.append(1) or probabilities(self))
+    words = bytes(4) if limit else b""
+    sizes = struct.pack("<II", n_tokens, len(words) // 4)
+    frame = sizes + struct.pack("<I", zlib.crc32(sizes + words)) + words
+    Path("forged.xl").write_bytes(header.encode() + frame + End(n_tokens, bytes(32)).encode())
+    done = run("decompress", "forged.xl")
+    assert (done.code, len(read), Path("forged").exists()) == (3, limit, False)
+
+
+def test_the_header_starts_no_more_threads_than_there_are_cpus(header, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    started = []
+    monkeypatch.setattr("torch.set_num_threads", started.append)
+    forged = dataclasses.replace(header, threads=1024)
+    Path("forged.xl").write_bytes(forged.encode() + Frame(1, bytes(4)).encode() + End(1, bytes(32)).encode())
+    done = run("decompress", "forged.xl")
+    assert (done.code, started) == (3, [])
+    assert "--threads 1024" in done.err

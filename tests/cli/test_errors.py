@@ -1,6 +1,7 @@
 """Every kind of failure becomes one sentence and its exit code."""
 
 import errno
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +52,19 @@ def test_a_traceback_is_shown_on_request(how, run, monkeypatch):
     assert done.code == 1
     assert "Traceback" in done.err
     assert "this is a bug" in done.err
+
+
+COMMANDS = ["train /dev/null", "eval", "generate a", "stream", "compress x", "decompress x", "models", "models show x"]
+
+
+@pytest.mark.parametrize("line", [*COMMANDS, "bench", "eval --help", "--version", "--help"])
+def test_a_removed_working_folder(line, run, monkeypatch):
+    Path("gone").mkdir()
+    monkeypatch.chdir("gone")
+    Path("../gone").rmdir()
+    done = run(*line.split())
+    needs_none = line.startswith("-") or line.endswith("--help")
+    assert (done.code, "working folder" in done.err) == ((0, False) if needs_none else (3, True))
 
 
 def test_hostile_names_in_messages_are_shown(run, monkeypatch):

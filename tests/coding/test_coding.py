@@ -14,6 +14,7 @@ from xlcli.coding.container import End, FileReader, Frame
 from xlcli.config import OnlineConfig
 from xlcli.errors import ConfigError, DataError
 from xlcli.events import Coded, StoppedEarlyError
+from xlcli.inference import InferenceSession
 
 MODELS = {kind: toy(kind, dtype=torch.float32) for kind in ("bytes", "sentencepiece")}
 
@@ -117,6 +118,17 @@ def test_several_frames(monkeypatch):
     reader = FileReader([data], "x")
     reader.header()
     assert [getattr(frame, "n_tokens", 0) for frame in reader.frames()] == [10, 10, 10, 10, 5, 0]
+    assert decompress(model, data) == text
+
+
+def test_a_text_of_certain_tokens_is_restored(monkeypatch):
+    model, text = toy(dtype=torch.float32), b"a" * 2000
+    certain = torch.zeros(1, 256)
+    certain[0, ord("a")] = 99.0
+    monkeypatch.setattr(InferenceSession, "predict", lambda session: certain)
+    data, coded = compress(model, text)
+    assert coded.bits < 1
+    assert len(text) <= 64 * len(data)
     assert decompress(model, data) == text
 
 

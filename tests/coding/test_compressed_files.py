@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xlcli.coding.container import FRAME_TOKENS, HEADER_DICTIONARY, MAGIC, End, FileReader, Frame, Header
+from xlcli.coding.container import FRAME_TOKENS, HEADER_DICTIONARY, MAGIC, WORD_TOKENS, End, FileReader, Frame, Header
 from xlcli.errors import DataError
 
 HEADER = Header("m", "0" * 16, {"mem_len": 9}, 1, "cpu", "float32", "software", "1" * 16)
-FRAMES = [Frame(3, b"abcdefgh"), Frame(FRAME_TOKENS, b""), End(17, bytes(32))]
+FRAMES = [Frame(3, b"abcdefgh"), Frame(WORD_TOKENS + 1, b"12345678"), End(17, bytes(32))]
 WHOLE = HEADER.encode() + b"".join(frame.encode() for frame in FRAMES)
 
 
@@ -72,9 +72,26 @@ def test_a_forged_header_is_refused(body):
 def test_sizes_are_limited_before_anything_is_read():
     with pytest.raises(DataError, match="header is too long"):
         read(MAGIC + struct.pack("<I", 2**31))
-    for n_tokens, n_words in ((FRAME_TOKENS + 1, 0), (1, 2**31)):
-        with pytest.raises(DataError, match="frame is too long"):
+    for n_tokens, n_words in ((FRAME_TOKENS + 1, FRAME_TOKENS), (1, 2**31)):
+        with pytest.raises(DataError, match="wrong size"):
             read(HEADER.encode() + struct.pack("<III", n_tokens, n_words, zlib.crc32(b"")))
+
+
+@pytest.mark.parametrize(("n_tokens", "n_words"), [(1, 0), (FRAME_TOKENS, 0), (WORD_TOKENS + 1, 1), (FRAME_TOKENS, 63)])
+def test_a_frame_of_few_words_for_its_tokens_is_refused(n_tokens, n_words):
+    sizes, words = struct.pack("<II", n_tokens, n_words), bytes(4 * n_words)
+    with pytest.raises(DataError, match="wrong size"):
+        read(HEADER.encode() + sizes + struct.pack("<I", zlib.crc32(sizes + words)) + words)
+
+
+@given(st.integers(1, FRAME_TOKENS))
+def test_the_size_of_a_frame_limits_its_tokens(n_tokens):
+    data = Frame(n_tokens, b"wordword").encode()
+    assert n_tokens <= 64 * len(data)
+    reader = FileReader([HEADER.encode(), data, End(0, bytes(32)).encode()], "x")
+    reader.header()
+    frame, _ = reader.frames()
+    assert (frame.n_tokens, frame.words.rstrip(b"\0")) == (n_tokens, b"wordword")
 
 
 def test_settings_of_a_forged_header_are_refused():

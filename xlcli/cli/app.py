@@ -65,7 +65,7 @@ def run(arguments: Sequence[str]) -> int:
     word = next((word for word in arguments if not word.startswith("-")), None)
     command = build([word] if word in COMMANDS and not os.environ.get(COMPLETION) else COMMANDS)
     if os.environ.get(COMPLETION):
-        with suppress(KeyError, SystemExit):  # without the words of a shell there is nothing to complete
+        with suppress(KeyError, ValueError, SystemExit):  # without the words of a shell there is nothing to complete
             command.main(args=list(arguments), prog_name="xlcli")
         return 0
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -89,6 +90,12 @@ def decompress(
             header = reader.header()
         context.params["model"] = model or header.model
         settings = reader.settings(header)
+        given, n_cpus = config.runtime, os.cpu_count() or 1
+        if given.threads is None and header.threads > n_cpus:
+            raise DataError(
+                f"{reader.name} was compressed with {header.threads:,} threads, but this machine has {n_cpus:,} CPUs.",
+                f"If you trust it, add --threads {header.threads}.",
+            )
         folder = find_model(context, OnlineConfig(), screen)
         try:
             settings.check_model(read_config(folder).model)
@@ -101,7 +108,6 @@ def decompress(
         screen.wait("loading the model")
         from xlcli.coding import workflow
 
-        given = config.runtime
         made = {"threads": given.threads or header.threads}
         made |= {name: getattr(header, name) for name in ("device", "dtype") if getattr(given, name) == "auto"}
         machine = given.model_copy(update=made)

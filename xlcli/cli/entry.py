@@ -92,6 +92,8 @@ def _explain(error: Exception) -> tuple[int, str, str]:
             return 4, f"{where}{error.strerror}.", _CLOSE_FILES
         if error.errno in _OUT_OF_DISK:
             return 4, f"cannot write: {where}{error.strerror}.", _OUT_OF_DISK[error.errno]
+        if error.errno == errno.ENOENT and not where:  # of os.getcwd
+            return 3, "the working folder was removed.", "Change to another folder with cd."
         return 3, f"{where}{error.strerror}.", "Check that path."
     entry = error.__traceback__
     while entry is not None and entry.tb_next is not None:

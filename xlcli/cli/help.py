@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,11 @@ class Command(TyperCommand):
         """Parses; errors have the context."""
         with _context_of_errors(ctx):
             return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command, which needs a working folder."""
+        os.getcwd()  # noqa: PTH109
+        return super().invoke(ctx)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Metavars of the arguments, then `[OPTIONS]`."""

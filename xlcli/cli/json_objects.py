@@ -5,18 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xlcli.events import Event, Generated, Scaling, Score, ScoredText, TokenLogprob, TokenScore
+from xlcli.files import as_utf8
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-
-
-_LONE = re.compile("[\ud800-\udfff]")
 
 
 def to_json(value: Any) -> str:
@@ -25,8 +22,8 @@ def to_json(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, str) and not value.isascii():
-        return _LONE.sub("\ufffd", value)
+    if isinstance(value, str):
+        return as_utf8(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

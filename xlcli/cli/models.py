@@ -176,7 +176,7 @@ def _copy_preset(name: str, target: str, screen: Screen) -> None:
     if Path(target).exists():
         raise ConfigError(f"{target} exists.", "Choose another name, or remove it first.")
     write_atomic(Path(target), text)
-    screen.say(f"{target} written; train with it: xlcli train FILE --config {target}")
+    screen.say(f"{target} written; train with it: xlcli train FILE --config {shlex.quote(target)}")
 
 
 def _copy_model(name: str, target: str, encoding: WeightEncoding | None, screen: Screen) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import stat
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -54,7 +55,10 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[Path], *, 
         if earlier != option:
             raise ConfigError(f"{option} {name} is also the file of {earlier}.", f"{_OTHER}.")
         if not path.absolute().parent.is_dir():
-            raise ConfigError(f"the folder of {option} {name} does not exist.", f"Create it: mkdir -p {path.parent}.")
+            raise ConfigError(
+                f"the folder of {option} {name} does not exist.",
+                f"Create it: mkdir -p {shlex.quote(str(path.parent))}.",
+            )
         check_writable(path)
         if status is not None:
             if not force:

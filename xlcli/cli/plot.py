@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from xlcli.cli.terminal import visible
 from xlcli.errors import ConfigError
 from xlcli.files import write_atomic
 from xlcli.store.records import numbers
@@ -48,7 +49,7 @@ def draw_by_context(name: str, scores: Sequence[Score]) -> None:
         )
     axes.set_xscale("log", base=2)
     axes.set(xlabel="tokens of context seen", ylabel="bits per byte")
-    axes.set_title(f"{scores[0].model} on {scores[0].file}", parse_math=False)
+    axes.set_title(visible(f"{scores[0].model} on {scores[0].file}"), parse_math=False)
     axes.grid(alpha=0.3)
     axes.legend()
     _save(figure, name)
@@ -82,7 +83,7 @@ def draw_training(name: str, rows: Sequence[Mapping[str, Any]], title: str) -> b
         axes.set_ylim(0.95 * values[0], max(2 * middle, *(value for _, value in valid or steps[-1:])))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.set(xlabel="tokens", ylabel="bits per byte")
-    axes.set_title(title, parse_math=False)
+    axes.set_title(visible(title), parse_math=False)
     axes.grid(alpha=0.3)
     axes.legend()
     _save(figure, name)
@@ -105,7 +106,7 @@ def draw_speed(name: str, speeds: Sequence[Speed]) -> None:
     else:
         axes.set_ylim(bottom=0)
     axes.set(xlabel="memory in tokens", ylabel="ms per token")
-    axes.set_title(f"{speeds[0].model} on {speeds[0].device}, {speeds[0].dtype}", parse_math=False)
+    axes.set_title(visible(f"{speeds[0].model} on {speeds[0].device}, {speeds[0].dtype}"), parse_math=False)
     axes.grid(alpha=0.3)
     axes.legend()
     _save(figure, name)

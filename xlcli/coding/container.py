@@ -2,8 +2,8 @@
 
     magic    8 bytes
     header   size (u32), JSON, deflated with a dictionary
-    frame    number of tokens (u32, 1 to `FRAME_TOKENS`), number of words (u32), CRC-32 (u32) of both numbers and the
-             words, words (u32)
+    frame    number of tokens (u32, 1 to `FRAME_TOKENS`), number of words (u32, one for each `WORD_TOKENS` tokens or
+             more), CRC-32 (u32) of both numbers and the words, words (u32)
     end      0 (u32), number of bytes of the text (u64), SHA-256 of the text (32 bytes)
 
 All numbers are little-endian.
@@ -26,6 +26,8 @@ MAGIC = b"xlcli.c2"
 """First bytes of every file; the last digit is the version of the format."""
 FRAME_TOKENS = 2**14
 """Maximum number of tokens of a frame."""
+WORD_TOKENS = 2**8
+"""Maximum number of tokens per word of a frame, so that the size of a file limits the time that it takes."""
 HEADER_LIMIT = 2**16
 """Maximum size of the header in bytes, deflated and not."""
 NAME_LIMIT = 255
@@ -76,15 +78,19 @@ class Header:
 
 @dataclass(frozen=True)
 class Frame:
-    """Coded tokens: their number, and the words (bytes, a multiple of 4) of the range coder."""
+    """Coded tokens: their number, and the words (bytes, a multiple of 4) of the range coder.
+
+    Its decoder ignores words after those that it needs.
+    """
 
     n_tokens: int
     words: bytes
 
     def encode(self) -> bytes:
-        """Numbers of tokens and words, checksum, words."""
-        sizes = _SIZES.pack(self.n_tokens, len(self.words) // 4)
-        return sizes + struct.pack("<I", zlib.crc32(sizes + self.words)) + self.words
+        """Numbers of tokens and words, checksum, words, with zeros behind them if they are too few."""
+        words = self.words.ljust(4 * -(-self.n_tokens // WORD_TOKENS), b"\0")
+        sizes = _SIZES.pack(self.n_tokens, len(words) // 4)
+        return sizes + struct.pack("<I", zlib.crc32(sizes + words)) + words
 
 
 @dataclass(frozen=True)
@@ -171,8 +177,8 @@ class FileReader:
                     raise self._damaged("it continues after its end")
                 yield End(n_bytes, digest)
                 return
-            if n_tokens > FRAME_TOKENS or n_words > n_tokens + 4:
-                raise self._damaged("a frame is too long")
+            if n_tokens > min(FRAME_TOKENS, n_words * WORD_TOKENS) or n_words > n_tokens + 4:
+                raise self._damaged("a frame has a wrong size")
             words = self._take(4 * n_words)
             if zlib.crc32(start[: _SIZES.size] + words) != checksum:
                 raise self._damaged("the checksum of a frame is wrong")

@@ -12,8 +12,8 @@ Length = Annotated[int, Field(ge=0, le=2**31)]
 """Length in tokens; may be 0."""
 Rate = Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)]
 """Probability below 1, such as a dropout rate."""
-Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
-"""Positive finite number."""
+Positive = Annotated[float, Field(ge=1e-12, le=1e18)]
+"""Positive number, with which products and quotients stay finite."""
 SpanKind = Literal["uniform", "growing"]
 """Tokens that a token attends to; see `xlcli.ops.span.Span`."""
 WeightEncoding = Literal["float32", "bfloat16", "int8"]

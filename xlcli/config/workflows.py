@@ -174,7 +174,7 @@ class RuntimeConfig(BaseConfig):
     compile: bool = False
     deterministic: bool = False
     shard: bool = False
-    timeout: Positive = 600.0
+    timeout: Annotated[float, Field(ge=1e-3, le=1e6)] = 600.0
 
 
 class Config(BaseConfig):

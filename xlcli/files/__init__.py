@@ -7,6 +7,7 @@ from xlcli.files.own import cache_folder as cache_folder
 from xlcli.files.own import code_folder as code_folder
 from xlcli.files.own import read_own as read_own
 from xlcli.files.plain import append_line as append_line
+from xlcli.files.plain import as_utf8 as as_utf8
 from xlcli.files.plain import cannot_read as cannot_read
 from xlcli.files.plain import cannot_write as cannot_write
 from xlcli.files.plain import check_writable as check_writable

@@ -32,6 +32,7 @@ TEMPORARY = ".tmp-xlcli-"
 TEMPORARY_NAME = re.compile(re.escape(TEMPORARY) + "[0-9a-f]{16}")
 """Names of `temporary_path`."""
 
+_LONE = re.compile("[\\ud800-\\udfff]")
 _BLOCK = 2**20
 _READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
@@ -45,6 +46,11 @@ RESTORE = "Restore the file from a copy, or choose another model."
 
 
 # Writing
+
+
+def as_utf8(text: str) -> str:
+    """`text` with U+FFFD for halves of surrogate pairs, as which Python reads the bytes of names that are not UTF-8."""
+    return text if text.isascii() else _LONE.sub("\ufffd", text)
 
 
 def temporary_path(folder: Path, prefix: str = TEMPORARY) -> Path:
@@ -311,11 +317,8 @@ def _parse_json(data: bytes, path: Path) -> dict[str, Any]:
                 below.extend(value)
             elif isinstance(value, float) and not math.isfinite(value):
                 raise damaged("it holds a number too large")
-            elif isinstance(value, str) and not value.isascii():
-                try:
-                    value.encode()
-                except UnicodeEncodeError:
-                    raise damaged("it holds half a surrogate pair") from None
+            elif isinstance(value, str) and value != as_utf8(value):
+                raise damaged("it holds half a surrogate pair")
         level = below
     if level:
         raise damaged(f"it nests deeper than {JSON_DEPTH} levels")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from xlcli.events import ScoredText
-from xlcli.files import append_line, read_json, write_atomic
+from xlcli.files import append_line, as_utf8, read_json, write_atomic
 from xlcli.files.plain import open_regular, sync_file
 
 RECORD = "record.json"
@@ -24,7 +24,7 @@ _LINE_LIMIT = 2**16
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
     """Replaces `record.json`. `xlcli models` shows `corpus` and `bits_per_byte`; resuming uses `preset`, `runtime`."""
     text = json.dumps(record, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False)
-    write_atomic(folder / RECORD, text.encode() + b"\n")
+    write_atomic(folder / RECORD, as_utf8(text).encode() + b"\n")
 
 
 def read_record(folder: Path) -> dict[str, Any]:

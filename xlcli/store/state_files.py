@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xlcli.errors import CheckpointError, StateError
-from xlcli.files import read_header, read_tensors, with_prefix, write_tensors
+from xlcli.files import as_utf8, read_header, read_tensors, with_prefix, write_tensors
 from xlcli.store.layout import SCHEMA
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def save_state(path: Path, session: SessionState, *, model: LoadedModel) -> None
         path,
         {f"state.{name}": t for name, t in state.tensors().items()}
         | {f"session.{name}": t for name, t in tensors.items()},
-        {"schema": str(SCHEMA), "model.name": model.name}
+        {"schema": str(SCHEMA), "model.name": as_utf8(model.name)}
         | {f"model.{name}": value for name, value in model.fingerprints.items()}
         | {f"state.{name}": value for name, value in state.describe().items()}
         | {f"session.{name}": value for name, value in scalars.items()},
@@ -159,7 +159,7 @@ def _check_model(path: Path, metadata: Mapping[str, str], model: LoadedModel) ->
         there = metadata.get(f"model.{name}", "")
         if there != here:
             own = metadata.get("model.name", "")
-            if own == model.name:
+            if own == as_utf8(model.name):
                 maker, remedy = f"another version of model {own}", "Give that version (-m)"
             elif own:
                 maker, remedy = f"model {own}, not {model.name}", f"Give that model (-m {shlex.quote(own)})"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import stat
 import tempfile
 import weakref
@@ -318,7 +319,7 @@ def _cannot_open(path: Path, error: OSError | ValueError) -> DataError:
     if error.errno == errno.ELOOP:
         return DataError(f"{path} is a link that leads back to itself.", "Give the file itself.")
     if error.errno in (errno.EACCES, errno.EPERM):
-        return DataError(f"{path} cannot be read by this user.", f"Allow it with: chmod u+r {path}")
+        return DataError(f"{path} cannot be read by this user.", f"Allow it with: chmod u+r {shlex.quote(str(path))}")
     if error.errno == errno.ENXIO:
         return DataError(f"{path} is a socket or a device, not a file.", "Give a file, or - for standard input.")
     return DataError(f"cannot open {path}: {error.strerror}.", "Check the path.")

@@ -6,7 +6,7 @@ from programs import COMMANDS, process
 WORDS = [
     ("xlcli ", list(COMMANDS)),
     ("xlcli train --optimizer ", ["muon", "adamw"]),
-    ("xlcli train --max-", ["--max-steps", "--max-tokens", "--max-time", "--max-restarts"]),
+    ("xlcli train --max-", ["--max-steps", "--max-tokens", "--max-time"]),
     ("xlcli models ", ["list", "presets", "show", "copy"]),
     ("xlcli models show --pl", ["--plot"]),
     ("xlcli --", ["--version", "--install-completion", "--show-completion", "--help"]),

@@ -41,7 +41,6 @@ MISTAKES = [
     (["stream", "a", "b"], "reads one file", "cat"),
     (["eval", "--plot", "x.txt"], "not a picture file", "Try --plot loss.png."),
     (["models", "shwo", "x"], "no 'xlcli models shwo'", "Did you mean xlcli models show?"),
-    (["train", "--memory-dtype", "int8"], "xlcli train has no option --memory-dtype", "it belongs to eval, generate"),
     (["bench", "nope"], "xlcli: 'nope' is not one of 'decode'", "Try xlcli bench decode."),
     (["models", "copy", "small"], "takes 2 words", "copy PRESET|MODEL FILE.toml|FOLDER."),
     (["models", "presets", "x"], "takes no words", "Type xlcli models presets."),

@@ -77,4 +77,4 @@ def run(arguments: Sequence[str]) -> int:
     except Stopped as stopped:
         return stopped.exit_code
     except typer.TyperException as error:
-        raise explain(error, arguments, lambda: build().commands) from None
+        raise explain(error, arguments) from None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import typer
@@ -51,9 +50,6 @@ class Command(TyperCommand):
 class Program(TyperGroup):
     """The program, whose help lists commands before options."""
 
-    heading = "Options"
-    """Heading of the options without a panel."""
-
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parses; errors have the context."""
         with _context_of_errors(ctx):
@@ -66,38 +62,13 @@ class Program(TyperGroup):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Writes commands, then options."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, summary(command)) for name, command in self.commands.items()])
-        _write_panels(self.get_params(ctx), self.callback, formatter, default=self.heading)
+            rows = [(name, (each.help or "").partition("\n\n")[0]) for name, each in self.commands.items()]
+            formatter.write_dl(rows)
+        _write_panels(self.get_params(ctx), self.callback, formatter, default="Options")
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """The examples."""
         _write_examples(self.epilog, formatter)
-
-
-@dataclass(frozen=True)
-class OptionHelp:
-    """Names of an option, the shortest first, the value it takes ("" for a flag), and its help."""
-
-    names: tuple[str, ...]
-    value: str
-    help: str
-
-
-def summary(command: Any) -> str:
-    """First paragraph of the help of a command."""
-    return str(command.help or "").partition("\n\n")[0]
-
-
-def panels(params: list[Any], function: Any, default: str) -> dict[str, list[OptionHelp]]:
-    """The options among `params`, by the heading of their panel; `default` is the heading of those without one."""
-    found: dict[str, list[OptionHelp]] = {}
-    for param in params:
-        if param.param_type_name == "argument" or param.hidden:
-            continue
-        value = "" if param.is_flag else param.metavar or "|".join(choices(function, param.name)) or "VALUE"
-        option = OptionHelp(tuple(sorted(param.opts, key=len)), value, param.help or "")
-        found.setdefault(param.rich_help_panel or default, []).append(option)
-    return found
 
 
 @contextlib.contextmanager
@@ -112,9 +83,16 @@ def _context_of_errors(context: Any) -> Iterator[None]:
 
 
 def _write_panels(params: list[Any], function: Any, formatter: Any, *, default: str) -> None:
-    for heading, options in panels(params, function, default).items():
+    """Options by the heading of their panel; `default` is the heading of those without one."""
+    panels: dict[str, list[tuple[str, str]]] = {}
+    for param in params:
+        if param.param_type_name == "option" and not param.hidden:
+            value = "" if param.is_flag else param.metavar or "|".join(choices(function, param.name)) or "VALUE"
+            row = (f"{', '.join(sorted(param.opts, key=len))} {value}".rstrip(), param.help or "")
+            panels.setdefault(param.rich_help_panel or default, []).append(row)
+    for heading, rows in panels.items():
         with formatter.section(heading):
-            formatter.write_dl([(f"{', '.join(each.names)} {each.value}".rstrip(), each.help) for each in options])
+            formatter.write_dl(rows)
 
 
 def _write_examples(epilog: str | None, formatter: Any) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, get_args, get_type_hints
 
 import typer
@@ -15,10 +16,8 @@ from xlcli.cli.terminal import one_line
 from xlcli.errors import ConfigError
 
 
-def explain(
-    error: typer.TyperException, arguments: Sequence[str], program: Callable[[], Mapping[str, Any]]
-) -> ConfigError:
-    """`ConfigError` for a usage error of Typer; `program` returns all commands by name."""
+def explain(error: typer.TyperException, arguments: Sequence[str]) -> ConfigError:
+    """`ConfigError` for a usage error of Typer."""
     context: Any = getattr(error, "ctx", None)
     if context is None:
         return ConfigError(one_line(error.format_message()), "See xlcli --help.")
@@ -31,7 +30,7 @@ def explain(
     if param is not None:
         return _bad_value(error.message, context, param)
     if option is not None and hasattr(error, "possibilities"):
-        return _no_option(option, context, arguments, program)
+        return _no_option(option, context, arguments)
     if option is not None:
         param = next(param for param in command.params if option in param.opts)
         problem = "takes no value" if getattr(param, "is_flag", False) else "needs a value"
@@ -77,9 +76,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return found[0] if found else None
 
 
-def _no_option(
-    option: str, context: Any, arguments: Sequence[str], program: Callable[[], Mapping[str, Any]]
-) -> ConfigError:
+def _no_option(option: str, context: Any, arguments: Sequence[str]) -> ConfigError:
     """`ConfigError` for an option that the command of the context does not have."""
     command, path = context.command, context.command_path
     problem, see = f"there is no option {one_line(option)}.", f"See {path} --help."
@@ -91,8 +88,6 @@ def _no_option(
     actions = {} if group.parent is None else group.command.commands
     if owners := [name for name, action in actions.items() if option in _options(action)]:
         return ConfigError(f"{option} applies to {group.command_path} {' and '.join(owners)} only.", "Leave it out.")
-    if others := [name for name, each in program().items() if option in _options(each)]:
-        return ConfigError(f"{path} has no option {option}.", f"Leave it out; it belongs to {', '.join(others)}.")
     near = nearest(option, _options(command))
     return ConfigError(problem, f"Did you mean {near}?" if near else see)
 
@@ -150,7 +145,10 @@ def _try(spelled: str, example: str) -> str:
 
 def _declaration(function: Any, name: str) -> tuple[Any, ...]:
     """The type of a parameter of a command's function, then its `typer.Option`."""
-    return get_args(get_type_hints(function, include_extras=True).get(name))
+    return get_args(_hints(function).get(name))
+
+
+_hints = functools.cache(functools.partial(get_type_hints, include_extras=True))
 
 
 def _example(function: Any, name: str) -> str:

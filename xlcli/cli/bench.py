@@ -11,7 +11,7 @@ import typer
 
 from xlcli.cli import options, train_options, units
 from xlcli.cli.help import CONTEXT, Command
-from xlcli.cli.options import Unit
+from xlcli.cli.options import Unit, option
 from xlcli.cli.usage import source
 from xlcli.errors import ConfigError
 
@@ -53,78 +53,53 @@ def bench(
     task: Annotated[Literal["decode", "eval", "train"], typer.Argument(metavar="[decode|eval|train]")] = "decode",
     model: options.Model = None,
     preset: Annotated[
-        str | None,
-        typer.Option(
-            "--preset",
-            metavar="NAME",
-            help="Measure this preset with random weights instead of a model.",
-            rich_help_panel="Model",
-        ),
+        str | None, option("Model", "--preset NAME", "Measure this preset with random weights instead of a model.")
     ] = None,
     n_steps: options.NSteps = None,
     n_hashes: options.NHashes = None,
     clamp_len: options.ClampLen = None,
     mem_lens: Annotated[
         Sequence[int] | None,
-        typer.Option(
-            "--mem-len",
-            metavar="M,M,...",
+        option(
+            "Memory",
+            "--mem-len M,M,...",
+            "Memory lengths of each layer in tokens; one measurement for each. Default: as trained.",
+            Unit(units.lengths, "0,512,3800"),
             envvar="XLCLI_MEM_LEN",
-            parser=Unit(units.lengths, "0,512,3800"),
-            help="Memory lengths of each layer in tokens; one measurement for each. Default: as trained.",
-            rich_help_panel="Memory",
         ),
     ] = None,
     segment_len: Annotated[
         int | None,
-        typer.Option(
-            "--segment-len",
-            metavar="TOKENS",
-            parser=Unit(units.count, "128"),
-            help="Tokens per call of eval and train. Default: as these commands choose.",
-            rich_help_panel="Memory",
+        option(
+            "Memory",
+            "--segment-len TOKENS",
+            "Tokens per call of eval and train. Default: as these commands choose.",
+            Unit(units.count, "128"),
         ),
     ] = None,
     batch_size: Annotated[
         int | None,
-        typer.Option(
-            "--batch-size",
-            metavar="N",
-            parser=Unit(units.count, "8"),
-            help="Sequences per batch. Default: 1 for decode, else as these commands choose.",
-            rich_help_panel="Memory",
+        option(
+            "Memory",
+            "--batch-size N",
+            "Sequences per batch. Default: 1 for decode, else as these commands choose.",
+            Unit(units.count, "8"),
         ),
     ] = None,
     recompute_activations: train_options.RecomputeActivations = False,
     seconds: Annotated[
-        float | None,
-        typer.Option(
-            "--seconds",
-            metavar="S",
-            parser=Unit(units.duration, "3"),
-            help="Time for each figure. Default: 3.",
-            rich_help_panel="Results",
-        ),
+        float | None, option("Results", "--seconds S", "Time for each figure. Default: 3.", Unit(units.duration, "3"))
     ] = None,
     plot: Annotated[
         str | None,
-        typer.Option(
-            "--plot",
-            metavar="FILE.png",
-            help="Plot time per token by memory length (needs the extra xlcli[plot]).",
-            rich_help_panel="Results",
-        ),
+        option("Results", "--plot FILE.png", "Plot time per token by memory length (needs the extra xlcli[plot])."),
     ] = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
     weight_dtype: options.WeightDtype = None,
     memory_dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "int8"] | None,
-        typer.Option(
-            "--memory-dtype",
-            help="Number type of the keys and values in memory. Default: float32.",
-            rich_help_panel="Machine",
-        ),
+        option("Machine", "--memory-dtype", "Number type of the keys and values in memory. Default: float32."),
     ] = None,
     compile: train_options.Compile = False,  # noqa: A002
     threads: options.Threads = None,

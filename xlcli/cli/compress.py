@@ -13,6 +13,7 @@ import typer
 
 from xlcli.cli import options
 from xlcli.cli.help import CONTEXT, Command
+from xlcli.cli.options import option
 from xlcli.cli.pipe import open_source, portions
 from xlcli.cli.signals import Stop, Stopped
 from xlcli.errors import ConfigError, DataError
@@ -43,14 +44,7 @@ def compress(
     adapt: options.Adapt = False,
     context_cache: options.ContextCache = None,
     out: Annotated[
-        str | None,
-        typer.Option(
-            "-o",
-            "--out",
-            metavar="FILE.xl",
-            help="Compressed text; - is standard output. Default: FILE.xl.",
-            rich_help_panel="Output",
-        ),
+        str | None, option("Output", "-o, --out FILE.xl", "Compressed text; - is standard output. Default: FILE.xl.")
     ] = None,
     device: options.Device = None,
     dtype: options.Dtype = None,

@@ -10,6 +10,7 @@ import typer
 from xlcli.cli import options
 from xlcli.cli.compress import SUFFIX, check_target, ending, write
 from xlcli.cli.help import CONTEXT, Command
+from xlcli.cli.options import option
 from xlcli.cli.pipe import open_source, portions
 from xlcli.errors import ConfigError, DataError
 
@@ -28,34 +29,24 @@ def decompress(
     file: Annotated[str, typer.Argument(metavar="FILE.xl|-")],
     model: Annotated[
         str | None,
-        typer.Option(
-            "-m",
-            "--model",
-            metavar="NAME|FOLDER",
-            help="Model that compressed the text. Default: the one with the name in the file.",
-            rich_help_panel="Model",
+        option(
+            "Model",
+            "-m, --model NAME|FOLDER",
+            "Model that compressed the text. Default: the one with the name in the file.",
         ),
     ] = None,
     out: Annotated[
-        str | None,
-        typer.Option(
-            "-o",
-            "--out",
-            metavar="FILE",
-            help="Text; - is standard output. Default: the name without .xl.",
-            rich_help_panel="Output",
-        ),
+        str | None, option("Output", "-o, --out FILE", "Text; - is standard output. Default: the name without .xl.")
     ] = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
     threads: Annotated[
         int | None,
-        typer.Option(
-            "--threads",
-            metavar="N",
-            parser=options.Unit(options.units.count, "2"),
-            help="Number of CPU threads. Default: as in compression.",
-            rich_help_panel="Machine",
+        option(
+            "Machine",
+            "--threads N",
+            "Number of CPU threads. Default: as in compression.",
+            options.Unit(options.units.count, "2"),
         ),
     ] = None,
     config_file: options.ConfigFile = None,

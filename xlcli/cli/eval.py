@@ -12,7 +12,7 @@ import typer
 
 from xlcli.cli import options, units
 from xlcli.cli.help import CONTEXT, Command
-from xlcli.cli.options import Unit
+from xlcli.cli.options import Unit, option
 from xlcli.cli.pipe import standard_input
 from xlcli.errors import ConfigError
 
@@ -40,17 +40,15 @@ def evaluate(
     n_steps: options.NSteps = None,
     n_hashes: options.NHashes = None,
     split: Annotated[
-        Literal["valid", "test"] | None,
-        typer.Option("--split", help="Held-out text of the model to score without FILE.", rich_help_panel="Text"),
+        Literal["valid", "test"] | None, option("Text", "--split", "Held-out text of the model to score without FILE.")
     ] = None,
     limit: Annotated[
         int | None,
-        typer.Option(
-            "--limit",
-            metavar="SIZE",
-            parser=Unit(units.count, "64KiB"),
-            help="Number of bytes to score, from the beginning of the text.",
-            rich_help_panel="Text",
+        option(
+            "Text",
+            "--limit SIZE",
+            "Number of bytes to score, from the beginning of the text.",
+            Unit(units.count, "64KiB"),
         ),
     ] = None,
     binary: options.Binary = False,
@@ -61,68 +59,36 @@ def evaluate(
     context_cache: options.ContextCache = None,
     sweep_mem_len: Annotated[
         Sequence[int] | None,
-        typer.Option(
-            "--sweep-mem-len",
-            metavar="M,M,...",
-            parser=Unit(units.lengths, "0,128,512"),
-            help="One evaluation per memory length.",
-            rich_help_panel="Memory",
+        option(
+            "Memory", "--sweep-mem-len M,M,...", "One evaluation per memory length.", Unit(units.lengths, "0,128,512")
         ),
     ] = None,
     reset_on_document: options.ResetOnDocument = False,
     span: options.Span = None,
     segment_len: Annotated[
-        int | None,
-        typer.Option(
-            "--segment-len",
-            metavar="TOKENS",
-            parser=Unit(units.count, "128"),
-            help="Tokens per call of the model.",
-            rich_help_panel="Memory",
-        ),
+        int | None, option("Memory", "--segment-len TOKENS", "Tokens per call of the model.", Unit(units.count, "128"))
     ] = None,
     stride: Annotated[
         int | None,
-        typer.Option(
-            "--stride",
-            metavar="TOKENS",
-            parser=Unit(units.count, "1"),
-            help="With --mem-len 0, read overlapping windows of --segment-len tokens; each scores its last TOKENS.",
-            rich_help_panel="Memory",
+        option(
+            "Memory",
+            "--stride TOKENS",
+            "With --mem-len 0, read overlapping windows of --segment-len tokens; each scores its last TOKENS.",
+            Unit(units.count, "1"),
         ),
     ] = None,
     batch_size: Annotated[
         int | None,
-        typer.Option(
-            "--batch-size",
-            metavar="N",
-            parser=Unit(units.count, "8"),
-            help="Sequences per batch; changes speed, not results.",
-            rich_help_panel="Memory",
-        ),
+        option("Memory", "--batch-size N", "Sequences per batch; changes speed, not results.", Unit(units.count, "8")),
     ] = None,
     recall: Annotated[
-        bool,
-        typer.Option(
-            "--recall",
-            help="Measure the recall of LSH attention: its share of full-attention weight.",
-            rich_help_panel="Results",
-        ),
+        bool, option("Results", "--recall", "Measure the recall of LSH attention: its share of full-attention weight.")
     ] = False,
     per_token: Annotated[
-        str | None,
-        typer.Option(
-            "--per-token", metavar="FILE.jsonl", help="Write each token with its bits.", rich_help_panel="Results"
-        ),
+        str | None, option("Results", "--per-token FILE.jsonl", "Write each token with its bits.")
     ] = None,
     plot: Annotated[
-        str | None,
-        typer.Option(
-            "--plot",
-            metavar="FILE.png",
-            help="Plot loss by context length (needs the extra xlcli[plot]).",
-            rich_help_panel="Results",
-        ),
+        str | None, option("Results", "--plot FILE.png", "Plot loss by context length (needs the extra xlcli[plot]).")
     ] = None,
     html: options.Html = None,
     device: options.Device = None,

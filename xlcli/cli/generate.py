@@ -10,7 +10,7 @@ import typer
 
 from xlcli.cli import options, units
 from xlcli.cli.help import CONTEXT, Command
-from xlcli.cli.options import Unit
+from xlcli.cli.options import Unit, option
 from xlcli.cli.pipe import portions
 from xlcli.cli.prompts import read_prompts, show_results
 from xlcli.cli.signals import Stop, Stopped
@@ -37,13 +37,12 @@ def generate(
     words: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT|-]")] = None,
     prompts: Annotated[
         str | None,
-        typer.Option(
-            "--prompts",
-            metavar="FILE.jsonl|-",
-            help='Continue many prompts in batches: lines {"prompt": TEXT}, with a string or number as "id" if wanted. '
-            "All lines are read first, also those of standard input (-). Prints a line of JSON for each, in their "
-            "order; with --seed each as the prompt alone.",
-            rich_help_panel="Sampling",
+        option(
+            "Sampling",
+            "--prompts FILE.jsonl|-",
+            'Continue many prompts in batches: lines {"prompt": TEXT}, with a string or number as "id" if '
+            "wanted. All lines are read first, also those of standard input (-). Prints a line of JSON for "
+            "each, in their order; with --seed each as the prompt alone.",
         ),
     ] = None,
     model: options.Model = None,
@@ -51,97 +50,69 @@ def generate(
     n_hashes: options.NHashes = None,
     max_new_tokens: Annotated[
         int | None,
-        typer.Option(
-            "-n",
-            "--max-new-tokens",
-            metavar="N",
-            parser=Unit(units.count, "256"),
-            help="Maximum number of new tokens. Default: 256.",
-            rich_help_panel="Sampling",
+        option(
+            "Sampling",
+            "-n, --max-new-tokens N",
+            "Maximum number of new tokens. Default: 256.",
+            Unit(units.count, "256"),
         ),
     ] = None,
     temperature: Annotated[
         float | None,
-        typer.Option(
-            "-t",
-            "--temperature",
-            metavar="T",
-            parser=Unit(units.number, "0.8"),
-            help="0 is greedy decoding, 1 samples the model's own distribution. Default: 0.8, without any option of "
-            "sampling with --top-p 0.95 and --repetition-penalty 1.1 if the vocabulary is of subwords.",
-            rich_help_panel="Sampling",
+        option(
+            "Sampling",
+            "-t, --temperature T",
+            "0 is greedy decoding, 1 samples the model's own distribution. Default: 0.8, without any option "
+            "of sampling with --top-p 0.95 and --repetition-penalty 1.1 if the vocabulary is of subwords.",
+            Unit(units.number, "0.8"),
         ),
     ] = None,
     top_k: Annotated[
         int | None,
-        typer.Option(
-            "-k",
-            "--top-k",
-            metavar="K",
-            parser=Unit(units.count, "40"),
-            help="Sample from the K most probable tokens.",
-            rich_help_panel="Sampling",
-        ),
+        option("Sampling", "-k, --top-k K", "Sample from the K most probable tokens.", Unit(units.count, "40")),
     ] = None,
     top_p: Annotated[
         float | None,
-        typer.Option(
-            "--top-p",
-            metavar="P",
-            parser=Unit(units.number, "0.95"),
-            help="Nucleus sampling: the fewest most probable tokens whose probabilities sum to P.",
-            rich_help_panel="Sampling",
+        option(
+            "Sampling",
+            "--top-p P",
+            "Nucleus sampling: the fewest most probable tokens whose probabilities sum to P.",
+            Unit(units.number, "0.95"),
         ),
     ] = None,
     min_p: Annotated[
         float | None,
-        typer.Option(
-            "--min-p",
-            metavar="P",
-            parser=Unit(units.number, "0.05"),
-            help="Drop tokens with less than P times the highest probability.",
-            rich_help_panel="Sampling",
+        option(
+            "Sampling",
+            "--min-p P",
+            "Drop tokens with less than P times the highest probability.",
+            Unit(units.number, "0.05"),
         ),
     ] = None,
     repetition_penalty: Annotated[
         float | None,
-        typer.Option(
-            "--repetition-penalty",
-            metavar="X",
-            parser=Unit(units.number, "1.1"),
-            help="Above 1: make recent tokens less probable.",
-            rich_help_panel="Sampling",
+        option(
+            "Sampling",
+            "--repetition-penalty X",
+            "Above 1: make recent tokens less probable.",
+            Unit(units.number, "1.1"),
         ),
     ] = None,
     stop: Annotated[
         list[str] | None,
-        typer.Option(
-            "--stop",
-            metavar="TEXT",
-            allow_from_autoenv=False,  # Typer would split a variable at blanks
-            help="Stop before this text. May be repeated.",
-            rich_help_panel="Sampling",
-        ),
+        option("Sampling", "--stop TEXT", "Stop before this text. May be repeated.", allow_from_autoenv=False),
     ] = None,
     num_samples: Annotated[
-        int | None,
-        typer.Option(
-            "--num-samples",
-            metavar="N",
-            parser=Unit(units.count, "3"),
-            help="Number of continuations.",
-            rich_help_panel="Sampling",
-        ),
+        int | None, option("Sampling", "--num-samples N", "Number of continuations.", Unit(units.count, "3"))
     ] = None,
     logprobs: Annotated[
         int | None,
-        typer.Option(
-            "--logprobs",
-            metavar="N",
-            parser=Unit(units.count, "5"),
-            help="With --json: log probability in nats of each new token and of the N best ones (0: none of these), "
-            "by the model itself, before temperature, penalty and filters.",
-            rich_help_panel="Output",
+        option(
+            "Output",
+            "--logprobs N",
+            "With --json: log probability in nats of each new token and of the N best ones (0: none of "
+            "these), by the model itself, before temperature, penalty and filters.",
+            Unit(units.count, "5"),
         ),
     ] = None,
     mem_len: options.MemLen = None,
@@ -150,12 +121,11 @@ def generate(
     context_cache: options.ContextCache = None,
     interactive: Annotated[
         bool,
-        typer.Option(
-            "-i",
-            "--interactive",
+        option(
+            "Memory",
+            "-i, --interactive",
+            "Continue line after line of standard input and keep the memory. Ctrl-C stops an answer, Ctrl-D ends.",
             allow_from_autoenv=False,
-            help="Continue line after line of standard input and keep the memory. Ctrl-C stops an answer, Ctrl-D ends.",
-            rich_help_panel="Memory",
         ),
     ] = False,
     state_in: options.StateIn = None,
@@ -170,9 +140,7 @@ def generate(
     overrides: options.Overrides = None,
     print_config: options.PrintConfig = False,
     dry_run: options.DryRun = False,
-    no_prompt: Annotated[
-        bool, typer.Option("--no-prompt", help="Print the continuation without the prompt.", rich_help_panel="Output")
-    ] = False,
+    no_prompt: Annotated[bool, option("Output", "--no-prompt", "Print the continuation without the prompt.")] = False,
     json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,

@@ -10,6 +10,7 @@ import typer
 
 from xlcli.cli import options
 from xlcli.cli.help import CONTEXT, Command, Program
+from xlcli.cli.options import option
 from xlcli.cli.usage import nearest
 from xlcli.errors import CheckpointError, ConfigError
 
@@ -81,12 +82,11 @@ def show(
     name: Annotated[str, typer.Argument(metavar="NAME")],
     plot: Annotated[
         str | None,
-        typer.Option(
-            "--plot",
-            metavar="FILE.png",
+        option(
+            "Output",
+            "--plot FILE.png",
+            "Plot the training curve of the model (needs the extra xlcli[plot]).",
             allow_from_autoenv=False,
-            help="Plot the training curve of the model (needs the extra xlcli[plot]).",
-            rich_help_panel="Output",
         ),
     ] = None,
     force: options.Force = False,
@@ -116,11 +116,11 @@ def copy(
     target: Annotated[str, typer.Argument(metavar="FILE.toml|FOLDER")],
     encoding: Annotated[
         Literal["float32", "bfloat16", "int8"] | None,
-        typer.Option(
+        option(
+            "Model",
             "--weights",
+            "Encoding of the weights of a copied model. Default: as in the model.",
             allow_from_autoenv=False,
-            help="Encoding of the weights of a copied model. Default: as in the model.",
-            rich_help_panel="Model",
         ),
     ] = None,
     json: options.Json = False,

@@ -32,237 +32,165 @@ class Unit:
             raise typer.BadParameter(f"'{one_line(text)}' is {error}.") from None
 
 
+def option(panel: str, names: str, about: str, parser: Unit | None = None, **settings: Any) -> Any:
+    """An option for `Annotated`.
+
+    Args:
+        panel: Heading in the help.
+        names: Names and value as the help shows them: `-m, --model NAME|FOLDER`.
+        about: Its help.
+        parser: Reads the value.
+        settings: Further arguments of `typer.Option`.
+    """
+    spelled, _, value = names.replace(", ", ",").partition(" ")
+    return typer.Option(
+        *spelled.split(","), metavar=value or None, parser=parser, help=about, rich_help_panel=panel, **settings
+    )
+
+
 Model = Annotated[
     str | None,
-    typer.Option(
-        "-m",
-        "--model",
-        metavar="NAME|FOLDER",
-        help="Model. Default: the newest in ./models, else the bundled one.",
-        rich_help_panel="Model",
-    ),
+    option("Model", "-m, --model NAME|FOLDER", "Model. Default: the newest in ./models, else the bundled one."),
 ]
 MemLen = Annotated[
     int | None,
-    typer.Option(
-        "--mem-len",
-        metavar="TOKENS",
-        parser=Unit(units.count, "512"),
-        help="Memory length of each layer in tokens; 0 disables recurrence.",
-        rich_help_panel="Memory",
+    option(
+        "Memory",
+        "--mem-len TOKENS",
+        "Memory length of each layer in tokens; 0 disables recurrence.",
+        Unit(units.count, "512"),
     ),
 ]
 ClampLen = Annotated[
     str | None,
-    typer.Option(
-        "--clamp-len",
-        metavar="TOKENS|none",
-        parser=Unit(units.count_or_none, "512"),
-        help="Largest distance of positions xl and rope; tokens further back are at it. Default: that of training.",
-        rich_help_panel="Memory",
+    option(
+        "Memory",
+        "--clamp-len TOKENS|none",
+        "Largest distance of positions xl and rope; tokens further back are at it. Default: that of training.",
+        Unit(units.count_or_none, "512"),
     ),
 ]
 Adapt = Annotated[
-    bool,
-    typer.Option(
-        "--adapt",
-        help="Adapt the weights to the text while it is read; the model is not changed.",
-        rich_help_panel="Memory",
-    ),
+    bool, option("Memory", "--adapt", "Adapt the weights to the text while it is read; the model is not changed.")
 ]
 ContextCache = Annotated[
     int | None,
-    typer.Option(
-        "--context-cache",
-        metavar="TOKENS",
-        parser=Unit(units.count, "100k"),
-        help="Mix predictions with the tokens that followed the same context among this many latest tokens.",
-        rich_help_panel="Memory",
+    option(
+        "Memory",
+        "--context-cache TOKENS",
+        "Mix predictions with the tokens that followed the same context among this many latest tokens.",
+        Unit(units.count, "100k"),
     ),
 ]
 Span = Annotated[
     Literal["uniform", "growing"] | None,
-    typer.Option(
+    option(
+        "Memory",
         "--span",
-        help="Attention span: exactly the memory length (uniform), or memory and the segment so far (growing).",
-        rich_help_panel="Memory",
+        "Attention span: exactly the memory length (uniform), or memory and the segment so far (growing).",
     ),
 ]
 NSteps = Annotated[
     int | None,
-    typer.Option(
-        "--n-steps",
-        metavar="N",
-        parser=Unit(units.count, "8"),
-        help="Number of times a universal model applies its blocks. Default: as trained.",
-        rich_help_panel="Model",
+    option(
+        "Model",
+        "--n-steps N",
+        "Number of times a universal model applies its blocks. Default: as trained.",
+        Unit(units.count, "8"),
     ),
 ]
 NHashes = Annotated[
     int | None,
-    typer.Option(
-        "--n-hashes",
-        metavar="N",
-        parser=Unit(units.count, "8"),
-        help="Number of hash rounds of LSH attention, 1 to 8. Default: as trained.",
-        rich_help_panel="Model",
+    option(
+        "Model",
+        "--n-hashes N",
+        "Number of hash rounds of LSH attention, 1 to 8. Default: as trained.",
+        Unit(units.count, "8"),
     ),
 ]
-StateIn = Annotated[
-    str | None,
-    typer.Option(
-        "--state-in", metavar="FILE", help="Continue from the state saved in this file.", rich_help_panel="Memory"
-    ),
-]
-StateOut = Annotated[
-    str | None,
-    typer.Option(
-        "--state-out", metavar="FILE", help="Save the state at the end, or when stopped.", rich_help_panel="Memory"
-    ),
-]
-Binary = Annotated[
-    bool,
-    typer.Option("--binary", help="Take the bytes of the input as they are, text or not.", rich_help_panel="Text"),
-]
+StateIn = Annotated[str | None, option("Memory", "--state-in FILE", "Continue from the state saved in this file.")]
+StateOut = Annotated[str | None, option("Memory", "--state-out FILE", "Save the state at the end, or when stopped.")]
+Binary = Annotated[bool, option("Text", "--binary", "Take the bytes of the input as they are, text or not.")]
 ResetOnDocument = Annotated[
     bool,
-    typer.Option(
+    option(
+        "Memory",
         "--reset-on-document",
-        help="Clear the memory before each document: a text of JSON lines or a Parquet file, else a file. Default: as "
-        "the model was trained.",
-        rich_help_panel="Memory",
+        "Clear the memory before each document: a text of JSON lines or a Parquet file, else a file. "
+        "Default: as the model was trained.",
     ),
 ]
 TextField = Annotated[
-    str | None,
-    typer.Option(
-        "--text-field",
-        metavar="KEY",
-        help="Key of the text in JSON lines and Parquet files. Default: text.",
-        rich_help_panel="Text",
-    ),
+    str | None, option("Text", "--text-field KEY", "Key of the text in JSON lines and Parquet files. Default: text.")
 ]
 
 Html = Annotated[
     str | None,
-    typer.Option(
-        "--html",
-        metavar="FILE.html",
-        help="Write a page with the text colored by surprisal, the curve along it and its most surprising lines.",
-        rich_help_panel="Output",
+    option(
+        "Output",
+        "--html FILE.html",
+        "Write a page with the text colored by surprisal, the curve along it and its most surprising lines.",
     ),
 ]
-Force = Annotated[
-    bool,
-    typer.Option("--force", help="Overwrite files of any kind with the outputs, inputs too.", rich_help_panel="Output"),
-]
+Force = Annotated[bool, option("Output", "--force", "Overwrite files of any kind with the outputs, inputs too.")]
 Device = Annotated[
-    str | None,
-    typer.Option(
-        "--device",
-        metavar="auto|cpu|cuda[:N]",
-        parser=Unit(units.device, "cpu"),
-        help="Device to compute on.",
-        rich_help_panel="Machine",
-    ),
+    str | None, option("Machine", "--device auto|cpu|cuda[:N]", "Device to compute on.", Unit(units.device, "cpu"))
 ]
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"] | None,
-    typer.Option(
-        "--dtype",
-        help="Precision of matrix products. Compiled kernels of generation need float32.",
-        rich_help_panel="Machine",
-    ),
+    option("Machine", "--dtype", "Precision of matrix products. Compiled kernels of generation need float32."),
 ]
 WeightDtype = Annotated[
     Literal["auto", "float32", "bfloat16", "int8"] | None,
-    typer.Option(
+    option(
+        "Machine",
         "--weight-dtype",
-        help="Number type that the weights are rounded to. Default: float32. Only compiled kernels are faster with it.",
-        rich_help_panel="Machine",
+        "Number type that the weights are rounded to. Default: float32. Only compiled kernels are faster with it.",
     ),
 ]
 MemoryDtype = Annotated[
     Literal["auto", "float32", "bfloat16", "int8"] | None,
-    typer.Option(
+    option(
+        "Machine",
         "--memory-dtype",
-        help="Number type of the keys and values in memory. Default: float32, or that of a saved state.",
-        rich_help_panel="Machine",
+        "Number type of the keys and values in memory. Default: float32, or that of a saved state.",
     ),
 ]
-Threads = Annotated[
-    int | None,
-    typer.Option(
-        "--threads",
-        metavar="N",
-        parser=Unit(units.count, "2"),
-        help="Number of CPU threads.",
-        rich_help_panel="Machine",
-    ),
-]
+Threads = Annotated[int | None, option("Machine", "--threads N", "Number of CPU threads.", Unit(units.count, "2"))]
 NProc = Annotated[
     int | None,
-    typer.Option(
-        "--nproc",
-        metavar="N",
-        parser=Unit(units.at_least(1), "2"),
-        help="Compute with N processes of this machine, which share the sequences of a batch.",
-        rich_help_panel="Machine",
+    option(
+        "Machine",
+        "--nproc N",
+        "Compute with N processes of this machine, which share the sequences of a batch.",
+        Unit(units.at_least(1), "2"),
     ),
 ]
 Seed = Annotated[
     int | None,
-    typer.Option(
-        "--seed",
-        metavar="N",
-        parser=Unit(units.count, "1"),
-        help="Seed of the random-number generator. Default: random.",
-        rich_help_panel="Machine",
-    ),
+    option("Machine", "--seed N", "Seed of the random-number generator. Default: random.", Unit(units.count, "1")),
 ]
 
 ConfigFile = Annotated[
-    str | None,
-    typer.Option(
-        "--config",
-        metavar="FILE.toml",
-        envvar="XLCLI_CONFIG",
-        help="Read settings from a TOML file.",
-        rich_help_panel="Settings",
-    ),
+    str | None, option("Settings", "--config FILE.toml", "Read settings from a TOML file.", envvar="XLCLI_CONFIG")
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="a.b=c",
-        allow_from_autoenv=False,
-        help="Set one key of the configuration. May be repeated.",
-        rich_help_panel="Settings",
-    ),
+    option("Settings", "--set a.b=c", "Set one key of the configuration. May be repeated.", allow_from_autoenv=False),
 ]
 PrintConfig = Annotated[
     bool,
-    typer.Option(
-        "--print-config",
-        help="Print the resulting configuration (TOML, or JSON with --json) and exit.",
-        rich_help_panel="Settings",
-    ),
+    option("Settings", "--print-config", "Print the resulting configuration (TOML, or JSON with --json) and exit."),
 ]
 DryRun = Annotated[
-    bool,
-    typer.Option(
-        "--dry-run", help="Print the plan, the model size and the memory needed, and exit.", rich_help_panel="Settings"
-    ),
+    bool, option("Settings", "--dry-run", "Print the plan, the model size and the memory needed, and exit.")
 ]
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.", rich_help_panel="Output")]
-Quiet = Annotated[
-    bool, typer.Option("-q", "--quiet", help="Print results, warnings and errors only.", rich_help_panel="Output")
-]
-Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Print details on stderr.", rich_help_panel="Output")]
+Json = Annotated[bool, option("Output", "--json", "Print JSON on stdout.")]
+Quiet = Annotated[bool, option("Output", "-q, --quiet", "Print results, warnings and errors only.")]
+Verbose = Annotated[bool, option("Output", "-v, --verbose", "Print details on stderr.")]
 Color = Annotated[
     Literal["auto", "always", "never"] | None,
-    typer.Option("--color", help="Use color. auto: on a terminal, unless NO_COLOR is set.", rich_help_panel="Output"),
+    option("Output", "--color", "Use color. auto: on a terminal, unless NO_COLOR is set."),
 ]
-Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback on errors.", rich_help_panel="Output")]
+Debug = Annotated[bool, option("Output", "--debug", "Show a traceback on errors.")]

@@ -9,7 +9,7 @@ import typer
 
 from xlcli.cli import options, units
 from xlcli.cli.help import CONTEXT, Command
-from xlcli.cli.options import Unit
+from xlcli.cli.options import Unit, option
 from xlcli.cli.pipe import open_source, portions
 from xlcli.errors import ConfigError
 
@@ -38,28 +38,25 @@ def stream(
     n_steps: options.NSteps = None,
     n_hashes: options.NHashes = None,
     emit: Annotated[
-        Literal["lines", "tokens", "stats", "none"] | None,
-        typer.Option("--emit", help="Scores to print. Default: lines.", rich_help_panel="Text"),
+        Literal["lines", "tokens", "stats", "none"] | None, option("Text", "--emit", "Scores to print. Default: lines.")
     ] = None,
     flush_ms: Annotated[
         int | None,
-        typer.Option(
-            "--flush-ms",
-            metavar="N",
-            parser=Unit(units.count, "200"),
-            help="Score an unfinished line after N milliseconds without input.",
-            rich_help_panel="Text",
+        option(
+            "Text",
+            "--flush-ms N",
+            "Score an unfinished line after N milliseconds without input.",
+            Unit(units.count, "200"),
         ),
     ] = None,
     continue_tokens: Annotated[
         int | None,
-        typer.Option(
-            "--continue",
-            metavar="N",
-            parser=Unit(units.count, "50"),
+        option(
+            "Text",
+            "--continue N",
+            "Generate N tokens after the end of the input.",
+            Unit(units.count, "50"),
             envvar="XLCLI_CONTINUE",
-            help="Generate N tokens after the end of the input.",
-            rich_help_panel="Text",
         ),
     ] = None,
     binary: options.Binary = False,
@@ -69,25 +66,18 @@ def stream(
     adapt: options.Adapt = False,
     context_cache: options.ContextCache = None,
     reset_on: Annotated[
-        str | None,
-        typer.Option(
-            "--reset-on",
-            metavar="REGEX",
-            help="Clear the memory before each line that matches.",
-            rich_help_panel="Memory",
-        ),
+        str | None, option("Memory", "--reset-on REGEX", "Clear the memory before each line that matches.")
     ] = None,
     reset_on_document: options.ResetOnDocument = False,
     state_in: options.StateIn = None,
     state_out: options.StateOut = None,
     save_every: Annotated[
         float | None,
-        typer.Option(
-            "--save-every",
-            metavar="TIME",
-            parser=Unit(units.duration, "10m"),
-            help="Time between saves of the state. Default: at the end only.",
-            rich_help_panel="Memory",
+        option(
+            "Memory",
+            "--save-every TIME",
+            "Time between saves of the state. Default: at the end only.",
+            Unit(units.duration, "10m"),
         ),
     ] = None,
     html: options.Html = None,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import typer
@@ -20,13 +18,29 @@ CONTEXT: dict[str, Any] = {
 """Context settings of every command. The option `--mem-len` is also the environment variable `XLCLI_MEM_LEN`."""
 
 
-class Command(TyperCommand):
-    """A command whose help shows panels as headings; its `epilog` holds examples, one per line."""
+class _Page:
+    """What all help pages share: the context of usage errors, and examples at the end, one per line of the `epilog`."""
+
+    epilog: str | None
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parses; errors have the context."""
-        with _context_of_errors(ctx):
-            return super().parse_args(ctx, args)
+        """Parses; errors have the context, which Typer omits where a value is missing or superfluous."""
+        try:
+            parsed: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
+        except typer.TyperException as raised:
+            error: Any = raised
+            error.ctx = getattr(error, "ctx", None) or ctx
+            raise
+        return parsed
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """The examples."""
+        with formatter.section("Examples"):
+            formatter.write("".join(f"  {line}\n" for line in (self.epilog or "").splitlines()))
+
+
+class Command(_Page, TyperCommand):
+    """A command whose help shows panels as headings."""
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the command, which needs a working folder."""
@@ -42,18 +56,9 @@ class Command(TyperCommand):
         """Writes one section per panel."""
         _write_panels(self.get_params(ctx), self.callback, formatter, default="Output")
 
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """The examples."""
-        _write_examples(self.epilog, formatter)
 
-
-class Program(TyperGroup):
+class Program(_Page, TyperGroup):
     """The program, whose help lists commands before options."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parses; errors have the context."""
-        with _context_of_errors(ctx):
-            return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """`COMMAND [OPTIONS]`."""
@@ -65,21 +70,6 @@ class Program(TyperGroup):
             rows = [(name, (each.help or "").partition("\n\n")[0]) for name, each in self.commands.items()]
             formatter.write_dl(rows)
         _write_panels(self.get_params(ctx), self.callback, formatter, default="Options")
-
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """The examples."""
-        _write_examples(self.epilog, formatter)
-
-
-@contextlib.contextmanager
-def _context_of_errors(context: Any) -> Iterator[None]:
-    """Adds the context to usage errors; Typer omits it where a value is missing or superfluous."""
-    try:
-        yield
-    except typer.TyperException as raised:
-        error: Any = raised
-        error.ctx = getattr(error, "ctx", None) or context
-        raise
 
 
 def _write_panels(params: list[Any], function: Any, formatter: Any, *, default: str) -> None:
@@ -93,8 +83,3 @@ def _write_panels(params: list[Any], function: Any, formatter: Any, *, default: 
     for heading, rows in panels.items():
         with formatter.section(heading):
             formatter.write_dl(rows)
-
-
-def _write_examples(epilog: str | None, formatter: Any) -> None:
-    with formatter.section("Examples"):
-        formatter.write("".join(f"  {line}\n" for line in (epilog or "").splitlines()))

@@ -107,6 +107,15 @@ def test_a_table_fits_and_keeps_every_character(width):
     assert shown == given
 
 
+@pytest.mark.parametrize("width", [30, 50])
+def test_a_clipped_table_has_a_line_for_each_row(width):
+    lines = table(ROWS, width, left=(0, 2), clip=True).splitlines()
+    assert len(lines) == len(ROWS)
+    assert max(map(cell_len, lines)) <= width
+    assert "1.0 MiB" in lines[1]
+    assert lines[1].endswith("…")
+
+
 def test_a_table_without_a_width_has_a_line_for_each_row():
     lines = table(ROWS, left=(0, 2)).splitlines()
     assert [line.split("  ")[0] for line in lines] == [row[0] for row in ROWS]

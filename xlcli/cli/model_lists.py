@@ -74,7 +74,7 @@ def _groups(presets: Sequence[Preset]) -> list[tuple[str, list[Preset]]]:
 
 
 def _table(models: Sequence[ModelSummary], screen: Screen) -> str:
-    return table([_HEADING, *map(_row, models)], screen.columns, left=_TEXTS)
+    return table([_HEADING, *map(_row, models)], screen.columns, left=_TEXTS, clip=True)
 
 
 def _is_partial(model: ModelSummary) -> bool:

@@ -62,13 +62,16 @@ def clipped(text: str, width: int) -> str:
     return shown.plain
 
 
-def table(rows: Sequence[Sequence[str]], width: int | None = None, *, left: Collection[int] = (0,)) -> str:
+def table(
+    rows: Sequence[Sequence[str]], width: int | None = None, *, left: Collection[int] = (0,), clip: bool = False
+) -> str:
     """Aligned columns; control characters are escaped.
 
     Args:
         rows: Cells of each row, all of the same number.
         width: Number of cells of a line; None is as many as needed.
         left: Numbers of the columns of texts, which are flush left, and broken if they do not fit.
+        clip: Shorten texts that do not fit instead.
     """
     from rich.console import Console
     from rich.table import Table
@@ -78,7 +81,8 @@ def table(rows: Sequence[Sequence[str]], width: int | None = None, *, left: Coll
     for i in range(len(rows[0])):
         grid.add_column(justify="left" if i in left else "right", no_wrap=i not in left, overflow="fold")
     for row in rows:
-        grid.add_row(*(Text(visible(cell).replace("\n", " ")) for cell in row))
+        cells = (visible(cell).replace("\n", " ") for cell in row)
+        grid.add_row(*(Text(cell, no_wrap=clip, overflow="ellipsis" if clip else "fold") for cell in cells))
     file = io.StringIO()
     Console(file=file, width=width or 10**6, color_system=None).print(grid)
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())

@@ -46,6 +46,7 @@ class Tally:
     """Counts of one part of a campaign."""
 
     def __init__(self, campaign: str, part: str, *, write: bool = False, keep: bool = True) -> None:
+        self.workers = 1
         self.path, self.part, self.write, self.keep = RESULTS / f"{campaign}.json", part, write, keep
         self.first = sum(row["tried"] for row in self._rows() if row["part"] == part) if write else 0
         self.tried, self.failures, self.notes = 0, {}, {}
@@ -86,7 +87,13 @@ class Tally:
         return json.loads(self.path.read_bytes()) if self.path.exists() else []
 
 
-def run(document: str, parts: dict[str, Callable[[Tally, Iterator[int], Path], None]], cases: int) -> int:
+def run(
+    document: str,
+    parts: dict[str, Callable[[Tally, Iterator[int], Path], None]],
+    cases: int,
+    *,
+    has_workers: bool = False,
+) -> int:
     """The command line of a campaign: runs parts, each a function of tally, case numbers and an empty folder."""
     parser = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", nargs="*", help=f"{', '.join(parts)}; default: all")
@@ -94,10 +101,15 @@ def run(document: str, parts: dict[str, Callable[[Tally, Iterator[int], Path], N
     parser.add_argument("--seconds", type=float, default=float("inf"), help="end after this time")
     parser.add_argument("--case", type=int, help="try this case alone")
     parser.add_argument("--write", action="store_true", help=f"add the counts to {RESULTS.name}/")
+    if has_workers:
+        parser.add_argument(
+            "--workers", type=int, default=1, help="number of processes that share the cases; default: 1"
+        )
     options = parser.parse_args()
     code = 0
     for part in options.part or parts:
         tally = Tally(Path(sys.argv[0]).stem, part, write=options.write)
+        tally.workers = options.workers if has_workers else 1
         end = time.monotonic() + options.seconds
         numbers = iter([options.case]) if options.case is not None else until(tally.first, options.cases, end)
         with workplace() as place:

@@ -16,6 +16,7 @@ HERE = Path(__file__).parent
         ("kills", 1),
         ("crashes", 2),
         ("full_disks", 1),
+        ("invocations", 20),
         pytest.param("mutations", 30, marks=pytest.mark.exhaustive),
         pytest.param("big_inputs", 2, marks=pytest.mark.exhaustive),
     ],

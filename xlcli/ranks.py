@@ -196,7 +196,7 @@ def environment(variables: Mapping[str, str] = os.environ) -> Ranks:
         if missing:
             raise ConfigError(f"WORLD_SIZE is {ranks.size}, but {missing[0]} is not set.", remedy)
         port = variables.get("MASTER_PORT") or "1"
-        if not (port.isascii() and port.isdigit() and 0 < int(port) < 2**16):
+        if not (port.isascii() and port.isdigit() and len(port) < 6 and 0 < int(port) < 2**16):
             raise ConfigError(f"MASTER_PORT is '{port}', not a port.", "Set it to a number from 1 to 65535.")
     if not (0 <= ranks.rank < ranks.size and 0 <= ranks.local_rank < ranks.local_size):
         raise ConfigError(f"RANK is {ranks.rank}, but WORLD_SIZE is {ranks.size}.", remedy)

@@ -54,7 +54,7 @@ CPU_SECONDS = 30
 ADDRESSES = 6 * 2**30
 FILE_SIZE = 2**28
 STOP_SECONDS = 6
-"""Wall time after which an invocation is sent a signal."""
+"""Wall time after which an invocation is sent a signal; ten times as much as a process, which starts slowly."""
 KILL_SECONDS = 10 * CPU_SECONDS
 """Wall time after which it is killed: other processes take theirs."""
 CODES = {0, 2, 3, 4, 5, 6, 128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGPIPE}
@@ -68,6 +68,11 @@ NUMBERS = (
     "NaN", "Infinity", "2147483647", "2147483648", "2147483649", "9223372036854775807", "9223372036854775808",
     "1" * 5000, "1e18", "1e1000000", "0x10", "1_000", "\u0661\u0662", "\u00bd", "1,5", "+1", " 1 ", "1 000", "--1",
 )  # fmt: skip
+EXTREMES = (
+    "0", "1", "3", "1000", "65536", "1048576", "2147483647", "2147483648", "1e-320", "1e-300", "1e-30", "0.999999",
+    "1e30", "1e300",
+)  # fmt: skip
+"""Numbers that may be legal where a number is."""
 UNITS = (
     "10k", "1Ki", "64MiB", "1e6M", "0.5k", "1.5s", "1h30m", "90", "0s", "-5s", "1ms", "1e308h", "9" * 400 + "d", "1y",
     "5%", "-5%", "200%", "nan%", "%", "1m", "1M", "0.0001ms", "50%%", "k", "1kk", "infs",
@@ -216,7 +221,7 @@ class Draw(random.Random):
 
     def __init__(self, seed: str, *, near: bool) -> None:
         super().__init__(seed)
-        self.near, self.odd = near, 0.1 if near else 0.7
+        self.near, self.odd = near, 0.15 if near else 0.7
         names = [name for name in COMMANDS if name in WORKING or not near]
         rates = [
             0.03 if name == "bench" else 1 if name.startswith("models") else 2 if "press" in name else 5
@@ -259,6 +264,8 @@ class Draw(random.Random):
         """A value, plausible or odd."""
         if plausible and self.random() >= self.odd:
             return self.choice(plausible)
+        if plausible and plausible[0][:1].isdigit() and self.random() < 0.5:
+            return self.choice(EXTREMES)
         return self.choice(self.choice((NUMBERS, UNITS, TEXTS, PATHS)))
 
     def plausible(self, option: Any) -> Sequence[str]:
@@ -332,7 +339,7 @@ class Place:
         prepare(self.base, self.here, tried.settings)
         before = listing(self.here)
         child = fork(lambda: self._work(tried, process=process))
-        code = ended(child, tried.stop)
+        code = ended(child, tried.stop, (10 if process else 1) * STOP_SECONDS)
         said = self.err.read_bytes()[-20000:].decode(errors="replace")
         debug = "--debug" in tried.words or tried.variables.get("XLCLI_DEBUG", "0") not in ("", "0")
         if code == -tried.stop or code == -signal.SIGPIPE:
@@ -428,11 +435,11 @@ def listing(folder: Path) -> set[tuple[str, int, int]]:
     return found
 
 
-def ended(child: int, number: int) -> int:
-    """Exit code of a child, which is sent a signal if it runs for long; everything that it started is killed."""
+def ended(child: int, number: int, seconds: int) -> int:
+    """Exit code of a child, which is sent a signal after `seconds`; everything that it started is killed."""
     process, waiting = os.pidfd_open(child), select.poll()
     waiting.register(process, select.POLLIN)
-    if not waiting.poll(1000 * STOP_SECONDS):
+    if not waiting.poll(1000 * seconds):
         os.kill(child, number)
         if not waiting.poll(1000 * KILL_SECONDS):
             os.kill(child, signal.SIGKILL)
@@ -533,7 +540,7 @@ def _work(cases: Iterator[int], near: bool, place: Place, report: int) -> int:
             )
         if reason or case % PROCESS_EVERY == 0:
             again, reason = place.attempt(tried, process=True)
-            if not reason and code in CODES and again != code:
+            if not reason and code in CODES and code not in (again, 128 + tried.stop):
                 reason = f"exit code {code}, and {again} as a process"
         os.write(report, json.dumps([case, code, reason]).encode() + b"\n")
     return 0

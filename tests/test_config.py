@@ -277,6 +277,12 @@ def test_it_needs_no_torch():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout.strip() == b"False"
 
 
+def test_more_samples_than_memory_can_hold_are_refused():
+    with pytest.raises(ConfigError) as error:
+        make({"generate": {"num_samples": 2**31}})
+    assert error.value.key == "generate.num_samples"
+
+
 def test_a_value_that_is_not_utf8_is_refused():
     with pytest.raises(ConfigError, match="not valid UTF-8"):
         make({"generate": {"stop": [b"\xff".decode(errors="surrogateescape")]}})

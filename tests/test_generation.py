@@ -9,6 +9,7 @@ from xlcli.config import GenerateConfig, StreamConfig
 from xlcli.errors import ConfigError, ResourceError, StateError
 from xlcli.events import Generated, GeneratedText
 from xlcli.generation import generate
+from xlcli.inference import MAX_ROWS
 from xlcli.model.decoder import table_bytes
 from xlcli.sampling import SampleRNG, sample_tokens
 from xlcli.store.state_files import load_state, save_state
@@ -205,6 +206,12 @@ def test_a_streams_state_is_continued_and_the_other_way_round():
 def test_no_tokens_and_no_prompt():
     texts, [result] = run(toy(), b"", max_new_tokens=0)
     assert (texts, result.text, result.tokens, result.stop_reason) == ({}, "", 0, "length")
+
+
+def test_no_sample_begins_after_an_interruption():
+    _, results = run(toy(), num_samples=4 * MAX_ROWS, max_new_tokens=1000, interrupted=lambda: True)
+    assert 0 < len(results) <= MAX_ROWS
+    assert {result.stop_reason for result in results} == {"interrupted"}
 
 
 def test_interrupted():

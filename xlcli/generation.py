@@ -61,7 +61,7 @@ def generate(
             continues the generator of `resume`, if it has one, else takes a random seed.
         resume: Session saved by `generate` or `stream`, whose text the prompt follows.
         save: Called once at the end, with the session after the last token.
-        stop: Called before every call of the model; once true, all samples end as "interrupted".
+        stop: Called before every call of the model; once true, the samples that have begun end as "interrupted".
 
     Yields:
         The text of sample 0 in pieces of whole characters, then its `Generated`, then sample 1 and so on; and notices.
@@ -78,6 +78,8 @@ def generate(
     logits = session.predict() if several and options.max_new_tokens and not stop() else None
     batch_size = session.max_rows(text.n_tokens)
     for first in range(0, options.num_samples, batch_size):
+        if first and stop():
+            break
         samples = [
             Sample(text, i, text.rng_of(i), StreamingDetokenizer(options.stop), logits)
             for i in range(first, min(first + batch_size, options.num_samples))

@@ -35,6 +35,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+os.environ["OMP_STACKSIZE"] = "1M"  # a thousand threads fit into the address space; read when torch is imported
+
 import campaign
 from campaign import TESTS, Tally, command, fork, wait
 
@@ -53,8 +55,8 @@ PATH = os.environ["PATH"]
 CPU_SECONDS = 30
 ADDRESSES = 6 * 2**30
 FILE_SIZE = 2**28
-STOP_SECONDS = 6
-"""Wall time after which an invocation is sent a signal; ten times as much as a process, which starts slowly."""
+STOP_SECONDS = 15
+"""Wall time after which an invocation is sent a signal; ten times that as a process, which starts slowly."""
 KILL_SECONDS = 10 * CPU_SECONDS
 """Wall time after which it is killed: other processes take theirs."""
 CODES = {0, 2, 3, 4, 5, 6, 128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGPIPE}
@@ -402,7 +404,14 @@ class Place:
 def environment(folder: Path) -> dict[str, str]:
     """Environment of an invocation before its own variables."""
     private = {"HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp"), "XLCLI_CACHE": str(folder / "cache")}
-    fixed = {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "LANG": "C.UTF-8", "TERM": "xterm", "COLUMNS": "100"}
+    fixed = {
+        "PYTHONPATH": str(SOURCE),
+        "OMP_NUM_THREADS": "1",
+        "OMP_STACKSIZE": "1M",
+        "LANG": "C.UTF-8",
+        "TERM": "xterm",
+        "COLUMNS": "100",
+    }
     return {"PATH": PATH} | private | fixed
 
 

@@ -207,7 +207,7 @@ class GenerateConfig(OnlineConfig):
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0, allow_inf_nan=False)] | None = None
     stop: tuple[str, ...] = ()
-    num_samples: Count = 1
+    num_samples: Annotated[int, Field(ge=1, le=2**16)] = 1
     logprobs: Annotated[int, Field(ge=0, le=1000)] | None = None
 
     @model_validator(mode="after")

@@ -208,6 +208,16 @@ def test_the_schedule_lands_on_a_time():
     assert run.train_step(0.25)[2] == pytest.approx(0.75)
 
 
+@pytest.mark.parametrize("rollbacks", [0, 1, 2, 3])
+def test_each_roll_back_divides_the_rates_by_three(rollbacks):
+    run = _run(small(train={"max_steps": 4, "warmup_steps": 0, "lr_schedule": "linear", "min_lr_ratio": 0.0}))
+    run.rollbacks = rollbacks
+    assert run.train_step(0.25).lr_factor == pytest.approx(0.75 / 3**rollbacks)
+    assert [group["lr"] / lr for of, lr in run.optimizers.optimizers for group in of.param_groups] == pytest.approx(
+        [0.75 / 3**rollbacks] * 3
+    )
+
+
 @pytest.mark.parametrize(
     ("train", "steps"),
     [

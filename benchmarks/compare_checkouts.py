@@ -245,8 +245,15 @@ PRESET_SMALL = (
     "model.n_layers=2 model.attention.n_heads=4 model.attention.head_dim=8 model.feedforward.ffn_dim=48"
 )
 """A preset, made small, in the number type that training chooses."""
+OTHER_TOKENIZER = (
+    "alibi-wt103 gpt2-small llama-15m llama-7b shaw-base t5-small-decoder t5-v11-small-decoder txl-lm1b-large "
+    "txl-wt103-large-16l txl-wt103-large txl-wt103-standard universal-act-base universal-base"
+)
+"""Presets with a vocabulary size, which is 256 with bytes."""
 SMALL_OF_PRESET: dict[str, str] = {
-    "reformer-crime": "model.position.shape=[16,16] model.position.dims=[8,24]",
+    **dict.fromkeys(OTHER_TOKENIZER.split(), "--vocab-size 256"),
+    "al-rfou-12l": "model.position.overflow=wrap",
+    "reformer-crime": "--vocab-size 256 model.position.shape=[16,16] model.position.dims=[8,24]",
     "reformer-enwik8": "model.position.dims=[8,24]",
 }
 """Further settings of small presets."""
@@ -271,7 +278,7 @@ FURTHER: dict[str, tuple[str, ...]] = {
         "eval READ -m attention,lsh --json --adapt --threads 1",
         "eval READ -m stack,act --json --adapt eval.adapt_lr=0.01 eval.adapt_decay=0.1 --threads 1",
         "stream READ -m position,xl --json --adapt --state-out OUT --threads 1",
-        "stream READ -m position,xl --json --state-in LAST --state-out OUT --threads 1",
+        "stream READ -m position,xl --json --adapt --state-in LAST --state-out OUT --threads 1",
         "generate Before -m position,xl --adapt -n 40 --seed 1 --threads 1",
         "compress SHORT -m position,xl --adapt --json -o OUT --threads 1",
         "decompress LAST -m position,xl --json -o OUT",
@@ -281,7 +288,7 @@ FURTHER: dict[str, tuple[str, ...]] = {
         "eval READ -m tokenizer,sentencepiece --json --context-cache 500 --threads 1",
         "eval READ -m position,xl --json --context-cache 500 --adapt --threads 1",
         "stream READ -m position,xl --json --context-cache 300 --adapt --state-out OUT --threads 1",
-        "stream READ -m position,xl --json --state-in LAST --state-out OUT --threads 1",
+        "stream READ -m position,xl --json --context-cache 300 --adapt --state-in LAST --threads 1",
         "generate Before -m position,xl --context-cache 500 -n 40 --seed 1 --threads 1",
         "compress SHORT -m position,xl --context-cache 500 --json -o OUT --threads 1",
         "decompress LAST -m position,xl --json -o OUT",

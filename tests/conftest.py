@@ -38,7 +38,7 @@ def _private_machine(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyte
     machine = tmp_path_factory.mktemp("machine")
     for name in [name for name in os.environ if name.startswith(("XLCLI_", "XDG_"))]:
         monkeypatch.delenv(name)
-    for name in ("FORCE_COLOR", "COLUMNS", "LINES", "PYTHONWARNINGS"):
+    for name in ("FORCE_COLOR", "COLUMNS", "LINES", "PYTHONSAFEPATH", "PYTHONWARNINGS"):
         monkeypatch.delenv(name, raising=False)
     for name in ("home", "work"):
         (machine / name).mkdir()

@@ -1,4 +1,4 @@
-"""Time of a training step on processes that a slow network joins, beside the plan of `xlcli train --dry-run --nproc N`.
+"""Time of a training step on processes that a slow network joins, beside the plan of `scaling.py`.
 
 Each process has a network namespace of its own. Virtual Ethernet joins them by a bridge, and a token bucket (`tc tbf`)
 limits what each sends; rates are those of frames, of which TCP takes 4 %. All of it is made in namespaces that end with
@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from scaling import Network, plan, row_operations, sizes
 
 from xlcli import config, presets
 from xlcli.config import Config
@@ -31,7 +32,6 @@ from xlcli.ranks import SINGLE, Ranks, join
 from xlcli.runtime import make_runtime
 from xlcli.text.tokens import TokenFile
 from xlcli.training.run import TrainingRun, make_training_run
-from xlcli.training.scaling import plan
 
 LATENCY_SUMS = 100
 """Number of sums whose mean duration gives the latency."""
@@ -83,21 +83,19 @@ def measure(ranks: Ranks, arguments: argparse.Namespace) -> None:
     made = settings(arguments)
     own = settings(arguments, batch_size=arguments.batch_size // n)
     alone, together = begin(own, SINGLE), begin(made, ranks)
-    operations = plan(config.change(own, {"cluster": {"peak_flops": 1.0}}), alone.runtime, 1).operations
+    per_row = row_operations(own, alone.runtime)
+    operations = per_row * own.train.batch_size + sizes(alone.model, own).operations
     waited = latency(ranks)
     for mbit in arguments.mbit:
         limit(mbit)
         step_seconds(together, ranks)
         pairs = [(step_seconds(alone, ranks), step_seconds(together, ranks)) for _ in range(arguments.steps)]
         computed, measured = (statistics.median(seconds) for seconds in zip(*pairs, strict=True))
-        cluster = {"peak_flops": operations / computed, "utilization": 1.0}
-        cluster |= {"latency": waited, "bandwidth": mbit * 1e6 / 8}
-        planned = plan(config.change(made, {"cluster": cluster}), together.runtime, n)
+        network = Network(flops=operations / computed, bandwidth=mbit * 1e6 / 8, latency=waited)
+        planned = plan(made, together.runtime, n, per_row, network)
         row = {"preset": arguments.preset, "optimizer": arguments.optimizer, "shard": arguments.shard, "processes": n}
         row |= {"batch_size": arguments.batch_size, "grad_accum": arguments.grad_accum, "mbit": mbit}
-        row |= {"sent_bytes": planned.sent_bytes, "messages": planned.messages, "latency": waited, "alone": computed}
-        row |= {"compute": planned.compute_seconds, "exchange": planned.exchange_seconds}
-        row |= {"planned": planned.step_seconds, "measured": measured}
+        row |= planned | {"latency": waited, "alone": computed, "measured": measured}
         if ranks.is_first:
             show(row, arguments.out)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xlcli.events import Event, Generated, Scaling, Score, ScoredText, TokenLogprob, TokenScore
+from xlcli.events import Event, Generated, Score, ScoredText, TokenLogprob, TokenScore
 from xlcli.files import as_utf8
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def _plain(value: Any) -> Any:
 def fields(event: DataclassInstance) -> dict[str, Any]:
     """Name and value of each attribute of a dataclass."""
     values = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
-    return {name: fields(value) if isinstance(value, ScoredText | Scaling) else value for name, value in values.items()}
+    return {name: fields(value) if isinstance(value, ScoredText) else value for name, value in values.items()}
 
 
 def event_object(event: Event) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from xlcli.events import (
     Plan,
     Progress,
     Saved,
-    Scaling,
     Score,
     ScoredText,
     Step,
@@ -87,7 +86,6 @@ def plan_text(plan: Plan) -> str:
         ("tokens", f"{plan.tokenizer}, vocabulary of {plan.vocab_size}"),
         ("machine", f"{plan.device} {plan.dtype}, {threads}; needs about {size(plan.memory_bytes)} of memory{free}"),
         ("budget", plan.budget + (f", resuming at step {plan.resumed_at}" if plan.resumed_at else "")),
-        *(() if plan.scaling is None else _scaling_rows(plan.scaling)),
         *(() if plan.n_ranks == 1 else [("ranks", ranks(plan))]),
     ]
     return "".join(f"{name:8} {text}\n" for name, text in rows)
@@ -97,42 +95,6 @@ def ranks(plan: Plan) -> str:
     """Processes of a run: `2 processes on this machine, 4 sequences each`."""
     here = "on this machine" if plan.n_local_ranks == plan.n_ranks else f"({plan.n_local_ranks} on this machine)"
     return f"{plan.n_ranks:,} processes {here}, {counted(plan.rows or 0, 'sequence')} each"
-
-
-def _scaling_rows(scaling: Scaling) -> list[tuple[str, str]]:
-    """The plan of a run on several processes."""
-    parts = {
-        "parameters": scaling.parameter_bytes,
-        "gradients": scaling.gradient_bytes,
-        "optimizer": scaling.optimizer_bytes,
-        "activations": scaling.activation_bytes,
-        "memory": scaling.recurrent_bytes,
-    }
-    share = "a share of the model" if scaling.sharded else "the whole model"
-    link = f"{scaling.bandwidth / 1e9:.3g} GB/s, {counted(scaling.messages, 'message')} of {_duration(scaling.latency)}"
-    return [
-        ("ranks", f"{scaling.n_ranks:,} processes, each with {counted(scaling.rows, 'sequence')} and {share}"),
-        ("", ", ".join(f"{name} {size(n)}" for name, n in parts.items())),
-        (
-            "network",
-            f"each sends {size(scaling.sent_bytes)} in a step (no memory): "
-            f"{_duration(scaling.exchange_seconds)} at {link}",
-        ),
-        (
-            "speed",
-            f"{_duration(scaling.compute_seconds)} of computation at {100 * scaling.utilization:.3g} % of "
-            f"{scaling.flops / 1e9:,.0f} GFLOP/s, {_duration(scaling.step_seconds)} per step",
-        ),
-        ("", f"efficiency {100 * scaling.efficiency:.1f} %, {amount(scaling.tokens_per_second)} tokens/s"),
-    ]
-
-
-def _duration(seconds: float) -> str:
-    """A duration with three digits: `12.3 ms`."""
-    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds / 1e-6:.2g} µs"
 
 
 def scored(text: ScoredText) -> str:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 RESUME = "If there is a checkpoint, --resume continues from it."
 """Remedy if a process of a run is lost."""
-SECTIONS = ("text", "train", "runtime", "model", "cluster")
+SECTIONS = ("text", "train", "runtime", "model")
 """Sections of the configuration that the command uses."""
 app = typer.Typer()
 
@@ -116,9 +116,10 @@ def train(
 
             check_tensorboard()
         folder = Path(out or Path("models") / model_name(paths or ()))
-        if is_to_launch(nproc) and not dry_run:
+        if is_to_launch(nproc):
             check_division(nproc or 1, paths or (), folder, settings, configs)
-            return launch(context.obj, nproc or 1, RESUME)
+            if not dry_run:
+                return launch(context.obj, nproc or 1, RESUME)
         from xlcli.ranks import join
 
         with (
@@ -141,7 +142,6 @@ def train(
                     preset=preset,
                     init=init,
                     dry_run=dry_run,
-                    n_ranks=nproc or 1,
                     allow_data_change=allow_data_change,
                     stop=stop,
                     ranks=ranks,
@@ -154,7 +154,6 @@ def train(
                     init=model,
                     overwrite=overwrite,
                     dry_run=dry_run,
-                    n_ranks=nproc or 1,
                     stop=stop,
                     ranks=ranks,
                 )

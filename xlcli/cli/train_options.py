@@ -195,7 +195,7 @@ NProc = Annotated[
     option(
         "Machine",
         "--nproc N",
-        "Train with N processes of this machine, which share the batch; with --dry-run, print the plan for N.",
+        "Train with N processes of this machine, which share the batch.",
         Unit(units.at_least(1), "2"),
     ),
 ]

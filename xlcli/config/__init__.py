@@ -11,7 +11,6 @@ from xlcli.config.base import BaseConfig as BaseConfig
 from xlcli.config.base import InvalidSettingError as InvalidSettingError
 from xlcli.config.base import SpanKind as SpanKind
 from xlcli.config.base import WeightEncoding as WeightEncoding
-from xlcli.config.cluster import ClusterConfig as ClusterConfig
 from xlcli.config.inference import AdaptedWeights as AdaptedWeights
 from xlcli.config.inference import BenchConfig as BenchConfig
 from xlcli.config.inference import CompressConfig as CompressConfig

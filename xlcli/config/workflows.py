@@ -8,7 +8,6 @@ from pydantic import Field, model_validator
 
 from xlcli.config.attention.random import LSHAttentionConfig
 from xlcli.config.base import BaseConfig, Count, InvalidSettingError, Length, Positive, Rate, SpanKind, WeightEncoding
-from xlcli.config.cluster import ClusterConfig
 from xlcli.config.inference import BenchConfig, CompressConfig, EvalConfig, GenerateConfig, StreamConfig
 from xlcli.config.model import ModelConfig
 from xlcli.config.position import ClampLen
@@ -189,7 +188,6 @@ class Config(BaseConfig):
     compress: CompressConfig = CompressConfig()
     bench: BenchConfig = BenchConfig()
     runtime: RuntimeConfig = RuntimeConfig()
-    cluster: ClusterConfig = ClusterConfig()
 
     @model_validator(mode="after")
     def _check_documents(self) -> Config:

@@ -24,7 +24,6 @@ from xlcli.events.text import GeneratedText as GeneratedText
 from xlcli.events.text import TokenLogprob as TokenLogprob
 from xlcli.events.training import Plan as Plan
 from xlcli.events.training import Saved as Saved
-from xlcli.events.training import Scaling as Scaling
 from xlcli.events.training import ScoredText as ScoredText
 from xlcli.events.training import Step as Step
 from xlcli.events.training import Stopping as Stopping

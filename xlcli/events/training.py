@@ -7,61 +7,6 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
-class Scaling:
-    """Plan of a run on several processes, see `xlcli.training.scaling`: sizes in bytes of one process.
-
-    Attributes:
-        n_ranks: Number of processes.
-        rows: Sequences of a batch on each.
-        sharded: Whether parameters, gradients and optimizer states are divided among the processes.
-        parameter_bytes: Parameters, with those that are gathered at a time.
-        gradient_bytes: Gradients.
-        optimizer_bytes: Optimizer states.
-        recurrent_bytes: Memory of the sequences.
-        activation_bytes: Activations of a microbatch.
-        sent_bytes: Bytes sent in a step.
-        messages: Successive messages of a step.
-        operations: Operations of the matrix products of a step.
-        flops: Peak operations per second of the device.
-        utilization: Share of it that training reaches.
-        bandwidth: Bytes per second that a process sends.
-        latency: Seconds until a message arrives.
-        compute_seconds: Duration of the computation of a step.
-        exchange_seconds: Duration of the exchange of a step alone.
-        step_seconds: Duration of a step, in which part of the exchange runs beside the computation.
-        efficiency: Speed relative to processes that exchange nothing, 0 to 1.
-        tokens_per_second: Tokens per second of all processes.
-    """
-
-    n_ranks: int
-    rows: int
-    sharded: bool
-    parameter_bytes: int
-    gradient_bytes: int
-    optimizer_bytes: int
-    recurrent_bytes: int
-    activation_bytes: int
-    sent_bytes: int
-    messages: int
-    operations: int
-    flops: float
-    utilization: float
-    bandwidth: float
-    latency: float
-    compute_seconds: float
-    exchange_seconds: float
-    step_seconds: float
-    efficiency: float
-    tokens_per_second: float
-
-    @property
-    def memory_bytes(self) -> int:
-        """Memory of a process."""
-        parts = self.parameter_bytes, self.gradient_bytes, self.optimizer_bytes
-        return sum(parts) + self.recurrent_bytes + self.activation_bytes
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """Plan of a training run, and the result of `--dry-run`.
 
@@ -69,7 +14,7 @@ class Plan:
     are encoding and size of the stored weights. `threads_measured`: training chooses the number of threads by
     measuring; `threads` is the maximum.
     `init` is the name of the model whose weights the run starts from, or None. `estimated`: sizes and number of tokens
-    are estimates from a sample of the text, as in a dry run. `scaling` is the plan of a dry run for several processes.
+    are estimates from a sample of the text, as in a dry run.
     `n_ranks` processes train, `n_local_ranks` of them on this machine, with `rows` sequences of a batch each.
     """
 
@@ -95,7 +40,6 @@ class Plan:
     init: str | None = None
     estimated: bool = False
     available_bytes: int | None = None
-    scaling: Scaling | None = None
     n_ranks: int = 1
     n_local_ranks: int = 1
     rows: int | None = None

@@ -63,14 +63,6 @@ def is_divided_by_block(model: LanguageModel) -> bool:
     return not (isinstance(model.stack, ReversibleStack | AdaptiveStack) or _share_parameters(model))
 
 
-def n_narrow(model: LanguageModel) -> int:
-    """Number of parameters that are gathered in bfloat16 if products are."""
-    blocks = [block for block in model.stack.layers() if not isinstance(block.attention, LSHAttention)]
-    tables = [block.vectors for block in blocks if block.vectors is not None]
-    wide = sum(parameter.numel() for table in tables for parameter in table.parameters())
-    return sum(parameter.numel() for block in blocks for parameter in block.parameters()) - wide
-
-
 def _share_parameters(model: LanguageModel) -> bool:
     """Whether a parameter of a block also belongs to another module."""
     blocks = list(model.stack.layers())

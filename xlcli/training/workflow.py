@@ -35,7 +35,6 @@ from xlcli.training.loop import Trainer
 from xlcli.training.origins import check_has_run, check_new, check_texts, load_origin, newest_checkpoint, origin_again
 from xlcli.training.prepare import Prepared, prepare_new, prepare_resumed
 from xlcli.training.run import LR_DIVISOR, TrainingRun, make_training_run
-from xlcli.training.scaling import plan as scaling_plan
 
 PREPARATION_SHARE = 0.1
 """Maximum share of a time budget that preparation counts for."""
@@ -49,7 +48,6 @@ def train(
     init: Path | None = None,
     overwrite: bool = False,
     dry_run: bool = False,
-    n_ranks: int = 1,
     stop: Callable[[], bool] = lambda: False,
     ranks: Ranks = SINGLE,
 ) -> Iterator[Event]:
@@ -65,7 +63,6 @@ def train(
         overwrite: Replace the model in `folder` as soon as the new run has weights to keep; until then it stays, and
             the new run is in a subfolder, where `resume` finds it.
         dry_run: End with the plan, whose sizes are estimates for a long text; nothing is written.
-        n_ranks: Number of processes that a dry run plans for.
         stop: Called between steps; when true, the run is saved and ends.
         ranks: Processes that train together, from `ranks.join`. The first one prepares and writes the run; the others
             follow it.
@@ -90,10 +87,9 @@ def train(
             yield Notice("stopped before the first step; nothing was saved, so run the same command again.", "warning")
             return
         check_texts(folder, ready)
-        plan = _plan(folder, ready, 0, n_ranks if dry_run else 1)
+        plan = _plan(folder, ready, 0)
         yield plan
-        if plan.scaling is None:
-            memory.require(ready.config, ready.runtime, plan.memory_bytes)
+        memory.require(ready.config, ready.runtime, plan.memory_bytes)
         if dry_run:
             return
         weights = None if model is None else weights_of(model.network)
@@ -115,7 +111,6 @@ def resume(
     preset: str | None = None,
     init: str | None = None,
     dry_run: bool = False,
-    n_ranks: int = 1,
     allow_data_change: bool = False,
     stop: Callable[[], bool] = lambda: False,
     ranks: Ranks = SINGLE,
@@ -129,7 +124,6 @@ def resume(
         preset: Refused unless the run uses it.
         init: Name or folder of a model; refused unless the run started from it.
         dry_run: As in `train`.
-        n_ranks: As in `train`.
         allow_data_change: Continue although the text has changed.
         stop: As in `train`.
         ranks: As in `train`; their number may differ from that of the run so far.
@@ -161,10 +155,9 @@ def resume(
             return
         point, notices = newest_checkpoint(place)
         yield from notices
-        plan = _plan(folder, ready, step_of(point) if point else 0, n_ranks if dry_run else 1)
+        plan = _plan(folder, ready, step_of(point) if point else 0)
         yield plan
-        if plan.scaling is None:
-            memory.require(ready.config, ready.runtime, plan.memory_bytes)
+        memory.require(ready.config, ready.runtime, plan.memory_bytes)
         if dry_run:
             return
         weights = origin_again(ready.origin) if point is None and ready.origin else None
@@ -280,9 +273,8 @@ def _lower_rate(run: TrainingRun, paths: Sequence[str], folder: Path) -> str:
     return f"Continue from the last checkpoint at a lower learning rate: {command}"
 
 
-def _plan(folder: Path, ready: Prepared, resumed_at: int, n_ranks: int) -> Plan:
+def _plan(folder: Path, ready: Prepared, resumed_at: int) -> Plan:
     config, parts, runtime = ready.config, ready.parts, ready.runtime
-    scaling = scaling_plan(config, runtime, n_ranks) if n_ranks > 1 else None
     return Plan(
         folder=folder,
         corpus=parts.train.corpus.name,
@@ -295,7 +287,7 @@ def _plan(folder: Path, ready: Prepared, resumed_at: int, n_ranks: int) -> Plan:
         vocab_size=ready.tokenizer.vocab_size,
         preset=ready.preset,
         parameters=memory.n_parameters(config.model),
-        memory_bytes=scaling.memory_bytes if scaling else memory.memory_bytes(config, runtime),
+        memory_bytes=memory.memory_bytes(config, runtime),
         available_bytes=available_bytes(str(runtime.device)),
         weights=config.train.weights,
         weights_bytes=weights_bytes(config.model, config.train.weights),
@@ -306,7 +298,6 @@ def _plan(folder: Path, ready: Prepared, resumed_at: int, n_ranks: int) -> Plan:
         budget=defaults.budget_in_words(config, ready.n_train_tokens),
         resumed_at=resumed_at,
         init=ready.origin["model"] if ready.origin else None,
-        scaling=scaling,
         n_ranks=runtime.ranks.size,
         n_local_ranks=runtime.ranks.local_size,
         rows=config.train.batch_size // runtime.ranks.size,

@@ -96,28 +96,50 @@ def no_number_given(monkeypatch):
     return monkeypatch
 
 
-@pytest.mark.usefixtures("no_number_given")
-def test_training_measures_threads_only_if_nobody_has_given_a_number():
-    made = make_runtime(RuntimeConfig(device="cpu"), training=True)
-    assert (made.threads, made.threads_measured) == (3, True)
-    assert not make_runtime(RuntimeConfig(device="cpu")).threads_measured
-    for settings in ({"threads": 3}, {"deterministic": True}, {"compile": True}):
-        made = make_runtime(RuntimeConfig(device="cpu", **settings), training=True)
-        assert (made.threads, made.threads_measured) == (3, False)
+@pytest.fixture
+def busy(no_number_given):
+    """A machine on which loops with two or more threads wait for a core."""
+    no_number_given.setattr(runtime, "parallel_loop_seconds", lambda threads, n_parts: 1.0 if threads == 1 else 50.0)
+    return no_number_given
+
+
+@pytest.mark.usefixtures("busy")
+def test_training_by_the_clock_begins_with_as_many_threads_as_find_idle_cores():
+    for settings, options, threads in (
+        ({}, {"training": True, "by_clock": True}, 1),
+        ({}, {"training": True}, 3),
+        ({}, {}, 3),
+        ({"threads": 2}, {"training": True, "by_clock": True}, 2),
+        ({"deterministic": True}, {"training": True, "by_clock": True}, 3),
+    ):
+        torch.set_num_threads(3)
+        made = make_runtime(RuntimeConfig(device="cpu", **settings), **options)
+        assert made.threads == torch.get_num_threads() == threads
 
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "MKL_NUM_THREADS"])
-def test_a_number_in_the_environment_is_given(name, no_number_given):
-    no_number_given.setenv(name, "3")
-    assert not make_runtime(RuntimeConfig(device="cpu"), training=True).threads_measured
+def test_a_number_in_the_environment_is_given(name, busy):
+    busy.setenv(name, "3")
+    assert make_runtime(RuntimeConfig(device="cpu"), training=True, by_clock=True).threads == 3
+
+
+@pytest.mark.parametrize(("limit", "fastest"), [(1, 1), (2, 1), (2, 2), (6, 5), (64, 63), (64, 4)])
+def test_the_number_of_threads_with_the_shortest_loops(limit, fastest, monkeypatch):
+    monkeypatch.setattr(runtime, "parallel_loop_seconds", lambda threads, n_parts: abs(threads - fastest))
+    assert runtime.fastest_threads(limit) == fastest
+
+
+def test_a_single_slow_loop_counts(monkeypatch):
+    loops = iter([2.0, 2.0, 2.0, 1.0, 1.0, 50.0])
+    monkeypatch.setattr(runtime, "parallel_loop_seconds", lambda threads, n_parts: next(loops))
+    assert runtime.fastest_threads(2) == 1
 
 
 @pytest.mark.parametrize(("cpus", "threads"), [(1, 1), (2, 2), (8, 3)])
 def test_training_uses_no_more_threads_than_cpus(cpus, threads, no_number_given):
     no_number_given.setattr(runtime, "cpu_limit", lambda: cpus)
     made = make_runtime(RuntimeConfig(device="cpu"), training=True)
-    assert (made.threads, made.threads_measured) == (threads, threads > 1)
-    assert torch.get_num_threads() == threads
+    assert made.threads == torch.get_num_threads() == threads
 
 
 @pytest.mark.parametrize(

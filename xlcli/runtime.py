@@ -31,6 +31,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 """Number types by name."""
 LOOP_SECONDS = 0.02
 """Duration of the measurement of a parallel loop."""
+LOOP_ROUNDS = 3
+"""Number of measurements of a parallel loop, of which the slowest counts."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +43,12 @@ class Runtime:
         device: Device of the model.
         dtype: Number type of matrix products.
         threads: Number of CPU threads.
-        threads_measured: Whether training chooses the number by measuring, with `threads` as the maximum at its start.
         ranks: Processes of the run.
     """
 
     device: torch.device
     dtype: torch.dtype
     threads: int
-    threads_measured: bool = False
     ranks: Ranks = SINGLE
 
     @property
@@ -63,14 +63,22 @@ class Runtime:
         return torch.autocast(self.device.type, self.dtype)
 
 
-def make_runtime(config: RuntimeConfig, *, training: bool = False, ranks: Ranks = SINGLE) -> Runtime:
+def make_runtime(
+    config: RuntimeConfig, *, training: bool = False, by_clock: bool = False, ranks: Ranks = SINGLE
+) -> Runtime:
     """Chooses device and number type, and sets the number of threads of the process.
 
     Number type `auto` is float32 at inference, whose results must not depend on the division of the text into calls; in
-    training it is bfloat16 where the hardware supports it natively. Training on a CPU measures how many threads are
-    fastest, unless the number is given (`threads`, `OMP_NUM_THREADS` or `MKL_NUM_THREADS`), or another one would change
-    results (`deterministic`) or recompile the model (`compile`). Several ranks of a machine share its CPUs equally, and
-    each has the CUDA device of its own number. A device with a number becomes the current one of PyTorch.
+    training it is bfloat16 where the hardware supports it natively. Several ranks of a machine share its CPUs equally,
+    and each has the CUDA device of its own number. A device with a number becomes the current one of PyTorch.
+
+    Args:
+        config: Settings.
+        training: Whether the process trains.
+        by_clock: Whether training ends by the clock, so that it may depend on the load of the machine: on a CPU it then
+            takes `fastest_threads`, unless the number is given (`threads`, `OMP_NUM_THREADS` or `MKL_NUM_THREADS`) or
+            `deterministic` is set.
+        ranks: Processes of the run.
 
     Raises:
         ConfigError: The device does not exist or does not support the settings, or others can write compiled code.
@@ -91,14 +99,23 @@ def make_runtime(config: RuntimeConfig, *, training: bool = False, ranks: Ranks 
     else:
         dtype = torch.bfloat16 if training and has_bfloat16_units(device) else torch.float32
     given = config.threads is not None or any(os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
-    fixed = given or config.deterministic or config.compile or ranks.size > 1
-    measured = training and device.type == "cpu" and not fixed
     if ranks.size > 1 and not given:
         torch.set_num_threads(max(1, cpu_limit() // ranks.local_size))
-    if measured:
-        torch.set_num_threads(min(torch.get_num_threads(), cpu_limit()))
-    threads = torch.get_num_threads()
-    return Runtime(device, dtype, threads, threads_measured=measured and threads > 1, ranks=ranks)
+    elif training and device.type == "cpu" and not given:
+        threads = min(torch.get_num_threads(), cpu_limit())
+        torch.set_num_threads(fastest_threads(threads) if by_clock and not config.deterministic else threads)
+    return Runtime(device, dtype, torch.get_num_threads(), ranks=ranks)
+
+
+def fastest_threads(limit: int) -> int:
+    """Number of CPU threads with which short parallel loops are fastest now: `limit`, one fewer, or its halves.
+
+    With more threads than idle cores, every loop waits for a thread that waits for a core. Steps of training then take
+    up to 50 times as long as with fewer threads.
+    """
+    counts = {max(1, limit - 1), *(limit >> i for i in range(limit.bit_length()))}
+    slowest = {n: max(parallel_loop_seconds(n, limit) for _ in range(LOOP_ROUNDS)) for n in sorted(counts)}
+    return min(slowest, key=slowest.__getitem__)
 
 
 def parallel_loop_seconds(threads: int, n_parts: int) -> float:

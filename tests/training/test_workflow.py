@@ -63,6 +63,20 @@ def test_a_run_leaves_a_model_that_scores_as_it_says():
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(("budget", "threads"), [({"max_time": 60.0, "max_steps": 1}, 1), ({"max_steps": 1}, 2)])
+def test_a_time_budget_lets_the_load_choose_the_threads_of_the_run_alone(budget, threads, monkeypatch):
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("xlcli.runtime.cpu_limit", lambda: 2)
+    monkeypatch.setattr("xlcli.runtime.parallel_loop_seconds", lambda threads, n_parts: 50.0 if threads > 1 else 1.0)
+    torch.set_num_threads(2)
+    events = train(small(runtime={"threads": None}, train=budget), [corpus()], Path("m"))
+    used = [torch.get_num_threads() for event in events if isinstance(event, Plan | Step | Validation)]
+    assert used == [threads] * 3
+    assert torch.get_num_threads() == 2
+    assert read_record(Path("m"))["runtime"]["threads"] is None
+
+
 def test_nothing_said_is_all_decided():
     events = list(train({}, [corpus()], Path("m"), preset=None, dry_run=True))
     plan = of_kind(events, Plan)[0]

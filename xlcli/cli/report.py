@@ -70,7 +70,7 @@ def saved_line(event: Saved) -> str:
 def plan_text(plan: Plan) -> str:
     """The plan of a training run."""
     tokens = f" = {counted(plan.train_tokens, 'token')}" if plan.train_tokens else ""
-    threads = ("up to " if plan.threads_measured else "") + counted(plan.threads, "thread")
+    machine = f"{plan.device} {plan.dtype}, {counted(plan.threads, 'thread')}"
     estimated = " (estimated from a sample)" if plan.estimated else ""
     free = "" if plan.available_bytes is None else f"; {size(plan.available_bytes)} available"
     source = f"preset {plan.preset}" if plan.init is None else f"from {plan.init}"
@@ -84,7 +84,7 @@ def plan_text(plan: Plan) -> str:
             f"{estimated}",
         ),
         ("tokens", f"{plan.tokenizer}, vocabulary of {plan.vocab_size}"),
-        ("machine", f"{plan.device} {plan.dtype}, {threads}; needs about {size(plan.memory_bytes)} of memory{free}"),
+        ("machine", f"{machine}; needs about {size(plan.memory_bytes)} of memory{free}"),
         ("budget", plan.budget + (f", resuming at step {plan.resumed_at}" if plan.resumed_at else "")),
         *(() if plan.n_ranks == 1 else [("ranks", ranks(plan))]),
     ]

@@ -183,7 +183,7 @@ Threads = Annotated[
     option(
         "Machine",
         "--threads N",
-        "Number of CPU threads. Default: chosen by measuring, so that runs do not repeat to the bit.",
+        "Number of CPU threads. Default: that of PyTorch; with a time budget, measured at the start.",
         Unit(units.count, "2"),
     ),
 ]

@@ -156,8 +156,8 @@ class RuntimeConfig(BaseConfig):
         device: `auto` is the first CUDA device, else the CPU.
         dtype: Number type of matrix products. `auto` is bfloat16 in training where the hardware supports it natively,
             else float32.
-        threads: CPU threads; None keeps the default of torch. Training on a CPU then measures how many threads up to
-            it are fastest, unless `deterministic`, `compile` or the environment variable OMP_NUM_THREADS is set.
+        threads: CPU threads; None keeps the default of torch. Training on a CPU with a time budget then begins with a
+            measurement of how many threads are fastest, unless `deterministic` or OMP_NUM_THREADS is set.
         seed: Seed of the random-number generator; None is 0 in training, else random.
         compile: Compile the model before training.
         deterministic: Use deterministic kernels and a fixed number of threads only.

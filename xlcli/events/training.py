@@ -11,10 +11,8 @@ class Plan:
     """Plan of a training run, and the result of `--dry-run`.
 
     `memory_bytes` is an estimated peak, `available_bytes` the free memory of the device; `weights` and `weights_bytes`
-    are encoding and size of the stored weights. `threads_measured`: training chooses the number of threads by
-    measuring; `threads` is the maximum.
-    `init` is the name of the model whose weights the run starts from, or None. `estimated`: sizes and number of tokens
-    are estimates from a sample of the text, as in a dry run.
+    are encoding and size of the stored weights. `init` is the name of the model whose weights the run starts from, or
+    None. `estimated`: sizes and number of tokens are estimates from a sample of the text, as in a dry run.
     `n_ranks` processes train, `n_local_ranks` of them on this machine, with `rows` sequences of a batch each.
     """
 
@@ -36,7 +34,6 @@ class Plan:
     threads: int
     budget: str
     resumed_at: int
-    threads_measured: bool = False
     init: str | None = None
     estimated: bool = False
     available_bytes: int | None = None

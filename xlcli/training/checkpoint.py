@@ -207,8 +207,7 @@ def runtime_settings(folder: Path) -> Tree:
     if point is None:
         return {}
     facts = read_json(point / "state.json")
-    threads = {} if facts.get("threads") == "measured" else {"threads": facts.get("threads")}
-    return {"seed": facts.get("seed"), "dtype": facts.get("dtype", "auto"), **threads}
+    return {"seed": facts.get("seed"), "dtype": facts.get("dtype", "auto"), "threads": facts.get("threads")}
 
 
 def _changed_texts(saved: Mapping[str, str], here: Mapping[str, str], allow_change: bool) -> list[str]:
@@ -249,7 +248,7 @@ def _load_tensors(run: TrainingRun, checkpoint: Path, states: list[dict[str, str
 def _environment(run: TrainingRun) -> dict[str, Any]:
     """Properties of the machine and its settings that change the bits of a result."""
     return {
-        "threads": "measured" if run.runtime.threads_measured else run.runtime.threads,
+        "threads": run.runtime.threads,
         "processes": run.ranks.size,
         "device": run.runtime.device.type,
         "dtype": run.runtime.dtype_name,

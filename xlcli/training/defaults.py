@@ -116,6 +116,11 @@ def _token_budget(limit: int, given: TrainConfig) -> Tree:
     return {"max_tokens": limit} if _is_open(given) and limit < LARGEST_BUDGET else {}
 
 
+def ends_by_clock(train: TrainConfig) -> bool:
+    """Whether a run has a time budget, which is the default, so that it does not repeat to the bit."""
+    return train.max_time is not None or _is_open(train)
+
+
 def _is_open(train: TrainConfig) -> bool:
     """Whether no budget is given."""
     return all(getattr(train, budget) is None for budget in BUDGETS)

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from xlcli.errors import CheckpointError, DivergedError
 from xlcli.events import Event, Notice, Saved, ScoredText, Step, Stopping, Trained, Validation
-from xlcli.runtime import parallel_loop_seconds
 from xlcli.store import folder as store
 from xlcli.store import records
 from xlcli.store.commit import latest, step_name, verify
@@ -24,7 +23,6 @@ from xlcli.training.clock import Clock
 from xlcli.training.final import final_evaluation
 from xlcli.training.prepare import Prepared
 from xlcli.training.run import LR_DIVISOR, TrainingRun
-from xlcli.training.threads import ThreadTuner, thread_changes
 from xlcli.training.triggers import IntervalTrigger
 from xlcli.training.validation import check_finite, validation_bits
 
@@ -32,8 +30,6 @@ MAX_ROLLBACKS = 3
 """Maximum number of roll-backs of a run that diverges."""
 VALIDATION_SHARE = 0.1
 """Maximum share of a time budget for validation at the default interval."""
-MAX_WARMUP_STEPS = 16
-"""Maximum number of steps for which the choice of threads waits until memory is full, because steps become longer."""
 
 
 class Trainer:
@@ -59,7 +55,6 @@ class Trainer:
         self.saved_at = (run.step, run.validated_step)
         self.saved_seconds = run.seconds
         self.checked_step = run.step
-        self.tuner = _make_tuner(run)
 
     def train(self, stop: Callable[[], bool]) -> Iterator[Event]:
         """Trains until the budget is spent or `stop` is true, evaluates and saves.
@@ -148,8 +143,6 @@ class Trainer:
     def _finish(self, stop: Callable[[], bool]) -> Iterator[Event]:
         """Validates, saves and evaluates the best weights; a run that was stopped is only saved."""
         run = self.run
-        if self.tuner:
-            run.set_threads(self.tuner.chosen)
         spent = run.fraction(self.clock.seconds) == 1.0
         if spent and run.validated_step != run.step:
             yield from self._validate()
@@ -180,8 +173,6 @@ class Trainer:
             self.record["rollbacks"] = run.rollbacks
         if run.patience.end < 1.0:
             self.record["stopped_early"] = True
-        if changes := thread_changes(records.read_metrics(self.folder)):
-            self.record["threads"] = changes
         records.write_record(self.folder, self.record)
         yield Trained(
             folder=self.model_folder,
@@ -196,7 +187,7 @@ class Trainer:
         )
 
     def _train_step(self, started: float, loop: _LoopStart) -> Iterator[Event]:
-        """One training step after `started` seconds, logged to the metrics, and the threads for the next."""
+        """One training step after `started` seconds, logged to the metrics."""
         run = self.run
         before = run.tokens
         result = run.train_step(run.fraction(started), self.clock.votes())
@@ -231,17 +222,9 @@ class Trainer:
             **({} if mean_steps is None else {"mean_steps": mean_steps}),
             **({} if loss_scale is None else {"loss_scale": loss_scale, "skipped": run.skipped}),
             **({"rollbacks": run.rollbacks} if run.rollbacks else {}),
-            **({"threads": run.runtime.threads, "trial": self.tuner.trying} if self.tuner else {}),
         }
         self._log(row)
         yield step
-        if self.tuner:
-            nominal = defaults.tokens_per_step(run.config.train) / (run.tokens - before)  # lengths may be random
-            trial = self.tuner.observe((seconds - started) * nominal)
-            if self.tuner.threads != run.runtime.threads:
-                run.set_threads(self.tuner.threads)
-            if trial:
-                yield Notice(f"step {run.step}  {trial.describe()}", "info" if trial.adopted else "detail")
 
     def _validate(self) -> Iterator[Event]:
         """Validates, and keeps the weights if they are the best so far or there is no validation text.
@@ -320,15 +303,3 @@ def _exceeds_share(run: TrainingRun, clock: Clock) -> bool:
     if run.config.train.eval_every is not None or run.fraction(clock.seconds) == run.fraction(0.0):
         return False
     return clock.validation_seconds > VALIDATION_SHARE * clock.seconds
-
-
-def _make_tuner(run: TrainingRun) -> ThreadTuner | None:
-    """A tuner if the number of threads is measured; sets its first number. Steps are measured once memory is full."""
-    if not run.runtime.threads_measured:
-        return None
-    train = run.config.train
-    filling = min(MAX_WARMUP_STEPS, math.ceil(train.mem_len / train.segment_len))
-    limit = run.runtime.threads
-    tuner = ThreadTuner(limit, lambda threads: parallel_loop_seconds(threads, limit), warmup_steps=filling + 1)
-    run.set_threads(tuner.threads)
-    return tuner

@@ -94,7 +94,8 @@ def prepare_new(
         ResourceError: No configuration fits the machine.
     """
     preset, config = next(iter(configs.items()))  # text and runtime settings are equal in all presets
-    runtime = make_runtime(config.runtime, training=True, ranks=ranks)
+    by_clock = defaults.ends_by_clock(config.train)
+    runtime = make_runtime(config.runtime, training=True, by_clock=by_clock, ranks=ranks)
     ranks.require_files(paths)
     memory.require_possible(configs.values(), runtime, dry_run=dry_run)
     parts = yield from _read(paths, config, stop, dry_run=dry_run)
@@ -163,7 +164,8 @@ def prepare_resumed(
             f"this run started from {origin['model'] if origin else 'new weights'}, not from {init}.",
             "Leave --init out, or train a new model with -o NAME.",
         )
-    runtime = make_runtime(config.runtime, training=True, ranks=ranks)
+    by_clock = defaults.ends_by_clock(config.train)
+    runtime = make_runtime(config.runtime, training=True, by_clock=by_clock, ranks=ranks)
     ranks.require_files(paths)
     config.check_division(ranks.size)
     memory.require_possible([config], runtime)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -130,11 +130,6 @@ class TrainingRun:
         if train.max_time is not None:
             left.append(end * train.max_time - seconds)
         return max(0.0, min(left))
-
-    def set_threads(self, threads: int) -> None:
-        """Sets the number of CPU threads of the process, for all later steps, validations and the final evaluation."""
-        torch.set_num_threads(threads)
-        self.runtime = replace(self.runtime, threads=threads)
 
     def train_step(self, fraction: float, votes: Sequence[float] = ()) -> StepResult:
         """Forward and backward pass of each microbatch, gradient clipping, and one optimizer step.

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from xlcli.config import Config, Tree
@@ -76,6 +77,7 @@ def train(
         yield from _follow(paths, folder, {}, ranks, stop)
         return
     with leading(ranks), ExitStack() as contexts:
+        contexts.callback(torch.set_num_threads, torch.get_num_threads())
         model = None if init is None else load_origin(init, folder)
         if not dry_run:
             check_new(folder, overwrite=overwrite)
@@ -137,6 +139,7 @@ def resume(
         yield from _follow(paths, folder, changes or {}, ranks, stop)
         return
     with leading(ranks), ExitStack() as contexts:
+        contexts.callback(torch.set_num_threads, torch.get_num_threads())
         check_has_run(folder)
         if not dry_run:
             yield from _lock(folder, contexts)
@@ -226,15 +229,12 @@ def _take_steps(
     stop: Callable[[], bool],
 ) -> Iterator[Event]:
     """Trains until the budget is spent or `stop` is true, then evaluates."""
-    threads = run.runtime.threads
     checkpoint.agree(run)
     try:
         trainer = Trainer(run, ready, folder, record=record, started=_start_of_budget(started, ready.config))
         yield from trainer.train(stop)
     except DivergedError as error:
         raise DivergedError(error.message, _lower_rate(run, paths, folder)) from None
-    finally:
-        run.set_threads(threads)
 
 
 def _spent_budgets(run: TrainingRun) -> Iterator[Notice]:
@@ -294,7 +294,6 @@ def _plan(folder: Path, ready: Prepared, resumed_at: int) -> Plan:
         device=str(runtime.device),
         dtype=runtime.dtype_name,
         threads=runtime.threads,
-        threads_measured=runtime.threads_measured,
         budget=defaults.budget_in_words(config, ready.n_train_tokens),
         resumed_at=resumed_at,
         init=ready.origin["model"] if ready.origin else None,

@@ -28,7 +28,7 @@ from xlcli.config import Config
 from xlcli.model.attention.lsh import LSHAttention
 from xlcli.model.build import build_on_meta
 from xlcli.model.lm import LanguageModel
-from xlcli.optim import MUON_BATCH, hidden_matrices, n_state_floats
+from xlcli.optim import MUON_BATCH, hidden_matrices
 from xlcli.ranks import Ranks
 from xlcli.runtime import Runtime, has_bfloat16_units, make_runtime
 from xlcli.text.tokens import TokenFile
@@ -98,7 +98,7 @@ def sizes(model: LanguageModel, made: Config) -> Sizes:
         parameters=model.n_parameters,
         blocks=tuple(map(n_parameters, blocks)),
         matrices=tuple(shape.numel() for shape in shapes),
-        state=n_state_floats(model, made.train),
+        state=2 * model.n_parameters - sum(shape.numel() for shape in shapes),  # Muon keeps one moment, AdamW two
         operations=sum(orthogonalization(*sorted(shape)) for shape in shapes),
         narrow=narrow,
     )

@@ -110,7 +110,7 @@ def train(tree):
 def measure(tree):
     """Peak of training and what was predicted, in bytes; alters this process."""
     from xlcli import config
-    from xlcli.training.memory import memory_bytes
+    from xlcli.training.memory import memory_bytes, n_parameters
 
     smallest = {"dim": 32, "n_layers": 1, "vocab_size": 64, "attention": {"n_heads": 2, "head_dim": 16}}
     train(config.merge(tree, {"model": smallest, "train": {"batch_size": 4}}))
@@ -120,7 +120,7 @@ def measure(tree):
     run = train(tree)
     status = Path("/proc/self/status").read_text().splitlines()
     peak = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
-    return {"peak": peak - resident, "predicted": memory_bytes(run.config, run.runtime)}
+    return {"peak": peak - resident, "predicted": memory_bytes(run.config, run.runtime, n_parameters(run.config.model))}
 
 
 def measure_apart(name):

@@ -199,12 +199,6 @@ def hidden_matrices(model: nn.Module) -> set[int]:
     return {id(m.weight) for m in stack.modules() if isinstance(m, nn.Linear) and min(m.weight.shape) > 1}
 
 
-def n_state_floats(model: nn.Module, config: TrainConfig) -> int:
-    """Size of the optimizer state in numbers: one momentum per Muon parameter, two moments per AdamW parameter."""
-    matrices = hidden_matrices(model) if config.optimizer == "muon" else set()
-    return sum(p.numel() * (1 if id(p) in matrices else 2) for p in model.parameters())
-
-
 def lr_factor(
     fraction: float,
     step: int,

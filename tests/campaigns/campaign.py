@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 
@@ -141,13 +140,10 @@ def workplace() -> Iterator[Path]:
 
 
 def quick_runs() -> None:
-    """Makes short runs quicker: a sample of three tokens, and no estimate of memory."""
-    from xlcli.training import final, memory, workflow
+    """Makes short runs quicker: a sample of three tokens."""
+    from xlcli.training import final
 
     final.SAMPLE_TOKENS = 3
-    workflow.memory = SimpleNamespace(
-        n_parameters=memory.n_parameters, memory_bytes=lambda config, runtime: 2**28, require=memory.require
-    )
 
 
 def fork(work: Callable[[], int], log: Path | None = None) -> int:

@@ -1,10 +1,14 @@
 """The estimated memory of training against the memory that training takes."""
 
 import itertools
+import re
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import training_memory
@@ -12,7 +16,7 @@ from toys import VARIANTS
 
 from tests.variants import thinned
 from xlcli import config, presets
-from xlcli.model.universal import AdaptiveStack
+from xlcli.errors import ResourceError
 from xlcli.runtime import make_runtime
 from xlcli.training import memory
 
@@ -20,16 +24,30 @@ from xlcli.training import memory
 def estimate(model, train=None):
     tree = {"model": model, "train": train or {}, "runtime": {"dtype": "float32", "device": "cpu"}}
     settings = config.make(presets.read_preset("small"), tree)
-    return memory.memory_bytes(settings, make_runtime(settings.runtime, training=True))
+    return memory.memory_bytes(
+        settings, make_runtime(settings.runtime, training=True), memory.n_parameters(settings.model)
+    )
 
 
-NARROW = {
-    "attention": {"kind": "local", "n_heads": 3, "window": 16},
-    "position": {"kind": "rope"},
-    "feedforward": {"ffn_dim": 64},
-    "dim": 48,
-}
-"""Changes after which most of the memory is that of activations as wide as the model."""
+class PeakMemory(TorchDispatchMode):
+    """Mode that counts the bytes of all live tensors made in it."""
+
+    def __init__(self):
+        super().__init__()
+        self.live, self.total, self.peak = {}, 0, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(tensor, torch.Tensor) and (key := tensor.untyped_storage()._cdata) not in self.live:
+                self.live[key] = tensor.untyped_storage().nbytes()
+                self.total += self.live[key]
+                self.peak = max(self.peak, self.total)
+                weakref.finalize(tensor.untyped_storage(), self.free, key)
+        return out
+
+    def free(self, key):
+        self.total -= self.live.pop(key)
 
 
 @pytest.mark.parametrize(
@@ -39,10 +57,8 @@ NARROW = {
         ({"vocab_size": 8192, "loss_chunk": 16}, {"vocab_size": 8192}),
         ({"attention": {"kind": "local", "n_heads": 3, "window": 16}, "position": {"kind": "t5"}},
          {"position": {"kind": "t5"}}),
-        ({"position": {"kind": "alibi"}}, {"position": {"kind": "t5"}}),
         ({}, {"position": {"kind": "contextual-1"}}), ({}, {"n_layers": 5}),
         ({"n_layers": 1, "stack": {"kind": "universal", "n_steps": 3}}, {}),
-        ({**NARROW, "stack": {"kind": "universal"}}, {**NARROW, "stack": {"kind": "universal", "act": True}}),
         ({"stack": {"kind": "universal"}}, {"stack": {"kind": "universal", "n_steps": 5}}),
         ({"attention": {"kind": "linear", "n_heads": 3, "n_features": 32}, "position": {"kind": "rope"}},
          {"attention": {"kind": "linear", "n_heads": 3, "n_features": 64}, "position": {"kind": "rope"}}),
@@ -70,7 +86,8 @@ def test_slots_of_pooled_blocks_count_even_if_few_tokens_are_read():
         config.make({"model": {"attention": {"kind": "compressive"}}, "train": {"mem_len": n, "max_steps": 1}})
         for n in (2**10, 2**24)
     )
-    assert memory.least_bytes(many) > 100 * memory.least_bytes(few)
+    runtime = make_runtime(few.runtime, training=True)
+    assert memory.memory_bytes(many, runtime) > 20 * memory.memory_bytes(few, runtime)
 
 
 @pytest.mark.slow
@@ -79,7 +96,7 @@ def test_slots_of_pooled_blocks_count_even_if_few_tokens_are_read():
     "shape", thinned(["four parts", "published", "t5", "linear", "vocab 16384"], ["four parts", "published"])
 )
 def test_the_estimate_is_the_memory_taken(shape):
-    assert training_memory.measure_apart(shape)["ratio"] == pytest.approx(1.0, abs=0.25)
+    assert 1 / memory.ACCURACY < training_memory.measure_apart(shape)["ratio"] < memory.ACCURACY
 
 
 SHAPE = {
@@ -108,12 +125,29 @@ CASES = [*itertools.product(KINDS, ("float32", "bfloat16"))]
 
 
 @pytest.mark.parametrize("case", thinned(CASES, CASES[::4]), ids="-".join)
-def test_the_live_bytes_are_those_of_real_training(case, monkeypatch):
+def test_the_estimate_is_within_a_factor_of_two_of_the_live_bytes_of_training(case):
     kind, dtype = case
     changes = {"model": KINDS[kind], "runtime": {"dtype": dtype, "device": "cpu"}}
     tree = config.merge(SHAPE, changes | ({"train": {"recompute_activations": True}} if kind == "recomputed" else {}))
-    monkeypatch.setattr(AdaptiveStack, "skips_halted", False)  # the estimate assumes that all positions take all steps
-    with memory.PeakMemory() as meter:
+    with PeakMemory() as meter:
         run = training_memory.train(tree)
-    monkeypatch.setattr(memory, "FRAGMENTATION", 1.0)
-    assert memory.memory_bytes(run.config, run.runtime) == pytest.approx(meter.peak, rel=0.05)
+    estimate = memory.memory_bytes(run.config, run.runtime, run.model.n_parameters)
+    assert 1 / memory.ACCURACY < estimate / (memory.FRAGMENTATION * meter.peak) < memory.ACCURACY
+
+
+def test_only_what_cannot_fit_is_refused(monkeypatch):
+    settings = config.make({"model": {"vocab_size": 300}, "train": {"max_steps": 9}, "runtime": {"device": "cpu"}})
+    runtime = make_runtime(settings.runtime, training=True)
+    least = memory.memory_bytes(settings, runtime) // memory.ACCURACY
+    for module in ("training.memory", "machine"):
+        monkeypatch.setattr(f"xlcli.{module}.available_bytes", lambda device="cpu": least)
+    memory.require(settings, runtime)
+    memory.require_possible([settings], runtime)
+    larger = config.change(settings, {"train": {"batch_size": 2 * settings.train.batch_size}})
+    with pytest.raises(ResourceError) as caught:
+        memory.require(larger, runtime)
+    assert re.search(r"--batch-size \d+", caught.value.remedy)
+    memory.require_possible([larger, settings], runtime)
+    memory.require_possible([larger], runtime, dry_run=True)
+    with pytest.raises(ResourceError):
+        memory.require_possible([larger, larger], runtime)

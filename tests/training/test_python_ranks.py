@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from runs import corpus, small
 import xlcli
 from xlcli.events import Step, Trained
 from xlcli.ranks import Ranks
-from xlcli.training import final, memory, workflow
+from xlcli.training import final
 from xlcli.training.beginning import continues
 
 CALL = f"import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}]; import test_python_ranks as t; t.several()"
@@ -22,9 +21,6 @@ def several():
     """Three runs in one process: what each of them has yielded, as JSON."""
     torch.set_num_threads(1)
     final.SAMPLE_TOKENS = 3
-    workflow.memory = SimpleNamespace(
-        n_parameters=memory.n_parameters, memory_bytes=lambda config, runtime: 2**28, require=memory.require
-    )
     settings = small(train={"max_steps": 2})
     for events in (
         xlcli.train("corpus.txt", "first", preset="tiny", settings=settings),

@@ -5,12 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from xlcli.model.decoder import Decoder
 from xlcli.model.lm import LanguageModel
 from xlcli.state import State
-from xlcli.training.memory import OPERATIONS
+
+aten = torch.ops.aten
+OPERATIONS = flop_registry | {
+    aten.baddbmm_: flop_registry[aten.baddbmm],
+    aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[aten._scaled_dot_product_flash_attention],
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
+        aten._scaled_dot_product_flash_attention_backward
+    ],
+}
+"""Floating-point operations of each matrix product, a multiplication with its addition as two: those of PyTorch's
+`FlopCounterMode` and more."""
 
 
 class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -191,8 +191,8 @@ def check_training(config: Config, mem_len: int, runtime: Runtime) -> Config:
     config = settings.change(config, {"train": train})
     vocab_size, tokenizer = config.model.vocab_size, config.text.tokenizer
     config = defaults.fill_in(config, tokenizer=tokenizer, vocab_size=vocab_size, device=runtime.device)
-    memory.require_possible([config], runtime, dry_run=False)  # the estimate of an impossible run takes long
-    memory.require(config, runtime, memory.memory_bytes(config, runtime))
+    memory.require_possible([config], runtime)  # before the parameters of an impossible model are counted
+    memory.require(config, runtime, memory.n_parameters(config.model))
     return config
 
 

@@ -147,5 +147,4 @@ class AdaptiveStack(UniversalStack):
 def _rows(running: Tensor) -> Rows | None:
     """The positions that have not halted; None (all) where reading them would wait for the device or break a graph."""
     waits = torch.is_grad_enabled() and running.device.type != "cpu"
-    is_fake = type(running) is not Tensor
-    return None if waits or is_fake or torch.compiler.is_compiling() else Rows(running)
+    return None if waits or torch.compiler.is_compiling() else Rows(running)

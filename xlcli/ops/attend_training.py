@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.library import custom_op
 
 from xlcli.ops.attend_blocks import Band, blocks, softmax_scores
 from xlcli.ops.chunks import score_chunks
@@ -85,8 +84,6 @@ def _weights(part: Part, tensors: list[Tensor], saved: Tensor, band: Band) -> Te
     return softmax_scores(queries, keys, own_term, band.edges(part.new.start, queries), out=part.buffer(q, saved))
 
 
-# Custom operators, because the estimate of memory traces every operator on fake tensors, and there are many parts.
-@custom_op("xlcli::attend", mutates_args=())
 def _forward(tensors: list[Tensor], n_memory: int, max_distance: int | None) -> tuple[Tensor, Tensor]:
     band = Band(n_memory, max_distance)
     out, saved = _outputs(tensors, band)
@@ -96,7 +93,6 @@ def _forward(tensors: list[Tensor], n_memory: int, max_distance: int | None) -> 
     return out, saved
 
 
-@custom_op("xlcli::attend_backward", mutates_args=())
 def _backward(
     tensors: list[Tensor], saved: Tensor, grad: Tensor, n_memory: int, max_distance: int | None
 ) -> list[Tensor]:
@@ -139,16 +135,6 @@ def _gradients(tensors: list[Tensor], band: Band) -> list[Tensor]:
     return [make(x.shape, dtype=x.dtype, device=x.device) for x in tensors[:4]]
 
 
-@_forward.register_fake
-def _(tensors: list[Tensor], n_memory: int, max_distance: int | None) -> tuple[Tensor, Tensor]:
-    return _outputs(tensors, Band(n_memory, max_distance))
-
-
-@_backward.register_fake
-def _(tensors: list[Tensor], saved: Tensor, grad: Tensor, n_memory: int, max_distance: int | None) -> list[Tensor]:
-    return _gradients(tensors, Band(n_memory, max_distance))
-
-
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scale: float, band: Band, *given: Tensor) -> Tensor:
@@ -157,7 +143,7 @@ class _Attention(torch.autograd.Function):
         out, saved = _forward(tensors, *band)
         ctx.save_for_backward(*tensors, saved)
         ctx.scale, ctx.band = scale, band
-        return out  # type: ignore[no-any-return]
+        return out
 
     @staticmethod
     @once_differentiable

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import custom_op
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 CHUNK = 2**17
@@ -16,7 +16,7 @@ CHUNK = 2**17
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Surprisal in nats (n), in float32 or wider, of targets (n) under logits (n v) of any floating type."""
     if logits.device.type == "cpu":
-        return _forward(logits, targets)  # type: ignore[no-any-return]
+        return _CrossEntropy.apply(logits, targets)  # type: ignore[no-any-return, no-untyped-call]
     return cross_entropy_plain(logits, targets)
 
 
@@ -30,49 +30,30 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
-# Custom operators, because the estimate of memory traces every operator on fake tensors, and there are many chunks.
-@custom_op("xlcli::cross_entropy", mutates_args=())
-def _forward(logits: Tensor, targets: Tensor) -> Tensor:
-    dtype = wide(logits.dtype)
-    nll = logits.new_empty(len(targets), dtype=dtype)
-    for rows in _chunks(logits):
-        log_p = logits[rows].log_softmax(-1, dtype=dtype)
-        nll[rows] = -log_p.gather(1, targets[rows, None]).squeeze(1)
-    return nll
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
+        ctx.save_for_backward(logits, targets)
+        dtype = wide(logits.dtype)
+        nll = logits.new_empty(len(targets), dtype=dtype)
+        for rows in _chunks(logits):
+            log_p = logits[rows].log_softmax(-1, dtype=dtype)
+            nll[rows] = -log_p.gather(1, targets[rows, None]).squeeze(1)
+        return nll
 
-
-@custom_op("xlcli::cross_entropy_backward", mutates_args=())
-def _backward(logits: Tensor, targets: Tensor, grad: Tensor) -> Tensor:
-    out = torch.empty_like(logits)
-    for rows in _chunks(logits):
-        scale = grad[rows, None]
-        p = logits[rows].softmax(-1, dtype=grad.dtype)
-        out[rows] = p.mul_(scale).scatter_add_(1, targets[rows, None], -scale)
-    return out
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        logits, targets = ctx.saved_tensors
+        out = torch.empty_like(logits)
+        for rows in _chunks(logits):
+            scale = grad[rows, None]
+            p = logits[rows].softmax(-1, dtype=grad.dtype)
+            out[rows] = p.mul_(scale).scatter_add_(1, targets[rows, None], -scale)
+        return out, None
 
 
 def _chunks(logits: Tensor) -> list[slice]:
     """Slices of the rows of logits (n v), each of about `CHUNK` logits."""
     n, size = len(logits), max(1, CHUNK // logits.shape[1])
     return [slice(i, i + size) for i in range(0, n, size)]
-
-
-@_forward.register_fake
-def _(logits: Tensor, targets: Tensor) -> Tensor:
-    return torch.empty_like(targets, dtype=wide(logits.dtype))
-
-
-@_backward.register_fake
-def _(logits: Tensor, targets: Tensor, grad: Tensor) -> Tensor:
-    return torch.empty_like(logits)
-
-
-def _save(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-    return _backward(*ctx.saved_tensors, grad), None
-
-
-_forward.register_autograd(_gradient, setup_context=_save)

@@ -13,13 +13,11 @@ Further axes: n bucket, c slot of a bucket or token of a tile, m tile or bucket 
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import torch
 from einops import rearrange, repeat
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.checkpoint import checkpoint
 
 from xlcli.ops.lsh_gather import KeyWindow, attend_gathered
@@ -95,7 +93,7 @@ def attend_hashed(
     tile = bucket_size if bucket_size % TILE or (table is not None and torch.is_grad_enabled()) else TILE
     call = _Call(
         qkv=(q.flatten(0, 2), k.flatten(0, 2), v.flatten(0, 2)),
-        large=None if isinstance(q, FakeTensor) or not large.any() else large,
+        large=large if large.any() else None,
         ranks=ranks,
         codes=_codes(ranks, bucket_size),
         table=table,
@@ -116,11 +114,7 @@ def attend_hashed(
 
 
 def _n_tiles(ranks: BucketRanks, tile: int) -> list[int]:
-    """Number of tiles in each round. Fake tensors have no values, so even hashing is assumed."""
-    b, h, n_rounds, n = ranks.sizes.shape
-    if isinstance(ranks.sizes, FakeTensor):
-        tokens = ranks.buckets.shape[-1] / n  # per bucket; its last tile is half full on average
-        return [round(b * h * n * max(tokens / tile + 0.5, 1 - math.exp(-tokens)))] * n_rounds
+    """Number of tiles in each round."""
     counts: list[int] = (-(-ranks.sizes // tile)).sum((0, 1, 3)).tolist()
     return counts
 
@@ -232,8 +226,7 @@ def _attend_round(call: _Call, r: int, n_tiles: int) -> Sums:
     own = [rearrange(part[size:], "(m c) ... -> m c ...", c=tile) for part in new]
     if large is not None:
         large = rearrange(large[order[size:]], "(m c) -> m c 1", c=tile)
-    # A single group of fake tensors has fewer operators to trace.
-    group = n_tiles if isinstance(place, FakeTensor) else max(1, MAX_SCORES // (tile * size))
+    group = max(1, MAX_SCORES // (tile * size))
     groups = zip(*(torch.split(part, group) for part in (*own, *past, exists)), strict=True)
     sums = [
         mix(

@@ -15,7 +15,6 @@ import torch
 from einops import rearrange
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.library import custom_op
 from torch.nn import functional as F
 
 from xlcli.ops.lsh_table import BucketRanks, Table, flat_index, latest, seen_before
@@ -124,8 +123,6 @@ class _Call:
         return _Keys(keys.flatten(1, 2), values.flatten(1, 2), seen.flatten(1), places, sources)
 
 
-# Custom operators, because the estimate of memory traces every operator on fake tensors, and there are many parts.
-@custom_op("xlcli::attend_gathered", mutates_args=())
 def _forward(
     qkv: list[Tensor],
     ranks: list[Tensor],
@@ -153,7 +150,6 @@ def _forward(
     return out, weights, kept
 
 
-@custom_op("xlcli::attend_gathered_backward", mutates_args=())
 def _backward(
     grad: Tensor,
     weights: Tensor,
@@ -191,16 +187,6 @@ def _outputs(qkv: list[Tensor], ranks: list[Tensor], bucket_size: int, dropout: 
     return torch.empty_like(v), q.new_empty(len(q), n_keys), q.new_empty(len(q) if dropout else 0, n_keys)
 
 
-@_forward.register_fake
-def _(qkv: list[Tensor], ranks: list[Tensor], table: list[Tensor], *given: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return _outputs(qkv, ranks, given[-2], given[-1])
-
-
-@_backward.register_fake
-def _(grad: Tensor, weights: Tensor, kept: Tensor, qkv: list[Tensor], *given: Any) -> list[Tensor]:
-    return [torch.empty_like(x) for x in qkv]
-
-
 class _Gathered(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -215,7 +201,7 @@ class _Gathered(torch.autograd.Function):
         out, weights, kept = _forward(list(qkv), ranks, table, *key_window, size, dropout)
         ctx.save_for_backward(*qkv, weights, kept)
         ctx.given = ranks, table, *key_window, size
-        return out  # type: ignore[no-any-return]
+        return out
 
     @staticmethod
     @once_differentiable

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import torch
 from einops import rearrange
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
 RANKS_PER_BUCKET = 2**36
@@ -42,9 +41,7 @@ def hash_buckets(x: Tensor, rotations: Tensor, factors: Sequence[int]) -> Tensor
         factors: Even factors of the number of buckets, each with n/2 directions. They give the digits of the bucket
             number, least significant last; no factors mean a single bucket.
     """
-    n = x.shape[2]
-    if not isinstance(x, FakeTensor):  # A single part has fewer operators to trace.
-        n = max(1, MAX_PRODUCTS // (x.shape[0] * x.shape[1] * max(1, rotations.shape[1])))
+    n = max(1, MAX_PRODUCTS // (x.shape[0] * x.shape[1] * max(1, rotations.shape[1])))
     parts = [torch.stack([_buckets(part, r, factors) for r in rotations], dim=2) for part in torch.split(x, n, dim=2)]
     return torch.cat(parts, dim=-1)
 

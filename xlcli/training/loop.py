@@ -189,7 +189,6 @@ class Trainer:
     def _train_step(self, started: float, loop: _LoopStart) -> Iterator[Event]:
         """One training step after `started` seconds, logged to the metrics."""
         run = self.run
-        before = run.tokens
         result = run.train_step(run.fraction(started), self.clock.votes())
         nats, grad_norm, lr_factor, mean_steps, loss_scale, votes = result
         self.clock.agree(votes)

@@ -91,7 +91,7 @@ def train(
         check_texts(folder, ready)
         plan = _plan(folder, ready, 0)
         yield plan
-        memory.require(ready.config, ready.runtime, plan.memory_bytes)
+        memory.require(ready.config, ready.runtime, plan.parameters)
         if dry_run:
             return
         weights = None if model is None else weights_of(model.network)
@@ -160,7 +160,7 @@ def resume(
         yield from notices
         plan = _plan(folder, ready, step_of(point) if point else 0)
         yield plan
-        memory.require(ready.config, ready.runtime, plan.memory_bytes)
+        memory.require(ready.config, ready.runtime, plan.parameters)
         if dry_run:
             return
         weights = origin_again(ready.origin) if point is None and ready.origin else None
@@ -275,6 +275,7 @@ def _lower_rate(run: TrainingRun, paths: Sequence[str], folder: Path) -> str:
 
 def _plan(folder: Path, ready: Prepared, resumed_at: int) -> Plan:
     config, parts, runtime = ready.config, ready.parts, ready.runtime
+    n_parameters = memory.n_parameters(config.model)
     return Plan(
         folder=folder,
         corpus=parts.train.corpus.name,
@@ -286,8 +287,8 @@ def _plan(folder: Path, ready: Prepared, resumed_at: int) -> Plan:
         tokenizer=ready.tokenizer.kind,
         vocab_size=ready.tokenizer.vocab_size,
         preset=ready.preset,
-        parameters=memory.n_parameters(config.model),
-        memory_bytes=memory.memory_bytes(config, runtime),
+        parameters=n_parameters,
+        memory_bytes=memory.memory_bytes(config, runtime, n_parameters),
         available_bytes=available_bytes(str(runtime.device)),
         weights=config.train.weights,
         weights_bytes=weights_bytes(config.model, config.train.weights),

@@ -30,7 +30,7 @@ RAISED = [
 
 @pytest.mark.parametrize(("error", "code", "said"), RAISED, ids=lambda value: type(value).__name__)
 def test_exit_code_and_sentence(error, code, said, run, monkeypatch):
-    def fail(arguments, log):
+    def fail(arguments):
         raise error
 
     monkeypatch.setattr(app, "run", fail)
@@ -42,7 +42,7 @@ def test_exit_code_and_sentence(error, code, said, run, monkeypatch):
 
 @pytest.mark.parametrize("how", ["flag", "variable"])
 def test_a_traceback_is_shown_on_request(how, run, monkeypatch):
-    def fail(arguments, log):
+    def fail(arguments):
         raise KeyError("x")
 
     monkeypatch.setattr(app, "run", fail)
@@ -68,7 +68,7 @@ def test_a_removed_working_folder(line, run, monkeypatch):
 
 
 def test_hostile_names_in_messages_are_shown(run, monkeypatch):
-    def fail(arguments, log):
+    def fail(arguments):
         raise errors.DataError("no \x1b]0;title\x07 file")
 
     monkeypatch.setattr(app, "run", fail)

@@ -109,7 +109,7 @@ VARIABLES = {
 }  # fmt: skip
 RANKS = {
     **dict.fromkeys(("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), ("1", "1", "2", *NUMBERS)),
-    **dict.fromkeys(("TORCHELASTIC_RESTART_COUNT", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_ID"), NUMBERS),
+    "TORCHELASTIC_RESTART_COUNT": NUMBERS,
     "TORCHELASTIC_RUN_ID": ("", "none", "xlcli-1"),
     "MASTER_ADDR": ("", "localhost", "127.0.0.1", "300.0.0.1"),
     "MASTER_PORT": ("1", "29511", *NUMBERS),
@@ -231,6 +231,7 @@ class Draw(random.Random):
         ]
         [self.name] = self.choices(names, rates)
         self.command = COMMANDS[self.name]
+        self.options = options(self.command)
         sections = (self.name.split()[0], "runtime", *(("model", "text") if self.name == "train" else ()))
         self.keys = [key for key in KEYS if key.partition(".")[0] in sections]
 
@@ -242,7 +243,7 @@ class Draw(random.Random):
         """A command, its changes, environment and streams."""
         words = self.name.split()
         changes = [word for _ in range(self.choice((0, 1, 1, 1, 2, 2, 3, 5))) for word in self.option()]
-        has_keys = any(option.name == "overrides" for option in options(self.command))
+        has_keys = any(option.name == "overrides" for option in self.options)
         if has_keys:
             changes += [word for _ in range(self.choice((0, 0, 1, 1, 2))) for word in self.override()]
         if self.near:
@@ -284,8 +285,10 @@ class Draw(random.Random):
         return KNOWN.get(option.name, [example, *numbers] if example else ["a", "The fox", "x" * 90])
 
     def option(self) -> list[str]:
-        """Words of an option."""
-        option = self.choice(options(self.command))
+        """Words of an option; none if the command has no options."""
+        if not self.options:
+            return []
+        option = self.choice(self.options)
         name = self.choice(option.opts)
         if name in RARE and self.random() < 0.9:
             return []
@@ -318,11 +321,10 @@ class Draw(random.Random):
         """Environment variables: some that are named here, some of options."""
         found = {}
         for _ in range(self.choice((0, 0, 0, 1, 2) if self.near else (0, 0, 1, 3))):
-            option = self.choice(options(self.command))
-            if self.random() < 0.6:
+            if not self.options or self.random() < 0.6:
                 name = self.choice(list(VARIABLES))
                 found[name] = self.value(VARIABLES[name])
-            elif long(option) not in (*RARE, "--set"):
+            elif long(option := self.choice(self.options)) not in (*RARE, "--set"):
                 found[variable(option)] = self.value(self.plausible(option))
         if self.random() < 0.01:
             found |= {name: self.choice(RANKS[name]) for name in self.sample(list(RANKS), self.choice((1, 2, 4)))}

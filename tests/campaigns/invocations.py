@@ -44,12 +44,10 @@ sys.path.insert(0, str(TESTS / "cli"))
 from programs import EVERY, SOURCE, long, options, variable
 from pydantic import BaseModel
 from runs import corpus, small
-from toys import RUNTIME
 
 from xlcli.cli.settings import to_toml
 from xlcli.cli.usage import _example, choices
-from xlcli.config import Config, make
-from xlcli.training import memory
+from xlcli.config import Config
 
 PATH = os.environ["PATH"]
 CPU_SECONDS = 30
@@ -508,7 +506,6 @@ def make_base(base: Path) -> None:
         for module in (base.parent / "modules").read_text().split():
             with contextlib.suppress(ImportError):
                 importlib.import_module(module)
-    memory.memory_bytes(make(small()), RUNTIME)  # fills caches of torch, and computes nothing
     (base / "log").unlink()
     shutil.rmtree(base / "cache", ignore_errors=True)
 

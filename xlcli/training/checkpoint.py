@@ -32,7 +32,7 @@ from xlcli.files.tensors import TensorInfo
 from xlcli.ranks import Ranks
 from xlcli.shards import divided, is_divided, local, whole
 from xlcli.state import State
-from xlcli.store.commit import checksums, commit, latest, step_name, step_of
+from xlcli.store.commit import checksums, commit, latest, step_name
 from xlcli.store.encodings import ENCODINGS
 from xlcli.store.layout import BEST, CHECKPOINT_FILES, CHECKPOINTS, SCHEMA, WEIGHTS
 from xlcli.store.weights import weights
@@ -162,8 +162,7 @@ def load(
     files = checksums(checkpoint)
     if missing := sorted(set(CHECKPOINT_FILES) - files.keys()):
         raise CheckpointError(f"{checkpoint} is incomplete: its manifest has no '{missing[0]}'.", _ANEW)
-    facts: dict[str, Any] = {"rollbacks": 0, "anchor": step_of(checkpoint), "stale": 0, "plateau": None, "skipped": 0}
-    facts |= {"processes": 1} | read_json(checkpoint / "state.json")
+    facts = read_json(checkpoint / "state.json")
     try:
         if facts["schema"] != SCHEMA:
             raise CheckpointError(
@@ -173,16 +172,14 @@ def load(
             raise CheckpointError(f"{checkpoint} is of a run with the seed {facts['seed']}.", _ANEW)
         changed = _changed_texts(facts["corpus"], corpus, allow_data_change)
         _load_tensors(run, checkpoint, facts["states"])
-        if "position" in facts:  # number of segments, in earlier checkpoints
-            facts.setdefault("n_read", facts["position"] * run.loader.segment_len)
         counters = validate(Counters, {name: facts[name] for name in Counters.model_fields})
         _set_progress(run, counters)
-        run.rollbacks = counters.rollbacks if facts.get("lr") == run.config.train.lr else 0  # a new rate is as given
+        run.rollbacks = counters.rollbacks if facts["lr"] == run.config.train.lr else 0  # a new rate is as given
         if "valid" not in changed:
             _set_scores(run, counters)
-            if facts.get("limits") != _limits(run):  # another budget or patience is a new chance
+            if facts["limits"] != _limits(run):  # another budget or patience is a new chance
                 run.patience.stale, run.patience.plateau = 0, None
-        _restore_loss_scale(run, facts.get("loss_scale"))
+        _restore_loss_scale(run, facts["loss_scale"])
         warnings = []
         if run.ranks.is_first:
             warnings += restore_best(run, checkpoint, files.get(BEST), folder, tokenizer)
@@ -207,7 +204,7 @@ def runtime_settings(folder: Path) -> Tree:
     if point is None:
         return {}
     facts = read_json(point / "state.json")
-    return {"seed": facts.get("seed"), "dtype": facts.get("dtype", "auto"), "threads": facts.get("threads")}
+    return {key: facts.get(key) for key in ("seed", "dtype", "threads")}
 
 
 def _changed_texts(saved: Mapping[str, str], here: Mapping[str, str], allow_change: bool) -> list[str]:

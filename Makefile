@@ -41,9 +41,9 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Runs the commands of the README and puts their output below them.
+# Runs the commands of the README and of two pages, and puts their output below them.
 readme: $(READY)
-	PATH="$$PWD/$(BIN):$$PATH" $(BIN)/python demo/capture.py README.md
+	PATH="$$PWD/$(BIN):$$PATH" $(BIN)/python demo/capture.py README.md docs/commands.md docs/speed.md
 
 wheel: $(READY)
 	PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip wheel -qq --no-deps --no-build-isolation --wheel-dir dist .

@@ -3,7 +3,7 @@
     make readme            # on an idle machine; takes about four minutes
 
 In a fenced `console` block a line that begins with `$ ` is a command; the lines up to the next command are its output.
-Only standard output is captured, not progress and notices on standard error. The commands of a page run in order in
+Only standard output is captured, not progress and notices on standard error. The commands of all pages run in order in
 one temporary folder, which initially contains only `shakespeare.txt`.
 """
 
@@ -43,11 +43,10 @@ def captured(page: str, run: Callable[[str], str]) -> str:
 
 def main() -> int:
     """Rewrites the pages given as arguments."""
-    for name in sys.argv[1:]:
-        path = Path(name)
-        with tempfile.TemporaryDirectory() as home:
-            page = captured(path.read_text(encoding="utf-8"), _shell(Path(home)))
-        path.write_text(page, encoding="utf-8")
+    with tempfile.TemporaryDirectory() as home:
+        run = _shell(Path(home))
+        for path in map(Path, sys.argv[1:]):
+            path.write_text(captured(path.read_text(encoding="utf-8"), run), encoding="utf-8")
     return 0 if sys.argv[1:] else 2
 
 

@@ -1,4 +1,4 @@
-"""Pages agree with the code: help, README, changelog, public names, table of presets, paths and links, results."""
+"""Pages agree with the code: help, examples, changelog, public names, tables, layers, paths and links, results."""
 
 import json
 import re
@@ -15,6 +15,8 @@ from xlcli.cli.app import build
 
 SOURCE = Path(__file__).parents[1]
 README = (SOURCE / "README.md").read_text()
+COMMANDS_PAGE = (SOURCE / "docs" / "commands.md").read_text()
+SPEED = (SOURCE / "docs" / "speed.md").read_text()
 CARD = (SOURCE / "models" / "README.md").read_text()
 COMMANDS = build().commands
 EVERY = [each for command in COMMANDS.values() for each in (command, *getattr(command, "commands", {}).values())]
@@ -32,8 +34,8 @@ def table_rows(text: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_an_example_in_the_readme(command):
-    assert re.search(rf"^\$ .*xlcli {command}\b", README, re.MULTILINE)
+def test_every_command_has_an_example_with_its_output(command):
+    assert re.search(rf"^\$ .*xlcli {command}\b", README + COMMANDS_PAGE + SPEED, re.MULTILINE)
 
 
 def test_every_option_that_a_page_names_exists():
@@ -95,7 +97,8 @@ def test_table_of_presets_counts_parameters_as_the_model_does():
 
 
 def test_every_file_of_the_file_map_exists():
-    section = README.partition("## Files")[2].partition("\n## ")[0]
+    page = (SOURCE / "docs" / "development.md").read_text()
+    section = page.partition("## Files")[2].partition("\n## ")[0]
     named = re.findall(r"^(\S+)  +\S", section.partition("```text\n")[2].partition("```")[0], re.MULTILINE)
     assert len(named) > 10
     assert [name for name in named if not (SOURCE / name).exists()] == []
@@ -108,20 +111,28 @@ def test_links_between_pages_lead_somewhere():
                 assert (path.parent / target).exists(), f"{path.name}: {target}"
 
 
-def test_modules_of_the_architecture_are_those_of_the_package():
+def test_the_readme_names_every_page():
+    targets = {(SOURCE / target).resolve() for target in re.findall(r"\]\(([^)#\s]+)", README) if "://" not in target}
+    assert [path.name for path in (SOURCE / "docs").glob("*.md") if path not in targets] == []
+
+
+def test_layers_of_the_architecture_are_those_of_the_linter_and_of_the_package():
     page = (SOURCE / "docs" / "architecture.md").read_text()
-    cells = [row[1] for row in table_rows(page.partition("## Packages")[2].partition("\n## ")[0])[1:]]
-    modules = {name for cell in cells for name in re.findall(r"`([a-z_]+)/?`", cell)}
+    rows = table_rows(page.partition("## Layers")[2].partition("\n## ")[0])[1:]
+    layers = [set(re.findall(r"`([a-z_]+)`", row[0])) for row in rows]
+    (contract,) = tomllib.loads((SOURCE / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    checked = [layer.split(" | ") for layer in contract["layers"] if not layer.startswith("(")]
+    assert layers == [set(names) for names in checked]
     package = (SOURCE / "xlcli").iterdir()
     here = {path.stem for path in package if path.suffix == ".py" or (path / "__init__.py").exists()}
-    assert modules == here - {"__init__", "__main__"}
+    assert set().union(*layers) == here - {"__init__", "__main__"}
 
 
 @pytest.mark.parametrize("path", pages(), ids=lambda path: path.name)
 def test_every_path_that_a_page_names_exists(path):
-    """Paths from the top of the checkout; NAME and the first file of a new package are for the reader to make."""
+    """Paths from the top of the checkout; NAME is for the reader to make."""
     named = re.findall(r"`((?:xlcli|tests|benchmarks|demo|docs|models)/[\w./-]*)`", path.read_text())
-    made_later = {"xlcli/_models", "xlcli/cli/import_model.py"}
+    made_later = {"xlcli/_models"}
     assert [
         name for name in named if "NAME" not in name and name not in made_later and not (SOURCE / name).exists()
     ] == []
@@ -139,10 +150,10 @@ def test_tables_of_variants_are_those_of_the_results(name, n_tables):
     assert len(tables) == n_tables
 
 
-def test_exit_codes_in_the_readme_are_those_of_the_errors():
+def test_exit_codes_of_the_page_are_those_of_the_errors():
     from xlcli import errors
 
-    rows = {row[0]: row[1] for row in table_rows(README.partition("## Exit codes")[2].partition("\n## ")[0])}
+    rows = {row[0]: row[1] for row in table_rows(COMMANDS_PAGE.partition("## Exit codes")[2].partition("\n## ")[0])}
     for error in vars(errors).values():
         if isinstance(error, type) and issubclass(error, errors.XLError):
             assert str(error.exit_code) in rows

@@ -1,4 +1,4 @@
-"""Commands and Python of the README run, with smaller budgets."""
+"""Commands and Python of the README and of the pages that `make readme` fills run, with smaller budgets."""
 
 import importlib.util
 import os
@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[1]
-README = (SOURCE / "README.md").read_text()
+NAMES = re.findall(r"\S+\.md", (SOURCE / "Makefile").read_text())
+PAGES = "\n".join((SOURCE / name).read_text() for name in NAMES)
+"""The pages in their order; their commands run in one folder."""
 SMALLER = {
     "--max-time 2m": "--max-steps 20 --preset tiny",
     "--limit 64KiB": "--limit 2KiB",
@@ -36,9 +38,9 @@ def install(folder: Path) -> dict[str, str]:
 
 def test_commands_and_python_run_as_written(tmp_path):
     environment = install(tmp_path)
-    commands = capture.commands(README)
+    commands = capture.commands(PAGES)
     assert all(any(large in command for command in commands) for large in SMALLER)
-    assert len(commands) >= 8
+    assert len(commands) >= 14
     for command in commands:
         shorter = command
         for large, small in SMALLER.items():
@@ -47,7 +49,7 @@ def test_commands_and_python_run_as_written(tmp_path):
         assert done.returncode == 0, f"{command}\n{done.stderr.decode()}"
         assert done.stdout.strip() or done.stderr.strip(), command
         assert b"warning" not in done.stderr, command
-    (code,) = capture.blocks(README, "python")
+    (code,) = capture.blocks(PAGES, "python")
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], cwd=tmp_path, env=environment, capture_output=True, timeout=120
     )
@@ -58,18 +60,18 @@ def test_commands_and_python_run_as_written(tmp_path):
 
 
 def test_every_block_is_run_or_is_known_not_to_be():
-    languages = re.findall(r"^```(\w*)\n.*?^```$", README, re.MULTILINE | re.DOTALL)
-    assert set(languages) == {"console", "python", "shell", "text"}
+    languages = re.findall(r"^```(\w*)\n.*?^```$", PAGES, re.MULTILINE | re.DOTALL)
+    assert set(languages) == {"console", "python", "shell"}
     assert languages.count("python") == 1
     targets = re.findall(r"^([a-z]+):", (SOURCE / "Makefile").read_text(), re.MULTILINE)
-    lines = [line.partition("#")[0].split() for block in capture.blocks(README, "shell") for line in block.splitlines()]
+    lines = [line.partition("#")[0].split() for block in capture.blocks(PAGES, "shell") for line in block.splitlines()]
     for words in filter(None, lines):
         is_known = words[:3] == ["python3", "-m", "pip"] or words[:2] in (["docker", "build"], ["docker", "run"])
         assert is_known or (words[0] == "make" and words[1] in targets), words
 
 
 def test_outputs_shown_have_the_form_of_today():
-    shown = {command: output for block in capture.blocks(README, "console") for command, output in outputs(block)}
+    shown = {command: output for block in capture.blocks(PAGES, "console") for command, output in outputs(block)}
     for command, output in shown.items():
         if not any(words in command for words in SILENT):
             assert output.strip(), f"{command} shows no output: make readme"
@@ -88,3 +90,12 @@ def test_capture_replaces_outputs_and_nothing_else():
     found = capture.captured(page, lambda command: f"out of {command}\n\n")
     assert found == "a\n```console\n$ x 1\nout of x 1\n\n$ y\nout of y\n```\nb\n```text\n$ z\n```\n"
     assert capture.captured(found, lambda command: f"out of {command}\n") == found
+
+
+def test_pages_are_captured_in_one_folder(tmp_path, monkeypatch):
+    first, second = tmp_path / "first.md", tmp_path / "second.md"
+    first.write_text("```console\n$ wc -l < shakespeare.txt > lines\n```\n")
+    second.write_text("```console\n$ cat lines\nold\n```\n")
+    monkeypatch.setattr(sys, "argv", ["capture.py", str(first), str(second)])
+    assert capture.main() == 0
+    assert re.search(r"cat lines\n[0-9]+\n```", second.read_text())

@@ -154,7 +154,7 @@ def test_a_file_system_without_locks_keeps_what_was_used_lately(monkeypatch):
 
 
 def test_a_builder_keeps_its_unfinished_file(monkeypatch):
-    monkeypatch.setattr("xlcli.events.progress.PROGRESS_INTERVAL", 0)
+    monkeypatch.setattr("xlcli.events.PROGRESS_INTERVAL", 0)
     Path("long.txt").write_bytes(b"word " * 400_000)
     corpus = open_corpus(["long.txt"])
     work = token_file(Part(corpus, 0, corpus.n_bytes), train_tokenizer("bytes", []))

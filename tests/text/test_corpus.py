@@ -274,7 +274,7 @@ def test_reading_takes_bounded_memory(tmp_path: Path, suffix: str) -> None:
 
 
 def test_scanning_reports_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xlcli.events.progress.PROGRESS_INTERVAL", 0)
+    monkeypatch.setattr("xlcli.events.PROGRESS_INTERVAL", 0)
     corpus = corpus_of(b"x" * 3_000_000)
     reports = list(corpus.scan())
     assert [report.done for report in reports] == [2**20, 2**21, 3_000_000]
@@ -387,7 +387,7 @@ def test_an_empty_part_has_no_tokens() -> None:
 
 
 def test_tokens_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xlcli.events.progress.PROGRESS_INTERVAL", 0)
+    monkeypatch.setattr("xlcli.events.PROGRESS_INTERVAL", 0)
     text = prose(600_000)
     corpus, tokenizer = corpus_of(text), train_tokenizer("bytes", [])
     part = Part(corpus, 0, corpus.n_bytes)
@@ -422,7 +422,7 @@ def test_a_damaged_token_file_is_built_anew(damage: str) -> None:
 
 
 def test_a_builder_that_stops_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xlcli.events.progress.PROGRESS_INTERVAL", 0)
+    monkeypatch.setattr("xlcli.events.PROGRESS_INTERVAL", 0)
     corpus = corpus_of(prose(2_000_000))
     steps = token_file(Part(corpus, 0, corpus.n_bytes), train_tokenizer("bytes", []))
     next(steps)
@@ -432,7 +432,7 @@ def test_a_builder_that_stops_leaves_nothing(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_two_builders_of_one_file_do_not_disturb_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xlcli.events.progress.PROGRESS_INTERVAL", 0)
+    monkeypatch.setattr("xlcli.events.PROGRESS_INTERVAL", 0)
     text = prose(2_000_000)
     corpus, tokenizer = corpus_of(text), train_tokenizer("bytes", [])
     one, two = (token_file(Part(corpus, 0, corpus.n_bytes), tokenizer) for _ in range(2))
@@ -470,7 +470,7 @@ def test_the_cache_folder_follows_the_environment(tmp_path: Path, monkeypatch: p
 
 
 def test_reading_standard_input_shows_progress(monkeypatch):
-    monkeypatch.setattr("xlcli.events.progress.PROGRESS_INTERVAL", 0.0)
+    monkeypatch.setattr("xlcli.events.PROGRESS_INTERVAL", 0.0)
     reader, writer = os.pipe()
     os.write(writer, b"one\n")
     with os.fdopen(reader, "rb") as stdin:

@@ -285,7 +285,7 @@ def test_deterministic_kernels_are_enough_for_training():
 
 def _stop_at(kind, monkeypatch, tree=None, **options):
     """The events of a run that is asked to stop as soon as an event of this kind has come."""
-    monkeypatch.setattr("xlcli.events.progress.PROGRESS_INTERVAL", 0.0)
+    monkeypatch.setattr("xlcli.events.PROGRESS_INTERVAL", 0.0)
     seen, events = [], []
     for event in train(tree or small(), [corpus()], Path("m"), preset="tiny", stop=lambda: bool(seen), **options):
         events.append(event)

@@ -14,8 +14,7 @@ from typing import TypeVar
 from xlcli import config as settings
 from xlcli.config import Config, TextConfig, Tree
 from xlcli.errors import CheckpointError, ConfigError, DataError
-from xlcli.events import Event, Notice, Progress, StoppedEarlyError, until
-from xlcli.events.progress import PROGRESS_INTERVAL
+from xlcli.events import PROGRESS_INTERVAL, Event, Notice, Progress, StoppedEarlyError, until
 from xlcli.ranks import SINGLE, Ranks
 from xlcli.runtime import Runtime, make_runtime
 from xlcli.store.discover import find

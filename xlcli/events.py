@@ -1,0 +1,449 @@
+"""Events that workflows yield: frozen values for commands to render and programs to read. Never imports torch.
+
+Units: `seconds` is wall-clock time; `bits_per_byte` is nats / ln 2 / bytes of text; `nats` is a sum; byte offsets count
+from the start of the text.
+"""
+
+from __future__ import annotations
+
+import builtins
+import time
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeVar
+
+# Any workflow
+
+
+E = TypeVar("E")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Message for the user: a choice made automatically, a warning, or a hint at a better choice."""
+
+    text: str
+    level: Literal["info", "warning", "detail", "hint"] = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Progress of a long stage, in `unit`s. `total` is None if unknown; `rate` is units per second."""
+
+    stage: str
+    done: int
+    total: int | None
+    unit: str
+    rate: float | None = None
+
+
+PROGRESS_INTERVAL = 0.2
+"""Minimum seconds between two `Progress` events of a stage."""
+
+
+class ProgressMeter:
+    """Makes the `Progress` events of one stage, at most one every `PROGRESS_INTERVAL` seconds.
+
+    Args:
+        stage: Name of the stage, such as "tokenizing".
+        total: Amount of work; None if unknown.
+        unit: Its unit.
+    """
+
+    def __init__(self, stage: str, total: int | None, unit: str) -> None:
+        self.stage, self.total, self.unit = stage, total, unit
+        self._started = self._reported = time.monotonic()
+
+    def report(self, done: int) -> Iterator[Progress]:
+        """An event for the amount `done`, if the last one is old enough."""
+        now = time.monotonic()
+        if now - self._reported >= PROGRESS_INTERVAL:
+            self._reported = now
+            yield Progress(self.stage, done, self.total, self.unit, done / (now - self._started))
+
+
+class StoppedEarlyError(Exception):
+    """`stop` became true before there was anything to save or to score."""
+
+
+def until(stop: Callable[[], bool], work: Generator[E, None, T]) -> Generator[E, None, T]:
+    """Events and result of `work`, which is closed as soon as `stop` is true.
+
+    Raises:
+        StoppedEarlyError: It was.
+    """
+    while not stop():
+        try:
+            event = next(work)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        yield event
+    work.close()
+    raise StoppedEarlyError
+
+
+# Training
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Plan of a training run, and the result of `--dry-run`.
+
+    `memory_bytes` is an estimated peak, `available_bytes` the free memory of the device; `weights` and `weights_bytes`
+    are encoding and size of the stored weights. `init` is the name of the model whose weights the run starts from, or
+    None. `estimated`: sizes and number of tokens are estimates from a sample of the text, as in a dry run.
+    `n_ranks` processes train, `n_local_ranks` of them on this machine, with `rows` sequences of a batch each.
+    """
+
+    folder: Path
+    corpus: str
+    train_bytes: int
+    valid_bytes: int
+    test_bytes: int
+    train_tokens: int | None
+    tokenizer: str
+    vocab_size: int
+    preset: str
+    parameters: int
+    memory_bytes: int
+    weights: str
+    weights_bytes: int
+    device: str
+    dtype: str
+    threads: int
+    budget: str
+    resumed_at: int
+    init: str | None = None
+    estimated: bool = False
+    available_bytes: int | None = None
+    n_ranks: int = 1
+    n_local_ranks: int = 1
+    rows: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One optimizer step. `nats` is the mean loss per token, `fraction` the share of the budget spent, 0 to 1.
+
+    `eta_seconds` is the time until the first budget is spent, at the mean speed of the steps of this process.
+
+    `mean_steps` is the mean number of steps per token of a model with adaptive computation time, else None. In float16,
+    `loss_scale` is the scale of the next loss and `skipped` the number of steps without an update so far, whose
+    `grad_norm` is None: their scaled gradients overflowed.
+    """
+
+    step: int
+    tokens: int
+    seconds: float
+    nats: float
+    bits_per_byte: float
+    lr: float
+    grad_norm: float | None
+    tokens_per_second: float
+    fraction: float
+    eta_seconds: float
+    mean_steps: float | None = None
+    loss_scale: float | None = None
+    skipped: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """Validation during training. `best`: the lowest value so far; the weights were saved."""
+
+    step: int
+    tokens: int
+    seconds: float
+    bits_per_byte: float
+    best: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint was written."""
+
+    step: int
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """All ranks of a run have agreed to stop it, and have saved. Each of them has this event at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredText:
+    """Text of the score of a model: the first `bytes` of the `of_bytes` bytes of its validation text.
+
+    `mem_len` is the memory length in tokens. `xlcli eval -m NAME --limit BYTES` prints the same score.
+    """
+
+    bytes: int
+    of_bytes: int
+    mem_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """End of a run. `bits_per_byte` is the score of the best weights on the text `scored`.
+
+    `seconds` are those of training, without the final score and sample. `stopped`: ended before the budget was spent.
+    """
+
+    folder: Path
+    step: int
+    tokens: int
+    seconds: float
+    bits_per_byte: float | None
+    best_step: int | None
+    stopped: bool
+    sample: str
+    scored: ScoredText | None = None
+
+
+# Evaluation, streaming and benchmarks
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScore:
+    """One token of evaluated or streamed text: offset of its first byte, its text, its surprisal in bits."""
+
+    byte: int
+    text: bytes
+    bits: float
+
+
+@dataclass(frozen=True, slots=True)
+class ContextBin:
+    """Loss of tokens with a context of at least `start` and fewer than `stop` tokens, counted from an empty memory.
+
+    `margin` is half the width of the 95 % confidence interval of `bits_per_byte`; None if it cannot be estimated.
+    """
+
+    start: int
+    stop: int
+    tokens: int
+    bits_per_byte: float
+    margin: float | None = None
+
+
+ROUNDING_TOKENS = 2**14
+"""Number of tokens at the beginning of a text on which the cost of rounding is measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """One evaluation; its fields are the JSON keys of `xlcli eval`. `chars`, `words`: None if the text is not UTF-8.
+
+    `unknown_words` is the number of words scored as `<unk>`, None unless the vocabulary is one of words.
+    `mean_steps` is the mean number of steps per token of a model with adaptive computation time, else None. `recall`
+    is the share of the weight of full attention that LSH attention finds, if measured: the mean, and of each LSH layer.
+    `weight_dtype` and `memory_dtype` are the number types that weights and memory were rounded to. `rounding_cost` is
+    the difference in bits per byte to the unrounded model over the first `ROUNDING_TOKENS` tokens, None without
+    rounding.
+    `partial`: evaluation was stopped; all values are those of the tokens scored until then.
+    `documents` is the number of documents that were scored to their end, each as if it were alone; 1 if the text was
+    not divided.
+    `stride` is the distance in tokens of overlapping windows of `segment_len` tokens, None without them; with windows,
+    `by_context` is empty.
+    `adapt`: the weights were adapted to the text while it was read. `context_cache`: number of tokens of the cache, if
+    any. With either, `by_context` is empty.
+    """
+
+    model: str
+    file: str
+    bytes: int
+    chars: int | None
+    words: int | None
+    tokens: int
+    nats: float
+    bits_per_byte: float
+    bits_per_char: float | None
+    perplexity: float
+    word_perplexity: float | None
+    mem_len: int
+    segment_len: int
+    batch_size: int
+    span: str
+    tokens_per_second: float
+    peak_rss_bytes: int
+    seconds: float
+    device: str
+    dtype: str
+    weight_dtype: str = "float32"
+    memory_dtype: str = "float32"
+    rounding_cost: float | None = None
+    unknown_words: int | None = None
+    documents: int = 1
+    stride: int | None = None
+    adapt: bool = False
+    context_cache: int | None = None
+    mean_steps: float | None = None
+    recall: float | None = None
+    recall_by_layer: tuple[float, ...] = ()
+    partial: bool = False
+    by_context: tuple[ContextBin, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Speed of a task with one memory length; its fields are the JSON keys of `xlcli bench`.
+
+    Fields that do not apply to a task are None.
+
+    Attributes:
+        calls: Number of timed calls.
+        tokens: Number of tokens in the timed calls.
+        tokens_per_second: Mean over these calls.
+        ms_per_token: Median duration of a call, divided by its tokens; `_p90` and `_p99` are percentiles, the latter
+            from 100 calls on.
+        first_token_seconds: Time from a prompt of `prompt_tokens` tokens to the next token.
+        recompute_ms_per_token: Time of a call over one token and the `mem_len` tokens before it of one sequence, from
+            empty memory. None if it takes long or does not fit the machine.
+        recompute_ratio: That time over `ms_per_token`.
+        read_bytes_per_token: Size of the weights, memory and tables that a call reads, as they are stored.
+        read_share: Share of the machine's bandwidth with which they are read.
+        flops_per_token: Operations of the matrix products that are computed, in training of the whole step.
+        flops_share: Share of the machine's arithmetic.
+        peak_rss_bytes: Peak memory of the process up to the last timed call, without the comparison.
+        machine_read_bytes_per_second: Measured bandwidth of the machine.
+        machine_flops_per_second: Measured rate of matrix products in the number type.
+        seconds: Duration of the timed calls.
+        kernels: Whether compiled kernels decode.
+    """
+
+    task: Literal["decode", "eval", "train"]
+    model: str
+    parameters: int
+    mem_len: int
+    segment_len: int
+    batch_size: int
+    calls: int
+    tokens: int
+    tokens_per_second: float
+    ms_per_token: float
+    ms_per_token_p90: float
+    ms_per_token_p99: float | None
+    first_token_seconds: float | None
+    prompt_tokens: int | None
+    recompute_ms_per_token: float | None
+    recompute_ratio: float | None
+    read_bytes_per_token: float | None
+    read_share: float | None
+    flops_per_token: float
+    flops_share: float
+    machine_read_bytes_per_second: float
+    machine_flops_per_second: float
+    peak_rss_bytes: int
+    seconds: float
+    device: str
+    dtype: str
+    weight_dtype: str
+    memory_dtype: str
+    kernels: bool | None
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class LineScore:
+    """One line of a stream with its line end. `spans` are its tokens for coloring: (text, bits)."""
+
+    line: int
+    byte: int
+    bytes: int
+    tokens: int
+    bits: float
+    bits_per_byte: float
+    text: builtins.bytes
+    spans: tuple[tuple[builtins.bytes, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStats:
+    """Totals of a stream so far."""
+
+    lines: int
+    bytes: int
+    tokens: int
+    bits: float
+    bits_per_byte: float
+    seconds: float
+    tokens_per_second: float
+    mem_len: int
+    state_bytes: int
+    final: bool
+
+
+# Generation and compression
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedText:
+    """Next text of a sample, in whole UTF-8 characters."""
+
+    sample: int
+    text: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log probability of a token in nats by the model, before temperature, repetition penalty and filters.
+
+    `token` is its id. `best` are the most probable tokens in its place, if they were asked for, the best one first.
+    """
+
+    token: int
+    text: bytes
+    logprob: float
+    best: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """One finished sample; its fields are the JSON keys of `xlcli generate`. `logprobs`: None unless asked for."""
+
+    sample: int
+    prompt: str
+    text: str
+    tokens: int
+    seed: int
+    stop_reason: Literal["length", "stop", "interrupted"]
+    prompt_tokens_per_second: float
+    tokens_per_second: float
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """A text that was compressed or decompressed to its end.
+
+    `bits` is the sum of the surprisals of its tokens, `compressed_bytes` the size of the compressed text.
+    """
+
+    bytes: int
+    compressed_bytes: int
+    tokens: int
+    bits: float
+    seconds: float
+
+
+Event = (
+    Notice
+    | Progress
+    | Plan
+    | Step
+    | Validation
+    | Saved
+    | Stopping
+    | Trained
+    | TokenScore
+    | Score
+    | Speed
+    | GeneratedText
+    | Generated
+    | LineScore
+    | StreamStats
+    | Coded
+)

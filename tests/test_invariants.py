@@ -27,7 +27,7 @@ from xlcli import config
 from xlcli.config import ATTENTIONS, POSITIONS
 from xlcli.config.model import FeedForwardConfig, NormConfig
 from xlcli.config.stack import STACKS
-from xlcli.files import read_tensors, write_tensors
+from xlcli.files.tensors import read_tensors, write_tensors
 from xlcli.state import State
 
 every = pytest.mark.parametrize("name", thinned(COMBINATIONS, IN_TURN))

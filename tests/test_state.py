@@ -9,7 +9,7 @@ import variants
 from xlcli import config
 from xlcli.errors import StateError
 from xlcli.memory import Hidden, Int8KeyValue, KeyValue, Sums
-from xlcli.memory.token_buffers import MAX_SLACK
+from xlcli.memory.tokens import MAX_SLACK
 from xlcli.model.build import build_model
 from xlcli.ops.span import Span
 from xlcli.state import State

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from xlcli.config import MemoryDtype
 from xlcli.errors import StateError
-from xlcli.files import with_prefix
+from xlcli.files.tensors import with_prefix
 from xlcli.memory import MEMORIES, Memory
-from xlcli.memory.adaptation import Adaptation
 from xlcli.memory.context_cache import ContextCache
-from xlcli.memory.online import OnlineMemory
+from xlcli.memory.online import Adaptation, OnlineMemory
 from xlcli.ops.span import Span
 
 ONLINE_MEMORIES: dict[str, type[OnlineMemory]] = {"adaptation": Adaptation, "cache": ContextCache}

@@ -26,7 +26,7 @@ from runs import After, corpus, remains, small, train
 
 from xlcli import api
 from xlcli.events import Saved, Trained, Validation
-from xlcli.files import read_header
+from xlcli.files.tensors import read_header
 from xlcli.store import staging
 from xlcli.store.commit import latest, step_of
 from xlcli.store.copy import copy_model

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from conftest import save_untrained
 
-from xlcli.coding.container import WORD_TOKENS, End, Frame, Header
-from xlcli.coding.symbols import TokenDecoder
+from xlcli.coding import WORD_TOKENS, End, Frame, Header
+from xlcli.coding.workflow import TokenDecoder
 
 TEXT = b"a line\nand another one\n\x00\xff\xfe"
 

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toys import PROSE, RUNTIME, VARIANTS, slow_bits, toy
 
-from xlcli.coding import workflow
-from xlcli.coding.container import End, FileReader, Frame
+from xlcli.coding import End, FileReader, Frame, workflow
 from xlcli.config import OnlineConfig
 from xlcli.errors import ConfigError, DataError
 from xlcli.events import Coded, StoppedEarlyError

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xlcli.coding.container import FRAME_TOKENS, HEADER_DICTIONARY, MAGIC, WORD_TOKENS, End, FileReader, Frame, Header
+from xlcli.coding import FRAME_TOKENS, HEADER_DICTIONARY, MAGIC, WORD_TOKENS, End, FileReader, Frame, Header
 from xlcli.errors import DataError
 
 HEADER = Header("m", "0" * 16, {"mem_len": 9}, 1, "cpu", "float32", "software", "1" * 16)

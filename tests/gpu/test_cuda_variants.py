@@ -5,7 +5,7 @@ import torch
 from device import DEVICE, marks
 from variants import COMBINATIONS, IN_TURN, ROUNDED, hashed, make, read, thinned, tokens
 
-from xlcli.files import read_tensors, write_tensors
+from xlcli.files.tensors import read_tensors, write_tensors
 from xlcli.runtime import Runtime
 from xlcli.state import State
 

@@ -9,8 +9,7 @@ from oracles.dynamic_evaluation import dynamic_nats
 
 from xlcli.errors import ConfigError
 from xlcli.memory.online import UNKNOWN
-from xlcli.online.adaptation import AdaptiveModel, adapted_weights
-from xlcli.online.optimizer import Optimizer
+from xlcli.online.adaptation import AdaptiveModel, Optimizer, adapted_weights
 from xlcli.state import State
 
 NAME = "full-xl-0-pre-0"

@@ -19,7 +19,7 @@ from xlcli.errors import ConfigError, StateError
 from xlcli.inference import InferenceSession
 from xlcli.memory.context_cache import N_LATEST, ORDERS, ContextIndex
 from xlcli.memory.online import UNKNOWN
-from xlcli.online.base import FixedModel
+from xlcli.online import FixedModel
 from xlcli.online.cache import CachedModel
 from xlcli.store.state_files import PendingText, load_state, save_state
 

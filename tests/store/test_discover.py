@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from xlcli.errors import CheckpointError
-from xlcli.files import write_tensors
+from xlcli.files.tensors import write_tensors
 from xlcli.store import discover
 from xlcli.store.discover import bundled_models, choose, find, local_models
 from xlcli.store.records import write_record

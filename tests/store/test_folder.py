@@ -12,7 +12,8 @@ import torch
 
 from xlcli.config import ModelConfig, TrainConfig, make
 from xlcli.errors import CheckpointError, ResourceError, XLError
-from xlcli.files import read_header, read_tensors, write_atomic, write_tensors
+from xlcli.files import write_atomic
+from xlcli.files.tensors import read_header, read_tensors, write_tensors
 from xlcli.model.build import build_model
 from xlcli.store import folder as store
 from xlcli.store import layout

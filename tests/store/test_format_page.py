@@ -9,7 +9,7 @@ from toys import RUNTIME, toy
 
 from xlcli import presets, training
 from xlcli.config import GenerateConfig, StreamConfig
-from xlcli.files import read_tensors
+from xlcli.files.tensors import read_tensors
 from xlcli.generation import generate
 from xlcli.store.encodings import ENCODINGS
 from xlcli.store.layout import SCHEMA

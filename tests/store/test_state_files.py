@@ -9,7 +9,7 @@ import torch
 from toys import PROSE, RUNTIME, VARIANTS, toy
 
 from xlcli.errors import StateError
-from xlcli.files import read_tensors, write_tensors
+from xlcli.files.tensors import read_tensors, write_tensors
 from xlcli.store.state_files import (
     PendingText,
     SamplerState,

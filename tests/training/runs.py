@@ -5,7 +5,7 @@ from pathlib import Path
 
 from xlcli import config, presets, training
 from xlcli.events import Plan, Step
-from xlcli.files import digest, read_tensors
+from xlcli.files.tensors import digest, read_tensors
 from xlcli.store.commit import latest
 from xlcli.store.records import read_metrics
 

@@ -16,7 +16,7 @@ from xlcli.config import EvalConfig, RuntimeConfig
 from xlcli.errors import CheckpointError, ConfigError, DataError
 from xlcli.evaluation import evaluate
 from xlcli.events import Notice, Saved, Score, Step, Trained, Validation
-from xlcli.files import digest, read_header, read_tensors, write_tensors
+from xlcli.files.tensors import digest, read_header, read_tensors, write_tensors
 from xlcli.runtime import make_runtime
 from xlcli.store.commit import latest
 from xlcli.store.encodings import decode, encode, stored_infos

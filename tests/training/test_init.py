@@ -13,7 +13,7 @@ from xlcli.config import EvalConfig
 from xlcli.errors import CheckpointError, ConfigError, DataError
 from xlcli.evaluation import evaluate
 from xlcli.events import Notice, Plan, Score, Step, Trained, Validation
-from xlcli.files import read_header, read_tensors, write_tensors
+from xlcli.files.tensors import read_header, read_tensors, write_tensors
 from xlcli.store.commit import latest
 from xlcli.store.folder import load, save_model
 from xlcli.store.layout import is_model

@@ -9,7 +9,7 @@ import pytest
 from launching import outputs, start
 from runs import corpus
 
-from xlcli.files import read_tensors
+from xlcli.files.tensors import read_tensors
 from xlcli.store.commit import latest
 from xlcli.store.records import read_metrics
 

@@ -12,7 +12,7 @@ from runs import corpus, curve, go, small
 
 from xlcli import config
 from xlcli.errors import ConfigError
-from xlcli.files import read_tensors
+from xlcli.files.tensors import read_tensors
 from xlcli.ranks import Ranks
 from xlcli.store.commit import latest
 from xlcli.training.parallel import own_rows

@@ -10,7 +10,7 @@ from runs import After, corpus, curve, go, of_kind, remains, small, train
 from tests.variants import thinned
 from xlcli.errors import DivergedError
 from xlcli.events import Notice, Step
-from xlcli.files import read_tensors
+from xlcli.files.tensors import read_tensors
 from xlcli.store.records import read_record
 from xlcli.text.loaders import TrainLoader
 from xlcli.training.run import TrainingRun

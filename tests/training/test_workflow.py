@@ -20,7 +20,8 @@ from xlcli.config import EvalConfig, RuntimeConfig
 from xlcli.errors import BusyError, ConfigError, DataError, DivergedError, ResourceError, XLError
 from xlcli.evaluation import evaluate
 from xlcli.events import Notice, Plan, Progress, Saved, Score, Step, Trained, Validation
-from xlcli.files import cache_folder, read_header, read_tensors
+from xlcli.files import cache_folder
+from xlcli.files.tensors import read_header, read_tensors
 from xlcli.inference import InferenceSession
 from xlcli.runtime import make_runtime
 from xlcli.store.commit import latest

@@ -16,8 +16,8 @@ from typing import AnyStr, Literal, Unpack
 from xlcli import evaluation, generation, streaming
 from xlcli.api.runs import Source, paths
 from xlcli.api.values import TextScore, TextState, resumed, saving
+from xlcli.coding import FileReader
 from xlcli.coding import workflow as coding
-from xlcli.coding.container import FileReader
 from xlcli.config import (
     EvalConfig,
     GenerateConfig,

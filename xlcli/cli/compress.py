@@ -111,7 +111,7 @@ def write(results: Iterable[Output], target: str, screen: Screen, stop: Stop, *,
     Raises:
         Stopped: A signal ended the workflow.
     """
-    from xlcli.files.plain import write_atomic
+    from xlcli.files import write_atomic
 
     pieces = shown(results, target, screen, model=model, file=file)
     with ending(stop):

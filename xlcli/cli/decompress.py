@@ -62,7 +62,7 @@ def decompress(
     """Restore a compressed text, byte for byte; refuse a file that this machine would restore wrongly."""
     from xlcli.cli.outputs import check_standard_output
     from xlcli.cli.prologue import begin, check_files, check_texts, find_model, load_model
-    from xlcli.coding.container import FileReader
+    from xlcli.coding import FileReader
     from xlcli.config import OnlineConfig
     from xlcli.store.layout import read_config
 

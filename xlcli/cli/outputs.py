@@ -10,7 +10,7 @@ import stat
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from xlcli.coding.container import MAGIC
+from xlcli.coding import MAGIC
 from xlcli.errors import ConfigError
 from xlcli.files import check_writable
 from xlcli.store.state_files import is_state_file

@@ -1,26 +1,415 @@
-"""Files: atomic and durable when written, bounded and checked when read. Imports no torch.
+"""Bytes and JSON on disk: writes are atomic and durable, reads are bounded in size. Imports no torch.
 
-Reading raises `CheckpointError`; writing raises `ResourceError` or, for a path that cannot be a file, `ConfigError`.
+- A symbolic link is never followed as the last part of a path: reading refuses it, writing replaces it. Pass
+  `path.resolve()` to follow a link of the user.
+- Reading raises `CheckpointError`; writing raises `ResourceError` (disk full, I/O error, read-only, no permission) or
+  `ConfigError` (a path that cannot be a file). Both raise `ResourceError` if too many files are open.
+- No other user can write the cache folder and those below it whose content is executed. A group with the name of the
+  user and without other members may: systems with such groups set the umask 002.
 """
 
-from xlcli.files.own import cache_folder as cache_folder
-from xlcli.files.own import code_folder as code_folder
-from xlcli.files.own import read_own as read_own
-from xlcli.files.plain import append_line as append_line
-from xlcli.files.plain import as_utf8 as as_utf8
-from xlcli.files.plain import cannot_read as cannot_read
-from xlcli.files.plain import cannot_write as cannot_write
-from xlcli.files.plain import check_writable as check_writable
-from xlcli.files.plain import copy_file as copy_file
-from xlcli.files.plain import json_digest as json_digest
-from xlcli.files.plain import make_folder as make_folder
-from xlcli.files.plain import read_bounded as read_bounded
-from xlcli.files.plain import read_json as read_json
-from xlcli.files.plain import sha256 as sha256
-from xlcli.files.plain import sync_folder as sync_folder
-from xlcli.files.plain import write_atomic as write_atomic
-from xlcli.files.tensors import digest as digest
-from xlcli.files.tensors import read_header as read_header
-from xlcli.files.tensors import read_tensors as read_tensors
-from xlcli.files.tensors import with_prefix as with_prefix
-from xlcli.files.tensors import write_tensors as write_tensors
+from __future__ import annotations
+
+import errno
+import grp
+import hashlib
+import json
+import math
+import os
+import pwd
+import re
+import secrets
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from xlcli.errors import CheckpointError, ConfigError, ResourceError, XLError
+
+JSON_LIMIT = 2**20
+"""Maximum size of a JSON file in bytes."""
+JSON_DEPTH = 20
+"""Maximum nesting depth of a JSON file."""
+TEMPORARY = ".tmp-xlcli-"
+"""Prefix of the names of unfinished files and folders."""
+TEMPORARY_NAME = re.compile(re.escape(TEMPORARY) + "[0-9a-f]{16}")
+"""Names of `temporary_path`."""
+
+_LONE = re.compile("[\\ud800-\\udfff]")
+_BLOCK = 2**20
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+_PATH_MISTAKES = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL)
+TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
+"""Error numbers for too many open files."""
+CLOSE_FILES = "Close other programs, or raise the limit of open files: ulimit -n 4096."
+"""Remedy for too many open files."""
+RESTORE = "Restore the file from a copy, or choose another model."
+"""Remedy for a damaged file."""
+
+
+# Writing
+
+
+def as_utf8(text: str) -> str:
+    """`text` with U+FFFD for halves of surrogate pairs, as which Python reads the bytes of names that are not UTF-8."""
+    return text if text.isascii() else _LONE.sub("\ufffd", text)
+
+
+def temporary_path(folder: Path, prefix: str = TEMPORARY) -> Path:
+    """A new path in a folder: the prefix and 16 random hexadecimal digits."""
+    return folder / f"{prefix}{secrets.token_hex(8)}"
+
+
+def write_atomic(path: Path, data: bytes | Iterable[bytes], mode: int = 0o666) -> None:
+    """Replaces the content of `path` by `data`, durably; on any error the old content is kept.
+
+    Writes and syncs a temporary file in the same folder, renames it over `path`, syncs the folder. The mode of a new
+    file is `mode` without the umask, the mode of a replaced file is kept.
+    """
+    pieces = (data,) if isinstance(data, bytes) else data
+    temporary = temporary_path(path.parent)
+    try:
+        replaced = _mode_of_replaced(path)
+        descriptor = os.open(temporary, _CREATE, mode)
+        try:
+            try:
+                if replaced is not None:
+                    with suppress(PermissionError):
+                        os.fchmod(descriptor, replaced)
+                for piece in pieces:
+                    _write_all(descriptor, piece)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            temporary.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copies a regular file with `write_atomic`. The copy shares no disk blocks with the original.
+
+    Raises:
+        CheckpointError: `source` cannot be read.
+    """
+
+    def blocks() -> Iterator[bytes]:
+        with open_regular(source) as (descriptor, status):
+            yield from _blocks(descriptor, status.st_size + 1)
+
+    write_atomic(target, blocks())
+
+
+def check_writable(path: Path) -> None:
+    """Raises the error that `write_atomic` would raise for this path, as far as it is known before writing."""
+    temporary = temporary_path(path.parent)
+    try:
+        _mode_of_replaced(path)
+        os.close(os.open(temporary, _CREATE, 0o666))
+        temporary.unlink()
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Appends a line in one write, after ending an incomplete last line that a crash left."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        descriptor = os.open(path, flags, 0o666)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise ConfigError(f"{path} is not a regular file.", "Choose another path.")
+            if status.st_size:
+                os.lseek(descriptor, -1, os.SEEK_END)
+                line = line if os.read(descriptor, 1) == b"\n" else b"\n" + line
+            _write_all(descriptor, line + b"\n")
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def sync_file(path: Path) -> None:
+    """Makes the content and the name of a file durable; a missing file is left missing."""
+    try:
+        descriptor = os.open(path, _READ | os.O_RDWR)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        sync_folder(path.parent)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder and its parents, durably; existing ones are left as they are. Raises `OSError`."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    with suppress(FileExistsError):
+        folder.mkdir()
+    if not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+    sync_folder(folder.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renames inside `folder` durable, on file systems where a folder can be synced."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def cannot_write(path: Path, error: OSError) -> XLError:
+    """The error for a failed write to `path`."""
+    reason = (error.strerror or str(error)).lower()
+    if error.errno in TOO_MANY_FILES:
+        return ResourceError(f"cannot write {path}: {reason}.", CLOSE_FILES)
+    if error.errno in _PATH_MISTAKES:
+        return ConfigError(f"cannot write {path}: {reason}.", "Choose a path in a folder that exists.")
+    remedy = {
+        errno.ENOSPC: "Free some space on that disk, or choose another folder, and run the same command again.",
+        errno.EDQUOT: "Free some of your quota, or choose another folder, and run the same command again.",
+        errno.EFBIG: "Raise the limit of file sizes (ulimit -f), or choose a disk that allows larger files.",
+        errno.EIO: "The disk reports errors: choose a folder on another one.",
+    }.get(error.errno or 0, "Choose a folder that you may write to.")
+    return ResourceError(f"cannot write {path}: {reason}.", remedy)
+
+
+def _mode_of_replaced(path: Path) -> int | None:
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return None
+    if stat.S_ISLNK(mode):
+        return None
+    if not stat.S_ISREG(mode):
+        raise ConfigError(f"cannot write {path}: it is {_kind(mode)}.", "Choose the path of a file.")
+    return stat.S_IMODE(mode) & 0o777
+
+
+def _write_all(descriptor: int, data: bytes | memoryview) -> None:
+    view = memoryview(data).cast("B")
+    while view:
+        view = view[os.write(descriptor, view[: 2**30]) :]
+
+
+# Reading
+
+
+@contextmanager
+def open_regular(path: Path) -> Iterator[tuple[int, os.stat_result]]:
+    """Descriptor and status of a regular file; links, FIFOs and devices are refused without blocking."""
+    try:
+        descriptor = os.open(path, _READ)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise CheckpointError(f"{path} is a symbolic link.", "Put the file itself there.") from None
+        raise cannot_read(path, error) from None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise CheckpointError(f"{path} is {_kind(status.st_mode)}, not a file.", RESTORE)
+        yield descriptor, status
+    except OSError as error:
+        raise cannot_read(path, error) from None
+    finally:
+        os.close(descriptor)
+
+
+def read_bounded(path: Path, limit: int) -> bytes:
+    """Content of a regular file of at most `limit` bytes."""
+    with open_regular(path) as (descriptor, status):
+        if status.st_size > limit:
+            raise CheckpointError(f"{path} is larger than the {limit:,} bytes allowed.", RESTORE)
+        data = b"".join(_blocks(descriptor, limit + 1))
+    if len(data) != status.st_size:
+        raise CheckpointError(f"{path} changed while it was read.", "Run the command again.")
+    return data
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of at most 1 MiB and 20 levels, without repeated keys, NaN or lone surrogates."""
+    return _parse_json(read_bounded(path, JSON_LIMIT), path)
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a regular file as hexadecimal digits, computed in constant memory."""
+    digest = hashlib.sha256()
+    with open_regular(path) as (descriptor, status):
+        for block in _blocks(descriptor, status.st_size + 1):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def json_digest(tree: Mapping[str, Any]) -> str:
+    """SHA-256 of the canonical JSON of a table (keys sorted, no blanks, ASCII) as hexadecimal digits."""
+    return hashlib.sha256(json.dumps(tree, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _blocks(descriptor: int, limit: int) -> Iterator[bytes]:
+    """Blocks of an open file up to its end, `limit` bytes at most."""
+    while limit > 0 and (block := os.read(descriptor, min(_BLOCK, limit))):
+        limit -= len(block)
+        yield block
+
+
+def cannot_read(path: Path, error: OSError) -> XLError:
+    """The error for a failed read of `path`."""
+    if error.errno in TOO_MANY_FILES:
+        return ResourceError(f"cannot read {path}: {(error.strerror or str(error)).lower()}.", CLOSE_FILES)
+    if error.errno == errno.ENOENT:
+        return CheckpointError(f"{path} does not exist.", "Check the path.")
+    return CheckpointError(f"cannot read {path}: {(error.strerror or str(error)).lower()}.", "Check the path.")
+
+
+def _kind(mode: int) -> str:
+    if stat.S_ISDIR(mode):
+        return "a folder"
+    if stat.S_ISFIFO(mode):
+        return "a pipe"
+    return "a socket" if stat.S_ISSOCK(mode) else "a device"
+
+
+def _parse_json(data: bytes, path: Path) -> dict[str, Any]:
+    def damaged(reason: str) -> CheckpointError:
+        return CheckpointError(f"{path} is damaged: {reason}.", RESTORE)
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(pairs)
+        if len(result) != len(pairs):
+            raise ValueError("a key occurs twice")
+        return result
+
+    def no_constant(name: str) -> float:
+        raise ValueError(f"{name} is not a JSON number")
+
+    try:
+        tree = json.loads(data.decode(), object_pairs_hook=unique, parse_constant=no_constant)
+    except RecursionError:
+        raise damaged(f"it nests deeper than {JSON_DEPTH} levels") from None
+    except ValueError as error:
+        raise damaged(str(error).rstrip(".")) from None
+    if not isinstance(tree, dict):
+        raise damaged("it holds no JSON object")
+    level: list[Any] = [tree]
+    for _ in range(JSON_DEPTH + 1):
+        below: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                below.extend(value)
+                below.extend(value.values())
+            elif isinstance(value, list):
+                below.extend(value)
+            elif isinstance(value, float) and not math.isfinite(value):
+                raise damaged("it holds a number too large")
+            elif isinstance(value, str) and value != as_utf8(value):
+                raise damaged("it holds half a surrogate pair")
+        level = below
+    if level:
+        raise damaged(f"it nests deeper than {JSON_DEPTH} levels")
+    return tree
+
+
+# Folders and files that no other user can write
+
+
+CACHE = "XLCLI_CACHE"
+"""Environment variable of the cache folder."""
+
+
+def cache_folder() -> Path:
+    """`XLCLI_CACHE`, else `XDG_CACHE_HOME/xlcli`, else `~/.cache/xlcli`, as `own_folder`."""
+    given, base = os.environ.get(CACHE), os.environ.get("XDG_CACHE_HOME")
+    return own_folder(Path(given or os.path.join(base or "~/.cache", "xlcli")), CACHE)  # noqa: PTH118
+
+
+def code_folder(name: str, variable: str) -> Path:
+    """The folder in this environment variable, else the one of this name in the cache folder, as `own_folder`."""
+    given = os.environ.get(variable)
+    return own_folder(Path(given), variable) if given else own_folder(cache_folder() / name, CACHE)
+
+
+def own_folder(folder: Path, variable: str) -> Path:
+    """A folder without links in its path; it is made with mode 0700 if it is missing.
+
+    The folders above it are checked, too, but for those above the home folder: who can replace that needs no cache.
+
+    Args:
+        folder: The folder.
+        variable: Environment variable that chooses it.
+
+    Raises:
+        ConfigError: Another user owns or can write the folder, or one above it that is not sticky.
+        ResourceError: The folder cannot be created or written.
+    """
+    remedy = f"Set {variable} to a folder that only you can write."
+    try:
+        folder = folder.expanduser()
+        for each in (*reversed(folder.parents), folder):
+            each.mkdir(mode=0o700, exist_ok=True)
+        folder = folder.resolve()
+        home = os.path.expanduser("~")  # noqa: PTH111
+        above_home = Path(home).resolve().parents if os.path.isabs(home) else ()  # noqa: PTH117
+        checked = [each for each in (*reversed(folder.parents), folder) if each not in above_home]
+        statuses = [each.lstat() for each in checked]  # from above: below a folder that is safe, nothing is exchanged
+        writable = os.access(folder, os.W_OK | os.X_OK)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ResourceError(f"the cache folder cannot be created: {error}.", remedy) from None
+    for each, status in zip(checked, statuses, strict=True):
+        if not _is_own(status, may_be_sticky=each != folder):
+            raise ConfigError(f"{folder} is not safe: {each} belongs to another user, or others can write it.", remedy)
+    if not writable:
+        raise ResourceError(f"the cache folder {folder} cannot be written.", remedy)
+    return folder
+
+
+def read_own(path: Path) -> bytes | None:
+    """Content of a file; None if it is missing.
+
+    Raises:
+        ConfigError: Another user owns or can write it.
+        CheckpointError: It is a link or no file, or cannot be read.
+    """
+    if not os.path.lexists(path):
+        return None
+    with open_regular(path) as (descriptor, status):
+        if not _is_own(status):
+            raise ConfigError(f"{path} belongs to another user, or others can write it.", "Remove it.")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read()
+
+
+def _is_own(status: os.stat_result, *, may_be_sticky: bool = False) -> bool:
+    """Whether this user or root owns a file or folder, and no other user can write it, or replace what is in it."""
+    if status.st_uid not in (os.geteuid(), 0):
+        return False
+    if may_be_sticky and status.st_mode & stat.S_ISVTX:
+        return True
+    others = status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and not _is_private(status.st_gid))
+    return not others
+
+
+def _is_private(gid: int) -> bool:
+    """Whether a group is that of this user alone."""
+    try:
+        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return gid == user.pw_gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}

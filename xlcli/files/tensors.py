@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from xlcli.errors import CheckpointError, ConfigError
-from xlcli.files.plain import RESTORE, json_digest, open_regular, write_atomic
+from xlcli.files import RESTORE, json_digest, open_regular, write_atomic
 from xlcli.machine import require_memory
 
 if TYPE_CHECKING:

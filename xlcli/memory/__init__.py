@@ -9,18 +9,18 @@ compressive-*  latest tokens and pooled blocks, each as one of the first three k
 """
 
 from xlcli.memory.base import Memory as Memory
-from xlcli.memory.base import Project as Project
-from xlcli.memory.base import TokenMemory as TokenMemory
+from xlcli.memory.base import Sums as Sums
 from xlcli.memory.buckets import Buckets as Buckets
 from xlcli.memory.compressive import Compressive as Compressive
 from xlcli.memory.compressive import CompressiveHidden as CompressiveHidden
 from xlcli.memory.compressive import CompressiveInt8 as CompressiveInt8
 from xlcli.memory.compressive import CompressiveKeyValue as CompressiveKeyValue
-from xlcli.memory.hidden import Hidden as Hidden
-from xlcli.memory.key_value import KeyValue as KeyValue
-from xlcli.memory.key_value_int8 import Int8KeyValue as Int8KeyValue
-from xlcli.memory.sums import Sums as Sums
-from xlcli.memory.token_buffers import TokenBuffers as TokenBuffers
+from xlcli.memory.tokens import Hidden as Hidden
+from xlcli.memory.tokens import Int8KeyValue as Int8KeyValue
+from xlcli.memory.tokens import KeyValue as KeyValue
+from xlcli.memory.tokens import Project as Project
+from xlcli.memory.tokens import TokenBuffers as TokenBuffers
+from xlcli.memory.tokens import TokenMemory as TokenMemory
 
 _KINDS: tuple[type[Memory], ...] = (
     *(Hidden, KeyValue, Int8KeyValue, Sums, Buckets),

@@ -1,17 +1,15 @@
-"""Base classes of memory kinds."""
+"""Base class of memory kinds, and the simplest kind."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-
-Project = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""Function from the inputs (b n d) of the n latest tokens to their keys and values (b h n e)."""
 
 
 class Memory(ABC):
@@ -97,31 +95,6 @@ class Memory(ABC):
             raise ValueError(f"keys and values of memory '{cls.kind}' have different number types")
 
 
-class TokenMemory(Memory):
-    """Memory of the latest tokens, for softmax attention."""
-
-    @property
-    @abstractmethod
-    def length(self) -> int:
-        """Number of tokens."""
-
-    @abstractmethod
-    def extend(
-        self, x: Tensor, project: Project, keep: int, read: int | None = None
-    ) -> tuple[Tensor, Tensor, TokenMemory]:
-        """Appends new tokens.
-
-        Args:
-            x: Inputs (b t d) of the new tokens.
-            project: Projection of inputs to keys and values.
-            keep: Number of tokens in the new memory.
-            read: Number of remembered tokens to return, the latest ones; None is all.
-
-        Returns:
-            Keys and values (b h s e) of these remembered and the new tokens, and the memory of the last `keep` tokens.
-        """
-
-
 def _joined(parts: Sequence[Tensor], axes: str) -> Tensor:
     """The sequences of all parts; zeros before the tokens of the shorter ones."""
     if "m" in axes:
@@ -129,3 +102,27 @@ def _joined(parts: Sequence[Tensor], axes: str) -> Tensor:
         longest = max(t.shape[at] for t in parts)
         parts = [F.pad(t, [0, 0] * (t.ndim - 1 - at) + [longest - t.shape[at], 0]) for t in parts]
     return torch.cat(list(parts))
+
+
+@dataclass(frozen=True)
+class Sums(Memory):
+    """Sums over all tokens read: s (b h f e) of key features times values, z (b h f) of key features."""
+
+    s: Tensor
+    z: Tensor
+    kind = "sums"
+    axes: ClassVar[Mapping[str, str]] = {"s": "bhfe", "z": "bhf"}
+    dtypes: ClassVar[Mapping[str, torch.dtype]] = {"s": torch.float64, "z": torch.float64}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Sums:
+        """Memory of s and z."""
+        return Sums(tensors["s"], tensors["z"])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The sums s and z."""
+        return {"s": self.s, "z": self.z}
+
+    def empty(self) -> Sums:
+        """Sums over no tokens."""
+        return self.map(torch.zeros_like)

@@ -16,10 +16,8 @@ from einops import rearrange
 from torch import Tensor
 from torch.nn import functional as F
 
-from xlcli.memory.base import Memory, Project, TokenMemory
-from xlcli.memory.hidden import Hidden
-from xlcli.memory.key_value import KeyValue
-from xlcli.memory.key_value_int8 import Int8KeyValue
+from xlcli.memory.base import Memory
+from xlcli.memory.tokens import Hidden, Int8KeyValue, KeyValue, Project, TokenMemory
 from xlcli.ops.tiers import Tiers
 
 Pool = Callable[[Tensor], Tensor]

@@ -1,13 +1,18 @@
-"""Values that a model learns while it reads: the base class of those in `State`."""
+"""Values that a model learns while it reads: their base class, and weights adapted to the text."""
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
 from torch import Tensor
+
+from xlcli.memory import MEMORIES
+from xlcli.memory.base import Memory
 
 UNKNOWN = -1
 """Token that is not known yet, or not part of the text."""
@@ -47,3 +52,91 @@ class OnlineMemory(ABC):
         """Copy that shares no tensor."""
         with torch.inference_mode(False):
             return self.restore({name: t.clone() for name, t in self.tensors().items()}, self.describe())
+
+
+@dataclass(frozen=True)
+class Adaptation(OnlineMemory):
+    """Adapted weights, state of their optimizer, and the unfinished block of text.
+
+    Attributes:
+        settings: As in the base class.
+        weights: Adapted weights by name.
+        moments: Mean squared gradients, by name (`online/adaptation.py`).
+        n_steps: Number of optimizer steps.
+        inputs: Tokens (n) of the unfinished block.
+        targets: Tokens (n) that follow them, `UNKNOWN` where nothing is to be learned.
+        start: Memories of all layers before the block; empty if the block is.
+        last: Token (1) before the block, as `State.last`; None if the block is empty, or the model has no pairs.
+    """
+
+    settings: Mapping[str, Any]
+    weights: Mapping[str, Tensor]
+    moments: Mapping[str, Tensor]
+    n_steps: int
+    inputs: Tensor
+    targets: Tensor
+    start: tuple[Memory, ...] = ()
+    last: Tensor | None = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors by name: `weights.NAME`, `moments.NAME`, `inputs`, `targets`, `last`, and `start.0.k`."""
+        last = {} if self.last is None else {"last": self.last}
+        return {
+            **{f"weights.{name}": t for name, t in self.weights.items()},
+            **{f"moments.{name}": t for name, t in self.moments.items()},
+            **{f"start.{i}.{name}": t for i, layer in enumerate(self.start) for name, t in layer.tensors().items()},
+            **{"inputs": self.inputs, "targets": self.targets},
+            **last,
+        }
+
+    def describe(self) -> dict[str, str]:
+        """Settings, number of steps and memory kinds."""
+        kinds = " ".join(layer.kind for layer in self.start)
+        return {"settings": json.dumps(self.settings), "n_steps": str(self.n_steps), "start": kinds}
+
+    @classmethod
+    def restore(cls, tensors: Mapping[str, Tensor], description: Mapping[str, str]) -> Adaptation:
+        """Value from the results of `tensors` and `describe`; shapes of weights and memories are not checked here."""
+        groups: dict[str, dict[str, Tensor]] = {"weights": {}, "moments": {}, "start": {}}
+        single = {}
+        for name, t in tensors.items():
+            group, _, rest = name.partition(".")
+            if rest:
+                groups[group][rest] = t
+            else:
+                single[name] = t
+        start = []
+        for i, kind in enumerate(description["start"].split()):
+            own = {n.removeprefix(f"{i}."): t for n, t in groups["start"].items() if n.startswith(f"{i}.")}
+            MEMORIES[kind].check(own, 1)
+            start.append(MEMORIES[kind].from_tensors(own))
+        inputs, targets = single["inputs"], single["targets"]
+        for t in single.values():
+            if (t.ndim, t.dtype) != (1, torch.int64):
+                raise ValueError("tokens of the adaptation are not vectors of int64")
+        if "last" in single and len(single["last"]) != 1:
+            raise ValueError("the adaptation has not one token before its block")
+        if len(inputs) != len(targets) or (len(inputs) > 0) != (len(start) > 0):
+            raise ValueError("the unfinished block of the adaptation is incomplete")
+        n_steps = int(description["n_steps"])
+        if not 0 <= n_steps < 2**62:
+            raise ValueError(f"{n_steps} steps of adaptation")
+        return cls(
+            dict(json.loads(description["settings"])),
+            groups["weights"],
+            groups["moments"],
+            n_steps,
+            inputs,
+            targets,
+            tuple(start),
+            single.get("last"),
+        )
+
+    def extended(self, inputs: Tensor, targets: Tensor, **start: Any) -> Adaptation:
+        """This value with tokens (n) added to the block; `start` are fields of a block that begins."""
+        both = torch.cat((self.inputs, inputs)), torch.cat((self.targets, targets))
+        return replace(self, inputs=both[0], targets=both[1], **start)
+
+    def without_block(self) -> Adaptation:
+        """This value at the beginning of a block."""
+        return replace(self, inputs=self.inputs[:0], targets=self.targets[:0], start=(), last=None)

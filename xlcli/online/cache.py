@@ -16,7 +16,7 @@ import itertools
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,8 +24,10 @@ from torch import Tensor
 from xlcli.errors import ConfigError
 from xlcli.memory.context_cache import N_DISTINCT, N_TOTALS, ORDERS, ContextCache, ContextIndex, Followers
 from xlcli.model.lm import ScoreOutput
-from xlcli.online.base import Reader
 from xlcli.state import State
+
+if TYPE_CHECKING:
+    from xlcli.online import Reader
 
 INITIAL_WEIGHT = 0.1
 """Weight of every class before the first token."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from xlcli.errors import CheckpointError
-from xlcli.files.plain import (
+from xlcli.files import (
     cannot_read,
     cannot_write,
     make_folder,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from xlcli.config import WeightEncoding
 from xlcli.errors import ConfigError
-from xlcli.files import cannot_write, copy_file, make_folder, read_header, sync_folder
-from xlcli.files.tensors import digest
+from xlcli.files import cannot_write, copy_file, make_folder, sync_folder
+from xlcli.files.tensors import digest, read_header
 from xlcli.store.folder import load, save_model
 from xlcli.store.layout import CONFIG, DOCUMENTS, WEIGHTS, read_config_file
 from xlcli.store.lock import HOLDER, LOCK, lock

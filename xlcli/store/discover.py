@@ -10,8 +10,8 @@ from pathlib import Path
 
 from xlcli.errors import CheckpointError
 from xlcli.events import ScoredText
-from xlcli.files import read_header
-from xlcli.files.plain import TEMPORARY
+from xlcli.files import TEMPORARY
+from xlcli.files.tensors import read_header
 from xlcli.presets import models_folder
 from xlcli.store.encodings import ENCODINGS, n_weights
 from xlcli.store.layout import CHECKPOINTS, CONFIG, WEIGHTS, is_model

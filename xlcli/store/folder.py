@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from xlcli.config import Config, InferenceConfig
 from xlcli.errors import CheckpointError
-from xlcli.files import cannot_write, make_folder, read_header, write_tensors
+from xlcli.files import cannot_write, make_folder
+from xlcli.files.tensors import read_header, write_tensors
 from xlcli.store.encodings import encode, stored_infos
 from xlcli.store.layout import (
     CONFIG,

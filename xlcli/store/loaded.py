@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from xlcli.config import Config, WeightEncoding
 from xlcli.errors import CheckpointError, ConfigError
-from xlcli.files.plain import RESTORE, read_bounded
+from xlcli.files import RESTORE, read_bounded
 from xlcli.store.layout import DOCUMENTS, HELD_OUT, SavedConfig, read_config_file, verify_file
 from xlcli.store.weights import read_network
 

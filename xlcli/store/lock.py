@@ -108,7 +108,7 @@ def _busy(folder: Path) -> BusyError:
 
 def _may_live(found: Holder) -> bool:
     """False only if the holder is a process of this host that no longer exists."""
-    if os.name == "nt" or found.host != socket.gethostname():
+    if found.host != socket.gethostname():
         return True
     try:
         os.kill(found.pid, 0)

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from xlcli.events import ScoredText
-from xlcli.files import append_line, as_utf8, read_json, write_atomic
-from xlcli.files.plain import open_regular, sync_file
+from xlcli.files import append_line, as_utf8, open_regular, read_json, sync_file, write_atomic
 
 RECORD = "record.json"
 METRICS = "metrics.jsonl"

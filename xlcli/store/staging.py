@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from xlcli.errors import CheckpointError
-from xlcli.files import cannot_read, cannot_write, read_header, read_json, sync_folder
-from xlcli.files.plain import temporary_path
+from xlcli.files import cannot_read, cannot_write, read_json, sync_folder, temporary_path
+from xlcli.files.tensors import read_header
 from xlcli.store.commit import checkpoints
 from xlcli.store.layout import CHECKPOINTS, CONFIG, MANIFEST, WEIGHTS
 from xlcli.store.lock import HOLDER, LOCK

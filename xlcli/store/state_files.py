@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xlcli.errors import CheckpointError, StateError
-from xlcli.files import as_utf8, read_header, read_tensors, with_prefix, write_tensors
+from xlcli.files import as_utf8
+from xlcli.files.tensors import read_header, read_tensors, with_prefix, write_tensors
 from xlcli.store.layout import SCHEMA
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from xlcli.errors import XLError
-from xlcli.files import cannot_write
-from xlcli.files.plain import TEMPORARY, TEMPORARY_NAME, temporary_path
+from xlcli.files import TEMPORARY, TEMPORARY_NAME, cannot_write, temporary_path
 from xlcli.store.layout import (
     BEST,
     CHECKPOINT_FILES,

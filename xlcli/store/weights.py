@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from xlcli.config import ModelConfig
 from xlcli.errors import CheckpointError
-from xlcli.files import read_header, read_tensors
-from xlcli.files.plain import RESTORE
+from xlcli.files import RESTORE
+from xlcli.files.tensors import read_header, read_tensors
 from xlcli.machine import require_memory
 from xlcli.store.encodings import decode, encode, n_bytes, stored_infos
 from xlcli.store.layout import CONFIG, WEIGHTS

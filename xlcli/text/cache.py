@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from xlcli.files.plain import TEMPORARY_NAME, temporary_path
+from xlcli.files import TEMPORARY_NAME, temporary_path
 
 HEADER = 64
 """Size of the header of a token file in bytes."""

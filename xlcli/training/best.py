@@ -8,7 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from xlcli.errors import CheckpointError
-from xlcli.files import read_header, sha256
+from xlcli.files import sha256
+from xlcli.files.tensors import read_header
 from xlcli.store.commit import checkpoints, checksums
 from xlcli.store.encodings import ENCODINGS
 from xlcli.store.folder import save_model

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from xlcli.config import BaseConfig, Tree, validate
 from xlcli.errors import CheckpointError, ConfigError, StateError
-from xlcli.files import copy_file, read_json, read_tensors, write_atomic, write_tensors
-from xlcli.files.tensors import TensorInfo
+from xlcli.files import copy_file, read_json, write_atomic
+from xlcli.files.tensors import TensorInfo, read_tensors, write_tensors
 from xlcli.ranks import Ranks
 from xlcli.shards import divided, is_divided, local, whole
 from xlcli.state import State

@@ -1,20 +1,49 @@
-"""Memory of the latest tokens in buffers with unused rows at their end, which are written in place at inference."""
+"""Memory of the latest tokens, for softmax attention: layer inputs, or keys and values in buffers."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Self
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from xlcli.memory.base import Project, TokenMemory
+from xlcli.memory.base import Memory
+from xlcli.ops.quantize import dequantize, quantize
 
 MAX_SLACK = 1024
 """Maximum number of unused rows in a buffer. A larger number wastes memory, a smaller one moves rows more often."""
 ALIGNMENT = 64
 """Alignment of floating-point rows in bytes: that of PyTorch's CPU allocator, and the size of a 512-bit register."""
+Project = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Function from the inputs (b n d) of the n latest tokens to their keys and values (b h n e)."""
+
+
+class TokenMemory(Memory):
+    """Memory of the latest tokens, for softmax attention."""
+
+    @property
+    @abstractmethod
+    def length(self) -> int:
+        """Number of tokens."""
+
+    @abstractmethod
+    def extend(
+        self, x: Tensor, project: Project, keep: int, read: int | None = None
+    ) -> tuple[Tensor, Tensor, TokenMemory]:
+        """Appends new tokens.
+
+        Args:
+            x: Inputs (b t d) of the new tokens.
+            project: Projection of inputs to keys and values.
+            keep: Number of tokens in the new memory.
+            read: Number of remembered tokens to return, the latest ones; None is all.
+
+        Returns:
+            Keys and values (b h s e) of these remembered and the new tokens, and the memory of the last `keep` tokens.
+        """
 
 
 class TokenBuffers(TokenMemory):
@@ -144,3 +173,118 @@ def _new_buffer(like: Tensor, old: Tensor, capacity: int) -> Tensor:
         return like.new_empty((b, h, capacity, *width), dtype=dtype)
     step = ALIGNMENT // dtype.itemsize
     return like.new_empty((b, h, capacity, -(-width[0] // step) * step), dtype=dtype)[..., : width[0]]
+
+
+@dataclass(frozen=True)
+class Hidden(TokenMemory):
+    """Past inputs h (b m d) of an attention branch, detached from the graph."""
+
+    h: Tensor
+    kind = "hidden"
+    axes: ClassVar[Mapping[str, str]] = {"h": "bmd"}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Hidden:
+        """Memory of h."""
+        return Hidden(tensors["h"])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensor h."""
+        return {"h": self.h}
+
+    def empty(self) -> Hidden:
+        """Memory of no tokens."""
+        return Hidden(self.h.new_empty(len(self.h), 0, self.h.shape[2]))
+
+    @property
+    def length(self) -> int:
+        """Number of tokens."""
+        return self.h.shape[1]
+
+    def extend(self, x: Tensor, project: Project, keep: int, read: int | None = None) -> tuple[Tensor, Tensor, Hidden]:
+        """Projects memory and new inputs together."""
+        both = torch.cat((self.h.to(x.dtype), x), dim=1) if self.length else x
+        unread = 0 if read is None else self.length - read
+        k, v = project(both[:, unread:] if unread else both)
+        # A copy: a view would keep the inputs of the whole call alive.
+        return k, v, Hidden(both[:, both.shape[1] - keep :].detach().clone())
+
+
+@dataclass(frozen=True)
+class KeyValue(TokenBuffers):
+    """Past keys (b h m e) and values (b h m w), in the type in which they are computed or in a narrower one.
+
+    At inference a memory in 16 bits stays in 16 bits. In training, memory is detached from the graph, and was projected
+    with the weights of earlier steps.
+    """
+
+    keys: Tensor
+    values: Tensor
+    start: int
+    stop: int
+    kind = "keyvalue"
+    axes: ClassVar[Mapping[str, str]] = {"k": "bhme", "v": "bhmw"}
+
+    @property
+    def buffers(self) -> tuple[Tensor, ...]:
+        """Keys and values."""
+        return self.keys, self.values
+
+    @staticmethod
+    def encode(k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        """Unchanged: writing into the buffers rounds."""
+        return k, v
+
+    def decode(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Slices of the buffers, or copies of them in a wider type."""
+        keys, values = self.rows()
+        return keys.to(k.dtype), values.to(v.dtype)
+
+    def extend(
+        self, x: Tensor, project: Project, keep: int, read: int | None = None
+    ) -> tuple[Tensor, Tensor, KeyValue]:
+        """As in the base class; in training without rounding and with gradients of the new tokens."""
+        if torch.is_inference_mode_enabled():
+            return super().extend(x, project, keep, read)
+        k, v = project(x)
+        if self.length:
+            past_k, past_v = self.rows()
+            k, v = torch.cat((past_k.to(k.dtype), k), dim=2), torch.cat((past_v.to(v.dtype), v), dim=2)
+        # Copies: views would keep the keys and values of the whole call alive.
+        keys, values = (part[:, :, part.shape[2] - keep :].detach().clone() for part in (k, v))
+        unread = 0 if read is None else self.length - read
+        return k[:, :, unread:], v[:, :, unread:], KeyValue(keys, values, 0, keep)
+
+
+@dataclass(frozen=True)
+class Int8KeyValue(TokenBuffers):
+    """Past keys (b h m e) and values (b h m w) in int8, and their scales (b h m) in float32. For inference."""
+
+    keys: Tensor
+    values: Tensor
+    key_scales: Tensor
+    value_scales: Tensor
+    start: int
+    stop: int
+    kind = "keyvalue-int8"
+    axes: ClassVar[Mapping[str, str]] = {"keys": "bhme", "values": "bhmw", "key_scales": "bhm", "value_scales": "bhm"}
+    dtypes: ClassVar[Mapping[str, torch.dtype]] = {
+        **dict.fromkeys(("keys", "values"), torch.int8),
+        **dict.fromkeys(("key_scales", "value_scales"), torch.float32),
+    }
+
+    @property
+    def buffers(self) -> tuple[Tensor, ...]:
+        """Keys, values, and their scales."""
+        return self.keys, self.values, self.key_scales, self.value_scales
+
+    @staticmethod
+    def encode(k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        """Rows rounded to int8."""
+        (keys, key_scales), (values, value_scales) = (quantize(part, torch.float32) for part in (k, v))
+        return keys, values, key_scales, value_scales
+
+    def decode(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Copies in the types of `k` and `v`."""
+        keys, values, key_scales, value_scales = self.rows()
+        return dequantize(keys, key_scales).to(k.dtype), dequantize(values, value_scales).to(v.dtype)

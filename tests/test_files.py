@@ -19,7 +19,7 @@ import torch
 
 from xlcli import files
 from xlcli.errors import CheckpointError, ConfigError, ResourceError, XLError
-from xlcli.files.tensors import TensorInfo
+from xlcli.files.tensors import TensorInfo, digest, read_header, read_tensors, write_tensors
 
 ROOT = Path(__file__).parents[1]
 
@@ -84,7 +84,7 @@ def test_modes_follow_the_umask(tmp_path, mask):
     try:
         files.write_atomic(tmp_path / "new", b"")
         files.append_line(tmp_path / "lines", b"")
-        files.write_tensors(tmp_path / "tensors", {"a": torch.zeros(1)}, {})
+        write_tensors(tmp_path / "tensors", {"a": torch.zeros(1)}, {})
         files.make_folder(tmp_path / "a" / "b")
     finally:
         os.umask(old)
@@ -237,9 +237,9 @@ READS = {
     "bytes": (lambda path: files.read_bounded(path, 9), b"12345", b"12345"),
     "JSON": (files.read_json, b'{"a": 1}', {"a": 1}),
     "checksum": (files.sha256, b"12345", "5994471abb01112afcc18159f6cc74b4f511b99806da59b3caf5a9c173cacfc5"),
-    "header": (files.read_header, pack({"a": entry()}, b"\0" * 8), ({"a": ("F32", (2,))}, {})),
+    "header": (read_header, pack({"a": entry()}, b"\0" * 8), ({"a": ("F32", (2,))}, {})),
     "tensors": (
-        lambda path: files.read_tensors(path, expected=None)[0]["a"].tolist(),
+        lambda path: read_tensors(path, expected=None)[0]["a"].tolist(),
         sealed({"a": entry()}, struct.pack("<2f", 1.5, -2.0)),
         [1.5, -2.0],
     ),
@@ -381,33 +381,33 @@ def some_tensors() -> dict[str, torch.Tensor]:
 def test_round_trip(tmp_path):
     path = tmp_path / "file"
     given = some_tensors()
-    files.write_tensors(path, given, {"a": '\u00e9\n"', "b": ""})
-    found, metadata = files.read_tensors(path, expected=None)
+    write_tensors(path, given, {"a": '\u00e9\n"', "b": ""})
+    found, metadata = read_tensors(path, expected=None)
     assert found.keys() == given.keys()
     for name, tensor in given.items():
         assert found[name].dtype == tensor.dtype
         assert torch.equal(found[name], tensor.detach()), name
-    assert metadata == {"a": '\u00e9\n"', "b": "", "sha256": files.digest(given)}
+    assert metadata == {"a": '\u00e9\n"', "b": "", "sha256": digest(given)}
 
 
 def test_tensors_of_inference_mode(tmp_path):
     with torch.inference_mode():
         given = {"a": torch.ones(3) * 2}
-        files.write_tensors(tmp_path / "file", given, {})
-    assert torch.equal(files.read_tensors(tmp_path / "file", expected=None)[0]["a"], torch.full((3,), 2.0))
+        write_tensors(tmp_path / "file", given, {})
+    assert torch.equal(read_tensors(tmp_path / "file", expected=None)[0]["a"], torch.full((3,), 2.0))
 
 
 def test_same_input_same_bytes(tmp_path):
     metadata = {str(i): "x" for i in range(20)}
-    files.write_tensors(tmp_path / "one", some_tensors(), metadata)
-    files.write_tensors(tmp_path / "two", dict(reversed(some_tensors().items())), dict(reversed(metadata.items())))
+    write_tensors(tmp_path / "one", some_tensors(), metadata)
+    write_tensors(tmp_path / "two", dict(reversed(some_tensors().items())), dict(reversed(metadata.items())))
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
 
 def test_tensors_outlive_the_file(tmp_path):
     path = tmp_path / "file"
-    files.write_tensors(path, {"a": torch.ones(100_000)}, {})
-    found, _ = files.read_tensors(path, expected=None)
+    write_tensors(path, {"a": torch.ones(100_000)}, {})
+    found, _ = read_tensors(path, expected=None)
     with path.open("r+b") as file:
         file.write(b"\xff" * 200_000)
         file.truncate(10)
@@ -424,19 +424,19 @@ def test_tensors_outlive_the_file(tmp_path):
     ],
 )
 def test_mismatch_is_named(tmp_path, expected, message):
-    files.write_tensors(tmp_path / "file", {"a": torch.ones(2, 3), "b": torch.ones(1)}, {})
+    write_tensors(tmp_path / "file", {"a": torch.ones(2, 3), "b": torch.ones(1)}, {})
     wanted = {name: TensorInfo(*info) for name, info in expected.items()}
     with pytest.raises(CheckpointError, match=message):
-        files.read_tensors(tmp_path / "file", expected=wanted)
+        read_tensors(tmp_path / "file", expected=wanted)
     right = {"a": TensorInfo("F32", (2, 3)), "b": TensorInfo("F32", (1,))}
-    assert files.read_tensors(tmp_path / "file", expected=right)[0]["a"].tolist() == [[1.0] * 3] * 2
+    assert read_tensors(tmp_path / "file", expected=right)[0]["a"].tolist() == [[1.0] * 3] * 2
 
 
 def test_what_could_not_be_read_is_not_written(tmp_path):
     with pytest.raises(ValueError, match="not a tensor name"):
-        files.write_tensors(tmp_path / "file", {"a b": torch.ones(1)}, {})
+        write_tensors(tmp_path / "file", {"a b": torch.ones(1)}, {})
     with pytest.raises(ConfigError, match=r"cannot write .*file: 0 tensors need a header of 16,777,\d+ bytes"):
-        files.write_tensors(tmp_path / "file", {}, {"a": "x" * 2**24})
+        write_tensors(tmp_path / "file", {}, {"a": "x" * 2**24})
     assert not (tmp_path / "file").exists()
     assert leftovers(tmp_path) == []
 
@@ -448,41 +448,41 @@ def test_headers_of_up_to_16_mebibytes(tmp_path):
     for size in (2**24, 2**24 + 8):
         path.write_bytes(pack(whole[8 : 8 + length].ljust(size), b"\0" * 8))
         if size == 2**24:
-            assert files.read_tensors(path, expected=None)[0]["a"].tolist() == [0.0, 0.0]
-            assert files.read_header(path)[0] == {"a": TensorInfo("F32", (2,))}
+            assert read_tensors(path, expected=None)[0]["a"].tolist() == [0.0, 0.0]
+            assert read_header(path)[0] == {"a": TensorInfo("F32", (2,))}
         else:
-            for read in (files.read_header, lambda path: files.read_tensors(path, expected=None)):
+            for read in (read_header, lambda path: read_tensors(path, expected=None)):
                 with pytest.raises(CheckpointError, match="its header claims 16,777,224 bytes"):
                     read(path)
 
 
 def test_the_tensors_of_1024_layers(tmp_path):
     tensors = {f"stack.blocks.{i}.attention.position.biases.{n}": torch.ones(1) for i in range(1024) for n in range(13)}
-    files.write_tensors(tmp_path / "file", tensors, {})
-    assert files.read_tensors(tmp_path / "file", expected=None)[0] == tensors
+    write_tensors(tmp_path / "file", tensors, {})
+    assert read_tensors(tmp_path / "file", expected=None)[0] == tensors
 
 
 def test_every_bit_counts(tmp_path):
     path = tmp_path / "file"
-    files.write_tensors(path, {"a": torch.arange(4.0), "b": torch.ones(1)}, {"k": "v"})
+    write_tensors(path, {"a": torch.arange(4.0), "b": torch.ones(1)}, {"k": "v"})
     data = path.read_bytes()
     for place in range(len(data)):
         damaged = bytearray(data)
         damaged[place] ^= 1 << (place % 8)
         path.write_bytes(damaged)
         with pytest.raises(CheckpointError, match=str(path)):
-            files.read_tensors(path, expected=None)
+            read_tensors(path, expected=None)
     path.write_bytes(data)
-    assert files.read_tensors(path, expected=None)[0]["a"].tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert read_tensors(path, expected=None)[0]["a"].tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
 def test_truncation_at_every_place(tmp_path):
     path = tmp_path / "file"
-    files.write_tensors(path, {"a": torch.arange(4.0), "b": torch.ones(1)}, {"k": "v"})
+    write_tensors(path, {"a": torch.arange(4.0), "b": torch.ones(1)}, {"k": "v"})
     data = path.read_bytes()
     for length in range(len(data)):
         path.write_bytes(data[:length])
-        for read in (files.read_header, lambda path: files.read_tensors(path, expected=None)):
+        for read in (read_header, lambda path: read_tensors(path, expected=None)):
             with pytest.raises(CheckpointError, match="is damaged or no safetensors file"):
                 read(path)
 
@@ -546,7 +546,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-@pytest.mark.parametrize("read", [files.read_header, lambda path: files.read_tensors(path, expected=None)])
+@pytest.mark.parametrize("read", [read_header, lambda path: read_tensors(path, expected=None)])
 def test_damaged_headers(tmp_path, name, read):
     path = tmp_path / "file"
     path.write_bytes(DAMAGED[name])
@@ -579,31 +579,31 @@ def test_wrong_checksums(tmp_path, name):
     content, message = UNSEALED[name]
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(CheckpointError, match=message):
-        files.read_tensors(tmp_path / "file", expected=None)
+        read_tensors(tmp_path / "file", expected=None)
 
 
 def test_unusual_headers_that_are_harmless(tmp_path):
     """The library reads them; with right checksums the tensors are the ones that were written."""
     path, data = tmp_path / "file", struct.pack("<2f", 1.5, -2.0)
     path.write_bytes(sealed({"a": entry()}, data))
-    assert files.read_tensors(path, expected=None)[0]["a"].tolist() == [1.5, -2.0]
+    assert read_tensors(path, expected=None)[0]["a"].tolist() == [1.5, -2.0]
     path.write_bytes(sealed({"a": entry(more=1)}, data))
-    assert files.read_tensors(path, expected=None)[0]["a"].tolist() == [1.5, -2.0]
+    assert read_tensors(path, expected=None)[0]["a"].tolist() == [1.5, -2.0]
     path.write_bytes(sealed({"a": entry()}, data).replace(b'"a": {', b'"a": {"dtype": "F33", "shape": 3}, "a": {', 1))
     with pytest.raises(CheckpointError):
-        files.read_tensors(path, expected=None)
+        read_tensors(path, expected=None)
     twice = json.dumps(entry())
     path.write_bytes(sealed({"a": entry()}, data).replace(twice.encode(), f'{twice}, "a": {twice}'.encode()))
     path.write_bytes(pack(path.read_bytes()[8:-8], data))
-    assert files.read_tensors(path, expected=None)[0]["a"].tolist() == [1.5, -2.0]
+    assert read_tensors(path, expected=None)[0]["a"].tolist() == [1.5, -2.0]
     path.write_bytes(sealed({"a": entry(dtype="BOOL")}, b"\0\1".ljust(8, b"\0")).replace(b"[2]", b"[8]"))
     with pytest.raises(CheckpointError, match="do not match their checksum"):
-        files.read_tensors(path, expected=None)
+        read_tensors(path, expected=None)
     path.write_bytes(sealed({"a": entry(shape=(0, 2**62), offsets=(0, 0))}))
-    assert files.read_tensors(path, expected=None)[0]["a"].shape == (0, 2**62)
+    assert read_tensors(path, expected=None)[0]["a"].shape == (0, 2**62)
     path.write_bytes(sealed({"a": entry(shape=(0, 2**40, 2**40), offsets=(0, 0))}))
     with pytest.raises(CheckpointError, match="is damaged"):
-        files.read_tensors(path, expected=None)
+        read_tensors(path, expected=None)
 
 
 NASTY = [
@@ -671,7 +671,7 @@ def test_2000_mutated_headers(tmp_path):
     """Only `CheckpointError`, or the tensors as they were written."""
     path = tmp_path / "file"
     given = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(3, dtype=torch.int64), "e": torch.empty(0, 2)}
-    files.write_tensors(path, given, {"k": "v"})
+    write_tensors(path, given, {"k": "v"})
     whole = path.read_bytes()
     length = int.from_bytes(whole[:8], "little")
     header, data = json.loads(whole[8 : 8 + length]), whole[8 + length :]
@@ -682,10 +682,10 @@ def test_2000_mutated_headers(tmp_path):
         path.write_bytes(pack(mutated(header, draw), data, length=claimed))
         start = time.process_time()
         try:
-            infos, _ = files.read_header(path)
+            infos, _ = read_header(path)
             headers += 1
             assert all(type(n) is int and n >= 0 for info in infos.values() for n in info.shape)
-            found, metadata = files.read_tensors(path, expected=None)
+            found, metadata = read_tensors(path, expected=None)
         except CheckpointError:
             found = None
         slowest = max(slowest, time.process_time() - start)
@@ -693,7 +693,7 @@ def test_2000_mutated_headers(tmp_path):
             loaded += 1
             assert found.keys() == given.keys()
             assert all(torch.equal(found[name], given[name]) for name in given)
-            assert metadata == {"k": "v", "sha256": files.digest(given)}
+            assert metadata == {"k": "v", "sha256": digest(given)}
     assert slowest < 0.5
     assert headers > 50
     assert loaded > 0
@@ -701,8 +701,8 @@ def test_2000_mutated_headers(tmp_path):
 
 def test_a_file_replaced_while_read(tmp_path, monkeypatch):
     path = tmp_path / "file"
-    files.write_tensors(path, {"a": torch.ones(3)}, {})
-    files.write_tensors(tmp_path / "other", {"a": torch.zeros(3)}, {})
+    write_tensors(path, {"a": torch.ones(3)}, {})
+    write_tensors(tmp_path / "other", {"a": torch.zeros(3)}, {})
     real = safetensors.safe_open
 
     def slow(*args, **options):
@@ -712,15 +712,15 @@ def test_a_file_replaced_while_read(tmp_path, monkeypatch):
 
     monkeypatch.setattr(safetensors, "safe_open", slow)
     with pytest.raises(CheckpointError, match="changed while it was read"):
-        files.read_tensors(path, expected=None)
+        read_tensors(path, expected=None)
     monkeypatch.undo()
-    assert files.read_tensors(path, expected=None)[0]["a"].tolist() == [0.0, 0.0, 0.0]
+    assert read_tensors(path, expected=None)[0]["a"].tolist() == [0.0, 0.0, 0.0]
 
 
 def test_truncations_while_reading(tmp_path):
     """No signal, no wrong number: the content as it was, or a message."""
     path = tmp_path / "file"
-    files.write_tensors(path, {"a": torch.ones(200_000)}, {})
+    write_tensors(path, {"a": torch.ones(200_000)}, {})
     whole = path.read_bytes()
     stop = threading.Event()
 
@@ -735,14 +735,14 @@ def test_truncations_while_reading(tmp_path):
     try:
         for _ in range(100):
             try:
-                found, _ = files.read_tensors(path, expected=None)
+                found, _ = read_tensors(path, expected=None)
             except CheckpointError:
                 continue
             assert bool((found["a"] == 1).all())
     finally:
         stop.set()
         thread.join()
-    assert torch.equal(files.read_tensors(path, expected=None)[0]["a"], torch.ones(200_000))
+    assert torch.equal(read_tensors(path, expected=None)[0]["a"], torch.ones(200_000))
 
 
 def test_torch_is_not_imported():

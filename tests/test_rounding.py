@@ -15,7 +15,7 @@ from xlcli.events import GeneratedText, Score, TokenScore
 from xlcli.generation import generate
 from xlcli.ops.quantize import dequantize, quantize
 from xlcli.store import folder as store
-from xlcli.store.copy import copy_model
+from xlcli.store.folder import copy_model
 from xlcli.store.state_files import load_state, save_state
 from xlcli.store.weights import weights as weights_of
 from xlcli.streaming import stream

@@ -9,7 +9,7 @@ import torch
 from xlcli import config
 from xlcli.model.build import build_model
 from xlcli.runtime import Runtime
-from xlcli.store.loaded import LoadedModel
+from xlcli.store.folder import LoadedModel
 from xlcli.text.tokenizers.registry import train_tokenizer
 
 RUNTIME = Runtime(torch.device("cpu"), torch.float32, 1)

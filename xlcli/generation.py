@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from xlcli.runtime import Runtime
-    from xlcli.store.loaded import LoadedModel
+    from xlcli.store.folder import LoadedModel
     from xlcli.text.tokenizers.registry import Tokenizer
 
 StopReason = Literal["length", "stop", "interrupted"]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from xlcli.config import InferenceConfig, MemoryDtype
     from xlcli.online import Reader
     from xlcli.runtime import Runtime
-    from xlcli.store.loaded import LoadedModel
+    from xlcli.store.folder import LoadedModel
 
 TOKENS_PER_CALL = 512
 """Maximum number of tokens per call of the model: bounds memory use and the response time to a signal."""

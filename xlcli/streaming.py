@@ -35,7 +35,7 @@ from xlcli.text.pretokenize import PreTokenizer
 
 if TYPE_CHECKING:
     from xlcli.runtime import Runtime
-    from xlcli.store.loaded import LoadedModel
+    from xlcli.store.folder import LoadedModel
 
 BLOCK_BYTES = 2**14
 """Number of bytes tokenized at a time."""

@@ -27,13 +27,11 @@ from runs import After, corpus, remains, small, train
 from xlcli import api
 from xlcli.events import Saved, Trained, Validation
 from xlcli.files.tensors import read_header
-from xlcli.store import staging
+from xlcli.store import commit
 from xlcli.store.commit import latest, step_of
-from xlcli.store.copy import copy_model
-from xlcli.store.folder import load
-from xlcli.store.layout import is_model
+from xlcli.store.folder import copy_model, load
+from xlcli.store.layout import is_model, read_metrics
 from xlcli.store.lock import lock
-from xlcli.store.records import read_metrics
 
 SETTINGS = small(train={"max_steps": 4, "eval_every": 2, "save_every": 1})
 OLD_SEED = 5
@@ -124,7 +122,7 @@ def training(kind: str) -> Callable[[Tally, Iterator[int], Path], None]:
                 assert not kept, "the model is gone"
                 assert kind == "train", "the old model is gone"
             with lock(model):
-                place_of_run = staging.place_of_run(staging.settle(model))
+                place_of_run = commit.place_of_run(commit.settle(model))
             found = latest(place_of_run / "checkpoints", spare={"best.safetensors"})
             assert not found.rejected, found.rejected
             step = -1
@@ -135,7 +133,7 @@ def training(kind: str) -> Callable[[Tally, Iterator[int], Path], None]:
             if kept:
                 _check_model(model, models, kept)
             if resumed:
-                resumable = staging.holds_run(model) or place_of_run != model
+                resumable = commit.holds_run(model) or place_of_run != model
                 is_old = kind == "overwrite" and place_of_run == model and not kept
                 options = {"resume": True} if resumable and not is_old else {"overwrite": is_old}
                 for _ in train(SETTINGS if "resume" not in options else {}, [text], model, preset="tiny", **options):

@@ -26,7 +26,7 @@ from runs import corpus, remains, small
 
 from xlcli.cli.settings import to_toml
 from xlcli.store.commit import latest, step_of
-from xlcli.store.records import read_metrics
+from xlcli.store.layout import read_metrics
 
 KILLS_PER_RUN = 8
 """Expected number of kills until a run ends."""

@@ -36,8 +36,7 @@ from xlcli.events import Notice, Score
 from xlcli.runtime import Runtime
 from xlcli.store.discover import summarize
 from xlcli.store.folder import load
-from xlcli.store.layout import read_config_file
-from xlcli.store.records import read_metrics, read_record
+from xlcli.store.layout import read_config_file, read_metrics, read_record
 
 BATCH = 500
 """Cases of one child."""

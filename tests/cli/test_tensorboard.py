@@ -12,7 +12,7 @@ from programs import TEXT, command, environment
 from xlcli.cli.tensorboard import TAGS, EventFile
 from xlcli.errors import XLError
 from xlcli.events import Step, Validation
-from xlcli.store.records import append_metrics, read_metrics, trim_metrics
+from xlcli.store.layout import append_metrics, read_metrics, trim_metrics
 
 pytest.importorskip("tensorboard")
 SMALL = (

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from xlcli.store.commit import commit, latest, step_name, step_of
-from xlcli.store.unfinished import clean
+from xlcli.store.lock import clean
 
 FILES = ("weights.safetensors", "optimizer.safetensors", "state.json")
 

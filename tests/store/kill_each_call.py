@@ -13,7 +13,7 @@ from committing import is_whole, write
 from faults import Faults
 
 from xlcli.store.commit import commit, latest, step_name, step_of
-from xlcli.store.unfinished import clean
+from xlcli.store.lock import clean
 
 
 def survives(folder: Path, keep: int, steps: tuple[int, int, int], at: int) -> bool:

@@ -16,7 +16,7 @@ import pytest
 
 from xlcli.errors import CheckpointError, ResourceError
 from xlcli.store.commit import commit, latest, step_name, step_of, verify
-from xlcli.store.unfinished import clean
+from xlcli.store.lock import clean
 
 sys.path.insert(0, str(Path(__file__).parent))
 from committing import FILES, is_whole, write

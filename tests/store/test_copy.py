@@ -14,11 +14,10 @@ from xlcli.errors import CheckpointError, ConfigError, ResourceError
 from xlcli.files import json_digest
 from xlcli.model.build import build_model
 from xlcli.store import folder as store
-from xlcli.store.copy import copy_model, new_folder
 from xlcli.store.discover import find, local_models
-from xlcli.store.encodings import decode, encode, stored_infos
-from xlcli.store.layout import CONFIG, WEIGHTS, is_model
-from xlcli.store.records import read_record, write_record
+from xlcli.store.folder import copy_model, new_folder
+from xlcli.store.layout import CONFIG, WEIGHTS, is_model, read_record, write_record
+from xlcli.store.weights import decode, encode, stored_infos
 from xlcli.store.weights import weights as weights_of
 from xlcli.text.tokenizers.bytes import BytesTokenizer
 
@@ -52,7 +51,7 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
 KILLED = """
 import os
 from pathlib import Path
-from xlcli.store.copy import new_folder
+from xlcli.store.folder import new_folder
 with new_folder(Path("killed")) as folder:
     (folder / "config.json").touch()
     os._exit(9)

@@ -9,7 +9,7 @@ from xlcli.errors import CheckpointError
 from xlcli.files.tensors import write_tensors
 from xlcli.store import discover
 from xlcli.store.discover import bundled_models, choose, find, local_models
-from xlcli.store.records import write_record
+from xlcli.store.layout import write_record
 
 
 def make(folder: Path, age: float = 0.0) -> Path:

@@ -6,7 +6,8 @@ from torch import nn
 
 from xlcli.errors import CheckpointError
 from xlcli.files.tensors import TensorInfo
-from xlcli.store.encodings import ENCODINGS, decode, encode, n_bytes, n_weights, stored_infos
+from xlcli.store.layout import ENCODINGS
+from xlcli.store.weights import decode, encode, n_bytes, n_weights, stored_infos
 
 
 def some_tensors() -> dict[str, torch.Tensor]:

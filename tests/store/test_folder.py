@@ -17,11 +17,18 @@ from xlcli.files.tensors import read_header, read_tensors, write_tensors
 from xlcli.model.build import build_model
 from xlcli.store import folder as store
 from xlcli.store import layout
-from xlcli.store.encodings import ENCODINGS, decode, encode, stored_infos
-from xlcli.store.layout import CONFIG, WEIGHTS, is_model, read_config, read_config_file, write_config
-from xlcli.store.records import write_record
+from xlcli.store.layout import (
+    CONFIG,
+    ENCODINGS,
+    WEIGHTS,
+    is_model,
+    read_config,
+    read_config_file,
+    write_config,
+    write_record,
+)
+from xlcli.store.weights import decode, encode, stored_infos, weights_bytes
 from xlcli.store.weights import weights as weights_of
-from xlcli.store.weights import weights_bytes
 from xlcli.text.tokenizers.bytes import BytesTokenizer
 
 MODEL = {"dim": 16, "n_layers": 2, "attention": {"n_heads": 2}, "feedforward": {"ffn_dim": 24}}

@@ -11,8 +11,7 @@ from xlcli import presets, training
 from xlcli.config import GenerateConfig, StreamConfig
 from xlcli.files.tensors import read_tensors
 from xlcli.generation import generate
-from xlcli.store.encodings import ENCODINGS
-from xlcli.store.layout import SCHEMA
+from xlcli.store.layout import ENCODINGS, SCHEMA
 from xlcli.store.state_files import save_state
 from xlcli.streaming import stream
 

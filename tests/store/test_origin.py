@@ -12,8 +12,8 @@ from xlcli import config, presets
 from xlcli.errors import CheckpointError, ConfigError
 from xlcli.model.build import build_model
 from xlcli.store.folder import save_model
+from xlcli.store.layout import write_record
 from xlcli.store.origin import configurations, origin_of, text_size
-from xlcli.store.records import write_record
 from xlcli.text.tokenizers.registry import train_tokenizer
 
 TRAIN = {

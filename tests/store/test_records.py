@@ -4,15 +4,7 @@ import os
 import pytest
 
 from xlcli.errors import CheckpointError
-from xlcli.store.records import (
-    METRICS,
-    append_metrics,
-    numbers,
-    read_metrics,
-    read_record,
-    trim_metrics,
-    write_record,
-)
+from xlcli.store.layout import METRICS, append_metrics, numbers, read_metrics, read_record, trim_metrics, write_record
 
 
 def test_record(tmp_path):

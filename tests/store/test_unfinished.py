@@ -2,7 +2,7 @@
 
 import pytest
 
-from xlcli.store.unfinished import clean
+from xlcli.store.lock import clean
 
 NAME = ".tmp-xlcli-0123456789abcdef"
 

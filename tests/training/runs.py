@@ -7,7 +7,7 @@ from xlcli import config, presets, training
 from xlcli.events import Plan, Step
 from xlcli.files.tensors import digest, read_tensors
 from xlcli.store.commit import latest
-from xlcli.store.records import read_metrics
+from xlcli.store.layout import read_metrics
 
 PROSE = "".join(f"The {i}th of {i * i} foxes, {'lazy' if i % 3 else 'quick'}, saw dog {i % 7}.\n" for i in range(90))
 CLOCKS = ("seconds", "tokens_per_second", "rank_tokens_per_second", "waiting_seconds")

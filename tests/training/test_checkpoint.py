@@ -19,10 +19,9 @@ from xlcli.events import Notice, Saved, Score, Step, Trained, Validation
 from xlcli.files.tensors import digest, read_header, read_tensors, write_tensors
 from xlcli.runtime import make_runtime
 from xlcli.store.commit import latest
-from xlcli.store.encodings import decode, encode, stored_infos
 from xlcli.store.folder import load
 from xlcli.store.layout import read_config_file
-from xlcli.store.weights import weights
+from xlcli.store.weights import decode, encode, stored_infos, weights
 
 STEPS = 6
 WAYS = list(itertools.product(("float32", "bfloat16"), ("muon", "adamw"), (1, 2), (0, 16)))

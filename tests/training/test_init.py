@@ -16,9 +16,8 @@ from xlcli.events import Notice, Plan, Score, Step, Trained, Validation
 from xlcli.files.tensors import read_header, read_tensors, write_tensors
 from xlcli.store.commit import latest
 from xlcli.store.folder import load, save_model
-from xlcli.store.layout import is_model
+from xlcli.store.layout import is_model, read_record, write_record
 from xlcli.store.origin import configurations
-from xlcli.store.records import read_record, write_record
 from xlcli.store.weights import weights
 from xlcli.text.tokenizers.registry import load_tokenizer
 from xlcli.training import checkpoint

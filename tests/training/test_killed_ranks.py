@@ -11,7 +11,7 @@ from runs import corpus
 
 from xlcli.files.tensors import read_tensors
 from xlcli.store.commit import latest
-from xlcli.store.records import read_metrics
+from xlcli.store.layout import read_metrics
 
 CALL = "import sys; sys.path[:0] = {path!r}; import ranked; ranked.command(*{arguments!r}, double=True)"
 HERE = [str(Path(__file__).parent)]

@@ -9,10 +9,10 @@ from runs import PROSE, After, corpus, curve, go, of_kind, small, train
 
 from xlcli.errors import ConfigError, DivergedError, ResourceError
 from xlcli.events import Notice, Plan, Saved, Step, Trained, Validation
-from xlcli.store import staging
+from xlcli.store import commit
 from xlcli.store.folder import load
 from xlcli.store.layout import is_model, read_config
-from xlcli.store.unfinished import STAGED, clean
+from xlcli.store.lock import STAGED, clean
 
 NEW = small(model={"n_layers": 1}, train={"max_steps": 7, "save_every": 1})
 
@@ -156,13 +156,13 @@ def test_a_kill_at_every_call_of_the_exchange(has_old, has_weights, tmp_path, mo
             for name in ("rename", "replace", "mkdir", "unlink", "rmdir", "fsync"):
                 patch.setattr(os, name, counted(getattr(os, name)))
             try:
-                staging.settle(folder)
+                commit.settle(folder)
                 settled = True
             except Killed:
                 pass
-        assert staging.holds_run(folder) or staging.place_of_run(folder) != folder
+        assert commit.holds_run(folder) or commit.place_of_run(folder) != folder
         clean(folder)  # as a run does first
-        place = staging.settle(folder)
+        place = commit.settle(folder)
         if has_old and not has_weights:
             assert place == folder / STAGED
             assert content(folder) == {"old"}

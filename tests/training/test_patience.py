@@ -9,7 +9,7 @@ from runs import After, corpus, go, of_kind, remains, small
 from xlcli.errors import ConfigError, DivergedError
 from xlcli.events import Notice, Step, Trained, Validation
 from xlcli.optim import lr_factor
-from xlcli.store.records import read_record
+from xlcli.store.layout import read_record
 from xlcli.training import loop
 from xlcli.training.patience import Patience
 from xlcli.training.run import TrainingRun

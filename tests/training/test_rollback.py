@@ -11,7 +11,7 @@ from tests.variants import thinned
 from xlcli.errors import DivergedError
 from xlcli.events import Notice, Step
 from xlcli.files.tensors import read_tensors
-from xlcli.store.records import read_record
+from xlcli.store.layout import read_record
 from xlcli.text.loaders import TrainLoader
 from xlcli.training.run import TrainingRun
 

@@ -9,8 +9,8 @@ from xlcli import training
 from xlcli.config import TextConfig
 from xlcli.events import Notice, Plan
 from xlcli.store.folder import load
+from xlcli.store.layout import read_record, write_record
 from xlcli.store.origin import configurations
-from xlcli.store.records import read_record, write_record
 from xlcli.text.corpus import open_corpus
 from xlcli.text.heldout import Part
 from xlcli.text.sources import Reading

@@ -26,9 +26,8 @@ from xlcli.inference import InferenceSession
 from xlcli.runtime import make_runtime
 from xlcli.store.commit import latest
 from xlcli.store.folder import load
-from xlcli.store.layout import is_model
+from xlcli.store.layout import is_model, read_record
 from xlcli.store.lock import lock
-from xlcli.store.records import read_record
 from xlcli.training import clock as clocks
 from xlcli.training import loop, prepare, workflow
 

@@ -39,11 +39,11 @@ from xlcli.config.keywords import (
 from xlcli.errors import ConfigError
 from xlcli.events import Event, Generated, GeneratedText, Notice, TokenScore
 from xlcli.runtime import Runtime, make_runtime
-from xlcli.store.copy import copy_model as copy_folder
 from xlcli.store.discover import find
+from xlcli.store.folder import LoadedModel
+from xlcli.store.folder import copy_model as copy_folder
 from xlcli.store.folder import load as load_folder
 from xlcli.store.layout import read_config
-from xlcli.store.loaded import LoadedModel
 from xlcli.store.state_files import is_state_file, load_state, save_state
 
 Text = str | bytes
@@ -212,7 +212,7 @@ def load(
 def copy_model(
     model: str | os.PathLike[str], folder: str | os.PathLike[str], *, weights: WeightEncoding | None = None
 ) -> None:
-    """Copies a model without its checkpoints; see `xlcli.store.copy.copy_model`.
+    """Copies a model without its checkpoints; see `xlcli.store.folder.copy_model`.
 
     Args:
         model: Name or folder.

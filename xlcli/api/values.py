@@ -10,7 +10,7 @@ from xlcli.errors import StateError
 from xlcli.events import TokenScore
 from xlcli.inference import SaveState
 from xlcli.metrics import LN2, bits_per, perplexity
-from xlcli.store.loaded import LoadedModel
+from xlcli.store.folder import LoadedModel
 from xlcli.store.state_files import SessionState
 
 

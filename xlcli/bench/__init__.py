@@ -32,7 +32,7 @@ from xlcli.events import Notice, Progress, Speed, StoppedEarlyError
 from xlcli.machine import require_memory
 from xlcli.model.build import build_model
 from xlcli.runtime import Runtime, forget_peak_rss
-from xlcli.store.loaded import LoadedModel
+from xlcli.store.folder import LoadedModel
 from xlcli.store.weights import round_weights
 from xlcli.text.tokenizers.bytes import BytesTokenizer
 

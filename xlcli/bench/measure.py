@@ -26,7 +26,7 @@ from xlcli.metrics import TextCounts
 from xlcli.online import FixedModel
 from xlcli.runtime import Runtime, peak_rss_bytes
 from xlcli.sampling import SampleRNG, sample_tokens
-from xlcli.store.loaded import LoadedModel
+from xlcli.store.folder import LoadedModel
 from xlcli.text.corpus import Corpus
 from xlcli.text.heldout import Part
 from xlcli.text.tokens import TokenFile

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from xlcli.events import Generated, GeneratedText, Notice
     from xlcli.inference import SaveState
     from xlcli.runtime import Runtime
-    from xlcli.store.loaded import LoadedModel
+    from xlcli.store.folder import LoadedModel
     from xlcli.store.state_files import SessionState
 
 PROMPT = "> "

@@ -106,8 +106,7 @@ def show(name: str, screen: Screen) -> None:
     """Shows a model, or the preset of that name."""
     from xlcli.cli.settings import to_toml
     from xlcli.store.discover import CARD, find, is_bundled, summarize
-    from xlcli.store.layout import read_config
-    from xlcli.store.records import read_record
+    from xlcli.store.layout import read_config, read_record
 
     preset = next((preset for preset in list_presets() if preset.name == name), None)
     try:

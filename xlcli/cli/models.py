@@ -148,7 +148,7 @@ def _plot(name: str, plot: str, screen: Screen, *, force: bool) -> None:
     from xlcli.cli.outputs import check_outputs
     from xlcli.cli.plot import check_plot, draw_training
     from xlcli.store.discover import find
-    from xlcli.store.records import METRICS, read_metrics
+    from xlcli.store.layout import METRICS, read_metrics
 
     check_plot(plot)
     folder = find(name)
@@ -192,7 +192,7 @@ def _copy_model(name: str, target: str, encoding: WeightEncoding | None, screen:
         raise CheckpointError(error.message, remedy) from None
     with screen:
         screen.wait("copying")
-        from xlcli.store.copy import copy_model
+        from xlcli.store.folder import copy_model
 
         copy_model(folder, Path(target), encoding)
     made = summarize(Path(target))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from xlcli.cli.terminal import visible
 from xlcli.errors import ConfigError
 from xlcli.files import write_atomic
-from xlcli.store.records import numbers
+from xlcli.store.layout import numbers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from xlcli.inference import SaveState
     from xlcli.ranks import Ranks
     from xlcli.runtime import Runtime
-    from xlcli.store.loaded import LoadedModel
+    from xlcli.store.folder import LoadedModel
     from xlcli.store.state_files import SessionState
 
 _PROGRAM_BYTES = 300 * 2**20
@@ -141,7 +141,7 @@ def load_model(
     from xlcli.cli import quantities, report
     from xlcli.runtime import make_runtime
     from xlcli.store.folder import load
-    from xlcli.store.records import scored_text
+    from xlcli.store.layout import scored_text
 
     runtime = make_runtime(config) if ranks is None else make_runtime(config, ranks=ranks)
     model = load(folder, settings, device=runtime.device)

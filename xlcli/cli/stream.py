@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from xlcli.cli.signals import Stop
     from xlcli.config import StreamConfig
     from xlcli.events import Event
-    from xlcli.store.loaded import LoadedModel
+    from xlcli.store.folder import LoadedModel
 
 SECTIONS = ("stream", "generate", "runtime")
 """Sections of the configuration that the command uses."""

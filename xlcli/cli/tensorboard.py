@@ -19,9 +19,8 @@ from typing import Any
 from xlcli.errors import ConfigError, ResourceError
 from xlcli.events import Event, Step, Validation
 from xlcli.files import cannot_write
-from xlcli.store.layout import EVENTS, TENSORBOARD
-from xlcli.store.records import numbers, read_metrics
-from xlcli.store.staging import place_of_run
+from xlcli.store.commit import place_of_run
+from xlcli.store.layout import EVENTS, TENSORBOARD, numbers, read_metrics
 
 TAGS = {
     "nats": "train/nats_per_token",

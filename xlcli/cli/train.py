@@ -190,8 +190,8 @@ def check_division(
     """
     from xlcli.config import make
     from xlcli.ranks import Ranks
+    from xlcli.store.commit import place_of_run
     from xlcli.store.layout import read_config
-    from xlcli.store.staging import place_of_run
 
     Ranks(size=n_ranks).require_files(paths)
     found = list(configs.values())
@@ -240,8 +240,8 @@ def check_run_plot(plot: str, paths: Sequence[str], *, force: bool) -> None:
 def draw_run(plot: str | None, folder: Path, screen: Screen) -> None:
     """Draws the training curve of the run in `folder`, if a plot is asked for and a step was taken."""
     from xlcli.cli.plot import draw_training
-    from xlcli.store.records import read_metrics
-    from xlcli.store.staging import place_of_run
+    from xlcli.store.commit import place_of_run
+    from xlcli.store.layout import read_metrics
 
     if plot is None:
         return

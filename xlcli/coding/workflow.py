@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from xlcli.runtime import Runtime
-    from xlcli.store.loaded import LoadedModel
+    from xlcli.store.folder import LoadedModel
 
 
 class InvalidWordsError(ValueError):

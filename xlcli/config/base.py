@@ -17,7 +17,7 @@ Positive = Annotated[float, Field(ge=1e-12, le=1e18)]
 SpanKind = Literal["uniform", "growing"]
 """Tokens that a token attends to; see `xlcli.ops.span.Span`."""
 WeightEncoding = Literal["float32", "bfloat16", "int8"]
-"""Encoding in which weights are written; see `xlcli.store.encodings`."""
+"""Encoding in which weights are written; see `xlcli.store.weights`."""
 
 
 class BaseConfig(BaseModel):

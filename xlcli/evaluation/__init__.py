@@ -59,7 +59,7 @@ from xlcli.text.sources import Reading
 from xlcli.text.tokenizers.words import n_unknown
 
 if TYPE_CHECKING:
-    from xlcli.store.loaded import LoadedModel
+    from xlcli.store.folder import LoadedModel
 
 Event = Notice | Progress | TokenScore | Score
 

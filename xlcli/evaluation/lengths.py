@@ -11,7 +11,7 @@ from xlcli.evaluation.text import TokenizedText
 from xlcli.runtime import Runtime
 
 if TYPE_CHECKING:
-    from xlcli.store.loaded import LoadedModel
+    from xlcli.store.folder import LoadedModel
 
 TOKENS_PER_CALL = {"cpu": 2**11, "cuda": 2**14}
 """Maximum of `tokens_per_call` by device: enough tokens to keep it busy."""

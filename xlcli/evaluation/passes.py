@@ -28,7 +28,7 @@ from xlcli.text.loaders import DocumentLoader, EvalLoader, WindowLoader, documen
 if TYPE_CHECKING:
     from xlcli.online import Reader
     from xlcli.state import State
-    from xlcli.store.loaded import LoadedModel
+    from xlcli.store.folder import LoadedModel
 
 WINDOW_SHARE = 4
 """Tokens of text per token of the windows for the loss by context length."""

@@ -13,9 +13,8 @@ from xlcli.events import ScoredText
 from xlcli.files import TEMPORARY
 from xlcli.files.tensors import read_header
 from xlcli.presets import models_folder
-from xlcli.store.encodings import ENCODINGS, n_weights
-from xlcli.store.layout import CHECKPOINTS, CONFIG, WEIGHTS, is_model
-from xlcli.store.records import RECORD, read_record, scored_text
+from xlcli.store.layout import CHECKPOINTS, CONFIG, ENCODINGS, RECORD, WEIGHTS, is_model, read_record, scored_text
+from xlcli.store.weights import n_weights
 
 LOCAL = "models"
 """Folder of the user's models inside the working folder."""

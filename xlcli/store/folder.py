@@ -1,4 +1,4 @@
-"""Saving and loading a model folder, which may be untrusted. Torch is imported only in `save_model` and `load`.
+"""Saving, loading and copying a model folder, which may be untrusted. Torch is imported in functions only.
 
 `load` compares checksums and fingerprints; `read_network` checks sizes before it allocates.
 """
@@ -6,37 +6,151 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from xlcli.config import Config, InferenceConfig
-from xlcli.errors import CheckpointError
-from xlcli.files import cannot_write, make_folder
-from xlcli.files.tensors import read_header, write_tensors
-from xlcli.store.encodings import encode, stored_infos
+from xlcli.config import Config, InferenceConfig, WeightEncoding
+from xlcli.errors import CheckpointError, ConfigError
+from xlcli.files import RESTORE, cannot_write, copy_file, make_folder, read_bounded, sync_folder
+from xlcli.files.tensors import digest, read_header, write_tensors
 from xlcli.store.layout import (
     CONFIG,
+    DOCUMENTS,
+    HELD_OUT,
     SCHEMA,
     TOKENIZER,
     WEIGHTS,
     SavedConfig,
     config_fingerprint,
     read_config_file,
+    read_record,
     verify_file,
     write_config,
+    write_record,
 )
-from xlcli.store.loaded import LoadedModel
-from xlcli.store.records import read_record
-from xlcli.store.weights import KEEP_TOGETHER, empty_weights, read_network, round_weights, weights
+from xlcli.store.lock import HOLDER, LOCK, clean_models, lock, model_path
+from xlcli.store.weights import KEEP_TOGETHER, empty_weights, encode, read_network, round_weights, stored_infos, weights
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from xlcli.config import InferenceConfig
+    from xlcli.model.decoder import Decoder
+    from xlcli.model.lm import LanguageModel
     from xlcli.text.tokenizers.registry import Tokenizer
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModel:
+    """A model ready for inference.
+
+    Attributes:
+        folder: The model folder.
+        name: Name of the folder.
+        config: Sections model, text and train of the configuration, with the inference settings given to `load`.
+        tokenizer: The model's tokenizer.
+        network: In evaluation mode, with float32 weights.
+        record: Content of `record.json`.
+        fingerprints: SHA-256 of config, weights and tokenizer as stored, which tie a state file to this model.
+        warnings: Messages to show.
+        files: SHA-256 of tokenizer files and held-out texts by file name.
+        weight_dtype: Number type that the weights are rounded to, as if they were stored in it; `float32` is unrounded.
+        encoding: Encoding that represents the weights of the network exactly.
+    """
+
+    folder: Path
+    name: str
+    config: Config | SavedConfig
+    tokenizer: Tokenizer
+    network: LanguageModel
+    record: dict[str, Any]
+    fingerprints: dict[str, str]
+    warnings: tuple[str, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+    weight_dtype: WeightEncoding = "float32"
+    encoding: str = "float32"
+
+    @cached_property
+    def decoder(self) -> Decoder | LanguageModel:
+        """Predictions after one token (`logits`): a `Decoder` where one applies, else the network."""
+        from xlcli.model.decoder import make_decoder
+
+        return make_decoder(self.network, self.encoding) or self.network
+
+    def decoder_bytes(self, mem_len: int) -> int:
+        """Size in bytes of what `decoder` adds to the weights of the network, with memory of `mem_len` tokens."""
+        from xlcli.model.decoder import table_bytes, weight_bytes
+
+        weights = 0 if "decoder" in vars(self) else weight_bytes(self.network, self.encoding)
+        return weights + table_bytes(self.network, mem_len)
+
+    def held_out(self, split: Literal["valid", "test"]) -> Path | None:
+        """The validation or test text in the model folder, if there is one; `CheckpointError` if it has changed."""
+        path = self.folder / HELD_OUT[split]
+        if not path.is_file() or path.is_symlink():
+            return None
+        if path.name in self.files:
+            verify_file(self.folder, path.name, self.files)
+        return path
+
+    def held_out_documents(self, split: Literal["valid", "test"]) -> list[int] | None:
+        """Offsets at which the documents of a held-out text begin, ascending from 0.
+
+        None if there is no such text, or its documents were not separated.
+
+        Raises:
+            CheckpointError: A file is damaged.
+        """
+        text, path = self.held_out(split), self.folder / DOCUMENTS[split]
+        if text is None or path.name not in self.files:
+            return None
+        verify_file(self.folder, path.name, self.files)
+        size = text.stat().st_size
+        try:
+            starts = [int(line) for line in read_bounded(path, 16 * size + 16).splitlines()]
+        except ValueError:
+            starts = []
+        if not starts or starts[0] or any(b <= a for a, b in pairwise(starts)) or starts[-1] >= max(size, 1):
+            raise CheckpointError(f"{path} does not list the documents of {HELD_OUT[split]}.", RESTORE)
+        return starts
+
+    def unrounded(self) -> LoadedModel:
+        """This model with its weights as stored; this object if they are not rounded.
+
+        Raises:
+            CheckpointError: The weights in the model folder have changed.
+            ResourceError: They do not fit the machine.
+        """
+        if self.weight_dtype == "float32":
+            return self
+        device = next(self.network.parameters()).device
+        encoding = read_config_file(self.folder).encoding
+        network, metadata = read_network(self.folder, self.config.model, encoding, device)
+        network.clamp_len, network.far_len = self.network.clamp_len, self.network.far_len
+        if metadata["sha256"] != self.fingerprints["weights"]:
+            raise CheckpointError(f"the weights in {self.folder} have changed.", "Run the command again.")
+        return replace(self, network=network, weight_dtype="float32", encoding="float32")
+
+    def check_settings(self, options: InferenceConfig) -> None:
+        """`ConfigError` if a setting does not apply to the model, or differs from the one it was loaded with."""
+        options.check_model(self.config.model)
+        is_same = options.shape(self.config.model) == self.config.model
+        clamp_len = self.network.clamp_len or self.network.far_len or "none"
+        if not is_same or options.clamp_len not in (None, clamp_len):
+            raise ConfigError(
+                "n_steps, n_hashes and clamp_len are fixed when a model is loaded.", "Give them to load()."
+            )
+        if options.weight_dtype not in ("auto", self.weight_dtype):
+            raise ConfigError("weights are rounded when a model is loaded.", "Give weight_dtype to load().")
+
 
 ATTEMPTS = 5
 """Maximum number of times that a model is read whose files are replaced meanwhile."""
@@ -208,3 +322,84 @@ def _warnings(name: str, network: torch.nn.Module) -> tuple[str, ...]:
     if tiny:
         warnings.append(f"weights of {name} are almost zero throughout '{tiny[0]}'; its output may make no sense.")
     return tuple(warnings)
+
+
+def copy_model(source: Path, target: Path, encoding: WeightEncoding | None = None) -> None:
+    """Copies configuration, tokenizer, weights, held-out texts and record of a model.
+
+    The copy is made under a temporary name and then renamed; unfinished copies of killed processes beside it are
+    removed. Weights are rounded to the encoding; converting rounded weights back to float32 does not restore them. The
+    record loses its `bits_per_byte` if a weight changes.
+
+    Args:
+        source: Model folder.
+        target: Path of the copy; must not exist.
+        encoding: Encoding of the weights of the copy; None keeps the present one.
+
+    Raises:
+        CheckpointError: The model is damaged, or has weights that the encoding cannot represent.
+        ConfigError: `target` exists.
+        ResourceError: The disk is full or fails.
+    """
+    _require_free(target)
+    model = load(source)
+    held_out = [path for path in (model.held_out("valid"), model.held_out("test")) if path]
+    documents = {"valid": model.held_out_documents("valid"), "test": model.held_out_documents("test")}
+    held_out += [source / DOCUMENTS[split] for split, starts in documents.items() if starts]
+    with new_folder(target) as temporary:
+        # The stored model section must stay as it is, since its fingerprint ties state files to the model.
+        for path in (source / CONFIG, *held_out):
+            copy_file(path, temporary / path.name)
+        save_model(
+            temporary,
+            model.config,
+            weights(model.network),
+            model.tokenizer,
+            read_header(source / WEIGHTS)[1],
+            encoding=encoding or read_config_file(source).encoding,
+        )
+        record = dict(model.record)
+        if digest(weights(load(temporary).network)) != digest(weights(model.network)):
+            for key in ("bits_per_byte", "scored"):
+                record.pop(key, None)
+        if record:
+            write_record(temporary, record)
+
+
+def _require_free(target: Path) -> None:
+    """`ConfigError` if there is a file or folder of this name."""
+    if os.path.lexists(target):
+        raise ConfigError(f"{target} exists.", "Choose another name, or remove it first.")
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """An empty temporary folder, which is renamed to `target` at the end of the block, or removed on an error.
+
+    The caller makes the files inside durable. What killed processes left beside `target` is removed. The folder
+    is locked, so that no other process removes it meanwhile.
+
+    Raises:
+        ConfigError: `target` exists.
+        ResourceError: The disk is full or fails.
+    """
+    temporary = model_path(target.parent)
+    try:
+        make_folder(target.parent)
+        clean_models(target.parent)
+        temporary.mkdir()
+        try:
+            with lock(temporary):
+                yield temporary
+                _require_free(target)
+                temporary.rename(target)
+                for name in (HOLDER, LOCK):
+                    with suppress(OSError):
+                        (target / name).unlink()
+        except BaseException:
+            with suppress(OSError):
+                shutil.rmtree(temporary)
+            raise
+        sync_folder(target.parent)
+    except OSError as error:
+        raise cannot_write(target, error) from error

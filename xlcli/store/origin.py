@@ -11,11 +11,10 @@ from xlcli import presets
 from xlcli.config import Config, TrainConfig, Tree
 from xlcli.errors import ConfigError
 from xlcli.files import read_json
-from xlcli.store.layout import TOKENIZER, SavedConfig, read_config_file, verify_file
-from xlcli.store.records import read_record
+from xlcli.store.layout import TOKENIZER, SavedConfig, read_config_file, read_record, verify_file
 
 if TYPE_CHECKING:
-    from xlcli.store.loaded import LoadedModel
+    from xlcli.store.folder import LoadedModel
 
 INIT = "init"
 """Key of `record.json`: the model that a run started from."""

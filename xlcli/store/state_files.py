@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from xlcli.state import State
-    from xlcli.store.loaded import LoadedModel
+    from xlcli.store.folder import LoadedModel
     from xlcli.text.tokenizers.registry import Tokenizer
 
 _REMEDY = "Start without --state-in."

@@ -9,7 +9,7 @@ from pathlib import Path
 from xlcli import errors
 from xlcli.errors import XLError
 from xlcli.ranks import Ranks
-from xlcli.store.staging import holds_run, place_of_run
+from xlcli.store.commit import holds_run, place_of_run
 
 _NAME = "run"
 

@@ -11,9 +11,8 @@ from xlcli.errors import CheckpointError
 from xlcli.files import sha256
 from xlcli.files.tensors import read_header
 from xlcli.store.commit import checkpoints, checksums
-from xlcli.store.encodings import ENCODINGS
 from xlcli.store.folder import save_model
-from xlcli.store.layout import BEST, WEIGHTS
+from xlcli.store.layout import BEST, ENCODINGS, WEIGHTS
 from xlcli.store.weights import read_weights, weights
 from xlcli.text.tokenizers.registry import Tokenizer
 from xlcli.training.run import TrainingRun

@@ -33,8 +33,7 @@ from xlcli.ranks import Ranks
 from xlcli.shards import divided, is_divided, local, whole
 from xlcli.state import State
 from xlcli.store.commit import checksums, commit, latest, step_name
-from xlcli.store.encodings import ENCODINGS
-from xlcli.store.layout import BEST, CHECKPOINT_FILES, CHECKPOINTS, SCHEMA, WEIGHTS
+from xlcli.store.layout import BEST, CHECKPOINT_FILES, CHECKPOINTS, ENCODINGS, SCHEMA, WEIGHTS
 from xlcli.store.weights import weights
 from xlcli.text.tokenizers.registry import Tokenizer
 from xlcli.training import defaults

@@ -8,7 +8,7 @@ from xlcli import config as settings
 from xlcli.config import Config, TrainConfig, Tree
 from xlcli.errors import ConfigError
 from xlcli.optim import ADAM_RATE
-from xlcli.store.loaded import LoadedModel
+from xlcli.store.folder import LoadedModel
 from xlcli.store.origin import origin_of, text_size
 
 CPU_SECONDS, CUDA_SECONDS = 600.0, 1800.0

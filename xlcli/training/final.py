@@ -23,7 +23,7 @@ from xlcli.training.defaults import RATES
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from xlcli.store.loaded import LoadedModel
+    from xlcli.store.folder import LoadedModel
     from xlcli.training.prepare import Prepared
     from xlcli.training.run import TrainingRun
 

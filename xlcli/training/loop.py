@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 from xlcli.errors import CheckpointError, DivergedError
 from xlcli.events import Event, Notice, Saved, ScoredText, Step, Stopping, Trained, Validation
 from xlcli.store import folder as store
-from xlcli.store import records
-from xlcli.store.commit import latest, step_name, verify
+from xlcli.store import layout
+from xlcli.store.commit import latest, settle, step_name, verify
 from xlcli.store.layout import BEST, CHECKPOINTS
-from xlcli.store.staging import settle
 from xlcli.store.weights import weights as weights_of
 from xlcli.training import checkpoint, defaults
 from xlcli.training.clock import Clock
@@ -96,7 +95,7 @@ class Trainer:
         run.rollbacks = n_rollbacks
         run.skip_to(n_read)
         if run.ranks.is_first:
-            records.trim_metrics(self.folder, run.step, validated=run.validated_step == run.step)
+            layout.trim_metrics(self.folder, run.step, validated=run.validated_step == run.step)
         self.saved_at, self.checked_step = (run.step, run.validated_step), run.step
         rates = f"the learning rates are divided by {LR_DIVISOR**n_rollbacks:g}"
         yield from (Notice(warning, "warning") for warning in warnings)
@@ -173,7 +172,7 @@ class Trainer:
             self.record["rollbacks"] = run.rollbacks
         if run.patience.end < 1.0:
             self.record["stopped_early"] = True
-        records.write_record(self.folder, self.record)
+        layout.write_record(self.folder, self.record)
         yield Trained(
             folder=self.model_folder,
             step=run.step,
@@ -267,12 +266,12 @@ class Trainer:
     def _log(self, row: Mapping[str, Any]) -> None:
         """Appends a row to the metrics."""
         if self.run.ranks.is_first:
-            records.append_metrics(self.folder, row)
+            layout.append_metrics(self.folder, row)
 
     def _save(self) -> Saved:
         self._check_finite()
         if self.run.ranks.is_first:
-            records.sync_metrics(self.folder)
+            layout.sync_metrics(self.folder)
         self.saved_seconds = self.clock.seconds
         path = checkpoint.save(self.run, self.folder, seconds=self.saved_seconds, corpus=self.prepared.identity)
         self.clock.meet()

@@ -9,12 +9,12 @@ from torch import Tensor
 from xlcli.config import Tree
 from xlcli.errors import CheckpointError, ConfigError
 from xlcli.events import Notice
+from xlcli.store import commit
 from xlcli.store import folder as store
-from xlcli.store import staging
 from xlcli.store.commit import latest
 from xlcli.store.discover import find
+from xlcli.store.folder import LoadedModel
 from xlcli.store.layout import BEST, CHECKPOINTS, WEIGHTS
-from xlcli.store.loaded import LoadedModel
 from xlcli.store.weights import weights as weights_of
 from xlcli.training.prepare import Prepared
 
@@ -44,13 +44,13 @@ def origin_again(origin: Tree) -> dict[str, Tensor]:
 
 def check_new(folder: Path, *, overwrite: bool) -> None:
     """Refuses a folder in which a new run would replace a model or a file of the user."""
-    if staging.holds_run(folder):
+    if commit.holds_run(folder):
         if not overwrite:
             raise ConfigError(
                 f"{folder} already holds a model.",
                 "Add --resume to continue it, --overwrite to replace it, or -o NAME.",
             )
-    elif name := staging.foreign_entry(folder):
+    elif name := commit.foreign_entry(folder):
         raise ConfigError(
             f"{folder} is not a model folder and not empty: it holds {name}.",
             "Choose a new or empty folder with -o NAME.",
@@ -62,7 +62,7 @@ def check_texts(folder: Path, ready: Prepared) -> None:
     parts = ready.parts
     for corpus in (parts.train.corpus, parts.valid.corpus, parts.test.corpus):
         for source in corpus.sources:
-            if source.spool is None and staging.belongs_to_run(folder, source.path):
+            if source.spool is None and commit.belongs_to_run(folder, source.path):
                 raise ConfigError(
                     f"{source.name} belongs to the model in {folder}, which the new one replaces.",
                     "Copy the text to another folder first, or choose another model folder with -o NAME.",
@@ -71,7 +71,7 @@ def check_texts(folder: Path, ready: Prepared) -> None:
 
 def check_has_run(folder: Path) -> None:
     """Refuses a folder without a run."""
-    if not staging.holds_run(folder) and staging.place_of_run(folder) == folder:
+    if not commit.holds_run(folder) and commit.place_of_run(folder) == folder:
         raise CheckpointError(f"there is no run to resume in {folder}.", "Drop --resume, or give its folder with -o.")
 
 

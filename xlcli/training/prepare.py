@@ -18,10 +18,9 @@ from xlcli.events import PROGRESS_INTERVAL, Event, Notice, Progress, StoppedEarl
 from xlcli.ranks import SINGLE, Ranks
 from xlcli.runtime import Runtime, make_runtime
 from xlcli.store.discover import find
-from xlcli.store.layout import read_config_file
-from xlcli.store.loaded import LoadedModel
+from xlcli.store.folder import LoadedModel
+from xlcli.store.layout import RECORD, read_config_file, read_record
 from xlcli.store.origin import describe, origin_of
-from xlcli.store.records import RECORD, read_record
 from xlcli.text.corpus import gather
 from xlcli.text.heldout import Split, split
 from xlcli.text.sources import Reading

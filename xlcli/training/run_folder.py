@@ -8,7 +8,7 @@ from typing import Any
 
 from xlcli.events import Notice
 from xlcli.files import write_atomic
-from xlcli.store import records
+from xlcli.store import layout
 from xlcli.store.layout import DOCUMENTS, HELD_OUT, write_config
 from xlcli.training import checkpoint
 from xlcli.training.prepare import Prepared
@@ -19,8 +19,8 @@ def write_new(folder: Path, ready: Prepared, run: TrainingRun, record: dict[str,
     """Writes a run at step 0 and returns its checkpoint. It can be resumed as soon as `config.json` exists."""
     ready.tokenizer.save(folder)
     _write_held_out(folder, ready)
-    records.trim_metrics(folder, -1, validated=False)
-    records.write_record(folder, record | {"finished": False})
+    layout.trim_metrics(folder, -1, validated=False)
+    layout.write_record(folder, record | {"finished": False})
     write_config(folder, ready.config, encoding=ready.config.train.weights)
     return checkpoint.save(run, folder, seconds=0.0, corpus=ready.identity)
 
@@ -37,7 +37,7 @@ def restore(
         return
     if allow_data_change:
         _write_held_out(folder, ready)
-    records.trim_metrics(folder, run.step, validated=run.validated_step == run.step)
+    layout.trim_metrics(folder, run.step, validated=run.validated_step == run.step)
     write_config(folder, ready.config, encoding=ready.config.train.weights)
 
 

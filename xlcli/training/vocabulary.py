@@ -10,9 +10,9 @@ from xlcli.config import TextConfig
 from xlcli.errors import CheckpointError
 from xlcli.events import Notice
 from xlcli.store.discover import bundled_models
-from xlcli.store.loaded import LoadedModel
+from xlcli.store.folder import LoadedModel
+from xlcli.store.layout import read_record
 from xlcli.store.origin import text_size
-from xlcli.store.records import read_record
 from xlcli.text.heldout import Part
 from xlcli.text.tokenizers.registry import load_tokenizer
 from xlcli.text.tokenizers.words import n_unknown

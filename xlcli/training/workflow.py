@@ -22,11 +22,10 @@ from xlcli.events import Event, Notice, Plan, StoppedEarlyError
 from xlcli.machine import available_bytes
 from xlcli.optim import ADAM_RATE
 from xlcli.ranks import SINGLE, Ranks
-from xlcli.store import staging
+from xlcli.store import commit
 from xlcli.store.commit import step_of
 from xlcli.store.layout import CHECKPOINTS
-from xlcli.store.lock import lock
-from xlcli.store.unfinished import clean
+from xlcli.store.lock import clean, lock
 from xlcli.store.weights import weights as weights_of
 from xlcli.store.weights import weights_bytes
 from xlcli.training import checkpoint, defaults, memory, run_folder
@@ -98,7 +97,7 @@ def train(
         run = _single_run(ready, weights)
         model = weights = None  # free before training
         record = describe_run(ready, run)
-        point = run_folder.write_new(staging.stage(folder), ready, run, record)
+        point = run_folder.write_new(commit.stage(folder), ready, run, record)
         if ranks.size > 1:
             begin(ranks, point)
             run = yield from _join_run(ready, point, allow_data_change=False)
@@ -143,8 +142,8 @@ def resume(
         check_has_run(folder)
         if not dry_run:
             yield from _lock(folder, contexts)
-            staging.settle(folder)
-        place = staging.place_of_run(folder)
+            commit.settle(folder)
+        place = commit.place_of_run(folder)
         if place != folder:
             yield Notice(f"this run is to replace the model in {folder}; to keep that model, remove {place}")
         try:

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import datasets
 
 from xlcli.metrics import perplexity
-from xlcli.text.tokenizers.words import WordsTokenizer
+from xlcli.text.tokenizers import WordsTokenizer
 
 REAL = Path(os.environ.get("LM_DATA", Path(__file__).parents[1] / "data"))
 LINES = {"train": " \n = A title = \n a b <unk> , b \n", "valid": " a b \n", "test": " b b c\n \n"}

@@ -10,7 +10,7 @@ from xlcli import config
 from xlcli.model.build import build_model
 from xlcli.runtime import Runtime
 from xlcli.store.folder import LoadedModel
-from xlcli.text.tokenizers.registry import train_tokenizer
+from xlcli.text.tokenizers import train_tokenizer
 
 RUNTIME = Runtime(torch.device("cpu"), torch.float32, 1)
 PROSE = (

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from xlcli.runtime import Runtime
     from xlcli.store.folder import LoadedModel
-    from xlcli.text.tokenizers.registry import Tokenizer
+    from xlcli.text.tokenizers import Tokenizer
 
 StopReason = Literal["length", "stop", "interrupted"]
 

@@ -50,7 +50,7 @@ def save_untrained(folder: Path, **shape: object) -> Path:
     from xlcli import config
     from xlcli.model.build import build_model
     from xlcli.store.folder import save_model
-    from xlcli.text.tokenizers.registry import train_tokenizer
+    from xlcli.text.tokenizers import train_tokenizer
 
     tree = {"dim": 16, "n_layers": 2, "attention": {"n_heads": 2}}
     made = config.make({"model": tree, "train": {"mem_len": 16, "segment_len": 16}}, {"model": shape})

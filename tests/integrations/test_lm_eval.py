@@ -20,7 +20,7 @@ from xlcli.events import Generated, Score
 from xlcli.generation import generate
 from xlcli.model.build import build_model
 from xlcli.store.folder import save_model
-from xlcli.text.tokenizers.registry import train_tokenizer
+from xlcli.text.tokenizers import train_tokenizer
 
 pytest.importorskip("lm_eval")
 pytestmark = pytest.mark.filterwarnings("ignore:::lm_eval", "ignore:::datasets", "ignore:::dill")

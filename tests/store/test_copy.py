@@ -19,7 +19,7 @@ from xlcli.store.folder import copy_model, new_folder
 from xlcli.store.layout import CONFIG, WEIGHTS, is_model, read_record, write_record
 from xlcli.store.weights import decode, encode, stored_infos
 from xlcli.store.weights import weights as weights_of
-from xlcli.text.tokenizers.bytes import BytesTokenizer
+from xlcli.text.tokenizers import BytesTokenizer
 
 ENCODINGS = ("float32", "bfloat16", "int8")
 RECORD = {"corpus": "x.txt", "bits_per_byte": 2.5, "preset": "tiny"}

@@ -29,7 +29,7 @@ from xlcli.store.layout import (
 )
 from xlcli.store.weights import decode, encode, stored_infos, weights_bytes
 from xlcli.store.weights import weights as weights_of
-from xlcli.text.tokenizers.bytes import BytesTokenizer
+from xlcli.text.tokenizers import BytesTokenizer
 
 MODEL = {"dim": 16, "n_layers": 2, "attention": {"n_heads": 2}, "feedforward": {"ffn_dim": 24}}
 
@@ -388,7 +388,7 @@ def test_another_tokenizer(model, monkeypatch):
     class Other(BytesTokenizer):
         fingerprint = "0" * 64
 
-    monkeypatch.setattr("xlcli.text.tokenizers.registry.load_tokenizer", lambda folder: Other())
+    monkeypatch.setattr("xlcli.text.tokenizers.load_tokenizer", lambda folder: Other())
     with pytest.raises(CheckpointError, match="another tokenizer"):
         store.load(model)
 

@@ -14,7 +14,7 @@ from xlcli.model.build import build_model
 from xlcli.store.folder import save_model
 from xlcli.store.layout import write_record
 from xlcli.store.origin import configurations, origin_of, text_size
-from xlcli.text.tokenizers.registry import train_tokenizer
+from xlcli.text.tokenizers import train_tokenizer
 
 TRAIN = {
     "segment_len": 24, "mem_len": 40, "batch_size": 6, "grad_accum": 3, "lr": 0.02, "adam_lr": 0.05, "momentum": 0.9,

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from xlcli.files import cache_folder
-from xlcli.text import cache
-from xlcli.text.corpus import open_corpus
-from xlcli.text.heldout import Part
-from xlcli.text.tokenizers.registry import train_tokenizer
+from xlcli.text import tokens as cache
+from xlcli.text.corpus import Part, open_corpus
+from xlcli.text.tokenizers import train_tokenizer
 from xlcli.text.tokens import token_file
 
 SOURCE = Path(__file__).parents[2]

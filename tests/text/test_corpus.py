@@ -25,11 +25,9 @@ from xlcli.errors import DataError, ResourceError
 from xlcli.events import Progress
 from xlcli.files import cache_folder
 from xlcli.text import sources
-from xlcli.text.corpus import Corpus, gather, open_corpus
-from xlcli.text.heldout import LARGEST_DEFAULT, Part, split
+from xlcli.text.corpus import LARGEST_DEFAULT, Corpus, Part, gather, open_corpus, split
 from xlcli.text.sources import Reading, open_source
-from xlcli.text.tokenizers.registry import train_tokenizer
-from xlcli.text.tokenizers.words import WordsTokenizer
+from xlcli.text.tokenizers import WordsTokenizer, train_tokenizer
 from xlcli.text.tokens import HEADER, TokenFile, token_file
 
 T = TypeVar("T")

@@ -16,12 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from xlcli.text.corpus import Corpus, open_corpus
+from xlcli.text.corpus import Corpus, Part, open_corpus, split
 from xlcli.text.formats import Document, text_of
-from xlcli.text.heldout import Part, split
 from xlcli.text.pretokenize import split_words, whole_words
 from xlcli.text.sources import BLOCK, Reading
-from xlcli.text.tokenizers.registry import train_tokenizer
+from xlcli.text.tokenizers import train_tokenizer
 from xlcli.text.tokens import token_file
 
 T = TypeVar("T")

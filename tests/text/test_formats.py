@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from xlcli.errors import DataError
-from xlcli.text.compression import FRAMES
 from xlcli.text.corpus import open_corpus
-from xlcli.text.formats import HEAD, checked, is_plain, text_of
+from xlcli.text.formats import FRAMES, HEAD, checked, is_plain, text_of
 from xlcli.text.sources import Reading
 
 TEXT = "Zürich, 漢字 and {braces}\r\n\n" * 40 + "the end without a line end"

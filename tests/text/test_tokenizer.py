@@ -17,9 +17,14 @@ import xlcli
 from xlcli.errors import CheckpointError, ConfigError, DataError
 from xlcli.text.corpus import Facts
 from xlcli.text.pretokenize import PreTokenizer
-from xlcli.text.tokenizers.registry import Tokenizer, choose_tokenizer, load_tokenizer, train_tokenizer
-from xlcli.text.tokenizers.sentencepiece import SentencePieceTokenizer
-from xlcli.text.tokenizers.words import WordsTokenizer
+from xlcli.text.tokenizers import (
+    SentencePieceTokenizer,
+    Tokenizer,
+    WordsTokenizer,
+    choose_tokenizer,
+    load_tokenizer,
+    train_tokenizer,
+)
 
 CODE = b"".join(path.read_bytes() for path in sorted(Path(xlcli.__file__).parent.glob("*.py")))
 MIXED = CODE + "Ünïcode, 漢字と仮名。\r\n\tTab\n".encode() * 50
@@ -95,7 +100,7 @@ def test_a_line_end_is_a_token_of_its_own(tokenizers: dict[str, Tokenizer]) -> N
 
 
 def test_ids_do_not_depend_on_the_word_cache(tokenizers: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xlcli.text.tokenizers.sentencepiece.CACHED_WORDS", 3)
+    monkeypatch.setattr("xlcli.text.tokenizers.CACHED_WORDS", 3)
     fresh = train_tokenizer("sentencepiece", [MIXED], 700)
     assert fresh.encode(MIXED).tolist() == tokenizers["sentencepiece"].encode(MIXED).tolist()
 
@@ -307,7 +312,7 @@ def test_what_was_asked_for_is_kept() -> None:
 
 
 def test_text_imports_neither_torch_nor_sentencepiece() -> None:
-    names = ("tokenizers.registry", "corpus", "heldout", "tokens", "loaders")
+    names = ("tokenizers", "corpus", "tokens", "loaders")
     modules = ", ".join(f"xlcli.text.{name}" for name in names)
     program = f"import sys, {modules}; sys.exit(any(name in sys.modules for name in ('torch', 'sentencepiece')))"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

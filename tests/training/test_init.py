@@ -19,7 +19,7 @@ from xlcli.store.folder import load, save_model
 from xlcli.store.layout import is_model, read_record, write_record
 from xlcli.store.origin import configurations
 from xlcli.store.weights import weights
-from xlcli.text.tokenizers.registry import load_tokenizer
+from xlcli.text.tokenizers import load_tokenizer
 from xlcli.training import checkpoint
 
 VERSE = "".join(f"O fox {i}, thy dog lies {'low' if i % 2 else 'high'} at dusk.\n" for i in range(80))

@@ -11,8 +11,7 @@ from xlcli.events import Notice, Plan
 from xlcli.store.folder import load
 from xlcli.store.layout import read_record, write_record
 from xlcli.store.origin import configurations
-from xlcli.text.corpus import open_corpus
-from xlcli.text.heldout import Part
+from xlcli.text.corpus import Part, open_corpus
 from xlcli.text.sources import Reading
 from xlcli.training import vocabulary
 from xlcli.training.prepare import prepare_new

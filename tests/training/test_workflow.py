@@ -134,7 +134,7 @@ def test_learning_a_vocabulary_can_be_stopped(monkeypatch):
             yield b"text"
 
     monkeypatch.setattr(prepare, "train_tokenizer", endless)
-    monkeypatch.setattr("xlcli.text.heldout.Part.sample", forever)
+    monkeypatch.setattr("xlcli.text.corpus.Part.sample", forever)
     settings = small(text={"tokenizer": "sentencepiece"})
     events = list(train(settings, [corpus()], Path("m"), preset=None, stop=lambda: bool(begun)))
     assert "stopped before the first step; nothing was saved" in events[-1].text

@@ -34,7 +34,7 @@ from xlcli.model.build import build_model
 from xlcli.runtime import Runtime, forget_peak_rss
 from xlcli.store.folder import LoadedModel
 from xlcli.store.weights import round_weights
-from xlcli.text.tokenizers.bytes import BytesTokenizer
+from xlcli.text.tokenizers import BytesTokenizer
 
 BUSY_LOAD = 0.5
 """Load average at the start above which other programs use the machine."""

@@ -27,8 +27,7 @@ from xlcli.online import FixedModel
 from xlcli.runtime import Runtime, peak_rss_bytes
 from xlcli.sampling import SampleRNG, sample_tokens
 from xlcli.store.folder import LoadedModel
-from xlcli.text.corpus import Corpus
-from xlcli.text.heldout import Part
+from xlcli.text.corpus import Corpus, Part
 from xlcli.text.tokens import TokenFile
 from xlcli.training import defaults, memory
 from xlcli.training.run import make_training_run

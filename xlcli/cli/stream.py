@@ -181,14 +181,13 @@ def read_text(
     stop: Stop,
 ) -> Iterator[bytes | None]:
     """Text of a source in any of the formats, as it arrives."""
-    from xlcli.text import parquet
-    from xlcli.text.formats import checked, text_of
+    from xlcli.text.formats import checked, is_parquet, parquet_texts, text_of
 
     data = portions(source, stop, settings.flush_ms)
     if settings.binary:
         return data
-    if parquet.is_parquet(source):
-        return parquet.texts(source, name, settings.text_field)
+    if is_parquet(source):
+        return parquet_texts(source, name, settings.text_field)
     any_bytes = model.tokenizer.kind == "bytes"
     text = text_of(data, name, settings.text_field, any_bytes=any_bytes, notice=screen.say)
     # Text that continues a stream may begin within a character.

@@ -56,7 +56,7 @@ from xlcli.online import Reader, check_precision, make_reader, not_finite
 from xlcli.runtime import Runtime, peak_rss_bytes
 from xlcli.text.corpus import gather, open_corpus
 from xlcli.text.sources import Reading
-from xlcli.text.tokenizers.words import n_unknown
+from xlcli.text.tokenizers import n_unknown
 
 if TYPE_CHECKING:
     from xlcli.store.folder import LoadedModel

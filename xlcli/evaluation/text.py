@@ -16,10 +16,9 @@ from xlcli.errors import ResourceError
 from xlcli.events import Notice, Progress, TokenScore
 from xlcli.files import cache_folder
 from xlcli.metrics import LN2, TextCounter, TextCounts
-from xlcli.text.corpus import Corpus
-from xlcli.text.heldout import Part
+from xlcli.text.corpus import Corpus, Part
 from xlcli.text.pretokenize import divided, whole_characters, whole_words
-from xlcli.text.tokenizers.base import Tokenizer
+from xlcli.text.tokenizers import Tokenizer
 from xlcli.text.tokens import TokenFile, token_file
 
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from xlcli.config import InferenceConfig
     from xlcli.model.decoder import Decoder
     from xlcli.model.lm import LanguageModel
-    from xlcli.text.tokenizers.registry import Tokenizer
+    from xlcli.text.tokenizers import Tokenizer
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,7 +237,7 @@ def load(folder: Path, options: InferenceConfig | None = None, *, device: str | 
 
 
 def _load(folder: Path, options: InferenceConfig, device: str | torch.device) -> LoadedModel:
-    from xlcli.text.tokenizers.registry import load_tokenizer
+    from xlcli.text.tokenizers import load_tokenizer
 
     path = folder / WEIGHTS
     header = read_config_file(folder)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from xlcli.state import State
     from xlcli.store.folder import LoadedModel
-    from xlcli.text.tokenizers.registry import Tokenizer
+    from xlcli.text.tokenizers import Tokenizer
 
 _REMEDY = "Start without --state-in."
 _COUNTERS = ("n_lines", "n_bytes", "n_tokens", "line_start")

@@ -1,11 +1,10 @@
 """Text in, token ids out.
 
+formats      text out of compressed files, other encodings, JSON lines and Parquet files
 sources      one file, safely opened and read in blocks
-corpus       files, folders, gzip and standard input as one text, in bounded memory
-heldout      training, validation and test parts of a corpus
+corpus       files, folders and standard input as one text, and its training, validation and test parts
 pretokenize  words, the units that are tokenized independently
 tokenizers   bytes, sentencepiece and words; choosing, training and loading one
-cache        the cache folder and its bounds
 tokens       token cache: ids on disk, built once and memory-mapped
 loaders      batches for training and evaluation
 """

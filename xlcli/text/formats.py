@@ -1,22 +1,28 @@
-"""Text out of compressed files, other Unicode encodings and JSON lines, recognized by content, as it arrives.
+"""Text out of compressed files, other Unicode encodings, JSON lines and Parquet files, recognized by content.
 
     portions ─▶ unpacked ─▶ in UTF-8 ─▶ text field of JSON lines ─▶ portions of text
 
-Each step looks at the first bytes and passes text that is not of its format on unchanged. None in place of a portion
-means that nothing has arrived for a while; it is passed on. Memory is bounded: a portion has at most 2^23 bytes,
-however small the compressed data, and a JSON line at most `LONGEST_LINE`.
+Data is read as it arrives. Each step looks at the first bytes and passes text that is not of its format on unchanged.
+None in place of a portion means that nothing has arrived for a while; it is passed on. Memory is bounded: a portion has
+at most 2^23 bytes, however small the compressed data, and a JSON line at most `LONGEST_LINE`. Parquet files, which are
+read from their end, need pyarrow, the extra `parquet`.
 """
 
 from __future__ import annotations
 
+import bz2
 import codecs
 import gc
 import json
+import lzma
+import os
 import shlex
+import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
+import zstandard
+
 from xlcli.errors import DataError
-from xlcli.text.compression import BLOCK, FAULTS, decompressed
 
 DEFAULT_FIELD = "text"
 """Key of the text in JSON lines and Parquet files."""
@@ -356,3 +362,157 @@ def _field(line: bytes, field: str) -> bytes | None:
         return text.encode() if isinstance(text, str) else None
     except UnicodeEncodeError:  # half of a surrogate pair
         return None
+
+
+# Gzip, bzip2, xz and zstd data
+
+
+BLOCK = 2**20
+"""Maximum number of bytes that one call of a decompressor returns."""
+ZSTD_INPUT = 2**8
+"""Bytes of zstd data decompressed at a time; each can stand for up to 2^15 bytes of text."""
+LZMA_MEMORY, ZSTD_WINDOW = 2**27, 2**27
+"""Maximum bytes of memory of a decompressor: those that the formats' own tools need at their highest levels."""
+FAULTS = (zlib.error, OSError, lzma.LZMAError, zstandard.ZstdError)
+"""Errors of damaged data."""
+
+
+class _Frame:
+    """One frame of compressed data. After its end, `unused` are the bytes behind it."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self.unused = b""
+
+    def text(self, data: bytes) -> Iterator[bytes]:
+        """Text of more data."""
+        raise NotImplementedError
+
+
+class _Gzip(_Frame):
+    def __init__(self) -> None:
+        super().__init__()
+        self._inner = zlib.decompressobj(zlib.MAX_WBITS | 16)
+
+    def text(self, data: bytes) -> Iterator[bytes]:
+        while data:
+            yield self._inner.decompress(data, BLOCK)
+            data = self._inner.unconsumed_tail
+        self.ended, self.unused = self._inner.eof, self._inner.unused_data
+
+
+class _Bzip2(_Frame):
+    def __init__(self) -> None:
+        super().__init__()
+        self._inner: bz2.BZ2Decompressor | lzma.LZMADecompressor = self._make()
+
+    @staticmethod
+    def _make() -> bz2.BZ2Decompressor | lzma.LZMADecompressor:
+        return bz2.BZ2Decompressor()
+
+    def text(self, data: bytes) -> Iterator[bytes]:
+        yield self._inner.decompress(data, BLOCK)
+        while not (self._inner.eof or self._inner.needs_input):
+            yield self._inner.decompress(b"", BLOCK)
+        self.ended, self.unused = self._inner.eof, self._inner.unused_data
+
+
+class _Xz(_Bzip2):
+    @staticmethod
+    def _make() -> bz2.BZ2Decompressor | lzma.LZMADecompressor:
+        return lzma.LZMADecompressor(memlimit=LZMA_MEMORY)
+
+
+class _Zstd(_Frame):
+    def __init__(self) -> None:
+        super().__init__()
+        self._inner = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW).decompressobj()
+
+    def text(self, data: bytes) -> Iterator[bytes]:
+        for start in range(0, len(data), ZSTD_INPUT):
+            end = start + ZSTD_INPUT
+            yield self._inner.decompress(data[start:end])
+            if self._inner.eof:
+                self.ended, self.unused = True, self._inner.unused_data + data[end:]
+                return
+
+
+FRAMES: dict[str, type[_Frame]] = {"gzip": _Gzip, "bzip2": _Bzip2, "xz": _Xz, "zstd": _Zstd}
+"""Decompressor of each format."""
+
+
+def decompressed(data: Iterator[bytes | None], kind: str) -> Iterator[bytes | None]:
+    """Data in one or more frames of a format, a key of `FRAMES`; zero bytes between them are padding.
+
+    Portions have at most 2^23 bytes. None in place of a portion is passed on.
+
+    Raises:
+        EOFError: The last frame is incomplete.
+        FAULTS: The data is damaged.
+    """
+    frame: _Frame | None = None
+    for portion in data:
+        if portion is None:
+            yield None
+            continue
+        rest = portion.lstrip(b"\0") if frame is None else portion
+        while rest:
+            frame = FRAMES[kind]() if frame is None else frame
+            yield from filter(None, frame.text(rest))
+            rest = frame.unused.lstrip(b"\0")
+            if frame.ended:
+                frame = None
+    if frame is not None:
+        raise EOFError
+
+
+# Parquet files
+
+
+PARQUET_ROWS = 256
+"""Rows per batch."""
+
+
+def is_parquet(descriptor: int) -> bool:
+    """Whether an open file is a Parquet file; False for a pipe."""
+    try:
+        return os.pread(descriptor, len(PARQUET), 0) == PARQUET
+    except OSError:
+        return False
+
+
+def parquet_texts(descriptor: int, name: str, text_field: str | None) -> Iterator[Document]:
+    """Each text of the column `text_field` (None: `text`), ended by a line end.
+
+    Args:
+        descriptor: Open file.
+        name: Name of the file in errors.
+        text_field: Name of a column of strings.
+
+    Raises:
+        DataError: pyarrow is missing, the file is damaged, or there is no such column.
+    """
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise DataError(
+            f"{name} is a Parquet file, which needs pyarrow.", "Install it: pip install 'xlcli[parquet]'"
+        ) from None
+    field = DEFAULT_FIELD if text_field is None else text_field
+    with os.fdopen(os.dup(descriptor), "rb") as file:
+        try:
+            table = parquet.ParquetFile(file)
+            schema = table.schema_arrow
+            types = (pyarrow.string(), pyarrow.large_string())
+            strings = [column for column, kind in zip(schema.names, schema.types, strict=True) if kind in types]
+            if field not in strings:
+                listed = ", ".join(strings) or "none"
+                raise DataError(
+                    f"{name} has no column '{field}' of texts.", f"Name one with --text-field; columns: {listed}."
+                )
+            for batch in table.iter_batches(batch_size=PARQUET_ROWS, columns=[field]):
+                for text in batch.column(0).to_pylist():
+                    yield from as_document((text or "").encode())
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{name} is a damaged Parquet file: {error}.", "Get it again.") from None

@@ -19,7 +19,7 @@ from typing import BinaryIO, NamedTuple
 from xlcli.errors import CheckpointError, DataError, ResourceError, XLError
 from xlcli.events import Progress, ProgressMeter
 from xlcli.files import cache_folder, read_json
-from xlcli.text import formats, parquet
+from xlcli.text import formats
 
 BLOCK = 2**20
 """Bytes of text per read."""
@@ -163,8 +163,8 @@ class Source:
 
         field = self.reading.text_field
         texts: Iterator[bytes | None]
-        if parquet.is_parquet(descriptor):
-            texts = parquet.texts(descriptor, self.name, field)
+        if formats.is_parquet(descriptor):
+            texts = formats.parquet_texts(descriptor, self.name, field)
         else:
             texts = formats.text_of(stored(), self.name, field, any_bytes=self.reading.any_bytes)
         held = bytearray()

@@ -1,35 +1,133 @@
-"""Token cache: the token ids of a text on disk, built once and memory-mapped.
+"""Token cache: the token ids of a text on disk, built once and memory-mapped, and the removal of old files.
 
-A token file has a header (`xlcli.text.cache`), one little-endian record per token (its id as uint16 or uint32, and its
-size in bytes as uint16 if it does not follow from the id), and, if documents are separated, the first token of each as
-uint64. The name is a hash of text, documents and tokenizer. Files are written under a temporary name and renamed when
-complete. A process that maps a file holds a lock on it.
+A token file has a header, one little-endian record per token (its id as uint16 or uint32, and its size in bytes as
+uint16 if it does not follow from the id), and, if documents are separated, the first token of each as uint64. The name
+is a hash of text, documents and tokenizer. Files are written under a temporary name and renamed when complete.
+
+A process that uses or writes a token file holds a shared lock on it (`hold`), which ends with the last mapping of the
+file. A file without such a lock may be removed. The time of the last change of a file is that of its last use. Files
+that do not begin as token files do are not ours, and stay.
 """
 
 from __future__ import annotations
 
-import contextlib
+import errno
+import fcntl
 import os
+import re
+import shutil
+import struct
+import time
 import zlib
 from array import array
 from bisect import bisect_left
 from collections.abc import Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xlcli.errors import ResourceError
 from xlcli.events import Progress, ProgressMeter
-from xlcli.files import cache_folder
-from xlcli.text import cache
-from xlcli.text.cache import HEADER, TokenHeader
-from xlcli.text.heldout import Part
+from xlcli.files import TEMPORARY_NAME, cache_folder, temporary_path
+from xlcli.text.corpus import Part
 from xlcli.text.pretokenize import whole_words
-from xlcli.text.tokenizers.base import Tokenizer
+from xlcli.text.tokenizers import Tokenizer
+
+HEADER = 64
+"""Size of the header of a token file in bytes."""
+MAX_BYTES = 10 * 10**9
+"""Maximum total size of the token files; less if a tenth of the disk that they could use is less."""
+
+_FAMILY = b"xltoken"
+"""First bytes of a token file of any version, finished or not."""
+_MAGIC = _FAMILY + b"4"
+_LAYOUT = struct.Struct("<8sIQQIQ")
+_FILE = re.compile(r"[0-9a-f]{40}\.tokens")
+_UNFINISHED = re.compile(TEMPORARY_NAME.pattern + r"\.tokens")
+_BUSY = (errno.EWOULDBLOCK, errno.EACCES)
+_RECENT_SECONDS = 86400
+"""Time for which a file counts as used where the file system has no locks."""
+
+
+class TokenHeader(NamedTuple):
+    """Header of a token file.
+
+    Size of a record, tokens, bytes of text, CRC-32 of the data, number of documents (0 if they are not separated).
+    """
+
+    item_size: int
+    n_tokens: int
+    n_bytes: int
+    crc: int
+    n_documents: int = 0
+
+    def pack(self) -> bytes:
+        """The header as bytes."""
+        return _LAYOUT.pack(_MAGIC, *self).ljust(HEADER, b"\0")
+
+
+def _read_header(file: BinaryIO) -> TokenHeader | None:
+    """Header at the beginning of a file; None if it is no token file, or not of the size that its header gives."""
+    data = file.read(HEADER)
+    if len(data) < HEADER:
+        return None
+    magic, *fields = _LAYOUT.unpack_from(data)
+    header = TokenHeader(*fields)
+    size = HEADER + header.n_tokens * header.item_size + 8 * header.n_documents
+    return header if magic == _MAGIC and os.fstat(file.fileno()).st_size == size else None
+
+
+def hold(file: BinaryIO) -> bool:
+    """Marks an open file as used until its descriptor and the mappings made from it are closed.
+
+    Returns False if another process is removing it.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in _BUSY  # the file system may have no locks
+    return True
+
+
+def prune(folder: Path) -> None:
+    """Removes what killed processes left unfinished, then the least recently used files beyond the limit."""
+    found = []
+    for path in folder.iterdir():
+        unfinished = bool(_UNFINISHED.fullmatch(path.name))
+        if unfinished or _FILE.fullmatch(path.name):
+            with suppress(OSError):  # removed meanwhile
+                status = path.lstat()
+                found.append((not unfinished, status.st_mtime, status.st_size, path))
+    total = sum(size for _, _, size, _ in found)
+    limit = min(MAX_BYTES, (shutil.disk_usage(folder).free + total) // 10)
+    for finished, used, size, path in sorted(found):
+        if (total > limit or not finished) and _remove(path, used):
+            total -= size
+
+
+def _remove(path: Path, used: float) -> bool:
+    """Removes a token file that was last used at this time, unless a process uses it or has replaced it."""
+    try:
+        with path.open("r+b") as file:
+            if file.read(len(_FAMILY)) != _FAMILY:
+                return False
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno in _BUSY or time.time() - used < _RECENT_SECONDS:
+                    return False
+            if not os.path.samestat(os.fstat(file.fileno()), path.lstat()):
+                return False
+            path.unlink()  # under the exclusive lock, so that no process can take the shared lock
+    except OSError:
+        return False
+    return True
+
 
 _FORMAT = "xltoken4"
 """Part of the name of a file; to be changed with its content."""
@@ -95,21 +193,21 @@ def token_file(part: Part, tokenizer: Tokenizer, *, by_document: bool = False) -
     path = folder / f"{name}.tokens"
     if (known := _open(path, part.n_bytes, tokenizer, len(documents))) is not None:
         return known
-    temporary = cache.unfinished_path(folder)
+    temporary = temporary_path(folder).with_suffix(".tokens")
     try:
         with temporary.open("xb") as file:
-            cache.hold(file)
+            hold(file)
             yield from _build(part, tokenizer, file, documents)
             temporary.replace(path)
             built = _open(path, part.n_bytes, tokenizer, len(documents))
-        cache.prune(folder)
+        prune(folder)
     except OSError as error:
         raise ResourceError(
             f"cannot write the token file in {folder}: {error.strerror}.",
             "Free some space there, or set XLCLI_CACHE to a folder on a larger disk.",
         ) from None
     finally:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             temporary.unlink(missing_ok=True)
     if built is None:
         raise ResourceError(f"the token file {path} was not written correctly.", "Check the disk.")
@@ -137,7 +235,8 @@ def _build(
     first_tokens = array("Q")
     meter = ProgressMeter("tokenizing", part.n_bytes, "B")
     n_bytes = n_tokens = crc = 0
-    cache.begin(file)
+    file.write(_MAGIC.ljust(HEADER, b"\0"))  # marks it as an unfinished token file
+    file.flush()
     for text in whole_words(part.read(), documents=documents):
         ids = tokenizer.encode(text)
         tokens = np.empty(len(ids), record)
@@ -158,7 +257,7 @@ def _build(
     file.write(data)
     crc = zlib.crc32(data, crc)
     file.seek(0)
-    file.write(cache.pack_header(TokenHeader(record.itemsize, n_tokens, n_bytes, crc, len(first_tokens))))
+    file.write(TokenHeader(record.itemsize, n_tokens, n_bytes, crc, len(first_tokens)).pack())
     file.flush()
     os.fsync(file.fileno())
 
@@ -168,7 +267,7 @@ def _open(path: Path, n_bytes: int, tokenizer: Tokenizer, n_documents: int) -> T
     record = _record(tokenizer)
     try:
         with path.open("rb") as file:
-            header = cache.read_header(file) if cache.hold(file) else None
+            header = _read_header(file) if hold(file) else None
             expected = (record.itemsize, n_bytes, n_documents)
             if header is None or (header.item_size, header.n_bytes, header.n_documents) != expected:
                 return None

@@ -14,7 +14,7 @@ from xlcli.store.commit import checkpoints, checksums
 from xlcli.store.folder import save_model
 from xlcli.store.layout import BEST, ENCODINGS, WEIGHTS
 from xlcli.store.weights import read_weights, weights
-from xlcli.text.tokenizers.registry import Tokenizer
+from xlcli.text.tokenizers import Tokenizer
 from xlcli.training.run import TrainingRun
 
 

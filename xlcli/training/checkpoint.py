@@ -35,7 +35,7 @@ from xlcli.state import State
 from xlcli.store.commit import checksums, commit, latest, step_name
 from xlcli.store.layout import BEST, CHECKPOINT_FILES, CHECKPOINTS, ENCODINGS, SCHEMA, WEIGHTS
 from xlcli.store.weights import weights
-from xlcli.text.tokenizers.registry import Tokenizer
+from xlcli.text.tokenizers import Tokenizer
 from xlcli.training import defaults
 from xlcli.training.best import restore_best
 from xlcli.training.run import TrainingRun

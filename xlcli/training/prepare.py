@@ -21,10 +21,9 @@ from xlcli.store.discover import find
 from xlcli.store.folder import LoadedModel
 from xlcli.store.layout import RECORD, read_config_file, read_record
 from xlcli.store.origin import describe, origin_of
-from xlcli.text.corpus import gather
-from xlcli.text.heldout import Split, split
+from xlcli.text.corpus import Split, gather, split
 from xlcli.text.sources import Reading
-from xlcli.text.tokenizers.registry import SAMPLE_BYTES, Tokenizer, choose_tokenizer, load_tokenizer, train_tokenizer
+from xlcli.text.tokenizers import SAMPLE_BYTES, Tokenizer, choose_tokenizer, load_tokenizer, train_tokenizer
 from xlcli.text.tokens import TokenFile, sample_tokens, token_file
 from xlcli.training import checkpoint, defaults, memory, vocabulary
 

@@ -13,9 +13,8 @@ from xlcli.store.discover import bundled_models
 from xlcli.store.folder import LoadedModel
 from xlcli.store.layout import read_record
 from xlcli.store.origin import text_size
-from xlcli.text.heldout import Part
-from xlcli.text.tokenizers.registry import load_tokenizer
-from xlcli.text.tokenizers.words import n_unknown
+from xlcli.text.corpus import Part
+from xlcli.text.tokenizers import load_tokenizer, n_unknown
 from xlcli.text.tokens import TokenFile
 
 MISFIT = 0.4

@@ -1,0 +1,560 @@
+"""Tokenizers: their protocol, bytes, words, sentencepiece; choosing, training and loading one.
+
+A tokenizer encodes each word (see `xlcli.text.pretokenize`) independently, so that the ids do not depend on how a text
+is cut into calls. There is no begin-of-text token: a text is treated as following a line end, `start_id`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xlcli.errors import CheckpointError, ConfigError, DataError
+from xlcli.files import read_bounded, read_json, write_atomic
+from xlcli.text.corpus import Facts
+from xlcli.text.pretokenize import split_words, whole_words
+
+if TYPE_CHECKING:
+    from sentencepiece import SentencePieceProcessor
+
+FILE = "tokenizer.json"
+SCHEMA = 1
+"""Version of `tokenizer.json`; any other is refused."""
+
+
+class Tokenizer(Protocol):
+    """A tokenizer.
+
+    Attributes:
+        kind: Name in `registry.TOKENIZERS`.
+        vocab_size: Number of ids, which start at 0.
+        start_id: Id of a line end, the input before the first token of a text.
+        fingerprint: SHA-256 of kind and vocabulary.
+        id_sizes: Bytes of text of each id (v); None if they depend on the text.
+    """
+
+    kind: str
+    vocab_size: int
+    start_id: int
+    fingerprint: str
+    id_sizes: NDArray[np.int32] | None
+
+    def encode(self, data: bytes) -> NDArray[np.int32]:
+        """Ids of `data`, any bytes that start at a word boundary."""
+        ...
+
+    def sizes(self, ids: NDArray[np.int32] | Sequence[int], data: bytes) -> NDArray[np.int32]:
+        """Bytes of text of each of `ids`, the tokens of `data`; their sum is `len(data)`."""
+        ...
+
+    def decode(self, ids: NDArray[np.int32] | Sequence[int]) -> bytes:
+        """Text of `ids`, each decoded independently. Inverse of `encode`, except for the words tokenizer."""
+        ...
+
+    def files(self) -> dict[str, bytes]:
+        """Files to save in addition to `tokenizer.json`: name to content."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Writes the tokenizer into `folder`, `tokenizer.json` last."""
+        for name, data in self.files().items():
+            write_atomic(folder / name, data)
+        about = {
+            "schema": SCHEMA,
+            "kind": self.kind,
+            "vocab_size": self.vocab_size,
+            "fingerprint": self.fingerprint,
+        }
+        write_atomic(folder / FILE, (json.dumps(about, indent=2) + "\n").encode())
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """The tokenizer saved in `folder`.
+
+        Raises:
+            CheckpointError: Its files are missing or damaged.
+        """
+        ...
+
+    @classmethod
+    def train(cls, chunks: Iterable[bytes], vocab_size: int | None = None) -> Self:
+        """A tokenizer trained on the text `chunks`, with about `vocab_size` ids (None: a default).
+
+        Raises:
+            ConfigError: The vocabulary size is impossible.
+            DataError: The text is empty.
+        """
+        ...
+
+
+class BytesTokenizer(Tokenizer):
+    """The id of a token is the value of its byte."""
+
+    kind = "bytes"
+    vocab_size = 256
+    start_id = 10
+    fingerprint = sha256(b"bytes").hexdigest()
+    id_sizes = np.ones(256, np.int32)
+
+    def encode(self, data: bytes) -> NDArray[np.int32]:
+        """Byte values."""
+        return np.frombuffer(data, np.uint8).astype(np.int32)
+
+    def sizes(self, ids: NDArray[np.int32] | Sequence[int], data: bytes) -> NDArray[np.int32]:
+        """One byte for each token."""
+        return np.ones(len(data), np.int32)
+
+    def decode(self, ids: NDArray[np.int32] | Sequence[int]) -> bytes:
+        """The bytes."""
+        return np.asarray(ids, np.uint8).tobytes()
+
+    def files(self) -> dict[str, bytes]:
+        """No files."""
+        return {}
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """The byte tokenizer."""
+        return cls()
+
+    @classmethod
+    def train(cls, chunks: Iterable[bytes], vocab_size: int | None = None) -> Self:
+        """The byte tokenizer; nothing is read."""
+        return cls()
+
+
+# Words
+
+
+WORDS_FILE = "tokenizer.words"
+LARGEST_WORDS_FILE = 2**26
+LARGEST_VOCABULARY = 2**18
+"""Default maximum number of words."""
+
+_UNKNOWN, _END = b"<unk>", b"<eos>"
+_WORD = re.compile(rb"\s*\S+")
+_MAX_COUNTED = 2**22
+
+
+class WordsTokenizer(Tokenizer):
+    """Closed vocabulary of words.
+
+    Args:
+        vocabulary: Distinct words without white space, `<unk>` and `<eos>` first.
+    """
+
+    kind = "words"
+    start_id = 1
+    id_sizes = None
+
+    def __init__(self, vocabulary: Sequence[bytes]) -> None:
+        self._vocabulary = list(vocabulary)
+        self._ids = {word: i for i, word in enumerate(self._vocabulary)}
+        self.vocab_size = len(self._vocabulary)
+        self.fingerprint = sha256(b"words" + b"\n".join(self._vocabulary)).hexdigest()
+
+    def encode(self, data: bytes) -> NDArray[np.int32]:
+        """Ids of `data`, which starts at a word boundary; unknown words become `<unk>`."""
+        return np.array([self._ids.get(word, 0) for word, _ in _word_tokens(data)], np.int32)
+
+    def sizes(self, ids: NDArray[np.int32] | Sequence[int], data: bytes) -> NDArray[np.int32]:
+        """Bytes of text of each token of `data`, with the white space before it; their sum is `len(data)`."""
+        return np.array([size for _, size in _word_tokens(data)], np.int32)
+
+    def decode(self, ids: NDArray[np.int32] | Sequence[int]) -> bytes:
+        """Each word followed by a space, `<eos>` as a line end."""
+        return b"".join([b"\n" if i == self.start_id else self._vocabulary[i] + b" " for i in ids])
+
+    def files(self) -> dict[str, bytes]:
+        """The vocabulary, one word per line."""
+        return {WORDS_FILE: b"".join(word + b"\n" for word in self._vocabulary)}
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """The tokenizer saved in `folder`.
+
+        Raises:
+            CheckpointError: The file is missing, too large or not a list of distinct words.
+        """
+        vocabulary = read_bounded(folder / WORDS_FILE, LARGEST_WORDS_FILE).removesuffix(b"\n").split(b"\n")
+        is_valid = all(len(word.split()) == 1 for word in vocabulary) and len(set(vocabulary)) == len(vocabulary)
+        if vocabulary[:2] != [_UNKNOWN, _END] or not is_valid:
+            raise CheckpointError(
+                f"{folder / WORDS_FILE} is not a list of distinct words that begins with <unk> and <eos>.",
+                _REMEDY,
+            )
+        return cls(vocabulary)
+
+    @classmethod
+    def train(cls, chunks: Iterable[bytes], vocab_size: int | None = None) -> Self:
+        """The most frequent words of a text, by frequency; `vocab_size` (None: 2^18) counts `<unk>` and `<eos>`.
+
+        Raises:
+            ConfigError: `vocab_size` is less than 3.
+            DataError: The text has no words.
+        """
+        if vocab_size is not None and vocab_size < 3:
+            raise ConfigError(
+                f"a vocabulary of {vocab_size} is too small for a word.", "Give --vocab-size 1000 or more."
+            )
+        counts: Counter[bytes] = Counter()
+        for portion in whole_words(chunks):
+            counts.update(portion.split())
+            if len(counts) > _MAX_COUNTED:
+                counts = Counter({word: count for word, count in counts.items() if count > 1})
+        for special in (_UNKNOWN, _END):
+            counts.pop(special, None)
+        if not counts:
+            raise DataError("the text to train the tokenizer on has no words.", "Give a file with text in it.")
+        ranked = sorted(counts, key=lambda word: (-counts[word], word))
+        return cls([_UNKNOWN, _END, *ranked[: (vocab_size or LARGEST_VOCABULARY) - 2]])
+
+
+def _word_tokens(data: bytes) -> list[tuple[bytes, int]]:
+    """Each token of `data` and its size in bytes."""
+    result: list[tuple[bytes, int]] = []
+    for word in split_words(data):
+        taken = 0
+        for match in _WORD.findall(word):
+            result.append((match.lstrip(), len(match)))
+            taken += len(match)
+        if word.endswith(b"\n"):
+            result.append((_END, len(word) - taken))
+        elif taken == 0:
+            result.append((_UNKNOWN, len(word)))
+        elif taken < len(word):
+            last, size = result[-1]
+            result[-1] = (last, size + len(word) - taken)
+    return result
+
+
+def n_unknown(ids: NDArray[Any]) -> int:
+    """Number of ids that are `<unk>`; reads a mapped file in blocks."""
+    return sum(int(np.count_nonzero(ids[at : at + 2**20] == 0)) for at in range(0, len(ids), 2**20))
+
+
+# Sentencepiece
+
+
+SENTENCEPIECE_FILE = "tokenizer.model"
+LARGEST_SENTENCEPIECE_FILE = 2**25
+"""Maximum bytes of a sentencepiece model; one of 2^20 pieces is smaller."""
+SMALLEST_VOCABULARY = 300
+DEFAULT_VOCABULARY = 2048
+CACHED_WORDS = 2**15
+"""Maximum number of words whose ids are cached."""
+
+_SPACE = "\u2581"
+_PICTURES = {"\t": "\u2409", "\n": "\u240a", "\r": "\u240d"}
+_TO_PICTURES = str.maketrans(_PICTURES)
+_DECODED = {picture: char for char, picture in _PICTURES.items()} | {_SPACE: " "}
+_FROM_PICTURES = str.maketrans(_DECODED)
+_UNTRAINABLE = frozenset({*_DECODED, "\u2585", "\0"})
+"""Characters with a special meaning here or in the trainer; words that contain one are not trained on."""
+_BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
+_FIXED_PIECES = 257
+"""256 byte pieces and <unk>, which is never used."""
+_COVERAGE = 0.9995
+"""Share of the text covered by characters that have a piece; rarer ones are spelled in byte pieces."""
+_CACHED_BYTES = 48
+_REMEDY = "Copy the model folder again from its source."
+
+
+class SentencePieceTokenizer(Tokenizer):
+    """Sentencepiece model with byte fallback.
+
+    Args:
+        proto: Serialized sentencepiece model with all 256 byte pieces.
+        name: Its file, for error messages.
+
+    Raises:
+        CheckpointError: `proto` is not such a model.
+    """
+
+    kind = "sentencepiece"
+
+    def __init__(self, proto: bytes, name: str = SENTENCEPIECE_FILE) -> None:
+        from sentencepiece import SentencePieceProcessor
+
+        if len(proto) > LARGEST_SENTENCEPIECE_FILE:
+            raise CheckpointError(f"{name} has {len(proto)} bytes, more than any tokenizer.", _REMEDY)
+        model = SentencePieceProcessor()
+        try:
+            model.LoadFromSerializedProto(proto)
+            pieces = [model.IdToPiece(i) for i in range(model.GetPieceSize())]
+        except (RuntimeError, ValueError, OSError):
+            raise CheckpointError(f"{name} is not a sentencepiece model, or is damaged.", _REMEDY) from None
+        self._model: SentencePieceProcessor = model
+        self._proto = proto
+        self._name = name
+        self.vocab_size = len(pieces)
+        self.fingerprint = sha256(b"sentencepiece" + proto).hexdigest()
+        self._text: list[bytes] = []
+        byte_ids: dict[int, int] = {}
+        for i, piece in enumerate(pieces):
+            if model.IsByte(i) and _BYTE_PIECE.fullmatch(piece):
+                byte_ids[int(piece[3:5], 16)] = i
+                self._text.append(bytes([int(piece[3:5], 16)]))
+            elif model.IsUnknown(i) or model.IsControl(i):
+                self._text.append(b"")
+            else:
+                self._text.append(piece.translate(_FROM_PICTURES).encode())
+        if len(byte_ids) != 256:
+            raise CheckpointError(
+                f"{name} has no byte pieces, so it cannot encode every text.", "Train it with byte fallback."
+            )
+        self._byte_ids = [byte_ids[value] for value in range(256)]
+        self.id_sizes = np.array([len(text) for text in self._text], np.int32)
+        self._cache = _WordCache(self)
+        self.start_id = int(self.encode(b"\n")[0])
+
+    def encode(self, data: bytes) -> NDArray[np.int32]:
+        """Ids of `data`, any bytes that start at a word boundary; `decode` is the inverse."""
+        return np.frombuffer(b"".join(map(self._cache.__getitem__, split_words(data))), np.int32)
+
+    def sizes(self, ids: NDArray[np.int32] | Sequence[int], data: bytes) -> NDArray[np.int32]:
+        """Bytes of text of each of `ids`, the tokens of `data`; their sum is `len(data)`."""
+        return self.id_sizes[np.asarray(ids, np.intp)]
+
+    def decode(self, ids: NDArray[np.int32] | Sequence[int]) -> bytes:
+        """Text of `ids`, each decoded independently."""
+        return b"".join([self._text[i] for i in ids])
+
+    def files(self) -> dict[str, bytes]:
+        """The sentencepiece model."""
+        return {SENTENCEPIECE_FILE: self._proto}
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """The tokenizer saved in `folder`.
+
+        Raises:
+            CheckpointError: The file is missing, too large, damaged or has no byte pieces.
+        """
+        path = folder / SENTENCEPIECE_FILE
+        return cls(read_bounded(path, LARGEST_SENTENCEPIECE_FILE), str(path))
+
+    @classmethod
+    def train(cls, chunks: Iterable[bytes], vocab_size: int | None = None) -> Self:
+        """Trains a tokenizer of about `vocab_size` pieces (None: 2048), fewer for a short text.
+
+        Deterministic, given the text in `chunks` and the size. Time and memory grow with the text, so give a sample.
+
+        Raises:
+            ConfigError: `vocab_size` is too small for the byte pieces.
+            DataError: The text is empty.
+        """
+        vocab_size = vocab_size or DEFAULT_VOCABULARY
+        if vocab_size < SMALLEST_VOCABULARY:
+            raise ConfigError(
+                f"a sentencepiece vocabulary of {vocab_size} is too small: 256 are byte pieces.",
+                f"Give --vocab-size {SMALLEST_VOCABULARY} or more, or --tokenizer bytes.",
+            )
+        counts: Counter[bytes] = Counter()
+        for portion in whole_words(chunks):
+            counts.update(split_words(portion))
+        if not counts:
+            raise DataError("the text to train the tokenizer on is empty.", "Give a file with text in it.")
+        return cls(_train(counts, vocab_size))
+
+    def _encode_word(self, word: bytes) -> bytes:
+        try:
+            ids = self._pieces(word.decode())
+        except UnicodeDecodeError:
+            ids = []
+        if self.decode(ids) != word:
+            ids = list(self._spell(word))
+        return np.array(ids, np.int32).tobytes()
+
+    def _pieces(self, text: str) -> list[int]:
+        try:
+            ids: list[int] = self._model.EncodeAsIds(text.translate(_TO_PICTURES))
+        except (RuntimeError, OSError):
+            raise CheckpointError(f"{self._name} cannot encode text; it is damaged.", _REMEDY) from None
+        return ids
+
+    def _spell(self, word: bytes) -> Iterator[int]:
+        """Pieces where they decode to the bytes of `word`, byte pieces elsewhere."""
+        stretch = ""
+        for char in word.decode(errors="surrogateescape") + "\ud800":
+            if char in _DECODED or "\ud800" <= char <= "\udfff":
+                if stretch:
+                    ids = self._pieces(stretch)
+                    if self.decode(ids) != (text := stretch.encode()):
+                        ids = [self._byte_ids[value] for value in text]
+                    yield from ids
+                    stretch = ""
+                if char != "\ud800":
+                    yield from (self._byte_ids[value] for value in char.encode(errors="surrogateescape"))
+            else:
+                stretch += char
+
+
+class _WordCache(dict[bytes, bytes]):
+    """Ids of words as bytes of int32; emptied when it is full."""
+
+    def __init__(self, tokenizer: SentencePieceTokenizer) -> None:
+        super().__init__()
+        self._encode = tokenizer._encode_word
+
+    def __missing__(self, word: bytes) -> bytes:
+        ids = self._encode(word)
+        if len(word) <= _CACHED_BYTES:
+            if len(self) >= CACHED_WORDS:
+                self.clear()
+            self[word] = ids
+        return ids
+
+
+def _train(counts: Counter[bytes], vocab_size: int) -> bytes:
+    """Serialized model trained on words with these counts."""
+    from sentencepiece import SentencePieceTrainer
+
+    texts: Counter[str] = Counter()
+    characters: Counter[str] = Counter()
+    for word, count in counts.items():
+        text = word.decode(errors="ignore")
+        if _UNTRAINABLE.isdisjoint(text):
+            text = text.translate(_TO_PICTURES)
+            body = text.removesuffix(_PICTURES["\n"]).removesuffix(_PICTURES["\r"])
+            texts[body] += count
+            texts[text[len(body) :]] += count
+            for char in text:
+                characters[char] += count
+    kept = _frequent(characters, most=(vocab_size - _FIXED_PIECES) // 2)
+    rare = str.maketrans(dict.fromkeys(characters.keys() - kept, "\n"))
+    stretches: Counter[str] = Counter()
+    for text, count in texts.items():
+        for stretch in text.translate(rare).split("\n"):
+            stretches[stretch] += count
+    del stretches[""]
+    rows = sorted(stretches.items(), key=lambda row: (-row[1], row[0])) or [(_PICTURES["\n"], 1)]
+    proto = io.BytesIO()
+    SentencePieceTrainer.train(
+        sentence_iterator=(f"{text}\t{count}" for text, count in rows),
+        input_format="tsv",
+        model_writer=proto,
+        model_type="bpe",
+        vocab_size=vocab_size,
+        character_coverage=1.0,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        add_dummy_prefix=False,
+        allow_whitespace_only_pieces=True,
+        byte_fallback=True,
+        hard_vocab_limit=False,
+        max_sentence_length=2**20,
+        bos_id=-1,
+        eos_id=-1,
+        pad_id=-1,
+        num_threads=1,
+        minloglevel=4,
+    )
+    return proto.getvalue()
+
+
+def _frequent(characters: Counter[str], most: int) -> set[str]:
+    """The most frequent characters, up to `_COVERAGE` of the text and `most` in number."""
+    kept: set[str] = set()
+    uncovered = characters.total() * (1 - _COVERAGE)
+    missing = characters.total()
+    for char, count in sorted(characters.items(), key=lambda item: (-item[1], item[0])):
+        if missing <= uncovered or len(kept) >= most:
+            break
+        kept.add(char)
+        missing -= count
+    return kept
+
+
+# Choosing, training and loading
+
+
+TOKENIZERS: dict[str, type[Tokenizer]] = {
+    "bytes": BytesTokenizer,
+    "sentencepiece": SentencePieceTokenizer,
+    "words": WordsTokenizer,
+}
+SENTENCEPIECE_FROM = 100_000
+"""Bytes of training text from which `auto` is sentencepiece; below, bytes."""
+SAMPLE_BYTES = 8 * 2**20
+"""Maximum bytes of text that a sentencepiece tokenizer is trained on."""
+
+
+def choose_tokenizer(kind: str, vocab_size: int | None, facts: Facts, train_bytes: int) -> tuple[str, int | None]:
+    """Kind and vocabulary size for a text, where they are not given.
+
+    Args:
+        kind: `auto`, or a key of `TOKENIZERS`.
+        vocab_size: The given size, or None.
+        facts: Scan of the corpus.
+        train_bytes: Length of its training part.
+
+    Raises:
+        ConfigError: A vocabulary size other than 256 is given for bytes.
+    """
+    if kind == "auto":
+        is_text = facts.n_chars is not None and not facts.has_nul
+        kind = "sentencepiece" if is_text and train_bytes >= SENTENCEPIECE_FROM else "bytes"
+    if kind == "bytes" and vocab_size not in (None, 256):
+        raise ConfigError(
+            f"the bytes tokenizer has 256 tokens, not {vocab_size}.",
+            "Drop --vocab-size, or add --tokenizer sentencepiece.",
+        )
+    if kind == "sentencepiece" and vocab_size is None:
+        # 512 up to 2 MB, 1024 at 4 MB, 4096 at 40 MB (docs/log.md); four times as many for text of mostly multi-byte
+        # characters.
+        doublings = round(0.65 * math.log2(max(train_bytes, 1) / 1e6) - 1.3)
+        wide = facts.n_chars is not None and facts.n_bytes > 2 * facts.n_chars
+        vocab_size = 2 ** min(max(10 + doublings + 2 * wide, 9), 13)
+    return kind, 256 if kind == "bytes" else vocab_size
+
+
+def train_tokenizer(kind: str, chunks: Iterable[bytes], vocab_size: int | None = None) -> Tokenizer:
+    """A tokenizer trained on text.
+
+    Args:
+        kind: Key of `TOKENIZERS`.
+        chunks: Training text; a sample of it (`Part.sample`) for sentencepiece.
+        vocab_size: Approximate vocabulary size; None is the default of the kind.
+
+    Raises:
+        DataError: The text is empty.
+        ConfigError: The vocabulary size is impossible.
+    """
+    return TOKENIZERS[kind].train(chunks, vocab_size)
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer saved in `folder`.
+
+    Raises:
+        CheckpointError: It is missing, damaged, changed or of another format version.
+    """
+    about = read_json(folder / FILE)
+    if about.get("schema") != SCHEMA:
+        raise CheckpointError(
+            f"{folder / FILE} has format {about.get('schema')!r}, this program reads {SCHEMA}.", "Update xlcli."
+        )
+    if str(about.get("kind")) not in TOKENIZERS:
+        raise CheckpointError(
+            f"{folder / FILE} names an unknown tokenizer, {about.get('kind')!r}.",
+            f"Known: {', '.join(TOKENIZERS)}.",
+        )
+    tokenizer = TOKENIZERS[about["kind"]].load(folder)
+    for key, found in (("vocab_size", tokenizer.vocab_size), ("fingerprint", tokenizer.fingerprint)):
+        if about.get(key) != found:
+            raise CheckpointError(
+                f"the tokenizer in {folder} differs from the one that {FILE} describes ({key}).",
+                _REMEDY,
+            )
+    return tokenizer

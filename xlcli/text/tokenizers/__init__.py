@@ -1,1 +1,0 @@
-"""Tokenizers: `base` is their protocol, `registry` chooses, trains and loads one."""

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from xlcli.model.feedforward import FeedForward
 from xlcli.model.head import SoftmaxHead
+from xlcli.model.stack import FeedForward
 
 
 def head(chunk):

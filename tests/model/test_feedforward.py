@@ -8,7 +8,7 @@ import torch
 
 from xlcli import config
 from xlcli.model.build import build_model
-from xlcli.model.feedforward import FeedForward
+from xlcli.model.stack import FeedForward
 
 KINDS = ("relu", "gelu", "swiglu", "geglu")
 every = pytest.mark.parametrize("kind", KINDS)

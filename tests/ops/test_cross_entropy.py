@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from xlcli.ops.cross_entropy import cross_entropy, cross_entropy_plain
+from xlcli.model.head import cross_entropy, cross_entropy_plain
 
 SHAPES = [(1, 2), (7, 11), (300, 1000), (3, 200_000), (0, 5)]
 """Numbers of rows and logits: one chunk, several chunks with a partial one, rows longer than a chunk, none."""

@@ -7,7 +7,7 @@ import torch
 from oracles import reversible
 from torch.nn import functional as F
 
-from xlcli.ops.reversible import Layer, reversible_forward
+from xlcli.model.reversible import Layer, reversible_forward
 
 WAYS = pytest.mark.parametrize("way", [reversible_forward, reversible.forward])
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from xlcli.ops.rms_norm import rms_norm, rms_norm_plain
+from xlcli.model.residual import rms_norm, rms_norm_plain
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
 

@@ -2,9 +2,9 @@ import pytest
 import torch
 from oracles.transformer_xl import sinusoid
 
+from xlcli.model.position.xl import position_keys, rotate_query, shifted_scores
 from xlcli.ops.context import AttentionContext
 from xlcli.ops.span import Span
-from xlcli.ops.xl import position_keys, rotate_query, shifted_scores
 
 CASES = [(1, 0), (1, 9), (5, 0), (5, 3), (4, 9)]
 

@@ -1,7 +1,7 @@
 """Compressive memory (Rae et al. 2020): the latest tokens, and pooled blocks of older ones.
 
 A block is pooled when its last token is read. Its tokens stay until they are out of reach, and attention chooses by
-position which of the two it reads (`ops/tiers.py`). The inputs of the last tokens are kept for the block that is
+position which of the two it reads (`ops/compression.py`). The inputs of the last tokens are kept for the block that is
 unfinished at the end of a call.
 """
 
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from xlcli.memory.base import Memory
 from xlcli.memory.tokens import Hidden, Int8KeyValue, KeyValue, Project, TokenMemory
-from xlcli.ops.tiers import Tiers
+from xlcli.ops.compression import Tiers
 
 Pool = Callable[[Tensor], Tensor]
 """Function from blocks of inputs (b n c d) to one vector of each block (b n d)."""

@@ -18,18 +18,15 @@ from xlcli.config.attention.random import LinearAttentionConfig, LSHAttentionCon
 from xlcli.config.attention.softmax import CompressiveAttentionConfig, FullAttentionConfig, LocalAttentionConfig
 from xlcli.model.attention import Attention, compressive, full, linear, local, lsh
 from xlcli.model.build_position import POSITION_BUILDERS
-from xlcli.model.dropout import Dropout
 from xlcli.model.embedding import AdaptiveEmbedding, BigramEmbedding, TokenEmbedding
-from xlcli.model.feedforward import FeedForward
 from xlcli.model.head import AdaptiveHead, Head, SoftmaxHead
-from xlcli.model.init import init_weights
 from xlcli.model.lm import LanguageModel
-from xlcli.model.norm import build_norm
 from xlcli.model.position import Position
-from xlcli.model.residual import PostNorm, PreNorm, Residual, ReZero, Sandwich
+from xlcli.model.residual import PostNorm, PreNorm, Residual, ReZero, Sandwich, build_norm
 from xlcli.model.reversible import ReversibleStack
-from xlcli.model.stack import Block, Stack
+from xlcli.model.stack import Block, FeedForward, Stack
 from xlcli.model.universal import AdaptiveStack, UniversalStack
+from xlcli.ops.dropout import Dropout
 
 
 def build_model(config: ModelConfig, generator: torch.Generator | None = None) -> LanguageModel:
@@ -184,3 +181,41 @@ ATTENTION_BUILDERS: dict[type[AttentionConfig], Callable[[ModelConfig, Any, Posi
     LSHAttentionConfig: lsh.build,
 }
 """Configuration class to builder of one attention branch."""
+
+
+def init_weights(model: LanguageModel, config: ModelConfig, generator: torch.Generator | None = None) -> None:
+    """Fills all parameters in the order of `named_parameters`, then draws all random features.
+
+    matrices, embedding, head     normal(0, init_std)
+    last matrix of each branch    the same / sqrt(2 depth) with norm `pre` (Radford et al. 2019), or 0 (`zero_init`)
+    XL biases u, v                normal(0, init_std), as in the original code
+    norm gains                    1
+    biases                        0
+    `initial_constants`           constants that a module declares, such as ReZero's alpha and the vectors of bigrams
+    """
+    last_scale = (2 * config.depth) ** -0.5 if config.norm.placement == "pre" else 1.0
+    if config.zero_init:
+        last_scale = 0.0
+    last_matrices = {id(matrix) for block in model.stack.layers() for matrix in block.last_matrices}
+    constants = _constants(model)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if id(parameter) in constants:
+                parameter.fill_(constants[id(parameter)])
+            elif name.rpartition(".")[2] == "bias":
+                parameter.zero_()
+            else:
+                std = config.init_std * (last_scale if id(parameter) in last_matrices else 1.0)
+                parameter.normal_(0.0, std, generator=generator)
+    model.stack.redraw(range(config.n_layers), generator)
+
+
+def _constants(model: LanguageModel) -> dict[int, float]:
+    """Initial value of each parameter that is not drawn, by its id."""
+    constants = {}
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+            constants[id(module.weight)] = 1.0
+        elif isinstance(module, Attention | BigramEmbedding | Block | Position | Residual | Stack):
+            constants |= {id(module.get_parameter(name)): value for name, value in module.initial_constants.items()}
+    return constants

@@ -25,17 +25,15 @@ from xlcli.memory import Memory, TokenBuffers
 from xlcli.model.attention import Attention
 from xlcli.model.attention.full import FullAttention
 from xlcli.model.attention.local import LocalAttention
-from xlcli.model.feedforward import FeedForward
 from xlcli.model.head import SoftmaxHead
 from xlcli.model.lm import LanguageModel, parameter_bytes
-from xlcli.model.norm import EPSILON
 from xlcli.model.position import Position
 from xlcli.model.position.alibi import AlibiPosition
 from xlcli.model.position.rope import RopePosition, rope_angles
 from xlcli.model.position.t5 import T5Position
 from xlcli.model.position.xl import XLPosition
-from xlcli.model.residual import PostNorm, PreNorm, Residual, ReZero, Sandwich
-from xlcli.model.stack import Block, Stack
+from xlcli.model.residual import EPSILON, PostNorm, PreNorm, Residual, ReZero, Sandwich
+from xlcli.model.stack import Block, FeedForward, Stack
 from xlcli.ops.context import AttentionContext
 from xlcli.ops.decode_records import (
     ACTIVATIONS,

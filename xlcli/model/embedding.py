@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from xlcli.model.dropout import Dropout
+from xlcli.ops.dropout import Dropout
 
 
 class TokenEmbedding(nn.Module):
@@ -82,7 +82,7 @@ class BigramEmbedding(nn.Module):
     """
 
     initial_constants: ClassVar[Mapping[str, float]] = {"table.weight": 0.0}
-    """Parameters with a constant initial value (`model/init.py`)."""
+    """Parameters with a constant initial value (`init_weights`)."""
 
     def __init__(self, n_rows: int, dim: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Residual connections: the input of a branch, and the sum of its output and the stream x.
+"""Normalization layers, and residual connections: the input of a branch, and its sum with the stream x.
 
 pre        x + branch(norm(x))              Xiong et al. 2020
 post       norm(x + branch(x))              Vaswani et al. 2017, and the published Transformer-XL
@@ -9,19 +9,93 @@ rezero     x + alpha branch(x)              Bachlechner et al. 2021; alpha is le
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
-from xlcli.model.dropout import Dropout
+from xlcli.ops.dropout import Dropout
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x²) + eps) · weight over the last axis, for x (... d) and weight (d): Zhang and Sennrich 2019.
+
+    On a CPU the backward pass takes few operators. A weight of 16 bits is widened: a rank may have gathered it so.
+    """
+    weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
+    trains = torch.is_grad_enabled() and x.device.type == "cpu" and x.dtype == weight.dtype
+    if trains and not torch.compiler.is_compiling():
+        return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-any-return, no-untyped-call]
+    return rms_norm_plain(x, weight, eps)
+
+
+def rms_norm_plain(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`rms_norm` by PyTorch, whose gradient on a CPU is that of its ten elementary operators."""
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        y, scale = torch.ops.aten._fused_rms_norm(x, weight.shape, weight, eps)
+        ctx.save_for_backward(x, weight, scale)
+        return y  # type: ignore[no-any-return]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight, scale = ctx.saved_tensors
+        # The kernel of LayerNorm, with a mean of zero. It subtracts the mean of grad · weight, which is added again.
+        d_x, d_weight, _ = torch.ops.aten.native_layer_norm_backward(
+            grad, x, weight.shape, torch.zeros_like(scale), scale, weight, None, [True, True, False]
+        )
+        return d_x.add_(scale * (grad @ weight)[..., None] / len(weight)), d_weight, None
+
+
+EPSILON = 1e-5
+"""Addition to the mean square."""
+
+
+def build_norm(kind: str, dim: int, *, bias: bool) -> nn.Module:
+    """Norm over the last axis: LayerNorm (Ba et al. 2016), or RMSNorm, which has no bias (Zhang and Sennrich 2019)."""
+    if kind == "layer":
+        return LayerNorm(dim, eps=EPSILON, bias=bias)
+    return RMSNorm(dim, eps=EPSILON)
+
+
+class LayerNorm(nn.LayerNorm):
+    """LayerNorm over the last axis. Parameters of 16 bits are widened: a rank may have gathered them so."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalized input (... d)."""
+        wide = torch.promote_types(self.weight.dtype, torch.float32)
+        bias = None if self.bias is None else self.bias.to(wide)
+        return F.layer_norm(x, self.normalized_shape, self.weight.to(wide), bias, self.eps)
+
+
+class RMSNorm(nn.RMSNorm):
+    """RMSNorm over the last axis."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalized input (... d)."""
+        return rms_norm(x, self.weight, EPSILON)
+
+
+class HeadNorm(RMSNorm):
+    """RMSNorm of queries or keys (... e), computed in float32 or wider: under autocast the input is 16-bit."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalized input, in the type of the input."""
+        return super().forward(x.to(torch.promote_types(self.weight.dtype, torch.float32))).to(x.dtype)
 
 
 class Residual(nn.Module):
     """x + branch(x)."""
 
     initial_constants: ClassVar[Mapping[str, float]] = {}
-    """Parameters with a constant initial value (`model/init.py`)."""
+    """Parameters with a constant initial value (`init_weights`)."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()

@@ -6,17 +6,164 @@ which is as large as one stream, so with ReZero the stack starts as the identity
 
 Token vectors of a layer, and encodings with placement `layers`, are added to the input of the attention branch, not to
 the stream.
+
+y1 = x1 + F(x2)    y2 = x2 + G(y1)         and inverted         x2 = y2 - G(y1)    x1 = y1 - F(x2)
+
+Only the last y1 and y2 are kept, for any depth: the backward pass recomputes the inputs of each branch, layer by layer,
+and calls the branch again with the same random numbers and number types (Gomez et al. 2017, section 3).
+
+Streams and their gradients are float64 and are rounded before they enter a branch. The recomputed input of a branch is
+then equal to the original to the bit. With float32 streams it would differ in the last bits, a branch that multiplies
+in bfloat16 or hashes could return something else, and errors would grow from layer to layer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from xlcli.memory import Memory
 from xlcli.model.stack import Block, Stack, StackOutput
 from xlcli.ops.context import AttentionContext
-from xlcli.ops.reversible import Layer, reversible_forward
+
+T = TypeVar("T")
+
+
+class Layer(NamedTuple, Generic[T]):
+    """Branches F and G, from (b t d) to (b t d), and the parameters that each uses. F returns a further value.
+
+    A branch is called again in the backward pass, so it must not modify its inputs or the state that it reads.
+    """
+
+    f: Callable[[Tensor], tuple[Tensor, T]]
+    g: Callable[[Tensor], Tensor]
+    f_parameters: Sequence[Tensor]
+    g_parameters: Sequence[Tensor]
+
+
+def reversible_forward(x1: Tensor, x2: Tensor, layers: Sequence[Layer[T]]) -> tuple[Tensor, Tensor, list[T]]:
+    """Both streams (b t d) after all layers, and the further value of each F. Activations are not kept.
+
+    Gradients flow to the streams and to the listed parameters only. Without gradients, streams keep their own type.
+    """
+    if not torch.is_grad_enabled():
+        return _forward_without_gradients(x1, x2, layers)
+    call = _Call(x1, len(layers))
+    values: list[T] = []
+    y1, y2 = x1.double(), x2.double()
+    for i, layer in enumerate(layers, start=1):
+        used = {id(p): p for p in (*layer.f_parameters, *layer.g_parameters) if p.requires_grad}
+        y1, y2 = _Recomputed.apply(y1, y2, layer, values, call, i, *used.values())  # type: ignore[no-untyped-call]
+    return y1.to(x1.dtype), y2.to(x2.dtype), values
+
+
+def _forward_without_gradients(x1: Tensor, x2: Tensor, layers: Sequence[Layer[T]]) -> tuple[Tensor, Tensor, list[T]]:
+    values = []
+    for layer in layers:
+        y, value = layer.f(x2)
+        values.append(value)
+        x1 = x1 + y
+        x2 = x2 + layer.g(x1)
+    return x1, x2, values
+
+
+class _Recomputed(torch.autograd.Function):
+    """Layer number `place`, from 1. The last layer saves its outputs; other layers get recomputed ones from `call`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x1: Tensor, x2: Tensor, layer: Layer[T], values: list[T], call: _Call, place: int, *used: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        def f(x: Tensor) -> Tensor:
+            y, value = layer.f(x)
+            values.append(value)
+            return y
+
+        before_f = _RandomState.now(call.device)
+        y1 = x1 + call.branch(f, x2)[1].detach()
+        before_g = _RandomState.now(call.device)
+        y2 = x2 + call.branch(layer.g, y1)[1].detach()
+        ctx.layer, ctx.call, ctx.place, ctx.used, ctx.random_states = layer, call, place, used, (before_f, before_g)
+        # Parameters are saved so that autograd detects changes before the backward pass.
+        ctx.save_for_backward(*used, *((y1, y2) if place == call.n_layers else ()))
+        return y1, y2
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d1: Tensor, d2: Tensor) -> tuple[Tensor | None, ...]:
+        call: _Call = ctx.call
+        kept: tuple[Tensor, ...] = ctx.saved_tensors
+        *_, y1, y2 = *kept, *(() if ctx.place == call.n_layers else call.inputs)
+        gradients: dict[int, Tensor] = {}
+
+        def differentiate(
+            branch: Callable[[Tensor], Tensor], x: Tensor, d: Tensor, parameters: Sequence[Tensor]
+        ) -> tuple[Tensor, Tensor]:
+            """Recomputed output of a branch, and the gradient of its input; collects gradients of parameters."""
+            x, y = call.branch(branch, x)
+            learned = [p for p in parameters if p.requires_grad]
+            d_x, *found = torch.autograd.grad(y, (x, *learned), d.to(y.dtype), allow_unused=True)
+            for parameter, gradient in zip(learned, found, strict=True):
+                if gradient is not None:
+                    before = gradients.get(id(parameter))
+                    gradients[id(parameter)] = gradient if before is None else before + gradient
+            return y.detach(), d_x
+
+        before_f, before_g = ctx.random_states
+        with torch.random.fork_rng([call.device] if call.device.type == "cuda" else []):
+            before_g.restore(call.device)
+            y, d = differentiate(ctx.layer.g, y1, d2, ctx.layer.g_parameters)
+            x2, d1 = y2 - y, d1 + d
+            before_f.restore(call.device)
+            y, d = differentiate(lambda x: ctx.layer.f(x)[0], x2, d1, ctx.layer.f_parameters)
+            x1, d2 = y1 - y, d2 + d
+        call.inputs = (x1, x2) if ctx.place > 1 else ()
+        return d1, d2, None, None, None, None, *(gradients.get(id(p)) for p in ctx.used)
+
+
+class _Call:
+    """Values shared by the layers of one call: settings for calling branches, and the inputs recomputed last."""
+
+    def __init__(self, x: Tensor, n_layers: int) -> None:
+        self.n_layers = n_layers
+        self.device = x.device
+        self.dtype = x.dtype
+        self.autocast = torch.get_autocast_dtype(x.device.type)
+        self.enabled = torch.is_autocast_enabled(x.device.type)
+        self.inputs: tuple[Tensor, ...] = ()
+
+    def branch(self, branch: Callable[[Tensor], Tensor], stream: Tensor) -> tuple[Tensor, Tensor]:
+        """Input and output of a branch, with the graph between them.
+
+        The forward pass builds the graph too, because kernels may differ without a graph. Autocast must not cache
+        16-bit copies of weights, which would belong to a graph that has been freed.
+        """
+        with (
+            torch.enable_grad(),
+            torch.autocast(self.device.type, dtype=self.autocast, enabled=self.enabled, cache_enabled=False),
+        ):
+            x = stream.detach().to(self.dtype).requires_grad_()
+            return x, branch(x)
+
+
+class _RandomState(NamedTuple):
+    """States of the random-number generators of the CPU and of the device."""
+
+    cpu: Tensor
+    cuda: Tensor | None
+
+    @staticmethod
+    def now(device: torch.device) -> _RandomState:
+        return _RandomState(torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None)
+
+    def restore(self, device: torch.device) -> None:
+        torch.set_rng_state(self.cpu)
+        if self.cuda is not None:
+            torch.cuda.set_rng_state(self.cuda, device)
 
 
 class ReversibleStack(Stack):

@@ -129,7 +129,7 @@ def prepare(attention: Any, cache: Any, memory_type: Array, qkv: Array, queries:
                 query[i] += content[i]
                 q[i] += position[i]
             if attention.relative:
-                # The query is at position 0, with sine 0 and cosine 1: q̃ = [b ; -a] (`ops/xl.py`).
+                # The query is at position 0, with sine 0 and cosine 1: q̃ = [b ; -a] (`model/position/xl.py`).
                 dots(array(attention.relative, (n_heads, f, e))[h], q, angles)
                 for i in range(f // 2):
                     query[e + i] = angles[f // 2 + i]

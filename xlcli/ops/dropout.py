@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
@@ -72,3 +72,17 @@ def _discard(n: int) -> None:
     words = torch.empty(min(n, DISCARDED), dtype=torch.int64)
     for i in range(0, n, DISCARDED):
         _draw(words[: n - i])
+
+
+class Dropout(nn.Dropout):
+    """Dropout of inputs of any shape in training.
+
+    Attributes:
+        share: Rows of the batch that the inputs are.
+    """
+
+    share = ALL_ROWS
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Inputs with some elements zero, unchanged outside training."""
+        return dropout(x, self.p, self.share) if self.training and self.p else x

@@ -45,3 +45,11 @@ def _parts(x: Tensor, weight: Tensor) -> int:
         return 1
     threads = torch.get_num_threads()
     return threads if weight.shape[0] % threads == 0 else 1
+
+
+def cast_for_products(x: Tensor) -> Tensor:
+    """Input of several matrix products in their type, so that they share one cast; unchanged without autocast."""
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind) and x.dtype == torch.float32:
+        return x.to(torch.get_autocast_dtype(kind))
+    return x

@@ -19,9 +19,8 @@ from torch import nn
 from xlcli.config import Config
 from xlcli.config.attention.softmax import CompressiveAttentionConfig
 from xlcli.model.attention.full import FullAttention
-from xlcli.model.dropout import Dropout
 from xlcli.model.lm import LanguageModel, ScoreOutput
-from xlcli.ops.dropout import Share
+from xlcli.ops.dropout import Dropout, Share
 from xlcli.ranks import Ranks
 from xlcli.runtime import Runtime
 

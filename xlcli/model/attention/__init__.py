@@ -16,11 +16,10 @@ from torch import Tensor, nn
 
 from xlcli.config import MemoryDtype
 from xlcli.memory import Memory
-from xlcli.model.norm import EPSILON, HeadNorm
 from xlcli.model.position import Position
-from xlcli.ops.autocast import cast_for_products
+from xlcli.model.residual import EPSILON, HeadNorm
 from xlcli.ops.context import AttentionContext
-from xlcli.ops.linear import Linear
+from xlcli.ops.linear import Linear, cast_for_products
 from xlcli.ops.span import Span
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 from einops import rearrange
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
@@ -23,12 +23,51 @@ from xlcli.memory import (
     TokenMemory,
 )
 from xlcli.model.attention.full import FullAttention, settings
-from xlcli.model.pooling import POOLINGS, ConvolutionPooling
 from xlcli.model.position import Position
 from xlcli.ops.attend import attend
 from xlcli.ops.compression import CompressedCall, compressed_calls
 from xlcli.ops.context import AttentionContext
 from xlcli.ops.span import Span
+
+
+class Pooling(nn.Module):
+    """Vector of a block of c layer inputs (Rae et al. 2020, section 3.2): the mean of each feature."""
+
+    def __init__(self, dim: int, rate: int) -> None:
+        super().__init__()
+
+    def forward(self, blocks: Tensor) -> Tensor:
+        """Pooled vectors (b n d) of blocks (b n c d)."""
+        return blocks.mean(2)
+
+
+class MaxPooling(Pooling):
+    """Maximum of each feature."""
+
+    def forward(self, blocks: Tensor) -> Tensor:
+        """Pooled vectors (b n d) of blocks (b n c d)."""
+        return blocks.amax(2)
+
+
+class ConvolutionPooling(Pooling):
+    """Convolution with kernel and stride c: the mean of a block plus a learned map, which is zero before training."""
+
+    def __init__(self, dim: int, rate: int) -> None:
+        super().__init__(dim, rate)
+        self.mix = nn.Linear(rate * dim, dim, bias=False)
+
+    def forward(self, blocks: Tensor) -> Tensor:
+        """Pooled vectors (b n d) of blocks (b n c d)."""
+        flat = rearrange(blocks, "b n c d -> b n (c d)")
+        return blocks.mean(2) + F.linear(flat, self.mix.weight.to(flat.dtype))
+
+
+POOLINGS: dict[Literal["mean", "max", "convolution"], type[Pooling]] = {
+    "mean": Pooling,
+    "max": MaxPooling,
+    "convolution": ConvolutionPooling,
+}
+"""Value of `model.attention.pooling` to module."""
 
 
 def build(model: ModelConfig, attention: CompressiveAttentionConfig, position: Position) -> CompressiveAttention:

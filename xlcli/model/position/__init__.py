@@ -22,7 +22,7 @@ class Position(nn.Module):
     """Base of all encodings, without position information. One instance for each layer and one at the embedding."""
 
     initial_constants: ClassVar[Mapping[str, float]] = {}
-    """Parameters with a constant initial value; all others are drawn (`model/init.py`)."""
+    """Parameters with a constant initial value; all others are drawn (`init_weights`)."""
     n_terms = 1
     """Number of inner products in a score; the softmax scale is 1/sqrt(n_terms * head_dim)."""
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from xlcli.model.position import Position, ProjectVectors
 from xlcli.ops.context import AttentionContext
-from xlcli.ops.relative_buckets import relative_bucket
 
 
 class T5Position(Position):
@@ -34,3 +35,25 @@ def relative_buckets(context: AttentionContext, n_buckets: int, max_distance: in
         ("relative buckets", n_buckets, max_distance),
         lambda: relative_bucket(context.positions.distance, n_buckets=n_buckets, max_distance=max_distance),
     )
+
+
+def relative_bucket(distance: Tensor, *, n_buckets: int, max_distance: int) -> Tensor:
+    """Relative bucket (int64, any shape) of each distance; negative distances are in bucket 0.
+
+    Each distance below n_buckets // 2 has a bucket of its own. The other buckets are log-spaced up to `max_distance`,
+    and the last one contains all longer distances.
+    """
+    return torch.bucketize(distance, _edges(n_buckets, max_distance).to(distance.device), right=True)
+
+
+def _edges(n_buckets: int, max_distance: int) -> Tensor:
+    """Shortest distance (int64) of each bucket except the first."""
+    exact = n_buckets // 2
+    wide = n_buckets - exact
+    ratio = max_distance / exact
+    edges = list(range(1, exact + 1))
+    for i in range(1, wide):
+        edge = exact * ratio ** (i / wide)
+        # An edge that is an integer up to rounding errors starts a bucket at that integer.
+        edges.append(math.ceil(edge - 16 * math.ulp(edge)))
+    return torch.tensor(edges)

@@ -1,6 +1,14 @@
 """Relative encoding of Transformer-XL (Dai et al. 2019, section 3.3): score = (q+u)·k + (q+v)·(W_R R_distance).
 
 `biases.content` is the paper's u, `biases.position` its v, `relative` its W_{k,R}.
+
+R are sinusoids of the distance. Let a and b be the sine and cosine halves of W_Rᵀ(q_i + v). The angle-difference
+identities give exactly
+
+    Σ_f a_f sin((i-j)ω_f) + b_f cos((i-j)ω_f) = q̃_i · p_j
+    q̃_i = [a sin iω + b cos iω ; b sin iω - a cos iω]        p_j = [cos jω ; sin jω]
+
+The position term is thus one more inner product, with keys that depend on the position only.
 """
 
 from __future__ import annotations
@@ -8,12 +16,12 @@ from __future__ import annotations
 import torch
 from einops import rearrange
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from xlcli.model.position import Position, ProjectVectors
 from xlcli.ops.attend_blocks import Clamp, ScoreTerm
 from xlcli.ops.context import AttentionContext
 from xlcli.ops.positions import frequencies
-from xlcli.ops.xl import position_keys, rotate_query, shifted_scores
 
 
 class XLBiases(nn.Module):
@@ -95,3 +103,30 @@ class XLPosition(Position):
 def _uses_shift(context: AttentionContext) -> bool:
     """Whether position scores are those of the relative shift, which are clamped and have gradients."""
     return context.clamp_len is not None and not torch.is_inference_mode_enabled()
+
+
+def rotate_query(c: Tensor, sin: Tensor, cos: Tensor) -> Tensor:
+    """Queries q̃ (b h t f) from c = W_Rᵀ(q + v) (b h t f), sine half first, and query angles (t f/2)."""
+    a, b = c.chunk(2, dim=-1)
+    return torch.cat((a * sin + b * cos, b * sin - a * cos), dim=-1)
+
+
+def position_keys(sin: Tensor, cos: Tensor) -> Tensor:
+    """Keys p (s f) from key angles (s f/2)."""
+    return torch.cat((cos, sin), dim=-1)
+
+
+def shifted_scores(q: Tensor, r: Tensor) -> Tensor:
+    """Position term by the relative shift of the paper (appendix B).
+
+    Args:
+        q: Queries plus position bias, q + v (b h t e).
+        r: Projected sinusoids W_R R (h s e) for distances s-1 down to 0.
+
+    Returns:
+        Scores (b h t s). Entries of future keys are arbitrary and must be masked.
+    """
+    scores = torch.einsum("bhte,hse->bhts", q, r)
+    b, h, t, s = scores.shape
+    padded = F.pad(scores, (1, 0)).view(b, h, s + 1, t)
+    return padded[:, :, 1:].reshape(b, h, t, s)

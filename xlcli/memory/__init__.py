@@ -1,4 +1,4 @@
-"""Memory of one layer between calls. One file per kind; `State` holds one memory for each layer.
+"""Memory of one layer between calls. `State` holds one memory for each layer.
 
 hidden         layer inputs, for training with softmax attention
 keyvalue       keys and values of softmax attention, in 32 or 16 bits

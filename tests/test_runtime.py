@@ -1,5 +1,6 @@
 """Device, number type, threads, compiler: chosen once, refused with a reason."""
 
+import os
 import subprocess
 import sys
 
@@ -178,3 +179,10 @@ def test_the_compiler_is_imported_only_to_compile():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=True)
     assert done.stdout == b"set()\n"
+
+
+def test_training_makes_no_folder_of_compiled_code_that_others_may_have_made(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    monkeypatch.setenv("XLCLI_CACHE", str(tmp_path / "cache"))
+    runtime.make_runtime(RuntimeConfig(), training=True)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "cache" / "inductor")

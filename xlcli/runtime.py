@@ -81,12 +81,13 @@ def make_runtime(
         ranks: Processes of the run.
 
     Raises:
-        ConfigError: The device does not exist or does not support the settings, or others can write compiled code.
+        ConfigError: The device does not exist or does not support the settings, or others can write the folder of compiled code.
     """
     device = _device(config.device, ranks)
+    if training:  # without it, optimizers make a folder that another user may have made, too
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(code_folder("inductor", "TORCHINDUCTOR_CACHE_DIR"))
     if training and config.compile:
         _require_compiler(device)
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(code_folder("inductor", "TORCHINDUCTOR_CACHE_DIR"))
         os.environ["PYTHONSAFEPATH"] = "1"  # the compiler starts Python, which would search the working folder
     if config.threads is not None:
         torch.set_num_threads(config.threads)

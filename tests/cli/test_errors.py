@@ -73,3 +73,9 @@ def test_hostile_names_in_messages_are_shown(run, monkeypatch):
 
     monkeypatch.setattr(app, "run", fail)
     assert "\x1b" not in run().err
+
+
+def test_a_line_break_in_a_name_begins_no_line_of_a_message(run):
+    done = run("eval", "none\nxlcli: all is well")
+    assert done.code == 3
+    assert [line[:7] for line in done.err.splitlines()] == ["xlcli: ", "       "]

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in arguments or os.environ.get("XLCLI_DEBUG", "0") not in ("", "0")
     try:
         _ensure_standard_streams()
-        if "XLCLI_LAUNCHER" in os.environ:
+        if "XLCLI_LAUNCHER" in os.environ and "XLCLI_RANK_STORE" in os.environ:
             from xlcli.cli.signals import end_with_launcher
 
             end_with_launcher()
@@ -125,7 +125,8 @@ def _print_error(message: str, remedy: str) -> None:
     from xlcli.cli.terminal import columns, visible, wrapped
 
     with contextlib.suppress(OSError, ValueError):
-        text = visible(f"xlcli: {message}\n" + (f"       {remedy}\n" if remedy else ""))
+        lines = (f"xlcli: {message}", f"       {remedy}" if remedy else "")
+        text = "".join(visible(line.replace("\n", "\\n")) + "\n" for line in lines if line)
         sys.stderr.write(wrapped(text, columns(sys.stderr)))
         sys.stderr.flush()
 

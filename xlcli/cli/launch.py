@@ -67,14 +67,16 @@ def launch(arguments: Sequence[str], nproc: int, remedy: str = "Run the command 
         for process in processes:
             process.send_signal(number)
 
+    for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(stop) is not signal.SIG_IGN:
+            signal.signal(stop, receive)
     with tempfile.TemporaryDirectory(prefix="xlcli-") as folder:
         shared[STORE] = str(Path(folder, "store"))
         for number in map(str, range(nproc)):
             command, own = [sys.executable, "-P", "-m", "xlcli", *arguments], {"RANK": number, "LOCAL_RANK": number}
             processes.append(subprocess.Popen(command, env=shared | own, start_new_session=True))  # noqa: S603
-        for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(stop) is not signal.SIG_IGN:
-                signal.signal(stop, receive)
+        if received:
+            end(signal.SIGTERM)  # also those that were not there yet
         codes: dict[int, int] = {}  # by rank, in the order of their ends
         deadline = None
         while len(codes) < nproc:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from xlcli import bench, machine
-from xlcli.bench import cost, peaks, timing
+from xlcli.bench import cost, timing
 from xlcli.config import BenchConfig, Config, RuntimeConfig
 from xlcli.config import make as make_config
 from xlcli.errors import ResourceError
@@ -33,17 +33,21 @@ def _timed(monkeypatch, durations, seconds, **options):
         clock[0] += next(calls)
 
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    runtime = make_runtime(Config().runtime)
-    return _drain(timing.repeat(call, "calls", seconds, runtime, lambda: False, **options)).seconds
+    watch = timing.Stopwatch(make_runtime(Config().runtime), seconds, lambda: False)
+    return tuple(_drain(watch.repeat(call, "calls", **options)))
 
 
-@pytest.mark.parametrize("warmup", [-2, 1, 3])
+@pytest.mark.parametrize("warmup", [1, 3])
 def test_the_first_call_is_never_timed(warmup, monkeypatch):
     assert _timed(monkeypatch, (64, 4), 2.0, warmup=warmup) == (4,)
 
 
 def test_a_slow_first_call_does_not_end_the_measurement(monkeypatch):
     assert _timed(monkeypatch, (64, 1, 2, 1, 2), 4.0, warmup=1) == (1, 1, 2)
+
+
+def test_slow_calls_that_fill_the_memory_are_not_timed(monkeypatch):
+    assert _timed(monkeypatch, (9, 9, 9, 64, 4), 2.0, fill=3) == (4,)
 
 
 def _operations_of_a_product(x_has_gradient):
@@ -104,7 +108,7 @@ def test_kernels_read_weights_in_their_encoding_and_memory_in_its_type():
     state, rounded = _after_reading(network, 9), _after_reading(network, 9, memory_dtype="bfloat16")
     read = {dtype: make_decoder(network, dtype).read_bytes(state) for dtype in ("float32", "bfloat16", "int8")}
     matrices = 2 * (4 * 16 * 16 + 3 * 16 * network.config.ffn_dim) + 50 * 16
-    assert read["float32"] == cost.read_bytes(network, None, state)
+    assert read["float32"] == network.read_bytes + state.bytes
     assert read["float32"] - read["bfloat16"] == 2 * matrices  # W_R, biases and norms stay in float32
     assert 0 < 3 * matrices - (read["float32"] - read["int8"]) < matrices / 2  # scales of rows
     assert make_decoder(network, "float32").read_bytes(rounded) == read["float32"] - state.bytes // 2
@@ -112,15 +116,19 @@ def test_kernels_read_weights_in_their_encoding_and_memory_in_its_type():
 
 def _bench(task, model, **options):
     runtime = make_runtime(RuntimeConfig(dtype=options.pop("dtype", "auto")))
-    options = BenchConfig(mem_len=9, seconds=0.01, **options)
-    *_, speed = bench.bench(task, model, options, runtime, stop=lambda: False)
+    *_, speed = _events(task, model, runtime, lambda: False, mem_len=9, **options)
     return speed
+
+
+def _events(task, model, runtime, stop, **options):
+    config = model.config.model_copy(update={"bench": BenchConfig(seconds=0.01, **options)})
+    return bench.bench(task, model.name, model, config, runtime, stop=stop)
 
 
 @pytest.fixture(autouse=True)
 def _small_peaks(monkeypatch):
-    monkeypatch.setattr(peaks, "READ_BYTES", 2**16)
-    monkeypatch.setattr(peaks, "WIDTHS", dict.fromkeys(peaks.WIDTHS, (16, 32)))
+    monkeypatch.setattr(timing, "READ_BYTES", 2**16)
+    monkeypatch.setattr(timing, "WIDTHS", dict.fromkeys(timing.WIDTHS, (16, 32)))
 
 
 def _untrained(weight_dtype):
@@ -137,12 +145,21 @@ def test_modules_read_rounded_weights_in_float32():
     )
 
 
+def test_rates_above_a_peak_are_no_shares(monkeypatch):
+    def measure_peaks(watch):
+        watch.bytes_per_second, watch.flops_per_second = peaks
+        yield from ()
+
+    monkeypatch.setattr(timing.Stopwatch, "measure_peaks", measure_peaks)
+    for peaks in ((1.0, 1e30), (1e30, 1.0)):
+        speed = _bench("eval", _untrained("float32"))
+        assert [speed.read_share is None, speed.flops_share is None] == [peak == 1.0 for peak in peaks]
+
+
 def test_decoding_says_whether_kernels_are_used_and_why_not(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None)
     runtime = make_runtime(RuntimeConfig())
-    *events, speed = bench.bench(
-        "decode", _untrained("float32"), BenchConfig(seconds=0.01), runtime, stop=lambda: False
-    )
+    *events, speed = _events("decode", _untrained("float32"), runtime, lambda: False)
     assert speed.kernels is False
     assert any("pip install 'xlcli[fast]'" in event.text for event in events if isinstance(event, Notice))
 
@@ -158,7 +175,7 @@ def test_a_stop_while_the_prompt_is_read_ends_the_measurement(monkeypatch):
     monkeypatch.setattr(InferenceSession, "read", lambda self, ids, stop: 0 if stop() else len(ids))
     monkeypatch.setattr(InferenceSession, "reset", lambda self: stopping.append(True))
     stopping = []
-    options, runtime = BenchConfig(mem_len=9, seconds=0.01), make_runtime(RuntimeConfig(dtype="bfloat16"))
-    events = bench.bench("decode", _untrained("float32"), options, runtime, stop=lambda: bool(stopping))
+    runtime = make_runtime(RuntimeConfig(dtype="bfloat16"))
+    events = _events("decode", _untrained("float32"), runtime, lambda: bool(stopping), mem_len=9)
     assert [event.text for event in events if isinstance(event, Notice)][-1].startswith("stopped before all")
     assert len(stopping) == 1

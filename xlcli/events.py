@@ -304,9 +304,9 @@ class Speed:
             empty memory. None if it takes long or does not fit the machine.
         recompute_ratio: That time over `ms_per_token`.
         read_bytes_per_token: Size of the weights, memory and tables that a call reads, as they are stored.
-        read_share: Share of the machine's bandwidth with which they are read.
+        read_share: Share of the machine's bandwidth with which they are read; None if that is more, from a cache.
         flops_per_token: Operations of the matrix products that are computed, in training of the whole step.
-        flops_share: Share of the machine's arithmetic.
+        flops_share: Share of the machine's arithmetic; None if that is more.
         peak_rss_bytes: Peak memory of the process up to the last timed call, without the comparison.
         machine_read_bytes_per_second: Measured bandwidth of the machine.
         machine_flops_per_second: Measured rate of matrix products in the number type.
@@ -326,24 +326,24 @@ class Speed:
     ms_per_token: float
     ms_per_token_p90: float
     ms_per_token_p99: float | None
-    first_token_seconds: float | None
-    prompt_tokens: int | None
     recompute_ms_per_token: float | None
     recompute_ratio: float | None
     read_bytes_per_token: float | None
     read_share: float | None
     flops_per_token: float
-    flops_share: float
+    flops_share: float | None
     machine_read_bytes_per_second: float
     machine_flops_per_second: float
     peak_rss_bytes: int
     seconds: float
     device: str
     dtype: str
-    weight_dtype: str
-    memory_dtype: str
-    kernels: bool | None
     threads: int
+    weight_dtype: str = "float32"
+    memory_dtype: str = "float32"
+    first_token_seconds: float | None = None
+    prompt_tokens: int | None = None
+    kernels: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

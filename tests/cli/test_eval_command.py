@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import tempfile
 import time
 from pathlib import Path
 
@@ -109,10 +108,11 @@ def test_per_token_to_standard_output(run, model):
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
 def test_a_failing_disk_is_no_mistake_of_the_path(run, model, monkeypatch, number):
-    def fail(**options):
+    def fail(descriptor):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(tempfile, "mkstemp", fail)
+    run("eval")  # which keeps the tokens of the text
+    monkeypatch.setattr(os, "fsync", fail)
     done = run("eval", "--per-token", "t.jsonl")
     assert done.code == 4
     assert "cannot write t.jsonl" in done.err

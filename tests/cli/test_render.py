@@ -8,7 +8,7 @@ import pytest
 from programs import Terminal
 
 from xlcli import config
-from xlcli.cli import json_objects, quantities, render, report
+from xlcli.cli import render, report
 from xlcli.cli.eval import page_facts
 from xlcli.cli.render import Screen
 from xlcli.events import ContextBin, Notice, Plan, Progress, Score, Step, StreamStats, Trained
@@ -26,7 +26,7 @@ SCORE = Score(
 
 
 def test_amounts_sizes_and_times():
-    assert [quantities.amount(v) for v in (0.5, 7, 999, 1234, 123456, 5e6)] == [
+    assert [report.amount(v) for v in (0.5, 7, 999, 1234, 123456, 5e6)] == [
         "0.5",
         "7",
         "999",
@@ -34,29 +34,29 @@ def test_amounts_sizes_and_times():
         "123k",
         "5M",
     ]
-    assert quantities.amount(6.61e9) == "6.61B"
-    assert [quantities.size(v) for v in (1, 10, 2048, 3.5 * 2**20)] == ["1 byte", "10 bytes", "2.0 KiB", "3.5 MiB"]
-    assert [quantities.counted(n, "token") for n in (0, 1, 2, 1500)] == [
+    assert report.amount(6.61e9) == "6.61B"
+    assert [report.size(v) for v in (1, 10, 2048, 3.5 * 2**20)] == ["1 byte", "10 bytes", "2.0 KiB", "3.5 MiB"]
+    assert [report.counted(n, "token") for n in (0, 1, 2, 1500)] == [
         "0 tokens",
         "1 token",
         "2 tokens",
         "1.5k tokens",
     ]
-    assert [quantities.time(v) for v in (4.21, 42, 201, 3723, float("inf"), -1)] == [
+    assert [report.time(v) for v in (4.21, 42, 201, 3723, float("inf"), -1)] == [
         "4.2 s", "42 s", "3:21", "1:02:03", "-", "-",
     ]  # fmt: skip
-    assert [quantities.age(v) for v in (5, 60, 7200, 3 * 86400)] == ["just now", "1 minute", "2 hours", "3 days"]
+    assert [report.age(v) for v in (5, 60, 7200, 3 * 86400)] == ["just now", "1 minute", "2 hours", "3 days"]
 
 
 def test_sparkline():
-    assert quantities.sparkline([8, 4, 2, 1]) == "█▄▂▁"
-    assert quantities.sparkline([3.0]) == "▁"
-    assert quantities.sparkline([float("nan")]) == ""
-    assert len(quantities.sparkline(list(range(1000)), 24)) == 24
+    assert report.sparkline([8, 4, 2, 1]) == "█▄▂▁"
+    assert report.sparkline([3.0]) == "▁"
+    assert report.sparkline([float("nan")]) == ""
+    assert len(report.sparkline(list(range(1000)), 24)) == 24
 
 
 def test_json_is_legal_whatever_the_numbers():
-    made = json.loads(json_objects.to_json(json_objects.score_object(SCORE)), parse_constant=pytest.fail)
+    made = json.loads(report.to_json(report.score_object(SCORE)), parse_constant=pytest.fail)
     assert made["by_context"][0] == {"from": 0, "to": 4, "tokens": 4, "bits_per_byte": 2.5, "margin": 0.25}
     assert made["by_context"][1]["bits_per_byte"] is None
     assert made["chars"] is None
@@ -147,7 +147,7 @@ def test_a_narrow_line_keeps_what_matters_most():
     history = [3.0 - 0.01 * i for i in range(60)]
     line = report.step_line(STEP, history)
     whole = "step 7  25 %  3:21 left  2.164 bits/byte  12.3k tokens/s"
-    assert line == f"{whole}  {quantities.sparkline(history)}"
+    assert line == f"{whole}  {report.sparkline(history)}"
     assert report.step_line(STEP) == whole
     assert len(report.step_line(dataclasses.replace(STEP, step=123456), history)) < 80
 

@@ -1,4 +1,4 @@
-"""Operations that a call computes and bytes that it reads, counted as it is executed."""
+"""Operations that a call computes, counted as it is executed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,6 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
-
-from xlcli.model.decoder import Decoder
-from xlcli.model.lm import LanguageModel
-from xlcli.state import State
 
 aten = torch.ops.aten
 OPERATIONS = flop_registry | {
@@ -62,10 +58,3 @@ def count_operations(call: Callable[[], object]) -> int:
     with counter:
         call()
     return counter.total
-
-
-def read_bytes(network: LanguageModel, decoder: Decoder | None, state: State) -> int:
-    """Size in bytes of the weights and the memory that a call after this state reads, tables by distance included."""
-    if decoder is not None:
-        return decoder.read_bytes(state)
-    return network.read_bytes + state.bytes

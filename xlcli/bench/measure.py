@@ -1,30 +1,32 @@
-"""Measurement of one task with one memory length, and the figures that follow from it."""
+"""Measurement of one task with one memory length, and the figures that follow from it.
+
+The first event of a measurement comes as soon as it is known that its memory fits the machine, before any call.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator
 from dataclasses import replace
-from typing import Literal
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from xlcli import config as settings
-from xlcli.bench.cost import count_operations, read_bytes
-from xlcli.bench.peaks import Peaks
-from xlcli.bench.timing import WARMUP, Times, repeat
-from xlcli.config import BenchConfig, Config, EvalConfig, MemoryDtype, Sampling, WeightEncoding
+from xlcli.bench.cost import count_operations
+from xlcli.bench.timing import Stopwatch
+from xlcli.config import BenchConfig, Config, EvalConfig, Sampling
 from xlcli.errors import ResourceError
-from xlcli.evaluation.lengths import Lengths, choose_lengths
+from xlcli.evaluation.lengths import choose_lengths
 from xlcli.evaluation.passes import init_state, token_nats
 from xlcli.evaluation.text import TokenizedText
 from xlcli.events import Notice, Progress, Speed, StoppedEarlyError
 from xlcli.inference import InferenceSession, check_memory, describe_decoding
 from xlcli.metrics import TextCounts
 from xlcli.online import FixedModel
-from xlcli.runtime import Runtime, peak_rss_bytes
+from xlcli.runtime import peak_rss_bytes
 from xlcli.sampling import SampleRNG, sample_tokens
 from xlcli.store.folder import LoadedModel
 from xlcli.text.corpus import Corpus, Part
@@ -34,210 +36,166 @@ from xlcli.training.run import make_training_run
 
 SLOW = 10.0
 """Time to read a window, in multiples of the time for a figure, from which on recomputing it is not measured."""
-
 LEAST_FOR_P99 = 100
 """Minimum number of calls for their 99th percentile."""
-Stop = Callable[[], bool]
 Measurement = Generator[Progress | Notice, None, Speed]
 
 
-def check_decoding(model: LoadedModel, options: BenchConfig, runtime: Runtime) -> None:
-    """Compares the memory that decoding needs with that of the machine.
+def decoding(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Measurement:
+    """Speed of a session that samples with full memory, as `generate` does.
 
     Raises:
         ResourceError: The memory does not fit the machine.
     """
-    mem_len, (_, memory_dtype) = options.mem_len or model.config.train.segment_len, options.dtypes(model.config.model)
-    check_memory(model, runtime, mem_len, memory_dtype=memory_dtype, predicts=True)
-    rows = options.batch_size or 1
-    check_memory(model, runtime, mem_len, batch_size=rows, segment_len=1, memory_dtype=memory_dtype)
-
-
-def measure_decoding(
-    model: LoadedModel, options: BenchConfig, runtime: Runtime, peaks: Peaks, stop: Stop
-) -> Measurement:
-    """Speed of a session that samples with full memory, as `generate` does."""
     assert options.mem_len is not None
     mem_len, rows, config = options.mem_len, options.batch_size or 1, model.config
-    session = InferenceSession.open(model, runtime, options, None)
+    kept, (_, memory_dtype) = mem_len or config.train.segment_len, options.dtypes(config.model)
+    check_memory(model, watch.runtime, kept, memory_dtype=memory_dtype, predicts=True)
+    check_memory(model, watch.runtime, kept, batch_size=rows, segment_len=1, memory_dtype=memory_dtype)
+    yield Progress(f"memory {mem_len:,}", 0, None, "calls")
+    session = InferenceSession.open(model, watch.runtime, options, None)
     prompt = random_tokens(config.model.vocab_size, mem_len or 1)
     for _ in range(2):
         if notice := session.compilation():
             yield notice
         session.predict()
     if session.decoder is None:
-        yield replace(describe_decoding(model, runtime), level="info")
+        yield replace(describe_decoding(model, watch.runtime), level="info")
 
     def first_token() -> None:
         session.reset()
-        if session.read(prompt, stop) < len(prompt):
+        if session.read(prompt, watch.stop) < len(prompt):
             raise StoppedEarlyError
         session.predict()
 
-    stage = f"memory {mem_len:,}"
-    first = yield from repeat(first_token, f"{stage}: first token", options.seconds, runtime, stop, warmup=1)
+    first = float(np.median((yield from watch.repeat(first_token, f"memory {mem_len:,}: first token", warmup=1))))
     branch = session.select([0] * rows) if rows > 1 else session
     rngs, sampling = [SampleRNG.seeded(row) for row in range(rows)], Sampling()
 
     def next_token() -> None:
         branch.last_tokens = sample_tokens(branch.predict(), rngs, sampling)
 
-    times = yield from repeat(next_token, f"{stage}: decoding", options.seconds, runtime, stop)
+    times = yield from watch.repeat(next_token, f"memory {mem_len:,}: decoding")
     peak = peak_rss_bytes()
     if not mem_len:  # memory of length 0 is emptied after each segment: half of one on average
+        half = max((config.train.segment_len - 1) // 2 - 1, 0)
         session.reset()
-        session.read(random_tokens(config.model.vocab_size, max((config.train.segment_len - 1) // 2 - 1, 0)), stop)
+        session.read(random_tokens(config.model.vocab_size, half), watch.stop)
         branch = session.select([0] * rows)
         branch.predict()
-    decoder = branch.decoder
-    read = read_bytes(model.network, decoder, branch.state)
-    operations = 0 if decoder is None else decoder.operations(branch.state)
+    decoder, state = branch.decoder, branch.state
+    read = model.network.read_bytes + state.bytes if decoder is None else decoder.read_bytes(state)
+    operations = 0 if decoder is None else decoder.operations(state)
     operations += count_operations(branch.predict)
-    recomputed = None
-    if rows == 1:
-        recomputed = yield from _recompute(model, mem_len, first.median, options.seconds, runtime, stop)
     return _speed(
-        "decode",
-        model.name,
-        model.network.n_parameters,
+        watch,
         times,
-        runtime,
-        peaks,
+        task="decode",
+        model=model.name,
+        parameters=model.network.n_parameters,
         mem_len=mem_len,
         segment_len=1,
         batch_size=rows,
         read=read,
         operations=operations,
-        peak=peak,
+        peak_rss_bytes=peak,
         weight_dtype=model.weight_dtype,
         memory_dtype=session.state.memory_dtype,
-        first=first.median,
-        recomputed=recomputed,
+        first_token_seconds=first,
+        prompt_tokens=mem_len or 1,
+        recomputed=(yield from _recompute(model, mem_len, first, watch)) if rows == 1 else None,
         kernels=decoder is not None,
     )
 
 
-def check_evaluation(model: LoadedModel, options: BenchConfig, runtime: Runtime) -> Lengths:
-    """Lengths of the calls, whose memory fits the machine.
+def evaluation(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Measurement:
+    """Speed of calls of an evaluation with full memory.
 
     Raises:
         ResourceError: The memory does not fit the machine.
     """
-    names = ("mem_len", "segment_len", "batch_size", "memory_dtype")
-    given = EvalConfig(**{name: getattr(options, name) for name in names})
-    lengths = choose_lengths(model, runtime, given, options.mem_len, _endless_text())
-    check_memory(
-        model,
-        runtime,
-        lengths.mem_len or lengths.segment_len,
-        batch_size=lengths.batch_size,
-        segment_len=lengths.segment_len,
-        memory_dtype=lengths.memory_dtype,
-    )
-    return lengths
-
-
-def measure_evaluation(
-    model: LoadedModel, lengths: Lengths, seconds: float, runtime: Runtime, peaks: Peaks, stop: Stop
-) -> Measurement:
-    """Speed of calls of an evaluation with full memory."""
+    given = EvalConfig(**options.model_dump(include={"mem_len", "segment_len", "batch_size", "memory_dtype"}))
+    ids = np.broadcast_to(np.zeros(1, np.uint16), (2**40,))  # one document, longer than any measurement
+    counts = TextCounts(len(ids), 0, None, None)
+    text = TokenizedText(Part(Corpus(()), 0, len(ids)), TokenFile(ids, len(ids)), counts)
+    lengths = choose_lengths(model, watch.runtime, given, options.mem_len, text)
     mem_len, rows, segment_len = lengths.mem_len, lengths.batch_size, lengths.segment_len
+    kept, memory_dtype = mem_len or segment_len, lengths.memory_dtype
+    check_memory(model, watch.runtime, kept, batch_size=rows, segment_len=segment_len, memory_dtype=memory_dtype)
+    yield Progress(f"memory {mem_len:,}", 0, None, "calls")
     tokens = random_tokens(model.config.model.vocab_size, rows * (segment_len + 1)).reshape(rows, segment_len + 1)
     reader = FixedModel(model.network)
     state = init_state(reader, lengths, np.zeros(rows, np.int64))
 
     def call() -> None:
         nonlocal state
-        _, _, state = token_nats(reader, runtime, tokens[:, :-1].copy(), tokens[:, 1:].copy(), state)
+        _, _, state = token_nats(reader, watch.runtime, tokens[:, :-1].copy(), tokens[:, 1:].copy(), state)
 
-    stage = f"memory {mem_len:,}"
     fill = -(-mem_len // segment_len)
-    yield from _fill(call, fill, stage, stop)
-    times = yield from repeat(call, f"{stage}: evaluation", seconds, runtime, stop, warmup=WARMUP - fill)
+    times = yield from watch.repeat(call, f"memory {mem_len:,}: evaluation", fill=fill)
     peak = peak_rss_bytes()
-    read = read_bytes(model.network, None, state)
-    operations = count_operations(call)
     return _speed(
-        "eval",
-        model.name,
-        model.network.n_parameters,
+        watch,
         times,
-        runtime,
-        peaks,
+        task="eval",
+        model=model.name,
+        parameters=model.network.n_parameters,
         mem_len=mem_len,
         segment_len=segment_len,
         batch_size=rows,
-        read=read,
-        operations=operations,
-        peak=peak,
+        read=model.network.read_bytes + state.bytes,
+        operations=count_operations(call),
+        peak_rss_bytes=peak,
         weight_dtype=model.weight_dtype,
-        memory_dtype=lengths.memory_dtype,
-        recomputed=(yield from _recompute(model, mem_len, fill * times.median / rows, seconds, runtime, stop)),
+        memory_dtype=memory_dtype,
+        recomputed=(yield from _recompute(model, mem_len, fill * float(np.median(times)) / rows, watch)),
     )
 
 
-def check_training(config: Config, mem_len: int, runtime: Runtime) -> Config:
-    """The configuration with this memory length and full lengths in each step, whose memory fits the machine.
+def training(name: str, config: Config, mem_len: int, watch: Stopwatch) -> Measurement:
+    """Speed of training steps with full memory and full lengths.
 
     Raises:
         ConfigError: A setting is illegal.
         ResourceError: The run does not fit the machine.
     """
-    options, train = config.bench, {"mem_len": mem_len, "random_lengths": False}
-    for key in ("segment_len", "batch_size"):
-        if (value := getattr(options, key)) is not None:
-            train[key] = value
-    config = settings.change(config, {"train": train})
+    given = config.bench.model_dump(include={"segment_len", "batch_size"}, exclude_none=True)
+    config = settings.change(config, {"train": {**given, "mem_len": mem_len, "random_lengths": False}})
     vocab_size, tokenizer = config.model.vocab_size, config.text.tokenizer
-    config = defaults.fill_in(config, tokenizer=tokenizer, vocab_size=vocab_size, device=runtime.device)
-    memory.require_possible([config], runtime)  # before the parameters of an impossible model are counted
-    memory.require(config, runtime, memory.n_parameters(config.model))
-    return config
-
-
-def measure_training(name: str, config: Config, runtime: Runtime, peaks: Peaks, stop: Stop) -> Measurement:
-    """Speed of training steps with full memory."""
+    config = defaults.fill_in(config, tokenizer=tokenizer, vocab_size=vocab_size, device=watch.runtime.device)
+    memory.require_possible([config], watch.runtime)  # before the parameters of an impossible model are counted
+    memory.require(config, watch.runtime, memory.n_parameters(config.model))
+    yield Progress(f"memory {mem_len:,}", 0, None, "calls")
     shape = config.train
     n_tokens = shape.batch_size * (shape.mem_len + 64 * shape.segment_len)
     ids = random_tokens(config.model.vocab_size, n_tokens)
-    run = make_training_run(config, runtime, TokenFile(ids, len(ids)), 0)
-    stage = f"memory {shape.mem_len:,}"
+    run = make_training_run(config, watch.runtime, TokenFile(ids, len(ids)), 0)
 
     def step() -> None:
         run.train_step(0.5)
 
-    yield from _fill(step, -(-shape.mem_len // shape.segment_len), stage, stop)
-    times = yield from repeat(step, f"{stage}: training", config.bench.seconds, runtime, stop)
+    fill = -(-shape.mem_len // shape.segment_len)
+    times = yield from watch.repeat(step, f"memory {shape.mem_len:,}: training", fill=fill)
     peak = peak_rss_bytes()
     with torch.compiler.set_stance("force_eager") if config.runtime.compile else contextlib.nullcontext():
         operations = count_operations(step)
     return _speed(
-        "train",
-        name,
-        run.model.n_parameters,
+        watch,
         times,
-        runtime,
-        peaks,
+        task="train",
+        model=name,
+        parameters=run.model.n_parameters,
         mem_len=shape.mem_len,
         segment_len=shape.segment_len,
         batch_size=shape.batch_size,
         read=None,
         operations=operations,
-        peak=peak,
+        peak_rss_bytes=peak,
     )
 
 
-def _fill(call: Callable[[], None], count: int, stage: str, stop: Stop) -> Iterator[Progress]:
-    """Calls that fill the memory, which are not timed."""
-    for i in range(count):
-        if stop():
-            raise StoppedEarlyError
-        yield Progress(f"{stage}: filling the memory", i, count, "calls")
-        call()
-
-
 def _recompute(
-    model: LoadedModel, mem_len: int, read_seconds: float, seconds: float, runtime: Runtime, stop: Stop
+    model: LoadedModel, mem_len: int, read_seconds: float, watch: Stopwatch
 ) -> Generator[Progress | Notice, None, float | None]:
     """Median seconds of one call over `mem_len` + 1 tokens of one sequence from empty memory.
 
@@ -247,21 +205,21 @@ def _recompute(
     if not mem_len:
         return None
     window, network, stage = mem_len + 1, model.network, f"memory {mem_len:,}: recomputing the window"
-    if read_seconds >= SLOW * seconds:
+    if read_seconds >= SLOW * watch.seconds:
         yield Notice(f"{stage} was not measured, because it takes long; a longer --seconds includes it")
         return None
     try:
-        check_memory(model, runtime, window, segment_len=window)
+        check_memory(model, watch.runtime, window, segment_len=window)
     except ResourceError as error:
         yield Notice(f"{stage} was not measured: {error.message}")
         return None
-    tokens = torch.from_numpy(random_tokens(model.config.model.vocab_size, window)[None]).to(runtime.device)
+    tokens = torch.from_numpy(random_tokens(model.config.model.vocab_size, window)[None]).to(watch.runtime.device)
 
     def call() -> None:
-        with torch.inference_mode(), runtime.autocast():
+        with torch.inference_mode(), watch.runtime.autocast():
             network.logits(tokens, network.init_state(1, mem_len=0, segment_len=window))
 
-    return (yield from repeat(call, stage, seconds, runtime, stop, warmup=1)).median
+    return float(np.median((yield from watch.repeat(call, stage, warmup=1))))
 
 
 def random_tokens(vocab_size: int, count: int) -> NDArray[np.int64]:
@@ -270,69 +228,49 @@ def random_tokens(vocab_size: int, count: int) -> NDArray[np.int64]:
     return np.minimum(vocab_size**uniforms - 1, vocab_size - 1).astype(np.int64)
 
 
-def _endless_text() -> TokenizedText:
-    """A text of one document that is longer than any measurement."""
-    ids = np.broadcast_to(np.zeros(1, np.uint16), (2**40,))
-    return TokenizedText(Part(Corpus(()), 0, len(ids)), TokenFile(ids, len(ids)), TextCounts(len(ids), 0, None, None))
-
-
 def _speed(
-    task: Literal["decode", "eval", "train"],
-    name: str,
-    n_parameters: int,
-    times: Times,
-    runtime: Runtime,
-    peaks: Peaks,
+    watch: Stopwatch,
+    times: NDArray[np.float64],
     *,
-    mem_len: int,
-    segment_len: int,
     batch_size: int,
+    segment_len: int,
     read: int | None,
     operations: int,
-    peak: int,
-    weight_dtype: WeightEncoding = "float32",
-    memory_dtype: MemoryDtype = "float32",
-    first: float | None = None,
     recomputed: float | None = None,
-    kernels: bool | None = None,
+    **fields: Any,
 ) -> Speed:
     """The figures of timed calls that make or read `segment_len` tokens of each sequence.
 
-    `read` is the number of bytes that a call reads, `operations` its floating-point operations, `peak` the peak memory
-    in bytes.
+    `read` is the number of bytes that a call reads, `operations` its floating-point operations, `recomputed` the
+    seconds of a token without memory, `fields` are those of `Speed` as they are.
     """
-    per_call = batch_size * segment_len
-    tokens = per_call * len(times.seconds)
-    seconds = times.median / per_call
+    per_call, total = batch_size * segment_len, float(times.sum())
+    median, p90, p99 = (float(seconds) for seconds in np.quantile(times, (0.5, 0.9, 0.99)))
     return Speed(
-        task=task,
-        model=name,
-        parameters=n_parameters,
-        mem_len=mem_len,
         segment_len=segment_len,
         batch_size=batch_size,
-        calls=len(times.seconds),
-        tokens=tokens,
-        tokens_per_second=tokens / times.total,
-        ms_per_token=1e3 * seconds,
-        ms_per_token_p90=1e3 * times.percentile(0.9) / per_call,
-        ms_per_token_p99=1e3 * times.percentile(0.99) / per_call if len(times.seconds) >= LEAST_FOR_P99 else None,
-        first_token_seconds=first,
-        prompt_tokens=None if first is None else mem_len or 1,
+        calls=len(times),
+        tokens=per_call * len(times),
+        tokens_per_second=per_call * len(times) / total,
+        ms_per_token=1e3 * median / per_call,
+        ms_per_token_p90=1e3 * p90 / per_call,
+        ms_per_token_p99=1e3 * p99 / per_call if len(times) >= LEAST_FOR_P99 else None,
         recompute_ms_per_token=None if recomputed is None else 1e3 * recomputed,
-        recompute_ratio=None if recomputed is None else recomputed / seconds,
+        recompute_ratio=None if recomputed is None else recomputed * per_call / median,
         read_bytes_per_token=None if read is None else read / per_call,
-        read_share=None if read is None else read / times.median / peaks.bytes_per_second,
+        read_share=None if read is None else _share(read / median, watch.bytes_per_second),
         flops_per_token=operations / per_call,
-        flops_share=operations / times.median / peaks.flops_per_second,
-        machine_read_bytes_per_second=peaks.bytes_per_second,
-        machine_flops_per_second=peaks.flops_per_second,
-        peak_rss_bytes=peak,
-        seconds=times.total,
-        device=str(runtime.device),
-        dtype=runtime.dtype_name,
-        weight_dtype=weight_dtype,
-        memory_dtype=memory_dtype,
-        kernels=kernels,
-        threads=runtime.threads,
+        flops_share=_share(operations / median, watch.flops_per_second),
+        machine_read_bytes_per_second=watch.bytes_per_second,
+        machine_flops_per_second=watch.flops_per_second,
+        seconds=total,
+        device=str(watch.runtime.device),
+        dtype=watch.runtime.dtype_name,
+        threads=watch.runtime.threads,
+        **fields,
     )
+
+
+def _share(rate: float, peak: float) -> float | None:
+    """Share of a peak; None above it, where data come from a cache."""
+    return rate / peak if rate <= peak else None

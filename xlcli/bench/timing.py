@@ -1,13 +1,16 @@
-"""Repeated calls, timed: warm-up first, then as many as fit a number of seconds."""
+"""A stopwatch for repeated calls, and the measured peaks of the machine: reading memory, and matrix products."""
 
 from __future__ import annotations
 
-import math
+import itertools
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import partial
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from xlcli.events import Progress, ProgressMeter, StoppedEarlyError
 from xlcli.runtime import Runtime
@@ -16,68 +19,83 @@ WARMUP = 3
 """Number of calls before the timed ones."""
 LEAST = 3
 """Minimum number of timed calls."""
-UNEVEN = 1.5
-"""Ratio of the 90th percentile to the median above which the machine was not quiet."""
+PEAK_SECONDS = 1.0
+"""Maximum time for each peak of the machine."""
+READ_BYTES = 2**28
+"""Size of the array that is read, larger than the caches."""
+WIDTHS = {"cpu": (1024, 2048), "cuda": (4096, 8192)}
+"""Widths of the square matrices that are multiplied; the best rate counts."""
 
 
-@dataclass(frozen=True)
-class Times:
-    """Durations of calls in seconds, ascending."""
+@dataclass
+class Stopwatch:
+    """Times calls again and again.
 
-    seconds: tuple[float, ...]
-
-    @property
-    def total(self) -> float:
-        """Sum of all durations in seconds."""
-        return math.fsum(self.seconds)
-
-    def percentile(self, share: float) -> float:
-        """Duration in seconds that this share of the calls does not exceed; 0.5 is the median."""
-        place = share * (len(self.seconds) - 1)
-        low, high = self.seconds[math.floor(place)], self.seconds[math.ceil(place)]
-        return low + (place - math.floor(place)) * (high - low)
-
-    @property
-    def median(self) -> float:
-        """Median duration in seconds."""
-        return self.percentile(0.5)
-
-
-def repeat(
-    call: Callable[[], object],
-    stage: str,
-    seconds: float,
-    runtime: Runtime,
-    stop: Callable[[], bool],
-    *,
-    warmup: int = WARMUP,
-) -> Generator[Progress, None, Times]:
-    """Times a call again and again for about `seconds`; yields progress.
-
-    Args:
-        call: The call.
-        stage: Name of the measurement in the events.
-        seconds: Time for all calls; at least `LEAST` are timed. A second call that takes longer is the only
-            timed one.
+    Attributes:
         runtime: Device, which is waited for.
+        seconds: Time for all calls of a figure; at least `LEAST` are timed. A second call that takes longer is the only
+            timed one.
         stop: Called between calls.
-        warmup: Number of calls before the timed ones, at least 1 in any case: the first call may compile or allocate.
-
-    Raises:
-        StoppedEarlyError: `stop` became true.
+        bytes_per_second: Highest rate of reading memory, once the peaks are measured.
+        flops_per_second: Highest rate of matrix products in the number type, with all threads.
     """
-    meter = ProgressMeter(stage, None, "calls")
-    durations: list[float] = []
-    warmup = max(1, warmup)
-    while len(durations) < 2 or (
-        durations[1] < seconds and (len(durations) < warmup + LEAST or math.fsum(durations[warmup:]) < seconds)
-    ):
-        if stop():
-            raise StoppedEarlyError
-        started = time.perf_counter()
-        call()
-        if runtime.device.type == "cuda":
-            torch.cuda.synchronize()
-        durations.append(time.perf_counter() - started)
-        yield from meter.report(len(durations))
-    return Times(tuple(sorted(durations[warmup:] or durations[1:])))
+
+    runtime: Runtime
+    seconds: float
+    stop: Callable[[], bool]
+    bytes_per_second: float = 0.0
+    flops_per_second: float = 0.0
+
+    def repeat(
+        self, call: Callable[[], object], stage: str, *, fill: int = 0, warmup: int = WARMUP
+    ) -> Generator[Progress, None, NDArray[np.float64]]:
+        """Durations of a call in seconds, ascending; yields progress.
+
+        Args:
+            call: The call.
+            stage: Name of the measurement in the events.
+            fill: Number of calls that fill the memory, before all others.
+            warmup: Number of calls before the timed ones, at least 1: the first call may compile or allocate.
+
+        Raises:
+            StoppedEarlyError: `stop` became true.
+        """
+        meter = ProgressMeter(stage, None, "calls")
+        durations: list[float] = []
+        for n in itertools.count(1):
+            if self.stop():
+                raise StoppedEarlyError
+            started = time.perf_counter()
+            call()
+            if self.runtime.device.type == "cuda":
+                torch.cuda.synchronize()
+            if n > fill:
+                durations.append(time.perf_counter() - started)
+            yield from meter.report(n)
+            timed = durations[warmup:]
+            if len(durations) > 1 and (
+                durations[1] >= self.seconds or (len(timed) >= LEAST and sum(timed) >= self.seconds)
+            ):
+                break
+        return np.sort(timed or durations[1:])
+
+    def measure_peaks(self) -> Generator[Progress, None, None]:
+        """Measures both peaks on the device; the shortest call counts.
+
+        Raises:
+            StoppedEarlyError: `stop` became true.
+        """
+        device, seconds = self.runtime.device, min(self.seconds, PEAK_SECONDS)
+        array = torch.ones(READ_BYTES // 4, device=device)
+        watch = Stopwatch(self.runtime, seconds, self.stop)
+        times = yield from watch.repeat(array.max, "bandwidth of reading memory")
+        self.bytes_per_second = READ_BYTES / times[0]
+        del array
+        small = torch.ones(2, 8, 8, device=device, dtype=self.runtime.dtype)
+        torch.matmul(*small)  # starts the library of matrix products
+        widths = WIDTHS.get(device.type, WIDTHS["cuda"])
+        watch.seconds = seconds / len(widths)
+        for width in widths:
+            a, b = torch.ones(2, width, width, device=device, dtype=self.runtime.dtype)
+            times = yield from watch.repeat(partial(torch.matmul, a, b), "arithmetic of matrix products")
+            self.flops_per_second = max(self.flops_per_second, 2 * width**3 / times[0])

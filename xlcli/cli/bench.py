@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -16,7 +15,7 @@ from xlcli.cli.usage import source
 from xlcli.errors import ConfigError
 
 if TYPE_CHECKING:
-    from xlcli.bench import Event
+    from xlcli.bench import Event, Task
     from xlcli.cli.render import Screen
     from xlcli.cli.signals import Stop
     from xlcli.config import Config, Tree
@@ -33,13 +32,20 @@ UNUSED = {
     "train": ("n_steps", "n_hashes", "clamp_len", "weight_dtype", "memory_dtype"),
 }
 """Options that do not apply to a task."""
-RECOMPUTED = (
-    "the same model without memory: for each token a call over it and as many tokens before it as the memory holds, "
-    "one sequence at a time. "
-    "Dai et al. 2019 (table 9, on a GPU) evaluate 363, 773, 1,409 and 1,874 times faster than a model that recomputes "
-    "windows of 800, 1,800, 2,800 and 3,800 tokens."
+COLUMN = 12
+"""Maximum width of a column of figures with the gap before it."""
+MEANING = (
+    ("first token", "after a prompt as long as the memory"),
+    ("bandwidth", "share of the bandwidth of the machine, for weights and memory; - if a cache has them"),
+    ("arithmetic", "share of the arithmetic of the machine, for the matrix products of the call or step"),
+    (
+        "recomputed, ms per token",
+        "the same model without memory: for each token a call over it and as many tokens before it as the memory "
+        "holds, one sequence at a time. Dai et al. 2019 (table 9, on a GPU) evaluate 363, 773, 1,409 and 1,874 times "
+        "faster than a model that recomputes windows of 800, 1,800, 2,800 and 3,800 tokens.",
+    ),
 )
-"""Meaning of the comparison, with the published one."""
+"""Names of figures and their meaning."""
 app = typer.Typer()
 
 
@@ -144,17 +150,16 @@ def bench(
         check_files(context, folder or Path(), (), ["plot"])
     with screen.stop() as stop, screen.until(stop):
         screen.wait("loading the model")
-        speeds = read_speeds(measure(task, preset, folder, config, screen, stop), screen)
+        speeds: list[Speed] = list(screen.results(measure(task, preset, folder, config, screen, stop)))
         if not speeds:
             return stop.exit_code
         if plot is not None:
             draw_speed(plot, speeds)
             screen.say(f"plot written to {plot}")
         if screen.json:
-            objects = [dataclasses.asdict(speed) for speed in speeds]
-            screen.object({"sweep": objects} if len(config.bench.mem_lens) > 1 else objects[0])
+            screen.object({"sweep": speeds} if len(config.bench.mem_lens) > 1 else speeds[0])
         else:
-            screen.print(speed_text(speeds, screen.columns))
+            screen.print(speed_text(speeds, screen.columns or 80, with_meaning=screen.verbose))
         return stop.exit_code
 
 
@@ -197,95 +202,61 @@ def of_model(folder: Path, settings: Tree) -> Config:
 
 
 def measure(
-    task: Literal["decode", "eval", "train"],
-    preset: str | None,
-    folder: Path | None,
-    config: Config,
-    screen: Screen,
-    stop: Stop,
+    task: Task, preset: str | None, folder: Path | None, config: Config, screen: Screen, stop: Stop
 ) -> Iterator[Event]:
     """Events of the measurement. Imports torch."""
     from xlcli import bench
     from xlcli.cli.prologue import load_model
     from xlcli.runtime import make_runtime
 
+    name, model = preset or str(folder and folder.resolve().name), None
     if task == "train":
-        name = preset or str(folder and folder.resolve().name)
-        return bench.bench_training(name, config, make_runtime(config.runtime, training=True), stop=stop)
-    if folder is not None:
+        runtime = make_runtime(config.runtime, training=True)
+    elif folder is not None:
         model, runtime = load_model(folder, config.bench, config.runtime, screen)
+        name = model.name
     else:
         runtime = make_runtime(config.runtime)
         shape = config.bench.shape(config.model)
         weight_dtype, _ = config.bench.dtypes(shape)
-        model = bench.untrained(str(preset), config.model_copy(update={"model": shape}), runtime, weight_dtype)
+        config = config.model_copy(update={"model": shape})
+        model = bench.untrained(name, config, runtime, weight_dtype)
         if config.bench.clamp_len is not None:
             limits = config.train.limits(shape, config.bench.clamp_len)
             model.network.clamp_len, model.network.far_len = limits
-    return bench.bench(task, model, config.bench, runtime, stop=stop)
+    return bench.bench(task, name, model, config, runtime, stop=stop)
 
 
-def read_speeds(events: Iterator[Event], screen: Screen) -> list[Speed]:
-    """Figures of a measurement; shows progress and messages."""
-    from xlcli.events import Notice, Progress
-
-    speeds: list[Speed] = []
-    for event in events:
-        if isinstance(event, Notice):
-            screen.notice(event)
-        elif isinstance(event, Progress):
-            screen.progress(event)
-        else:
-            speeds.append(event)
-    return speeds
-
-
-def speed_text(speeds: Sequence[Speed], width: int | None) -> str:
-    """Figures as a table with a column for each memory length, and their meaning in lines of at most `width` cells.
-
-    Without a terminal, `width` is None, and the meaning has lines of 100 characters.
-    """
-    from xlcli.cli import quantities, report
+def speed_text(speeds: Sequence[Speed], width: int, *, with_meaning: bool) -> str:
+    """Figures as tables of at most `width` cells with a column for each memory length, and perhaps their meaning."""
+    from xlcli.cli import report
     from xlcli.cli.terminal import table, wrapped
 
     first = speeds[0]
-    compared = next((speed for speed in speeds if speed.recompute_ratio), first)
+    kernels = {None: "", True: ", compiled kernels", False: ", no compiled kernels"}[first.kernels]
+    threads = report.counted(first.threads, "thread")
     about = (
-        f"{first.task} of {first.model}, {quantities.amount(first.parameters)} parameters, {first.device} {first.dtype}"
-        f"{report.rounding(first.weight_dtype, first.memory_dtype)}, {quantities.counted(first.threads, 'thread')}"
-        f"{'' if first.kernels is None else ', compiled kernels' if first.kernels else ', no compiled kernels'}\n"
+        f"{first.task} of {first.model}, {report.amount(first.parameters)} parameters, {first.device} {first.dtype}"
+        f"{report.rounding(first.weight_dtype, first.memory_dtype)}, {threads}{kernels}\n"
         f"machine, measured: reads {first.machine_read_bytes_per_second / 1e9:.1f} GB/s, "
-        f"{first.machine_flops_per_second / 1e9:.0f} GFLOP/s\n\n"
+        f"{first.machine_flops_per_second / 1e9:.0f} GFLOP/s\n"
     )
-    return (
-        wrapped(about, width)
-        + _figure_tables([_figures(speed) for speed in speeds], width)
-        + table(_meaning(compared), width or 100, left=(0, 1))
-    )
-
-
-def _figure_tables(columns: Sequence[dict[str, str]], width: int | None) -> str:
-    """The figures in as few tables of at most `width` cells as possible, each with an empty line behind it."""
-    from xlcli.cli.terminal import table
-
+    columns = [_figures(speed) for speed in speeds]
     names = [name for name in columns[0] if any(column[name] for column in columns)]
-
-    def first(n: int) -> str:
-        return table([[name, *(column[name] for column in columns[:n])] for name in names])
-
-    n = len(columns)
-    while n > 1 and width is not None and max(map(len, first(n).splitlines())) > width:
-        n -= 1
-    rest = _figure_tables(columns[n:], width) if columns[n:] else ""
-    return f"{first(n)}\n{rest}"
+    n = max(1, (width - max(map(len, names))) // COLUMN)
+    parts = [columns[at : at + n] for at in range(0, len(columns), n)]
+    texts = [table([[name, *(column[name] for column in part)] for name in names]) for part in parts]
+    if with_meaning:
+        texts.append(table([row for row in MEANING if row[0] in names], width, left=(0, 1)))
+    return "\n".join([wrapped(about, width), *texts])
 
 
 def _figures(speed: Speed) -> dict[str, str]:
     """Name and text of each figure; empty where it does not apply."""
-    from xlcli.cli import quantities
+    from xlcli.cli import report
 
-    def percent(share: float | None) -> str:
-        return "" if share is None else f"{100 * share:.0f} %"
+    def percent(rate: float | None, share: float | None) -> str:
+        return "" if rate is None else "-" if share is None else f"{100 * share:.0f} %"
 
     def ms(value: float | None) -> str:
         return "" if value is None else f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
@@ -293,41 +264,22 @@ def _figures(speed: Speed) -> dict[str, str]:
     def amount(value: float | None) -> str:
         return "" if value is None else f"{value / 1e6:,.4g}"
 
-    decodes = speed.task == "decode"
+    decodes, seconds = speed.task == "decode", speed.first_token_seconds
     return {
         "memory": f"{speed.mem_len:,}",
         "segment": "" if decodes else f"{speed.segment_len:,}",
         "batch": "" if decodes and speed.batch_size == 1 else f"{speed.batch_size:,}",
-        "tokens/s, mean": quantities.amount(speed.tokens_per_second),
+        "tokens/s, mean": report.amount(speed.tokens_per_second),
         "timed calls": f"{speed.calls:,}",
         "ms per token, median": ms(speed.ms_per_token),
         "  90th percentile": ms(speed.ms_per_token_p90),
         "  99th percentile": ms(speed.ms_per_token_p99),
-        "first token": "" if speed.first_token_seconds is None else _time(speed.first_token_seconds),
-        "bandwidth": percent(speed.read_share),
+        "first token": "" if seconds is None else f"{1e3 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s",
+        "bandwidth": percent(speed.read_bytes_per_token, speed.read_share),
         "  MB per token": amount(speed.read_bytes_per_token),
-        "arithmetic": percent(speed.flops_share),
+        "arithmetic": percent(speed.flops_per_token, speed.flops_share),
         "  million operations": amount(speed.flops_per_token),
         "recomputed, ms per token": ms(speed.recompute_ms_per_token),
         "  times slower": "" if speed.recompute_ratio is None else f"{speed.recompute_ratio:,.1f}",
-        "peak memory": quantities.size(speed.peak_rss_bytes),
+        "peak memory": report.size(speed.peak_rss_bytes),
     }
-
-
-def _time(seconds: float) -> str:
-    return f"{1e3 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
-
-
-def _meaning(speed: Speed) -> list[tuple[str, str]]:
-    """Meaning of figures of the table."""
-    rows = []
-    if speed.first_token_seconds is not None:
-        rows.append(("first token", "after a prompt as long as the memory"))
-    if speed.read_bytes_per_token is not None:
-        once = "" if speed.task == "decode" else ", read once per call"
-        rows.append(("bandwidth", f"share of the bandwidth of the machine, for weights and memory{once}"))
-    step = " of the whole step" if speed.task == "train" else ""
-    rows.append(("arithmetic", f"share of the arithmetic of the machine, for the matrix products{step} per token"))
-    if speed.recompute_ratio is not None:
-        rows.append(("recomputed", RECOMPUTED))
-    return rows

@@ -111,15 +111,35 @@ def write(results: Iterable[Output], target: str, screen: Screen, stop: Stop, *,
     Raises:
         Stopped: A signal ended the workflow.
     """
+    from xlcli.cli import report
+    from xlcli.events import Coded
     from xlcli.files import write_atomic
 
-    pieces = shown(results, target, screen, model=model, file=file)
+    def pieces() -> Iterator[bytes]:
+        for result in screen.results(results):
+            if isinstance(result, Coded):
+                show(result)
+            else:
+                yield result
+
+    def show(coded: Coded) -> None:
+        screen.clear()
+        n_bytes = max(1, coded.bytes)
+        bits_per_byte = 8 * coded.compressed_bytes / n_bytes if coded.bytes else 0.0
+        if screen.json:
+            figures = {**report.fields(coded), "bits_per_byte": bits_per_byte}
+            screen.object({"model": model, "file": file, "out": target, **figures})
+        else:
+            sizes = f"text {report.size(coded.bytes)}, compressed {report.size(coded.compressed_bytes)}"
+            surprisal = f"{coded.bits / n_bytes:.3f} by the model"
+            screen.say(f"{sizes}: {bits_per_byte:.3f} bits per byte, {surprisal}; {coded.seconds:.0f} s")
+
     with ending(stop):
         if target == "-":
-            for piece in pieces:
+            for piece in pieces():
                 screen.write(piece)
         else:
-            write_atomic(Path(target), pieces)
+            write_atomic(Path(target), pieces())
 
 
 @contextlib.contextmanager
@@ -137,37 +157,3 @@ def ending(stop: Stop) -> Iterator[None]:
         if not stop():
             raise
         raise Stopped(stop.exit_code) from None
-
-
-def ratio(a: float, b: float) -> float:
-    """Quotient a / b; 0 if b is 0."""
-    return a / b if b else 0.0
-
-
-def shown(results: Iterable[Output], target: str, screen: Screen, *, model: str, file: str) -> Iterator[bytes]:
-    """The bytes of a workflow; its events are shown."""
-    from xlcli.cli import json_objects, quantities
-    from xlcli.events import Coded, Notice, Progress
-
-    for result in results:
-        match result:
-            case bytes():
-                yield result
-            case Notice():
-                screen.notice(result)
-            case Progress():
-                screen.progress(result)
-            case Coded():
-                screen.clear()
-                figures = {"bits_per_byte": ratio(8 * result.compressed_bytes, result.bytes)}
-                if screen.json:
-                    screen.object(
-                        {"model": model, "file": file, "out": target, **json_objects.fields(result), **figures}
-                    )
-                else:
-                    sizes = (
-                        f"text {quantities.size(result.bytes)}, compressed {quantities.size(result.compressed_bytes)}"
-                    )
-                    rate = f"{figures['bits_per_byte']:.3f} bits per byte"
-                    surprisal = f"{ratio(result.bits, result.bytes):.3f} by the model"
-                    screen.say(f"{sizes}: {rate}, {surprisal}; {result.seconds:.0f} s")

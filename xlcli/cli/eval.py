@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -17,9 +15,9 @@ from xlcli.cli.pipe import standard_input
 from xlcli.errors import ConfigError
 
 if TYPE_CHECKING:
+    from xlcli.cli.page import Page
     from xlcli.cli.render import Screen
     from xlcli.config import EvalConfig, ModelConfig
-    from xlcli.evaluation import Event
     from xlcli.events import Score, TokenScore
 
 SECTIONS = ("eval", "runtime")
@@ -143,7 +141,6 @@ def evaluate(
         screen.stop() as stop,
         screen.until(stop),
         standard_input(stop, screen.keyboard_ended),
-        token_writer(per_token, screen, stop) as write,
         open_page(html) as page,
     ):
         if "-" in (files or ()):
@@ -154,10 +151,11 @@ def evaluate(
         loaded, runtime = load_model(folder, settings, config.runtime, screen, ranks)
         shape = loaded.config.model
         warn_mem_len(shape, settings.sweep_mem_len or (settings.mem_len,), screen)
-        writers = [write] if per_token is not None else []
-        writers += [page.add] if page is not None else []
-        events = evaluation.evaluate(loaded, files or None, settings, runtime, per_token=bool(writers), stop=stop)
-        scores = read_scores(events, screen, writers)
+        by_token = per_token is not None or page is not None
+        events = evaluation.evaluate(loaded, files or None, settings, runtime, per_token=by_token, stop=stop)
+        scores: list[Score] = []
+        write_tokens(per_token, take_tokens(screen.results(events), scores, page), screen, stop)
+        scores = [score for score in scores if not score.partial] or scores
         if stop():
             for name in filter(None, (plot, html)):
                 say_not_written(name, screen)
@@ -187,28 +185,44 @@ def print_eval_plan(folder: Path, files: list[str] | None, settings: EvalConfig,
     print_plan(folder, settings, screen, batch_size=batch_size, action=f"scores {text}")
 
 
-def read_scores(
-    events: Iterator[Event], screen: Screen, writers: Sequence[Callable[[TokenScore], None]]
-) -> list[Score]:
-    """Scores of an evaluation, without a partial one beside whole ones.
+def take_tokens(events: Iterable[Score | TokenScore], scores: list[Score], page: Page | None) -> Iterator[TokenScore]:
+    """The token scores of an evaluation, which are added to the page; those of texts are appended to `scores`."""
+    from xlcli.events import Score
 
-    Shows progress, and calls `writers` with token scores.
-    """
-    from xlcli.events import Notice, Progress, Score, TokenScore
-
-    scores: list[Score] = []
     for event in events:
-        match event:
-            case Notice():
-                screen.notice(event)
-            case Progress():
-                screen.progress(event)
-            case TokenScore():
-                for write in writers:
-                    write(event)
-            case Score():
-                scores.append(event)
-    return [score for score in scores if not score.partial] or scores
+        if isinstance(event, Score):
+            scores.append(event)
+            continue
+        if page is not None:
+            page.add(event)
+        yield event
+
+
+def write_tokens(name: str | None, tokens: Iterable[TokenScore], screen: Screen, stop: Callable[[], bool]) -> None:
+    """Writes token scores to the file of `--per-token`, or to standard output for `-`.
+
+    A regular file appears when it is complete, and not after a stop.
+    """
+    from xlcli.cli import report
+    from xlcli.cli.outputs import write_output
+    from xlcli.events import StoppedEarlyError
+
+    def lines(is_file: bool) -> Iterator[bytes]:
+        for token in tokens:
+            yield report.to_json(token).encode() + b"\n"
+        if is_file and stop():
+            raise StoppedEarlyError
+
+    if name is None or name == "-":
+        for token in tokens:
+            if name is not None:
+                screen.object(token)
+        return
+    path = Path(name)
+    try:
+        write_output(path, lines(path.is_file() or not path.exists()))
+    except StoppedEarlyError:
+        say_not_written(name, screen)
 
 
 def show_scores(scores: list[Score], screen: Screen, model: ModelConfig, *, n_lengths: int, to_stderr: bool) -> None:
@@ -221,13 +235,13 @@ def show_scores(scores: list[Score], screen: Screen, model: ModelConfig, *, n_le
         n_lengths: Number of memory lengths of a sweep; 0 without one.
         to_stderr: Whether stdout holds the token scores.
     """
-    from xlcli.cli import json_objects, report
+    from xlcli.cli import report
 
     if to_stderr:
         for score in scores:
             screen.say(report.score_text(score, model))
     elif screen.json:
-        objects = [json_objects.score_object(score) for score in scores]
+        objects = [report.score_object(score) for score in scores]
         is_partial = scores[0].partial or len(scores) != n_lengths
         screen.object({"sweep": objects, "partial": is_partial} if n_lengths else objects[0])
     elif n_lengths and not scores[0].partial:
@@ -243,7 +257,7 @@ def say_not_written(name: str, screen: Screen) -> None:
 
 def page_facts(score: Score, model: ModelConfig) -> list[tuple[str, str]]:
     """Names and values at the top of the page of an evaluation."""
-    from xlcli.cli import quantities, report
+    from xlcli.cli import report
 
     facts = [("perplexity per token", f"{score.perplexity:.5g}")]
     if score.word_perplexity is not None:
@@ -252,47 +266,5 @@ def page_facts(score: Score, model: ModelConfig) -> list[tuple[str, str]]:
         *facts,
         ("model", score.model),
         ("context", report.context(model, score.mem_len, score.segment_len, score.stride)),
-        ("text", f"{quantities.size(score.bytes)}, {quantities.counted(score.tokens, 'token')}"),
+        ("text", f"{report.size(score.bytes)}, {report.counted(score.tokens, 'token')}"),
     ]
-
-
-@contextlib.contextmanager
-def token_writer(name: str | None, screen: Screen, stop: Callable[[], bool]) -> Iterator[Callable[[TokenScore], None]]:
-    """Function that writes a token score to the file of `--per-token`, or to standard output for `-`.
-
-    A regular file appears when it is complete, and not after a stop.
-    """
-    from xlcli.cli import json_objects
-    from xlcli.files import cannot_write
-
-    if name is None or name == "-":
-        yield lambda token: screen.object(json_objects.token_object(token))
-        return
-    import tempfile
-
-    path = Path(name)
-
-    def write(token: TokenScore) -> None:
-        out.write(json_objects.to_json(json_objects.token_object(token)).encode() + b"\n")
-
-    if path.exists() and not path.is_file():  # a device or a pipe
-        with path.open("wb") as out:
-            yield write
-        return
-    try:
-        handle, temporary = tempfile.mkstemp(prefix=".xlcli-", dir=path.parent)
-    except OSError as error:
-        raise cannot_write(path, error) from None
-    try:
-        with os.fdopen(handle, "wb") as out:
-            yield write
-        if stop():
-            say_not_written(name, screen)
-            return
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)  # noqa: PTH101
-        os.replace(temporary, path)  # noqa: PTH105
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)  # noqa: PTH108

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from xlcli.cli import options, units
 from xlcli.cli.help import CONTEXT, Command
 from xlcli.cli.options import Unit, option
-from xlcli.cli.pipe import portions
-from xlcli.cli.prompts import read_prompts, show_results
-from xlcli.cli.signals import Stop, Stopped
-from xlcli.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    from xlcli.cli.render import Screen
-    from xlcli.events import Generated, GeneratedText, Notice
+from xlcli.cli.prompts import read_prompt, read_prompts, show, show_results
+from xlcli.errors import ConfigError
 
 SECTIONS = ("generate", "runtime")
 """Sections of the configuration that the command uses."""
-MAX_PROMPT = 64 * 2**20
-"""Maximum length of a prompt in bytes."""
 app = typer.Typer()
 
 
@@ -149,18 +140,9 @@ def generate(
     debug: options.Debug = False,
 ) -> int:
     """Continue a text; print the prompt and its continuation as it is generated."""
-    from xlcli.cli.prologue import (
-        begin,
-        check_files,
-        check_texts,
-        find_model,
-        load_model,
-        open_state_files,
-        print_plan,
-        warn_mem_len,
-    )
+    from xlcli.cli import prologue
 
-    config, screen = begin(context, SECTIONS)
+    config, screen = prologue.begin(context, SECTIONS)
     settings = config.generate
     n_samples = settings.num_samples
     if words and len(words) > 1:
@@ -176,23 +158,23 @@ def generate(
     if interactive and (words == ["-"] or n_samples > 1):
         reason = "reads standard input itself" if words == ["-"] else "takes one sample per line"
         raise ConfigError(f"--interactive {reason}.", "Leave out - and --num-samples.")
-    folder = find_model(context, settings, screen)
+    folder = prologue.find_model(context, settings, screen)
     texts = [prompts] if prompts not in (None, "-") else []
-    check_texts(texts, "xlcli generate -m {}")
-    check_files(context, folder, texts, ["state_out"], state_in)
+    prologue.check_texts(texts, "xlcli generate -m {}")
+    prologue.check_files(context, folder, texts, ["state_out"], state_in)
     if dry_run:
         action = f"generates {n_samples} x {settings.max_new_tokens} tokens" + (
             f" for each prompt of {prompts}" if prompts else ""
         )
-        print_plan(folder, settings, screen, batch_size=n_samples, action=action)
+        prologue.print_plan(folder, settings, screen, batch_size=n_samples, action=action)
         return 0
     if interactive:
         screen.wait("loading the model")
         from xlcli.cli.interactive import Conversation, converse
 
-        loaded, runtime = load_model(folder, settings, config.runtime, screen)
-        warn_mem_len(loaded.config.model, [settings.mem_len], screen)
-        resume, save = open_state_files(state_in, state_out, loaded, runtime, screen)
+        loaded, runtime = prologue.load_model(folder, settings, config.runtime, screen)
+        prologue.warn_mem_len(loaded.config.model, [settings.mem_len], screen)
+        resume, save = prologue.open_state_files(state_in, state_out, loaded, runtime, screen)
         conversation = Conversation(loaded, settings, runtime, seed=config.runtime.seed, resume=resume)
         return converse(conversation, screen, os.fsencode(words[0]) if words else None, save)
     with screen.stop() as stopping, screen.until(stopping):
@@ -207,9 +189,9 @@ def generate(
         screen.wait("loading the model")
         from xlcli import generation, inference
 
-        loaded, runtime = load_model(folder, settings, config.runtime, screen)
-        warn_mem_len(loaded.config.model, [settings.mem_len], screen)
-        resume, save = open_state_files(state_in, state_out, loaded, runtime, screen)
+        loaded, runtime = prologue.load_model(folder, settings, config.runtime, screen)
+        prologue.warn_mem_len(loaded.config.model, [settings.mem_len], screen)
+        resume, save = prologue.open_state_files(state_in, state_out, loaded, runtime, screen)
         seed = config.runtime.seed
         if named is not None:
             results = generation.generate_prompts(
@@ -224,46 +206,3 @@ def generate(
         if screen.verbose:
             screen.notice(inference.describe_decoding(loaded, runtime))
         return stopping.exit_code
-
-
-def show(events: Iterable[GeneratedText | Generated | Notice], screen: Screen, *, prompt: bytes, several: bool) -> None:
-    """Shows text as it is generated, with a line `---` between samples; or one JSON object at the end."""
-    from xlcli.cli import json_objects, quantities
-    from xlcli.events import Generated, Notice
-
-    done: list[dict[str, object]] = []
-    current = -1
-    for event in events:
-        if isinstance(event, Notice):
-            screen.say(event.text, event.level)
-            continue
-        if event.sample != current and not screen.json:
-            screen.model_text((b"\n---\n" if current >= 0 else b"") + prompt)
-        current = event.sample
-        if isinstance(event, Generated):
-            done.append(json_objects.generated_object(event))
-            rate = quantities.amount(event.tokens_per_second)
-            tokens = quantities.counted(event.tokens, "token")
-            screen.say(f"sample {event.sample}: seed {event.seed}, {tokens}, {rate} tokens/s", "detail")
-        elif not screen.json:
-            screen.model_text(event.text)
-    if screen.json:
-        screen.object({"samples": done} if several else done[0] if done else {})
-    else:
-        screen.model_text(b"", final=True)
-
-
-def read_prompt(words: Sequence[str] | None, stop: Stop) -> bytes:
-    """The prompt as bytes: the argument, standard input for `-`, or no bytes."""
-    if not words:
-        return b""
-    if words[0] != "-":
-        return os.fsencode(words[0])
-    data = bytearray()
-    for portion in portions(0, stop, None):
-        data += portion or b""
-        if len(data) > MAX_PROMPT:
-            raise DataError("the prompt is longer than 64 MiB.", "Use xlcli stream --continue N for long texts.")
-    if stop():
-        raise Stopped(stop.exit_code)
-    return bytes(data)

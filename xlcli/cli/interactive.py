@@ -10,6 +10,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from xlcli.cli.prompts import show
 from xlcli.cli.signals import Stop, Stopped
 from xlcli.errors import DataError
 
@@ -85,11 +86,12 @@ def converse(conversation: Conversation, screen: Screen, first: bytes | None, sa
     Raises:
         DataError: Standard input is closed, or has a line of more than `LONGEST_LINE` bytes.
     """
-    from xlcli.cli.generate import show
-
     if sys.stdin is None:
         raise DataError("standard input is closed.", "Give the prompt as an argument, without -i.")
-    _enable_line_editing()
+    with suppress(ImportError):  # editing and history of lines, where Python has readline
+        import readline
+
+        readline.set_completer(lambda text, state: None)
     on_keyboard = sys.stdin.isatty()
     if on_keyboard:
         screen.say("Type text to continue; an empty line goes on. Ctrl-C stops, Ctrl-D ends.")
@@ -139,14 +141,6 @@ def _read_line(screen: Screen) -> bytes | None:
                 sys.stdout.flush()
             except UnicodeDecodeError:
                 screen.say("that line is not UTF-8 and was not read", "warning")
-
-
-def _enable_line_editing() -> None:
-    """Editing and history of lines, where Python has readline."""
-    with suppress(ImportError):
-        import readline
-
-        readline.set_completer(lambda text, state: None)
 
 
 @contextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,12 +13,16 @@ import typer
 from xlcli.cli import options
 from xlcli.cli.help import CONTEXT, Command, Program
 from xlcli.cli.options import option
+from xlcli.cli.terminal import table
 from xlcli.cli.usage import nearest
 from xlcli.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from xlcli.cli.render import Screen
     from xlcli.config import WeightEncoding
+    from xlcli.store.discover import ModelSummary
+
+_HEADING = ("name", "params", "on disk", "weights", "bits/byte", "age", "corpus")
 
 
 class _Models(Program):
@@ -51,10 +57,24 @@ def list_models(
     debug: options.Debug = False,
 ) -> None:
     """List your models and the bundled ones."""
-    from xlcli.cli import model_lists
     from xlcli.cli.prologue import open_screen
+    from xlcli.presets import list_presets
+    from xlcli.store.discover import bundled_models, local_models
 
-    model_lists.list_models(open_screen(context))
+    screen, local, bundled = open_screen(context), local_models(), bundled_models()
+    if screen.json:
+        screen.object({"local": local, "bundled": bundled, "presets": list_presets()})
+        return
+    if not local:
+        screen.print("No models in ./models yet; make one: xlcli train FILE\n\n")
+    for title, models in (("Models in ./models", local), ("Bundled models", bundled)):
+        if models:
+            screen.print(f"{title}:\n{_table(models, screen)}\n")
+    if any(model.scored for model in (*local, *bundled)):
+        screen.print("bits/byte of the validation text, memory as in training\n")
+    if any(map(_is_partial, (*local, *bundled))):
+        screen.print("* of its beginning: xlcli models show NAME\n")
+    screen.print("Presets for training: xlcli models presets\n")
 
 
 @app.command(cls=Command, context_settings=CONTEXT, epilog="xlcli models presets\nxlcli models presets --json")
@@ -66,10 +86,27 @@ def presets(
     debug: options.Debug = False,
 ) -> None:
     """List presets."""
-    from xlcli.cli import model_lists
     from xlcli.cli.prologue import open_screen
+    from xlcli.presets import list_presets, read_preset
 
-    model_lists.list_all_presets(open_screen(context))
+    screen, every = open_screen(context), list_presets()
+    if screen.json:
+        screen.object({"presets": every})
+        return
+    # Only presets of published architectures set `train.max_steps`.
+    published = [preset for preset in every if "max_steps" in read_preset(preset.name).get("train", {})]
+    variants = [preset for preset in every if preset.name.startswith("small-")]
+    others = [preset for preset in every if preset not in published and preset not in variants]
+    lists = (
+        ("Presets, for xlcli train --preset NAME", others),
+        ("Variants of small, to be compared with it", variants),
+        ("Published architectures", published),
+    )
+    tables = [
+        f"{title}:\n" + table([(preset.name, preset.about) for preset in group], screen.columns, left=(0, 1))
+        for title, group in lists
+    ]
+    screen.print("\n".join(tables))
 
 
 @app.command(
@@ -96,13 +133,44 @@ def show(
     debug: options.Debug = False,
 ) -> None:
     """Show a model or preset."""
-    from xlcli.cli import model_lists
+    from xlcli.cli import report
     from xlcli.cli.prologue import open_screen
+    from xlcli.cli.settings import to_toml
+    from xlcli.presets import list_presets, read_preset
+    from xlcli.store.discover import CARD, find, is_bundled, summarize
+    from xlcli.store.layout import read_config, read_record
 
     screen = open_screen(context)
     if plot is not None:
         _plot(name, plot, screen, force=force)
-    model_lists.show(name, screen)
+    every = list_presets()
+    preset = next((preset for preset in every if preset.name == name), None)
+    try:
+        folder = find(name)
+    except CheckpointError as error:
+        if preset is None:
+            near = nearest(name, [preset.name for preset in every])
+            raise CheckpointError(error.message, f"Did you mean the preset {near}?" if near else error.remedy) from None
+        if screen.json:
+            screen.object({**report.fields(preset), "config": read_preset(name)})
+        else:
+            screen.print(preset.path.read_text("utf-8"))
+        return
+    summary, record = summarize(folder, bundled=is_bundled(folder, Path.cwd())), read_record(folder)
+    config = read_config(folder)
+    if screen.json:
+        config_tree = config.model_dump(mode="json")
+        screen.object({**report.fields(summary), "record": record, "config": config_tree})
+        return
+    screen.print(f"{folder}\n" + _table([summary], screen))
+    if summary.bits_per_byte is not None and summary.scored:
+        screen.report(f"{summary.bits_per_byte:.4f} bits/byte: {report.scored(summary.scored)}\n")
+    card = folder / CARD
+    if card.is_file() and card.stat().st_size < 2**20:
+        screen.print("\n" + card.read_text("utf-8", "replace"))
+    elif record:
+        screen.print("\n" + to_toml({"record": record}))
+    screen.print("\n" + to_toml({"model": config.model.model_dump(mode="json")}).lstrip("\n"))
 
 
 @app.command(
@@ -180,7 +248,7 @@ def _copy_preset(name: str, target: str, screen: Screen) -> None:
 
 
 def _copy_model(name: str, target: str, encoding: WeightEncoding | None, screen: Screen) -> None:
-    from xlcli.cli import json_objects, quantities
+    from xlcli.cli import report
     from xlcli.presets import list_presets
     from xlcli.store.discover import find, summarize
 
@@ -197,6 +265,29 @@ def _copy_model(name: str, target: str, encoding: WeightEncoding | None, screen:
         copy_model(folder, Path(target), encoding)
     made = summarize(Path(target))
     if screen.json:
-        screen.object(json_objects.fields(made))
+        screen.object(made)
     command = f"xlcli eval -m {shlex.quote(target)}"
-    screen.say(f"{target} written, {quantities.size(made.bytes)} in {made.encoding}; score it: {command}")
+    screen.say(f"{target} written, {report.size(made.bytes)} in {made.encoding}; score it: {command}")
+
+
+def _table(models: Sequence[ModelSummary], screen: Screen) -> str:
+    texts = (_HEADING.index("name"), _HEADING.index("corpus"))
+    return table([_HEADING, *map(_row, models)], screen.columns, left=texts, clip=True)
+
+
+def _is_partial(model: ModelSummary) -> bool:
+    return model.scored is not None and model.scored.bytes < model.scored.of_bytes
+
+
+def _row(model: ModelSummary) -> tuple[str, ...]:
+    from xlcli.cli import report
+
+    return (
+        model.name,
+        report.amount(model.parameters) if model.parameters is not None else "?",
+        report.size(model.bytes),
+        model.encoding or "?",
+        f"{model.bits_per_byte:.3f}{'*' if _is_partial(model) else ''}" if model.bits_per_byte is not None else "-",
+        "-" if model.bundled else report.age(time.time() - model.modified),
+        model.problem or model.corpus or "-",
+    )

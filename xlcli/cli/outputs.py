@@ -12,7 +12,7 @@ from pathlib import Path
 
 from xlcli.coding import MAGIC
 from xlcli.errors import ConfigError
-from xlcli.files import check_writable
+from xlcli.files import check_writable, write_atomic
 from xlcli.store.state_files import is_state_file
 
 _PICTURES = (b"\x89PNG", b"%PDF", b"<?xml", b"<svg")
@@ -64,6 +64,15 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[Path], *, 
             if not force:
                 _check_content(option, path, status, used)
             used[_identity(status)] = f"the file of {option}"
+
+
+def write_output(path: Path, pieces: Iterable[bytes]) -> None:
+    """Writes an output of a command, atomically if it is a regular file."""
+    if path.exists() and not path.is_file():  # a device or a pipe
+        with path.open("wb") as out:
+            out.writelines(pieces)
+    else:
+        write_atomic(path, pieces)
 
 
 def check_standard_output(source: int) -> None:

@@ -23,11 +23,12 @@ from string import Template
 from typing import TYPE_CHECKING
 
 import xlcli
-from xlcli.cli import quantities
+from xlcli.cli import report
+from xlcli.cli.outputs import write_output
 from xlcli.cli.page_figures import Curve, context_section
 from xlcli.cli.terminal import Visible, visible
 from xlcli.errors import ConfigError
-from xlcli.files import cannot_write, write_atomic
+from xlcli.files import cannot_write
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -145,12 +146,7 @@ class Page:
             facts: Names and values shown at the top.
             by_context: Loss by context length, if measured.
         """
-        pieces = self._pieces(title, facts, by_context)
-        if self.path.exists() and not self.path.is_file():  # a device or a pipe
-            with self.path.open("wb") as out:
-                out.writelines(pieces)
-        else:
-            write_atomic(self.path, pieces)
+        write_output(self.path, self._pieces(title, facts, by_context))
 
     def _add_unit(self, shown: str, n_bytes: int, bits: float) -> None:
         """Adds shown text to the row. Tokens that end within a character are shown with the token that completes it."""
@@ -223,7 +219,7 @@ class Page:
                 curve=self._curve.figure(self._first, self._shown_lines),
                 by_context=context_section(by_context),
                 lines=self._lines_section(),
-                cut=f"<p class=note>The text after its first {quantities.size(self._shown_bytes)} is not shown.</p>"
+                cut=f"<p class=note>The text after its first {report.size(self._shown_bytes)} is not shown.</p>"
                 if hidden
                 else "",
             )

@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from xlcli.cli.outputs import write_output
 from xlcli.cli.terminal import visible
 from xlcli.errors import ConfigError
-from xlcli.files import write_atomic
 from xlcli.store.layout import numbers
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from xlcli.events import Score, Speed
@@ -36,10 +37,7 @@ def check_plot(name: str) -> None:
 
 def draw_by_context(name: str, scores: Sequence[Score]) -> None:
     """Draws bits per byte over context length in tokens with 95 % confidence intervals, a line per memory length."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = _picture()
     for score in scores:
         middles = [(each.start + each.stop) / 2 for each in score.by_context]
         values = [each.bits_per_byte for each in score.by_context]
@@ -49,10 +47,7 @@ def draw_by_context(name: str, scores: Sequence[Score]) -> None:
         )
     axes.set_xscale("log", base=2)
     axes.set(xlabel="tokens of context seen", ylabel="bits per byte")
-    axes.set_title(visible(f"{scores[0].model} on {scores[0].file}"), parse_math=False)
-    axes.grid(alpha=0.3)
-    axes.legend()
-    _save(figure, name)
+    _save(figure, f"{scores[0].model} on {scores[0].file}", name)
 
 
 def draw_training(name: str, rows: Sequence[Mapping[str, Any]], title: str) -> bool:
@@ -63,14 +58,12 @@ def draw_training(name: str, rows: Sequence[Mapping[str, Any]], title: str) -> b
         rows: Rows of `metrics.jsonl`.
         title: Title of the plot.
     """
-    from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
     steps, valid = _curve(rows, "bits_per_byte"), _curve(rows, "validation_bits_per_byte")
     if not steps and not valid:
         return False
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = _picture()
     if steps:
         axes.plot(*zip(*steps, strict=True), color="C0", alpha=0.25, linewidth=0.8)
         smooth = _means(steps)
@@ -83,19 +76,13 @@ def draw_training(name: str, rows: Sequence[Mapping[str, Any]], title: str) -> b
         axes.set_ylim(0.95 * values[0], max(2 * middle, *(value for _, value in valid or steps[-1:])))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.set(xlabel="tokens", ylabel="bits per byte")
-    axes.set_title(visible(title), parse_math=False)
-    axes.grid(alpha=0.3)
-    axes.legend()
-    _save(figure, name)
+    _save(figure, title, name)
     return True
 
 
 def draw_speed(name: str, speeds: Sequence[Speed]) -> None:
     """Draws milliseconds per token over memory length, from the median to the 90th percentile, and recomputed."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = _picture()
     lengths, medians = [speed.mem_len for speed in speeds], [speed.ms_per_token for speed in speeds]
     above = [speed.ms_per_token_p90 - speed.ms_per_token for speed in speeds]
     axes.errorbar(lengths, medians, [[0.0] * len(above), above], marker="o", capsize=3, label=speeds[0].task)
@@ -106,10 +93,7 @@ def draw_speed(name: str, speeds: Sequence[Speed]) -> None:
     else:
         axes.set_ylim(bottom=0)
     axes.set(xlabel="memory in tokens", ylabel="ms per token")
-    axes.set_title(visible(f"{speeds[0].model} on {speeds[0].device}, {speeds[0].dtype}"), parse_math=False)
-    axes.grid(alpha=0.3)
-    axes.legend()
-    _save(figure, name)
+    _save(figure, f"{speeds[0].model} on {speeds[0].device}, {speeds[0].dtype}", name)
 
 
 def _curve(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
@@ -125,12 +109,20 @@ def _means(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     return [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts]
 
 
-def _save(figure: Figure, name: str) -> None:
+def _picture() -> tuple[Figure, Axes]:
+    """A new picture and its axes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def _save(figure: Figure, title: str, name: str) -> None:
     """Writes a picture, atomically if the file is a regular one."""
-    path = Path(name)
-    picture = io.BytesIO()
+    (axes,) = figure.axes
+    axes.set_title(visible(title), parse_math=False)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    path, picture = Path(name), io.BytesIO()
     figure.savefig(picture, dpi=150, format=path.suffix[1:].lower())
-    if path.exists() and not path.is_file():  # a device or a pipe
-        path.write_bytes(picture.getvalue())
-    else:
-        write_atomic(path, picture.getvalue())
+    write_output(path, [picture.getvalue()])

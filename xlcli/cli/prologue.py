@@ -94,7 +94,7 @@ def print_plan(
     Raises:
         ResourceError: The machine has too little main memory.
     """
-    from xlcli.cli import quantities
+    from xlcli.cli import report
     from xlcli.machine import available_bytes, require_memory
     from xlcli.store.discover import summarize
     from xlcli.store.layout import read_config
@@ -122,11 +122,11 @@ def print_plan(
         screen.object(plan)
     else:
         texts = f"{batch_size} texts at a time" if batch_size > 1 else "one text at a time"
-        whole, available = quantities.size(plan["memory_bytes"]), quantities.size(plan["available_bytes"])
+        whole, available = report.size(plan["memory_bytes"]), report.size(plan["available_bytes"])
         rows = [
-            ("model", f"{folder} ({quantities.amount(parameters)} parameters, {quantities.size(weights)})"),
+            ("model", f"{folder} ({report.amount(parameters)} parameters, {report.size(weights)})"),
             ("does", action),
-            ("memory", f"{model.describe_memory(mem_len, segment_len)}, {texts}: {quantities.size(state)}"),
+            ("memory", f"{model.describe_memory(mem_len, segment_len)}, {texts}: {report.size(state)}"),
             ("needs", f"about {whole} of main memory; {available} available"),
         ]
         screen.report("".join(f"{name:8} {text}\n" for name, text in rows))
@@ -138,7 +138,7 @@ def load_model(
     folder: Path, settings: InferenceConfig, config: RuntimeConfig, screen: Screen, ranks: Ranks | None = None
 ) -> tuple[LoadedModel, Runtime]:
     """Runtime of the settings, and the model loaded on its device. Imports torch."""
-    from xlcli.cli import quantities, report
+    from xlcli.cli import report
     from xlcli.runtime import make_runtime
     from xlcli.store.folder import load
     from xlcli.store.layout import scored_text
@@ -154,7 +154,7 @@ def load_model(
     about = f", {score:.3f} bits per byte of the {report.scored(scored)}" if isinstance(score, float) and scored else ""
     screen.say(f"model {model.name}: {folder}{about}", "detail")
     dtypes = runtime.dtype_name + report.rounding(model.weight_dtype, memory_dtype)
-    screen.say(f"{runtime.device} {dtypes}, {quantities.counted(runtime.threads, 'thread')}", "detail")
+    screen.say(f"{runtime.device} {dtypes}, {report.counted(runtime.threads, 'thread')}", "detail")
     return model, runtime
 
 
@@ -211,7 +211,7 @@ def open_state_files(
     state_in: str | None, state_out: str | None, model: LoadedModel, runtime: Runtime, screen: Screen
 ) -> tuple[SessionState | None, SaveState | None]:
     """Session saved in `--state-in`, and function that writes `--state-out`; None for an option not given."""
-    from xlcli.cli import quantities, report
+    from xlcli.cli import report
     from xlcli.store.state_files import load_state, save_state
 
     resume = None
@@ -219,7 +219,7 @@ def open_state_files(
         resume = load_state(Path(state_in), model=model, device=str(runtime.device))
         state = resume.model_state
         rounded = report.rounding("float32", state.memory_dtype)
-        screen.say(f"state {state_in}: {quantities.counted(state.seen, 'token')} read{rounded}", "detail")
+        screen.say(f"state {state_in}: {report.counted(state.seen, 'token')} read{rounded}", "detail")
     if state_out is None:
         return resume, None
     path = Path(state_out)

@@ -1,10 +1,11 @@
-"""`xlcli generate --prompts`: continues the prompts of a file of JSON lines in batches."""
+"""Prompts of `xlcli generate`, one text or many in a file of JSON lines, and what is printed of their continuations."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,10 @@ from xlcli.errors import DataError
 
 if TYPE_CHECKING:
     from xlcli.cli.render import Screen
-    from xlcli.events import Generated, Notice
+    from xlcli.events import Generated, GeneratedText, Notice
 
+MAX_PROMPT = 2**26
+"""Maximum length of a prompt in bytes."""
 MAX_BYTES = 2**28
 """Maximum size of a file of prompts."""
 _EXAMPLE = 'Write each as {"prompt": "Once upon a"}.'
@@ -28,6 +31,19 @@ class NamedPrompt:
 
     text: bytes
     id: tuple[str | float | bool | None, ...] = ()
+
+
+def read_prompt(words: Sequence[str] | None, stop: Stop) -> bytes:
+    """The prompt as bytes: the argument, standard input for `-`, or no bytes."""
+    if not words:
+        return b""
+    if words[0] != "-":
+        return os.fsencode(words[0])
+    remedy = "Use xlcli stream --continue N for long texts."
+    data = _joined(portions(0, stop, None), "the prompt", MAX_PROMPT, remedy)
+    if stop():
+        raise Stopped(stop.exit_code)
+    return data
 
 
 def read_prompts(name: str, stop: Stop) -> list[NamedPrompt]:
@@ -45,12 +61,12 @@ def read_prompts(name: str, stop: Stop) -> list[NamedPrompt]:
     return list(_parsed(_joined(in_utf8(unpacked(iter([data]), label), label), label), label))
 
 
-def _joined(parts: Iterable[bytes | None], label: str) -> bytes:
+def _joined(parts: Iterable[bytes | None], label: str, limit: int = MAX_BYTES, remedy: str = "Divide it.") -> bytes:
     data = bytearray()
     for part in parts:
         data += part or b""
-        if len(data) > MAX_BYTES:
-            raise DataError(f"{label} is longer than {MAX_BYTES >> 20} MiB.", "Divide it.")
+        if len(data) > limit:
+            raise DataError(f"{label} is longer than {limit >> 20} MiB.", remedy)
     return bytes(data)
 
 
@@ -103,6 +119,30 @@ def _strict_json(line: bytes) -> Any:
     return json.loads(line, object_pairs_hook=unique, parse_int=integer, parse_float=finite, parse_constant=finite)
 
 
+def show(events: Iterable[GeneratedText | Generated | Notice], screen: Screen, *, prompt: bytes, several: bool) -> None:
+    """Shows text as it is generated, with a line `---` between samples; or one JSON object at the end."""
+    from xlcli.cli import report
+    from xlcli.events import Generated
+
+    done: list[dict[str, object]] = []
+    current = -1
+    for event in screen.results(events):
+        if event.sample != current and not screen.json:
+            screen.model_text((b"\n---\n" if current >= 0 else b"") + prompt)
+        current = event.sample
+        if isinstance(event, Generated):
+            done.append(report.generated_object(event))
+            rate = report.amount(event.tokens_per_second)
+            tokens = report.counted(event.tokens, "token")
+            screen.say(f"sample {event.sample}: seed {event.seed}, {tokens}, {rate} tokens/s", "detail")
+        elif not screen.json:
+            screen.model_text(event.text)
+    if screen.json:
+        screen.object({"samples": done} if several else done[0] if done else {})
+    else:
+        screen.model_text(b"", final=True)
+
+
 def show_results(
     prompts: Iterable[NamedPrompt],
     events: Iterable[tuple[Generated, ...] | Notice],
@@ -115,19 +155,16 @@ def show_results(
 
     After a signal, prompts at the end without any token are not printed.
     """
-    from xlcli.cli import json_objects
+    from xlcli.cli import report
     from xlcli.events import ProgressMeter
 
     prompts = list(prompts)
     meter, n_complete = ProgressMeter("generating", len(prompts), "prompts"), 0
     held: list[dict[str, Any]] = []
     remaining = iter(prompts)
-    for event in events:
-        if not isinstance(event, tuple):
-            screen.notice(event)
-            continue
+    for event in screen.results(events):
         prompt = next(remaining)
-        samples = [json_objects.generated_object(result) for result in event]
+        samples = [report.generated_object(result) for result in event]
         if without_prompt:
             samples = [{key: value for key, value in sample.items() if key != "prompt"} for sample in samples]
         tree = samples[0] if n_samples == 1 else {"samples": samples}

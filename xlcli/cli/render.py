@@ -11,11 +11,11 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
-from xlcli.cli import json_objects, report
+from xlcli.cli import report
 from xlcli.cli.pipe import Output
 from xlcli.cli.signals import Stop
 from xlcli.cli.terminal import Visible, clipped, columns, visible, visible_json, wrapped
@@ -169,6 +169,17 @@ class Screen:
         if event.level != "hint" or not self.json:
             self.say(event.text, event.level)
 
+    def results(self, events: Iterable[Any]) -> Iterator[Any]:
+        """Passes the results of a workflow on, and shows its notices and progress."""
+        for event in events:
+            match event:
+                case Notice():
+                    self.notice(event)
+                case Progress():
+                    self.progress(event)
+                case _:
+                    yield event
+
     def wait(self, text: str) -> None:
         """Shows the current activity while there is no progress to count; on a terminal only."""
         if self._is_live:
@@ -230,7 +241,7 @@ class Screen:
 
     def object(self, value: Any) -> None:
         """Prints one line of JSON to stdout, with control characters escaped on a terminal."""
-        text = json_objects.to_json(value)
+        text = report.to_json(value)
         self.write((visible_json(text) if self.on_terminal else text).encode() + b"\n")
 
     def model_text(self, data: bytes, *, final: bool = False) -> None:

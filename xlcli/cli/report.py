@@ -1,16 +1,21 @@
-"""Events as text: pure functions. Model text in the results must be escaped for a terminal."""
+"""Events as text and as JSON; numbers, sizes and durations as text. Model text must be escaped for a terminal."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from xlcli.cli.quantities import amount, counted, size, sparkline, time
 from xlcli.cli.terminal import table
 from xlcli.config import ModelConfig
 from xlcli.events import (
     ROUNDING_TOKENS,
     ContextBin,
+    Generated,
     Plan,
     Progress,
     Saved,
@@ -18,9 +23,70 @@ from xlcli.events import (
     ScoredText,
     Step,
     StreamStats,
+    TokenLogprob,
     Trained,
     Validation,
 )
+from xlcli.files import as_utf8
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def amount(value: float) -> str:
+    """A number with three significant digits: `1.2k`, `34M`, `6.61B`."""
+    for scale, suffix in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= scale:
+            figure = value / scale
+            return f"{figure:.0f}{suffix}" if figure >= 100 else f"{figure:.3g}{suffix}"
+    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things: `1 line`, `1.2k tokens`."""
+    return f"{amount(number)} {noun}{'' if number == 1 else 's'}"
+
+
+def size(n_bytes: float) -> str:
+    """A number of bytes: `3.4 MiB`."""
+    for scale, suffix in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if n_bytes >= scale:
+            return f"{n_bytes / scale:.1f} {suffix}"
+    return f"{n_bytes:.0f} byte{'' if round(n_bytes) == 1 else 's'}"
+
+
+def time(seconds: float) -> str:
+    """A duration: `4.2 s`, `3:21`, `1:02:03`."""
+    if not math.isfinite(seconds) or seconds < 0:
+        return "-"
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def sparkline(values: Sequence[float], width: int = 12) -> str:
+    """A row of at most `width` bars, each the mean of consecutive values."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return ""
+    width = min(width, len(finite))
+    means = []
+    for i in range(width):
+        part = finite[i * len(finite) // width : (i + 1) * len(finite) // width]
+        means.append(sum(part) / len(part))
+    low, high = min(means), max(means)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((mean - low) * scale)] for mean in means)
+
+
+def age(seconds: float) -> str:
+    """An age in its largest unit: `3 minutes`, `2 days`."""
+    for length, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
+        if seconds >= length:
+            number = int(seconds // length)
+            return f"{number} {unit}{'s' if number > 1 else ''}"
+    return "just now"
 
 
 def progress_line(progress: Progress) -> str:
@@ -231,3 +297,48 @@ def stats_line(stats: StreamStats) -> str:
         f"{counted(stats.lines, 'line')}, {size(stats.bytes)}, {counted(stats.tokens, 'token')}, "
         f"{stats.bits_per_byte:.4f} bits per byte, {amount(stats.tokens_per_second)} tokens/s, {time(stats.seconds)}"
     )
+
+
+def to_json(value: Any) -> str:
+    """One line of JSON. NaN and infinity become null, bytes of file names that are not UTF-8 U+FFFD."""
+    return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _plain(fields(value))
+    if isinstance(value, Mapping):
+        return {_plain(str(key)): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, str | Path):
+        return as_utf8(str(value))
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return value
+
+
+def fields(event: Any) -> dict[str, Any]:
+    """Name and value of each attribute of a dataclass."""
+    return {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
+
+
+def score_object(score: Score) -> dict[str, Any]:
+    """The JSON object of an evaluation."""
+    bins = [{"from": each.start, "to": each.stop} | fields(each) for each in score.by_context]
+    for each in bins:
+        del each["start"], each["stop"]
+    return {**fields(score), "by_context": bins}
+
+
+def generated_object(event: Generated) -> dict[str, Any]:
+    """The JSON object of a finished sample; `logprobs` only if they were asked for."""
+    tree = {name: value for name, value in fields(event).items() if name not in ("sample", "logprobs")}
+    return tree if event.logprobs is None else {**tree, "logprobs": [_logprob(token) for token in event.logprobs]}
+
+
+def _logprob(token: TokenLogprob) -> dict[str, Any]:
+    tree = {**fields(token), "best": [_logprob(other) for other in token.best]}
+    return tree if token.best else {name: value for name, value in tree.items() if name != "best"}

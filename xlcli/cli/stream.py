@@ -99,19 +99,10 @@ def stream(
     debug: options.Debug = False,
 ) -> int:
     """Score text line by line as it arrives, without end, in constant memory."""
+    from xlcli.cli import prologue
     from xlcli.cli.outputs import check_standard_output
-    from xlcli.cli.prologue import (
-        begin,
-        check_files,
-        check_texts,
-        find_model,
-        load_model,
-        open_state_files,
-        print_plan,
-        warn_mem_len,
-    )
 
-    config, screen = begin(context, SECTIONS)
+    config, screen = prologue.begin(context, SECTIONS)
     from xlcli.cli.page import check_page, open_page
 
     settings = config.stream
@@ -123,11 +114,11 @@ def stream(
     if html is not None:
         check_page(html)
     texts = [] if name == "-" else [name]
-    check_texts(texts, "xlcli stream -m {}")
-    folder = find_model(context, settings, screen)
-    check_files(context, folder, texts, ["state_out", "html"], state_in)
+    prologue.check_texts(texts, "xlcli stream -m {}")
+    folder = prologue.find_model(context, settings, screen)
+    prologue.check_files(context, folder, texts, ["state_out", "html"], state_in)
     if dry_run:
-        print_plan(folder, settings, screen, batch_size=1, action=f"scores {name}", is_endless=name == "-")
+        prologue.print_plan(folder, settings, screen, batch_size=1, action=f"scores {name}", is_endless=name == "-")
         return 0
     source = open_source(name)
     check_standard_output(source)
@@ -137,11 +128,11 @@ def stream(
             screen.expect_keyboard()
         screen.wait("loading the model")
         from xlcli import streaming
-        from xlcli.events import StreamStats
+        from xlcli.events import LineScore, StreamStats, TokenScore
 
-        loaded, runtime = load_model(folder, settings, config.runtime, screen)
-        warn_mem_len(loaded.config.model, [settings.mem_len], screen)
-        resume, save = open_state_files(state_in, state_out, loaded, runtime, screen)
+        loaded, runtime = prologue.load_model(folder, settings, config.runtime, screen)
+        prologue.warn_mem_len(loaded.config.model, [settings.mem_len], screen)
+        resume, save = prologue.open_state_files(state_in, state_out, loaded, runtime, screen)
         mem_len = loaded.config.train.mem_len if settings.mem_len is None else settings.mem_len
         needs_tokens = page is not None and settings.emit in ("stats", "none")
         events = streaming.stream(
@@ -156,9 +147,14 @@ def stream(
             seed=config.runtime.seed,
         )
         try:
-            for event in events:
-                if page is not None:
-                    add_tokens(event, page)
+            for event in screen.results(events):
+                if page is not None and isinstance(event, LineScore):
+                    byte = event.byte
+                    for text, bits in event.spans:
+                        page.add(TokenScore(byte, text, bits))
+                        byte += len(text)
+                elif page is not None and isinstance(event, TokenScore):
+                    page.add(event)
                 if isinstance(event, StreamStats):
                     mem_len = event.mem_len  # that of the session, which --state-in may give
                 show(event, screen, emit=settings.emit, model=loaded.name)
@@ -194,55 +190,41 @@ def read_text(
     return text if any_bytes or is_continued else checked(text, name)
 
 
-def add_tokens(event: Event, page: Page) -> None:
-    """Adds the tokens of an event to the page."""
-    from xlcli.events import LineScore, TokenScore
-
-    match event:
-        case LineScore():
-            byte = event.byte
-            for text, bits in event.spans:
-                page.add(TokenScore(byte, text, bits))
-                byte += len(text)
-        case TokenScore():
-            page.add(event)
-
-
 def page_facts(page: Page, model: LoadedModel, mem_len: int) -> list[tuple[str, str]]:
     """Names and values at the top of the page of a stream."""
-    from xlcli.cli import quantities, report
+    from xlcli.cli import report
 
     context = report.context(model.config.model, mem_len, model.config.train.segment_len)
     text = (
-        quantities.size(page.n_bytes),
-        quantities.counted(page.n_lines, "line"),
-        quantities.counted(page.n_tokens, "token"),
+        report.size(page.n_bytes),
+        report.counted(page.n_lines, "line"),
+        report.counted(page.n_tokens, "token"),
     )
     return [("model", model.name), ("context", context), ("text", ", ".join(text))]
 
 
 def show(event: Event, screen: Screen, *, emit: str, model: str) -> None:
     """Shows one event of the workflow."""
-    from xlcli.cli import json_objects, report
-    from xlcli.events import GeneratedText, LineScore, Notice, Progress, StreamStats, TokenScore
+    from xlcli.cli import report
+    from xlcli.events import GeneratedText, LineScore, StreamStats, TokenScore
     from xlcli.metrics import misfit
 
     match event:
         case LineScore() if emit == "lines":
             if screen.json:
-                tree = json_objects.fields(event)
+                tree = report.fields(event)
                 screen.object({key: value for key, value in tree.items() if key not in ("text", "spans")})
             else:
                 screen.scored_line(f"{event.bits_per_byte:.3f}\t", event.spans)
         case TokenScore():
             if screen.json:
-                screen.object(json_objects.token_object(event))
+                screen.object(event)
             else:
-                quoted = json_objects.to_json(event.text)
+                quoted = report.to_json(event.text)
                 screen.print(f"{event.byte}\t{event.bits:.3f}\t{quoted}\n")
         case StreamStats():
             if emit == "stats" and screen.json:
-                screen.object(json_objects.fields(event))
+                screen.object(event)
             elif emit == "stats":
                 screen.report(f"{report.stats_line(event)}\n")
             if event.final and (remark := misfit(model, event.bits_per_byte)):
@@ -254,7 +236,3 @@ def show(event: Event, screen: Screen, *, emit: str, model: str) -> None:
                 screen.object({"continuation": event.text})
             else:
                 screen.model_text(event.text)
-        case Notice():
-            screen.notice(event)
-        case Progress():
-            screen.progress(event)

@@ -20,7 +20,6 @@ from xlcli.errors import CheckpointError, ConfigError, DivergedError
 if TYPE_CHECKING:
     from xlcli.cli.render import Screen
     from xlcli.cli.signals import Stop
-    from xlcli.cli.tensorboard import EventFile
     from xlcli.config import Config, Tree
     from xlcli.events import Event
     from xlcli.ranks import Ranks
@@ -97,6 +96,7 @@ def train(
     from xlcli.cli.launch import is_to_launch, launch
     from xlcli.cli.prologue import open_screen
     from xlcli.cli.settings import option_names, user_settings
+    from xlcli.config import RuntimeConfig, validate
 
     settings = user_settings(context, SECTIONS)
     with option_names(context, SECTIONS):
@@ -108,7 +108,11 @@ def train(
             return 0
         check_paths(paths or (), settings.get("text", {}))
         if plot is not None:
-            check_run_plot(plot, paths or (), force=force)
+            from xlcli.cli.outputs import check_outputs
+            from xlcli.cli.plot import check_plot
+
+            check_plot(plot)
+            check_outputs({"--plot": plot}, map(Path, paths or ()), force=force)
         if resume and overwrite:
             raise ConfigError("--resume and --overwrite exclude each other.", "Give one of them.")
         if tensorboard:
@@ -123,7 +127,7 @@ def train(
         from xlcli.ranks import join
 
         with (
-            join(timeout(settings), RESUME) as ranks,
+            join(validate(RuntimeConfig, settings.get("runtime", {})).timeout, RESUME) as ranks,
             screen.stop() as stop,
             screen.until(stop),
             standard_input(stop, screen.keyboard_ended),
@@ -132,6 +136,7 @@ def train(
                 screen.expect_keyboard()
             screen.wait("starting")
             from xlcli import training
+            from xlcli.events import Plan
             from xlcli.training.beginning import continues
 
             if resume or continues(folder, ranks, overwrite=overwrite):
@@ -163,15 +168,23 @@ def train(
                 return stop.exit_code
             event_file = EventFile(folder) if tensorboard else None
             screen.wait("reading the text")
+            has_plan = False  # without one, the folder may hold an earlier model
             try:
-                begun = show_all(events, screen, event_file, dry_run=dry_run)
+                for event in screen.results(events):
+                    has_plan = has_plan or isinstance(event, Plan)
+                    if event_file:
+                        event_file.add(event)
+                    try:
+                        show(event, screen, dry_run=dry_run)
+                    except BrokenPipeError:
+                        discard_stdout()
             except DivergedError:
                 draw_run(plot, folder, screen)
                 raise
             finally:
                 if event_file:
                     event_file.close()
-            if begun and not dry_run:
+            if has_plan and not dry_run:
                 draw_run(plot, folder, screen)
             return stop.exit_code
 
@@ -219,22 +232,6 @@ def starting_point(settings: Tree, preset: str | None, init: str | None) -> tupl
 
     model = find(init)
     return model, origin.configurations(settings, preset, model)
-
-
-def timeout(settings: Tree) -> float:
-    """Seconds after which a process that does not answer is given up."""
-    from xlcli.config import RuntimeConfig, validate
-
-    return validate(RuntimeConfig, settings.get("runtime", {})).timeout
-
-
-def check_run_plot(plot: str, paths: Sequence[str], *, force: bool) -> None:
-    """Refuses a plot that cannot be drawn, or a file of it that is an input or of another kind."""
-    from xlcli.cli.outputs import check_outputs
-    from xlcli.cli.plot import check_plot
-
-    check_plot(plot)
-    check_outputs({"--plot": plot}, map(Path, paths), force=force)
 
 
 def draw_run(plot: str | None, folder: Path, screen: Screen) -> None:
@@ -293,38 +290,14 @@ def stopping(events: Iterator[Event], ranks: Ranks, stop: Stop) -> Iterator[Even
         yield event
 
 
-def show_all(events: Iterator[Event], screen: Screen, event_file: EventFile | None, *, dry_run: bool) -> bool:
-    """Shows the events of a run and writes its metrics.
-
-    Returns:
-        Whether there was a `Plan`; without one, the folder may hold an earlier model.
-    """
-    from xlcli.events import Plan
-
-    begun = False
-    for event in events:
-        begun = begun or isinstance(event, Plan)
-        if event_file:
-            event_file.add(event)
-        try:
-            show(event, screen, dry_run=dry_run)
-        except BrokenPipeError:
-            discard_stdout()
-    return begun
-
-
 def show(event: Event, screen: Screen, *, dry_run: bool) -> None:
     """Shows one event of the workflow."""
-    from xlcli.cli import json_objects, report
-    from xlcli.events import Notice, Plan, Progress, Saved, Step, Trained, Validation
+    from xlcli.cli import report
+    from xlcli.events import Plan, Saved, Step, Trained, Validation
 
     if screen.json and isinstance(event, Plan | Step | Validation | Saved | Trained):
-        screen.object(json_objects.event_object(event))
+        screen.object({"event": type(event).__name__.lower(), **report.fields(event)})
     match event:
-        case Notice():
-            screen.notice(event)
-        case Progress():
-            screen.progress(event)
         case Plan() if dry_run and not screen.json:
             screen.report(report.plan_text(event))
         case Plan():

@@ -21,7 +21,7 @@ from hashing import BYTES_A_BOOK, LOCAL, LSH, SHAPE, SHARP, TRAIN_BOOKS, XL, mix
 from runs import beginning, save, saved, train
 
 import xlcli
-from xlcli.config.attention.random import MAX_HASHES, LSHAttentionConfig
+from xlcli.config.attention import MAX_HASHES, LSHAttentionConfig
 from xlcli.model.attention.lsh import LSHAttention
 from xlcli.model.lm import LanguageModel
 from xlcli.model.recall import lsh_recall

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional as F
 
-from xlcli.config.attention.random import LSHAttentionConfig
+from xlcli.config.attention import LSHAttentionConfig
 from xlcli.ops import lsh_attention
 from xlcli.ops.lsh_gather import KeyWindow
 from xlcli.ops.lsh_table import Table, draw_rotations, hash_buckets, insert, rank_in_buckets

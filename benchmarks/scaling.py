@@ -90,7 +90,7 @@ def sizes(model: LanguageModel, made: Config) -> Sizes:
     shapes = [parameter.shape for parameter in model.parameters() if id(parameter) in chosen]
     blocks, narrow = list(model.stack.layers()), 0
     if made.runtime.shard:
-        from xlcli.training.shard import is_divided_by_block  # loads FSDP2
+        from xlcli.training.parallel import is_divided_by_block  # loads FSDP2
 
         blocks = blocks if is_divided_by_block(model) else []
         narrow = sum(map(n_narrow, blocks))

@@ -8,7 +8,7 @@ import torch
 
 from xlcli import config
 from xlcli.config import ATTENTIONS, POSITIONS
-from xlcli.config.attention.softmax import CompressiveAttentionConfig
+from xlcli.config.attention import CompressiveAttentionConfig
 from xlcli.errors import ConfigError
 from xlcli.model.build import build_model
 

@@ -15,8 +15,7 @@ from torch.optim import AdamW, Muon, Optimizer
 
 from xlcli.config import TrainConfig
 from xlcli.errors import CheckpointError
-from xlcli.ranks import SINGLE, Ranks
-from xlcli.shards import divided, local, whole
+from xlcli.ranks import SINGLE, Ranks, divided, local, whole
 
 ADAM_RATE = 1e-2
 """Default learning rate of AdamW beside Muon."""

@@ -81,7 +81,8 @@ def make_runtime(
         ranks: Processes of the run.
 
     Raises:
-        ConfigError: The device does not exist or does not support the settings, or others can write the folder of compiled code.
+        ConfigError: The device does not exist or does not support the settings, or others can write the folder of
+            compiled code.
     """
     device = _device(config.device, ranks)
     if training:  # without it, optimizers make a folder that another user may have made, too

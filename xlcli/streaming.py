@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xlcli.config import GenerateConfig, StreamConfig
-from xlcli.config.pattern import compile_pattern
+from xlcli.config.base import compile_pattern
 from xlcli.events import GeneratedText, LineScore, Notice, StreamStats, TokenScore
 from xlcli.inference import TOKENS_PER_CALL, InferenceSession, SaveState
 from xlcli.metrics import LN2

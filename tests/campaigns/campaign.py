@@ -141,9 +141,9 @@ def workplace() -> Iterator[Path]:
 
 def quick_runs() -> None:
     """Makes short runs quicker: a sample of three tokens."""
-    from xlcli.training import final
+    from xlcli.training import validation
 
-    final.SAMPLE_TOKENS = 3
+    validation.SAMPLE_TOKENS = 3
 
 
 def fork(work: Callable[[], int], log: Path | None = None) -> int:

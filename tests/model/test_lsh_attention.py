@@ -8,7 +8,7 @@ from oracles import positions, reformer
 from pydantic import ValidationError
 
 from xlcli import config
-from xlcli.config.attention.random import LSHAttentionConfig
+from xlcli.config.attention import LSHAttentionConfig
 from xlcli.errors import StateError
 from xlcli.model.attention.lsh import LSHAttention
 from xlcli.model.build import build_model

@@ -5,7 +5,7 @@ import torch
 
 from xlcli import config
 from xlcli.config import InferenceConfig, TrainConfig
-from xlcli.config.attention.random import MAX_HASHES
+from xlcli.config.attention import MAX_HASHES
 from xlcli.errors import ConfigError
 from xlcli.model.build import build_model
 

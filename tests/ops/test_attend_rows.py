@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from xlcli.ops import attend_blocks, attend_rows
+from xlcli.ops import attend_blocks
 from xlcli.ops.attend import attend, attend_plain
 from xlcli.ops.attend_blocks import Band
 from xlcli.ops.context import Mask
@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def sizes(monkeypatch):
     monkeypatch.setattr(attend_blocks, "BLOCK", 10)
-    monkeypatch.setattr(attend_rows, "GROUP", 3)
+    monkeypatch.setattr(attend_blocks, "GROUP", 3)
 
 
 def tensors(t, m, dtype=torch.float64):
@@ -34,7 +34,7 @@ def some(t, share):
 @pytest.mark.parametrize("share", [0.1, 0.6, 1.0])
 @pytest.mark.parametrize(("t", "m", "max_distance"), [(2, 0, None), (24, 20, None), (24, 20, 20), (24, 5, 3)])
 def test_needed_queries_and_gradients_equal_the_plain_kernel(t, m, max_distance, share, saved, monkeypatch):
-    monkeypatch.setattr(attend_rows, "SAVED_SCORES", saved)
+    monkeypatch.setattr(attend_blocks, "SAVED_SCORES", saved)
     given, needed = tensors(t, m), some(t, share)
     mask = Mask(Positions(n_memory=m, n_new=t, first=m, offsets=None, device=CPU), max_distance)
     made = []
@@ -50,12 +50,12 @@ def test_needed_queries_and_gradients_equal_the_plain_kernel(t, m, max_distance,
 def test_later_tokens_and_their_need_do_not_change_a_bit():
     given, needed, band = tensors(24, 20, torch.float32), some(24, 0.6), Band(20, None)
     with torch.inference_mode():
-        before = attend_rows.attend_rows(*given, needed, band, scale=0.3).transpose(1, 2)
+        before = attend_blocks.attend_rows(*given, needed, band, scale=0.3).transpose(1, 2)
         for i in range(23):
             q, k, v = (x.detach().clone() for x in given)
             for x, first in ((q, i + 1), (k, i + 21), (v, i + 21)):
                 x[:, :, first:] = 1e3
             changed = torch.cat((needed[:, : i + 1], ~needed[:, i + 1 :]), dim=1)
-            after = attend_rows.attend_rows(q, k, v, changed, band, scale=0.3).transpose(1, 2)
+            after = attend_blocks.attend_rows(q, k, v, changed, band, scale=0.3).transpose(1, 2)
             kept = needed[:, : i + 1]
             assert torch.equal(before[:, : i + 1][kept], after[:, : i + 1][kept])

@@ -8,10 +8,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from xlcli.training import final
+from xlcli.training import validation
 
 
 @pytest.fixture(autouse=True)
 def _small_endings(monkeypatch):
-    monkeypatch.setattr(final, "SAMPLE_TOKENS", 3)
+    monkeypatch.setattr(validation, "SAMPLE_TOKENS", 3)
     torch.set_num_threads(1)

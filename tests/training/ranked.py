@@ -16,14 +16,13 @@ from runs import PROSE, small
 from xlcli import config
 from xlcli.cli import entry
 from xlcli.events import Notice, Step
-from xlcli.ranks import SINGLE, join
+from xlcli.ranks import SINGLE, join, whole
 from xlcli.runtime import Runtime
-from xlcli.shards import whole
 from xlcli.store.weights import weights as weights_of
 from xlcli.text.loaders import TrainLoader
 from xlcli.text.tokens import TokenFile
-from xlcli.training import final, workflow
 from xlcli.training import run as training_run
+from xlcli.training import validation, workflow
 from xlcli.training.run import make_training_run
 
 STILL = {"dropout": {"embedding": 0.0, "attention": 0.0, "residual": 0.0, "feedforward": 0.0}}
@@ -148,7 +147,7 @@ def train(tree, folder, ranks, stop_after=math.inf, *, resume=False):
     """Events of a new or resumed run of these ranks."""
     from runs import train as begin
 
-    final.SAMPLE_TOKENS = 3
+    validation.SAMPLE_TOKENS = 3
     torch.set_num_threads(1)
     stop, events = Stop(ranks, stop_after), []
     for event in begin(tree, ["corpus.txt"], Path(folder), resume=resume, stop=stop, ranks=ranks):

@@ -9,7 +9,7 @@ from xlcli import config, presets
 from xlcli.errors import ConfigError
 from xlcli.model.build import build_model
 from xlcli.training import defaults, memory
-from xlcli.training.triggers import IntervalTrigger
+from xlcli.training.schedule import IntervalTrigger
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

@@ -14,8 +14,8 @@ from xlcli.errors import ConfigError
 from xlcli.events import Step, Trained
 from xlcli.text.loaders import TrainLoader
 from xlcli.text.tokens import TokenFile
-from xlcli.training.lengths import Lengths, lengths, restored, shortened
 from xlcli.training.run import make_training_run
+from xlcli.training.schedule import Lengths, lengths, restored, shortened
 from xlcli.training.validation import check_finite
 
 

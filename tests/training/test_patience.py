@@ -11,8 +11,8 @@ from xlcli.events import Notice, Step, Trained, Validation
 from xlcli.optim import lr_factor
 from xlcli.store.layout import read_record
 from xlcli.training import loop
-from xlcli.training.patience import Patience
 from xlcli.training.run import TrainingRun
+from xlcli.training.schedule import Patience
 
 
 @pytest.fixture(autouse=True)

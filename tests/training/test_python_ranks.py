@@ -11,8 +11,8 @@ from runs import corpus, small
 import xlcli
 from xlcli.events import Step, Trained
 from xlcli.ranks import Ranks
-from xlcli.training import final
-from xlcli.training.beginning import continues
+from xlcli.training import validation
+from xlcli.training.parallel import continues
 
 CALL = f"import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}]; import test_python_ranks as t; t.several()"
 
@@ -20,7 +20,7 @@ CALL = f"import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}]; import tes
 def several():
     """Three runs in one process: what each of them has yielded, as JSON."""
     torch.set_num_threads(1)
-    final.SAMPLE_TOKENS = 3
+    validation.SAMPLE_TOKENS = 3
     settings = small(train={"max_steps": 2})
     for events in (
         xlcli.train("corpus.txt", "first", preset="tiny", settings=settings),

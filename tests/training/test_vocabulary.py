@@ -13,7 +13,7 @@ from xlcli.store.layout import read_record, write_record
 from xlcli.store.origin import configurations
 from xlcli.text.corpus import Part, open_corpus
 from xlcli.text.sources import Reading
-from xlcli.training import vocabulary
+from xlcli.training import prepare
 from xlcli.training.prepare import prepare_new
 
 RUSSIAN = "Все люди рождаются свободными и равными.\n" * 60
@@ -75,14 +75,14 @@ def test_a_record_without_sizes_says_nothing():
 
 def hints(text, **options):
     part = open_corpus([corpus(text=text)], reading=Reading(binary=True))
-    return [notice.text for notice in vocabulary.hint(TextConfig(**options), Part(part, 0, part.n_bytes))]
+    return [notice.text for notice in prepare.hint_at_bundled(TextConfig(**options), Part(part, 0, part.n_bytes))]
 
 
 def test_the_bundled_model_is_named_for_text_like_its_own(monkeypatch):
     [text] = hints(ENGLISH)
     assert "--init books" in text
     assert hints(ENGLISH, tokenizer="words") == hints(ENGLISH, vocab_size=500) == []
-    monkeypatch.setattr(vocabulary, "HINT_BELOW", len(ENGLISH))
+    monkeypatch.setattr(prepare, "HINT_BELOW", len(ENGLISH))
     assert hints(ENGLISH) == []
 
 

@@ -28,8 +28,8 @@ from xlcli.store.commit import latest
 from xlcli.store.folder import load
 from xlcli.store.layout import is_model, read_record
 from xlcli.store.lock import lock
-from xlcli.training import clock as clocks
 from xlcli.training import loop, prepare, workflow
+from xlcli.training import schedule as clocks
 
 
 def _finite(folder):
@@ -495,7 +495,7 @@ def test_a_damaged_model_can_be_replaced():
 
 
 def test_a_folder_left_by_a_kill_at_its_very_beginning_can_be_used(monkeypatch):
-    from xlcli.training import run_folder
+    from xlcli.training import folder as run_folder
 
     def killed(folder, settings, encoding):
         raise KeyboardInterrupt

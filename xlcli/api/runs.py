@@ -13,7 +13,7 @@ from xlcli.events import Event
 from xlcli.ranks import Ranks, join
 from xlcli.store.discover import find
 from xlcli.store.origin import configurations
-from xlcli.training.beginning import continues
+from xlcli.training.parallel import continues
 
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """Path of a file or folder, or several paths, read as one text."""

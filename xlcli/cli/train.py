@@ -137,7 +137,7 @@ def train(
             screen.wait("starting")
             from xlcli import training
             from xlcli.events import Plan
-            from xlcli.training.beginning import continues
+            from xlcli.training.parallel import continues
 
             if resume or continues(folder, ranks, overwrite=overwrite):
                 events = training.resume(

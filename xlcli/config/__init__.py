@@ -5,8 +5,8 @@ combinations raise `ConfigError` with the legal choices.
 """
 
 from xlcli.config.attention import ATTENTIONS as ATTENTIONS
-from xlcli.config.attention.base import AttentionConfig as AttentionConfig
-from xlcli.config.attention.base import MemoryDtype as MemoryDtype
+from xlcli.config.attention import AttentionConfig as AttentionConfig
+from xlcli.config.attention import MemoryDtype as MemoryDtype
 from xlcli.config.base import BaseConfig as BaseConfig
 from xlcli.config.base import InvalidSettingError as InvalidSettingError
 from xlcli.config.base import SpanKind as SpanKind

@@ -6,12 +6,19 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from xlcli.config.attention import ATTENTIONS
-from xlcli.config.attention.base import MemoryDtype
-from xlcli.config.attention.random import MAX_HASHES
-from xlcli.config.base import BaseConfig, Count, InvalidSettingError, Length, Positive, Rate, SpanKind, WeightEncoding
+from xlcli.config.attention import ATTENTIONS, MAX_HASHES, MemoryDtype
+from xlcli.config.base import (
+    BaseConfig,
+    Count,
+    InvalidSettingError,
+    Length,
+    Positive,
+    Rate,
+    SpanKind,
+    WeightEncoding,
+    compile_pattern,
+)
 from xlcli.config.model import ModelConfig
-from xlcli.config.pattern import compile_pattern
 from xlcli.config.position import ClampLen
 from xlcli.errors import ConfigError
 

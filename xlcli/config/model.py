@@ -8,9 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from xlcli.config.attention import ATTENTIONS, AnyAttentionConfig
-from xlcli.config.attention.base import AttentionConfig, MemoryDtype
-from xlcli.config.attention.softmax import FullAttentionConfig
+from xlcli.config.attention import ATTENTIONS, AnyAttentionConfig, AttentionConfig, FullAttentionConfig, MemoryDtype
 from xlcli.config.base import BaseConfig, Count, InvalidSettingError, Positive, Rate
 from xlcli.config.position import (
     POSITIONS,

@@ -13,8 +13,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from xlcli.config.attention import ATTENTIONS
-from xlcli.config.attention.mixed import HEADS
+from xlcli.config.attention import ATTENTIONS, HEADS
 from xlcli.config.base import BaseConfig, InvalidSettingError
 from xlcli.config.position import POSITIONS
 from xlcli.config.stack import STACKS

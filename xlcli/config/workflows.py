@@ -6,7 +6,7 @@ from typing import Annotated, Literal, NoReturn
 
 from pydantic import Field, model_validator
 
-from xlcli.config.attention.random import LSHAttentionConfig
+from xlcli.config.attention import LSHAttentionConfig
 from xlcli.config.base import BaseConfig, Count, InvalidSettingError, Length, Positive, Rate, SpanKind, WeightEncoding
 from xlcli.config.inference import BenchConfig, CompressConfig, EvalConfig, GenerateConfig, StreamConfig
 from xlcli.config.model import ModelConfig
@@ -61,7 +61,7 @@ class TrainConfig(BaseConfig):
         span: Tokens that a token attends to; see `xlcli.ops.span.Span`.
         reset_on_document: No token attends to an earlier document, and absolute positions count from its beginning.
         random_lengths: Draw segment and memory length of each step at random, up to the configured ones; see
-            `xlcli.training.lengths`.
+            `xlcli.training.schedule`.
         batch_size: Sequences per batch.
         grad_accum: Microbatches per step; does not change the result.
         recompute_activations: Keep only the input of each block for the backward pass, which computes the block again:
@@ -80,7 +80,7 @@ class TrainConfig(BaseConfig):
         max_time: Budget in seconds.
         eval_every: Interval between validations; None is 10 validations in a run.
         patience: Number of validations without improvement after which the run ends early, see
-            `xlcli.training.patience`; None disables it.
+            `xlcli.training.schedule`; None disables it.
         save_every: Interval between checkpoints; None is 60 seconds.
         keep_checkpoints: Number of checkpoints to keep, besides the one that a roll-back restores.
         on_divergence: `rollback` continues from the last checkpoint, behind the text that was read since, at a third of

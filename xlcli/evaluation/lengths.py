@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from xlcli.config import EvalConfig, MemoryDtype, SpanKind
-from xlcli.config.attention.softmax import FullAttentionConfig, LocalAttentionConfig
+from xlcli.config.attention import FullAttentionConfig, LocalAttentionConfig
 from xlcli.evaluation.text import TokenizedText
 from xlcli.runtime import Runtime
 

@@ -14,8 +14,13 @@ from torch.overrides import TorchFunctionMode
 
 from xlcli import config as settings
 from xlcli.config import AttentionConfig, ModelConfig
-from xlcli.config.attention.random import LinearAttentionConfig, LSHAttentionConfig
-from xlcli.config.attention.softmax import CompressiveAttentionConfig, FullAttentionConfig, LocalAttentionConfig
+from xlcli.config.attention import (
+    CompressiveAttentionConfig,
+    FullAttentionConfig,
+    LinearAttentionConfig,
+    LocalAttentionConfig,
+    LSHAttentionConfig,
+)
 from xlcli.model.attention import Attention, compressive, full, linear, local, lsh
 from xlcli.model.build_position import POSITION_BUILDERS
 from xlcli.model.embedding import AdaptiveEmbedding, BigramEmbedding, TokenEmbedding

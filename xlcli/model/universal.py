@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from xlcli.memory import Memory
 from xlcli.model.position.sinusoidal import sinusoids
 from xlcli.model.stack import Block, Ponder, Stack, StackOutput
+from xlcli.ops.chunks import Rows
 from xlcli.ops.context import AttentionContext
-from xlcli.ops.rows import Rows
 
 
 class UniversalStack(Stack):

@@ -9,8 +9,7 @@ from einops import rearrange, repeat
 from torch import Tensor
 from torch.nn import functional as F
 
-from xlcli.ops.attend_blocks import Clamp, Far, FarBias, FarKeys, ScoreTerm, attend_blocks, term_scores
-from xlcli.ops.attend_rows import attend_rows
+from xlcli.ops.attend_blocks import Clamp, Far, FarBias, FarKeys, ScoreTerm, attend_blocks, attend_rows, term_scores
 from xlcli.ops.attend_training import attend_training
 from xlcli.ops.context import Mask
 from xlcli.ops.dropout import ALL_ROWS, Share

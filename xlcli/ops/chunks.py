@@ -1,11 +1,17 @@
-"""Chunks of tokens or of attention scores: the intermediate values of only one chunk are in memory, or in the cache."""
+"""Chunks of tokens or attention scores, whose intermediate values alone are in memory, and functions of some positions.
+
+Some positions are packed into groups of equal size in the order of time, the last one padded, and each group is one
+call. The arithmetic of a position depends on no later position, so results before a change keep every bit.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
+from einops import rearrange
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 
@@ -40,3 +46,29 @@ def score_chunks(n_rows: int, n_heads: int, size: int, limit: int) -> Iterator[t
     for row in range(0, n_rows, rows):
         for head in range(0, n_heads, heads):
             yield slice(row, min(row + rows, n_rows)), slice(head, min(head + heads, n_heads))
+
+
+GROUP = 128
+"""Largest number of positions in one call of the function."""
+
+
+class Rows:
+    """Positions of a call where the boolean mask `needed` (b t) is true."""
+
+    def __init__(self, needed: Tensor) -> None:
+        self.needed = needed
+        self.batch, self.length = needed.shape
+        self.index = rearrange(needed, "b t -> (t b)").nonzero().squeeze(-1)
+
+    def apply(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        """function(*inputs) for inputs (b t ...) and a result (b t d); zero at the other positions.
+
+        `function` computes each position independently, on tensors (1 n ...).
+        """
+        group = min(GROUP, self.batch * self.length)
+        tail = -len(self.index) % group
+        packed = [F.pad(rearrange(x, "b t d -> (t b) d")[self.index], (0, 0, 0, tail)) for x in inputs]
+        groups = zip(*(torch.split(part[None], group, dim=1) for part in packed), strict=True)
+        out = torch.cat([function(*group) for group in groups], dim=1)[0, : len(self.index)]
+        full = out.new_zeros(self.length * self.batch, out.shape[-1]).index_copy(0, self.index, out)
+        return rearrange(full, "(t b) d -> b t d", b=self.batch)

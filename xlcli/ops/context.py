@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from xlcli.ops.attend_blocks import Band, FarBias
+from xlcli.ops.chunks import Rows
 from xlcli.ops.positions import DocumentPositions, Positions
-from xlcli.ops.rows import Rows
 from xlcli.ops.span import Span
 
 T = TypeVar("T")

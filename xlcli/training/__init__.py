@@ -2,7 +2,7 @@
 
 `workflow` has the generators `train` and `resume`, `prepare` turns text into tokens, `defaults` fills in settings that
 are not set, `run` is the run in memory with its training step, `loop` is the trainer, which validates and saves between
-steps, `checkpoint` saves and restores a run, `memory` estimates memory, `final` evaluates the result.
+steps, `checkpoint` saves and restores a run, `memory` estimates memory, `validation` scores the run.
 """
 
 from xlcli.training.workflow import resume, train

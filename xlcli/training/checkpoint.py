@@ -29,15 +29,14 @@ from xlcli.config import BaseConfig, Tree, validate
 from xlcli.errors import CheckpointError, ConfigError, StateError
 from xlcli.files import copy_file, read_json, write_atomic
 from xlcli.files.tensors import TensorInfo, read_tensors, write_tensors
-from xlcli.ranks import Ranks
-from xlcli.shards import divided, is_divided, local, whole
+from xlcli.ranks import Ranks, divided, is_divided, local, whole
 from xlcli.state import State
 from xlcli.store.commit import checksums, commit, latest, step_name
 from xlcli.store.layout import BEST, CHECKPOINT_FILES, CHECKPOINTS, ENCODINGS, SCHEMA, WEIGHTS
 from xlcli.store.weights import weights
 from xlcli.text.tokenizers import Tokenizer
 from xlcli.training import defaults
-from xlcli.training.best import restore_best
+from xlcli.training.folder import restore_best
 from xlcli.training.run import TrainingRun
 
 _ANEW = "Train anew with --overwrite."

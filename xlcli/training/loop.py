@@ -18,12 +18,10 @@ from xlcli.store.commit import latest, settle, step_name, verify
 from xlcli.store.layout import BEST, CHECKPOINTS
 from xlcli.store.weights import weights as weights_of
 from xlcli.training import checkpoint, defaults
-from xlcli.training.clock import Clock
-from xlcli.training.final import final_evaluation
 from xlcli.training.prepare import Prepared
 from xlcli.training.run import LR_DIVISOR, TrainingRun
-from xlcli.training.triggers import IntervalTrigger
-from xlcli.training.validation import check_finite, validation_bits
+from xlcli.training.schedule import Clock, IntervalTrigger
+from xlcli.training.validation import check_finite, final_evaluation, validation_bits
 
 MAX_ROLLBACKS = 3
 """Maximum number of roll-backs of a run that diverges."""

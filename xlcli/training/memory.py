@@ -11,9 +11,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from xlcli.config import Config, ModelConfig
-from xlcli.config.attention.base import AttentionConfig
-from xlcli.config.attention.random import LinearAttentionConfig, LSHAttentionConfig
-from xlcli.config.attention.softmax import SoftmaxAttentionConfig
+from xlcli.config.attention import AttentionConfig, LinearAttentionConfig, LSHAttentionConfig, SoftmaxAttentionConfig
 from xlcli.errors import ResourceError
 from xlcli.machine import as_options, available_bytes, fitting, require_memory
 from xlcli.model.build import build_on_meta

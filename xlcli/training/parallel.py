@@ -1,4 +1,4 @@
-"""Training on several ranks: the rows of a batch are divided among them, and gradients are averaged over them.
+"""Training on several ranks: the first one prepares the run, rows of a batch are divided, and gradients are averaged.
 
 By default each rank has the whole model (`DistributedDataParallel`). With `runtime.shard` parameters, gradients and
 optimizer states are divided among the ranks (`fully_shard`: FSDP2), and a block gathers its parameters when it is used.
@@ -7,22 +7,31 @@ Memory never leaves the rank of its sequence.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
+from xlcli import errors
 from xlcli.config import Config
-from xlcli.config.attention.softmax import CompressiveAttentionConfig
+from xlcli.config.attention import CompressiveAttentionConfig
+from xlcli.errors import XLError
 from xlcli.model.attention.full import FullAttention
+from xlcli.model.attention.lsh import LSHAttention
 from xlcli.model.lm import LanguageModel, ScoreOutput
+from xlcli.model.reversible import ReversibleStack
+from xlcli.model.universal import AdaptiveStack
 from xlcli.ops.dropout import Dropout, Share
 from xlcli.ranks import Ranks
 from xlcli.runtime import Runtime
+from xlcli.store.commit import holds_run, place_of_run
 
 
 @dataclass(frozen=True)
@@ -70,8 +79,6 @@ def parallel(model: LanguageModel, config: Config, runtime: Runtime) -> Parallel
             find_unused_parameters=pools,  # the first segments have no block to pool
         )
         return Parallel(replica, replica.no_sync)
-    from xlcli.training.shard import shard
-
     delayed = shard(model, runtime)  # replaces model.score
     return Parallel(model.score, delayed)
 
@@ -82,3 +89,102 @@ def own_rows(config: Config, ranks: Ranks) -> NDArray[np.int64] | None:
         return None
     parts = np.array_split(np.arange(config.train.batch_size), config.train.grad_accum)
     return np.concatenate([part[ranks.rows(len(part))] for part in parts])
+
+
+def shard(model: LanguageModel, runtime: Runtime) -> Callable[[], AbstractContextManager[None]]:
+    """Divides the parameters of each block, and the other ones; or those of the whole model at once.
+
+    Blocks that share a parameter, those of a reversible stack, whose branches are called apart, and those of an
+    adaptive one, which are called until every token of the rank has halted, keep theirs until the backward pass ends.
+
+    If products are in bfloat16, blocks are gathered so, and their gradients are averaged in float32. Tables of token
+    vectors, whose gradients are sums over all tokens of one kind, and hashed attention, whose products are in float32,
+    remain in float32.
+
+    Returns:
+        `Parallel.delayed`.
+    """
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+
+    # Autocast chooses the types of activations.
+    narrow = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    mesh = runtime.ranks.mesh(runtime.device.type)
+    if is_divided_by_block(model):
+        for block in model.stack.layers():
+            is_narrow = runtime.dtype == torch.bfloat16 and not isinstance(block.attention, LSHAttention)
+            if is_narrow and block.vectors is not None:
+                fully_shard(block.vectors, mesh=mesh)
+            fully_shard(block, mesh=mesh, mp_policy=narrow if is_narrow else MixedPrecisionPolicy())
+            register_fsdp_forward_method(block, "update_memory")
+    fully_shard(model, mesh=mesh, reshard_after_forward=False)
+    register_fsdp_forward_method(model, "score")
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no mean
+    assert isinstance(model, FSDPModule)
+    root: FSDPModule = model
+
+    @contextmanager
+    def delayed() -> Iterator[None]:
+        root.set_requires_gradient_sync(False)
+        yield
+        root.set_requires_gradient_sync(True)
+
+    return delayed
+
+
+def is_divided_by_block(model: LanguageModel) -> bool:
+    """Whether a block gathers its parameters when it is used; else the model gathers all of them once."""
+    return not (isinstance(model.stack, ReversibleStack | AdaptiveStack) or _share_parameters(model))
+
+
+def _share_parameters(model: LanguageModel) -> bool:
+    """Whether a parameter of a block also belongs to another module."""
+    blocks = list(model.stack.layers())
+    inside = {id(module) for block in blocks for module in block.modules()}
+    outside = [p for module in model.modules() if id(module) not in inside for p in module.parameters(recurse=False)]
+    users: Counter[Tensor] = Counter(p for block in blocks for p in block.parameters())
+    users.update(dict.fromkeys(outside, 1))
+    return max(users.values()) > 1
+
+
+def continues(folder: Path, ranks: Ranks, *, overwrite: bool) -> bool:
+    """Whether a new run in this folder is to be resumed: it had begun when the launcher started all ranks again."""
+    is_own = holds_run(folder) and not overwrite
+    return ranks.restarts > 0 and (is_own or place_of_run(folder) != folder)
+
+
+@contextmanager
+def leading(ranks: Ranks) -> Iterator[None]:
+    """Context of the first rank. The others end with it if it ends before `begin`, with the same error."""
+    ranks.withdraw("run")  # of an earlier run
+    ranks.barrier()
+    end: dict[str, str] = {}
+    try:
+        yield
+    except XLError as error:
+        end = {"error": type(error).__name__, "message": error.message, "remedy": error.remedy}
+        raise
+    finally:
+        ranks.publish("run", end)
+
+
+def begin(ranks: Ranks, point: Path) -> None:
+    """Lets the other ranks begin with this checkpoint."""
+    ranks.publish("run", {"point": str(point.absolute())})
+
+
+def beginning(ranks: Ranks, stop: Callable[[], bool]) -> Path | None:
+    """Checkpoint with which to begin, on another rank than the first; waits for it. None: there is no run.
+
+    Raises:
+        StoppedEarlyError: `stop` became true.
+        XLError: The error of the first rank.
+    """
+    ranks.barrier()
+    begun = ranks.published("run", stop)
+    if "error" in begun:
+        error: XLError = getattr(errors, begun["error"])(begun["message"], begun["remedy"])
+        error.is_of_first_rank = True
+        raise error
+    return Path(begun["point"]) if "point" in begun else None

@@ -1,4 +1,4 @@
-"""Preparation of a run: reading and splitting the text, training the tokenizer, tokenizing."""
+"""Preparation of a run: reading and splitting the text, a new tokenizer or the fit of a given one, tokenizing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from xlcli import config as settings
 from xlcli.config import Config, TextConfig, Tree
@@ -17,15 +17,15 @@ from xlcli.errors import CheckpointError, ConfigError, DataError
 from xlcli.events import PROGRESS_INTERVAL, Event, Notice, Progress, StoppedEarlyError, until
 from xlcli.ranks import SINGLE, Ranks
 from xlcli.runtime import Runtime, make_runtime
-from xlcli.store.discover import find
+from xlcli.store.discover import bundled_models, find
 from xlcli.store.folder import LoadedModel
 from xlcli.store.layout import RECORD, read_config_file, read_record
-from xlcli.store.origin import describe, origin_of
-from xlcli.text.corpus import Split, gather, split
+from xlcli.store.origin import describe, origin_of, text_size
+from xlcli.text.corpus import Part, Split, gather, split
 from xlcli.text.sources import Reading
-from xlcli.text.tokenizers import SAMPLE_BYTES, Tokenizer, choose_tokenizer, load_tokenizer, train_tokenizer
+from xlcli.text.tokenizers import SAMPLE_BYTES, Tokenizer, choose_tokenizer, load_tokenizer, n_unknown, train_tokenizer
 from xlcli.text.tokens import TokenFile, sample_tokens, token_file
-from xlcli.training import checkpoint, defaults, memory, vocabulary
+from xlcli.training import checkpoint, defaults, memory
 
 SHORT_TEXT = 10_000
 """Bytes of training text below which a run with new weights warns."""
@@ -103,7 +103,7 @@ def prepare_new(
         )
     if len(configs) > 1:
         if runtime.device.type == "cpu":
-            yield from vocabulary.hint(config.text, parts.train)
+            yield from hint_at_bundled(config.text, parts.train)
         preset = defaults.choose_preset(parts.train.n_bytes, runtime.device)
         if preset not in configs:
             raise ConfigError(
@@ -122,7 +122,7 @@ def prepare_new(
     ready = yield from _tokenize(config, runtime, preset, origin, parts, tokenizer, stop, dry_run=dry_run)
     if model is None:
         return replace(ready, config=defaults.limit_passes(config, given, ready.n_train_tokens))
-    yield from vocabulary.warnings(model, ready.train_ids)
+    yield from warn_of_misfit(model, ready.train_ids)
     config = defaults.adapt(config, given, model, ready.n_train_tokens)
     config.check_division(ranks.size)
     return replace(ready, config=config)
@@ -310,3 +310,61 @@ def _names(model: str) -> set[str]:
     with suppress(CheckpointError):
         names.add(find(model).resolve().name)
     return names
+
+
+MISFIT = 0.4
+"""Bytes per token of a text, divided by those of the model's own text, below which the vocabulary fits badly."""
+MANY_UNKNOWN = 0.1
+"""Share of unknown words from which a vocabulary of words fits badly."""
+ALIKE = 0.75
+"""The same ratio from which a text counts as one of the same language and style."""
+HINT_BELOW = 20_000_000
+"""Bytes of training text below which a run on a CPU is told of the bundled model."""
+SHORTEST = 1000
+"""Bytes of text below which nothing is said, because their tokens say little."""
+_SAMPLE_BYTES = 2**18
+_REMEDY = "without --init, the run learns a vocabulary of its own"
+
+
+def warn_of_misfit(model: LoadedModel, tokens: TokenFile) -> Iterator[Notice]:
+    """Warning if the vocabulary of `model` fits these tokens of the training text badly."""
+    if model.tokenizer.kind == "words":
+        if (share := n_unknown(tokens.ids) / len(tokens)) >= MANY_UNKNOWN:
+            yield Notice(
+                f"{100 * share:.0f} % of the words are not in the vocabulary of {model.name} and become <unk>; "
+                f"{_REMEDY}",
+                "warning",
+            )
+    elif tokens.n_bytes >= SHORTEST and (own := _bytes_per_token(model.record)):
+        here = tokens.n_bytes / len(tokens)
+        if here < MISFIT * own:
+            yield Notice(
+                f"the vocabulary of {model.name} fits this text badly: {here:.1f} bytes per token, {own:.1f} in its "
+                f"own training text; {_REMEDY}",
+                "warning",
+            )
+
+
+def hint_at_bundled(text: TextConfig, part: Part) -> Iterator[Notice]:
+    """Hint that a run would learn faster from the bundled model, if its text is short and like that of the model."""
+    if text.tokenizer != "auto" or text.vocab_size is not None or part.n_bytes >= HINT_BELOW:
+        return
+    sample = b"".join(part.sample(_SAMPLE_BYTES)).strip()
+    if len(sample) < SHORTEST:
+        return
+    for model in bundled_models()[:1]:
+        with suppress(CheckpointError):
+            own = _bytes_per_token(read_record(model.folder))
+            ids = load_tokenizer(model.folder).encode(sample)
+            if own and len(sample) >= ALIKE * own * len(ids):
+                yield Notice(
+                    f"this text resembles that of the bundled model {model.name}: --init {model.name} would start "
+                    "from its weights",
+                    "hint",
+                )
+
+
+def _bytes_per_token(record: Mapping[str, Any]) -> float | None:
+    """Mean size of a token in a model's training text, by its record."""
+    size = text_size(record)
+    return size[0] / size[1] if size else None

@@ -15,17 +15,15 @@ from xlcli.errors import DivergedError
 from xlcli.model.build import build_model
 from xlcli.model.lm import LanguageModel, ScoreOutput
 from xlcli.optim import Optimizers, lr_factor
-from xlcli.ranks import Ranks
+from xlcli.ranks import Ranks, local
 from xlcli.runtime import Runtime, compile_stack, has_bfloat16_units
-from xlcli.shards import local
 from xlcli.state import State
 from xlcli.store.weights import weights as weights_of
 from xlcli.text.loaders import TrainLoader
 from xlcli.text.tokens import TokenFile
 from xlcli.training import defaults
-from xlcli.training.lengths import Lengths, lengths, restored, shortened
 from xlcli.training.parallel import Parallel, own_rows, parallel
-from xlcli.training.patience import Patience
+from xlcli.training.schedule import Lengths, Patience, lengths, restored, shortened
 
 LR_DIVISOR = 3.0
 """Divisor of the learning rates at each roll-back, and in the remedy for a run that diverged."""

@@ -28,13 +28,22 @@ from xlcli.store.layout import CHECKPOINTS
 from xlcli.store.lock import clean, lock
 from xlcli.store.weights import weights as weights_of
 from xlcli.store.weights import weights_bytes
-from xlcli.training import checkpoint, defaults, memory, run_folder
-from xlcli.training.beginning import begin, beginning, leading
-from xlcli.training.final import describe_run
+from xlcli.training import checkpoint, defaults, memory
+from xlcli.training.folder import (
+    check_has_run,
+    check_new,
+    check_texts,
+    load_origin,
+    newest_checkpoint,
+    origin_again,
+    restore,
+    write_new,
+)
 from xlcli.training.loop import Trainer
-from xlcli.training.origins import check_has_run, check_new, check_texts, load_origin, newest_checkpoint, origin_again
+from xlcli.training.parallel import begin, beginning, leading
 from xlcli.training.prepare import Prepared, prepare_new, prepare_resumed
 from xlcli.training.run import LR_DIVISOR, TrainingRun, make_training_run
+from xlcli.training.validation import describe_run
 
 PREPARATION_SHARE = 0.1
 """Maximum share of a time budget that preparation counts for."""
@@ -97,7 +106,7 @@ def train(
         run = _single_run(ready, weights)
         model = weights = None  # free before training
         record = describe_run(ready, run)
-        point = run_folder.write_new(commit.stage(folder), ready, run, record)
+        point = write_new(commit.stage(folder), ready, run, record)
         if ranks.size > 1:
             begin(ranks, point)
             run = yield from _join_run(ready, point, allow_data_change=False)
@@ -168,9 +177,9 @@ def resume(
             weights = None
             record = describe_run(ready, run)
         if point is None:
-            point = run_folder.write_new(place, ready, run, record)
+            point = write_new(place, ready, run, record)
         elif ranks.size == 1:
-            yield from run_folder.restore(point, run, ready, place, allow_data_change=allow_data_change)
+            yield from restore(point, run, ready, place, allow_data_change=allow_data_change)
         if ranks.size > 1:
             begin(ranks, point)
             run = yield from _join_run(ready, point, allow_data_change=allow_data_change)
@@ -205,7 +214,7 @@ def _single_run(ready: Prepared, weights: Mapping[str, Tensor] | None) -> Traini
 def _join_run(ready: Prepared, point: Path, *, allow_data_change: bool) -> Generator[Notice, None, TrainingRun]:
     """The run of all ranks, restored from a checkpoint on each of them."""
     run = make_training_run(ready.config, ready.runtime, ready.train_ids, ready.tokenizer.start_id)
-    yield from run_folder.restore(point, run, ready, point.parent.parent, allow_data_change=allow_data_change)
+    yield from restore(point, run, ready, point.parent.parent, allow_data_change=allow_data_change)
     return run
 
 

@@ -1,6 +1,6 @@
 """Attention branches. Each has a position encoding, and creates, reads and extends its memory.
 
-A kind is one file here with a function `build`, a configuration class in `config/attention/`, and a line in
+A kind is one file here with a function `build`, a configuration class in `config/attention.py`, and a line in
 `model/build.py`.
 """
 

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from xlcli.config import MemoryDtype, ModelConfig
-from xlcli.config.attention.softmax import CompressiveAttentionConfig
+from xlcli.config.attention import CompressiveAttentionConfig
 from xlcli.memory import (
     Compressive,
     CompressiveHidden,

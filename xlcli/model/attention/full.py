@@ -10,7 +10,7 @@ from einops import rearrange
 from torch import Tensor
 
 from xlcli.config import MemoryDtype, ModelConfig
-from xlcli.config.attention.softmax import FullAttentionConfig, SoftmaxAttentionConfig
+from xlcli.config.attention import FullAttentionConfig, SoftmaxAttentionConfig
 from xlcli.memory import Hidden, Int8KeyValue, KeyValue, Memory, TokenMemory
 from xlcli.model.attention import ProjectedAttention
 from xlcli.model.position import Position

@@ -10,7 +10,7 @@ from einops import rearrange
 from torch import Tensor
 
 from xlcli.config import MemoryDtype, ModelConfig
-from xlcli.config.attention.random import LinearAttentionConfig
+from xlcli.config.attention import LinearAttentionConfig
 from xlcli.memory import Memory, Sums
 from xlcli.model.attention import ProjectedAttention
 from xlcli.model.position import Position

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from xlcli.config import ModelConfig
-from xlcli.config.attention.softmax import LocalAttentionConfig
+from xlcli.config.attention import LocalAttentionConfig
 from xlcli.memory import Memory
 from xlcli.model.attention.full import FullAttention, settings
 from xlcli.model.position import Position

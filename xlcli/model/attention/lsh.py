@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from xlcli.config import MemoryDtype, ModelConfig
-from xlcli.config.attention.random import MAX_HASHES, LSHAttentionConfig
+from xlcli.config.attention import MAX_HASHES, LSHAttentionConfig
 from xlcli.memory import Buckets, Memory
 from xlcli.memory.buckets import Unwritten
 from xlcli.model.attention import Attention

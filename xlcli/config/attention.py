@@ -1,0 +1,448 @@
+"""Attention kinds. A configuration class has the settings of its kind and the properties derived from them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+
+from pydantic import Field, field_serializer, field_validator, model_validator
+
+from xlcli.config.base import BaseConfig, Count, InvalidSettingError, Positive
+
+MemoryDtype = Literal["float32", "bfloat16", "int8"]
+"""Number type of past keys and values at inference; `float32` is the type in which they are computed, unrounded."""
+
+
+class AttentionConfig(BaseConfig):
+    """Base of every attention kind. `head_dim` defaults to `dim / n_heads`."""
+
+    inference_settings: ClassVar[frozenset[str]] = frozenset()
+    """Settings that may be changed at inference."""
+    supports_dropout: ClassVar[bool] = True
+    """Whether there are attention weights to drop."""
+    supports_recall: ClassVar[bool] = False
+    """Whether recall, the share of full-attention weight that is found, can be measured (`model/recall.py`)."""
+    separates_documents: ClassVar[bool] = False
+    """Whether earlier documents can be hidden from the tokens of a segment that holds several."""
+    rounds_memory: ClassVar[bool] = False
+    """Whether memory can be kept in another number type than float32."""
+    reserves_memory: ClassVar[bool] = False
+    """Whether memory grows with the memory length even if the text is shorter."""
+
+    n_heads: Count = 4
+    head_dim: Count | None = None
+
+    @property
+    def offers(self) -> frozenset[str]:
+        """Hooks of a position encoding that this attention calls."""
+        return frozenset()
+
+    @property
+    def alignment(self) -> int:
+        """Number of tokens; sequences of a batch are fastest if they begin in the text at multiples of it."""
+        return 1
+
+    @property
+    def needs_hidden_memory(self) -> bool:
+        """Whether an auxiliary loss reads past inputs in training."""
+        return False
+
+    @property
+    def redraw_interval(self) -> int | None:
+        """Number of training steps between draws of random features; None if they are never redrawn."""
+        return None
+
+    def score_scale(self, n_terms: int, head_dim: int) -> float:
+        """Factor on scores that are sums of `n_terms` inner products: 1/sqrt(n_terms * head_dim)."""
+        return float((n_terms * head_dim) ** -0.5)
+
+    def layer_configs(self, n_layers: int) -> tuple[AttentionConfig, ...]:
+        """Attention of each of `n_layers` layers."""
+        return (self,) * n_layers
+
+    def with_settings(self, settings: Mapping[str, int]) -> Self:
+        """Validated copy with these values of `inference_settings`; other keys are ignored."""
+        own = {name: value for name, value in settings.items() if name in self.inference_settings}
+        return type(self)(**(dict(self) | own)) if own else self
+
+    def sized_for(self, mem_len: int) -> Self:
+        """This configuration with numbers for settings that follow from the memory length of training."""
+        return self
+
+    def effective_mem_len(self, mem_len: int) -> int | None:
+        """Number of memory tokens that a layer uses; None if its memory is unbounded."""
+        return mem_len
+
+    def max_distance(self, mem_len: int, n_earlier: int) -> int:
+        """Largest distance from a token to a key, after `n_earlier` tokens of its segment beside those in memory."""
+        return mem_len + n_earlier
+
+    def memory_bytes(self, mem_len: int, head_dim: int, dtype: MemoryDtype = "float32") -> int:
+        """Size in bytes of the memory of one sequence in one layer at inference."""
+        raise NotImplementedError
+
+    def n_weights(self, dim: int, head_dim: int) -> int:
+        """Number of weights in the matrices of one layer: queries, keys, values and output."""
+        return 4 * dim * self.n_heads * head_dim
+
+    def mask_bytes(self, n_new: int, mem_len: int) -> int:
+        """Size in bytes of the distances and the mask of a call with `n_new` tokens."""
+        return 0
+
+    def describe_memory(self, mem_len: int, segment_len: int) -> str:
+        """Contents of the memory of one layer, as a noun phrase."""
+        raise NotImplementedError
+
+
+def tokens(mem_len: int, segment_len: int) -> str:
+    """Memory of `mem_len` tokens, as a noun phrase."""
+    return counted(mem_len) if mem_len else f"one segment of {counted(segment_len)}"
+
+
+def counted(n: int) -> str:
+    """A number of tokens: `1 token`, `2 tokens`."""
+    return f"{n} token{'' if n == 1 else 's'}"
+
+
+class SoftmaxAttentionConfig(AttentionConfig):
+    """Base of softmax attention.
+
+    `scaled` divides scores by sqrt(head_dim); T5 does not (Raffel et al. 2020). `qk_norm` applies an
+    RMSNorm to the queries and keys of each head (Henry et al. 2020; Dehghani et al. 2023, section 2).
+    """
+
+    separates_documents: ClassVar[bool] = True
+    rounds_memory: ClassVar[bool] = True
+
+    scaled: bool = True
+    qk_norm: bool = False
+
+    @property
+    def offers(self) -> frozenset[str]:
+        """All hooks."""
+        return frozenset({"place", "term", "bias", "value_bias"})
+
+    def score_scale(self, n_terms: int, head_dim: int) -> float:
+        """1/sqrt(n_terms * head_dim), or 1 if `scaled` is off."""
+        return super().score_scale(n_terms, head_dim) if self.scaled else 1.0
+
+    def memory_bytes(self, mem_len: int, head_dim: int, dtype: MemoryDtype = "float32") -> int:
+        """One key and one value for each token and head, in int8 with a float32 scale each."""
+        row = {"float32": 4 * head_dim, "bfloat16": 2 * head_dim, "int8": head_dim + 4}[dtype]
+        return 2 * self.n_heads * row * (self.effective_mem_len(mem_len) or 0)
+
+    def mask_bytes(self, n_new: int, mem_len: int) -> int:
+        """An int64 and a boolean for each query and key of a call or block."""
+        n_queries, n_memory = self.effective_mem_len(n_new) or 0, self.effective_mem_len(mem_len) or 0
+        return 9 * n_queries * (n_queries + n_memory)
+
+    def describe_memory(self, mem_len: int, segment_len: int) -> str:
+        """Number of tokens."""
+        return tokens(self.effective_mem_len(mem_len) or 0, segment_len)
+
+
+class FullAttentionConfig(SoftmaxAttentionConfig):
+    """Softmax attention over the whole span."""
+
+    kind: Literal["full"] = "full"
+
+
+class LocalAttentionConfig(SoftmaxAttentionConfig):
+    """Softmax attention over a token and the `window` tokens before it, in blocks; cost is linear in the length."""
+
+    kind: Literal["local"] = "local"
+    window: Count = 128
+
+    def effective_mem_len(self, mem_len: int) -> int | None:
+        """At most `window` tokens."""
+        return min(mem_len, self.window)
+
+    def max_distance(self, mem_len: int, n_earlier: int) -> int:
+        """At most `window`."""
+        return min(mem_len + n_earlier, self.window)
+
+
+class CompressiveAttentionConfig(SoftmaxAttentionConfig):
+    """Softmax attention over recent tokens and pooled blocks of older ones (Rae et al. 2020, Compressive Transformer).
+
+    A token attends to the `mem_len` tokens before it, to earlier ones back to the beginning of a block of `rate`
+    tokens, and to the `n_compressed` pooled blocks before that one. Blocks are counted from the beginning of the text.
+    `pooling` is the mean or the maximum of the layer inputs of a block, or a learned convolution with its loss.
+    """
+
+    separates_documents: ClassVar[bool] = False
+    reserves_memory: ClassVar[bool] = True
+
+    kind: Literal["compressive"] = "compressive"
+    rate: Annotated[int, Field(ge=2, le=2**16)] = 4
+    n_compressed: Annotated[int, Field(ge=1, le=2**24)] = 128
+    pooling: Literal["mean", "max", "convolution"] = "mean"
+
+    @property
+    def alignment(self) -> int:
+        """`rate`."""
+        return self.rate
+
+    @property
+    def needs_hidden_memory(self) -> bool:
+        """Whether there is a convolution."""
+        return self.pooling == "convolution"
+
+    def max_distance(self, mem_len: int, n_earlier: int) -> int:
+        """That of the last token of the oldest block."""
+        return mem_len + n_earlier + (self.rate * self.n_compressed if mem_len else 0)
+
+    def memory_bytes(self, mem_len: int, head_dim: int, dtype: MemoryDtype = "float32") -> int:
+        """Keys and values of tokens and pooled blocks, and the inputs of an unfinished block."""
+        if not mem_len:
+            return 0
+        n_slots = self.n_compressed - -mem_len // self.rate
+        inputs = 4 * (self.rate - 1) * self.n_heads * head_dim
+        return super().memory_bytes(mem_len + self.rate - 1 + n_slots, head_dim, dtype) + inputs
+
+    def n_weights(self, dim: int, head_dim: int) -> int:
+        """Also the weights of a convolution."""
+        convolution = self.rate * dim * dim if self.pooling == "convolution" else 0
+        return super().n_weights(dim, head_dim) + convolution
+
+    def mask_bytes(self, n_new: int, mem_len: int) -> int:
+        """As of a longer memory."""
+        further = self.rate + self.n_compressed + n_new // self.rate if mem_len else 0
+        return super().mask_bytes(n_new, mem_len + further)
+
+    def describe_memory(self, mem_len: int, segment_len: int) -> str:
+        """Number of tokens and of pooled blocks."""
+        kept = tokens(mem_len, segment_len)
+        return f"{kept} and {self.n_compressed} pooled blocks of {self.rate}" if mem_len else kept
+
+
+MAX_BUCKETS = 2**16
+"""Largest number of hash buckets."""
+MAX_SLOTS = 2**20
+"""Largest number of tokens in the buckets of one head and hash round."""
+MAX_SINGLE_FACTOR = 64
+"""Largest number of automatic buckets that are hashed by one set of directions; more are a product of two numbers."""
+MAX_HASHES = 8
+"""Largest number of hash rounds. Directions for all rounds are stored, so inference may use more than training."""
+
+
+class RandomAttentionConfig(AttentionConfig):
+    """Base of attention with random features. A draw every `redraw_every` training steps clears the layer's memory."""
+
+    redraw_every: Count | None = None
+
+    @property
+    def redraw_interval(self) -> int | None:
+        """`redraw_every`."""
+        return self.redraw_every
+
+
+class LinearAttentionConfig(RandomAttentionConfig):
+    """Performer (Choromanski et al. 2021): softmax kernel estimated with `n_features` random features.
+
+    Memory is a running sum over all tokens read: constant size, no span.
+    """
+
+    supports_dropout: ClassVar[bool] = False
+
+    kind: Literal["linear"] = "linear"
+    n_features: Annotated[int, Field(ge=1, le=2**16)] = 128
+    orthogonal: bool = True
+
+    @property
+    def offers(self) -> frozenset[str]:
+        """Rotation of queries and keys before their features are computed."""
+        return frozenset({"place"})
+
+    def effective_mem_len(self, mem_len: int) -> int | None:
+        """None: unbounded, unless `mem_len` is 0."""
+        return None if mem_len else 0
+
+    def memory_bytes(self, mem_len: int, head_dim: int, dtype: MemoryDtype = "float32") -> int:
+        """Two sums in float64 for each feature."""
+        return 8 * self.n_heads * self.n_features * (head_dim + 1)
+
+    def describe_memory(self, mem_len: int, segment_len: int) -> str:
+        """Running sums."""
+        return f"running sums over {'all tokens read' if mem_len else tokens(0, segment_len)}"
+
+
+class LSHAttentionConfig(RandomAttentionConfig):
+    """LSH attention with shared queries and keys (Kitaev et al. 2020, Reformer); cost is linear in the length.
+
+    In each of `n_hashes` rounds a token attends to the last `bucket_size` earlier tokens of its hash bucket, within the
+    memory length; to itself only if there are none. `n_buckets` is an even number, a list of even numbers whose
+    product is the number of buckets, or `auto`: each round has a place for every token of the memory of training. The
+    memory is the table of buckets: its size and the cost of a look-up do not depend on the memory length.
+    `query_scale` is the initial value of a learned factor of each head on the queries; None: no factor.
+    """
+
+    inference_settings: ClassVar[frozenset[str]] = frozenset({"n_hashes"})
+    supports_recall: ClassVar[bool] = True
+
+    kind: Literal["lsh"] = "lsh"
+    n_buckets: int | tuple[int, ...] | Literal["auto"] = 64
+    bucket_size: Annotated[int, Field(ge=1, le=2**16)] = 32
+    n_hashes: Annotated[int, Field(ge=1, le=MAX_HASHES)] = 4
+    query_scale: Positive | None = None
+
+    @property
+    def offers(self) -> frozenset[str]:
+        """Rotation of queries and keys after they are hashed."""
+        return frozenset({"place"})
+
+    @property
+    def factors(self) -> tuple[int, ...]:
+        """Even factors of the number of buckets; empty for a single bucket."""
+        assert self.n_buckets != "auto", "config.make replaces it"
+        if self.n_buckets == 1:
+            return ()
+        return (self.n_buckets,) if isinstance(self.n_buckets, int) else self.n_buckets
+
+    def sized_for(self, mem_len: int) -> Self:
+        """`auto` replaced by the power of two for which `n_buckets` times `bucket_size` is at least `mem_len`."""
+        if self.n_buckets != "auto":
+            return self
+        limit = min(MAX_BUCKETS, MAX_SLOTS // self.bucket_size)
+        bits = max(1, min((-(-mem_len // self.bucket_size) - 1).bit_length(), limit.bit_length() - 1))
+        factors = (2**bits,) if 2**bits <= MAX_SINGLE_FACTOR else (2 ** (bits // 2), 2 ** (bits - bits // 2))
+        return self.model_copy(update={"n_buckets": factors[0] if len(factors) == 1 else factors})
+
+    def memory_bytes(self, mem_len: int, head_dim: int, dtype: MemoryDtype = "float32") -> int:
+        """A key, a value, and int64 position and ranks for each slot; an int64 count for each bucket."""
+        slot = 8 * head_dim + 8 * (1 + self.n_hashes)
+        return self.n_heads * self.n_hashes * math.prod(self.factors) * (self.bucket_size * slot + 8)
+
+    def n_weights(self, dim: int, head_dim: int) -> int:
+        """Queries, which are also keys, values and output."""
+        return 3 * dim * self.n_heads * head_dim
+
+    def describe_memory(self, mem_len: int, segment_len: int) -> str:
+        """Tokens in the table of buckets."""
+        n_buckets = math.prod(self.factors)
+        return f"the last {counted(self.bucket_size)} of {self.n_hashes} x {n_buckets} buckets"
+
+    @field_validator("n_buckets")
+    @classmethod
+    def _check_n_buckets(
+        cls, n_buckets: int | tuple[int, ...] | Literal["auto"]
+    ) -> int | tuple[int, ...] | Literal["auto"]:
+        if n_buckets == "auto":
+            return n_buckets
+        factors = (n_buckets,) if isinstance(n_buckets, int) else n_buckets
+        if n_buckets != 1 and (not factors or any(n < 2 or n % 2 for n in factors)):
+            raise InvalidSettingError(
+                "model.attention.n_buckets",
+                f"is {n_buckets}, but buckets are pairs of opposite directions",
+                "Make it even, a list of even numbers, 1 or auto.",
+            )
+        if math.prod(factors) > MAX_BUCKETS:
+            raise InvalidSettingError(
+                "model.attention.n_buckets", f"{n_buckets} is more than {MAX_BUCKETS}", "Use fewer buckets."
+            )
+        return n_buckets
+
+    @model_validator(mode="after")
+    def _check_slots(self) -> LSHAttentionConfig:
+        if self.n_buckets == "auto":
+            return self
+        n_buckets = math.prod(self.factors)
+        if n_buckets * self.bucket_size > MAX_SLOTS:
+            raise InvalidSettingError(
+                "model.attention.bucket_size",
+                f"{self.bucket_size} is too large for {n_buckets:,} buckets, which may hold {MAX_SLOTS:,} tokens",
+                f"Use at most {MAX_SLOTS // n_buckets}, or fewer buckets.",
+            )
+        return self
+
+
+HEADS = ("n_heads", "head_dim")
+"""Keys that all attention kinds share."""
+LayerKind = (
+    FullAttentionConfig | LocalAttentionConfig | CompressiveAttentionConfig | LinearAttentionConfig | LSHAttentionConfig
+)
+"""Union of all attention kinds that a layer can have. A new kind is added here."""
+LayerAttentionConfig = Annotated[LayerKind, Field(discriminator="kind")]
+"""Attention of one layer."""
+
+
+class MixedAttentionConfig(AttentionConfig):
+    """Different attention kinds in one model: `layers` lists them from the first layer on, repeated over the depth.
+
+    An entry is a table, or the name of a kind for its defaults; all layers share `n_heads` and `head_dim`. A position
+    encoding applies to the layers that offer its hooks; at least one must.
+    """
+
+    kind: Literal["mixed"] = "mixed"
+    layers: Annotated[tuple[LayerAttentionConfig, ...], Field(min_length=1, max_length=1024)] = (
+        LocalAttentionConfig(),
+        LSHAttentionConfig(),
+    )
+
+    @property
+    def offers(self) -> frozenset[str]:
+        """Union of the hooks of all layers."""
+        return frozenset().union(*(layer.offers for layer in self.layers))
+
+    def score_scale(self, n_terms: int, head_dim: int) -> float:
+        """Factor of the softmax layers, which all share it."""
+        scales = [a.score_scale(n_terms, head_dim) for a in self.layers if isinstance(a, SoftmaxAttentionConfig)]
+        return scales[0] if scales else super().score_scale(n_terms, head_dim)
+
+    def layer_configs(self, n_layers: int) -> tuple[AttentionConfig, ...]:
+        """`layers`, repeated."""
+        return tuple(itertools.islice(itertools.cycle(self.layers), n_layers))
+
+    def with_settings(self, settings: Mapping[str, int]) -> Self:
+        """Copy in which each layer has these settings."""
+        return self.model_copy(update={"layers": tuple(layer.with_settings(settings) for layer in self.layers)})
+
+    def sized_for(self, mem_len: int) -> Self:
+        """Copy in which each layer is sized."""
+        return self.model_copy(update={"layers": tuple(layer.sized_for(mem_len) for layer in self.layers)})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_layers(cls, data: Any) -> Any:
+        """Names of kinds become tables, and every table gets the shared heads."""
+        if not isinstance(data, dict):
+            return data
+        data = {"layers": ("local", "lsh")} | data
+        if not isinstance(data["layers"], list | tuple):
+            return data
+        heads = {name: data[name] for name in HEADS if name in data}
+        layers = ({"kind": layer} if isinstance(layer, str) else layer for layer in data["layers"])
+        return data | {
+            "layers": tuple(heads | _strict(layer) if isinstance(layer, dict) else layer for layer in layers)
+        }
+
+    @model_validator(mode="after")
+    def _check_layers(self) -> MixedAttentionConfig:
+        if any(getattr(layer, name) != getattr(self, name) for layer in self.layers for name in HEADS):
+            raise InvalidSettingError(
+                "model.attention.layers",
+                "and model.attention have different heads",
+                "Set n_heads and head_dim in model.attention only.",
+            )
+        if len({layer.scaled for layer in self.layers if isinstance(layer, SoftmaxAttentionConfig)}) > 1:
+            raise InvalidSettingError("model.attention.layers", "differ in scaled", "Use one value in all layers.")
+        return self
+
+    @field_serializer("layers")
+    def _without_heads(self, layers: tuple[AttentionConfig, ...]) -> list[dict[str, Any]]:
+        return [layer.model_dump(mode="json", exclude=set(HEADS)) for layer in layers]
+
+
+def _strict(table: dict[str, Any]) -> dict[str, Any]:
+    """Table with tuples for lists: strict validation takes a list from JSON for a tuple, but not from a validator."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
+
+
+AnyAttentionConfig = Annotated[LayerKind | MixedAttentionConfig, Field(discriminator="kind")]
+"""Attention of a model."""
+ATTENTIONS: dict[str, type[AttentionConfig]] = {
+    c.model_fields["kind"].default: c for c in get_args(get_args(AnyAttentionConfig)[0])
+}
+"""Attention kind to configuration class."""

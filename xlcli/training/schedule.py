@@ -1,0 +1,205 @@
+"""The course of a run: its clock, intervals of validations and checkpoints, early stopping, and lengths of each step.
+
+With `train.random_lengths` segment and memory lengths are drawn in each step. A model then depends less on one segment
+length and one memory length. The idea of varying segments is that of Merity et al. 2018 (section 4.1). Memory keeps as
+many tokens as configured; a step with a shorter one reads the latest of them.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+
+from xlcli.config import TrainConfig
+from xlcli.ops.span import Span
+from xlcli.optim import BUDGET_SCHEDULES
+from xlcli.ranks import Ranks
+from xlcli.state import State
+
+
+class Clock:
+    """Seconds of a run, and whether to stop it.
+
+    A single process reads both when they are needed. Several ranks use the seconds of the first one, and stop if one of
+    them is to stop, as of their latest `agree` or `meet`.
+
+    Args:
+        ranks: Ranks of the run.
+        before: Seconds before this process.
+        started: Start of the seconds in this process, by `time.monotonic`.
+    """
+
+    def __init__(self, ranks: Ranks, before: float, started: float) -> None:
+        self.ranks = ranks
+        self.stop: Callable[[], bool] = lambda: False
+        self._before, self._started = before, started
+        self._validation = 0.0
+        self._agreed: tuple[float, ...] = before, 0.0, 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds spent on this run, in this process and before it was resumed."""
+        return self._now() if self.ranks.size == 1 else self._agreed[0]
+
+    @property
+    def validation_seconds(self) -> float:
+        """Seconds spent on validation in this process."""
+        return self._validation if self.ranks.size == 1 else self._agreed[1]
+
+    @property
+    def stops(self) -> bool:
+        """Whether the run is to be stopped."""
+        return self.stop() if self.ranks.size == 1 else self._agreed[2] > 0.0
+
+    @contextmanager
+    def validation(self) -> Iterator[None]:
+        """Counts the time in this context."""
+        started = time.monotonic()
+        yield
+        self._validation += time.monotonic() - started
+
+    def votes(self) -> tuple[float, ...]:
+        """Numbers whose sums over all ranks are the arguments of `agree`; none in a single process."""
+        if self.ranks.size == 1:
+            return ()
+        own = (self._now(), self._validation) if self.ranks.is_first else (0.0, 0.0)
+        return *own, float(self.stop())
+
+    def agree(self, sums: Sequence[float]) -> None:
+        """Takes the sums of all votes."""
+        if sums:
+            self._agreed = tuple(sums)
+
+    def meet(self) -> None:
+        """Agrees after work between two steps."""
+        self.agree(self.ranks.sum(torch.tensor(self.votes(), dtype=torch.float64)).tolist())
+
+    def _now(self) -> float:
+        return self._before + time.monotonic() - self._started
+
+
+class IntervalTrigger:
+    """Triggers an action at regular intervals.
+
+    Args:
+        every: Interval in steps (int) or seconds (float); None divides the budget into `parts` intervals.
+        parts: Number of intervals.
+    """
+
+    def __init__(self, every: int | float | None, *, parts: int = 1) -> None:
+        self.every = every
+        self.parts = parts
+        self.elapsed = 0
+
+    def reset(self, step: int, seconds: float, fraction: float) -> None:
+        """Ignores the intervals that ended before this point of the run."""
+        self.elapsed = self._intervals(step, seconds, fraction)
+
+    def due(self, step: int, seconds: float, fraction: float) -> bool:
+        """Whether an interval has ended since the last call. Intervals in steps do not depend on the clock."""
+        before, self.elapsed = self.elapsed, self._intervals(step, seconds, fraction)
+        return self.elapsed > before
+
+    def _intervals(self, step: int, seconds: float, fraction: float) -> int:
+        if self.every is None:
+            return int(fraction * self.parts)
+        return int((step if isinstance(self.every, int) else seconds) // self.every)
+
+
+@dataclass
+class Patience:
+    """Counter of validations without improvement; the budget of the run is shortened after `limit` of them.
+
+    The last part of the schedule, in which `wsd` decays, begins at once. It takes the share `decay` of the shortened
+    run: if `decay` is a fifth, a quarter of the steps before it. A schedule without decay (`decay` 0) ends at once, and
+    one that is already in its last part does not change.
+
+    Attributes:
+        limit: Number of validations without improvement; None never shortens the run.
+        decay: Share of a run in which the learning rate decays at its end; 0 if it does not depend on the budget.
+        stale: Validations since the best one.
+        plateau: Share of the budget that was spent when patience ran out; None before that.
+    """
+
+    limit: int | None
+    decay: float
+    stale: int = 0
+    plateau: float | None = None
+
+    @staticmethod
+    def of(train: TrainConfig) -> Patience:
+        """Patience of a new run."""
+        return Patience(train.patience, train.decay_fraction if train.lr_schedule in BUDGET_SCHEDULES else 0.0)
+
+    @property
+    def end(self) -> float:
+        """Share of the budget at which the run ends."""
+        if self.plateau is None or self.decay == 1.0:
+            return 1.0
+        return min(1.0, self.plateau / (1.0 - self.decay))
+
+    def observe(self, spent: float, *, best: bool) -> bool:
+        """Counts a validation after a share `spent` of the budget. Whether patience ran out with it."""
+        self.stale = 0 if best else self.stale + 1
+        if self.limit is None or self.plateau is not None or self.stale < self.limit:
+            return False
+        self.plateau = spent
+        return True
+
+    def describe(self, step: int) -> str:
+        """Message that patience ran out after `step` steps."""
+        reason = f"the last {self.stale} validation{'s' if self.stale > 1 else ''} brought no improvement"
+        if self.end == 1.0:
+            return f"{reason}: the run is in its last part and ends with its budget"
+        if not self.decay:
+            return f"{reason}: the run ends"
+        last = round(step / (1.0 - self.decay))
+        return f"{reason}: the learning rate decays from here, and the run ends at about step {last:,}"
+
+    def fraction(self, spent: float) -> float:
+        """Share of the run that is done after a share `spent` of the budget, both 0 to 1."""
+        if self.plateau is None or self.end == 1.0:
+            return spent
+        length = self.end - self.plateau
+        left = 1.0 - (spent - self.plateau) / length if length else 0.0
+        return 1.0 - self.decay * left if left > 1e-9 else 1.0
+
+
+class Lengths(NamedTuple):
+    """Tokens per segment and memory length of one step."""
+
+    segment_len: int
+    mem_len: int
+
+
+def lengths(train: TrainConfig, seed: int, step: int) -> Lengths:
+    """Lengths of the training step after `step` steps.
+
+    If they are random: segments of at least half the configured length, and memory of at least 1 token, both uniform.
+    They depend on seed and step only, so a resumed run draws the same ones.
+    """
+    if not train.random_lengths:
+        return Lengths(train.segment_len, train.mem_len)
+    generator = random.Random(f"{seed} {step}")  # noqa: S311
+    least = -(-train.segment_len // 2)
+    segment_len = least + int(generator.random() * (train.segment_len - least + 1))
+    return Lengths(segment_len, 1 + int(generator.random() * train.mem_len) if train.mem_len else 0)
+
+
+def shortened(state: State, drawn: Lengths) -> State:
+    """State for a step with these lengths. Without recurrence every step begins an independent segment."""
+    span = state.span
+    if span.kind == "segment":
+        return replace(state, seen=0, span=replace(span, segment_len=drawn.segment_len))
+    return replace(state, span=replace(span, mem_len=drawn.mem_len, kept_len=span.mem_len))
+
+
+def restored(state: State, span: Span) -> State:
+    """State after such a step, with the configured span."""
+    return replace(state, span=span, seen=0 if span.kind == "segment" else state.seen)

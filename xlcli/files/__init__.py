@@ -246,7 +246,44 @@ def read_bounded(path: Path, limit: int) -> bytes:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file of at most 1 MiB and 20 levels, without repeated keys, NaN or lone surrogates."""
-    return _parse_json(read_bounded(path, JSON_LIMIT), path)
+
+    def damaged(reason: str) -> CheckpointError:
+        return CheckpointError(f"{path} is damaged: {reason}.", RESTORE)
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(pairs)
+        if len(result) != len(pairs):
+            raise ValueError("a key occurs twice")
+        return result
+
+    def no_constant(name: str) -> float:
+        raise ValueError(f"{name} is not a JSON number")
+
+    try:
+        tree = json.loads(read_bounded(path, JSON_LIMIT).decode(), object_pairs_hook=unique, parse_constant=no_constant)
+    except RecursionError:
+        raise damaged(f"it nests deeper than {JSON_DEPTH} levels") from None
+    except ValueError as error:
+        raise damaged(str(error).rstrip(".")) from None
+    if not isinstance(tree, dict):
+        raise damaged("it holds no JSON object")
+    level: list[Any] = [tree]
+    for _ in range(JSON_DEPTH + 1):
+        below: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                below.extend(value)
+                below.extend(value.values())
+            elif isinstance(value, list):
+                below.extend(value)
+            elif isinstance(value, float) and not math.isfinite(value):
+                raise damaged("it holds a number too large")
+            elif isinstance(value, str) and value != as_utf8(value):
+                raise damaged("it holds half a surrogate pair")
+        level = below
+    if level:
+        raise damaged(f"it nests deeper than {JSON_DEPTH} levels")
+    return tree
 
 
 def sha256(path: Path) -> str:
@@ -285,46 +322,6 @@ def _kind(mode: int) -> str:
     if stat.S_ISFIFO(mode):
         return "a pipe"
     return "a socket" if stat.S_ISSOCK(mode) else "a device"
-
-
-def _parse_json(data: bytes, path: Path) -> dict[str, Any]:
-    def damaged(reason: str) -> CheckpointError:
-        return CheckpointError(f"{path} is damaged: {reason}.", RESTORE)
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        result = dict(pairs)
-        if len(result) != len(pairs):
-            raise ValueError("a key occurs twice")
-        return result
-
-    def no_constant(name: str) -> float:
-        raise ValueError(f"{name} is not a JSON number")
-
-    try:
-        tree = json.loads(data.decode(), object_pairs_hook=unique, parse_constant=no_constant)
-    except RecursionError:
-        raise damaged(f"it nests deeper than {JSON_DEPTH} levels") from None
-    except ValueError as error:
-        raise damaged(str(error).rstrip(".")) from None
-    if not isinstance(tree, dict):
-        raise damaged("it holds no JSON object")
-    level: list[Any] = [tree]
-    for _ in range(JSON_DEPTH + 1):
-        below: list[Any] = []
-        for value in level:
-            if isinstance(value, dict):
-                below.extend(value)
-                below.extend(value.values())
-            elif isinstance(value, list):
-                below.extend(value)
-            elif isinstance(value, float) and not math.isfinite(value):
-                raise damaged("it holds a number too large")
-            elif isinstance(value, str) and value != as_utf8(value):
-                raise damaged("it holds half a surrogate pair")
-        level = below
-    if level:
-        raise damaged(f"it nests deeper than {JSON_DEPTH} levels")
-    return tree
 
 
 # Folders and files that no other user can write

@@ -11,6 +11,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from xlcli.files.tensors import with_prefix
 from xlcli.memory import MEMORIES
 from xlcli.memory.base import Memory
 
@@ -107,7 +108,7 @@ class Adaptation(OnlineMemory):
                 single[name] = t
         start = []
         for i, kind in enumerate(description["start"].split()):
-            own = {n.removeprefix(f"{i}."): t for n, t in groups["start"].items() if n.startswith(f"{i}.")}
+            own = with_prefix(f"{i}.", groups["start"])
             MEMORIES[kind].check(own, 1)
             start.append(MEMORIES[kind].from_tensors(own))
         inputs, targets = single["inputs"], single["targets"]

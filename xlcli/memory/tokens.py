@@ -112,15 +112,16 @@ class TokenBuffers(TokenMemory):
         """
         k, v = project(x)
         new = self.encode(k, v)
-        whole = self._append_in_place(new, keep) if torch.is_inference_mode_enabled() else self._append(new)
+        if torch.is_inference_mode_enabled():
+            whole = self.reserve(new[0].shape[2], keep, new)
+            for buffer, rows in zip(whole.buffers, new, strict=True):
+                buffer[:, :, whole.stop - rows.shape[2] : whole.stop] = rows
+        else:
+            buffers = [torch.cat(parts, dim=2) for parts in zip(self.rows(), new, strict=True)]
+            whole = self.of(buffers, 0, buffers[0].shape[2])
         k, v = whole.decode(k, v)
         unread = 0 if read is None else self.length - read
-        return (k[:, :, unread:], v[:, :, unread:], whole.keep(keep)) if unread else (k, v, whole.keep(keep))
-
-    def _append(self, new: Sequence[Tensor]) -> Self:
-        """Copy of the memory with these rows appended."""
-        buffers = [torch.cat(parts, dim=2) for parts in zip(self.rows(), new, strict=True)]
-        return self.of(buffers, 0, buffers[0].shape[2])
+        return k[:, :, unread:], v[:, :, unread:], whole.keep(keep)
 
     def reserve(self, n_new: int, keep: int, like: Sequence[Tensor] | None = None) -> Self:
         """This memory with `n_new` more rows, to be written by the caller into its buffers, or into larger ones.
@@ -130,34 +131,20 @@ class TokenBuffers(TokenMemory):
             keep: Number of tokens in the memory after the call.
             like: Rows to be written, as `encode` returns them; None: of the type of the memory.
         """
-        buffers, start, stop = self._reserve(like or self.buffers, n_new, keep)
-        return self.of(buffers, start, stop + n_new)
+        buffers, length = self.buffers, self.length
+        capacity = buffers[0].shape[2]
+        if self.stop + n_new <= capacity:
+            return self.of(buffers, self.start, self.stop + n_new)
+        needed = length + n_new + max(n_new, min(max(keep, length), MAX_SLACK))
+        if not (length + n_new <= capacity <= 2 * needed and self.start >= length):
+            buffers = tuple(_new_buffer(rows, old, needed) for rows, old in zip(like or buffers, buffers, strict=True))
+        for buffer, rows in zip(buffers, self.rows(), strict=True):
+            buffer[:, :, :length] = rows
+        return self.of(buffers, 0, length + n_new)
 
     def keep(self, n: int) -> Self:
         """Memory of the `n` latest tokens."""
         return self.of(self.buffers, self.stop - n, self.stop)
-
-    def _append_in_place(self, new: Sequence[Tensor], keep: int) -> Self:
-        """This memory with new rows written after it."""
-        whole = self.reserve(new[0].shape[2], keep, new)
-        for buffer, rows in zip(whole.buffers, new, strict=True):
-            buffer[:, :, whole.stop - rows.shape[2] : whole.stop] = rows
-        return whole
-
-    def _reserve(self, like: Sequence[Tensor], n_new: int, keep: int) -> tuple[Sequence[Tensor], int, int]:
-        """Buffers with `n_new` unused rows after the memory, and its start and stop; moves or replaces full buffers."""
-        capacity = self.buffers[0].shape[2]
-        if self.stop + n_new <= capacity:
-            return self.buffers, self.start, self.stop
-        length = self.length
-        slack = max(n_new, min(max(keep, length), MAX_SLACK))
-        needed = length + n_new + slack
-        buffers: Sequence[Tensor] = self.buffers
-        if not (length + n_new <= capacity <= 2 * needed and self.start >= length):
-            buffers = [_new_buffer(rows, old, needed) for rows, old in zip(like, self.buffers, strict=True)]
-        for buffer, rows in zip(buffers, self.rows(), strict=True):
-            buffer[:, :, :length] = rows
-        return buffers, 0, length
 
 
 def _new_buffer(like: Tensor, old: Tensor, capacity: int) -> Tensor:

@@ -27,7 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from xlcli.errors import CheckpointError
+from xlcli.errors import CheckpointError, XLError
 from xlcli.files import (
     cannot_read,
     cannot_write,
@@ -41,7 +41,7 @@ from xlcli.files import (
 )
 from xlcli.files.tensors import read_header
 from xlcli.store.layout import CHECKPOINTS, CONFIG, LATEST, MANIFEST, SCHEMA, STEP, WEIGHTS
-from xlcli.store.lock import HOLDER, INSTALLING, LOCK, RUN_FILES, STAGED, clean, is_own, is_unfinished, remove, sweep
+from xlcli.store.lock import HOLDER, INSTALLING, LOCK, RUN_FILES, STAGED, clean, is_own, is_unfinished, remove
 
 # Checkpoints
 
@@ -92,8 +92,8 @@ def commit(folder: Path, name: str, write: Callable[[Path], None], keep: int, *,
         raise CheckpointError(f"{folder} is a symbolic link.", "Put a folder there, or link the whole model folder.")
     try:
         make_folder(folder)
-        with suppress(OSError):
-            sweep(folder)
+        with suppress(XLError):
+            clean(folder)
         temporary.mkdir()
         try:
             write(temporary)

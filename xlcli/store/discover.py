@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from xlcli.errors import CheckpointError
 from xlcli.events import ScoredText
@@ -49,12 +50,12 @@ class ModelSummary:
     bundled: bool
     bytes: int
     modified: float
-    encoding: str | None
-    parameters: int | None
-    corpus: str | None
-    bits_per_byte: float | None
-    scored: ScoredText | None
-    problem: str | None
+    encoding: str | None = None
+    parameters: int | None = None
+    corpus: str | None = None
+    bits_per_byte: float | None = None
+    scored: ScoredText | None = None
+    problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,41 +118,25 @@ def is_bundled(folder: Path, cwd: Path) -> bool:
 
 def summarize(folder: Path, *, bundled: bool = False) -> ModelSummary:
     """Summary of a model, read from its record and the header of its weights."""
-    encoding: str | None = None
-    parameters: int | None = None
-    corpus: str | None = None
-    score: float | None = None
-    scored: ScoredText | None = None
-    problem: str | None = None
+    found: dict[str, Any] = {}
     try:
         tensors, metadata = read_header(folder / WEIGHTS)
-        parameters = n_weights(tensors)
-        encoding = metadata["encoding"] if metadata.get("encoding") in ENCODINGS else None
+        found["parameters"] = n_weights(tensors)
+        found["encoding"] = metadata["encoding"] if metadata.get("encoding") in ENCODINGS else None
         record = read_record(folder)
-        corpus = str(record["corpus"]) if isinstance(record.get("corpus"), str) else None
-        score = float(record["bits_per_byte"]) if isinstance(record.get("bits_per_byte"), int | float) else None
-        scored = scored_text(record)
+        found["corpus"] = record["corpus"] if isinstance(record.get("corpus"), str) else None
+        score = record.get("bits_per_byte")
+        found["bits_per_byte"] = float(score) if isinstance(score, int | float) else None
+        found["scored"] = scored_text(record)
     except CheckpointError as error:
-        problem = error.message
+        found["problem"] = error.message
     except OverflowError:
-        problem = f"{folder / RECORD} has a number that is too large"
+        found["problem"] = f"{folder / RECORD} has a number that is too large"
     try:
         size = (folder / WEIGHTS).stat().st_size
     except OSError:
         size = 0
-    return ModelSummary(
-        name=folder.resolve().name,
-        folder=folder,
-        bundled=bundled,
-        bytes=size,
-        modified=_modified(folder),
-        encoding=encoding,
-        parameters=parameters,
-        corpus=corpus,
-        bits_per_byte=score,
-        scored=scored,
-        problem=problem,
-    )
+    return ModelSummary(folder.resolve().name, folder, bundled, size, _modified(folder), **found)
 
 
 def _named(wanted: str, source: str, cwd: Path, known: Iterable[Path]) -> Path:

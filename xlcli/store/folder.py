@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from xlcli.config import Config, InferenceConfig, WeightEncoding
 from xlcli.errors import CheckpointError, ConfigError
-from xlcli.files import RESTORE, cannot_write, copy_file, make_folder, read_bounded, sync_folder
+from xlcli.files import RESTORE, cannot_write, copy_file, make_folder, read_bounded, sync_folder, temporary_path
 from xlcli.files.tensors import digest, read_header, write_tensors
 from xlcli.store.layout import (
     CONFIG,
@@ -35,7 +35,7 @@ from xlcli.store.layout import (
     write_config,
     write_record,
 )
-from xlcli.store.lock import HOLDER, LOCK, clean_models, lock, model_path
+from xlcli.store.lock import HOLDER, LOCK, MODEL, clean_models, lock
 from xlcli.store.weights import KEEP_TOGETHER, empty_weights, encode, read_network, round_weights, stored_infos, weights
 
 if TYPE_CHECKING:
@@ -383,7 +383,7 @@ def new_folder(target: Path) -> Iterator[Path]:
         ConfigError: `target` exists.
         ResourceError: The disk is full or fails.
     """
-    temporary = model_path(target.parent)
+    temporary = temporary_path(target.parent, MODEL)
     try:
         make_folder(target.parent)
         clean_models(target.parent)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from xlcli.errors import BusyError, CheckpointError, XLError
-from xlcli.files import TEMPORARY, TEMPORARY_NAME, cannot_write, make_folder, read_json, temporary_path, write_atomic
+from xlcli.files import TEMPORARY, TEMPORARY_NAME, cannot_write, make_folder, read_json, write_atomic
 from xlcli.store.layout import (
     BEST,
     CHECKPOINT_FILES,
@@ -166,13 +166,8 @@ weights a reader finds no model; without a configuration a corpus reader would t
 
 _FILES = {*RUN_FILES, LOCK, HOLDER, MANIFEST, LATEST, *CHECKPOINT_FILES, BEST} - {CHECKPOINTS}
 _FOLDERS = {CHECKPOINTS, STAGED, INSTALLING, TENSORBOARD}
-_MODEL = f"{TEMPORARY}model-"
-_MODEL_NAME = re.compile(re.escape(_MODEL) + "[0-9a-f]{16}")
-
-
-def model_path(folder: Path) -> Path:
-    """A new path in a folder of models, for a model that is being copied."""
-    return temporary_path(folder, _MODEL)
+MODEL = f"{TEMPORARY}model-"
+_MODEL_NAME = re.compile(re.escape(MODEL) + "[0-9a-f]{16}")
 
 
 def is_own(path: Path) -> bool:
@@ -192,19 +187,14 @@ def clean(folder: Path) -> None:
 
     The caller holds the lock of the model folder.
     """
-    try:
-        sweep(folder)
-    except OSError as error:
-        raise cannot_write(folder, error) from error
-
-
-def sweep(folder: Path) -> None:
-    """`clean` that raises `OSError`."""
     if not folder.is_dir() or folder.is_symlink():
         return
-    for path in list(folder.iterdir()):
-        if is_unfinished(path):
-            remove(path)
+    try:
+        for path in list(folder.iterdir()):
+            if is_unfinished(path):
+                remove(path)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
 
 
 def clean_models(folder: Path) -> None:

@@ -19,6 +19,7 @@ import os
 import shlex
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Any
 
 import zstandard
 
@@ -377,67 +378,14 @@ FAULTS = (zlib.error, OSError, lzma.LZMAError, zstandard.ZstdError)
 """Errors of damaged data."""
 
 
-class _Frame:
-    """One frame of compressed data. After its end, `unused` are the bytes behind it."""
-
-    def __init__(self) -> None:
-        self.ended = False
-        self.unused = b""
-
-    def text(self, data: bytes) -> Iterator[bytes]:
-        """Text of more data."""
-        raise NotImplementedError
-
-
-class _Gzip(_Frame):
-    def __init__(self) -> None:
-        super().__init__()
-        self._inner = zlib.decompressobj(zlib.MAX_WBITS | 16)
-
-    def text(self, data: bytes) -> Iterator[bytes]:
-        while data:
-            yield self._inner.decompress(data, BLOCK)
-            data = self._inner.unconsumed_tail
-        self.ended, self.unused = self._inner.eof, self._inner.unused_data
-
-
-class _Bzip2(_Frame):
-    def __init__(self) -> None:
-        super().__init__()
-        self._inner: bz2.BZ2Decompressor | lzma.LZMADecompressor = self._make()
-
-    @staticmethod
-    def _make() -> bz2.BZ2Decompressor | lzma.LZMADecompressor:
-        return bz2.BZ2Decompressor()
-
-    def text(self, data: bytes) -> Iterator[bytes]:
-        yield self._inner.decompress(data, BLOCK)
-        while not (self._inner.eof or self._inner.needs_input):
-            yield self._inner.decompress(b"", BLOCK)
-        self.ended, self.unused = self._inner.eof, self._inner.unused_data
-
-
-class _Xz(_Bzip2):
-    @staticmethod
-    def _make() -> bz2.BZ2Decompressor | lzma.LZMADecompressor:
-        return lzma.LZMADecompressor(memlimit=LZMA_MEMORY)
-
-
-class _Zstd(_Frame):
-    def __init__(self) -> None:
-        super().__init__()
-        self._inner = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW).decompressobj()
-
-    def text(self, data: bytes) -> Iterator[bytes]:
-        for start in range(0, len(data), ZSTD_INPUT):
-            end = start + ZSTD_INPUT
-            yield self._inner.decompress(data[start:end])
-            if self._inner.eof:
-                self.ended, self.unused = True, self._inner.unused_data + data[end:]
-                return
-
-
-FRAMES: dict[str, type[_Frame]] = {"gzip": _Gzip, "bzip2": _Bzip2, "xz": _Xz, "zstd": _Zstd}
+_Decoder = Any
+"""One frame: an object with `decompress`, `eof` and `unused_data`."""
+FRAMES: dict[str, Callable[[], _Decoder]] = {
+    "gzip": lambda: zlib.decompressobj(zlib.MAX_WBITS | 16),
+    "bzip2": bz2.BZ2Decompressor,
+    "xz": lambda: lzma.LZMADecompressor(memlimit=LZMA_MEMORY),
+    "zstd": lambda: zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW).decompressobj(),
+}
 """Decompressor of each format."""
 
 
@@ -450,20 +398,36 @@ def decompressed(data: Iterator[bytes | None], kind: str) -> Iterator[bytes | No
         EOFError: The last frame is incomplete.
         FAULTS: The data is damaged.
     """
-    frame: _Frame | None = None
+    size = ZSTD_INPUT if kind == "zstd" else BLOCK
+    frame: _Decoder = None
     for portion in data:
         if portion is None:
             yield None
             continue
-        rest = portion.lstrip(b"\0") if frame is None else portion
-        while rest:
-            frame = FRAMES[kind]() if frame is None else frame
-            yield from filter(None, frame.text(rest))
-            rest = frame.unused.lstrip(b"\0")
-            if frame.ended:
-                frame = None
+        for start in range(0, len(portion), size):
+            rest = portion[start : start + size]
+            while rest := rest.lstrip(b"\0") if frame is None else rest:
+                frame = FRAMES[kind]() if frame is None else frame
+                yield from filter(None, _pieces(frame, rest, kind))
+                rest = frame.unused_data
+                if frame.eof:
+                    frame = None
     if frame is not None:
         raise EOFError
+
+
+def _pieces(frame: _Decoder, data: bytes, kind: str) -> Iterator[bytes]:
+    """Text of more data of a frame, at most `BLOCK` bytes at a time."""
+    if kind == "zstd":
+        yield frame.decompress(data)
+        return
+    yield frame.decompress(data, BLOCK)
+    if kind == "gzip":
+        while frame.unconsumed_tail:
+            yield frame.decompress(frame.unconsumed_tail, BLOCK)
+    else:
+        while not (frame.eof or frame.needs_input):
+            yield frame.decompress(b"", BLOCK)
 
 
 # Parquet files

@@ -246,13 +246,14 @@ PRESET_SMALL = (
 )
 """A preset, made small, in the number type that training chooses."""
 OTHER_TOKENIZER = (
-    "alibi-wt103 gpt2-small llama-15m llama-7b shaw-base t5-small-decoder t5-v11-small-decoder txl-lm1b-large "
+    "alibi-wt103 llama-15m llama-7b shaw-base t5-small-decoder t5-v11-small-decoder txl-lm1b-large "
     "txl-wt103-large-16l txl-wt103-large txl-wt103-standard universal-act-base universal-base"
 )
 """Presets with a vocabulary size, which is 256 with bytes."""
 SMALL_OF_PRESET: dict[str, str] = {
     **dict.fromkeys(OTHER_TOKENIZER.split(), "--vocab-size 256"),
     "al-rfou-12l": "model.position.overflow=wrap",
+    "gpt2-small": "--vocab-size 256 model.position.overflow=wrap",
     "reformer-crime": "--vocab-size 256 model.position.shape=[16,16] model.position.dims=[8,24]",
     "reformer-enwik8": "model.position.dims=[8,24]",
 }
@@ -907,10 +908,14 @@ def compare(options: argparse.Namespace) -> int:
     """Prints differences; 1 if there are any."""
     old = results_of(options.old, options.python, "old", options)
     new = results_of(options.new, options.new_python or options.python, "new", options)
-    lines = differences(old, new, options.ignore)
+    both = old.keys() & new.keys()
+    lines = [
+        f"{case}: only in {'old' if case in old else 'new'}" for case in cases() if case in old.keys() ^ new.keys()
+    ]
+    lines += differences({c: old[c] for c in old if c in both}, {c: new[c] for c in new if c in both}, options.ignore)
     print("\n".join(lines))
-    cases_of = sorted({line.split(": ")[0].split("/")[1] for line in lines})
-    print(f"{len(lines)} differences in {len(cases_of)} of {len(old.keys() | new.keys())} cases")
+    differing = {tuple(line.split(": ")[0].split("/")[:2]) for line in lines}
+    print(f"{len(lines)} differences in {len(differing)} of {len(old.keys() | new.keys())} cases")
     return int(bool(lines))
 
 

@@ -8,8 +8,8 @@
 `record` continues a recording that exists. OLD and NEW are checkouts or recordings; `compare` prints every difference
 with its size, and ends with exit code 1 if there is any. A recording is of one machine: another processor rounds
 otherwise. Each command runs in a process of its own, as `PYTHONPATH=CHECKOUT python -P -m xlcli` does. To import torch
-only once, these processes are forked from one that has imported all modules and run nothing; `--fresh` starts an
-interpreter for each. `--python` and `--new-python` are the interpreters of checkouts; default: that of this script.
+only once, these processes are forked from one that has imported other packages but nothing of xlcli; `--fresh` starts
+an interpreter for each. `--python` and `--new-python` are the interpreters of checkouts; default: that of this script.
 
 Patterns are regular expressions. `--only` selects cases; a case that needs a trained model trains it. `--ignore` leaves
 out results by their path, for instance `/file$`, the hash of a whole file, which also changes with the names of
@@ -442,22 +442,33 @@ PRELOADED = (
     "numba.typed.typedset", "numba.cpython.unicode", "numba.cpython.randomimpl", "numba.np.random.generator_methods",
     "numba.experimental.jitclass.base", "typer.completion",
 )  # fmt: skip
-"""Modules that the process imports from which commands are forked, before all of the checkout."""
+"""Modules that the process imports from which commands are forked, with all that the modules of the checkout import."""
+LIST = """
+import contextlib, importlib, pkgutil, sys, xlcli
+for part in pkgutil.walk_packages(xlcli.__path__, "xlcli."):
+    with contextlib.suppress(ImportError):
+        importlib.import_module(part.name)
+print(*(name for name in sys.modules if name.partition(".")[0] not in ("xlcli", "__main__")))
+"""
+"""Program that prints these modules."""
 
 
 def serve() -> None:
-    """Forks a process for each request: lines of JSON on descriptor 3, answers on descriptor 4."""
+    """Forks a process for each request: lines of JSON on descriptor 3, answers on descriptor 4.
+
+    Nothing of the checkout is imported before the fork, because a module may hold what belongs to its process.
+    """
     import importlib
     import importlib.util
-    import pkgutil
     import runpy
 
     spec = importlib.util.find_spec("xlcli")
     os.write(4, (json.dumps(spec.origin if spec else None) + "\n").encode())
-    parts = pkgutil.walk_packages(spec.submodule_search_locations if spec else (), "xlcli.")
-    for name in (*PRELOADED, *(part.name for part in parts if not part.name.endswith("__main__"))):
+    listed = subprocess.run([sys.executable, "-P", "-c", LIST], stdout=subprocess.PIPE, text=True, check=True).stdout
+    for name in (*PRELOADED, *listed.split()):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    assert "xlcli" not in sys.modules
     gc.collect()
     gc.freeze()
     while request := _line(3):

@@ -1,12 +1,13 @@
 """Frames of the package from a command to the innermost function that computes attention, and names in many files.
 
-    PYTHONPATH=CHECKOUT python -P benchmarks/frames.py [train eval stream generate] [--json] [--at PATTERN]
+    PYTHONPATH=CHECKOUT python -P benchmarks/frames.py [train eval stream generate] [--json] [--through PATTERN]
 
 Runs each command in a process of its own with the bundled model (train: with the defaults and two steps). Prints the
-longest chain of calls that ends where a file whose name matches the pattern calls a product or a softmax of PyTorch,
-and the longest one that ends in a file of compiled kernels (`--kernel`), which generation of single tokens uses. Frames
-of PyTorch and of other packages are not counted; a chain begins with the function of the command. Then the number of
-files of the package that name `mem_len` and `n_hashes`.
+longest chain of calls that ends where a file of attention (`--at`) calls a product or a softmax of PyTorch, and the
+longest one that ends in the function around a compiled kernel (`--kernel`), which reads single tokens. Frames of
+PyTorch and of other packages are not counted; a chain begins with the function of the command. `--through` keeps the
+chains with a function that matches, for instance `train_step` for the steps of training without validations. Then the number
+of files of the package that name `mem_len` and `n_hashes`.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ COMMANDS = {
 """Command lines."""
 AT = r"attend|attention"
 """Files that compute attention."""
-KERNEL = r"decode"
-"""Files of compiled kernels."""
+KERNEL = r"/decode\.py:turn$"
+"""Function around a call of the compiled kernel."""
 OPERATIONS = {"baddbmm", "bmm", "matmul", "mm", "einsum", "softmax", "exp", "exp_", "scaled_dot_product_attention"}
 """Functions of PyTorch of which attention consists."""
 NAMES = ("mem_len", "n_hashes")
@@ -64,7 +65,7 @@ def chain(frame: FrameType | None, root: str) -> list[str]:
     return found[::-1]
 
 
-def longest(command: str, at: str, kernel: str) -> dict[str, list[str]]:
+def longest(command: str, at: str, kernel: str, through: str) -> dict[str, list[str]]:
     """Longest chains of a command, which runs in this process."""
     root, patterns = str(package()), {"c_call": re.compile(at), "call": re.compile(kernel)}
     best: dict[str, list[str]] = {"c_call": [], "call": []}
@@ -73,11 +74,15 @@ def longest(command: str, at: str, kernel: str) -> dict[str, list[str]]:
     def profile(frame: FrameType, event: str, argument: Any) -> None:
         if event not in patterns or (event == "c_call" and argument.__name__ not in OPERATIONS):
             return
-        key = event, frame.f_code.co_filename
+        code = frame.f_code
+        key = event, f"{code.co_filename}:{code.co_name}" if event == "call" else code.co_filename
         if key not in relevant:
             relevant[key] = key[1].startswith(root) and bool(patterns[event].search(key[1][len(root) :]))
         if relevant[key]:
-            best[event] = max(best[event], chain(frame, root), key=len)
+            found = chain(frame, root)
+            is_import = any(entry.endswith(":<module>") for entry in found)
+            if len(found) > len(best[event]) and not is_import and any(re.search(through, entry) for entry in found):
+                best[event] = found
 
     from xlcli.__main__ import main
 
@@ -94,16 +99,31 @@ def longest(command: str, at: str, kernel: str) -> dict[str, list[str]]:
     return {"attention": best["c_call"], "kernel": best["call"]}
 
 
-def run(command: str, at: str, kernel: str) -> dict[str, list[str]]:
+def run(command: str, at: str, kernel: str, through: str) -> dict[str, list[str]]:
     """Longest chains of a command, which runs in another process and in a folder of its own."""
     data = TEXT.read_bytes()
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "text.txt").write_bytes(data[:6000])
         (Path(folder) / "read.txt").write_bytes(data[-300:])
         line = command.replace("TEXT", "text.txt").replace("READ", "read.txt")
-        words = [sys.executable, "-P", str(Path(__file__).resolve()), "--at", at, "--kernel", kernel, "--here", line]
+        words = [
+            sys.executable,
+            "-P",
+            str(Path(__file__).resolve()),
+            "--at",
+            at,
+            "--kernel",
+            kernel,
+            "--through",
+            through,
+        ]
         done = subprocess.run(
-            words, cwd=folder, env=os.environ | {"HOME": folder}, stdout=subprocess.PIPE, text=True, check=True
+            [*words, "--here", line],
+            cwd=folder,
+            env=os.environ | {"HOME": folder},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
         )
     found: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -120,13 +140,15 @@ def main() -> None:
     parser.add_argument("commands", nargs="*", default=list(COMMANDS))
     parser.add_argument("--at", default=AT)
     parser.add_argument("--kernel", default=KERNEL)
+    parser.add_argument("--through", default="")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--here", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.here is not None:
-        print(json.dumps(longest(options.here, options.at, options.kernel)))
+        print(json.dumps(longest(options.here, options.at, options.kernel, options.through)))
         return
-    chains = {name: run(COMMANDS[name], options.at, options.kernel) for name in options.commands}
+    patterns = options.at, options.kernel, options.through
+    chains = {name: run(COMMANDS[name], *patterns) for name in options.commands}
     files = {name: naming(name) for name in NAMES}
     if options.json:
         print(json.dumps({"frames": chains, "files": files}, indent=1))

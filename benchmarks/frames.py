@@ -6,8 +6,8 @@ Runs each command in a process of its own with the bundled model (train: with th
 longest chain of calls that ends where a file of attention (`--at`) calls a product or a softmax of PyTorch, and the
 longest one that ends in the function around a compiled kernel (`--kernel`), which reads single tokens. Frames of
 PyTorch and of other packages are not counted; a chain begins with the function of the command. `--through` keeps the
-chains with a function that matches, for instance `train_step` for the steps of training without validations. Then the number
-of files of the package that name `mem_len` and `n_hashes`.
+chains with a function that matches, for instance `train_step` for the steps of training without validations. Then the
+number of files of the package that name `mem_len` and `n_hashes`.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ SMALL = (
 @pytest.mark.parametrize("limit", [None, 300])
 def test_table_record_end_of_training_and_eval_agree(run, monkeypatch, limit):
     if limit:
-        monkeypatch.setattr("xlcli.training.final.SCORED_BYTES", limit)
+        monkeypatch.setattr("xlcli.training.validation.SCORED_BYTES", limit)
     Path("corpus.txt").write_bytes(TEXT * 40)
     Path("held.txt").write_bytes(TEXT[::-1] * 20)
     n_bytes = 20 * len(TEXT)

@@ -10,7 +10,6 @@ from variants import thinned
 from xlcli import config
 from xlcli.memory import Hidden
 from xlcli.model.attention import local
-from xlcli.model.attention.local import LocalAttention
 from xlcli.model.build import build_model
 from xlcli.ops.context import AttentionContext
 from xlcli.ops.span import Span
@@ -132,7 +131,7 @@ def test_long_calls_are_read_in_blocks(window, monkeypatch):
     shapes = []
     attend = local.FullAttention.attend
     monkeypatch.setattr(
-        LocalAttention,
+        local.FullAttention,
         "attend",
         lambda self, q, k, *rest: (shapes.append((len(q), q.shape[2], k.shape[2])), attend(self, q, k, *rest))[1],
     )

@@ -78,7 +78,7 @@ def test_another_attempt_replaces_the_first(text):
 
 
 def test_a_run_that_diverges_leaves_the_old_model(text):
-    tree = small(model={"n_layers": 1}, train={"lr": 1e20, "adam_lr": 1e20, "max_steps": 9})
+    tree = small(model={"n_layers": 1}, train={"lr": 1e18, "adam_lr": 1e18, "max_steps": 9})
     before = Path("m/model.safetensors").read_bytes()
     with pytest.raises(DivergedError):
         go(tree, text, "m", overwrite=True)

@@ -365,7 +365,7 @@ def _paste(remedy):
 @pytest.mark.parametrize("save_every", [1, 1000])
 @pytest.mark.parametrize("held_out", [0.05, 0.0])
 def test_a_run_that_diverges_poisons_nothing_and_its_remedy_works(optimizer, save_every, held_out):
-    rates = {"lr": 1e20, "adam_lr": 1e20, "optimizer": optimizer, "save_every": save_every, "eval_every": 1}
+    rates = {"lr": 1e18, "adam_lr": 1e18, "optimizer": optimizer, "save_every": save_every, "eval_every": 1}
     tree = small(train={**rates, "max_steps": 9}, text={"valid": held_out})
     with pytest.raises(DivergedError) as caught:
         go(tree, corpus(), "m")

@@ -1,13 +1,15 @@
 """TensorBoard event files of `xlcli train --tensorboard`: the rows of `metrics.jsonl`. Needs the extra `tensorboard`.
 
-Each process writes a file of its own, with which readers drop everything that the folder holds from step 0 on
-(`purge_step`). All rows so far follow. The same happens at a roll-back. So no step occurs twice, whether a run is
-resumed, rolled back or replaced.
+Each process writes a file of its own, which begins with a session log: readers then drop everything that the folder
+holds from step 0 on (the `purge_step` of other writers). All rows so far follow. The same happens at a roll-back. So no
+step occurs twice, whether a run is resumed, rolled back or replaced.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
+import socket
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -18,7 +20,7 @@ from xlcli.errors import ConfigError, ResourceError
 from xlcli.events import Event, Step, Validation
 from xlcli.files import cannot_write
 from xlcli.store.commit import place_of_run
-from xlcli.store.layout import TENSORBOARD, numbers, read_metrics
+from xlcli.store.layout import EVENTS, TENSORBOARD, numbers, read_metrics
 
 TAGS = {
     "nats": "train/nats_per_token",
@@ -30,7 +32,7 @@ TAGS = {
     "validation_bits_per_byte": "validation/bits_per_byte",
 }
 """Key of `metrics.jsonl` to TensorBoard tag."""
-FLUSH_SECONDS = 1
+FLUSH_SECONDS = 1.0
 """Maximum time that an event stays in the memory of the process."""
 
 
@@ -41,7 +43,7 @@ def check_tensorboard() -> None:
 
 
 class EventFile:
-    """The event file of one process, made with its first event and at each roll-back.
+    """The event file of one process, made with its first event.
 
     Args:
         model: Model folder.
@@ -51,6 +53,7 @@ class EventFile:
         self.model = model
         self._writer: Any = None
         self._step = 0
+        self._flushed = 0.0
 
     def add(self, event: Event) -> None:
         """Writes the metrics of a step or validation; ignores other events.
@@ -66,8 +69,9 @@ class EventFile:
             else:
                 self._write(_row(event), time.time())
             self._step = event.step
-            if isinstance(event, Validation):
+            if isinstance(event, Validation) or time.monotonic() - self._flushed >= FLUSH_SECONDS:
                 self._writer.flush()
+                self._flushed = time.monotonic()
         except OSError as error:
             raise cannot_write(self.model / TENSORBOARD, error) from error
 
@@ -78,22 +82,34 @@ class EventFile:
 
     def _start_over(self, seconds: float) -> None:
         """Writes all rows of `metrics.jsonl`, which include the present event, after `seconds` of training."""
-        from torch.utils.tensorboard import SummaryWriter
+        from tensorboard.compat.proto.event_pb2 import Event as Record
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
-        folder = self.model / TENSORBOARD
-        if folder.is_symlink():
-            raise ResourceError(f"{folder} is a link, which is not followed.", "Remove the link.")
-        self.close()
-        self._writer = SummaryWriter(folder, purge_step=0, flush_secs=FLUSH_SECONDS)
+        if self._writer is None:
+            folder = self.model / TENSORBOARD
+            if folder.is_symlink():
+                raise ResourceError(f"{folder} is a link, which is not followed.", "Remove the link.")
+            folder.mkdir(exist_ok=True)
+            # TensorBoard reads the files of a folder in the order of their names.
+            name = f"{EVENTS}{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}"
+            self._writer = RecordWriter((folder / name).open("xb"))
+            self._writer.write(Record(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+        start = SessionLog(status=SessionLog.START)
+        self._writer.write(Record(wall_time=time.time(), step=0, session_log=start).SerializeToString())
         started, at = time.time() - seconds, 0.0
         for row in read_metrics(place_of_run(self.model)):
             at = numbers(row).get("seconds", at)
             self._write(row, started + at)
 
     def _write(self, row: Mapping[str, Any], wall_time: float) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event as Record
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
         found = numbers(row)
-        for key in TAGS.keys() & found.keys():
-            self._writer.add_scalar(TAGS[key], found[key], row["step"], wall_time)
+        values = [Summary.Value(tag=tag, simple_value=found[key]) for key, tag in TAGS.items() if key in found]
+        record = Record(wall_time=wall_time, step=row["step"], summary=Summary(value=values))
+        self._writer.write(record.SerializeToString())
 
 
 def _row(event: Step | Validation) -> dict[str, Any]:

@@ -79,3 +79,9 @@ def test_a_line_break_in_a_name_begins_no_line_of_a_message(run):
     done = run("eval", "none\nxlcli: all is well")
     assert done.code == 3
     assert [line[:7] for line in done.err.splitlines()] == ["xlcli: ", "       "]
+
+
+def test_a_width_of_thousands_of_digits_is_none(run, model, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1" * 5000)
+    assert run("eval", "-m", model, "none").code == 3
+    assert run("models").code == 0

@@ -29,6 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in arguments or os.environ.get("XLCLI_DEBUG", "0") not in ("", "0")
     try:
         _ensure_standard_streams()
+        for name in ("COLUMNS", "LINES"):
+            if len(os.environ.get(name, "")) > 5:  # rich takes any number of digits for a width
+                del os.environ[name]
         if "XLCLI_LAUNCHER" in os.environ and "XLCLI_RANK_STORE" in os.environ:
             from xlcli.cli.signals import end_with_launcher
 

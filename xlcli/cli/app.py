@@ -63,7 +63,8 @@ def run(arguments: Sequence[str]) -> int:
         ConfigError: A usage error.
     """
     word = next((word for word in arguments if not word.startswith("-")), None)
-    command = build([word] if word in COMMANDS and not os.environ.get(COMPLETION) else COMMANDS)
+    needed = () if arguments == ["--version"] else (word,) if word in COMMANDS else COMMANDS
+    command = build(COMMANDS if os.environ.get(COMPLETION) else needed)
     if os.environ.get(COMPLETION):
         with suppress(KeyError, ValueError, SystemExit):  # without the words of a shell there is nothing to complete
             command.main(args=list(arguments), prog_name="xlcli")

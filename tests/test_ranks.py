@@ -169,3 +169,26 @@ def test_ranks_join_again_for_the_next_run(place):
     for code, out, error in outputs(start(2, "import test_ranks; test_ranks.twice()", variables=address)):
         assert (code, error) == (0, "")
         assert out.splitlines() == ["[[0, 1], [1, 1]]", "[[0, 2], [1, 2]]"]
+
+
+def fault():
+    """A rank for which the process group fails for another reason than a lost rank."""
+    import torch.distributed as dist  # noqa: TID251
+
+    def fail(*args, **options):
+        raise RuntimeError("no such backend")
+
+    dist.init_process_group = fail
+    try:
+        with join(timeout=60):
+            pass
+    except RuntimeError as error:
+        print(type(error).__name__, error)
+
+
+def test_another_fault_is_not_reported_as_a_lost_rank():
+    (code, out, error), *_ = outputs(
+        start(1, "import test_ranks; test_ranks.fault()", variables={"RANK": "0", "WORLD_SIZE": "2"})
+    )
+    assert (code, error) == (0, "")
+    assert out == "RuntimeError no such backend\n"

@@ -305,12 +305,13 @@ def _connect(ranks: Ranks, timeout: float, remedy: str) -> Any:
     thread = threading.Thread(target=connect, name="connect", daemon=True)
     thread.start()
     thread.join(limit + 1.0)
-    if found and not isinstance(found[0], RuntimeError):
-        if isinstance(found[0], Exception):
-            raise found[0]
-        return found[0]
-    message = f"rank {ranks.rank} of {ranks.size} could not connect with all others in {limit:g} seconds."
-    raise LostRankError(message, f"Check that all of them run. {remedy}") from (found[0] if found else None)
+    outcome = found[0] if found else None
+    if outcome is None or (isinstance(outcome, RuntimeError) and (is_lost(outcome) or is_timeout(outcome))):
+        message = f"rank {ranks.rank} of {ranks.size} could not connect with all others in {limit:g} seconds."
+        raise LostRankError(message, f"Check that all of them run. {remedy}") from outcome
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
 
 
 @cache

@@ -52,7 +52,6 @@ def launch(arguments: Sequence[str], nproc: int, remedy: str = "Run the command 
     Raises:
         RankError: It was killed, or has lost another one.
     """
-    sys.stdout.flush()
     path = os.pathsep.join(filter(None, sys.path))  # with -P below, the working folder is not searched for modules
     shared = {**os.environ, "PYTHONPATH": path, "WORLD_SIZE": str(nproc), LAUNCHER: str(os.getpid())}
     shared.setdefault("OMP_NUM_THREADS", str(max(1, cpu_limit() // nproc)))
@@ -72,8 +71,9 @@ def launch(arguments: Sequence[str], nproc: int, remedy: str = "Run the command 
             signal.signal(stop, receive)
     with tempfile.TemporaryDirectory(prefix="xlcli-") as folder:
         shared[STORE] = str(Path(folder, "store"))
-        for number in map(str, range(nproc)):
-            command, own = [sys.executable, "-P", "-m", "xlcli", *arguments], {"RANK": number, "LOCAL_RANK": number}
+        command = [sys.executable, "-P", "-m", "xlcli", *arguments]
+        for n in map(str, range(nproc)):
+            own = {"RANK": n, "LOCAL_RANK": n}
             processes.append(subprocess.Popen(command, env=shared | own, start_new_session=True))  # noqa: S603
         if received:
             end(signal.SIGTERM)  # also those that were not there yet
@@ -92,9 +92,9 @@ def launch(arguments: Sequence[str], nproc: int, remedy: str = "Run the command 
     failures = [(rank, code) for rank, code in codes.items() if code]
     followed = (LOST, -signal.SIGTERM)  # from the failure of another process
     rank, code = min(failures, key=lambda failure: failure[1] in followed, default=(0, 0))
-    if received and (code < 0 or code == LOST):
+    if code >= 0 and code != LOST:
+        return code
+    if received:
         return 128 + received[0]
-    if code < 0 or code == LOST:
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else "has lost the connection to another one"
-        raise RankError(f"rank {rank} of {nproc} {how}.", remedy)
-    return code
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else "has lost the connection to another one"
+    raise RankError(f"rank {rank} of {nproc} {how}.", remedy)

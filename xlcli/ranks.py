@@ -39,6 +39,8 @@ JOIN_SECONDS = 180.0
 """Maximum number of seconds until all ranks have joined."""
 STORE = "XLCLI_RANK_STORE"
 """Environment variable with the file through which the ranks of `--nproc` find each other, in a private folder."""
+LATE_SECONDS = 15.0
+"""Maximum number of seconds by which the end of a wait within PyTorch is late."""
 POLL_SECONDS = 0.1
 """Seconds between two looks for a published value."""
 
@@ -273,7 +275,8 @@ def _connect(ranks: Ranks, timeout: float, remedy: str) -> Any:
     """Connects this rank with all others; returns the key-value store of this run.
 
     Rendezvous and gloo handle no signal while they wait, and gloo waits without a limit for a rank that ends while they
-    connect. So they have a thread of their own, which is left behind if it takes too long.
+    connect. So they have a thread of their own, which is left behind if gloo waits. A thread whose wait is about to end
+    must end first: if it came back while the interpreter ends, it would abort the process.
 
     Raises:
         LostRankError: Not all ranks have joined in time.
@@ -304,7 +307,7 @@ def _connect(ranks: Ranks, timeout: float, remedy: str) -> Any:
 
     thread = threading.Thread(target=connect, name="connect", daemon=True)
     thread.start()
-    thread.join(limit + 1.0)
+    thread.join(limit + LATE_SECONDS)
     outcome = found[0] if found else None
     if outcome is None or (isinstance(outcome, RuntimeError) and (is_lost(outcome) or is_timeout(outcome))):
         message = f"rank {ranks.rank} of {ranks.size} could not connect with all others in {limit:g} seconds."

@@ -147,7 +147,7 @@ def test_the_largest_distance_is_that_of_training_or_of_the_state(books):
     expected = near.score(" the ship", state=state)
     assert books.score(" the ship", state=state) == expected
     assert books.score(" the ship", state=books.read(TEXT)) != expected
-    with pytest.raises(xlcli.StateError, match=r"--clamp-len 3, but --clamp-len is 511\. Leave out --clamp-len"):
+    with pytest.raises(xlcli.StateError, match=r"clamp_len 3, but clamp_len is 511\. Leave out clamp_len"):
         list(xlcli.generate(books, "", state=state, clamp_len=511))
     assert xlcli.load("books", clamp_len="none").read(TEXT).session.model_state.span.clamp_len is None
     with pytest.raises(xlcli.ConfigError, match="Give them to load"):

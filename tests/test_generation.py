@@ -309,7 +309,7 @@ def test_a_memory_that_is_exact_in_16_bits_is_continued():
     options = {"runtime": replace(RUNTIME, dtype=torch.bfloat16), "memory_dtype": "float32", "max_new_tokens": 3}
     run(model, save=saved.append, **options)
     run(model, resume=saved[0].fork(), **options)
-    with pytest.raises(StateError, match="saved with --memory-dtype bfloat16"):
+    with pytest.raises(StateError, match="saved with memory_dtype bfloat16"):
         run(model, resume=saved[0], **options | {"runtime": RUNTIME})
 
 

@@ -78,7 +78,7 @@ def test_a_state_keeps_the_number_type_of_its_memory(dtype, tmp_path):
     for other in {"float32", *ROUNDED} - {dtype}:
         with pytest.raises(StateError) as error:
             generated(model, memory_dtype=other, resume=saved.fork())
-        assert error.value.message == f"the state was saved with --memory-dtype {dtype}, but --memory-dtype is {other}."
+        assert error.value.message == f"the state was saved with memory_dtype {dtype}, but memory_dtype is {other}."
         assert error.value.remedy == "Leave out --memory-dtype."
 
 

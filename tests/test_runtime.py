@@ -71,7 +71,7 @@ def test_compiling_without_a_compiler_is_refused(compiler, monkeypatch, tmp_path
         monkeypatch.setenv("CXX", compiler)
     else:
         monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(ConfigError, match=f"needs a C\\+\\+ compiler.*{compiler or 'clang'}.*Drop --compile"):
+    with pytest.raises(ConfigError, match=f"needs a C\\+\\+ compiler.*{compiler or 'clang'}.*Drop runtime.compile"):
         make_runtime(RuntimeConfig(device="cpu", compile=True), training=True)
     make_runtime(RuntimeConfig(device="cpu", compile=True))
 

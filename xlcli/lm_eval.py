@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from xlcli.api import Model, load
 from xlcli.config import GenerateConfig, InferenceConfig, validate
 from xlcli.config.inference import Dtype
-from xlcli.config.keywords import ModelOptions
 from xlcli.errors import XLError
 from xlcli.evaluation.lengths import DEFAULT_SEGMENT_LEN, tokens_per_call
 from xlcli.events import Generated
@@ -77,7 +76,7 @@ class XlcliLM(LM):
         threads: Number of CPU threads of the process; None keeps the current number.
         seed: Seed of the first continuation of a task that samples; that of continuation i is `seed + i`.
         max_batch_size: Ignored; the harness gives it to every model.
-        options: Keys of `ModelOptions`, as of `xlcli.load`.
+        settings: As of `xlcli.load`.
 
     Raises:
         CheckpointError: There is no such model, or it is damaged.
@@ -96,17 +95,17 @@ class XlcliLM(LM):
         threads: int | None = None,
         seed: int = 0,
         max_batch_size: int | None = None,
-        **options: Unpack[ModelOptions],
+        **settings: Any,
     ) -> None:
         super().__init__()
         if not isinstance(model, Model):
             name = None if model is None else str(model)
             device = "auto" if device is None or not torch.cuda.is_available() else device
-            model = load(name, device=device, dtype=dtype, threads=threads, **options)
+            model = load(name, device=device, dtype=dtype, threads=threads, **settings)
         self.model, self.runtime = model.loaded, model.runtime
         self.options = validate(
             InferenceConfig,
-            {"mem_len": mem_len, "weight_dtype": options.get("weight_dtype", "auto"), "memory_dtype": memory_dtype},
+            {"mem_len": mem_len, "weight_dtype": settings.get("weight_dtype", "auto"), "memory_dtype": memory_dtype},
         )
         self.seed = seed
         self.batch_size = DEFAULT_BATCH_SIZE if batch_size in (None, "auto") else int(batch_size)

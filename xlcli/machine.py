@@ -69,9 +69,9 @@ def fitting(
     return None
 
 
-def as_options(settings: Mapping[str, int]) -> str:
-    """Settings as options of the command line: `--batch-size 8 --mem-len 512`."""
-    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in settings.items())
+def in_words(settings: Mapping[str, int]) -> str:
+    """Names and values of settings: `batch_size 8, mem_len 512`."""
+    return ", ".join(f"{name} {value}" for name, value in settings.items())
 
 
 def cgroup_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[Path, int]]:

@@ -187,13 +187,13 @@ def forget_peak_rss() -> None:
 def _require_compiler(device: torch.device) -> None:
     if device.type == "cuda":
         if importlib.util.find_spec("triton") is None:
-            raise ConfigError("--compile needs the package triton, which is not installed.", "Drop --compile.")
+            raise ConfigError("runtime.compile needs the package triton, which is not installed.", "Drop it.")
         return
     names = (os.environ["CXX"],) if os.environ.get("CXX") else ("g++", "clang++", "c++", "cl")
     if not any(shutil.which(name) for name in names):
         raise ConfigError(
-            f"--compile needs a C++ compiler, and there is none ({', '.join(names)}).",
-            "Drop --compile, or install g++.",
+            f"runtime.compile needs a C++ compiler, and there is none ({', '.join(names)}).",
+            "Drop runtime.compile, or install g++.",
         )
 
 

@@ -75,7 +75,7 @@ def test_settings_of_inference_apply_to_a_preset(run):
         )
         return json.loads(done.out)["flops_per_token"]
 
-    assert operations() < operations("--n-steps", "6") < 2 * operations()
+    assert operations() < operations("--set=bench.n_steps=6") < 2 * operations()
 
 
 def test_a_plot(run, model, tmp_path):
@@ -92,10 +92,9 @@ def test_a_plot(run, model, tmp_path):
     (("--mem-len", "-3"), "--mem-len"),
     (("--seconds", "0"), "--seconds"),
     (("--segment-len", "8"), "--segment-len does not apply to xlcli bench decode"),
-    (("--n-steps", "2"), "--n-steps does not apply to model tiny"),
-    (("--preset", "small-performer", "--memory-dtype", "int8"), "--memory-dtype needs"),
-    (("--compile",), "--compile does not apply to xlcli bench decode"),
-    (("--preset", "small", "--n-hashes", "2"), "--n-hashes needs LSH attention"),
+    (("--set=bench.n_steps=2",), "bench.n_steps does not apply to model tiny"),
+    (("--preset", "small-performer", "--set=bench.memory_dtype=int8"), "bench.memory_dtype needs"),
+    (("--preset", "small", "--set=bench.n_hashes=2"), "bench.n_hashes needs LSH attention"),
 ])  # fmt: skip
 def test_mistakes(options, message, run, model):
     done = run("bench", "decode", *options)
@@ -172,7 +171,7 @@ def test_the_configuration_of_a_model_is_printed(run, model):
 def test_activations_may_be_computed_again(run):
     plain, again = (
         _first(run("bench", "train", *SHORT, "--mem-len", "9", "--json", *more))["flops_per_token"]
-        for more in ((), ("--recompute-activations",))
+        for more in ((), ("--set=train.recompute_activations=true",))
     )
     assert plain < again
 

@@ -51,21 +51,21 @@ def test_sweep(run, model):
 
 
 def test_a_stride_without_memory(run, model):
-    done = run("eval", "--mem-len", "0", "--segment-len", "16", "--stride", "4", "--limit", "99")
+    done = run("eval", "--mem-len", "0", "--segment-len", "16", "--set=eval.stride=4", "--limit", "99")
     assert "no memory: windows of 16 tokens with a stride of 4\n" in done.out.decode()
     assert "context seen" not in done.out.decode()
-    score = json.loads(run("eval", "--mem-len", "0", "--stride", "1", "--limit", "99", "--json").out)
+    score = json.loads(run("eval", "--mem-len", "0", "--set=eval.stride=1", "--limit", "99", "--json").out)
     assert (set(score), score["stride"], score["by_context"]) == (KEYS, 1, [])
 
 
 @pytest.mark.parametrize(("options", "said"), [
-    (["--stride", "1"], "--stride needs a memory length of 0, because each window is read anew.\n"),
-    (["--stride", "1", "--mem-len", "8"], "Add --mem-len 0."),
-    (["--stride", "1", "--mem-len", "0", "--sweep-mem-len", "0,8"], "Use --mem-len 0 instead of --sweep-mem-len."),
-    (["--stride", "0", "--mem-len", "0"], "--stride"),
-    (["--stride", "17", "--mem-len", "0", "--segment-len", "16"], "Use a smaller --stride, or a longer window with"),
-    (["--stride", "99", "--mem-len", "0"], "a stride of 99 tokens is longer than the window of 16 tokens."),
-    (["--stride", "1", "--mem-len", "0", "--plot", "x.png"], "--plot shows the loss by context, which --stride does"),
+    (["--set=eval.stride=1"], "eval.stride needs a memory length of 0, because each window is read anew.\n"),
+    (["--set=eval.stride=1", "--mem-len", "8"], "Add --mem-len 0."),
+    (["--set=eval.stride=1", "--mem-len", "0", "--sweep-mem-len", "0,8"], "Use --mem-len 0 instead of"),
+    (["--set=eval.stride=0", "--mem-len", "0"], "'eval.stride' is 0"),
+    (["--set=eval.stride=17", "--mem-len", "0", "--segment-len", "16"], "Use a smaller eval.stride, or"),
+    (["--set=eval.stride=99", "--mem-len", "0"], "a stride of 99 tokens is longer than the window of 16 tokens."),
+    (["--set=eval.stride=1", "--mem-len", "0", "--plot", "x.png"], "--plot shows the loss by context"),
 ])  # fmt: skip
 @pytest.mark.usefixtures("without_torch")
 def test_a_stride_that_cannot_be_is_refused(run, model, options, said):
@@ -231,10 +231,10 @@ def test_a_dry_run_uses_the_number_of_steps(run, untrained, request):
     for command in ("eval", "generate", "stream"):
         three, five = (
             json.loads(run(command, "--dry-run", "--json", *flags).out)["state_bytes"]
-            for flags in ([], ["--n-steps", "5"])
+            for flags in ([], ["--set=eval.n_steps=5"])
         )
         assert five == three * 5 / 3
-        assert "at each of 5 steps" in run(command, "--dry-run", "--n-steps", "5").out.decode()
+        assert "at each of 5 steps" in run(command, "--dry-run", f"--set={command}.n_steps=5").out.decode()
 
 
 @pytest.mark.parametrize("command", ["eval", "generate", "stream"])
@@ -242,7 +242,7 @@ def test_a_dry_run_uses_the_number_of_steps(run, untrained, request):
 @pytest.mark.usefixtures("without_torch")
 def test_a_number_of_steps_is_for_universal_models(run, model, monkeypatch, command, dry):
     Path("present.txt").write_text("text")
-    done = run(command, "--n-steps", "2", *dry, *(["present.txt"] if command == "eval" else []))
+    done = run(command, f"--set={command}.n_steps=2", *dry, *(["present.txt"] if command == "eval" else []))
     assert (done.code, done.out) == (2, b"")
     assert done.err.endswith(
         "--n-steps does not apply to model tiny; it needs a universal stack, but this model applies its blocks once.\n"
@@ -272,7 +272,9 @@ def test_steps_are_null_for_a_model_without_a_choice(run, model):
 def test_a_rounded_memory_is_for_softmax_attention(run, untrained, command):
     untrained("summed", attention={"kind": "linear"}, position={"kind": "none"})
     Path("present.txt").write_text("text")
-    done = run(command, "-m", "summed", "--memory-dtype", "int8", *(["present.txt"] if command == "eval" else []))
+    done = run(
+        command, "-m", "summed", f"--set={command}.memory_dtype=int8", *(["present.txt"] if command == "eval" else [])
+    )
     assert (done.code, done.out) == (2, b"")
     assert done.err.endswith(
         "--memory-dtype does not apply to model summed; it needs full, local or compressive attention in every layer.\n"
@@ -281,7 +283,7 @@ def test_a_rounded_memory_is_for_softmax_attention(run, untrained, command):
 
 
 def test_the_cost_of_rounding_is_printed(run, model):
-    rounded = ("--weight-dtype", "int8", "--memory-dtype", "bfloat16")
+    rounded = ("--set=eval.weight_dtype=int8", "--set=eval.memory_dtype=bfloat16")
     score = json.loads(run("eval", "--json", "--mem-len", "8", *rounded).out)
     assert (score["weight_dtype"], score["memory_dtype"]) == ("int8", "bfloat16")
     assert 0 < abs(score["rounding_cost"]) < 0.1

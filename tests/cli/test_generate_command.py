@@ -60,8 +60,8 @@ def test_a_prompt_from_standard_input_and_none(run, model):
 
 def test_a_memory_can_be_saved_and_continued(run, model, tmp_path):
     path, options = tmp_path / "s", ("-n", "4", "-t", "0", "--no-prompt", "-v")
-    whole = run("generate", "Once", "-n", "8", "-t", "0", "--no-prompt", "--memory-dtype", "int8").out
-    first = run("generate", "Once", *options, "--memory-dtype", "int8", "--state-out", path)
+    whole = run("generate", "Once", "-n", "8", "-t", "0", "--no-prompt", "--set=generate.memory_dtype=int8").out
+    first = run("generate", "Once", *options, "--set=generate.memory_dtype=int8", "--state-out", path)
     rest = run("generate", *options, "--state-in", path)
     assert first.out + rest.out == whole
     assert "cpu float32, int8 memory, " in first.err

@@ -99,10 +99,10 @@ def test_a_refusal_gives_the_reason_and_the_legal_choices(overrides, message, re
 
 def test_dropout_of_linear_attention_can_be_put_right(run):
     chosen = typed([LINEAR, "position.kind=rope"])
-    refused = run(*chosen, "--print-config", "--dropout", "0.1")
+    refused = run(*chosen, "--print-config", "--set=model.dropout=0.1")
     assert refused.code == 2
     assert (
-        "--dropout is 0.1, but attention 'linear' has no weights to drop.\n       Set model.dropout.residual and"
+        "model.dropout.attention is 0.1, but attention 'linear' has no weights to drop.\n       Set model.dropout.residual"
         in refused.err
     )
     rates = [f"--set=model.dropout.{name}=0.1" for name in ("residual", "feedforward")]

@@ -100,7 +100,7 @@ def test_a_text_field_has_a_name(run, model):
     Path("lines").write_text('{"body": "one"}\n{"body": "two"}\n')
     assert total(run("eval", "lines", "-m", model, "--json"))["bytes"] == 32
     assert total(run("eval", "lines", "-m", model, "--json", "--text-field", "body"))["bytes"] == 8
-    assert run("stream", "lines", "-m", model, "--text-field", "body").out.endswith(b"two\n")
+    assert run("stream", "lines", "-m", model, "--set=stream.text_field=body").out.endswith(b"two\n")
     done = run("eval", "lines", "-m", model, "--text-field", "title")
     assert (done.code, "line 1 of lines is not a JSON object with a text in 'title'" in done.err) == (3, True)
 
@@ -179,9 +179,7 @@ def test_a_model_or_a_misspelled_file_as_text(command, run, model):
 
 def test_json_lines_with_another_key_are_reported(run, model):
     Path("b.jsonl").write_bytes(b'{"id": "x1", "body": "a longer text"}\n' * 400)
-    said = (
-        "b.jsonl looks like JSON lines without the key text and is read as plain text; --text-field body reads that key"
-    )
+    said = "b.jsonl looks like JSON lines without the key text and is read as plain text; XLCLI_TEXT_FIELD=body"
     tiny = ("--tokenizer", "bytes", "--dry-run")
     for words in (("eval", "b.jsonl"), ("stream", "b.jsonl", "--emit", "none"), ("train", "b.jsonl", *tiny)):
         done = run(*words)

@@ -53,7 +53,7 @@ def test_processes_are_started_once(cpus, monkeypatch):
         (["eval", "corpus.txt", "-m", "tiny", "--nproc", "64"], "--nproc is 64, but this machine has 4 CPUs"),
         (["train", "corpus.txt", "--nproc", "3"], "which 3 processes cannot divide"),
         (["train", "corpus.txt", "--nproc", "2", "--batch-size", "5"], "--batch-size 4 or 6"),
-        (["train", "corpus.txt", "--nproc", "2", "--grad-accum", "3", "--preset", "tiny"], "3 microbatches"),
+        (["train", "corpus.txt", "--nproc", "2", "--set=train.grad_accum=3", "--preset", "tiny"], "3 microbatches"),
         (["train", "corpus.txt", "-o", "models/tiny", "--resume", "--nproc", "3"], "which 3 processes cannot divide"),
         (["train", "corpus.txt", "-", "--nproc", "2"], "standard input"),
     ],
@@ -193,7 +193,7 @@ LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
 def test_two_processes_train_stop_and_score_and_listen_on_loopback_only(run, model):
     """Training, SIGTERM, the files of the run, and an evaluation: each start costs seconds."""
     Path("corpus.txt").write_bytes(TEXT * 20)
-    budget = ["--max-steps", "5000", "--eval-every", "5000"]
+    budget = ["--max-steps", "5000", "--set=train.eval_every=5000"]
     started = subprocess.Popen(
         command("train", "corpus.txt", *SMALL, *budget, "-o", "trained", "--nproc", "2"),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

@@ -41,8 +41,8 @@ def test_the_config_file_may_come_from_the_environment(run, monkeypatch):
 
 def test_units_and_several_overrides(run):
     made = printed(
-        run, "--dropout", "0.1", "--max-tokens", "1e6", "--eval-every", "100", "--save-every", "5m",
-        "--valid", "5%", "--set", "train.max_time=90s", "--set", "model.dim=64", "--set", "model.position.kind=none",
+        run, "--set=model.dropout=0.1", "--max-tokens", "1e6", "--set=train.eval_every=100",
+        "--set=train.save_every=5m", "--valid", "5%", "--set", "train.max_time=90s", "--set", "model.dim=64", "--set", "model.position.kind=none",
     )  # fmt: skip
     assert set(made["model"]["dropout"].values()) == {0.1}
     assert made["train"]["max_tokens"] == 1_000_000
@@ -56,7 +56,7 @@ def test_units_and_several_overrides(run):
 
 @pytest.mark.parametrize("preset", [preset.name for preset in presets.list_presets()])
 def test_the_printed_configuration_can_be_read_back(preset, run):
-    first = run("train", "--print-config", "--preset", preset, "--save-every", "30s", "--set", "runtime.seed=7")
+    first = run("train", "--print-config", "--preset", preset, "--set=train.save_every=30s", "--set", "runtime.seed=7")
     Path("again.toml").write_bytes(first.out)
     assert tomllib.loads(first.out.decode())["runtime"]["seed"] == 7
     again = run("train", "--print-config", "--preset", preset, "--config", "again.toml")
@@ -77,7 +77,7 @@ def test_faults_in_a_file_are_located(run):
     Path("o.toml").write_text("[train]\nmem_len = 'much'\n")
     done = run("train", "--print-config", "--config", "o.toml")
     assert done.code == 2
-    assert "o.toml: mem_len 'much' is not a whole number" in done.err
+    assert "o.toml: 'train.mem_len' is 'much': not a whole number" in done.err
     Path("o.toml").write_text("[train\n")
     done = run("train", "--print-config", "--config", "o.toml")
     assert done.code == 2

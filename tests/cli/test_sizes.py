@@ -81,7 +81,7 @@ def test_a_stream_has_room_for_its_whole_memory(run, model):
 
 def test_sizes_beyond_the_text_cost_nothing(run, model):
     # The weight of distant tokens depends on the memory length, unless their distances are not limited.
-    usual = run("eval", "--mem-len", "400", "--clamp-len", "none", "--json").out
-    sizes = ["--mem-len", HUGE, "--segment-len", HUGE, "--batch-size", HUGE, "--clamp-len", "none"]
+    usual = run("eval", "--mem-len", "400", "--set=eval.clamp_len=none", "--json").out
+    sizes = ["--mem-len", HUGE, "--segment-len", HUGE, "--batch-size", HUGE, "--set=eval.clamp_len=none"]
     assert run("eval", *sizes, "--json").out.split(b'"mem_len"')[0] == usual.split(b'"mem_len"')[0]
     assert run("generate", "-n", "3", "--mem-len", HUGE, "a").code == 0

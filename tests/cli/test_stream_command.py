@@ -100,8 +100,8 @@ def test_a_state_of_another_model_is_refused(piped, model, tmp_path):
 
 
 def test_continuation_follows_the_text(piped, model):
-    done = piped(b"one\n", "--continue", "5", "--seed", "1")
-    again = piped(b"one\n", "--continue", "5", "--seed", "1")
+    done = piped(b"one\n", "--set=stream.continue_tokens=5", "--seed", "1")
+    again = piped(b"one\n", "--set=stream.continue_tokens=5", "--seed", "1")
     assert done.out.split(b"\n", 1)[0].endswith(b"\tone")
     assert len(done.out.split(b"\n", 1)[1]) > 0
     assert done.out == again.out

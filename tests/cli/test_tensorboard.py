@@ -18,7 +18,7 @@ pytest.importorskip("tensorboard")
 SMALL = (
     "--set", "model.dim=16", "--set", "model.n_layers=1", "--set", "model.attention.n_heads=2", "--segment-len", "16",
     "--mem-len", "16", "--batch-size", "2", "--tokenizer", "bytes", "--threads", "1", "--preset", "tiny",
-    "--eval-every", "2", "--save-every", "3", "--tensorboard",
+    "--set=train.eval_every=2", "--set=train.save_every=3", "--tensorboard",
 )  # fmt: skip
 MODEL = Path("models/corpus")
 

@@ -29,7 +29,7 @@ def text():
 
 
 def test_from_a_text_to_the_next_commands(run, text):
-    done = run("train", text, "--max-steps", "4", "--eval-every", "2", *SMALL)
+    done = run("train", text, "--max-steps", "4", "--set=train.eval_every=2", *SMALL)
     assert done.code == 0, done.err
     said = done.out.decode("utf-8", "replace")
     assert re.search(r"valid     \d+\.\d{4} bits per byte", said)
@@ -47,14 +47,14 @@ def test_from_a_text_to_the_next_commands(run, text):
     text.write_bytes(TEXT * 41)
     changed = run("train", text, "--max-steps", "8", "--resume", *SMALL)
     assert changed.code == 3
-    assert "--allow-data-change" in changed.err
-    assert run("train", text, "--max-steps", "8", "--resume", "--allow-data-change", *SMALL).code == 0
+    assert "runtime.allow_data_change" in changed.err
+    assert run("train", text, "--max-steps", "8", "--resume", "--set=runtime.allow_data_change=true", *SMALL).code == 0
     assert run("train", text, "--max-steps", "2", "--overwrite", *SMALL, "-q").err == ""
 
 
 def test_the_curve_is_drawn_at_the_end(run, text):
     pytest.importorskip("matplotlib")
-    done = run("train", text, "--max-steps", "4", "--eval-every", "2", "--plot", "curve.png", *SMALL)
+    done = run("train", text, "--max-steps", "4", "--set=train.eval_every=2", "--plot", "curve.png", *SMALL)
     assert (done.code, "plot written to curve.png\n" in done.err) == (0, True), done.err
     first = Path("curve.png").read_bytes()
     assert first.startswith(b"\x89PNG")
@@ -105,9 +105,9 @@ def test_the_plan_shows_the_size_of_the_stored_weights(run, text):
         plans[weights] = json.loads(done.out)
         assert plans[weights]["weights"] == weights
     assert plans["int8"]["weights_bytes"] < plans["float32"]["weights_bytes"] / 2.5
-    shown = run("train", text, "--dry-run", "--weights", "int8", *SMALL).out.decode()
+    shown = run("train", text, "--dry-run", "--set=train.weights=int8", *SMALL).out.decode()
     assert re.search(r"^weights  [\d.]+ KiB on disk in int8$", shown, re.MULTILINE)
-    assert run("train", text, "--weights", "int4", *SMALL).code == 2
+    assert run("train", text, "--set=train.weights=int4", *SMALL).code == 2
 
 
 @pytest.mark.parametrize("data", [b"", b"a", b"abc\n"])
@@ -258,7 +258,7 @@ def test_every_preset_that_may_be_chosen_is_listed():
 
 def test_a_run_starts_from_a_model(run, text, model):
     """`model` is an untrained model `tiny` in ./models."""
-    budget = ("--max-steps", "3", "--eval-every", "1", "--threads", "1")
+    budget = ("--max-steps", "3", "--set=train.eval_every=1", "--threads", "1")
     done = run("train", text, "--init", "tiny", *budget, "--json")
     assert done.code == 0, done.err
     plan, first, *_ = (json.loads(line) for line in done.out.splitlines())
@@ -286,8 +286,8 @@ def test_a_run_starts_from_a_model(run, text, model):
         (("--set", "model.dim=8"), 2, "model.dim must be 256 as in books, whose weights the run starts from. Leave"),
         (("--set", "model.position.kind=rope"), 2, "model.position.kind must be xl as in books"),
         (("--init", "boks"), 3, "there is no model 'boks'. Did you mean books?"),
-        (("--grad-accum", "99"), 2, "--grad-accum 99 is more than"),
-        (("--print-config", "--dropout", "0.25", "--tokenizer", "auto", "--lr", "0.125"), 0, ""),
+        (("--set=train.grad_accum=99",), 2, "train.grad_accum 99 is more than"),
+        (("--print-config", "--set=model.dropout=0.25", "--tokenizer", "auto", "--lr", "0.125"), 0, ""),
     ],
 )
 def test_settings_that_contradict_a_model_are_refused_at_once(run, text, options, code, message):

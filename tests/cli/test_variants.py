@@ -19,7 +19,7 @@ READ = TEXT[200:900]
 """Text to score, longer than several memories."""
 SMALL = (
     "--preset", "tiny", "--tokenizer", "bytes", "--threads", "1", "--segment-len", "16", "--mem-len", "24",
-    "--batch-size", "2", "--eval-every", "9", "--set", "model.dim=16", "--set", "model.feedforward.ffn_dim=24",
+    "--batch-size", "2", "--set=train.eval_every=9", "--set", "model.dim=16", "--set", "model.feedforward.ffn_dim=24",
 )  # fmt: skip
 MADE_SMALL = {
     "learned": {"position.max_len": 100},
@@ -120,13 +120,15 @@ def test_every_command_gives_the_same_numbers(name, train, run):
 
 @pytest.mark.parametrize("name", thinned(RESUMED, RESUMED[::4]))
 def test_a_resumed_run_equals_an_uninterrupted_one(name, train):
-    whole = train(name, "models/whole", "--max-steps", "5", "--save-every", "3", "--keep-checkpoints", "3")
+    whole = train(
+        name, "models/whole", "--max-steps", "5", "--set=train.save_every=3", "--set=train.keep_checkpoints=3"
+    )
     shutil.copytree(whole, "models/again")
     again = Path("models/again")
     (again / "model.safetensors").unlink()
     last = Path("checkpoints", "step-00000005")
     shutil.rmtree(again / last)
-    train(name, again, "--max-steps", "5", "--save-every", "3", "--keep-checkpoints", "3", "--resume")
+    train(name, again, "--max-steps", "5", "--set=train.save_every=3", "--set=train.keep_checkpoints=3", "--resume")
     for file in ("model.safetensors", *(last / f"{part}.safetensors" for part in ("weights", "optimizer", "memory"))):
         assert (again / file).read_bytes() == (whole / file).read_bytes(), file
 
@@ -135,7 +137,10 @@ def test_a_resumed_run_equals_an_uninterrupted_one(name, train):
 def test_hash_rounds_are_an_inference_setting(name, train, run):
     """The number of hash rounds is the same in every command and saved in the state; recall grows with it."""
     train(name, "models/it", "--max-steps", "3")
-    scores = [json.loads(run("eval", "read", "--json", "--recall", "--n-hashes", str(n)).out) for n in (1, 2, 8)]
+    scores = [
+        json.loads(run("eval", "read", "--json", "--set=eval.recall=true", f"--set=eval.n_hashes={n}").out)
+        for n in (1, 2, 8)
+    ]
     found = [score["recall"] for score in scores]
     assert found == sorted(found)
     assert 0 < found[0] < found[-1] <= 1
@@ -148,22 +153,34 @@ def test_hash_rounds_are_an_inference_setting(name, train, run):
         return json.loads(done.out.splitlines()[-1]) if done.code == 0 else done
 
     for n, score in zip((1, 8), (scores[0], scores[-1]), strict=True):
-        assert streamed(READ, "--n-hashes", str(n))["bits"] * math.log(2) == pytest.approx(score["nats"], rel=1e-6)
+        assert streamed(READ, f"--set=eval.n_hashes={n}")["bits"] * math.log(2) == pytest.approx(
+            score["nats"], rel=1e-6
+        )
     assert scores[0]["nats"] != scores[-1]["nats"]
-    streamed(READ[:300], "--n-hashes", "8", "--state-out", "state")
+    streamed(READ[:300], "--set=stream.n_hashes=8", "--state-out", "state")
     rest = streamed(READ[300:], "--state-in", "state")
     assert rest["bits"] * math.log(2) == pytest.approx(scores[-1]["nats"], rel=1e-6)
-    refused = streamed(READ[300:], "--state-in", "state", "--n-hashes", "2")
+    refused = streamed(READ[300:], "--state-in", "state", "--set=stream.n_hashes=2")
     assert refused.code == 3
-    assert "the state was saved with --n-hashes 8, but --n-hashes is 2" in refused.err
+    assert "the state was saved with n_hashes 8, but n_hashes is 2" in refused.err
 
 
 @pytest.mark.parametrize(
     ("name", "command", "flags", "said"),
     [
-        ("attention full", "eval", ["--recall"], "--recall does not apply to model it; it needs LSH attention."),
-        ("attention local", "generate", ["--n-hashes", "2"], "--n-hashes does not apply to model it; it needs LSH"),
-        ("act, hashed", "eval", ["--recall"], "it cannot be measured with adaptive computation time."),
+        (
+            "attention full",
+            "eval",
+            ["--set=eval.recall=true"],
+            "eval.recall does not apply to model it; it needs LSH attention.",
+        ),
+        (
+            "attention local",
+            "generate",
+            ["--set=generate.n_hashes=2"],
+            "generate.n_hashes does not apply to model it; it needs LSH",
+        ),
+        ("act, hashed", "eval", ["--set=eval.recall=true"], "it cannot be measured with adaptive computation time."),
     ],
 )
 def test_an_option_that_does_not_apply_to_a_model_is_refused(name, command, flags, said, train, run):
@@ -175,5 +192,5 @@ def test_an_option_that_does_not_apply_to_a_model_is_refused(name, command, flag
 
 def test_a_plan_describes_the_memory_of_each_layer(train, run):
     train("attention mixed", "models/it", "--max-steps", "1")
-    said = run("eval", "read", "--dry-run", "--mem-len", "1000000", "--n-hashes", "2").out.decode()
+    said = run("eval", "read", "--dry-run", "--mem-len", "1000000", "--set=eval.n_hashes=2").out.decode()
     assert "7 tokens in 1 layer, the last 6 tokens of 2 x 4 buckets in 1 layer, 8 texts at a time: " in said

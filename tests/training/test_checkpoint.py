@@ -494,9 +494,9 @@ def test_changed_text_is_noticed_unless_allowed():
     text = corpus()
     After(3).run(small(), text, "m")
     changed = corpus(text="Q" + Path(text).read_text()[1:])
-    with pytest.raises(CheckpointError, match=r"the text has changed.*--allow-data-change"):
+    with pytest.raises(CheckpointError, match=r"the text has changed.*runtime.allow_data_change"):
         go({}, changed, "m", resume=True)
-    events = go({}, changed, "m", resume=True, allow_data_change=True)
+    events = go({"runtime": {"allow_data_change": True}}, changed, "m", resume=True)
     assert any("not the one this run began with" in notice.text for notice in of_kind(events, Notice))
     assert of_kind(events, Step)[0].step == 4
 
@@ -508,7 +508,7 @@ def test_changed_held_out_text_is_noticed_unless_allowed():
     Path(held).write_bytes(b"quite another text to be held out\n" * 9)
     with pytest.raises(CheckpointError, match="the held-out text has changed"):
         go({}, text, "m", resume=True)
-    go({}, text, "m", resume=True, allow_data_change=True)
+    go({"runtime": {"allow_data_change": True}}, text, "m", resume=True)
     assert Path("m/valid.txt").read_bytes() == Path(held).read_bytes()
 
 
@@ -529,7 +529,7 @@ def test_another_tokenizer_in_the_folder_is_refused_even_then():
     for path in Path("other").glob("tokenizer.*"):
         shutil.copy(path, "m")
     with pytest.raises(CheckpointError):
-        go({}, text, "m", resume=True, allow_data_change=True)
+        go({"runtime": {"allow_data_change": True}}, text, "m", resume=True)
 
 
 def test_another_number_of_threads_is_reported():

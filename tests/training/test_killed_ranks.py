@@ -19,12 +19,12 @@ STEPS = 50
 SIZES = "dim=32", "n_layers=2", "attention.n_heads=2"
 SHAPE = [part for size in SIZES for part in ("--set", f"model.{size}")]
 SHAPE += ["--set", "train.segment_len=16", "--set", "train.mem_len=24", "--tokenizer", "bytes"]
-BUDGET = ["--batch-size", "4", "--max-steps", str(STEPS), "--save-every", "3", "--eval-every", "20"]
+BUDGET = ["--batch-size", "4", "--max-steps", str(STEPS), "--set=train.save_every=3", "--set=train.eval_every=20"]
 
 
 def begin(size, *options):
     """Processes of a training command in float64."""
-    arguments = ["train", "corpus.txt", *options, "--threads", "1", "--dtype", "float32", "-q"]
+    arguments = ["train", "corpus.txt", *options, "--threads", "1", "--set=runtime.dtype=float32", "-q"]
     return start(size, CALL.format(path=HERE, arguments=arguments))
 
 
@@ -77,7 +77,7 @@ def single(tmp_path_factory):
 def test_two_killed_processes_resume_as_one_and_as_four(shard, single, monkeypatch):
     monkeypatch.chdir(single)
     folder = f"killed-{shard}"
-    divided = ["--shard"] if shard else []
+    divided = ["--set=runtime.shard=true"] if shard else []
     first = kill(begin(2, "-o", folder, *SHAPE, *BUDGET, *divided), folder, 10)
     second = kill(begin(1, "-o", folder, "--resume"), folder, first + 10)
     finish(begin(4, "-o", folder, "--resume", *divided))

@@ -6,12 +6,13 @@ names. Texts are `str`, which is encoded as UTF-8, or `bytes`.
 
 from __future__ import annotations
 
+import inspect
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import AnyStr, Literal, Unpack
+from typing import Any, AnyStr, Literal, TypeVar
 
 from xlcli import evaluation, generation, streaming
 from xlcli.api.runs import Source, paths
@@ -19,6 +20,7 @@ from xlcli.api.values import TextScore, TextState, resumed, saving
 from xlcli.coding import FileReader
 from xlcli.coding import workflow as coding
 from xlcli.config import (
+    BaseConfig,
     EvalConfig,
     GenerateConfig,
     InferenceConfig,
@@ -27,14 +29,6 @@ from xlcli.config import (
     StreamConfig,
     WeightEncoding,
     validate,
-)
-from xlcli.config.keywords import (
-    EvalOptions,
-    GenerateOptions,
-    ModelOptions,
-    ReadOptions,
-    SamplingOptions,
-    StreamOptions,
 )
 from xlcli.errors import ConfigError
 from xlcli.events import Event, Generated, GeneratedText, Notice, TokenScore
@@ -47,6 +41,26 @@ from xlcli.store.layout import read_config
 from xlcli.store.state_files import is_state_file, load_state, save_state
 
 Text = str | bytes
+F = TypeVar("F", bound=Callable[..., Any])
+OF_LOAD = frozenset({"n_steps", "n_hashes", "clamp_len", "weight_dtype"})
+"""Settings of `InferenceConfig` that are fixed when a model is loaded."""
+
+
+def shows(section: type[BaseConfig], without: Iterable[str] = OF_LOAD) -> Callable[[F], F]:
+    """Decorator: `help` and `inspect.signature` list the settings of this section, but for some, as keywords."""
+
+    def decorate(function: Any) -> Any:
+        signature = inspect.signature(function)
+        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        settings = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field.default)
+            for name, field in section.model_fields.items()
+            if name not in without
+        ]
+        function.__signature__ = signature.replace(parameters=[*own, *settings])
+        return function
+
+    return decorate
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -65,22 +79,24 @@ class Model:
     def __repr__(self) -> str:
         return f"Model({self.loaded.name!r}, {self.runtime.device}, {self.runtime.dtype_name})"
 
-    def score(self, text: Text, *, state: TextState | None = None, **options: Unpack[ReadOptions]) -> TextScore:
+    @shows(OnlineConfig)
+    def score(self, text: Text, *, state: TextState | None = None, **settings: Any) -> TextScore:
         """Surprisal of every token of `text`, given everything read before in `state` (default: nothing).
 
         A token that begins in the unread end of the state and ends in `text` is scored with `text`; its `byte` is
-        negative. Options are keys of `OnlineConfig`, such as `adapt` and `context_cache`.
+        negative. Settings are those of `OnlineConfig`, such as `adapt` and `context_cache`.
         """
         start = 0 if state is None else state.n_bytes
-        chosen = validate(StreamConfig, {"emit": "tokens", **options})
+        chosen = validate(StreamConfig, {"emit": "tokens", **settings})
         events = self._stream([encoded(text)], state, chosen)
         scored = (event for event in events if isinstance(event, TokenScore))
         return TextScore(
             tuple(replace(token, byte=token.byte - start) for token in scored if token.byte + len(token.text) > start)
         )
 
-    def read(self, text: Text, *, state: TextState | None = None, **options: Unpack[ReadOptions]) -> TextState:
-        """State after `state` (default: nothing) and `text`; options as for `score`."""
+    @shows(OnlineConfig)
+    def read(self, text: Text, *, state: TextState | None = None, **settings: Any) -> TextState:
+        """State after `state` (default: nothing) and `text`; settings as for `score`."""
         found: list[TextState] = []
         ended = False
 
@@ -89,28 +105,25 @@ class Model:
             yield encoded(text)
             ended = True
 
-        chosen = validate(StreamConfig, {"emit": "tokens", **options})
+        chosen = validate(StreamConfig, {"emit": "tokens", **settings})
         for _ in self._stream(portions(), state, chosen, save=found.append, stop=lambda: ended):
             pass
         return found[-1]
 
+    @shows(GenerateConfig, OF_LOAD | {"num_samples", "logprobs"})
     def generate(
-        self,
-        prompt: AnyStr,
-        *,
-        state: TextState | None = None,
-        seed: int | None = None,
-        **options: Unpack[SamplingOptions],
+        self, prompt: AnyStr, *, state: TextState | None = None, seed: int | None = None, **settings: Any
     ) -> AnyStr:
         """Continuation of `state` and `prompt`, without the prompt; arguments as for `stream_generate`."""
-        return prompt[:0].join(self.stream_generate(prompt, state=state, seed=seed, **options))
+        return prompt[:0].join(self.stream_generate(prompt, state=state, seed=seed, **settings))
 
-    def compress(self, text: Text, **options: Unpack[ReadOptions]) -> bytes:
+    @shows(OnlineConfig)
+    def compress(self, text: Text, **settings: Any) -> bytes:
         """`text`, compressed to about its surprisal; see `xlcli.coding.workflow`.
 
-        The bytes are those of a file that `xlcli compress` writes. Options as for `score`.
+        The bytes are those of a file that `xlcli compress` writes. Settings as for `score`.
         """
-        chosen = validate(OnlineConfig, dict(options))
+        chosen = validate(OnlineConfig, settings)
         return _joined(coding.compress(self.loaded, [encoded(text)], chosen, self.runtime))
 
     def decompress(self, data: bytes) -> bytes:
@@ -122,13 +135,9 @@ class Model:
         reader = FileReader([data], "the data")
         return _joined(coding.decompress(self.loaded, reader.header(), reader, self.runtime))
 
+    @shows(GenerateConfig, OF_LOAD | {"num_samples", "logprobs"})
     def stream_generate(
-        self,
-        prompt: AnyStr,
-        *,
-        state: TextState | None = None,
-        seed: int | None = None,
-        **options: Unpack[SamplingOptions],
+        self, prompt: AnyStr, *, state: TextState | None = None, seed: int | None = None, **settings: Any
     ) -> Iterator[AnyStr]:
         """Continuation of `state` and `prompt` in pieces of whole characters.
 
@@ -137,9 +146,9 @@ class Model:
                 `bytes`.
             state: State to continue (default: nothing read).
             seed: Seed of the random-number generator; None takes a random seed.
-            options: Keys of `GenerateConfig`.
+            settings: Those of `GenerateConfig`.
         """
-        for event in generate(self, prompt, state=state, seed=seed, **options):
+        for event in generate(self, prompt, state=state, seed=seed, **settings):
             if isinstance(event, GeneratedText):
                 yield event.text if isinstance(prompt, bytes) else event.text.decode("utf-8", "replace")
 
@@ -178,13 +187,14 @@ class Model:
         return streaming.stream(self.loaded, portions, options, self.runtime, resume=resume, save=saves, stop=stop)
 
 
+@shows(InferenceConfig, ("mem_len", "memory_dtype"))
 def load(
     model: str | os.PathLike[str] | None = None,
     *,
     device: str = "auto",
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     threads: int | None = None,
-    **options: Unpack[ModelOptions],
+    **settings: Any,
 ) -> Model:
     """Loads a model.
 
@@ -193,14 +203,14 @@ def load(
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         dtype: Number type of matrix products; `auto` is float32.
         threads: Number of CPU threads of the process; None keeps the current number.
-        options: Keys of `ModelOptions`, which `InferenceConfig` describes; what is left out is as trained.
+        settings: `OF_LOAD` of `InferenceConfig`; what is left out is as trained.
 
     Raises:
         CheckpointError: There is no such model, or it is damaged.
         ConfigError: The device does not exist, or the model has no such setting.
     """
     runtime = make_runtime(validate(RuntimeConfig, {"device": device, "dtype": dtype, "threads": threads}))
-    chosen = validate(InferenceConfig, dict(options))
+    chosen = validate(InferenceConfig, settings)
     folder = find(None if model is None else os.fspath(model))
     chosen.check_model(read_config(folder).model)
     loaded = load_folder(folder, chosen, device=runtime.device)
@@ -222,21 +232,21 @@ def copy_model(
     copy_folder(find(os.fspath(model)), Path(folder), weights)
 
 
-def evaluate(
-    model: Model, text: Source | None = None, *, per_token: bool = False, **options: Unpack[EvalOptions]
-) -> Iterator[Event]:
+@shows(EvalConfig)
+def evaluate(model: Model, text: Source | None = None, *, per_token: bool = False, **settings: Any) -> Iterator[Event]:
     """Scores files, once per memory length; see `xlcli.evaluation.evaluate`.
 
     Args:
         model: Model under test.
         text: Files or folders; None is the validation text of the model.
         per_token: Also yield the score of every token.
-        options: Keys of `EvalConfig`.
+        settings: Those of `EvalConfig`.
     """
     files = None if text is None else paths(text)
-    return evaluation.evaluate(model.loaded, files, validate(EvalConfig, options), model.runtime, per_token=per_token)
+    return evaluation.evaluate(model.loaded, files, validate(EvalConfig, settings), model.runtime, per_token=per_token)
 
 
+@shows(GenerateConfig)
 def generate(
     model: Model,
     prompt: Text,
@@ -244,7 +254,7 @@ def generate(
     state: TextState | None = None,
     seed: int | None = None,
     save: Callable[[TextState], None] | None = None,
-    **options: Unpack[GenerateOptions],
+    **settings: Any,
 ) -> Iterator[GeneratedText | Generated | Notice]:
     """Continues a text; see `xlcli.generation.generate`.
 
@@ -254,9 +264,9 @@ def generate(
         state: State to continue (default: nothing read).
         seed: Seed of the first sample; sample i has `seed + i`. None takes a random seed.
         save: Called at the end with the state after the last token; one sample only.
-        options: Keys of `GenerateConfig`.
+        settings: Those of `GenerateConfig`.
     """
-    chosen = validate(GenerateConfig, options)
+    chosen = validate(GenerateConfig, settings)
     return generation.generate(
         model.loaded,
         encoded(prompt),
@@ -268,13 +278,14 @@ def generate(
     )
 
 
+@shows(GenerateConfig)
 def generate_prompts(
     model: Model,
     prompts: Iterable[Text],
     *,
     state: TextState | None = None,
     seed: int | None = None,
-    **options: Unpack[GenerateOptions],
+    **settings: Any,
 ) -> Iterator[tuple[Generated, ...] | Notice]:
     """Continues many prompts in batches; see `xlcli.generation.generate_prompts`.
 
@@ -283,23 +294,24 @@ def generate_prompts(
         prompts: Texts to continue; may be empty.
         state: State that every prompt continues (default: nothing read).
         seed: Seed of the first sample of every prompt, as of `generate`. None takes a random one for each.
-        options: Keys of `GenerateConfig`.
+        settings: Those of `GenerateConfig`.
 
     Yields:
         The samples of each prompt, in the order of the prompts, and notices.
     """
     texts, resume = map(encoded, prompts), resumed(state, model.loaded)
-    chosen = validate(GenerateConfig, options)
+    chosen = validate(GenerateConfig, settings)
     return generation.generate_prompts(model.loaded, texts, chosen, model.runtime, seed=seed, resume=resume)
 
 
+@shows(StreamConfig)
 def stream(
     model: Model,
     text: Text | Iterable[Text],
     *,
     state: TextState | None = None,
     save: Callable[[TextState], None] | None = None,
-    **options: Unpack[StreamOptions],
+    **settings: Any,
 ) -> Iterator[streaming.StreamEvent]:
     """Scores text as it arrives; see `xlcli.streaming.stream`.
 
@@ -308,10 +320,10 @@ def stream(
         text: A text, or its parts in order: an open file, a socket, any iterable. Scores do not depend on the division.
         state: State to continue (default: nothing read).
         save: Called every `save_every` seconds and at the end with the state.
-        options: Keys of `StreamConfig`.
+        settings: Those of `StreamConfig`.
     """
     portions = [text] if isinstance(text, str | bytes) else text
-    return model._stream(map(encoded, portions), state, validate(StreamConfig, options), save=save)
+    return model._stream(map(encoded, portions), state, validate(StreamConfig, settings), save=save)
 
 
 def _joined(results: Iterable[coding.Output]) -> bytes:

@@ -63,7 +63,6 @@ def resume(
     folder: str | os.PathLike[str],
     *,
     settings: Mapping[str, Any] | None = None,
-    allow_data_change: bool = False,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Event]:
     """Continues the run in `folder` from its newest checkpoint; see `xlcli.training.resume`.
@@ -72,15 +71,12 @@ def resume(
         text: Training text of the run.
         folder: Model folder.
         settings: Settings that replace saved ones, such as a new budget.
-        allow_data_change: Continue although the text has changed.
         stop: As in `train`.
     """
     changes = dict(settings or {})
 
     def events(ranks: Ranks) -> Iterator[Event]:
-        yield from training.resume(
-            paths(text), Path(folder), changes, allow_data_change=allow_data_change, stop=stop, ranks=ranks
-        )
+        yield from training.resume(paths(text), Path(folder), changes, stop=stop, ranks=ranks)
 
     return _on_ranks(changes, events)
 

@@ -14,6 +14,7 @@ from typer.main import get_command
 
 from xlcli import __version__
 from xlcli.cli.help import CONTEXT, Program
+from xlcli.cli.options import add_options
 from xlcli.cli.signals import Stopped
 from xlcli.cli.usage import explain
 
@@ -23,8 +24,8 @@ COMPLETION = "_XLCLI_COMPLETE"
 """Environment variable with which a shell asks for completions."""
 
 
-def build(names: Iterable[str] = COMMANDS) -> TyperGroup:
-    """The program with these commands."""
+def build(names: Iterable[str] = COMMANDS, *, with_options: bool = True) -> TyperGroup:
+    """The program with these commands; without options it only lists them."""
     app = typer.Typer(
         cls=Program,
         invoke_without_command=True,
@@ -35,7 +36,10 @@ def build(names: Iterable[str] = COMMANDS) -> TyperGroup:
     )
     app.callback()(program)
     for name in names:
-        app.add_typer(importlib.import_module(f"xlcli.cli.{name}").app)
+        commands = importlib.import_module(f"xlcli.cli.{name}").app
+        if with_options:
+            add_options(commands)
+        app.add_typer(commands)
     command = get_command(app)
     assert isinstance(command, TyperGroup)
     return command
@@ -47,7 +51,7 @@ def program(
 ) -> None:
     """Train Transformer-XL language models on your text; evaluate them, generate text, and score a pipe.
 
-    Options of a command can also come from the environment: --mem-len is XLCLI_MEM_LEN.
+    Settings of a command can also come from the environment: --mem-len is XLCLI_MEM_LEN.
     """
     if version:
         typer.echo(f"xlcli {__version__}")
@@ -64,7 +68,8 @@ def run(arguments: Sequence[str]) -> int:
     """
     word = next((word for word in arguments if not word.startswith("-")), None)
     needed = () if arguments == ["--version"] else (word,) if word in COMMANDS else COMMANDS
-    command = build(COMMANDS if os.environ.get(COMPLETION) else needed)
+    completes = bool(os.environ.get(COMPLETION))
+    command = build(COMMANDS if completes else needed, with_options=completes or word in COMMANDS)
     if os.environ.get(COMPLETION):
         with suppress(KeyError, ValueError, SystemExit):  # without the words of a shell there is nothing to complete
             command.main(args=list(arguments), prog_name="xlcli")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from xlcli.cli import options, train_options, units
+from xlcli.cli import options
 from xlcli.cli.help import CONTEXT, Command
-from xlcli.cli.options import Unit, option
+from xlcli.cli.options import option
 from xlcli.cli.usage import source
 from xlcli.errors import ConfigError
 
@@ -21,17 +21,8 @@ if TYPE_CHECKING:
     from xlcli.config import Config, Tree
     from xlcli.events import Speed
 
-SECTIONS = ("bench", "runtime", "train", "model")
-"""Sections of the configuration that the command uses."""
 VOCAB_SIZE = 2048
 """Vocabulary of a preset whose vocabulary depends on the text: that of a text of 13 MB."""
-TRAINING = ("recompute_activations", "compile")
-UNUSED = {
-    "decode": ("segment_len", *TRAINING),
-    "eval": TRAINING,
-    "train": ("n_steps", "n_hashes", "clamp_len", "weight_dtype", "memory_dtype"),
-}
-"""Options that do not apply to a task."""
 COLUMN = 12
 """Maximum width of a column of figures with the gap before it."""
 MEANING = (
@@ -61,84 +52,29 @@ def bench(
     preset: Annotated[
         str | None, option("Model", "--preset NAME", "Measure this preset with random weights instead of a model.")
     ] = None,
-    n_steps: options.NSteps = None,
-    n_hashes: options.NHashes = None,
-    clamp_len: options.ClampLen = None,
-    mem_lens: Annotated[
-        Sequence[int] | None,
-        option(
-            "Memory",
-            "--mem-len M,M,...",
-            "Memory lengths of each layer in tokens; one measurement for each. Default: as trained.",
-            Unit(units.lengths, "0,512,3800"),
-            envvar="XLCLI_MEM_LEN",
-        ),
-    ] = None,
-    segment_len: Annotated[
-        int | None,
-        option(
-            "Memory",
-            "--segment-len TOKENS",
-            "Tokens per call of eval and train. Default: as these commands choose.",
-            Unit(units.count, "128"),
-        ),
-    ] = None,
-    batch_size: Annotated[
-        int | None,
-        option(
-            "Memory",
-            "--batch-size N",
-            "Sequences per batch. Default: 1 for decode, else as these commands choose.",
-            Unit(units.count, "8"),
-        ),
-    ] = None,
-    recompute_activations: train_options.RecomputeActivations = False,
-    seconds: Annotated[
-        float | None, option("Results", "--seconds S", "Time for each figure. Default: 3.", Unit(units.duration, "3"))
-    ] = None,
     plot: Annotated[
         str | None,
         option("Results", "--plot FILE.png", "Plot time per token by memory length (needs the extra xlcli[plot])."),
     ] = None,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    weight_dtype: options.WeightDtype = None,
-    memory_dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "int8"] | None,
-        option("Machine", "--memory-dtype", "Number type of the keys and values in memory. Default: float32."),
-    ] = None,
-    compile: train_options.Compile = False,  # noqa: A002
-    threads: options.Threads = None,
-    config_file: options.ConfigFile = None,
-    overrides: options.Overrides = None,
-    print_config: options.PrintConfig = False,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
-    color: options.Color = None,
-    force: options.Force = False,
-    debug: options.Debug = False,
+    **_: Any,
 ) -> int:
     """Measure the speed of decoding (default), evaluation or training, beside the peaks of this machine."""
     from xlcli.cli.plot import check_plot, draw_speed
     from xlcli.cli.prologue import check_files, find_model, open_screen
-    from xlcli.cli.settings import option_names, user_settings
-    from xlcli.cli.settings import print_config as config_text
+    from xlcli.cli.settings import named, print_config, user_settings
     from xlcli.store.discover import choose
 
     if preset is not None and source(context, "model") == "COMMANDLINE":
         raise ConfigError("--preset and --model exclude each other.", "Give one of them.")
-    for name in UNUSED[task]:
-        if source(context, name) == "COMMANDLINE":
-            option = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{option} does not apply to xlcli bench {task}.", "Leave it out.")
+    if task == "decode" and source(context, "segment_len") == "COMMANDLINE":
+        raise ConfigError("--segment-len does not apply to xlcli bench decode.", "Leave it out.")
     screen = open_screen(context)
-    settings = user_settings(context, SECTIONS)
-    with option_names(context, SECTIONS):
+    with named(context):
+        settings = user_settings(context)
         config = configure(task, preset, settings)
-        if print_config:
+        if context.params["print_config"]:
             config = config if preset is not None else of_model(choose(model).folder, settings)
-            screen.print(config_text(config, SECTIONS, as_json=screen.json))
+            screen.print(print_config(config, context, as_json=screen.json))
             return 0
         folder = find_model(context, config.bench, screen) if preset is None else None
         if folder is not None:

@@ -7,7 +7,7 @@ import os
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from xlcli.cli.render import Screen
     from xlcli.coding.workflow import Output
 
-SECTIONS = ("compress", "runtime")
-"""Sections of the configuration that the command uses."""
 SUFFIX = ".xl"
 """Suffix of compressed texts."""
 app = typer.Typer()
@@ -38,28 +36,10 @@ def compress(
     context: typer.Context,
     file: Annotated[str, typer.Argument(metavar="FILE|-")],
     model: options.Model = None,
-    n_steps: options.NSteps = None,
-    n_hashes: options.NHashes = None,
-    mem_len: options.MemLen = None,
-    adapt: options.Adapt = False,
-    context_cache: options.ContextCache = None,
     out: Annotated[
         str | None, option("Output", "-o, --out FILE.xl", "Compressed text; - is standard output. Default: FILE.xl.")
     ] = None,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    weight_dtype: options.WeightDtype = None,
-    memory_dtype: options.MemoryDtype = None,
-    threads: options.Threads = None,
-    config_file: options.ConfigFile = None,
-    overrides: options.Overrides = None,
-    print_config: options.PrintConfig = False,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
-    color: options.Color = None,
-    force: options.Force = False,
-    debug: options.Debug = False,
+    **_: Any,
 ) -> int:
     """Compress a text with the predictions of a model, to the size that eval reports.
 
@@ -68,7 +48,7 @@ def compress(
     from xlcli.cli.outputs import check_standard_output
     from xlcli.cli.prologue import begin, check_files, check_texts, find_model, load_model
 
-    config, screen = begin(context, SECTIONS)
+    config, screen = begin(context)
     settings = config.compress
     target = out or ("-" if file == "-" else file + SUFFIX)
     texts = [] if file == "-" else [file]

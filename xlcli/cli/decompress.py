@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from xlcli.cli import options
 from xlcli.cli.compress import SUFFIX, check_target, ending, write
 from xlcli.cli.help import CONTEXT, Command
 from xlcli.cli.options import option
 from xlcli.cli.pipe import open_source, portions
 from xlcli.errors import ConfigError, DataError
 
-SECTIONS = ("runtime",)
-"""Sections of the configuration that the command uses."""
 app = typer.Typer()
 
 
@@ -38,26 +35,7 @@ def decompress(
     out: Annotated[
         str | None, option("Output", "-o, --out FILE", "Text; - is standard output. Default: the name without .xl.")
     ] = None,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    threads: Annotated[
-        int | None,
-        option(
-            "Machine",
-            "--threads N",
-            "Number of CPU threads. Default: as in compression.",
-            options.Unit(options.units.count, "2"),
-        ),
-    ] = None,
-    config_file: options.ConfigFile = None,
-    overrides: options.Overrides = None,
-    print_config: options.PrintConfig = False,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
-    color: options.Color = None,
-    force: options.Force = False,
-    debug: options.Debug = False,
+    **_: Any,
 ) -> int:
     """Restore a compressed text, byte for byte; refuse a file that this machine would restore wrongly."""
     from xlcli.cli.outputs import check_standard_output
@@ -66,7 +44,7 @@ def decompress(
     from xlcli.config import OnlineConfig
     from xlcli.store.layout import read_config
 
-    config, screen = begin(context, SECTIONS)
+    config, screen = begin(context)
     texts = [] if file == "-" else [file]
     check_texts(texts, "xlcli decompress -m {} FILE.xl")
     if out is None and file != "-" and not file.endswith(SUFFIX):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xlcli.cli import options, units
+from xlcli.cli import options
 from xlcli.cli.help import CONTEXT, Command
-from xlcli.cli.options import Unit, option
+from xlcli.cli.options import option
 from xlcli.cli.pipe import standard_input
 from xlcli.errors import ConfigError
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from xlcli.config import EvalConfig, ModelConfig
     from xlcli.events import Score, TokenScore
 
-SECTIONS = ("eval", "runtime")
-"""Sections of the configuration that the command uses."""
 app = typer.Typer()
 
 
@@ -35,53 +33,6 @@ def evaluate(
     context: typer.Context,
     files: Annotated[list[str] | None, typer.Argument(metavar="[FILE...]")] = None,
     model: options.Model = None,
-    n_steps: options.NSteps = None,
-    n_hashes: options.NHashes = None,
-    split: Annotated[
-        Literal["valid", "test"] | None, option("Text", "--split", "Held-out text of the model to score without FILE.")
-    ] = None,
-    limit: Annotated[
-        int | None,
-        option(
-            "Text",
-            "--limit SIZE",
-            "Number of bytes to score, from the beginning of the text.",
-            Unit(units.count, "64KiB"),
-        ),
-    ] = None,
-    binary: options.Binary = False,
-    text_field: options.TextField = None,
-    mem_len: options.MemLen = None,
-    clamp_len: options.ClampLen = None,
-    adapt: options.Adapt = False,
-    context_cache: options.ContextCache = None,
-    sweep_mem_len: Annotated[
-        Sequence[int] | None,
-        option(
-            "Memory", "--sweep-mem-len M,M,...", "One evaluation per memory length.", Unit(units.lengths, "0,128,512")
-        ),
-    ] = None,
-    reset_on_document: options.ResetOnDocument = False,
-    span: options.Span = None,
-    segment_len: Annotated[
-        int | None, option("Memory", "--segment-len TOKENS", "Tokens per call of the model.", Unit(units.count, "128"))
-    ] = None,
-    stride: Annotated[
-        int | None,
-        option(
-            "Memory",
-            "--stride TOKENS",
-            "With --mem-len 0, read overlapping windows of --segment-len tokens; each scores its last TOKENS.",
-            Unit(units.count, "1"),
-        ),
-    ] = None,
-    batch_size: Annotated[
-        int | None,
-        option("Memory", "--batch-size N", "Sequences per batch; changes speed, not results.", Unit(units.count, "8")),
-    ] = None,
-    recall: Annotated[
-        bool, option("Results", "--recall", "Measure the recall of LSH attention: its share of full-attention weight.")
-    ] = False,
     per_token: Annotated[
         str | None, option("Results", "--per-token FILE.jsonl", "Write each token with its bits.")
     ] = None,
@@ -89,27 +40,13 @@ def evaluate(
         str | None, option("Results", "--plot FILE.png", "Plot loss by context length (needs the extra xlcli[plot]).")
     ] = None,
     html: options.Html = None,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    weight_dtype: options.WeightDtype = None,
-    memory_dtype: options.MemoryDtype = None,
-    threads: options.Threads = None,
-    nproc: options.NProc = None,
-    config_file: options.ConfigFile = None,
-    overrides: options.Overrides = None,
-    print_config: options.PrintConfig = False,
     dry_run: options.DryRun = False,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
-    color: options.Color = None,
-    force: options.Force = False,
-    debug: options.Debug = False,
+    **_: Any,
 ) -> int:
     """Score a text: bits per byte and more, every token once and in order."""
     from xlcli.cli.prologue import begin, check_files, check_texts, find_model, load_model, warn_mem_len
 
-    config, screen = begin(context, SECTIONS)
+    config, screen = begin(context)
     from xlcli.cli.launch import is_to_launch, launch
     from xlcli.cli.page import check_page, open_page
     from xlcli.cli.plot import check_plot, draw_by_context
@@ -123,7 +60,7 @@ def evaluate(
     if settings.sweep_mem_len and (per_token is not None or html is not None):
         option = "--html" if per_token is None else "--per-token"
         raise ConfigError(f"{option} needs one memory length, not a sweep.", "Use --mem-len M.")
-    other = "--stride" if settings.stride is not None else settings.learns_by
+    other = "a stride" if settings.stride is not None else settings.learns_by
     if other is not None and plot is not None:
         raise ConfigError(f"--plot shows the loss by context, which {other} does not measure.", "Omit one of them.")
     check_texts(files or (), "xlcli eval -m {}")
@@ -132,8 +69,9 @@ def evaluate(
     if dry_run:
         print_eval_plan(folder, files, settings, screen)
         return 0
+    nproc = config.runtime.nproc or 1
     if is_to_launch(nproc):
-        return launch(context.obj, nproc or 1)
+        return launch(context.obj, nproc)
     if not environment().is_first:
         per_token = plot = html = None  # outputs of the first process
     with (

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from xlcli.cli import options, units
+from xlcli.cli import options
 from xlcli.cli.help import CONTEXT, Command
-from xlcli.cli.options import Unit, option
+from xlcli.cli.options import option
 from xlcli.cli.prompts import read_prompt, read_prompts, show, show_results
 from xlcli.errors import ConfigError
 
-SECTIONS = ("generate", "runtime")
-"""Sections of the configuration that the command uses."""
 app = typer.Typer()
 
 
@@ -37,79 +35,6 @@ def generate(
         ),
     ] = None,
     model: options.Model = None,
-    n_steps: options.NSteps = None,
-    n_hashes: options.NHashes = None,
-    max_new_tokens: Annotated[
-        int | None,
-        option(
-            "Sampling",
-            "-n, --max-new-tokens N",
-            "Maximum number of new tokens. Default: 256.",
-            Unit(units.count, "256"),
-        ),
-    ] = None,
-    temperature: Annotated[
-        float | None,
-        option(
-            "Sampling",
-            "-t, --temperature T",
-            "0 is greedy decoding, 1 samples the model's own distribution. Default: 0.8, without any option "
-            "of sampling with --top-p 0.95 and --repetition-penalty 1.1 if the vocabulary is of subwords.",
-            Unit(units.number, "0.8"),
-        ),
-    ] = None,
-    top_k: Annotated[
-        int | None,
-        option("Sampling", "-k, --top-k K", "Sample from the K most probable tokens.", Unit(units.count, "40")),
-    ] = None,
-    top_p: Annotated[
-        float | None,
-        option(
-            "Sampling",
-            "--top-p P",
-            "Nucleus sampling: the fewest most probable tokens whose probabilities sum to P.",
-            Unit(units.number, "0.95"),
-        ),
-    ] = None,
-    min_p: Annotated[
-        float | None,
-        option(
-            "Sampling",
-            "--min-p P",
-            "Drop tokens with less than P times the highest probability.",
-            Unit(units.number, "0.05"),
-        ),
-    ] = None,
-    repetition_penalty: Annotated[
-        float | None,
-        option(
-            "Sampling",
-            "--repetition-penalty X",
-            "Above 1: make recent tokens less probable.",
-            Unit(units.number, "1.1"),
-        ),
-    ] = None,
-    stop: Annotated[
-        list[str] | None,
-        option("Sampling", "--stop TEXT", "Stop before this text. May be repeated.", allow_from_autoenv=False),
-    ] = None,
-    num_samples: Annotated[
-        int | None, option("Sampling", "--num-samples N", "Number of continuations.", Unit(units.count, "3"))
-    ] = None,
-    logprobs: Annotated[
-        int | None,
-        option(
-            "Output",
-            "--logprobs N",
-            "With --json: log probability in nats of each new token and of the N best ones (0: none of "
-            "these), by the model itself, before temperature, penalty and filters.",
-            Unit(units.count, "5"),
-        ),
-    ] = None,
-    mem_len: options.MemLen = None,
-    clamp_len: options.ClampLen = None,
-    adapt: options.Adapt = False,
-    context_cache: options.ContextCache = None,
     interactive: Annotated[
         bool,
         option(
@@ -121,28 +46,14 @@ def generate(
     ] = False,
     state_in: options.StateIn = None,
     state_out: options.StateOut = None,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    weight_dtype: options.WeightDtype = None,
-    memory_dtype: options.MemoryDtype = None,
-    threads: options.Threads = None,
-    seed: options.Seed = None,
-    config_file: options.ConfigFile = None,
-    overrides: options.Overrides = None,
-    print_config: options.PrintConfig = False,
     dry_run: options.DryRun = False,
     no_prompt: Annotated[bool, option("Output", "--no-prompt", "Print the continuation without the prompt.")] = False,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
-    color: options.Color = None,
-    force: options.Force = False,
-    debug: options.Debug = False,
+    **_: Any,
 ) -> int:
     """Continue a text; print the prompt and its continuation as it is generated."""
     from xlcli.cli import prologue
 
-    config, screen = prologue.begin(context, SECTIONS)
+    config, screen = prologue.begin(context)
     settings = config.generate
     n_samples = settings.num_samples
     if words and len(words) > 1:

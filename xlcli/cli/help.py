@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from typing import Any
+from typing import Any, get_args
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from xlcli.cli.usage import choices
+from xlcli.cli.options import SECTIONS, choices
 
+PANELS = (
+    "Run",
+    "Text",
+    "Model",
+    "Sampling",
+    "Memory",
+    "Training",
+    "Results",
+    "Machine",
+    "Settings",
+    "Output",
+    "Options",
+)
+"""Headings of options in the order of the help."""
 CONTEXT: dict[str, Any] = {
     "auto_envvar_prefix": "XLCLI",
     "help_option_names": ["-h", "--help"],
@@ -53,8 +68,14 @@ class Command(_Page, TyperCommand):
         return [*arguments, "[OPTIONS]"]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Writes one section per panel."""
+        """Writes one section per panel, and where all settings are listed."""
         _write_panels(self.get_params(ctx), self.callback, formatter, default="Output")
+        if ctx.info_name in SECTIONS:
+            formatter.write_paragraph()
+            formatter.write_text(
+                f"All settings are listed by xlcli {ctx.info_name} --print-config and in docs/settings.md. Those "
+                "without an option are set with --set, in a file of --config, or by a variable such as XLCLI_DTYPE."
+            )
 
 
 class Program(_Page, TyperGroup):
@@ -74,12 +95,15 @@ class Program(_Page, TyperGroup):
 
 def _write_panels(params: list[Any], function: Any, formatter: Any, *, default: str) -> None:
     """Options by the heading of their panel; `default` is the heading of those without one."""
-    panels: dict[str, list[tuple[str, str]]] = {}
+    kinds = {} if function is None else inspect.signature(function, eval_str=True).parameters
+    panels: dict[str, list[tuple[str, str]]] = {heading: [] for heading in PANELS}
     for param in params:
         if param.param_type_name == "option" and not param.hidden:
-            value = "" if param.is_flag else param.metavar or "|".join(choices(function, param.name)) or "VALUE"
+            kind = get_args(kinds[param.name].annotation)[0] if param.name in kinds else None
+            value = "" if param.is_flag else param.metavar or "|".join(choices(kind)) or "VALUE"
             row = (f"{', '.join(sorted(param.opts, key=len))} {value}".rstrip(), param.help or "")
-            panels.setdefault(param.rich_help_panel or default, []).append(row)
+            panels[param.rich_help_panel or default].append(row)
     for heading, rows in panels.items():
-        with formatter.section(heading):
-            formatter.write_dl(rows)
+        if rows:
+            with formatter.section(heading):
+                formatter.write_dl(rows)

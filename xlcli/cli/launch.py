@@ -27,20 +27,20 @@ POLL_SECONDS = 0.02
 """Seconds between two looks at other processes."""
 
 
-def is_to_launch(nproc: int | None) -> bool:
+def is_to_launch(nproc: int) -> bool:
     """Whether this process is to start `nproc` others; not if it is one of several itself.
 
     Raises:
         ConfigError: The machine is too small, or another number of processes has been started already.
     """
-    size, n = environment().size, nproc or 1
-    if size > 1 and n not in (1, size):
+    size = environment().size
+    if size > 1 and nproc not in (1, size):
         remedy = "Leave out --nproc, or start xlcli without torchrun and WORLD_SIZE."
-        raise ConfigError(f"--nproc is {n}, but {size} processes have been started already.", remedy)
+        raise ConfigError(f"--nproc is {nproc}, but {size} processes have been started already.", remedy)
     most = max(cpu_limit(), len(list(Path("/dev").glob("nvidia[0-9]*"))))
-    if size == 1 and n > most:
-        raise ConfigError(f"--nproc is {n}, but this machine has {most} CPUs.", f"Use --nproc {most} or less.")
-    return size == 1 < n
+    if size == 1 and nproc > most:
+        raise ConfigError(f"--nproc is {nproc}, but this machine has {most} CPUs.", f"Use --nproc {most} or less.")
+    return size == 1 < nproc
 
 
 def launch(arguments: Sequence[str], nproc: int, remedy: str = "Run the command again.") -> int:

@@ -51,10 +51,7 @@ app = typer.Typer(
 @app.command("list", cls=Command, context_settings=CONTEXT, epilog="xlcli models list\nxlcli models list --json")
 def list_models(
     context: typer.Context,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-    color: options.Color = None,
-    debug: options.Debug = False,
+    **_: Any,
 ) -> None:
     """List your models and the bundled ones."""
     from xlcli.cli.prologue import open_screen
@@ -80,10 +77,7 @@ def list_models(
 @app.command(cls=Command, context_settings=CONTEXT, epilog="xlcli models presets\nxlcli models presets --json")
 def presets(
     context: typer.Context,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-    color: options.Color = None,
-    debug: options.Debug = False,
+    **_: Any,
 ) -> None:
     """List presets."""
     from xlcli.cli.prologue import open_screen
@@ -127,10 +121,7 @@ def show(
         ),
     ] = None,
     force: options.Force = False,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-    color: options.Color = None,
-    debug: options.Debug = False,
+    **_: Any,
 ) -> None:
     """Show a model or preset."""
     from xlcli.cli import report
@@ -191,10 +182,7 @@ def copy(
             allow_from_autoenv=False,
         ),
     ] = None,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-    color: options.Color = None,
-    debug: options.Debug = False,
+    **_: Any,
 ) -> None:
     """Copy a preset to a file, or a model.
 

@@ -1,129 +1,49 @@
-"""Options shared by several commands, and `Unit`, the parser of values with units.
-
-An option named like a configuration key sets that key; see `xlcli.cli.settings`.
-"""
+"""Options of the commands: those of their settings, which the fields of the configuration declare, and shared ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Optional, get_args
 
 import typer
 
-from xlcli.cli import units
-from xlcli.cli.terminal import one_line
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+    from xlcli.config import Option
+
+SECTIONS: Mapping[str, tuple[str, ...]] = {
+    "train": ("text", "train", "runtime", "model"),
+    "eval": ("eval", "runtime"),
+    "generate": ("generate", "runtime"),
+    "stream": ("stream", "runtime", "generate"),
+    "compress": ("compress", "runtime"),
+    "decompress": ("runtime",),
+    "bench": ("bench", "runtime", "train", "model"),
+}
+"""Sections of the configuration that each command uses. Fields of those up to `runtime` are options and variables."""
 
 
-@dataclass(frozen=True)
-class Unit:
-    """A Typer parser: `read` turns option text into a value, `example` is a valid text for error messages."""
-
-    read: Callable[[str], Any]
-    example: str
-
-    def __call__(self, text: str) -> Any:
-        """The value of `text`; `typer.BadParameter` says why there is none."""
-        if not text:
-            raise typer.BadParameter("was given an empty value.")
-        try:
-            return self.read(text)
-        except ValueError as error:
-            raise typer.BadParameter(f"'{one_line(text)}' is {error}.") from None
-
-
-def option(panel: str, names: str, about: str, parser: Unit | None = None, **settings: Any) -> Any:
+def option(panel: str, names: str, about: str, **settings: Any) -> Any:
     """An option for `Annotated`.
 
     Args:
         panel: Heading in the help.
         names: Names and value as the help shows them: `-m, --model NAME|FOLDER`.
         about: Its help.
-        parser: Reads the value.
         settings: Further arguments of `typer.Option`.
     """
     spelled, _, value = names.replace(", ", ",").partition(" ")
-    return typer.Option(
-        *spelled.split(","), metavar=value or None, parser=parser, help=about, rich_help_panel=panel, **settings
-    )
+    return typer.Option(*spelled.split(","), metavar=value or None, help=about, rich_help_panel=panel, **settings)
 
 
 Model = Annotated[
     str | None,
     option("Model", "-m, --model NAME|FOLDER", "Model. Default: the newest in ./models, else the bundled one."),
 ]
-MemLen = Annotated[
-    int | None,
-    option(
-        "Memory",
-        "--mem-len TOKENS",
-        "Memory length of each layer in tokens; 0 disables recurrence.",
-        Unit(units.count, "512"),
-    ),
-]
-ClampLen = Annotated[
-    str | None,
-    option(
-        "Memory",
-        "--clamp-len TOKENS|none",
-        "Largest distance of positions xl and rope; tokens further back are at it. Default: that of training.",
-        Unit(units.count_or_none, "512"),
-    ),
-]
-Adapt = Annotated[
-    bool, option("Memory", "--adapt", "Adapt the weights to the text while it is read; the model is not changed.")
-]
-ContextCache = Annotated[
-    int | None,
-    option(
-        "Memory",
-        "--context-cache TOKENS",
-        "Mix predictions with the tokens that followed the same context among this many latest tokens.",
-        Unit(units.count, "100k"),
-    ),
-]
-Span = Annotated[
-    Literal["uniform", "growing"] | None,
-    option(
-        "Memory",
-        "--span",
-        "Attention span: exactly the memory length (uniform), or memory and the segment so far (growing).",
-    ),
-]
-NSteps = Annotated[
-    int | None,
-    option(
-        "Model",
-        "--n-steps N",
-        "Number of times a universal model applies its blocks. Default: as trained.",
-        Unit(units.count, "8"),
-    ),
-]
-NHashes = Annotated[
-    int | None,
-    option(
-        "Model",
-        "--n-hashes N",
-        "Number of hash rounds of LSH attention, 1 to 8. Default: as trained.",
-        Unit(units.count, "8"),
-    ),
-]
 StateIn = Annotated[str | None, option("Memory", "--state-in FILE", "Continue from the state saved in this file.")]
 StateOut = Annotated[str | None, option("Memory", "--state-out FILE", "Save the state at the end, or when stopped.")]
-Binary = Annotated[bool, option("Text", "--binary", "Take the bytes of the input as they are, text or not.")]
-ResetOnDocument = Annotated[
-    bool,
-    option(
-        "Memory",
-        "--reset-on-document",
-        "Clear the memory before each document: a text of JSON lines or a Parquet file, else a file. "
-        "Default: as the model was trained.",
-    ),
-]
-TextField = Annotated[
-    str | None, option("Text", "--text-field KEY", "Key of the text in JSON lines and Parquet files. Default: text.")
-]
-
 Html = Annotated[
     str | None,
     option(
@@ -132,65 +52,99 @@ Html = Annotated[
         "Write a page with the text colored by surprisal, the curve along it and its most surprising lines.",
     ),
 ]
-Force = Annotated[bool, option("Output", "--force", "Overwrite files of any kind with the outputs, inputs too.")]
-Device = Annotated[
-    str | None, option("Machine", "--device auto|cpu|cuda[:N]", "Device to compute on.", Unit(units.device, "cpu"))
-]
-Dtype = Annotated[
-    Literal["auto", "float32", "bfloat16", "float16"] | None,
-    option("Machine", "--dtype", "Precision of matrix products. Compiled kernels of generation need float32."),
-]
-WeightDtype = Annotated[
-    Literal["auto", "float32", "bfloat16", "int8"] | None,
-    option(
-        "Machine",
-        "--weight-dtype",
-        "Number type that the weights are rounded to. Default: float32. Only compiled kernels are faster with it.",
-    ),
-]
-MemoryDtype = Annotated[
-    Literal["auto", "float32", "bfloat16", "int8"] | None,
-    option(
-        "Machine",
-        "--memory-dtype",
-        "Number type of the keys and values in memory. Default: float32, or that of a saved state.",
-    ),
-]
-Threads = Annotated[int | None, option("Machine", "--threads N", "Number of CPU threads.", Unit(units.count, "2"))]
-NProc = Annotated[
-    int | None,
-    option(
-        "Machine",
-        "--nproc N",
-        "Compute with N processes of this machine, which share the sequences of a batch.",
-        Unit(units.at_least(1), "2"),
-    ),
-]
-Seed = Annotated[
-    int | None,
-    option("Machine", "--seed N", "Seed of the random-number generator. Default: random.", Unit(units.count, "1")),
-]
-
-ConfigFile = Annotated[
-    str | None, option("Settings", "--config FILE.toml", "Read settings from a TOML file.", envvar="XLCLI_CONFIG")
-]
-Overrides = Annotated[
-    list[str] | None,
-    option("Settings", "--set a.b=c", "Set one key of the configuration. May be repeated.", allow_from_autoenv=False),
-]
-PrintConfig = Annotated[
-    bool,
-    option("Settings", "--print-config", "Print the resulting configuration (TOML, or JSON with --json) and exit."),
-]
 DryRun = Annotated[
     bool, option("Settings", "--dry-run", "Print the plan, the model size and the memory needed, and exit.")
 ]
+Force = Annotated[bool, option("Output", "--force", "Overwrite files of any kind with the outputs, inputs too.")]
+_OF_SETTINGS = {
+    "config_file": Annotated[
+        str | None, option("Settings", "--config FILE.toml", "Read settings from a TOML file.", envvar="XLCLI_CONFIG")
+    ],
+    "overrides": Annotated[
+        list[str] | None,
+        option(
+            "Settings", "--set a.b=c", "Set one key of the configuration. May be repeated.", allow_from_autoenv=False
+        ),
+    ],
+    "print_config": Annotated[
+        bool,
+        option(
+            "Settings", "--print-config", "Print all settings with their meaning (TOML, or JSON with --json) and exit."
+        ),
+    ],
+    "verbose": Annotated[bool, option("Output", "-v, --verbose", "Print details on stderr.")],
+    "force": Force,
+}
+"""Parameters of the commands that have settings, beside those of `_OF_ALL`."""
+_OF_ALL = {
+    "json": Annotated[bool, option("Output", "--json", "Print JSON on stdout.")],
+    "quiet": Annotated[bool, option("Output", "-q, --quiet", "Print results, warnings and errors only.")],
+    "color": Annotated[
+        Literal["auto", "always", "never"] | None,
+        option("Output", "--color", "Use color. auto: on a terminal, unless NO_COLOR is set."),
+    ],
+    "debug": Annotated[bool, option("Output", "--debug", "Show a traceback on errors.")],
+}
+"""Parameters of all commands."""
 
-Json = Annotated[bool, option("Output", "--json", "Print JSON on stdout.")]
-Quiet = Annotated[bool, option("Output", "-q, --quiet", "Print results, warnings and errors only.")]
-Verbose = Annotated[bool, option("Output", "-v, --verbose", "Print details on stderr.")]
-Color = Annotated[
-    Literal["auto", "always", "never"] | None,
-    option("Output", "--color", "Use color. auto: on a terminal, unless NO_COLOR is set."),
-]
-Debug = Annotated[bool, option("Output", "--debug", "Show a traceback on errors.")]
+
+class Setting(NamedTuple):
+    """A setting of a command: a field of the configuration in a section, and its option if it has one."""
+
+    section: str
+    field: FieldInfo
+    option: Option | None
+
+
+def settings_of(command: str | None) -> dict[str, Setting]:
+    """Settings of a command that are options or environment variables, by name; of two the one of the first section."""
+    from xlcli.config import Config, Option, table
+
+    sections = SECTIONS.get(command or "", ())
+    found: dict[str, Setting] = {}
+    for section in sections[: sections.index("runtime") + 1] if sections else ():
+        kind = table(Config.model_fields[section])
+        for name, field in kind.model_fields.items() if kind is not None else ():
+            shown = next((part for part in field.metadata if isinstance(part, Option)), None)
+            if shown is not None and shown.commands and command not in shown.commands:
+                shown = None
+            found.setdefault(name, Setting(section, field, shown))
+    return found
+
+
+def add_options(app: typer.Typer) -> None:
+    """Adds the options of settings and the shared ones to the commands of `app`, whose functions ignore their values.
+
+    They are in the parameters of the context, see `xlcli.cli.settings`. A parameter of the function itself comes first.
+    """
+    for command in app.registered_commands:
+        function: Any = command.callback
+        name = command.name or function.__name__
+        options = {key: _annotation(each) for key, each in settings_of(name).items() if each.option is not None}
+        options |= (_OF_SETTINGS if name in SECTIONS else {}) | _OF_ALL
+        signature = inspect.signature(function, eval_str=True)
+        parameters = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        for key, annotation in options.items():
+            if key not in signature.parameters:
+                default = False if get_args(annotation)[0] is bool else None
+                parameters.append(
+                    inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+                )
+        function.__signature__ = signature.replace(parameters=parameters)
+
+
+def _annotation(setting: Setting) -> Any:
+    """Type of the option of a setting: text, which its unit reads later, unless it is a switch, a choice or a list."""
+    assert setting.option is not None
+    panel, names, about = setting.option.panel, setting.option.names, setting.field.description or ""
+    kind, details = setting.field.annotation, option(panel, names, about, allow_from_autoenv=False)
+    if kind == tuple[str, ...]:
+        return Annotated[list[str] | None, details]
+    if kind is bool or any(bool in get_args(part) for part in get_args(kind)):
+        return Annotated[bool, details]
+    return Annotated[Optional[kind] if choices(kind) else str | None, details]  # noqa: UP045
+
+
+def choices(kind: Any) -> tuple[str, ...]:
+    """Values of a `Literal`, or of one that may be None; none of any other type."""
+    return tuple(choice for part in (kind, *get_args(kind)) for choice in get_args(part) if isinstance(choice, str))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from xlcli.cli.settings import option_names, print_config, resolve
+from xlcli.cli.settings import named, print_config, resolve
 from xlcli.cli.usage import nearest, source
 from xlcli.config import Config, InferenceConfig, ModelConfig, RuntimeConfig
 from xlcli.errors import CheckpointError, ConfigError, DataError, StateError
@@ -28,12 +28,12 @@ _PROGRAM_BYTES = 300 * 2**20
 """Memory in bytes of the interpreter with torch imported."""
 
 
-def begin(context: typer.Context, sections: Sequence[str]) -> tuple[Config, Screen]:
+def begin(context: typer.Context) -> tuple[Config, Screen]:
     """The configuration of eval, generate or stream, and the screen. `--print-config` ends here."""
-    config = resolve(context, sections)
+    config = resolve(context)
     screen = open_screen(context)
     if context.params["print_config"]:
-        screen.print(print_config(config, sections, as_json=screen.json))
+        screen.print(print_config(config, context, as_json=screen.json))
         raise typer.Exit
     return config, screen
 
@@ -63,7 +63,7 @@ def find_model(context: typer.Context, settings: InferenceConfig, screen: Screen
     if reason is not None:
         screen.say(f"model {folder.name} ({reason}); -m NAME takes another")
     section = str(context.info_name)
-    with option_names(context, (section,)):
+    with named(context):
         try:
             settings.check_model(read_config(folder).model)
         except ConfigError as error:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xlcli.cli import options, units
+from xlcli.cli import options
 from xlcli.cli.help import CONTEXT, Command
-from xlcli.cli.options import Unit, option
 from xlcli.cli.pipe import open_source, portions
 from xlcli.errors import ConfigError
 
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from xlcli.events import Event
     from xlcli.store.folder import LoadedModel
 
-SECTIONS = ("stream", "generate", "runtime")
-"""Sections of the configuration that the command uses."""
 app = typer.Typer()
 
 
@@ -35,74 +32,17 @@ def stream(
     context: typer.Context,
     files: Annotated[list[str] | None, typer.Argument(metavar="[FILE]")] = None,
     model: options.Model = None,
-    n_steps: options.NSteps = None,
-    n_hashes: options.NHashes = None,
-    emit: Annotated[
-        Literal["lines", "tokens", "stats", "none"] | None, option("Text", "--emit", "Scores to print. Default: lines.")
-    ] = None,
-    flush_ms: Annotated[
-        int | None,
-        option(
-            "Text",
-            "--flush-ms N",
-            "Score an unfinished line after N milliseconds without input.",
-            Unit(units.count, "200"),
-        ),
-    ] = None,
-    continue_tokens: Annotated[
-        int | None,
-        option(
-            "Text",
-            "--continue N",
-            "Generate N tokens after the end of the input.",
-            Unit(units.count, "50"),
-            envvar="XLCLI_CONTINUE",
-        ),
-    ] = None,
-    binary: options.Binary = False,
-    text_field: options.TextField = None,
-    mem_len: options.MemLen = None,
-    clamp_len: options.ClampLen = None,
-    adapt: options.Adapt = False,
-    context_cache: options.ContextCache = None,
-    reset_on: Annotated[
-        str | None, option("Memory", "--reset-on REGEX", "Clear the memory before each line that matches.")
-    ] = None,
-    reset_on_document: options.ResetOnDocument = False,
     state_in: options.StateIn = None,
     state_out: options.StateOut = None,
-    save_every: Annotated[
-        float | None,
-        option(
-            "Memory",
-            "--save-every TIME",
-            "Time between saves of the state. Default: at the end only.",
-            Unit(units.duration, "10m"),
-        ),
-    ] = None,
     html: options.Html = None,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    weight_dtype: options.WeightDtype = None,
-    memory_dtype: options.MemoryDtype = None,
-    threads: options.Threads = None,
-    seed: options.Seed = None,
-    config_file: options.ConfigFile = None,
-    overrides: options.Overrides = None,
-    print_config: options.PrintConfig = False,
     dry_run: options.DryRun = False,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
-    color: options.Color = None,
-    force: options.Force = False,
-    debug: options.Debug = False,
+    **_: Any,
 ) -> int:
     """Score text line by line as it arrives, without end, in constant memory."""
     from xlcli.cli import prologue
     from xlcli.cli.outputs import check_standard_output
 
-    config, screen = prologue.begin(context, SECTIONS)
+    config, screen = prologue.begin(context)
     from xlcli.cli.page import check_page, open_page
 
     settings = config.stream

@@ -7,13 +7,14 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xlcli.cli import options, train_options
+from xlcli.cli import options
 from xlcli.cli.entry import discard_stdout
 from xlcli.cli.help import CONTEXT, Command
+from xlcli.cli.options import option
 from xlcli.cli.pipe import standard_input
 from xlcli.errors import CheckpointError, ConfigError, DivergedError
 
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 RESUME = "If there is a checkpoint, --resume continues from it."
 """Remedy if a process of a run is lost."""
-SECTIONS = ("text", "train", "runtime", "model")
-"""Sections of the configuration that the command uses."""
 app = typer.Typer()
 
 
@@ -38,73 +37,62 @@ app = typer.Typer()
 )
 def train(
     context: typer.Context,
-    paths: train_options.Paths = None,
-    out: train_options.Out = None,
-    resume: train_options.Resume = False,
-    overwrite: train_options.Overwrite = False,
-    allow_data_change: train_options.AllowDataChange = False,
-    preset: train_options.Preset = None,
-    init: train_options.Init = None,
-    tokenizer: train_options.Tokenizer = None,
-    vocab_size: train_options.VocabSize = None,
-    valid: train_options.Valid = None,
-    test: train_options.Test = None,
-    binary: options.Binary = False,
-    text_field: options.TextField = None,
-    segment_len: train_options.SegmentLen = None,
-    mem_len: options.MemLen = None,
-    reset_on_document: train_options.ResetOnDocument = False,
-    random_lengths: train_options.RandomLengths = False,
-    span: options.Span = None,
-    batch_size: train_options.BatchSize = None,
-    grad_accum: train_options.GradAccum = None,
-    recompute_activations: train_options.RecomputeActivations = False,
-    lr: train_options.Lr = None,
-    optimizer: train_options.Optimizer = None,
-    warmup_steps: train_options.WarmupSteps = None,
-    dropout: train_options.Dropout = None,
-    max_steps: train_options.MaxSteps = None,
-    max_tokens: train_options.MaxTokens = None,
-    max_time: train_options.MaxTime = None,
-    eval_every: train_options.EvalEvery = None,
-    patience: train_options.Patience = None,
-    save_every: train_options.SaveEvery = None,
-    keep_checkpoints: train_options.KeepCheckpoints = None,
-    on_divergence: train_options.OnDivergence = None,
-    weights: train_options.Weights = None,
-    tensorboard: train_options.Tensorboard = False,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    threads: train_options.Threads = None,
-    seed: train_options.Seed = None,
-    compile: train_options.Compile = False,  # noqa: A002
-    nproc: train_options.NProc = None,
-    shard: train_options.Shard = False,
-    plot: train_options.Plot = None,
-    config_file: options.ConfigFile = None,
-    overrides: options.Overrides = None,
-    print_config: options.PrintConfig = False,
+    paths: Annotated[list[str] | None, typer.Argument(metavar="FILE|FOLDER|-...")] = None,
+    out: Annotated[str | None, option("Run", "-o, --out FOLDER", "Model folder. Default: models/<corpus>.")] = None,
+    resume: Annotated[
+        bool, option("Run", "--resume", "Continue the run in that folder from its newest checkpoint.")
+    ] = False,
+    overwrite: Annotated[bool, option("Run", "--overwrite", "Replace the model in that folder.")] = False,
+    preset: Annotated[
+        str | None,
+        option(
+            "Run",
+            "--preset NAME",
+            "Preset to start from, see xlcli models presets. Default: by text size and device.",
+        ),
+    ] = None,
+    init: Annotated[
+        str | None,
+        option(
+            "Run",
+            "--init NAME|FOLDER",
+            "Start from the weights, vocabulary and shape of this model instead of new weights.",
+        ),
+    ] = None,
+    tensorboard: Annotated[
+        bool,
+        option(
+            "Run",
+            "--tensorboard",
+            "Write the training curve for TensorBoard into the folder tensorboard of the model.",
+        ),
+    ] = False,
+    plot: Annotated[
+        str | None,
+        option(
+            "Output",
+            "--plot FILE.png",
+            "Plot the training curve at the end or when stopped (needs the extra xlcli[plot]).",
+        ),
+    ] = None,
     dry_run: options.DryRun = False,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
-    color: options.Color = None,
     force: options.Force = False,
-    debug: options.Debug = False,
+    **_: Any,
 ) -> int:
     """Train a model on a text and save it in models/. Everything has a default."""
     from xlcli.cli.launch import is_to_launch, launch
     from xlcli.cli.prologue import open_screen
-    from xlcli.cli.settings import option_names, user_settings
-    from xlcli.config import RuntimeConfig, validate
+    from xlcli.cli.settings import named, user_settings
+    from xlcli.config import make
 
-    settings = user_settings(context, SECTIONS)
-    with option_names(context, SECTIONS):
-        is_new = print_config or not resume
+    with named(context):
+        settings = user_settings(context)
+        runtime = make({"runtime": settings.get("runtime", {})}).runtime
+        is_new = context.params["print_config"] or not resume
         model, configs = starting_point(settings, preset, init) if is_new else (None, {})
         screen = open_screen(context)
-        if print_config:
-            print_preset(configs, screen, is_chosen=preset is not None or model is not None)
+        if context.params["print_config"]:
+            print_preset(configs, context, screen, is_chosen=preset is not None or model is not None)
             return 0
         check_paths(paths or (), settings.get("text", {}))
         if plot is not None:
@@ -120,14 +108,15 @@ def train(
 
             check_tensorboard()
         folder = Path(out or Path("models") / model_name(paths or ()))
+        nproc = runtime.nproc or 1
         if is_to_launch(nproc):
-            check_division(nproc or 1, paths or (), folder, settings, configs)
+            check_division(nproc, paths or (), folder, settings, configs)
             if not dry_run:
-                return launch(context.obj, nproc or 1, RESUME)
+                return launch(context.obj, nproc, RESUME)
         from xlcli.ranks import join
 
         with (
-            join(validate(RuntimeConfig, settings.get("runtime", {})).timeout, RESUME) as ranks,
+            join(runtime.timeout, RESUME) as ranks,
             screen.stop() as stop,
             screen.until(stop),
             standard_input(stop, screen.keyboard_ended),
@@ -147,7 +136,6 @@ def train(
                     preset=preset,
                     init=init,
                     dry_run=dry_run,
-                    allow_data_change=allow_data_change,
                     stop=stop,
                     ranks=ranks,
                 )
@@ -248,14 +236,14 @@ def draw_run(plot: str | None, folder: Path, screen: Screen) -> None:
         screen.say(f"no step was taken, so {plot} was not written", "warning")
 
 
-def print_preset(configs: Mapping[str, Config], screen: Screen, *, is_chosen: bool) -> None:
+def print_preset(configs: Mapping[str, Config], context: typer.Context, screen: Screen, *, is_chosen: bool) -> None:
     """Prints the configuration of the first preset; unless the user chose it, a comment says so."""
     from xlcli.cli.settings import print_config
 
     name, config = next(iter(configs.items()))
     if not is_chosen and not screen.json:
         screen.print(f"# No --preset: text size and device decide. This is preset {name}.\n\n")
-    screen.print(print_config(config, SECTIONS, as_json=screen.json))
+    screen.print(print_config(config, context, as_json=screen.json))
 
 
 def check_paths(paths: Sequence[str], held_out: Mapping[str, object]) -> None:

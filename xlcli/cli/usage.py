@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import difflib
-import functools
+import inspect
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args
 
 import typer
 from typer.core import TyperGroup
 
-from xlcli.cli.options import Unit
+from xlcli.cli.options import choices, settings_of
 from xlcli.cli.terminal import one_line
 from xlcli.errors import ConfigError
+
+if TYPE_CHECKING:
+    from xlcli.config import Option
 
 
 def explain(error: typer.TyperException, arguments: Sequence[str]) -> ConfigError:
@@ -34,7 +37,7 @@ def explain(error: typer.TyperException, arguments: Sequence[str]) -> ConfigErro
     if option is not None:
         param = next(param for param in command.params if option in param.opts)
         problem = "takes no value" if getattr(param, "is_flag", False) else "needs a value"
-        return ConfigError(f"{option} {problem}.", _try(option, _example(command.callback, param.name)) or see)
+        return ConfigError(f"{option} {problem}.", example(context, param.name, option) or see)
     if isinstance(command, TyperGroup):
         words = [word for word in arguments if not word.startswith("-")]
         word = words[context.command_path.count(" ")]
@@ -59,15 +62,24 @@ def spelling(context: typer.Context, param: Any) -> str:
     return str(max(param.opts, key=len))
 
 
-def suggestion(context: typer.Context, param: Any) -> str:
-    """Sentence with a valid value of the option; empty without an example."""
-    return _try(spelling(context, param), _example(context.command.callback, param.name))
+def variable(name: str, option: Option | None) -> str:
+    """The environment variable of a setting, named like its option if it has one."""
+    words = max(option.spellings, key=len).lstrip("-") if option is not None else name
+    return "XLCLI_" + words.replace("-", "_").upper()
 
 
-def choices(function: Any, name: str) -> tuple[str, ...]:
+def example(context: typer.Context, name: str, spelled: str) -> str:
+    """Sentence with a valid value of an option or variable; empty without an example."""
+    setting = settings_of(context.info_name).get(name)
+    found = setting.option.example if setting is not None and setting.option is not None else ""
+    found = found or next(iter(_choices(context, name)), "")
+    return f"Try {_typed(spelled, found)}." if found else ""
+
+
+def _choices(context: typer.Context, name: str) -> tuple[str, ...]:
     """Values of an option whose type is a `Literal`; none for any other option."""
-    kind, *_ = _declaration(function, name) or (None,)
-    return tuple(choice for part in (kind, *get_args(kind)) for choice in get_args(part) if isinstance(choice, str))
+    function: Any = context.command.callback
+    return choices(get_args(inspect.signature(function, eval_str=True).parameters[name].annotation)[0])
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
@@ -122,11 +134,11 @@ def _bad_value(message: str, context: Any, param: Any) -> ConfigError:
         value = one_line(os.environ.get(spelled, ""))
         return ConfigError(f"{spelled} is '{value}', neither 1 nor 0.", f"Type {spelled}=1, or unset it.")
     reason = message.removeprefix("Value error, ")
-    if legal := choices(context.command.callback, param.name):
+    if legal := _choices(context, param.name):
         near = nearest(reason.partition("'")[2].partition("'")[0].lower(), legal)
         remedy = f"Did you mean {_typed(spelled, near)}?" if near else f"Try {_typed(spelled, legal[0])}."
         return ConfigError(reason if param.param_type_name == "argument" else f"{spelled} {reason}", remedy)
-    return ConfigError(f"{spelled} {reason}", suggestion(context, param))
+    return ConfigError(f"{spelled} {reason}")
 
 
 def _options(command: Any) -> list[str]:
@@ -137,22 +149,3 @@ def _options(command: Any) -> list[str]:
 
 def _typed(spelled: str, value: str) -> str:
     return f"{spelled}={value}" if spelled.isupper() else f"{spelled} {value}"
-
-
-def _try(spelled: str, example: str) -> str:
-    return f"Try {_typed(spelled, example)}." if example else ""
-
-
-def _declaration(function: Any, name: str) -> tuple[Any, ...]:
-    """The type of a parameter of a command's function, then its `typer.Option`."""
-    return get_args(_hints(function).get(name))
-
-
-_hints = functools.cache(functools.partial(get_type_hints, include_extras=True))
-
-
-def _example(function: Any, name: str) -> str:
-    """A valid text for the option."""
-    _, *details = _declaration(function, name) or (None,)
-    units = [detail.parser for detail in details if isinstance(detail.parser, Unit)]
-    return units[0].example if units else (choices(function, name) or ("",))[0]

@@ -259,7 +259,7 @@ def decompress(
         raise DataError(
             f"{reader.name} was compressed on {header.device} in {header.dtype} with {header.threads} threads, not on "
             f"{here[0]} in {here[1]} with {here[2]}.",
-            f"Give --device {header.device} --dtype {header.dtype} --threads {header.threads}.",
+            f"Give --device {header.device} --threads {header.threads} --set runtime.dtype={header.dtype}.",
         )
     started = time.monotonic()
     check = yield from check_hash(InferenceSession.open(model, runtime, options, None))

@@ -9,6 +9,7 @@ from xlcli.config.attention import AttentionConfig as AttentionConfig
 from xlcli.config.attention import MemoryDtype as MemoryDtype
 from xlcli.config.base import BaseConfig as BaseConfig
 from xlcli.config.base import InvalidSettingError as InvalidSettingError
+from xlcli.config.base import Option as Option
 from xlcli.config.base import SpanKind as SpanKind
 from xlcli.config.base import WeightEncoding as WeightEncoding
 from xlcli.config.inference import AdaptedWeights as AdaptedWeights
@@ -32,6 +33,8 @@ from xlcli.config.tree import make as make
 from xlcli.config.tree import merge as merge
 from xlcli.config.tree import parse_override as parse_override
 from xlcli.config.tree import read_toml as read_toml
+from xlcli.config.tree import read_units as read_units
+from xlcli.config.tree import table as table
 from xlcli.config.tree import validate as validate
 from xlcli.config.workflows import Config as Config
 from xlcli.config.workflows import RuntimeConfig as RuntimeConfig

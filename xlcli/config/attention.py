@@ -16,7 +16,7 @@ MemoryDtype = Literal["float32", "bfloat16", "int8"]
 
 
 class AttentionConfig(BaseConfig):
-    """Base of every attention kind. `head_dim` defaults to `dim / n_heads`."""
+    """Base of every attention kind."""
 
     inference_settings: ClassVar[frozenset[str]] = frozenset()
     """Settings that may be changed at inference."""
@@ -31,8 +31,10 @@ class AttentionConfig(BaseConfig):
     reserves_memory: ClassVar[bool] = False
     """Whether memory grows with the memory length even if the text is shorter."""
 
-    n_heads: Count = 4
-    head_dim: Count | None = None
+    n_heads: Count = Field(default=4, description="Number of heads.")
+    head_dim: Count | None = Field(
+        default=None, description="Width of a head. Default: model.dim divided by the number of heads."
+    )
 
     @property
     def offers(self) -> frozenset[str]:
@@ -107,17 +109,19 @@ def counted(n: int) -> str:
 
 
 class SoftmaxAttentionConfig(AttentionConfig):
-    """Base of softmax attention.
-
-    `scaled` divides scores by sqrt(head_dim); T5 does not (Raffel et al. 2020). `qk_norm` applies an
-    RMSNorm to the queries and keys of each head (Henry et al. 2020; Dehghani et al. 2023, section 2).
-    """
+    """Base of softmax attention."""
 
     separates_documents: ClassVar[bool] = True
     rounds_memory: ClassVar[bool] = True
 
-    scaled: bool = True
-    qk_norm: bool = False
+    scaled: bool = Field(
+        default=True, description="Divide scores by the square root of head_dim; T5 does not (Raffel et al. 2020)."
+    )
+    qk_norm: bool = Field(
+        default=False,
+        description="Apply an RMSNorm to the queries and keys of each head (Henry et al. 2020; Dehghani et al. 2023, "
+        "section 2).",
+    )
 
     @property
     def offers(self) -> frozenset[str]:
@@ -153,7 +157,7 @@ class LocalAttentionConfig(SoftmaxAttentionConfig):
     """Softmax attention over a token and the `window` tokens before it, in blocks; cost is linear in the length."""
 
     kind: Literal["local"] = "local"
-    window: Count = 128
+    window: Count = Field(default=128, description="Number of tokens before it that a token attends to.")
 
     def effective_mem_len(self, mem_len: int) -> int | None:
         """At most `window` tokens."""
@@ -169,16 +173,20 @@ class CompressiveAttentionConfig(SoftmaxAttentionConfig):
 
     A token attends to the `mem_len` tokens before it, to earlier ones back to the beginning of a block of `rate`
     tokens, and to the `n_compressed` pooled blocks before that one. Blocks are counted from the beginning of the text.
-    `pooling` is the mean or the maximum of the layer inputs of a block, or a learned convolution with its loss.
     """
 
     separates_documents: ClassVar[bool] = False
     reserves_memory: ClassVar[bool] = True
 
     kind: Literal["compressive"] = "compressive"
-    rate: Annotated[int, Field(ge=2, le=2**16)] = 4
-    n_compressed: Annotated[int, Field(ge=1, le=2**24)] = 128
-    pooling: Literal["mean", "max", "convolution"] = "mean"
+    rate: Annotated[int, Field(ge=2, le=2**16)] = Field(
+        default=4, description="Number of tokens that are pooled into one block."
+    )
+    n_compressed: Annotated[int, Field(ge=1, le=2**24)] = Field(default=128, description="Number of pooled blocks.")
+    pooling: Literal["mean", "max", "convolution"] = Field(
+        default="mean",
+        description="Blocks are the mean or the maximum of layer inputs, or a learned convolution with its own loss.",
+    )
 
     @property
     def alignment(self) -> int:
@@ -231,7 +239,11 @@ MAX_HASHES = 8
 class RandomAttentionConfig(AttentionConfig):
     """Base of attention with random features. A draw every `redraw_every` training steps clears the layer's memory."""
 
-    redraw_every: Count | None = None
+    redraw_every: Count | None = Field(
+        default=None,
+        description="Training steps between two draws of the random features or hashes, each of which clears the "
+        "memory of the layer. Default: never.",
+    )
 
     @property
     def redraw_interval(self) -> int | None:
@@ -248,8 +260,8 @@ class LinearAttentionConfig(RandomAttentionConfig):
     supports_dropout: ClassVar[bool] = False
 
     kind: Literal["linear"] = "linear"
-    n_features: Annotated[int, Field(ge=1, le=2**16)] = 128
-    orthogonal: bool = True
+    n_features: Annotated[int, Field(ge=1, le=2**16)] = Field(default=128, description="Number of random features.")
+    orthogonal: bool = Field(default=True, description="Draw orthogonal features.")
 
     @property
     def offers(self) -> frozenset[str]:
@@ -273,20 +285,24 @@ class LSHAttentionConfig(RandomAttentionConfig):
     """LSH attention with shared queries and keys (Kitaev et al. 2020, Reformer); cost is linear in the length.
 
     In each of `n_hashes` rounds a token attends to the last `bucket_size` earlier tokens of its hash bucket, within the
-    memory length; to itself only if there are none. `n_buckets` is an even number, a list of even numbers whose
-    product is the number of buckets, or `auto`: each round has a place for every token of the memory of training. The
-    memory is the table of buckets: its size and the cost of a look-up do not depend on the memory length.
-    `query_scale` is the initial value of a learned factor of each head on the queries; None: no factor.
+    memory length; to itself only if there are none. The memory is the table of buckets: its size and the
+    cost of a look-up do not depend on the memory length.
     """
 
     inference_settings: ClassVar[frozenset[str]] = frozenset({"n_hashes"})
     supports_recall: ClassVar[bool] = True
 
     kind: Literal["lsh"] = "lsh"
-    n_buckets: int | tuple[int, ...] | Literal["auto"] = 64
-    bucket_size: Annotated[int, Field(ge=1, le=2**16)] = 32
-    n_hashes: Annotated[int, Field(ge=1, le=MAX_HASHES)] = 4
-    query_scale: Positive | None = None
+    n_buckets: int | tuple[int, ...] | Literal["auto"] = Field(
+        default=64,
+        description="Number of hash buckets: an even number, a list of even numbers whose product it is, or auto, with "
+        "which each round has a place for every token of the memory of training.",
+    )
+    bucket_size: Annotated[int, Field(ge=1, le=2**16)] = Field(default=32, description="Number of tokens in a bucket.")
+    n_hashes: Annotated[int, Field(ge=1, le=MAX_HASHES)] = Field(default=4, description="Number of hash rounds.")
+    query_scale: Positive | None = Field(
+        default=None, description="Initial value of a learned factor of each head on the queries. Default: no factor."
+    )
 
     @property
     def offers(self) -> frozenset[str]:
@@ -376,9 +392,9 @@ class MixedAttentionConfig(AttentionConfig):
     """
 
     kind: Literal["mixed"] = "mixed"
-    layers: Annotated[tuple[LayerAttentionConfig, ...], Field(min_length=1, max_length=1024)] = (
-        LocalAttentionConfig(),
-        LSHAttentionConfig(),
+    layers: Annotated[tuple[LayerAttentionConfig, ...], Field(min_length=1, max_length=1024)] = Field(
+        default_factory=lambda: (LocalAttentionConfig(), LSHAttentionConfig()),
+        description="Kinds or tables of the layers from the first one on, repeated over the depth.",
     )
 
     @property

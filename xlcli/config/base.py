@@ -1,19 +1,69 @@
-"""Base class and value types of every section of the configuration, and regular expressions in settings."""
+"""Base class and value types of every section of the configuration, and regular expressions in settings.
+
+A setting is declared once, as a field of a section. Its type has the bounds and the `Unit` that reads it from text, its
+description is the help, and an `Option` makes it an option of the command line.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Count = Annotated[int, Field(ge=1, le=2**31)]
+from xlcli.config import units
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Part of a type: `read` turns text into a value, or raises a `ValueError` with the reason."""
+
+    read: Callable[[str], Any]
+
+
+@dataclass(frozen=True)
+class Option:
+    """Part of the type of a field that is an option of the command line.
+
+    Attributes:
+        panel: Heading in the help.
+        names: Names and value as the help shows them: `-n, --max-new-tokens N`.
+        example: A valid value for error messages.
+        commands: Commands that have the option; empty for all that use the section.
+    """
+
+    panel: str
+    names: str
+    example: str = ""
+    commands: tuple[str, ...] = ()
+
+    @property
+    def spellings(self) -> list[str]:
+        """Its names: `["-n", "--max-new-tokens"]`."""
+        return [name for name in self.names.replace(",", " ").split(" ") if name.startswith("-")]
+
+    @property
+    def metavar(self) -> str | None:
+        """Its value, None for a switch or a choice."""
+        return self.names.replace(", ", ",").partition(" ")[2] or None
+
+
+COUNT = Unit(units.count)
+NUMBER = Unit(units.number)
+DURATION = Unit(units.duration)
+Count = Annotated[int, Field(ge=1, le=2**31), COUNT]
 """Positive integer."""
-Length = Annotated[int, Field(ge=0, le=2**31)]
+Length = Annotated[int, Field(ge=0, le=2**31), COUNT]
 """Length in tokens; may be 0."""
-Rate = Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)]
+Rate = Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False), NUMBER]
 """Probability below 1, such as a dropout rate."""
-Positive = Annotated[float, Field(ge=1e-12, le=1e18)]
+Positive = Annotated[float, Field(ge=1e-12, le=1e18), NUMBER]
 """Positive number, with which products and quotients stay finite."""
+Seconds = Annotated[float, Field(ge=1e-12, le=1e18), DURATION]
+"""Time in seconds."""
+Switch = Annotated[bool, Unit(units.switch)]
+"""Yes or no; in the environment 1 or 0."""
 SpanKind = Literal["uniform", "growing"]
 """Tokens that a token attends to; see `xlcli.ops.span.Span`."""
 WeightEncoding = Literal["float32", "bfloat16", "int8"]
@@ -21,16 +71,19 @@ WeightEncoding = Literal["float32", "bfloat16", "int8"]
 
 
 class BaseConfig(BaseModel):
-    """A section of the configuration: immutable, without unknown keys."""
+    """A section of the configuration: immutable, without unknown keys.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True)
+    Validators are built when they are first used, so that usage errors and help need not wait for them.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True, defer_build=True)
 
 
 class InvalidSettingError(ValueError):
     """Raised by a validator; pydantic collects it and `tree.validate` turns it into a `ConfigError`.
 
     Args:
-        key: Dotted key of the invalid setting.
+        key: Key of the invalid setting: a name within the section of the validator, or a dotted key.
         reason: Rest of the sentence that begins with the key, without its period.
         remedy: Sentence on how to correct it.
     """

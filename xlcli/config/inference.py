@@ -6,15 +6,22 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
+from xlcli.config import units
 from xlcli.config.attention import ATTENTIONS, MAX_HASHES, MemoryDtype
 from xlcli.config.base import (
+    COUNT,
+    DURATION,
+    NUMBER,
     BaseConfig,
     Count,
     InvalidSettingError,
     Length,
-    Positive,
+    Option,
     Rate,
+    Seconds,
     SpanKind,
+    Switch,
+    Unit,
     WeightEncoding,
     compile_pattern,
 )
@@ -26,25 +33,40 @@ Dtype = Literal["auto", "float32", "bfloat16", "int8"]
 """Number type of weights or memory at inference."""
 
 
+BINARY = "Take the bytes of the input as they are, text or not."
+TEXT_FIELD = "Key of the text in JSON lines and Parquet files. Default: text."
+_RESET_ON_DOCUMENT = Option("Memory", "--reset-on-document", "1")
+_SEGMENT_LEN = Option("Memory", "--segment-len TOKENS", "128")
+
+
 class InferenceConfig(BaseConfig):
-    """Inference settings of a trained model; None uses the trained value, `auto` that of `dtypes`.
+    """Inference settings of a trained model; None uses the trained value, `auto` that of `dtypes`."""
 
-    Attributes:
-        mem_len: Memory length of each layer in tokens; 0 disables recurrence.
-        n_steps: Number of times a universal stack applies its blocks.
-        n_hashes: Number of hash rounds of LSH attention.
-        clamp_len: Largest distance of the position encoding: keys further back are at this one, if the encoding can
-            clamp distances, and have less weight. None uses that of `model.position`, else the largest one of training.
-        weight_dtype: Number type that the weights are rounded to when the model is loaded.
-        memory_dtype: Number type of past keys and values, which are rounded before their first use.
-    """
-
-    mem_len: Length | None = None
-    n_steps: Annotated[int, Field(ge=1, le=1024)] | None = None
-    n_hashes: Annotated[int, Field(ge=1, le=MAX_HASHES)] | None = None
-    clamp_len: ClampLen | None = None
-    weight_dtype: Dtype = "auto"
-    memory_dtype: Dtype = "auto"
+    mem_len: Annotated[Length | None, Option("Memory", "--mem-len TOKENS", "512")] = Field(
+        default=None,
+        description="Memory length of each layer in tokens; 0 disables recurrence. Default: as in training.",
+    )
+    n_steps: Annotated[int, Field(ge=1, le=1024), COUNT] | None = Field(
+        default=None, description="Number of times a universal model applies its blocks. Default: as trained."
+    )
+    n_hashes: Annotated[int, Field(ge=1, le=MAX_HASHES), COUNT] | None = Field(
+        default=None, description=f"Number of hash rounds of LSH attention, 1 to {MAX_HASHES}. Default: as trained."
+    )
+    clamp_len: ClampLen | None = Field(
+        default=None,
+        description="Largest distance of positions xl and rope, or none: tokens further back are at this distance and "
+        "have less weight. Default: that of model.position, else the largest one of training.",
+    )
+    weight_dtype: Dtype = Field(
+        default="auto",
+        description="Number type that the weights are rounded to when the model is loaded; auto is float32. Only "
+        "compiled kernels are faster with another one.",
+    )
+    memory_dtype: Dtype = Field(
+        default="auto",
+        description="Number type of the keys and values in memory, which are rounded before their first use; auto is "
+        "float32, or that of a saved state.",
+    )
 
     def shape(self, model: ModelConfig) -> ModelConfig:
         """The model with these settings of its stack and its layers; `ConfigError` if it has no such setting."""
@@ -80,22 +102,32 @@ AdaptedWeights = Literal["all", "blocks"]
 class OnlineConfig(InferenceConfig):
     """Inference settings of a model that learns while it reads; None uses the default, or the value of a saved state.
 
-    Attributes:
-        adapt: Adapt the weights to the text: dynamic evaluation (Krause et al. 2018), see `xlcli.online.adaptation`.
-        adapt_block: Number of tokens between steps of the optimizer.
-        adapt_lr: Learning rate: the root mean square of the changes that a step makes to a weight matrix.
-        adapt_decay: Share of the distance to the trained weights that a step takes back.
-        adapt_weights: Weights that change.
-        context_cache: Number of latest tokens among which the present context is looked up, see `xlcli.online.cache`;
-            None has no cache.
+    See `xlcli.online.adaptation` (dynamic evaluation, Krause et al. 2018) and `xlcli.online.cache`.
     """
 
-    adapt: bool = False
-    adapt_block: Annotated[int, Field(ge=1, le=2**12)] | None = None
-    adapt_lr: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    adapt_decay: Rate | None = None
-    adapt_weights: AdaptedWeights | None = None
-    context_cache: Annotated[int, Field(ge=1, le=2**22)] | None = None
+    adapt: Annotated[Switch, Option("Memory", "--adapt", "1")] = Field(
+        default=False, description="Adapt the weights to the text while it is read; the model is not changed."
+    )
+    adapt_block: Annotated[int, Field(ge=1, le=2**12), COUNT] | None = Field(
+        default=None, description="Number of tokens between steps of the optimizer that adapts."
+    )
+    adapt_lr: Annotated[float, Field(gt=0.0, le=1.0), NUMBER] | None = Field(
+        default=None,
+        description="Learning rate of adaptation: the root mean square of the changes that a step makes to a weight "
+        "matrix.",
+    )
+    adapt_decay: Rate | None = Field(
+        default=None, description="Share of the distance to the trained weights that a step of adaptation takes back."
+    )
+    adapt_weights: AdaptedWeights | None = Field(
+        default=None, description="Weights that adapt: all, or those of the blocks without embedding tables and head."
+    )
+    context_cache: Annotated[
+        Annotated[int, Field(ge=1, le=2**22), COUNT] | None, Option("Memory", "--context-cache TOKENS", "100k")
+    ] = Field(
+        default=None,
+        description="Mix predictions with the tokens that followed the same context among this many latest tokens.",
+    )
 
     @property
     def learns_by(self) -> str | None:
@@ -108,34 +140,41 @@ class CompressConfig(OnlineConfig):
 
 
 class EvalConfig(OnlineConfig):
-    """An evaluation.
+    """An evaluation."""
 
-    Attributes:
-        segment_len: Tokens per call of the model; changes the result only without memory or with span `growing`.
-        stride: Without memory, distance in tokens between overlapping windows of `segment_len` tokens, each of which is
-            read anew and scores its last `stride` tokens, the first one all; None scores independent segments.
-        batch_size: Sequences per batch; does not change the result.
-        span: Tokens that a token attends to; see `xlcli.ops.span.Span`.
-        reset_on_document: Score each document as if it were alone; None is the value of training.
-        split: Held-out text of the model that is scored when no text is given.
-        sweep_mem_len: Memory lengths; one evaluation for each.
-        limit: Number of bytes to score; None is the whole text.
-        recall: Also measure the recall of LSH attention.
-        binary: As `text.binary`.
-        text_field: As `text.text_field`.
-    """
-
-    segment_len: Count | None = None
-    stride: Count | None = None
-    batch_size: Count | None = None
-    span: SpanKind = "uniform"
-    reset_on_document: bool | None = None
-    split: Literal["valid", "test"] = "valid"
-    sweep_mem_len: tuple[Length, ...] = ()
-    limit: Count | None = None
-    recall: bool = False
-    binary: bool = False
-    text_field: str | None = None
+    segment_len: Annotated[Count | None, _SEGMENT_LEN] = Field(
+        default=None,
+        description="Tokens per call of the model; changes the result only without memory or with span growing.",
+    )
+    stride: Count | None = Field(
+        default=None,
+        description="With mem_len 0, read overlapping windows of segment_len tokens, each anew, and score the last "
+        "stride tokens of each, the first one whole. Default: independent segments.",
+    )
+    batch_size: Count | None = Field(default=None, description="Sequences per batch; changes speed, not results.")
+    span: SpanKind = Field(
+        default="uniform",
+        description="Attention span: exactly the memory length (uniform), or memory and the segment so far (growing).",
+    )
+    reset_on_document: Annotated[Switch | None, _RESET_ON_DOCUMENT] = Field(
+        default=None,
+        description="Score each document as if it were alone: a text of JSON lines or a Parquet file, else a file. "
+        "Default: as the model was trained.",
+    )
+    split: Annotated[Literal["valid", "test"], Option("Text", "--split")] = Field(
+        default="valid", description="Held-out text of the model to score without FILE."
+    )
+    sweep_mem_len: Annotated[
+        tuple[Length, ...], Unit(units.lengths), Option("Memory", "--sweep-mem-len M,M,...", "0,128,512")
+    ] = Field(default=(), description="One evaluation per memory length.")
+    limit: Annotated[Count | None, Option("Text", "--limit SIZE", "64KiB")] = Field(
+        default=None, description="Number of bytes to score, from the beginning of the text."
+    )
+    recall: Switch = Field(
+        default=False, description="Measure the recall of LSH attention: its share of full-attention weight."
+    )
+    binary: Annotated[Switch, Option("Text", "--binary", "1")] = Field(default=False, description=BINARY)
+    text_field: Annotated[str | None, Option("Text", "--text-field KEY")] = Field(default=None, description=TEXT_FIELD)
 
     def check_model(self, model: ModelConfig) -> None:
         """`ConfigError` if a setting does not apply to this model."""
@@ -151,7 +190,7 @@ class EvalConfig(OnlineConfig):
         if self.stride is not None and self.stride > window:
             raise ConfigError(
                 f"a stride of {self.stride} tokens is longer than the window of {window} tokens.",
-                "Use a smaller --stride, or a longer window with --segment-len.",
+                "Use a smaller eval.stride, or a longer window with --segment-len.",
             )
 
     @model_validator(mode="after")
@@ -165,16 +204,15 @@ class EvalConfig(OnlineConfig):
             "reset_on_document": bool(self.reset_on_document),
         }
         if conflict := next((name for name, is_given in conflicts.items() if is_given), None):
-            flag = f"--{conflict.replace('_', '-')}"
-            key = "eval.adapt" if self.adapt else "eval.context_cache"
-            raise InvalidSettingError(key, f"reads one text in order, without {flag}", f"Omit {flag}.")
+            key = "adapt" if self.adapt else "context_cache"
+            raise InvalidSettingError(key, f"reads one text in order, without {conflict}", f"Omit {conflict}.")
         return self
 
     @model_validator(mode="after")
     def _check_mem_len(self) -> EvalConfig:
         if self.stride is not None and (self.mem_len != 0 or self.sweep_mem_len):
             raise InvalidSettingError(
-                "eval.stride",
+                "stride",
                 "needs a memory length of 0, because each window is read anew",
                 "Use --mem-len 0 instead of --sweep-mem-len." if self.sweep_mem_len else "Add --mem-len 0.",
             )
@@ -192,36 +230,58 @@ class Sampling(NamedTuple):
 
 
 class GenerateConfig(OnlineConfig):
-    """Sampling of a continuation.
+    """Sampling of a continuation."""
 
-    Attributes:
-        max_new_tokens: Maximum number of new tokens.
-        temperature: Softmax temperature; 0 is greedy decoding. This and the four others: see `sampling` for None.
-        top_k: Number of most probable tokens to sample from; 0 keeps all.
-        top_p: Nucleus probability (Holtzman et al. 2020); 1 keeps all tokens.
-        min_p: Minimum probability relative to the most probable token (Nguyen et al. 2024).
-        repetition_penalty: Penalty on recent tokens (Keskar et al. 2019); 1 disables it.
-        stop: Texts that end the continuation.
-        num_samples: Number of continuations.
-        logprobs: Number of most probable tokens to report with the log probability of each new token; None reports no
-            log probabilities.
-    """
-
-    max_new_tokens: Length = 256
-    temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)] | None = None
-    top_k: Length | None = None
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0, allow_inf_nan=False)] | None = None
-    stop: tuple[str, ...] = ()
-    num_samples: Annotated[int, Field(ge=1, le=2**16)] = 1
-    logprobs: Annotated[int, Field(ge=0, le=1000)] | None = None
+    max_new_tokens: Annotated[Length, Option("Sampling", "-n, --max-new-tokens N", "256")] = Field(
+        default=256, description="Maximum number of new tokens. Default: 256."
+    )
+    temperature: Annotated[
+        Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False), NUMBER] | None,
+        Option("Sampling", "-t, --temperature T", "0.8"),
+    ] = Field(
+        default=None,
+        description="0 is greedy decoding, 1 samples the model's own distribution. Default: 0.8, without any option of "
+        "sampling with --top-p 0.95 and --repetition-penalty 1.1 if the vocabulary is of subwords.",
+    )
+    top_k: Annotated[Length | None, Option("Sampling", "-k, --top-k K", "40")] = Field(
+        default=None, description="Sample from the K most probable tokens; 0 keeps all."
+    )
+    top_p: Annotated[
+        Annotated[float, Field(gt=0.0, le=1.0), NUMBER] | None, Option("Sampling", "--top-p P", "0.95")
+    ] = Field(
+        default=None,
+        description="Nucleus sampling (Holtzman et al. 2020): the fewest most probable tokens whose probabilities sum "
+        "to P.",
+    )
+    min_p: Annotated[
+        Annotated[float, Field(ge=0.0, le=1.0), NUMBER] | None, Option("Sampling", "--min-p P", "0.05")
+    ] = Field(
+        default=None, description="Drop tokens with less than P times the highest probability (Nguyen et al. 2024)."
+    )
+    repetition_penalty: Annotated[
+        Annotated[float, Field(gt=0.0, le=100.0, allow_inf_nan=False), NUMBER] | None,
+        Option("Sampling", "--repetition-penalty X", "1.1"),
+    ] = Field(default=None, description="Above 1: make recent tokens less probable (Keskar et al. 2019).")
+    stop: Annotated[tuple[str, ...], Unit(units.texts), Option("Sampling", "--stop TEXT", "END")] = Field(
+        default=(), description="Stop before this text. May be repeated."
+    )
+    num_samples: Annotated[int, Field(ge=1, le=2**16), COUNT, Option("Sampling", "--num-samples N", "3")] = Field(
+        default=1, description="Number of continuations."
+    )
+    logprobs: Annotated[Annotated[int, Field(ge=0, le=1000), COUNT] | None, Option("Output", "--logprobs N", "5")] = (
+        Field(
+            default=None,
+            description="With --json: log probability in nats of each new token and of the N best ones (0: none of "
+            "these), "
+            "by the model itself, before temperature, penalty and filters.",
+        )
+    )
 
     @model_validator(mode="after")
     def _check_cache(self) -> GenerateConfig:
         if self.context_cache is not None and self.num_samples > 1:
             raise InvalidSettingError(
-                "generate.context_cache", "continues one text, not several samples", "Leave out one of the two."
+                "context_cache", "continues one text, not several samples", "Leave out one of the two."
             )
         return self
 
@@ -243,46 +303,51 @@ TUNED = Sampling(temperature=0.8, top_p=0.95, repetition_penalty=1.1)
 
 
 class StreamConfig(OnlineConfig):
-    """Scoring of a stream.
+    """Scoring of a stream."""
 
-    Attributes:
-        emit: Scores to yield.
-        continue_tokens: Number of tokens to generate after the end of the input.
-        save_every: Seconds between saves of the state; None saves at the end only.
-        flush_ms: Milliseconds without input after which an unfinished line is scored; None waits for its end.
-        reset_on: Regular expression of RE2; the memory is cleared before each line that matches.
-        reset_on_document: Clear the memory before each document; None is the value of training.
-        binary: As `text.binary`; the Python function `stream` always takes bytes as they are.
-        text_field: As `text.text_field`.
-    """
-
-    emit: Literal["lines", "tokens", "stats", "none"] = "lines"
-    continue_tokens: Length = 0
-    save_every: Positive | None = None
-    flush_ms: Length | None = None
-    reset_on: str | None = None
-    reset_on_document: bool | None = None
-    binary: bool = False
-    text_field: str | None = None
+    emit: Annotated[Literal["lines", "tokens", "stats", "none"], Option("Text", "--emit")] = Field(
+        default="lines", description="Scores to print. Default: lines."
+    )
+    continue_tokens: Length = Field(default=0, description="Number of tokens to generate after the end of the input.")
+    save_every: Annotated[Seconds | None, Option("Memory", "--save-every TIME", "10m")] = Field(
+        default=None, description="Time between saves of the state. Default: at the end only."
+    )
+    flush_ms: Annotated[Length | None, Option("Text", "--flush-ms N", "200")] = Field(
+        default=None, description="Score an unfinished line after N milliseconds without input."
+    )
+    reset_on: Annotated[str | None, Option("Memory", "--reset-on REGEX")] = Field(
+        default=None, description="Clear the memory before each line that matches this regular expression of RE2."
+    )
+    reset_on_document: Annotated[Switch | None, _RESET_ON_DOCUMENT] = Field(
+        default=None,
+        description="Clear the memory before each document: a text of JSON lines or a Parquet file, else a file. "
+        "Default: as the model was trained.",
+    )
+    binary: Switch = Field(default=False, description=f"{BINARY} The Python function stream always does.")
+    text_field: str | None = Field(default=None, description=TEXT_FIELD)
 
     @model_validator(mode="after")
     def _check_pattern(self) -> StreamConfig:
         if self.reset_on is not None:
-            compile_pattern(self.reset_on, "stream.reset_on")
+            compile_pattern(self.reset_on, "reset_on")
         return self
 
 
 class BenchConfig(InferenceConfig):
-    """A benchmark.
+    """A benchmark."""
 
-    Attributes:
-        mem_lens: Memory lengths; one measurement for each.
-        segment_len: Tokens per call of `eval` and `train`; None is the length that they choose.
-        batch_size: Sequences per batch; None is 1 for decoding, else the number that the workflow chooses.
-        seconds: Time for each figure.
-    """
-
-    mem_lens: tuple[Length, ...] = ()
-    segment_len: Count | None = None
-    batch_size: Count | None = None
-    seconds: Annotated[float, Field(gt=0.0, le=3600.0)] = 3.0
+    mem_len: Length | None = Field(default=None, description="Memory length without mem_lens. Default: as in training.")
+    mem_lens: Annotated[
+        tuple[Length, ...], Unit(units.lengths), Option("Memory", "--mem-len M,M,...", "0,512,3800")
+    ] = Field(
+        default=(), description="Memory lengths of each layer in tokens; one measurement for each. Default: as trained."
+    )
+    segment_len: Annotated[Count | None, _SEGMENT_LEN] = Field(
+        default=None, description="Tokens per call of eval and train. Default: as these commands choose."
+    )
+    batch_size: Annotated[Count | None, Option("Memory", "--batch-size N", "8")] = Field(
+        default=None, description="Sequences per batch. Default: 1 for decode, else as these commands choose."
+    )
+    seconds: Annotated[float, Field(gt=0.0, le=3600.0), DURATION, Option("Results", "--seconds S", "3")] = Field(
+        default=3.0, description="Time for each figure. Default: 3."
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -22,50 +22,64 @@ _OMIT = "Omit it to use the trained value."
 
 
 class FeedForwardConfig(BaseConfig):
-    """Feed-forward branch. The gated kinds `swiglu` and `geglu` have three matrices, the others two.
+    """Feed-forward branch."""
 
-    `relu2` is the squared ReLU (So et al. 2021).
-
-    `chunk_len` is the number of tokens computed at once and recomputed in the backward pass, which saves memory and
-    changes no result; None computes all tokens at once.
-    """
-
-    kind: Literal["relu", "gelu", "relu2", "swiglu", "geglu"] = "swiglu"
-    ffn_dim: Count | None = None
-    chunk_len: Count | None = None
+    kind: Literal["relu", "gelu", "relu2", "swiglu", "geglu"] = Field(
+        default="swiglu",
+        description="Activation; the gated kinds swiglu and geglu have three matrices, the others two. relu2 is the "
+        "squared ReLU (So et al. 2021).",
+    )
+    ffn_dim: Count | None = Field(
+        default=None,
+        description="Inner width. Default: 4 model.dim, or 8/3 of it rounded up to a multiple of 64 for gated kinds.",
+    )
+    chunk_len: Count | None = Field(
+        default=None,
+        description="Number of tokens computed at once and again in the backward pass, which saves memory and changes "
+        "no result. Default: all.",
+    )
 
 
 class NormConfig(BaseConfig):
-    """Kind and placement of normalization. The published Transformer-XL uses `post`.
+    """Kind and placement of normalization."""
 
-    `sandwich` normalizes before and after a branch. `rezero` has no norms: the output of each branch is multiplied by a
-    learned scalar, initially 0 (Bachlechner et al. 2021).
-    """
-
-    kind: Literal["layer", "rms"] = "rms"
-    placement: Literal["pre", "post", "sandwich", "rezero"] = "pre"
+    kind: Literal["layer", "rms"] = Field(default="rms", description="LayerNorm or RMSNorm.")
+    placement: Literal["pre", "post", "sandwich", "rezero"] = Field(
+        default="pre",
+        description="Norms before, after (post, as the published Transformer-XL), or before and after a branch "
+        "(sandwich); or none, but a learned factor on each branch, initially 0 (rezero; Bachlechner et al. 2021).",
+    )
 
 
 class EmbeddingConfig(BaseConfig):
-    """Token embedding and output head.
+    """Token embedding and output head."""
 
-    `n_bigrams` is the number of rows of a table of vectors for pairs of successive tokens, which are added to the token
-    vectors; pairs are assigned to rows by a hash, and 0 disables the table. `per_layer` adds a further token vector,
-    from a table of each layer, to the input of that layer (Gemma Team 2025).
-
-    `tied` shares the matrices of embedding and head. `scaled` multiplies embeddings by sqrt(dim) (Vaswani et al. 2017).
-    `inner_dim` factorizes the matrix (Lan et al. 2020). `cutoffs` are the first words of the clusters of a vocabulary
-    sorted by frequency; each cluster is `div_val` times narrower than the previous one (Baevski and Auli 2019). Cutoffs
-    beyond the vocabulary are ignored.
-    """
-
-    n_bigrams: Annotated[int, Field(ge=0, le=2**24)] = 0
-    per_layer: bool = False
-    tied: bool = True
-    scaled: bool = False
-    inner_dim: Count | None = None
-    cutoffs: tuple[Count, ...] = ()
-    div_val: Annotated[int, Field(ge=1, le=64)] = 1
+    n_bigrams: Annotated[int, Field(ge=0, le=2**24)] = Field(
+        default=0,
+        description="Number of rows of a table of vectors for pairs of successive tokens, which are added to the token "
+        "vectors; pairs are assigned to rows by a hash. 0: no table.",
+    )
+    per_layer: bool = Field(
+        default=False,
+        description="Add a further token vector, from a table of each layer, to the input of that layer (Gemma Team "
+        "2025).",
+    )
+    tied: bool = Field(default=True, description="Share the matrices of embedding and head.")
+    scaled: bool = Field(
+        default=False, description="Multiply embeddings by the square root of model.dim (Vaswani et al. 2017)."
+    )
+    inner_dim: Count | None = Field(
+        default=None, description="Inner width of a factorized matrix (Lan et al. 2020). Default: not factorized."
+    )
+    cutoffs: tuple[Count, ...] = Field(
+        default=(),
+        description="First words of the clusters of a vocabulary sorted by frequency; those beyond the vocabulary are "
+        "ignored.",
+    )
+    div_val: Annotated[int, Field(ge=1, le=64)] = Field(
+        default=1,
+        description="Number of times that each cluster is narrower than the previous one (Baevski and Auli 2019).",
+    )
 
     @model_validator(mode="after")
     def _check_clusters(self) -> EmbeddingConfig:
@@ -87,38 +101,50 @@ class EmbeddingConfig(BaseConfig):
 
 
 class DropoutConfig(BaseConfig):
-    """Dropout rates in training."""
+    """Dropout rates in training; a number is the rate for all."""
 
-    embedding: Rate = 0.0
-    attention: Rate = 0.0
-    residual: Rate = 0.0
-    feedforward: Rate = 0.0
+    embedding: Rate = Field(default=0.0, description="Rate for embeddings.")
+    attention: Rate = Field(default=0.0, description="Rate for attention weights.")
+    residual: Rate = Field(default=0.0, description="Rate for the output of a branch.")
+    feedforward: Rate = Field(default=0.0, description="Rate within the feed-forward branch.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _same_rate(cls, data: Any) -> Any:
+        """One rate for every dropout."""
+        return dict.fromkeys(cls.model_fields, data) if isinstance(data, int | float) else data
 
 
 class ModelConfig(BaseConfig):
-    """Shape of the network. `vocab_size` is set from the tokenizer.
+    """Shape of the network."""
 
-    `loss_chunk` is the number of tokens whose logits are computed at once and recomputed in the backward pass; None
-    chooses it so that the logits take little memory. `logit_softcap` limits logits z to c·tanh(z/c) (Gemma Team 2024,
-    section 2); None disables it. With `zero_init` the last matrix of each branch is zero before training, so that the
-    stack starts as the identity.
-    """
-
-    vocab_size: Annotated[int, Field(ge=2, le=2**24)] = 256
-    dim: Count = 128
-    n_layers: Annotated[int, Field(ge=1, le=1024)] = 4
-    attention: AnyAttentionConfig = FullAttentionConfig()
-    position: AnyPositionConfig = XLPositionConfig()
-    stack: AnyStackConfig = StandardStackConfig()
-    feedforward: FeedForwardConfig = FeedForwardConfig()
-    norm: NormConfig = NormConfig()
-    embedding: EmbeddingConfig = EmbeddingConfig()
-    dropout: DropoutConfig = DropoutConfig()
-    loss_chunk: Count | None = None
-    logit_softcap: Positive | None = None
-    zero_init: bool = False
-    bias: bool = False
-    init_std: Positive = 0.02
+    vocab_size: Annotated[int, Field(ge=2, le=2**24)] = Field(
+        default=256, description="Vocabulary size; that of the tokenizer."
+    )
+    dim: Count = Field(default=128, description="Width of the model.")
+    n_layers: Annotated[int, Field(ge=1, le=1024)] = Field(default=4, description="Number of blocks.")
+    attention: AnyAttentionConfig = Field(default_factory=FullAttentionConfig)
+    position: AnyPositionConfig = Field(default_factory=XLPositionConfig)
+    stack: AnyStackConfig = Field(default_factory=StandardStackConfig)
+    feedforward: FeedForwardConfig = Field(default_factory=FeedForwardConfig)
+    norm: NormConfig = Field(default_factory=NormConfig)
+    embedding: EmbeddingConfig = Field(default_factory=EmbeddingConfig)
+    dropout: DropoutConfig = Field(default_factory=DropoutConfig)
+    loss_chunk: Count | None = Field(
+        default=None,
+        description="Number of tokens whose logits are computed at once and again in the backward pass. Default: as "
+        "many as take little memory.",
+    )
+    logit_softcap: Positive | None = Field(
+        default=None,
+        description="Limit c of logits z, which become c tanh(z/c) (Gemma Team 2024, section 2). Default: no limit.",
+    )
+    zero_init: bool = Field(
+        default=False,
+        description="Begin with zeros in the last matrix of each branch, so that the stack starts as the identity.",
+    )
+    bias: bool = Field(default=False, description="Use biases in linear layers.")
+    init_std: Positive = Field(default=0.02, description="Standard deviation of the initial weights.")
 
     @property
     def head_dim(self) -> int:

@@ -7,9 +7,10 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from xlcli.config.base import BaseConfig, Count, InvalidSettingError, Positive
+from xlcli.config import units
+from xlcli.config.base import BaseConfig, Count, InvalidSettingError, Positive, Unit
 
-ClampLen = Count | Literal["none"]
+ClampLen = Annotated[Count | Literal["none"], Unit(units.count_or_none)]
 """Largest distance of a position encoding, or `none` for any."""
 Placement = Literal["embedding", "layers"]
 """Absolute positions are added to the embedding, or to the input of every layer."""
@@ -50,18 +51,21 @@ class NoPositionConfig(PositionConfig):
 
 
 class SinusoidalPositionConfig(PositionConfig):
-    """Sinusoids of the absolute position (Vaswani et al. 2017).
-
-    Placement `qk` adds sinusoids of the width of a head to the queries and keys of every head. `amplitude` is 1 in the
-    paper. None uses 1 with placement `qk`, else the initial root mean square of the embeddings, which is the ratio in
-    the paper.
-    """
+    """Sinusoids of the absolute position (Vaswani et al. 2017); with placement `qk` of the width of a head."""
 
     far_beyond_memory: ClassVar[bool] = True
 
     kind: Literal["sinusoidal"] = "sinusoidal"
-    placement: PlacementOrQK = "embedding"
-    amplitude: Positive | None = None
+    placement: PlacementOrQK = Field(
+        default="embedding",
+        description="Add sinusoids to the embedding, to the input of every layer, or to the queries and keys of every "
+        "head.",
+    )
+    amplitude: Positive | None = Field(
+        default=None,
+        description="Amplitude of the sinusoids; 1 in the paper. Default: 1 with placement qk, else the initial root "
+        "mean square of the embeddings, which is the ratio in the paper.",
+    )
 
     @property
     def needs(self) -> frozenset[str]:
@@ -81,18 +85,22 @@ class SinusoidalPositionConfig(PositionConfig):
 class LearnedPositionConfig(PositionConfig):
     """A learned vector for each of `max_len` absolute positions.
 
-    Placements `layers` and `qk` have one table per layer (as Al-Rfou et al. 2019) or, `shared`, one for all. With `qk`
-    each head has its part of a vector. Positions beyond the table start again at 0 (`wrap`) or raise an error
-    (`error`).
+    Placements `layers` and `qk` have one table per layer (as Al-Rfou et al. 2019) or, `shared`, one for all.
     """
 
     far_beyond_memory: ClassVar[bool] = True
 
     kind: Literal["learned"] = "learned"
-    placement: PlacementOrQK = "embedding"
-    shared: bool = False
-    max_len: Count = 4096
-    overflow: Literal["wrap", "error"] = "wrap"
+    placement: PlacementOrQK = Field(
+        default="embedding",
+        description="Add vectors to the embedding, to the input of every layer, or to its queries and keys, each head "
+        "its part.",
+    )
+    shared: bool = Field(default=False, description="Share one table among all layers.")
+    max_len: Count = Field(default=4096, description="Number of positions in a table.")
+    overflow: Literal["wrap", "error"] = Field(
+        default="wrap", description="Positions beyond the table start again at 0 (wrap) or raise an error."
+    )
 
     @property
     def needs(self) -> frozenset[str]:
@@ -113,17 +121,24 @@ class LearnedPositionConfig(PositionConfig):
 class AxialPositionConfig(PositionConfig):
     """Concatenated learned vectors of the digits of a position in a mixed radix, least significant digit last.
 
-    `shape` lists the radices, `dims` the widths of the vectors (default: equal parts of `dim`). Ho et al. 2019; Kitaev
-    et al. 2020, section "axial positional encodings" of the code.
+    Ho et al. 2019; Kitaev et al. 2020, section "axial positional encodings" of the code.
     """
 
     far_beyond_memory: ClassVar[bool] = True
 
     kind: Literal["axial"] = "axial"
-    placement: Placement = "embedding"
-    shape: Annotated[tuple[Count, ...], Field(min_length=1, max_length=8)] = (64, 64)
-    dims: tuple[Count, ...] | None = None
-    overflow: Literal["wrap", "error"] = "wrap"
+    placement: Placement = Field(
+        default="embedding", description="Add vectors to the embedding, or to the input of every layer."
+    )
+    shape: Annotated[tuple[Count, ...], Field(min_length=1, max_length=8)] = Field(
+        default=(64, 64), description="Radices of the digits of a position, least significant last."
+    )
+    dims: tuple[Count, ...] | None = Field(
+        default=None, description="Widths of the vectors of each digit. Default: equal parts of model.dim."
+    )
+    overflow: Literal["wrap", "error"] = Field(
+        default="wrap", description="Positions beyond the table start again at 0 (wrap) or raise an error."
+    )
 
     @property
     def max_len(self) -> int:
@@ -161,18 +176,23 @@ class AxialPositionConfig(PositionConfig):
 
 
 class RopePositionConfig(PositionConfig):
-    """Rotation of queries and keys by their positions (Su et al. 2021).
-
-    Layout `half` pairs features f and f + e/2 (code of GPT-NeoX), `interleaved` 2f and 2f + 1 (paper, code of LLaMA).
-    Placement `embedding` is an ablation: the rotation is not relative after a projection. `clamp_len` is as in
-    `XLPositionConfig`, in softmax attention.
-    """
+    """Rotation of queries and keys by their positions (Su et al. 2021)."""
 
     kind: Literal["rope"] = "rope"
-    placement: Placement = "layers"
-    layout: Literal["half", "interleaved"] = "half"
-    base: Positive = 10000.0
-    clamp_len: Count | None = None
+    placement: Placement = Field(
+        default="layers",
+        description="Rotate queries and keys of every layer, or the embedding, an ablation that is not relative after "
+        "a projection.",
+    )
+    layout: Literal["half", "interleaved"] = Field(
+        default="half",
+        description="Pairs of features f and f + e/2 (half; code of GPT-NeoX), or 2f and 2f + 1 (interleaved; paper, "
+        "code of LLaMA).",
+    )
+    base: Positive = Field(default=10000.0, description="Base of the wavelengths.")
+    clamp_len: Count | None = Field(
+        default=None, description="Largest distance in softmax attention, as of position xl."
+    )
 
     @property
     def inference_settings(self) -> frozenset[str]:
@@ -212,8 +232,8 @@ class RelativeBucketConfig(PositionConfig):
     one contains all longer distances.
     """
 
-    n_buckets: Annotated[int, Field(ge=2, le=2**16)] = 32
-    max_distance: Count = 128
+    n_buckets: Annotated[int, Field(ge=2, le=2**16)] = Field(default=32, description="Number of buckets of distances.")
+    max_distance: Count = Field(default=128, description="Distance from which on all are in the last bucket.")
 
     @property
     def needs(self) -> frozenset[str]:
@@ -233,20 +253,19 @@ class RelativeBucketConfig(PositionConfig):
 
 
 class T5PositionConfig(RelativeBucketConfig):
-    """Learned bias for each relative bucket and head. `shared` uses one table for all layers, as published."""
+    """Learned bias for each relative bucket and head."""
 
     kind: Literal["t5"] = "t5"
-    shared: bool = True
+    shared: bool = Field(default=True, description="Use one table for all layers, as published.")
 
 
 class ShawPositionConfig(PositionConfig):
-    """Learned vectors of the distance, added to keys and values (Shaw et al. 2018).
-
-    All distances from `max_distance` on share one vector; the published code uses 16 to 20.
-    """
+    """Learned vectors of the distance, added to keys and values (Shaw et al. 2018)."""
 
     kind: Literal["shaw"] = "shaw"
-    max_distance: Count = 64
+    max_distance: Count = Field(
+        default=64, description="Distance from which on all share one vector; the published code uses 16 to 20."
+    )
 
     @property
     def needs(self) -> frozenset[str]:
@@ -255,17 +274,18 @@ class ShawPositionConfig(PositionConfig):
 
 
 class XLPositionConfig(PositionConfig):
-    """Relative encoding of Transformer-XL (Dai et al. 2019, section 3.3): content bias u, position bias v, sinusoids.
-
-    `n_features` is the number of sinusoid features (default: `dim`, as in the paper). `tied` shares u and v among the
-    layers. `clamp_len` is the largest distance; longer ones are clamped to it. With None no distance is clamped in
-    training, and at inference those longer than any in training are.
-    """
+    """Relative encoding of Transformer-XL (Dai et al. 2019, section 3.3): biases u and v, and sinusoids."""
 
     kind: Literal["xl"] = "xl"
-    n_features: Annotated[int, Field(ge=2, le=2**16, multiple_of=2)] | None = None
-    tied: bool = False
-    clamp_len: Count | None = None
+    n_features: Annotated[int, Field(ge=2, le=2**16, multiple_of=2)] | None = Field(
+        default=None, description="Number of sinusoid features. Default: model.dim, as in the paper."
+    )
+    tied: bool = Field(default=False, description="Share the biases u and v among the layers.")
+    clamp_len: Count | None = Field(
+        default=None,
+        description="Largest distance; longer ones are clamped to it. Default: no limit in training, at inference that "
+        "of training.",
+    )
 
     @property
     def inference_settings(self) -> frozenset[str]:
@@ -279,28 +299,24 @@ class XLPositionConfig(PositionConfig):
 
 
 class Contextual1PositionConfig(RelativeBucketConfig):
-    """Inner product of query and projected vector of the relative bucket.
-
-    Vectors and their projection belong to each layer or, `shared`, to all layers.
-    """
+    """Inner product of query and projected vector of the relative bucket."""
 
     far_beyond_memory: ClassVar[bool] = True
 
     kind: Literal["contextual-1"] = "contextual-1"
-    shared: bool = False
+    shared: bool = Field(default=False, description="Share vectors and their projection among all layers.")
 
 
 class Contextual2PositionConfig(RelativeBucketConfig):
     """Disentangled scores: query times position key plus key times position query, with the layer's projections.
 
-    He et al. 2021 (DeBERTa), with causal relative buckets. There is one table of vectors for each layer or, `shared`,
-    one for all, as in the paper.
+    He et al. 2021 (DeBERTa), with causal relative buckets.
     """
 
     far_beyond_memory: ClassVar[bool] = True
 
     kind: Literal["contextual-2"] = "contextual-2"
-    shared: bool = False
+    shared: bool = Field(default=False, description="Share one table among all layers, as in the paper.")
 
 
 AnyPositionConfig = Annotated[

@@ -35,34 +35,44 @@ class StackConfig(BaseConfig):
 
 
 class StandardStackConfig(StackConfig):
-    """`n_layers` blocks in sequence.
-
-    With `input_residual` the input of each block is a x + b x0 with two learned scalars for each block, initially 1 and
-    0, where x is the stream and x0 the embedding.
-    """
+    """`n_layers` blocks in sequence."""
 
     kind: Literal["standard"] = "standard"
-    input_residual: bool = False
+    input_residual: bool = Field(
+        default=False,
+        description="Make the input of each block a x + b x0 with two learned scalars for each block, initially 1 and "
+        "0, where x is the stream and x0 the embedding.",
+    )
 
 
 class UniversalStackConfig(StackConfig):
-    """Universal Transformer (Dehghani et al. 2019): the `n_layers` blocks are applied `n_steps` times.
-
-    `time_signal` adds a sinusoid of the step, with the initial amplitude of the stream, to the input of every step.
-    With `act` (adaptive computation time) each position halts when its halting probabilities sum to 1 - `epsilon`, or
-    at the last step. `ponder_weight` is the weight of the ponder cost in the loss. `halt_bias` is the initial bias of
-    the halting logit; a negative value makes training start with many steps.
-    """
+    """Universal Transformer (Dehghani et al. 2019): the `n_layers` blocks are applied `n_steps` times."""
 
     inference_settings: ClassVar[frozenset[str]] = frozenset({"n_steps"})
 
     kind: Literal["universal"] = "universal"
-    n_steps: Annotated[int, Field(ge=1, le=1024)] = 4
-    time_signal: bool = True
-    act: bool = False
-    epsilon: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.01
-    ponder_weight: Annotated[float, Field(ge=0.0, le=1e3)] = 0.01
-    halt_bias: Annotated[float, Field(ge=-20.0, le=20.0)] = -3.0
+    n_steps: Annotated[int, Field(ge=1, le=1024)] = Field(
+        default=4, description="Number of times the blocks are applied."
+    )
+    time_signal: bool = Field(
+        default=True,
+        description="Add a sinusoid of the step, with the initial amplitude of the stream, to the input of every step.",
+    )
+    act: bool = Field(
+        default=False,
+        description="Adaptive computation time: a position halts when its halting probabilities sum to 1 - epsilon, or "
+        "at the last step.",
+    )
+    epsilon: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
+        default=0.01, description="Rest of the halting probability."
+    )
+    ponder_weight: Annotated[float, Field(ge=0.0, le=1e3)] = Field(
+        default=0.01, description="Weight of the ponder cost in the loss."
+    )
+    halt_bias: Annotated[float, Field(ge=-20.0, le=20.0)] = Field(
+        default=-3.0,
+        description="Initial bias of the halting logit; a negative value makes training start with many steps.",
+    )
 
     @property
     def n_repeats(self) -> int:

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 from xlcli.config.attention import ATTENTIONS, HEADS
-from xlcli.config.base import BaseConfig, InvalidSettingError
+from xlcli.config.base import BaseConfig, InvalidSettingError, Unit
 from xlcli.config.position import POSITIONS
 from xlcli.config.stack import STACKS
 from xlcli.config.workflows import Config
@@ -158,10 +159,33 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = 
     return found
 
 
+def table(field: FieldInfo) -> type[BaseConfig] | None:
+    """The class of a field that is one table of settings; None for a value, and for a table of several kinds."""
+    kind = field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, BaseConfig) else None
+
+
+def read_units(kind: type[BaseConfig], tree: Mapping[str, Any], prefix: str = "") -> Tree:
+    """The tree with values in place of texts that the `Unit` of their field reads; `ConfigError` if it cannot."""
+    result = dict(tree)
+    for name, field in kind.model_fields.items():
+        section, value = table(field), tree.get(name)
+        if section is not None and isinstance(value, Mapping):
+            result[name] = read_units(section, value, f"{prefix}{name}.")
+        elif isinstance(value, str):
+            parts = (*field.metadata, *(part for each in get_args(field.annotation) for part in get_args(each)))
+            unit = next((part for part in parts if isinstance(part, Unit)), None)
+            try:
+                result[name] = value if unit is None else unit.read(value)
+            except ValueError as error:
+                raise _fault(f"{prefix}{name}", f"is {value!r}: {error}") from None
+    return result
+
+
 def validate(kind: type[S], tree: Mapping[str, Any]) -> S:
     """`tree` as a section of this class; `ConfigError` names the first invalid key."""
     try:
-        return TypeAdapter(kind).validate_json(json.dumps(tree))
+        return TypeAdapter(kind).validate_json(json.dumps(read_units(kind, tree)))
     except (TypeError, ValueError) as error:
         if isinstance(error, ValidationError):
             raise _explain(kind, error) from None
@@ -177,7 +201,8 @@ def _explain(kind: type[BaseConfig], error: ValidationError) -> ConfigError:
     name, value, details = ".".join(path), first["input"], first.get("ctx", {})
     fault = details.get("error")
     if isinstance(fault, InvalidSettingError):
-        return ConfigError(f"{fault.key} {fault.reason}.", fault.remedy, key=fault.key, reason=fault.reason)
+        key = fault.key if "." in fault.key else ".".join([*path, fault.key])
+        return ConfigError(f"{key} {fault.reason}.", fault.remedy, key=key, reason=fault.reason)
     match first["type"]:
         case "json_invalid":
             return ConfigError("a setting is not valid UTF-8.", "Rename the file, or give the text in UTF-8.")
@@ -228,7 +253,9 @@ def _unknown_key(kind: type[BaseConfig], name: str, loc: tuple[int | str, ...], 
     known = [key for key, is_table in keys if is_table == tables]
     near = _nearest(name, known)
     return ConfigError(
-        f"unknown key '{name}'.", f"Did you mean '{near}'?" if near else "xlcli train --print-config lists the keys."
+        f"unknown key '{name}'.",
+        f"Did you mean '{near}'?" if near else "xlcli train --print-config lists the keys.",
+        key=name,
     )
 
 
@@ -257,11 +284,11 @@ _LAYER = re.compile(r"\.layers\.\d+$")
 _TAGS = frozenset({*POSITIONS, *ATTENTIONS, *STACKS})
 
 
-def _keys(kind: type[BaseModel], prefix: str = "") -> Iterable[tuple[str, bool]]:
+def _keys(kind: type[BaseConfig], prefix: str = "") -> Iterable[tuple[str, bool]]:
     """Dotted keys, and whether each is a table."""
     for name, field in kind.model_fields.items():
-        types = (field.annotation, *get_args(field.annotation))
-        sections = [section for section in types if isinstance(section, type) and issubclass(section, BaseModel)]
+        kinds = UNIONS[name].values() if name in UNIONS else filter(None, [table(field)])
+        sections = list(kinds)
         yield prefix + name, bool(sections)
         for section in sections:
             yield from _keys(section, f"{prefix}{name}.")

@@ -6,44 +6,72 @@ from typing import Annotated, Literal, NoReturn
 
 from pydantic import Field, model_validator
 
+from xlcli.config import units
 from xlcli.config.attention import LSHAttentionConfig
-from xlcli.config.base import BaseConfig, Count, InvalidSettingError, Length, Positive, Rate, SpanKind, WeightEncoding
-from xlcli.config.inference import BenchConfig, CompressConfig, EvalConfig, GenerateConfig, StreamConfig
+from xlcli.config.base import (
+    COUNT,
+    DURATION,
+    NUMBER,
+    BaseConfig,
+    Count,
+    InvalidSettingError,
+    Length,
+    Option,
+    Positive,
+    Rate,
+    Seconds,
+    SpanKind,
+    Switch,
+    Unit,
+    WeightEncoding,
+)
+from xlcli.config.inference import (
+    BINARY,
+    TEXT_FIELD,
+    BenchConfig,
+    CompressConfig,
+    EvalConfig,
+    GenerateConfig,
+    StreamConfig,
+)
 from xlcli.config.model import ModelConfig
 from xlcli.config.position import ClampLen
 from xlcli.config.stack import UniversalStackConfig
 from xlcli.errors import ConfigError
 
-Interval = Count | Positive
+Interval = Annotated[Count | Positive, Unit(units.interval)]
 """Interval in steps (int) or in seconds (float)."""
 TokenizerKind = Literal["auto", "bytes", "sentencepiece", "words"]
+HeldOut = Annotated[str | float | None, Unit(units.share)]
+"""A file, or a fraction off the end of the text."""
 
 
 class TextConfig(BaseConfig):
-    """Text and tokenizer.
+    """Text and tokenizer."""
 
-    Attributes:
-        tokenizer: `auto` chooses by content and size of the text.
-        vocab_size: Vocabulary size; None chooses by text size.
-        valid: Validation text: a file, or a fraction off the end of the text. None is 5%, at most 1 MiB.
-        test: Test text, as `valid`.
-        binary: Take the bytes of files as they are: nothing is unpacked or converted, and any byte is accepted.
-        text_field: Key of the text in JSON lines and Parquet files; None is `text`, if there is such a key.
-    """
-
-    tokenizer: TokenizerKind = "auto"
-    vocab_size: Annotated[int, Field(ge=2, le=2**24)] | None = None
-    valid: str | float | None = None
-    test: str | float | None = None
-    binary: bool = False
-    text_field: str | None = None
+    tokenizer: Annotated[TokenizerKind, Option("Text", "--tokenizer")] = Field(
+        default="auto", description="Tokenizer. auto: by size and content of the text."
+    )
+    vocab_size: Annotated[
+        Annotated[int, Field(ge=2, le=2**24), COUNT] | None, Option("Text", "--vocab-size N", "4096")
+    ] = Field(default=None, description="Vocabulary size. Default: by size of the text.")
+    valid: Annotated[HeldOut, Option("Text", "--valid FILE|FRACTION", "0.05")] = Field(
+        default=None,
+        description="Validation text: a file, or a fraction split off the end of the text. Default: 5%, at most 1 MiB.",
+    )
+    test: Annotated[HeldOut, Option("Text", "--test FILE|FRACTION", "0.05")] = Field(
+        default=None,
+        description="Test text: a file, or a fraction split off the end of the text. Default: 5%, at most 1 MiB.",
+    )
+    binary: Switch = Field(default=False, description=BINARY)
+    text_field: str | None = Field(default=None, description=TEXT_FIELD)
 
     @model_validator(mode="after")
     def _check_fractions(self) -> TextConfig:
         for name, value in (("valid", self.valid), ("test", self.test)):
             if isinstance(value, float) and not 0.0 <= value < 0.5:
                 raise InvalidSettingError(
-                    f"text.{name}", f"{value} is not a fraction from 0 to below 0.5", "Give 0.05, or a file."
+                    name, f"{value} is not a fraction from 0 to below 0.5", "Give 0.05, or a file."
                 )
         return self
 
@@ -52,72 +80,107 @@ class TrainConfig(BaseConfig):
     """A training run. It ends when its first budget is spent, and so do schedules `linear`, `cosine` and `wsd`.
 
     Without a budget, the defaults of `xlcli.training.defaults` apply: a time, and a number of passes over the text.
-
-    Attributes:
-        segment_len: Tokens per training segment.
-        mem_len: Memory length of each layer in tokens; 0 disables recurrence.
-        memory: Memory of softmax attention: `keyvalue` keeps keys and values, `hidden` keeps layer inputs and projects
-            them again in each step (Dai et al. 2019), which costs about a sixth more.
-        span: Tokens that a token attends to; see `xlcli.ops.span.Span`.
-        reset_on_document: No token attends to an earlier document, and absolute positions count from its beginning.
-        random_lengths: Draw segment and memory length of each step at random, up to the configured ones; see
-            `xlcli.training.schedule`.
-        batch_size: Sequences per batch.
-        grad_accum: Microbatches per step; does not change the result.
-        recompute_activations: Keep only the input of each block for the backward pass, which computes the block again:
-            less memory, a third more arithmetic, the same result.
-        lr: Peak learning rate of the optimizer; None is its default.
-        adam_lr: Peak learning rate of parameters that Muon leaves to AdamW; None is its default.
-        betas: AdamW betas.
-        momentum: Muon momentum.
-        warmup_steps: Steps of learning-rate warmup; None is at most 40.
-        lr_schedule: Learning-rate schedule after the warmup; see `xlcli.optim.lr_factor`.
-        decay_fraction: Share of the budget at its end in which schedule `wsd` decays.
-        min_lr_ratio: Final learning rate divided by the peak.
-        grad_clip: Gradient-clipping norm; 0 disables clipping.
-        max_steps: Budget in steps.
-        max_tokens: Budget in tokens.
-        max_time: Budget in seconds.
-        eval_every: Interval between validations; None is 10 validations in a run.
-        patience: Number of validations without improvement after which the run ends early, see
-            `xlcli.training.schedule`; None disables it.
-        save_every: Interval between checkpoints; None is 60 seconds.
-        keep_checkpoints: Number of checkpoints to keep, besides the one that a roll-back restores.
-        on_divergence: `rollback` continues from the last checkpoint, behind the text that was read since, at a third of
-            the learning rates; at most three times in a run. `stop` ends the run.
-        weights: Encoding of the weights of the model folder. Checkpoints are in float32; the final score is that of the
-            stored weights.
     """
 
-    segment_len: Count = 128
-    mem_len: Length = 128
-    memory: Literal["keyvalue", "hidden"] = "hidden"
-    span: SpanKind = "growing"
-    reset_on_document: bool = False
-    random_lengths: bool = False
-    batch_size: Count = 16
-    grad_accum: Count = 1
-    recompute_activations: bool = False
-    optimizer: Literal["muon", "adamw"] = "muon"
-    lr: Positive | None = None
-    adam_lr: Positive | None = None
-    weight_decay: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.01
-    betas: tuple[Rate, Rate] = (0.9, 0.95)
-    momentum: Rate = 0.95
-    warmup_steps: Length | None = None
-    lr_schedule: Literal["cosine", "linear", "wsd", "constant", "inverse_sqrt"] = "linear"
-    decay_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.2
-    min_lr_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
-    grad_clip: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 1.0
-    max_steps: Count | None = None
-    max_tokens: Count | None = None
-    max_time: Positive | None = None
-    eval_every: Interval | None = None
-    patience: Count | None = None
-    save_every: Interval | None = None
-    keep_checkpoints: Count = 2
-    on_divergence: Literal["rollback", "stop"] = "rollback"
-    weights: WeightEncoding = "float32"
+    segment_len: Annotated[Count, Option("Memory", "--segment-len TOKENS", "128")] = Field(
+        default=128, description="Tokens per training segment."
+    )
+    mem_len: Annotated[Length, Option("Memory", "--mem-len TOKENS", "512")] = Field(
+        default=128, description="Memory length of each layer in tokens; 0 disables recurrence."
+    )
+    memory: Literal["keyvalue", "hidden"] = Field(
+        default="hidden",
+        description="Memory of softmax attention: keyvalue keeps keys and values, hidden keeps layer inputs and "
+        "projects them again in each step (Dai et al. 2019), which costs about a sixth more.",
+    )
+    span: SpanKind = Field(
+        default="growing",
+        description="Attention span: exactly the memory length (uniform), or memory and the segment so far (growing).",
+    )
+    reset_on_document: Switch = Field(
+        default=False,
+        description="Let no token attend to an earlier document, and count absolute positions from its beginning: a "
+        "text of JSON lines or a Parquet file, else a file.",
+    )
+    random_lengths: Switch = Field(
+        default=False,
+        description="Draw segment and memory length of each training step at random, up to the given ones.",
+    )
+    batch_size: Annotated[Count, Option("Training", "--batch-size N", "16")] = Field(
+        default=16, description="Sequences per batch."
+    )
+    grad_accum: Count = Field(
+        default=1,
+        description="Number of microbatches that a batch is split into; more need less memory, and the result is the "
+        "same.",
+    )
+    recompute_activations: Switch = Field(
+        default=False,
+        description="Keep only the input of each block for the backward pass, which computes the block again: less "
+        "memory, a third more arithmetic, the same result.",
+    )
+    optimizer: Literal["muon", "adamw"] = Field(default="muon", description="Optimizer.")
+    lr: Annotated[Positive | None, Option("Training", "--lr RATE", "0.01")] = Field(
+        default=None, description="Peak learning rate. Default: that of the optimizer."
+    )
+    adam_lr: Positive | None = Field(
+        default=None, description="Peak learning rate of parameters that Muon leaves to AdamW. Default: that of AdamW."
+    )
+    weight_decay: Annotated[float, Field(ge=0.0, allow_inf_nan=False), NUMBER] = Field(
+        default=0.01, description="Weight decay."
+    )
+    betas: Annotated[tuple[Rate, Rate], Unit(units.numbers)] = Field(default=(0.9, 0.95), description="Betas of AdamW.")
+    momentum: Rate = Field(default=0.95, description="Momentum of Muon.")
+    warmup_steps: Length | None = Field(default=None, description="Steps of learning-rate warmup. Default: at most 40.")
+    lr_schedule: Literal["cosine", "linear", "wsd", "constant", "inverse_sqrt"] = Field(
+        default="linear", description="Learning-rate schedule after the warmup."
+    )
+    decay_fraction: Annotated[float, Field(gt=0.0, le=1.0), NUMBER] = Field(
+        default=0.2, description="Share of the budget at its end in which schedule wsd decays."
+    )
+    min_lr_ratio: Annotated[float, Field(ge=0.0, le=1.0), NUMBER] = Field(
+        default=0.0, description="Final learning rate divided by the peak."
+    )
+    grad_clip: Annotated[float, Field(ge=0.0, allow_inf_nan=False), NUMBER] = Field(
+        default=1.0, description="Gradient-clipping norm; 0 disables clipping."
+    )
+    max_steps: Annotated[Count | None, Option("Training", "--max-steps N", "1000")] = Field(
+        default=None, description="Budget in steps."
+    )
+    max_tokens: Annotated[Count | None, Option("Training", "--max-tokens N", "10M")] = Field(
+        default=None, description="Budget in tokens."
+    )
+    max_time: Annotated[Seconds | None, Option("Training", "--max-time TIME", "10m")] = Field(
+        default=None,
+        description="Budget in time, without the final score and sample. Default without any budget: 10m on CPU, 30m "
+        "on CUDA, or less for a short text: 4 passes, 2 with --init.",
+    )
+    eval_every: Interval | None = Field(
+        default=None,
+        description="Steps (such as 100) or time (such as 60s) between validations. Default: 10 per run, fewer if they "
+        "take more than a tenth of a budget in time.",
+    )
+    patience: Annotated[Count | None, Option("Training", "--patience N", "3")] = Field(
+        default=None,
+        description="After N successive validations without improvement, decay the learning rate (by default over a "
+        "quarter of the steps so far, see train.decay_fraction) and end the run. Default: none.",
+    )
+    save_every: Interval | None = Field(
+        default=None, description="Steps (such as 100) or time (such as 60s) between checkpoints. Default: 60s."
+    )
+    keep_checkpoints: Count = Field(
+        default=2, description="Number of checkpoints to keep, besides the one that a roll-back restores."
+    )
+    on_divergence: Literal["rollback", "stop"] = Field(
+        default="rollback",
+        description="If the loss is no longer finite: continue from the last checkpoint, behind the text that was read "
+        "since, at a third of the learning rates, at most three times in a run (rollback), or stop.",
+    )
+    weights: WeightEncoding = Field(
+        default="float32",
+        description="Encoding of the saved weights; int8 is a quarter of float32. The final score is that of the saved "
+        "weights; checkpoints are in float32.",
+    )
 
     def max_distance(self, model: ModelConfig) -> int:
         """Largest distance from a token to a key in the training of this model."""
@@ -142,7 +205,7 @@ class TrainConfig(BaseConfig):
     def _check_grad_accum(self) -> TrainConfig:
         if self.grad_accum > self.batch_size:
             raise InvalidSettingError(
-                "train.grad_accum",
+                "grad_accum",
                 f"{self.grad_accum} is more than train.batch_size {self.batch_size}",
                 "Lower it or raise the batch size: each microbatch needs at least one sequence.",
             )
@@ -150,44 +213,59 @@ class TrainConfig(BaseConfig):
 
 
 class RuntimeConfig(BaseConfig):
-    """Device, number type and reproducibility.
+    """Device, number type and reproducibility."""
 
-    Attributes:
-        device: `auto` is the first CUDA device, else the CPU.
-        dtype: Number type of matrix products. `auto` is bfloat16 in training where the hardware supports it natively,
-            else float32.
-        threads: CPU threads; None keeps the default of torch. Training on a CPU with a time budget then begins with a
-            measurement of how many threads are fastest, unless `deterministic` or OMP_NUM_THREADS is set.
-        seed: Seed of the random-number generator; None is 0 in training, else random.
-        compile: Compile the model before training.
-        deterministic: Use deterministic kernels and a fixed number of threads only.
-        shard: In training on several ranks, divide parameters, gradients and optimizer states among them; the result is
-            the same up to rounding. With `dtype` bfloat16 parameters of blocks are gathered in bfloat16.
-        timeout: Seconds after which a run ends because another rank does not answer.
-    """
-
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
-    compile: bool = False
-    deterministic: bool = False
-    shard: bool = False
-    timeout: Annotated[float, Field(ge=1e-3, le=1e6)] = 600.0
+    device: Annotated[
+        str,
+        Unit(units.device),
+        Option("Machine", "--device auto|cpu|cuda[:N]", "cpu"),
+    ] = Field(default="auto", description="Device to compute on. auto: the first CUDA device, else the CPU.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto",
+        description="Number type of matrix products. auto: bfloat16 in training where the hardware supports it "
+        "natively, else float32. Compiled kernels of generation need float32.",
+    )
+    threads: Annotated[Annotated[int, Field(ge=1, le=1024), COUNT] | None, Option("Machine", "--threads N", "2")] = (
+        Field(
+            default=None,
+            description="Number of CPU threads. Default: that of PyTorch; of training with a time budget, the fastest, "
+            "measured at the start; of decompress, that of compression.",
+        )
+    )
+    seed: Annotated[
+        Annotated[int, Field(ge=0, lt=2**63), COUNT] | None,
+        Option("Machine", "--seed N", "1", ("train", "generate", "stream")),
+    ] = Field(default=None, description="Seed of the random-number generator. Default: 0 in training, else random.")
+    nproc: Annotated[Count | None, Option("Machine", "--nproc N", "2", ("train", "eval"))] = Field(
+        default=None, description="Compute with N processes of this machine, which share the sequences of a batch."
+    )
+    compile: Switch = Field(default=False, description="Compile the model before training; faster in long runs only.")
+    deterministic: Switch = Field(
+        default=False, description="Use deterministic kernels and a fixed number of threads only."
+    )
+    shard: Switch = Field(
+        default=False,
+        description="In training on several processes, divide parameters, gradients and optimizer states among them "
+        "(FSDP2): less memory, the same result up to rounding. With bfloat16 blocks are gathered in bfloat16.",
+    )
+    timeout: Annotated[float, Field(ge=1e-3, le=1e6), DURATION] = Field(
+        default=600.0, description="Time after which a run ends because another process does not answer."
+    )
+    allow_data_change: Switch = Field(default=False, description="Resume a run although its text has changed.")
 
 
 class Config(BaseConfig):
     """The whole configuration."""
 
-    model: ModelConfig = ModelConfig()
-    text: TextConfig = TextConfig()
-    train: TrainConfig = TrainConfig()
-    eval: EvalConfig = EvalConfig()
-    generate: GenerateConfig = GenerateConfig()
-    stream: StreamConfig = StreamConfig()
-    compress: CompressConfig = CompressConfig()
-    bench: BenchConfig = BenchConfig()
-    runtime: RuntimeConfig = RuntimeConfig()
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    text: TextConfig = Field(default_factory=TextConfig)
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    eval: EvalConfig = Field(default_factory=EvalConfig)
+    generate: GenerateConfig = Field(default_factory=GenerateConfig)
+    stream: StreamConfig = Field(default_factory=StreamConfig)
+    compress: CompressConfig = Field(default_factory=CompressConfig)
+    bench: BenchConfig = Field(default_factory=BenchConfig)
+    runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
 
     @model_validator(mode="after")
     def _check_documents(self) -> Config:
@@ -256,7 +334,7 @@ class Config(BaseConfig):
         if self.runtime.compile:
             _refuse("runtime.shard", "and runtime.compile exclude each other", "Leave one of them out")
         if self.runtime.dtype == "float16":
-            _refuse("runtime.shard", "cannot scale the loss of float16", "Use --dtype bfloat16")
+            _refuse("runtime.shard", "cannot scale the loss of float16", "Set runtime.dtype to bfloat16")
         if model.norm.placement == "rezero":
             _refuse("runtime.shard", "cannot divide the factors of ReZero", "Use another model.norm.placement")
 

@@ -109,7 +109,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         raise ConfigError(
             f"cannot write {path}: {len(ready):,} tensors need a header of {len(header):,} bytes, more than the "
             f"{HEADER_LIMIT:,} allowed.",
-            "Use fewer layers or a smaller --grad-accum.",
+            "Use fewer layers or a smaller train.grad_accum.",
         )
     write_atomic(path, (len(header).to_bytes(8, "little"), header, memoryview(blob)[start:]))  # type: ignore[arg-type]
 

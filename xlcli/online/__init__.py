@@ -113,7 +113,7 @@ def make_reader(
 def check_precision(options: InferenceConfig, dtype: torch.dtype) -> None:
     """`ConfigError` if the model cannot learn in this number type of matrix products."""
     if isinstance(options, OnlineConfig) and options.adapt and dtype == torch.float16:
-        raise ConfigError("--adapt has no gradients in float16.", "Use --dtype float32 or bfloat16.")
+        raise ConfigError("--adapt has no gradients in float16.", "Set runtime.dtype to float32 or bfloat16.")
 
 
 def not_finite(model: str, options: InferenceConfig) -> XLError:

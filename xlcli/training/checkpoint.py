@@ -213,7 +213,8 @@ def _changed_texts(saved: Mapping[str, str], here: Mapping[str, str], allow_chan
     if changed and not allow_change:
         which = "text" if "sha256" in changed else "held-out text"
         raise CheckpointError(
-            f"the {which} has changed since this run began.", "Give the same files, or add --allow-data-change."
+            f"the {which} has changed since this run began.",
+            "Give the same files, or set runtime.allow_data_change to true.",
         )
     return changed
 
@@ -228,7 +229,7 @@ def _load_tensors(run: TrainingRun, checkpoint: Path, states: list[dict[str, str
     run.optimizers.load(read_tensors(checkpoint / "optimizer.safetensors", expected=None)[0])
     memory, _ = read_tensors(checkpoint / "memory.safetensors", expected=None)
     if len(states) != len(run.states):
-        raise CheckpointError(f"{checkpoint} was taken with another --grad-accum.", "Resume with the same one.")
+        raise CheckpointError(f"{checkpoint} was taken with another train.grad_accum.", "Resume with the same one.")
     run.states = [
         State.restore({n.removeprefix(f"{i}."): t for n, t in memory.items() if n.startswith(f"{i}.")}, description)
         for i, description in enumerate(states)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from xlcli import config as settings
-from xlcli.config import Config, TrainConfig, Tree
+from xlcli.config import Config, RuntimeConfig, TrainConfig, Tree
 from xlcli.errors import ConfigError
 from xlcli.optim import ADAM_RATE
 from xlcli.store.folder import LoadedModel
@@ -37,15 +37,13 @@ LARGEST_BUDGET = 2**31
 """Maximum of `train.max_tokens`."""
 BUDGETS = ("max_steps", "max_tokens", "max_time")
 """Keys of `train` that limit a run."""
-RUNTIME_KEYS = ("device", "dtype", "threads", "compile", "deterministic", "shard", "timeout")
-"""Keys of `runtime` that may change when a run is resumed."""
 CHANGEABLE = frozenset(
     {
         f"train.{key}"
         for key in (*BUDGETS, "eval_every", "patience", "save_every", "keep_checkpoints", "lr", "adam_lr", "grad_clip")
     }
     | {"train.on_divergence", "train.weights", "train.recompute_activations", "text.valid", "text.test"}
-    | {f"runtime.{key}" for key in RUNTIME_KEYS}
+    | {f"runtime.{key}" for key in RuntimeConfig.model_fields if key != "seed"}
 )
 """Keys that may change when a run is resumed. Held-out text is compared by content (`checkpoint.load`), not by path."""
 

@@ -13,7 +13,7 @@ import torch
 from xlcli.config import Config, ModelConfig
 from xlcli.config.attention import AttentionConfig, LinearAttentionConfig, LSHAttentionConfig, SoftmaxAttentionConfig
 from xlcli.errors import ResourceError
-from xlcli.machine import as_options, available_bytes, fitting, require_memory
+from xlcli.machine import available_bytes, fitting, in_words, require_memory
 from xlcli.model.build import build_on_meta
 from xlcli.ops.lsh_attention import GATHERED_TOKENS
 from xlcli.runtime import Runtime
@@ -48,7 +48,7 @@ def require(config: Config, runtime: Runtime, n_parameters: int = 0) -> None:
         return
     changes = fitting(settings, lambda sizes: ACCURACY * need(sizes), available)
     smaller = "Use a smaller model, such as --preset tiny."
-    remedy = f"Use {as_options(changes)}, or a smaller model." if changes else smaller
+    remedy = f"Use {in_words(changes)}, or a smaller model." if changes else smaller
     require_memory("this training run", need(settings), remedy, device)
 
 

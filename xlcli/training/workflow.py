@@ -121,7 +121,6 @@ def resume(
     preset: str | None = None,
     init: str | None = None,
     dry_run: bool = False,
-    allow_data_change: bool = False,
     stop: Callable[[], bool] = lambda: False,
     ranks: Ranks = SINGLE,
 ) -> Iterator[Event]:
@@ -134,7 +133,6 @@ def resume(
         preset: Refused unless the run uses it.
         init: Name or folder of a model; refused unless the run started from it.
         dry_run: As in `train`.
-        allow_data_change: Continue although the text has changed.
         stop: As in `train`.
         ranks: As in `train`; their number may differ from that of the run so far.
 
@@ -164,6 +162,7 @@ def resume(
                 "stopped before the next step; the run is unchanged, so run the same command again.", "warning"
             )
             return
+        may_differ = ready.config.runtime.allow_data_change
         point, notices = newest_checkpoint(place)
         yield from notices
         plan = _plan(folder, ready, step_of(point) if point else 0)
@@ -179,10 +178,10 @@ def resume(
         if point is None:
             point = write_new(place, ready, run, record)
         elif ranks.size == 1:
-            yield from restore(point, run, ready, place, allow_data_change=allow_data_change)
+            yield from restore(point, run, ready, place, allow_data_change=may_differ)
         if ranks.size > 1:
             begin(ranks, point)
-            run = yield from _join_run(ready, point, allow_data_change=allow_data_change)
+            run = yield from _join_run(ready, point, allow_data_change=may_differ)
             record = describe_run(ready, run)
         yield from _spent_budgets(run)
         yield from _take_steps(run, ready, folder, record, paths, started=started, stop=stop)

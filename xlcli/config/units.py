@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 
 _SCALES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 _COUNT = re.compile(r"([+-]?[0-9][0-9_]*(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\s*([kmg]?i?)b?", re.IGNORECASE)
@@ -87,20 +86,25 @@ def lengths(value: str) -> list[int]:
     return [count(part) for part in value.split(",")]
 
 
+def texts(value: str) -> list[str]:
+    """One text, as a list."""
+    return [value]
+
+
+def numbers(value: str) -> list[float]:
+    """Finite numbers separated by commas: `0.9,0.95`."""
+    return [number(part) for part in value.split(",")]
+
+
+def switch(value: str) -> bool:
+    """Yes (`1`, `true`) or no (`0`, `false`)."""
+    if value.lower() not in ("0", "1", "false", "true"):
+        raise ValueError("neither 1 nor 0")
+    return value.lower() in ("1", "true")
+
+
 def device(value: str) -> str:
     """Device name: `auto`, `cpu`, `cuda` or `cuda:N`."""
     if re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", value):
         return value
     raise ValueError("not a device; devices are auto, cpu, cuda and cuda:N")
-
-
-def at_least(least: int) -> Callable[[str], int]:
-    """Parser of whole numbers from `least` on."""
-
-    def read(value: str) -> int:
-        result = count(value)
-        if result < least:
-            raise ValueError(f"too small, at least {least} is needed")
-        return result
-
-    return read

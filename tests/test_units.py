@@ -1,6 +1,6 @@
 import pytest
 
-from xlcli.cli import units
+from xlcli.config import units
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_buffers_give_what_plain_copies_give(cuts):
     def project(x):
         return x[:, None], -x[:, None]
 
-    kept = KeyValue(torch.empty(1, 1, 0, 3), torch.empty(1, 1, 0, 3), 0, 0)
+    kept = KeyValue((torch.empty(1, 1, 0, 3), torch.empty(1, 1, 0, 3)), 0, 0)
     plain = Hidden(torch.empty(1, 0, 3))
     generator = torch.Generator().manual_seed(0)
     for step in range(40):
@@ -118,8 +118,8 @@ def test_keys_and_values_are_rounded_before_their_first_use(cuts):
 
     empty = torch.empty(1, 2, 0, 3)
     kinds = [
-        (KeyValue(empty.bfloat16(), empty.bfloat16(), 0, 0), lambda x: x.bfloat16().float()),
-        (Int8KeyValue.of(Int8KeyValue.encode(empty, empty), 0, 0), to_int8),
+        (KeyValue((empty.bfloat16(), empty.bfloat16()), 0, 0), lambda x: x.bfloat16().float()),
+        (Int8KeyValue(Int8KeyValue.encode(empty, empty), 0, 0), to_int8),
     ]
     for kept, rounded in kinds:
         dtypes = {name: t.dtype for name, t in kept.tensors().items()}
@@ -139,7 +139,7 @@ def test_keys_and_values_are_rounded_before_their_first_use(cuts):
 
 def test_outside_inference_mode_a_memory_is_copied():
     empty = torch.empty(1, 2, 0, 3)
-    start = Int8KeyValue.of(Int8KeyValue.encode(empty, empty), 0, 0)
+    start = Int8KeyValue(Int8KeyValue.encode(empty, empty), 0, 0)
     k, v = torch.randn(2, 1, 2, 5, 3)
     project = lambda x: (k, v)  # noqa: E731
     in_place = start.extend(k, project, 4)
@@ -235,7 +235,7 @@ def test_memory_may_differ_from_layer_to_layer():
     layers = (
         Hidden(numbers.view(2, 4, 3)),
         Sums(numbers.view(2, 1, 4, 3), numbers[:8].view(2, 1, 4)),
-        KeyValue(numbers.view(2, 1, 4, 3), numbers[:16].view(2, 1, 4, 2), 0, 4),
+        KeyValue((numbers.view(2, 1, 4, 3), numbers[:16].view(2, 1, 4, 2)), 0, 4),
     )
     state = State(layers, 9, Span("growing", 4, 3), torch.tensor([5, 2**40]))
     assert state.describe() == {"memory": "hidden sums keyvalue", "seen": "9", "span": "growing 4 3"}

@@ -83,10 +83,6 @@ class Buckets(Memory):
         """Tensors of the table."""
         return self.table._asdict()
 
-    def empty(self) -> Buckets:
-        """Memory of no tokens."""
-        return Buckets(Table.empty(self.stored.keys, *self.stored.counts.shape))
-
     @property
     def n_hashes(self) -> int:
         """Number of hash rounds."""

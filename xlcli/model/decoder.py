@@ -1,4 +1,4 @@
-"""Fast decoding on the CPU: predictions after one new token of each sequence, by the kernels of `ops/decode.py`.
+"""Fast decoding on the CPU: predictions after one new token of each sequence, by the kernels of `kernels/decode.py`.
 
 A `Decoder` computes `LanguageModel.logits` for calls of one token, with the same states. It packs the weights once: an
 int8 weight takes a byte here, where the network holds its value in float32. Blocks without a kernel (linear and LSH
@@ -21,6 +21,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from xlcli.errors import ConfigError
+from xlcli.kernels.records import ACTIVATIONS, BLOCK, CACHE, LAYER, NONE, RMS, ROPE_LAYOUTS, Array
 from xlcli.memory import Memory, TokenBuffers
 from xlcli.model.attention import Attention
 from xlcli.model.attention.full import FullAttention
@@ -35,17 +36,6 @@ from xlcli.model.position.xl import XLPosition
 from xlcli.model.residual import EPSILON, PostNorm, PreNorm, Residual, ReZero, Sandwich
 from xlcli.model.stack import Block, FeedForward, Stack
 from xlcli.ops.context import AttentionContext
-from xlcli.ops.decode_records import (
-    ACTIVATIONS,
-    BLOCK,
-    CACHE,
-    CALL,
-    LAYER,
-    NONE,
-    RMS,
-    ROPE_LAYOUTS,
-    Array,
-)
 from xlcli.ops.quantize import quantize
 from xlcli.ops.span import Span
 
@@ -61,7 +51,7 @@ TYPES = {
 BYTES = {"bfloat16": 2, "int8": 1}
 """Bytes of a packed weight; float32 matrices are not copied unless several are joined."""
 Packed = tuple[Any, ...]
-"""Fields of a record of `ops/decode_records.py`; those of arrays are addresses."""
+"""Fields of a record of `kernels/records.py`; those of arrays are addresses."""
 NO_HEAD = (0,) * 4, (0,) * 5, 0
 """Fields of a head of size 0."""
 
@@ -78,7 +68,7 @@ def make_decoder(network: LanguageModel, encoding: str) -> Decoder | None:
         return None
     n_threads = torch.get_num_threads()
     try:
-        from xlcli.ops import decode
+        from xlcli.kernels import decode
 
         decode.use_threads(1)
     except ConfigError:
@@ -205,7 +195,6 @@ class Decoder:
         self, part: Part, x: Tensor, x0: Tensor, memories: Sequence[Memory], context: AttentionContext
     ) -> tuple[Tensor, tuple[Memory, ...]]:
         """Output (b 1 d) or logits (b 1 v) of a part with kernels, and the new memories."""
-        k = self.kernels
         caches, after = [], []
         tables: list[Tensor | None] = []  # kept during the call: another block or thread may replace them
         for block, memory in zip(part.blocks, memories, strict=True):
@@ -228,21 +217,16 @@ class Decoder:
         assert context.tokens is not None
         inputs = [t[:, 0].contiguous() for t in (context.tokens.long(), x, x0)]
         reach = None if context.mask.reach is None else context.mask.reach[:, 0].contiguous()
-        n_threads = k.use_threads(torch.get_num_threads())
-        blocks = part.packed.ctypes.data, packed.ctypes.data
         call = (
             part.head or NO_HEAD,
             len(caches),
-            *blocks,
+            *(part.packed.ctypes.data, packed.ctypes.data),
             *(t.data_ptr() for t in inputs),
             0 if reach is None else reach.data_ptr(),
-            len(x),
-            x.shape[2],
-            n_threads,
+            *(len(x), x.shape[2]),
         )
         memory_type = buffers[0].dtype
-        with k.turn():
-            out = k.decode_token(np.array([call], CALL), TYPES[self.weight_type], TYPES[memory_type])
+        out = self.kernels.decode(call, torch.get_num_threads(), TYPES[self.weight_type], TYPES[memory_type])
         self._used.add(memory_type)
         return torch.from_numpy(out)[:, None], tuple(after)
 

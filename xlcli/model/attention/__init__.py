@@ -43,8 +43,12 @@ class Attention(nn.Module):
 
     def accepts(self, memory: Memory, span: Span, seen: int) -> bool:
         """Whether `memory` can be the memory of this layer after `seen` tokens."""
-        own = self.init_memory(0, "keyvalue")
-        return (memory.kind, memory.shape) == (own.kind, own.shape)
+        kinds = (
+            self.init_memory(0, "hidden"),
+            self.init_memory(0, "keyvalue"),
+            self.init_memory(0, "keyvalue", "int8"),
+        )
+        return (memory.kind, memory.shape) in [(own.kind, own.shape) for own in kinds]
 
     def receptive_field(self, mem_len: int) -> int | None:
         """Number of earlier tokens that a token can attend to; None if unbounded."""

@@ -22,6 +22,7 @@ from xlcli.memory import (
     Memory,
     TokenMemory,
 )
+from xlcli.model.attention import ProjectedAttention
 from xlcli.model.attention.full import FullAttention, settings
 from xlcli.model.position import Position
 from xlcli.ops.attend import attend
@@ -110,12 +111,7 @@ class CompressiveAttention(FullAttention):
 
     def accepts(self, memory: Memory, span: Span, seen: int) -> bool:
         """Whether kind, shape and lengths agree."""
-        kinds = [
-            self.init_memory(0, "hidden"),
-            self.init_memory(0, "keyvalue"),
-            self.init_memory(0, "keyvalue", "int8"),
-        ]
-        if (memory.kind, memory.shape) not in [(own.kind, own.shape) for own in kinds]:
+        if not ProjectedAttention.accepts(self, memory, span, seen):
             return False
         assert isinstance(memory, Compressive)
         lengths = memory.tokens.length, memory.pooled.length

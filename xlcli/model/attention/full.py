@@ -70,21 +70,16 @@ class FullAttention(ProjectedAttention):
             return Hidden(like.new_empty(batch, 0, weight.shape[1]))
         empty = like.new_empty(batch, self.n_heads, 0, weight.shape[0] // self.n_heads)
         if dtype == "int8":
-            return Int8KeyValue.of(Int8KeyValue.encode(empty, empty), 0, 0)
+            return Int8KeyValue(Int8KeyValue.encode(empty, empty), 0, 0)
         rounded = empty.bfloat16() if dtype == "bfloat16" else empty
-        return KeyValue(rounded, rounded, 0, 0)
+        return KeyValue((rounded, rounded), 0, 0)
 
     def accepts(self, memory: Memory, span: Span, seen: int) -> bool:
         """Whether kind, shape and length agree."""
-        if not isinstance(memory, TokenMemory):
+        if not super().accepts(memory, span, seen):
             return False
-        kinds = (
-            self.init_memory(0, "hidden"),
-            self.init_memory(0, "keyvalue"),
-            self.init_memory(0, "keyvalue", "int8"),
-        )
-        own = {made.kind: made.shape for made in kinds}
-        return own.get(memory.kind) == memory.shape and memory.length == self.receptive_field(span.n_kept(seen))
+        assert isinstance(memory, TokenMemory)
+        return memory.length == self.receptive_field(span.n_kept(seen))
 
     def receptive_field(self, mem_len: int) -> int | None:
         """All tokens of the memory."""

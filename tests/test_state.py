@@ -83,8 +83,8 @@ def test_it_remembers_no_more_than_it_may(model, memory):
 
 def test_buffers_stay_bounded(model):
     _, state = _read(model, variants.tokens(1, 1500), "keyvalue", cuts=(1,))
-    assert all(layer.keys.shape[2] <= 7 + 1 + MAX_SLACK for layer in state.layers)
-    assert all(layer.keys.shape[2] <= 4 * 7 for layer in state.layers)
+    assert all(layer.buffers[0].shape[2] <= 7 + 1 + MAX_SLACK for layer in state.layers)
+    assert all(layer.buffers[0].shape[2] <= 4 * 7 for layer in state.layers)
 
 
 @pytest.mark.parametrize("cuts", [(1,), (2, 5), (30,), (1, 1, 40)])

@@ -268,7 +268,7 @@ def test_inference_appends_in_place():
         for token in tokens(1, 3).split(1, dim=1):
             _, state = model(token, state)
             assert isinstance(state.layers[0], KeyValue)
-            buffers.append(state.layers[0].keys.data_ptr())
+            buffers.append(state.layers[0].buffers[0].data_ptr())
     assert len(set(buffers[1:])) == 1
 
 

@@ -318,7 +318,7 @@ def test_leaving_early_changes_no_number(n_layers, kind):
     model = halting(6, n_layers=n_layers, attention=attention)
     calls = []
     for n, block in enumerate(model.stack.blocks):
-        block.attention.register_forward_hook(lambda *_, n=n: calls.append(n))
+        block.attention.output.register_forward_hook(lambda *_, n=n: calls.append(n))
     tokens = text(1, 15)
     for memory, cuts in itertools.product(("hidden", "keyvalue"), ([1], [2, 3])):
         made = []

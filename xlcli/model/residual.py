@@ -94,9 +94,6 @@ class HeadNorm(RMSNorm):
 class Residual(nn.Module):
     """x + branch(x)."""
 
-    initial_constants: ClassVar[Mapping[str, float]] = {}
-    """Parameters with a constant initial value (`init_weights`)."""
-
     def __init__(self, dropout: float) -> None:
         super().__init__()
         self.dropout = Dropout(dropout)

@@ -84,55 +84,10 @@ def _weights(part: Part, tensors: list[Tensor], saved: Tensor, band: Band) -> Te
     return softmax_scores(queries, keys, own_term, band.edges(part.new.start, queries), out=part.buffer(q, saved))
 
 
-def _forward(tensors: list[Tensor], n_memory: int, max_distance: int | None) -> tuple[Tensor, Tensor]:
-    band = Band(n_memory, max_distance)
-    out, saved = _outputs(tensors, band)
-    for part in _parts(tensors[0], band):
-        weights = _weights(part, tensors, saved, band)
-        part.write(out, part.new, torch.bmm(weights, part.of(tensors[2], part.seen)))
-    return out, saved
-
-
-def _backward(
-    tensors: list[Tensor], saved: Tensor, grad: Tensor, n_memory: int, max_distance: int | None
-) -> list[Tensor]:
-    band = Band(n_memory, max_distance)
-    q, k, v, *term = tensors
-    d_q, d_k, d_v, *d_query = gradients = _gradients(tensors, band)
-    add = not _writes_once(q, band)
-    for part in _parts(q, band):
-        new, seen = part.new, part.seen
-        weights = part.buffer(q, saved) if len(saved) else _weights(part, tensors, saved, band)
-        of_output = part.of(grad, new)
-        part.write(d_v, seen, torch.bmm(weights.mT, of_output), add=add)
-        of_scores = torch.bmm(of_output, part.of(v, seen).mT)
-        torch._softmax_backward_data(of_scores, weights, -1, weights.dtype, grad_input=of_scores)
-        part.write(d_k, seen, torch.bmm(of_scores.mT, part.of(q, new)), add=add)
-        part.write(d_q, new, torch.bmm(of_scores, part.of(k, seen)))
-        for d in d_query:
-            part.write(d, new, of_scores.flatten(0, 1) @ term[1][seen])
-    return gradients
-
-
 def _writes_once(q: Tensor, band: Band) -> bool:
     """Whether all queries are one block, which sees every key."""
     (_, seen), *others = blocks(q.shape[2], band)
     return not others and seen.start == 0
-
-
-def _outputs(tensors: list[Tensor], band: Band) -> tuple[Tensor, Tensor]:
-    """Output (b h t w), in memory (b t h w) as the next projection reads it, and room for saved weights."""
-    q, _, v, *_ = tensors
-    n_saved = max(part.saved.stop for part in _parts(q, band))
-    fits = n_saved * q.element_size() <= SAVED_BYTES
-    out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
-    return out, q.new_empty(n_saved if fits else 0)
-
-
-def _gradients(tensors: list[Tensor], band: Band) -> list[Tensor]:
-    """Zeros, or uninitialized: gradients of queries, keys, values and queries of the second term."""
-    make = torch.empty if _writes_once(tensors[0], band) else torch.zeros
-    return [make(x.shape, dtype=x.dtype, device=x.device) for x in tensors[:4]]
 
 
 class _Attention(torch.autograd.Function):
@@ -140,7 +95,15 @@ class _Attention(torch.autograd.Function):
     def forward(ctx: Any, scale: float, band: Band, *given: Tensor) -> Tensor:
         # Scaled and contiguous queries: every part of them is then a view.
         tensors = [torch.mul(x, scale, out=x.new_empty(x.shape)) if i in QUERIES else x for i, x in enumerate(given)]
-        out, saved = _forward(tensors, *band)
+        q, _, v, *_ = tensors
+        parts = list(_parts(q, band))
+        n_saved = parts[-1].saved.stop
+        saved = q.new_empty(n_saved if n_saved * q.element_size() <= SAVED_BYTES else 0)
+        # In memory (b t h w), as the next projection reads it.
+        out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
+        for part in parts:
+            weights = _weights(part, tensors, saved, band)
+            part.write(out, part.new, torch.bmm(weights, part.of(v, part.seen)))
         ctx.save_for_backward(*tensors, saved)
         ctx.scale, ctx.band = scale, band
         return out
@@ -149,8 +112,21 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *tensors, saved = ctx.saved_tensors
-        gradients = _backward(tensors, saved, grad, *ctx.band)
-        for i in QUERIES:
-            if i < len(gradients):
-                gradients[i] *= ctx.scale
+        q, k, v, *term = tensors
+        once = _writes_once(q, ctx.band)
+        gradients = [x.new_empty(x.shape) if once else x.new_zeros(x.shape) for x in tensors[:4]]
+        d_q, d_k, d_v, *d_query = gradients
+        for part in _parts(q, ctx.band):
+            new, seen = part.new, part.seen
+            weights = part.buffer(q, saved) if len(saved) else _weights(part, tensors, saved, ctx.band)
+            of_output = part.of(grad, new)
+            part.write(d_v, seen, torch.bmm(weights.mT, of_output), add=not once)
+            of_scores = torch.bmm(of_output, part.of(v, seen).mT)
+            torch._softmax_backward_data(of_scores, weights, -1, weights.dtype, grad_input=of_scores)
+            part.write(d_k, seen, torch.bmm(of_scores.mT, part.of(q, new)), add=not once)
+            part.write(d_q, new, torch.bmm(of_scores, part.of(k, seen)))
+            for d in d_query:
+                part.write(d, new, of_scores.flatten(0, 1) @ term[1][seen])
+        for d in (d_q, *d_query):
+            d *= ctx.scale
         return None, None, *gradients, *[None] * (len(tensors) - len(gradients))

@@ -85,7 +85,8 @@ class AttentionContext:
         documents: Positions of the new tokens in their documents, or None if the text is one document.
         mask: Visible keys.
         cache: Values shared by layers.
-        rows: Positions whose output is needed; None: all. Keys and values are needed of every position.
+        rows: Positions whose output is needed, in the last block of a stack; None: all. Keys and values are needed of
+            every position.
         losses: Auxiliary loss of each layer that has one, by the identity of its memory before the call, so that a
             layer which is computed again replaces its own.
     """
@@ -140,8 +141,15 @@ class AttentionContext:
             return None
         return FarBias(self.span.far_bias, limit, self.positions)
 
+    @property
+    def needs_output(self) -> bool:
+        """Whether the output of any position is needed; if not, a layer only updates its memory."""
+        return self.rows is None or len(self.rows.index) > 0
+
     def for_rows(self, rows: Rows | None) -> AttentionContext:
-        """This context with output at `rows` only."""
+        """This context with output at `rows` only; None: everywhere."""
+        if rows is self.rows:
+            return self
         context = copy.copy(self)
         context.rows = rows
         return context

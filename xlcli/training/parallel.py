@@ -115,7 +115,6 @@ def shard(model: LanguageModel, runtime: Runtime) -> Callable[[], AbstractContex
             if is_narrow and block.vectors is not None:
                 fully_shard(block.vectors, mesh=mesh)
             fully_shard(block, mesh=mesh, mp_policy=narrow if is_narrow else MixedPrecisionPolicy())
-            register_fsdp_forward_method(block, "update_memory")
     fully_shard(model, mesh=mesh, reshard_after_forward=False)
     register_fsdp_forward_method(model, "score")
     for module in model.modules():

@@ -147,10 +147,6 @@ class CompressiveAttention(FullAttention):
         joined = {name: torch.cat([m[name] for m in memories])[order] for name in memories[0]}
         return torch.cat([y for y, _ in parts])[order], type(memory).from_tensors(joined)
 
-    def update_memory(self, x: Tensor, memory: Memory, context: AttentionContext) -> Memory:
-        """New memory after input x (b t d), without the output."""
-        return self.forward(x, memory, context)[1]
-
     def _forward_rows(self, x: Tensor, memory: Compressive, own: CompressedCall) -> tuple[Tensor, Memory]:
         q = self.queries(x, own.new)
         project, project_pooled = (partial(self.project, context=context) for context in (own.new, own.pooled))

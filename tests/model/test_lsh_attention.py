@@ -40,7 +40,6 @@ def branch(n_hashes=ROUNDS, dtype=torch.float64, dropout=0.0, position=None, que
         bucket_size=SIZE,
         n_hashes=n_hashes,
         dropout=dropout,
-        scale=0.7,
         query_scale=query_scale,
     )
     attention.redraw(drawn(1))
@@ -82,7 +81,7 @@ def expected(attention, x, limit=20, apply_rope=lambda q, i: q):
         heads = []
         factors = [1.0] * HEADS if attention.log_scale is None else [math.exp(s) for s in attention.log_scale.tolist()]
         for head in range(HEADS):
-            scale = attention.scale * factors[head]
+            scale = factors[head]
             q_h, v_h = [of[head] for of in q], [of[head] for of in v]
             rotations = attention.rotations[: attention.n_hashes].tolist()
             buckets = [[reformer.bucket(of, directions, FACTORS) for of in q_h] for directions in rotations]

@@ -111,8 +111,13 @@ class Decoder:
         self._tables = DistanceTables()
         self._used: set[torch.dtype] = set()  # number types of memories that the kernels have read
         with torch.inference_mode():
-            groups = itertools.groupby(enumerate(network.stack.layers()), lambda one: has_kernel(one[1]))
-            self.parts = [self._part(list(blocks), has_kernel) for has_kernel, blocks in groups]
+            self.parts: list[Part] = []
+            for with_kernel, group in itertools.groupby(
+                enumerate(network.stack.layers()), lambda one: has_kernel(one[1])
+            ):
+                blocks = list(group)
+                packed = [self._packer.block(i, block) for i, block in blocks] if with_kernel else []
+                self.parts.append(Part(blocks[0][0], [block for _, block in blocks], np.array(packed, BLOCK)))
             if self.parts[-1].packed.size and type(network.head) is SoftmaxHead and network.head.projection is None:
                 weight, norm = network.head.weight, self._packer.norm(network.stack.final)
                 self.parts[-1].head = norm, self._packer.matrix(weight, network.head.bias), len(weight)
@@ -121,13 +126,9 @@ class Decoder:
         """Whether the kernels for weights of a type and this memory are compiled; else the next call takes seconds."""
         if os.getpid() != self.kernels.PROCESS:
             return True
-        types: set[torch.dtype] = set()
-        for part in self.parts:
-            memories = state.layers[part.first : part.first + len(part.blocks)]
-            if part.packed.size and _are_readable(memories):
-                types |= {dtype for dtype in _types(memories) if dtype is not None}
+        types = {part.memory_type(state) for part in self.parts} - {None}
         types -= self._used if weight_type == self.weight_type else set()
-        return all(self.kernels.is_compiled(TYPES[weight_type], TYPES[dtype]) for dtype in types)
+        return all(self.kernels.is_compiled(TYPES[weight_type], TYPES[dtype]) for dtype in types if dtype)
 
     def take_problem(self) -> str | None:
         """Reason for which kernels that were compiled are not kept, if any, once."""
@@ -144,13 +145,15 @@ class Decoder:
             x0, has_logits = x, False
             after: list[Memory] = []
             for part in self.parts:
-                memories = state.layers[part.first : part.first + len(part.blocks)]
-                if part.packed.size and _are_readable(memories):
-                    x, new = self._run(part, x, x0, memories, context)
+                if part.memory_type(state) is not None:
+                    x, new = self._run(part, x, x0, part.memories(state), context)
                     has_logits = part.head is not None
-                else:
-                    x, new = self._run_modules(part, x, x0, memories, context)
-                after += new
+                    after += new
+                    continue
+                for i, memory in enumerate(part.memories(state), start=part.first):
+                    own = self.network.stack.block_input(i, x, x0)
+                    x, written = part.blocks[i - part.first](own, memory, context)
+                    after.append(written)
             logits = head.limit(x[:, -1]) if has_logits else head.logits(self.network.stack.final(x[:, -1]))
             return logits, self.network.advance(state, tokens, tuple(after))
 
@@ -180,16 +183,6 @@ class Decoder:
             for block, memory in zip(part.packed, state.layers[part.first :], strict=False):
                 assert isinstance(memory, TokenBuffers)
                 yield block, memory.length + 1
-
-    def _run_modules(
-        self, part: Part, x: Tensor, x0: Tensor, memories: Sequence[Memory], context: AttentionContext
-    ) -> tuple[Tensor, tuple[Memory, ...]]:
-        """`_run` without kernels: output (b 1 d)."""
-        after = []
-        for i, (block, memory) in enumerate(zip(part.blocks, memories, strict=True), start=part.first):
-            x, new = block(self.network.stack.block_input(i, x, x0), memory, context)
-            after.append(new)
-        return x, tuple(after)
 
     def _run(
         self, part: Part, x: Tensor, x0: Tensor, memories: Sequence[Memory], context: AttentionContext
@@ -230,10 +223,6 @@ class Decoder:
         self._used.add(memory_type)
         return torch.from_numpy(out)[:, None], tuple(after)
 
-    def _part(self, blocks: Sequence[tuple[int, Block]], has_kernel: bool) -> Part:
-        packed = [self._packer.block(i, block) for i, block in blocks] if has_kernel else []
-        return Part(blocks[0][0], [block for _, block in blocks], np.array(packed, BLOCK))
-
 
 @dataclass
 class Part:
@@ -251,16 +240,14 @@ class Part:
     packed: Array
     head: Packed | None = None
 
+    def memories(self, state: State) -> Sequence[Memory]:
+        """Memories of the blocks."""
+        return state.layers[self.first : self.first + len(self.blocks)]
 
-def _are_readable(memories: Sequence[Memory]) -> bool:
-    """Whether there is a kernel for the number type of the memories."""
-    types = _types(memories)
-    return len(types) == 1 and types <= TYPES.keys()
-
-
-def _types(memories: Sequence[Memory]) -> set[torch.dtype | None]:
-    """Number types of the keys and values; None for memories of another kind."""
-    return {memory.dtype if isinstance(memory, TokenBuffers) else None for memory in memories}
+    def memory_type(self, state: State) -> torch.dtype | None:
+        """Number type of all keys and values; None if there is no kernel for the blocks or for their memories."""
+        types = {memory.dtype if isinstance(memory, TokenBuffers) else None for memory in self.memories(state)}
+        return types.pop() if self.packed.size and len(types) == 1 and types <= TYPES.keys() else None
 
 
 class Packer:

@@ -91,5 +91,5 @@ def _mean_recall(recorded: _LayerCall, positions: Tensor, limit: int) -> float:
         distance = part[:, None] - keys
         visible = (distance >= 1) & (distance <= limit)
         found = share_bucket(global_ranks[..., part], global_ranks, layer.bucket_size)
-        total += recall(q[:, :, part], k, found, visible, scale=layer.scale).double().sum().item()
+        total += recall(q[:, :, part], k, found, visible).double().sum().item()
     return total / (layer.n_heads * len(positions))

@@ -10,7 +10,6 @@ Keys are pooled blocks, then tokens. A block has the position of its last token.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -147,35 +146,13 @@ def _part(call: AttentionContext, rate: int, n_compressed: int, begun: int, rows
         uniform=call.span.kind == "uniform",
     )
 
-    def derived(
-        name: str, n_memory: int, positions: Callable[[Positions, Tiers], Positions] | None
-    ) -> AttentionContext:
-        def make() -> AttentionContext:
-            offsets, tokens = call.positions.offsets, call.tokens
-            context = AttentionContext(
-                call.span,
-                n_memory=n_memory,
-                n_new=call.n_new,
-                keep=call.keep,
-                device=call.positions.device,
-                start=call.start,
-                offsets=offsets if rows is None or offsets is None else offsets[rows],
-                tokens=tokens if rows is None or tokens is None else tokens[rows],
-            )
-            if positions is not None:
-                context.positions = positions(context.positions, tiers)
-            return context
+    def derived(name: str, n_memory: int) -> AttentionContext:
+        return call.derive(("compressed", rate, n_compressed, begun, name), n_memory, call.keep, sequences=rows)
 
-        return call.derive(("compressed", rate, n_compressed, begun, name), make)
-
-    n_memory = len(tiers.blocks) + len(tiers.tokens) - call.n_new
-    return CompressedCall(
-        tiers,
-        rows,
-        call.for_rows(None) if rows is None else derived("new", call.n_memory, None),
-        derived("pooled", 0, _BlockPositions),
-        derived("keys", n_memory, _TierPositions),
-    )
+    pooled, keys = derived("pooled", 0), derived("keys", len(tiers.blocks) + len(tiers.tokens) - call.n_new)
+    pooled.positions, keys.positions = _BlockPositions(pooled.positions, tiers), _TierPositions(keys.positions, tiers)
+    new = call.for_rows(None) if rows is None else derived("new", call.n_memory)
+    return CompressedCall(tiers, rows, new, pooled, keys)
 
 
 class _TierPositions(Positions):

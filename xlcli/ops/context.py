@@ -16,7 +16,6 @@ from xlcli.ops.positions import DocumentPositions, Positions
 from xlcli.ops.span import Span
 
 T = TypeVar("T")
-Derived = TypeVar("Derived", bound="AttentionContext")
 
 
 class Mask:
@@ -160,36 +159,42 @@ class AttentionContext:
 
     def narrow(self, window: int) -> AttentionContext:
         """Context of a layer that attends to, and remembers, at most `window` earlier tokens."""
-        made = self.derive(
-            ("narrow", window),
-            lambda: AttentionContext(
-                self.span,
-                n_memory=min(self.n_memory, window),
-                n_new=self.n_new,
-                keep=min(self.keep, window),
-                device=self.positions.device,
-                start=self.start,
-                offsets=self.positions.offsets,
-                tokens=self.tokens,
-                window=window,
-                documents=self.documents,
-            ),
-        )
-        return made if self.rows is None else made.for_rows(self.rows)
+        made = self.derive(("narrow", window), min(self.n_memory, window), min(self.keep, window), window=window)
+        return made.for_rows(self.rows)
 
     def block(self, window: int) -> AttentionContext:
         """Context of any block of local attention: `window` remembered tokens and `window` new ones."""
-        return self.derive(
+        return _get(
+            self._derived,
             ("block", window),
             lambda: AttentionContext(
                 self.span, n_memory=window, n_new=window, keep=0, device=self.positions.device, window=window
             ),
         )
 
-    def derive(self, key: Hashable, make: Callable[[], Derived]) -> Derived:
-        """Context of some layers, from `make` at first use."""
-        context: Derived = _get(self._derived, key, make)
-        return context
+    def derive(
+        self, key: Hashable, n_memory: int, keep: int, *, window: int | None = None, sequences: Tensor | None = None
+    ) -> AttentionContext:
+        """Context of some layers and of the sequences with these indices (None: all), made at first use."""
+        offsets, tokens = (
+            x if x is None or sequences is None else x[sequences] for x in (self.positions.offsets, self.tokens)
+        )
+        return _get(
+            self._derived,
+            key,
+            lambda: AttentionContext(
+                self.span,
+                n_memory=n_memory,
+                n_new=self.n_new,
+                keep=keep,
+                device=self.positions.device,
+                start=self.start,
+                offsets=offsets,
+                tokens=tokens,
+                window=window,
+                documents=self.documents,
+            ),
+        )
 
     def clear_learned(self) -> None:
         """Removes cached values computed from parameters, here and in derived contexts."""

@@ -42,7 +42,7 @@ def attend_gathered(
     bucket_size: int,
     dropout: float,
 ) -> Tensor:
-    """LSH attention (b h t w) of scaled queries (b h t e), as `lsh_attention.attend_hashed`.
+    """LSH attention (b h t w) of queries (b h t e), as `lsh_attention.attend_hashed`.
 
     The table must not change before the backward pass, which gathers the keys again.
     """

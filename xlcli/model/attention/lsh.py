@@ -62,7 +62,6 @@ class LSHAttention(Attention):
         bucket_size: int,
         n_hashes: int,
         dropout: float,
-        scale: float = 1.0,
         query_scale: float | None = None,
     ) -> None:
         super().__init__(position)
@@ -71,7 +70,6 @@ class LSHAttention(Attention):
         self.bucket_size = bucket_size
         self.n_hashes = n_hashes
         self.dropout = dropout
-        self.scale = scale
         self.query = Linear(dim, n_heads * head_dim, bias=False)
         self.value = Linear(dim, n_heads * head_dim, bias=False)
         self.output = Linear(n_heads * head_dim, dim, bias=False)
@@ -120,7 +118,7 @@ class LSHAttention(Attention):
             if context.n_new == 1 and context.needs_output and torch.is_inference_mode_enabled():
                 # One token reads its own buckets only, which is faster on a CPU.
                 memory = memory.writable(self.bucket_size)
-                y = attend_hashed_one(q, k, v, buckets, memory.stored, key_window, scale=self.scale)
+                y = attend_hashed_one(q, k, v, buckets, memory.stored, key_window)
             else:
                 ranks, y = rank_in_buckets(buckets, memory.stored.counts), v
                 if context.needs_output:
@@ -132,7 +130,6 @@ class LSHAttention(Attention):
                         memory.stored if context.n_memory and memory.stored.n_slots else None,
                         key_window,
                         bucket_size=self.bucket_size,
-                        scale=self.scale,
                         dropout=self.dropout if self.training else 0.0,
                     )
                 if context.keep:

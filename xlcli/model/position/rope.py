@@ -66,10 +66,6 @@ class RopePosition(Position):
 class RopeEmbedding(RopePosition):
     """Rotation of the embedding, an ablation: not relative, because projections do not commute with the rotation."""
 
-    def far(self, q: Tensor, k: Tensor, context: AttentionContext) -> FarKeys | None:
-        """None: queries and keys are not rotated."""
-        return None
-
     def embed(self, x: Tensor, context: AttentionContext) -> Tensor:
         """Rotated input (b t d)."""
         return apply_rope(x, *rope_angles(context.positions.absolute, x.shape[-1], self.base), self.layout)

@@ -94,7 +94,7 @@ def _head(config: ModelConfig, source: TokenEmbedding | AdaptiveEmbedding) -> He
     """Head that shares the matrices of `source`."""
     if isinstance(source, TokenEmbedding):
         return _softmax(config, source, config.loss_chunk)
-    clusters = [_softmax(config, table) for table in source.tables()]
+    clusters = [_softmax(config, table) for table in source.clusters]
     return AdaptiveHead(
         clusters=clusters,
         cutoffs=config.cutoffs,

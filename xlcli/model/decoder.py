@@ -48,8 +48,8 @@ TYPES = {
     torch.int8: np.empty(0, np.int8),
 }
 """Number type of weights or memories to an array of its type in the kernel."""
-BYTES = {"bfloat16": 2, "int8": 1}
-"""Bytes of a packed weight; float32 matrices are not copied unless several are joined."""
+ENCODINGS = {"bfloat16": torch.bfloat16, "int8": torch.int8}
+"""Types of packed weights other than float32, whose matrices are not copied unless several are joined."""
 Packed = tuple[Any, ...]
 """Fields of a record of `kernels/records.py`; those of arrays are addresses."""
 NO_HEAD = (0,) * 4, (0,) * 5, 0
@@ -106,7 +106,7 @@ class Decoder:
     def __init__(self, network: LanguageModel, encoding: str, kernels: ModuleType) -> None:
         self.network = network
         self.kernels = kernels
-        self.weight_type = {"bfloat16": torch.bfloat16, "int8": torch.int8}.get(encoding, torch.float32)
+        self.weight_type = ENCODINGS.get(encoding, torch.float32)
         self._packer = Packer(network, self.weight_type)
         self._tables = DistanceTables()
         self._used: set[torch.dtype] = set()  # number types of memories that the kernels have read
@@ -382,15 +382,22 @@ class DistanceTables:
             bias = self._table((source, attention.n_heads), length, longest, lambda n: _bias(attention, n, e))
             return None, bias, None, None, None
         if isinstance(position, RopePosition):
-            sin, cos = context.cache.constant(
-                ("rope step", e, position.base), lambda: _rope_angles(position, context, e)
-            )
+
+            def angles() -> list[Tensor]:
+                """Sine and cosine (b e/2) of the angles of the new tokens (b 1)."""
+                assert context.tokens is not None
+                positions = context.positions.latest(1).expand_as(context.tokens)[:, 0]
+                return [part.float().contiguous() for part in rope_angles(positions, e, position.base)]
+
+            def rotations(n: int) -> Tensor:
+                """Sines, then cosines (n e), of the rotations by 0 to n - 1 positions."""
+                return torch.cat(rope_angles(torch.arange(n), e, position.base), dim=-1).float()
+
+            sin, cos = context.cache.constant(("rope step", e, position.base), angles)
             turns, clamp_len = None, context.span.clamp_len
             if clamp_len is not None and length > clamp_len + 1:
                 n_far = length - clamp_len
-                turns = self._table(
-                    ("turns", e, position.base), n_far, longest, lambda n: _turns(position, n, e), axis=0
-                )
+                turns = self._table(("turns", e, position.base), n_far, longest, rotations, axis=0)
             return None, None, sin, cos, turns
         return None, None, None, None, None
 
@@ -410,19 +417,6 @@ class DistanceTables:
 def _context(n: int) -> AttentionContext:
     """Context of a call of one token after n - 1 others."""
     return AttentionContext(Span("uniform", n, n), n_memory=n - 1, n_new=1, keep=0, device=torch.device("cpu"))
-
-
-def _rope_angles(position: RopePosition, context: AttentionContext, width: int) -> tuple[Tensor, Tensor]:
-    """Sine and cosine (b width/2) of the angles of the new tokens (b 1)."""
-    assert context.tokens is not None
-    positions = context.positions.latest(1).expand_as(context.tokens)[:, 0]
-    sin, cos = rope_angles(positions, width, position.base)
-    return sin.float().contiguous(), cos.float().contiguous()
-
-
-def _turns(position: RopePosition, n: int, width: int) -> Tensor:
-    """Sines, then cosines (n width), of the rotations by 0 to n - 1 positions."""
-    return torch.cat(rope_angles(torch.arange(n), width, position.base), dim=-1).float()
 
 
 def _position_keys(position: XLPosition, n: int, head_dim: int) -> Tensor:
@@ -449,25 +443,22 @@ def _bias(attention: FullAttention, n: int, head_dim: int) -> Tensor:
 def weight_bytes(network: LanguageModel, encoding: str) -> int:
     """Size in bytes of the copies of the matrices of blocks; 0 if there is no decoder."""
     total = 0
-    for block in filter(has_kernel, network.stack.layers() if may_decode(network) else ()):
-        attention, feed_forward = block.attention, block.feedforward
-        assert isinstance(attention, FullAttention)
-        gate = feed_forward.gate
+    for attention, feed_forward in _decoded(network):
         joined = [attention.query, attention.key, attention.value]
         single = [attention.output, feed_forward.down]
-        (single if gate is None else joined).append(feed_forward.up)
-        joined += [] if gate is None else [gate]
-        copied = joined + single if encoding in BYTES else joined
-        total += BYTES.get(encoding, 4) * sum(part.weight.numel() for part in copied)
+        if feed_forward.gate is None:
+            single.append(feed_forward.up)
+        else:
+            joined += [feed_forward.up, feed_forward.gate]
+        copied = joined + single if encoding in ENCODINGS else joined
+        total += ENCODINGS.get(encoding, torch.float32).itemsize * sum(part.weight.numel() for part in copied)
     return total
 
 
 def table_bytes(network: LanguageModel, mem_len: int) -> int:
     """Size in bytes of the tables by distance with memory of `mem_len` tokens; 0 if there is no decoder."""
     tables: dict[Hashable, int] = {}
-    for block in filter(has_kernel, network.stack.layers() if may_decode(network) else ()):
-        attention = block.attention
-        assert isinstance(attention, FullAttention)
+    for attention, _ in _decoded(network):
         position, h, width = attention.position, attention.n_heads, attention.output.weight.shape[1]
         n = 1 + (min(mem_len, attention.window) if isinstance(attention, LocalAttention) else mem_len)
         if isinstance(position, XLPosition):
@@ -480,3 +471,10 @@ def table_bytes(network: LanguageModel, mem_len: int) -> int:
             continue
         tables[key] = max(tables.get(key, 0), 4 * rows * n)
     return sum(tables.values())
+
+
+def _decoded(network: LanguageModel) -> Iterator[tuple[FullAttention, FeedForward]]:
+    """Branches of the blocks with a kernel, if there is a decoder."""
+    for block in filter(has_kernel, network.stack.layers() if may_decode(network) else ()):
+        assert isinstance(block.attention, FullAttention)
+        yield block.attention, block.feedforward

@@ -132,9 +132,12 @@ class Stack(nn.Module):
     stack.
 
     Attributes:
+        n_steps: Number of times that all blocks are applied.
         recompute_activations: Keep only the input of each block for the backward pass, which computes the block again
             with the same dropout (Chen et al. 2016). A reversible stack keeps less and ignores it.
     """
+
+    n_steps = 1
 
     def __init__(self, blocks: Sequence[Block], final: nn.Module, *, input_residual: bool = False) -> None:
         super().__init__()
@@ -154,8 +157,9 @@ class Stack(nn.Module):
                 block.attention.redraw(generator)
 
     def unrolled(self) -> Iterator[Block]:
-        """Blocks in the order of use; a block is repeated if the stack applies it several times."""
-        yield from self.layers()
+        """Blocks in the order of use."""
+        for _ in range(self.n_steps):
+            yield from self.layers()
 
     def accepts_depth(self, depth: int) -> bool:
         """Whether the stack can run with a state of `depth` memories."""

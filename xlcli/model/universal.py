@@ -9,7 +9,7 @@ positions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -32,11 +32,6 @@ class UniversalStack(Stack):
         super().__init__(blocks, final)
         self.n_steps = n_steps
         self.time_signal = time_signal
-
-    def unrolled(self) -> Iterator[Block]:
-        """Blocks in the order of use, `n_steps` times."""
-        for _ in range(self.n_steps):
-            yield from self.layers()
 
     def accepts_depth(self, depth: int) -> bool:
         """Any positive number of steps."""
@@ -67,13 +62,7 @@ class AdaptiveStack(UniversalStack):
 
     Halting probabilities are computed from the state after the last norm, as logits are: the stream of a pre-norm
     network grows from step to step, and probabilities computed from it would saturate.
-
-    Attributes:
-        skips_halted: Compute only keys and values of halted positions in the last block of a step, where that needs no
-            wait for a device. The results do not change.
     """
-
-    skips_halted = True
 
     def __init__(
         self,
@@ -101,7 +90,7 @@ class AdaptiveStack(UniversalStack):
         after: tuple[Memory, ...] = ()
         for step, before in enumerate(steps, start=1):
             signalled = self._signal(x, step)
-            rows = _rows(running) if self.skips_halted and step > 1 else None
+            rows = _rows(running) if step > 1 else None
             own = context.for_rows(rows)
             new, memory, _ = Stack.forward(self, signalled, before, own)
             after += memory

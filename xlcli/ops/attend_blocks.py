@@ -175,8 +175,8 @@ def attend_blocks(
 
     Args:
         q: Queries.
-        k: Keys, in any floating-point type.
-        v: Values, in any floating-point type.
+        k: Keys, in any floating-point type, as the values.
+        v: Values.
         band: Visible keys.
         scale: Factor on the inner products.
         term: Second score term, or None.

@@ -29,13 +29,8 @@ def attend_training(
 ) -> Tensor:
     """Attention output (b h t w) of queries (b h t e) over keys (b h s e) and values (b h s w) in the band.
 
-    Args:
-        q: Queries.
-        k: Keys.
-        v: Values.
-        band: Visible keys.
-        scale: Factor on the inner products.
-        term: Second score term, queries (b h t f) and keys (s f), or None. Its keys get no gradient.
+    `scale` is a factor on the inner products, `term` a second score term of queries (b h t f) and keys (s f), or None.
+    Keys of a term get no gradient.
     """
     return _Attention.apply(scale, band, q, k.to(q.dtype), v.to(q.dtype), *(term or ()))  # type: ignore[no-any-return, no-untyped-call]
 

@@ -13,6 +13,8 @@ Further axes: n bucket, c slot of a bucket or token of a tile, m tile or bucket 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -88,51 +90,27 @@ def attend_hashed(
     large = (q.detach().norm(dim=-1) > MAX_LOG_WEIGHT).flatten()
     # With gradients, keys and values before a tile are stored if some of them are in the table.
     tile = bucket_size if bucket_size % TILE or (table is not None and torch.is_grad_enabled()) else TILE
-    call = _Call(
-        qkv=(q.flatten(0, 2), k.flatten(0, 2), v.flatten(0, 2)),
-        large=large if large.any() else None,
-        ranks=ranks,
-        codes=_codes(ranks, bucket_size),
-        table=table,
-        key_window=key_window,
-        size=bucket_size,
-        tile=tile,
-        dropout=dropout,
+    attend = partial(
+        _attend_round,
+        tuple(part.flatten(0, 2) for part in (q, k, v)),
+        large if large.any() else None,
+        ranks,
+        _codes(ranks, bucket_size),
+        table,
+        key_window,
+        bucket_size,
+        tile,
+        dropout,
     )
     rounds: list[Sums] = []
     for r, n_tiles in enumerate((-(-ranks.sizes // tile)).sum((0, 1, 3)).tolist()):
         if torch.is_grad_enabled() and n_tiles * tile * bucket_size >= CHECKPOINT_SCORES:
-            rounds.append(Sums(*checkpoint(_attend_round, call, r, n_tiles, use_reentrant=False)))
+            rounds.append(Sums(*checkpoint(attend, r, n_tiles, use_reentrant=False)))
         else:
-            rounds.append(_attend_round(call, r, n_tiles))
+            rounds.append(attend(r, n_tiles))
     y, total = add_rounds(rounds)
     alone = (total == 0).to(total.dtype)
     return torch.addcmul(y / (total + alone), v.flatten(0, 2), alone).view_as(v)
-
-
-class _Call(NamedTuple):
-    """Values shared by the rounds of a call.
-
-    qkv         (b·h·t ...)  queries, keys, and values
-    large       (b·h·t)      whether scores of a query may exceed `MAX_LOG_WEIGHT`; None if none may
-    ranks                    buckets and ranks of the new tokens
-    codes                    ranks as small floats
-    table                    earlier tokens
-    key_window               positions of visible keys
-    size                     largest number of keys that a query sees in a round
-    tile                     number of tokens of a tile
-    dropout                  dropout rate of the weights
-    """
-
-    qkv: tuple[Tensor, Tensor, Tensor]
-    large: Tensor | None
-    ranks: BucketRanks
-    codes: _Codes
-    table: Table | None
-    key_window: KeyWindow
-    size: int
-    tile: int
-    dropout: float
 
 
 class _Codes(NamedTuple):
@@ -157,9 +135,24 @@ def _codes(ranks: BucketRanks, size: int) -> _Codes:
     return _Codes(first.to(exact), (first.gather(-1, ranks.buckets) + ranks.ranks).to(exact))
 
 
-def _attend_round(call: _Call, r: int, n_tiles: int) -> Sums:
-    """Attention (b·h·t ...) to the keys first seen in round r, in `n_tiles` tiles."""
-    qkv, large, ranks, codes, table, key_window, size, tile, dropout = call
+def _attend_round(
+    qkv: Sequence[Tensor],
+    large: Tensor | None,
+    ranks: BucketRanks,
+    codes: _Codes,
+    table: Table | None,
+    key_window: KeyWindow,
+    size: int,
+    tile: int,
+    dropout: float,
+    r: int,
+    n_tiles: int,
+) -> Sums:
+    """Attention (b·h·t ...) to the keys first seen in round r, in `n_tiles` tiles of `tile` tokens.
+
+    Scores of a query may exceed `MAX_LOG_WEIGHT` where the mask `large` (b·h·t) is true; None: nowhere. Others as for
+    `attend_hashed`, with queries, keys and values (b·h·t ...).
+    """
     b, h, n_rounds, t = ranks.buckets.shape
     n, device = ranks.sizes.shape[-1], ranks.sizes.device
     sizes = ranks.sizes[:, :, r].flatten()

@@ -169,13 +169,13 @@ def compile_types(weight_type: str, memory_type: str) -> None:
     FILES.kernel.compile(tuple(map(numba.typeof, arguments)))
 
 
-def _program(signature: Any) -> str:
-    """Program that compiles `decode_token` for a signature."""
-    types = (str(array_type.dtype) for array_type in signature[1:])
-    return f"from xlcli.kernels.decode import compile_types; compile_types(*{tuple(types)})"
-
-
-FILES = KernelFiles(decode_token, _program)
+FILES = KernelFiles(
+    decode_token,
+    lambda signature: (
+        "from xlcli.kernels.decode import compile_types; "
+        f"compile_types(*{tuple(str(array.dtype) for array in signature[1:])})"
+    ),
+)
 
 
 def is_compiled(weight_type: Array, memory_type: Array) -> bool:

@@ -370,15 +370,12 @@ class DistanceTables:
         longest = 1 + farthest if farthest is not None else context.span.segment_len
         if isinstance(position, XLPosition):
             length, longest = (min(n, (context.span.clamp_len or n) + 1) for n in (length, longest))
-            if position.n_features <= e:
-                keys = self._table(
-                    ("xl", position.n_features), length, longest, lambda n: _position_keys(position, n, e)
-                )
-            else:  # inner products with projected keys are shorter
-                keys = self._table(position.relative, length, longest, lambda n: _projected_keys(position, n, e))
+            shared = position.n_features <= e  # inner products with projected keys are shorter
+            source: Hashable = ("xl", position.n_features) if shared else position.relative
+            keys = self._table(source, length, longest, lambda n: _position_keys(position, n, e))
             return keys, None, None, None, None
         if isinstance(position, (AlibiPosition, T5Position)):
-            source: Hashable = position.table if isinstance(position, T5Position) else "alibi"
+            source = position.table if isinstance(position, T5Position) else "alibi"
             bias = self._table((source, attention.n_heads), length, longest, lambda n: _bias(attention, n, e))
             return None, bias, None, None, None
         if isinstance(position, RopePosition):
@@ -420,15 +417,12 @@ def _context(n: int) -> AttentionContext:
 
 
 def _position_keys(position: XLPosition, n: int, head_dim: int) -> Tensor:
-    """Position keys (f n) of distances n - 1 to 0."""
+    """Position keys (f n) of distances n - 1 to 0, or, if they are wider than a head, projected by W_R: (h e n)."""
     _, term = position.term(torch.zeros(1, position.n_heads, 1, head_dim), _context(n))
     assert term is not None
-    return term.keys.T
-
-
-def _projected_keys(position: XLPosition, n: int, head_dim: int) -> Tensor:
-    """Position keys of distances n - 1 to 0, projected by W_R: (h e n)."""
-    cos, sin = _position_keys(position, n, head_dim).chunk(2)
+    if position.n_features <= head_dim:
+        return term.keys.T
+    cos, sin = term.keys.T.chunk(2)
     return position.relative.weight @ torch.cat([-sin, cos])
 
 

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import get_device_states, set_device_states
 
 from xlcli.memory import Memory
 from xlcli.model.stack import Block, Stack, StackOutput
@@ -76,9 +77,9 @@ class _Recomputed(torch.autograd.Function):
             values.append(value)
             return y
 
-        before_f = _RandomState.now(call.device)
+        before_f = _random_state(x1)
         y1 = x1 + call.branch(f, x2)[1].detach()
-        before_g = _RandomState.now(call.device)
+        before_g = _random_state(x1)
         y2 = x2 + call.branch(layer.g, y1)[1].detach()
         ctx.layer, ctx.call, ctx.place, ctx.used, ctx.random_states = layer, call, place, used, (before_f, before_g)
         # Parameters are saved so that autograd detects changes before the backward pass.
@@ -108,10 +109,10 @@ class _Recomputed(torch.autograd.Function):
 
         before_f, before_g = ctx.random_states
         with torch.random.fork_rng([call.device] if call.device.type == "cuda" else []):
-            before_g.restore(call.device)
+            _restore(*before_g)
             y, d = differentiate(ctx.layer.g, y1, d2, ctx.layer.g_parameters)
             x2, d1 = y2 - y, d1 + d
-            before_f.restore(call.device)
+            _restore(*before_f)
             y, d = differentiate(lambda x: ctx.layer.f(x)[0], x2, d1, ctx.layer.f_parameters)
             x1, d2 = y1 - y, d2 + d
         call.inputs = (x1, x2) if ctx.place > 1 else ()
@@ -143,20 +144,14 @@ class _Call:
             return x, branch(x)
 
 
-class _RandomState(NamedTuple):
-    """States of the random-number generators of the CPU and of the device."""
+def _random_state(x: Tensor) -> tuple[Any, ...]:
+    """States of the random-number generators of the CPU and of the device of x."""
+    return torch.get_rng_state(), *get_device_states(x)
 
-    cpu: Tensor
-    cuda: Tensor | None
 
-    @staticmethod
-    def now(device: torch.device) -> _RandomState:
-        return _RandomState(torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None)
-
-    def restore(self, device: torch.device) -> None:
-        torch.set_rng_state(self.cpu)
-        if self.cuda is not None:
-            torch.cuda.set_rng_state(self.cuda, device)
+def _restore(cpu: Tensor, devices: list[int], states: list[Tensor]) -> None:
+    torch.set_rng_state(cpu)
+    set_device_states(devices, states)
 
 
 class ReversibleStack(Stack):

@@ -268,15 +268,9 @@ SAVED_SCORES = 2**23
 
 
 def attend_rows(q: Tensor, k: Tensor, v: Tensor, needed: Tensor, band: Band, *, scale: float) -> Tensor:
-    """Attention output (b h t w) of the queries where the boolean mask `needed` (b t) is true; elsewhere undefined.
+    """`attend_blocks` with gradients, where the boolean mask `needed` (b t) is true, of one query at least.
 
-    Args:
-        q: Queries (b h t e).
-        k: Keys (b h s e).
-        v: Values (b h s w).
-        needed: Boolean mask (b t), true for one query at least.
-        band: Visible keys.
-        scale: Factor on the inner products.
+    The output for other queries is undefined.
     """
     recompute = torch.is_grad_enabled() and q[..., 0].numel() * k.shape[2] > SAVED_SCORES
     k, v = k.to(q.dtype), v.to(q.dtype)

@@ -243,7 +243,10 @@ def attend_blocks(
     limit = clamp or far
     divided = list(parts(q, band, SCORES))
     buffer = q.new_empty(max(part.size for part in divided))
+    new = None
     for part in divided:
+        if part.new is not new:  # the first part of a block
+            edges = band.edges(part.new.start, q[:, :, part.new])
         new, seen = part.new, part.seen
         n, query = new.stop - new.start, new.start + band.n_memory - seen.start
         first = -n if limit is None else query - limit.max_distance
@@ -255,7 +258,6 @@ def attend_blocks(
             own_far = Far(first, clamp and part.of(clamp.scores, new), products)
         queries, keys, values = (part.of(x, at).to(q.dtype) for x, at in ((q, new), (k, seen), (v, seen)))
         own_term = term and (part.of(term.queries, new), term.keys[seen])
-        edges = band.edges(new.start, queries)
         weights = softmax_scores(queries, keys, own_term, edges, part.scores(buffer), own_far, lowered)
         part.write(out, new, torch.bmm(weights, values))
     return out

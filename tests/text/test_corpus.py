@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import os
 import random
 import socket
@@ -24,9 +23,8 @@ from hypothesis import strategies as st
 from xlcli.errors import DataError, ResourceError
 from xlcli.events import Progress
 from xlcli.files import cache_folder
-from xlcli.text import sources
 from xlcli.text.corpus import LARGEST_DEFAULT, Corpus, Part, gather, open_corpus, split
-from xlcli.text.sources import Reading, open_source
+from xlcli.text.sources import Reading
 from xlcli.text.tokenizers import WordsTokenizer, train_tokenizer
 from xlcli.text.tokens import HEADER, TokenFile, token_file
 
@@ -80,7 +78,7 @@ def test_files_are_one_text_as_cat_makes_it(tmp_path: Path) -> None:
     text = b"no line end" + big + b"second member" + b"from a pipe\0" + big[::-1]
     assert whole(corpus) == text
     assert corpus.n_bytes == len(text)
-    assert corpus.sha256 == sha256(text).hexdigest()
+    assert corpus.facts.sha256 == sha256(text).hexdigest()
     assert corpus.facts.has_nul
     assert corpus.facts.n_chars is None
     assert whole(corpus) == text, "a corpus can be read again, standard input too"
@@ -481,14 +479,3 @@ def test_reading_standard_input_shows_progress(monkeypatch):
         with pytest.raises(StopIteration) as end:
             next(work)
     assert b"".join(end.value.value.read()) == b"one\ntwo\n"
-
-
-@pytest.mark.parametrize("extra", ["", "y" * 600])
-def test_texts_of_converted_files_are_estimated_from_their_beginning(tmp_path, monkeypatch, extra):
-    monkeypatch.setattr(sources, "PROBED_BLOCKS", 4)
-    record = json.dumps({"text": "a sentence of some length" * 20, "other": extra}) + "\n"
-    (tmp_path / "a.jsonl").write_text(record * (10 * 2**20 // len(record)))
-    blocks, n_bytes, stored = open_source(tmp_path / "a.jsonl", Reading()).probe(3)
-    assert len(blocks) == 3
-    assert stored < 10 * 2**20, "not all of it was read"
-    assert n_bytes / stored == pytest.approx(501 / len(record), rel=0.25)

@@ -226,7 +226,7 @@ def test_files_and_standard_input_of_every_format_are_the_same_corpus(tmp_path: 
             piped = open_corpus(["-"], stdin=file)
         corpus = open_corpus([path])
         assert b"".join(corpus.read()) == b"".join(piped.read()) == TEXT.encode()
-        assert corpus.sha256 == piped.sha256
+        assert corpus.facts.sha256 == piped.facts.sha256
         assert b"".join(corpus.read(100, 200)) == TEXT.encode()[100:200]
         assert b"".join(open_corpus([path], reading=Reading(binary=True)).read()) == data
 

@@ -23,7 +23,7 @@ from xlcli.metrics import LN2, bits_per, context_bin_edges, half_width
 from xlcli.model.recall import QUERIES, lsh_recall
 from xlcli.online import FixedModel
 from xlcli.runtime import Runtime
-from xlcli.text.loaders import DocumentLoader, EvalLoader, WindowLoader, document_loaders, inputs_and_targets
+from xlcli.text.loaders import EvalLoader, WindowLoader, document_loaders, inputs_and_targets, text_loader
 
 if TYPE_CHECKING:
     from xlcli.online import Reader
@@ -147,9 +147,7 @@ def window_share(n_tokens: int) -> float:
     return min(n_tokens // WINDOW_SHARE, WINDOW_LIMIT) / n_tokens
 
 
-def _loaders(
-    model: LoadedModel, text: TokenizedText, lengths: Lengths
-) -> Sequence[EvalLoader | DocumentLoader | WindowLoader]:
+def _loaders(model: LoadedModel, text: TokenizedText, lengths: Lengths) -> Sequence[EvalLoader | WindowLoader]:
     """Loaders that together score each token once; each starts with empty memory.
 
     Batches of documents, which are of similar length, come in random order, so that a stopped evaluation is not one of
@@ -160,7 +158,7 @@ def _loaders(
     if lengths.stride is not None:
         return [WindowLoader(ids, text.documents, size, segment_len, lengths.stride, start_id)]
     if not lengths.by_document:
-        return [EvalLoader(ids, size, segment_len, lengths.warmup_len, start_id)]
+        return [text_loader(ids, size, segment_len, lengths.warmup_len, start_id)]
     found = list(
         document_loaders(
             ids,

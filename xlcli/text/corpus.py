@@ -9,7 +9,7 @@ length in the scan, and a file that has changed is refused.
 
 from __future__ import annotations
 
-import codecs
+import os
 import sys
 import zlib
 from array import array
@@ -23,16 +23,14 @@ from typing import BinaryIO
 
 from xlcli.errors import DataError
 from xlcli.events import Notice, Progress, ProgressMeter
-from xlcli.text.formats import not_text, not_utf8
+from xlcli.text.formats import Utf8, not_text, not_utf8
 from xlcli.text.pretokenize import stable_prefix_len, whole_characters
-from xlcli.text.sources import BLOCK, Block, Reading, Source, copy_stdin, files_below, is_folder, open_source
+from xlcli.text.sources import BLOCK, Block, Reading, Source, copy_stdin, files_below, open_source
 
-SCANNED = 2**24
-"""Bytes of files up to which `Corpus.estimate` scans the text."""
-N_EXCERPTS, EXCERPT = 8, 2**16
-"""Number of excerpts of a longer text, and their size in bytes."""
 MAX_NAMED = 3
 """Maximum number of files that a notice names."""
+MAX_REMARKED = 8
+"""Number of files whose first lines are looked at for a remark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +63,6 @@ class Corpus:
         sources: The files.
         skipped: Files of folders that are not text, each with the reason.
         repeated: Files that were given more than once, and are read as often.
-        excerpts: Parts of a text whose facts are estimated, see `estimate`; None for a text that can be read.
     """
 
     def __init__(
@@ -78,7 +75,6 @@ class Corpus:
         self.sources = tuple(sources)
         self.skipped = dict(skipped or {})
         self.repeated = tuple(repeated)
-        self.excerpts: tuple[bytes, ...] | None = None
         self._documents = documents
         self._facts: Facts | None = None
         self._checksums: list[list[int]] = []
@@ -117,14 +113,8 @@ class Corpus:
             yield Notice(f"skipped {n} file{'s' if n > 1 else ''}: {_named(files)}", "warning")
         if self.repeated:
             yield Notice(f"given more than once, and read each time: {_named(map(str, self.repeated))}", "warning")
-        converted = [source for source in self.sources if not source.seekable]
-        if remark := next(filter(None, (source.remark() for source in converted[:N_EXCERPTS])), None):
+        if remark := next(filter(None, (source.remark() for source in self.sources[:MAX_REMARKED])), None):
             yield Notice(remark)
-
-    @property
-    def sha256(self) -> str:
-        """Hash of the text."""
-        return self.facts.sha256
 
     def scan(self) -> Generator[Progress, None, None]:
         """Scans the text at the first call. Yields progress.
@@ -135,7 +125,7 @@ class Corpus:
         if self._facts is not None:
             return
         meter = ProgressMeter("reading", sum(source.stored_bytes for source in self.sources), "B")
-        digest, utf8, nul, stored = sha256(), _Utf8(), False, 0
+        digest, utf8, nul, stored = sha256(), Utf8(), False, 0
         sizes: list[int] = []
         checksums: list[list[int]] = []
         documents = array("Q", [0])
@@ -155,7 +145,7 @@ class Corpus:
                 checksums[-1].append(zlib.crc32(block))
                 yield from meter.report(stored + done)
             stored += source.stored_bytes
-        utf8.finish()
+        utf8.feed(b"", final=True)
         last = self.sources[-1]
         if last.reading.requires_text:
             self._require_text(last, utf8.bad, sizes, nul)
@@ -165,36 +155,6 @@ class Corpus:
         self._checksums = checksums
         starts = documents if self._documents is None else self._documents
         self._facts = Facts(sum(sizes), utf8.n_chars, nul, digest.hexdigest(), tuple(sizes), bad, starts)
-
-    def estimate(self) -> None:
-        """Estimates the facts of a long text from excerpts, without reading all of it; such a text cannot be read.
-
-        Raises:
-            DataError: An excerpt cannot be read or is not text.
-        """
-        stored = sum(source.stored_bytes for source in self.sources)
-        chosen = self.sources[:: -(-len(self.sources) // N_EXCERPTS)]
-        if stored <= SCANNED or self._facts is not None:
-            return
-        excerpts, n_text, n_stored, characters = [], 0, 0, _Utf8()
-        for source in chosen:
-            blocks, text_bytes, stored_bytes = source.probe(N_EXCERPTS // len(chosen))
-            if not stored_bytes:  # a format whose stored size is unrelated to the text read so far
-                return
-            n_text, n_stored = n_text + text_bytes, n_stored + stored_bytes
-            if source.reading.requires_text:
-                start = _Utf8()
-                start.feed(blocks[0])
-                self._require_text(source, start.bad, [text_bytes], any(b"\0" in block for block in blocks))
-            for block in blocks:
-                part = block[len(block) // 2 :][:EXCERPT]
-                excerpts.append(part[part.find(b"\n") + 1 :] or part)
-        text = b"".join(excerpts)
-        n_bytes = stored * n_text // n_stored
-        characters.feed(text)
-        n_chars = None if characters.n_chars is None else n_bytes * characters.n_chars // len(text)
-        self.excerpts = tuple(excerpts)
-        self._facts = Facts(n_bytes, n_chars, b"\0" in text, "", (n_bytes,), None)
 
     def read(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
         """Bytes from `start` to `stop` (None: the end), in portions of at most `BLOCK` bytes.
@@ -219,7 +179,7 @@ class Corpus:
     def range_sha256(self, start: int, stop: int) -> str:
         """Hash of the bytes from `start` to `stop`, computed once."""
         if (start, stop) == (0, self.n_bytes):
-            return self.sha256
+            return self.facts.sha256
         if (start, stop) not in self._hashes:
             digest = sha256()
             for portion in self.read(start, stop):
@@ -310,7 +270,7 @@ def gather(
                 raise DataError("standard input is closed.", "Give a file.")
             stream = stdin if stdin is not None else sys.stdin.buffer
             sources.append((yield from copy_stdin(stream, reading)))
-        elif is_folder(path):
+        elif os.path.isdir(path):  # noqa: PTH112 (a path that cannot be read is reported when it is opened)
             inside = [open_source(file, reading) for file in files_below(path)]
             faults = {source: fault for source in inside if (fault := source.fault())}
             if len(faults) == len(inside):
@@ -330,32 +290,6 @@ def _named(files: Iterable[str]) -> str:
     names = list(files)
     more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     return ", ".join(names[:MAX_NAMED]) + more
-
-
-class _Utf8:
-    """Counts the characters of a text and finds its first byte that is not UTF-8."""
-
-    def __init__(self) -> None:
-        self.n_chars: int | None = 0
-        self.bad: int | None = None
-        self._decoder = codecs.getincrementaldecoder("utf-8")()
-        self._place = 0
-
-    def feed(self, block: bytes) -> None:
-        self._decode(block, final=False)
-        self._place += len(block)
-
-    def finish(self) -> None:
-        self._decode(b"", final=True)
-
-    def _decode(self, block: bytes, *, final: bool) -> None:
-        if self.n_chars is None:
-            return
-        held = len(self._decoder.getstate()[0])
-        try:
-            self.n_chars += len(self._decoder.decode(block, final))
-        except UnicodeDecodeError as error:
-            self.n_chars, self.bad = None, self._place - held + error.start
 
 
 # Training, validation and test part
@@ -404,9 +338,6 @@ class Part:
 
     def sample(self, limit: int) -> Iterator[bytes]:
         """At most `limit` bytes of the part, in evenly spread blocks that start and end between words."""
-        if self.corpus.excerpts is not None:
-            yield from self.corpus.excerpts[: max(1, limit // EXCERPT)]
-            return
         if self.n_bytes <= limit:
             yield from self.read()
             return
@@ -471,8 +402,6 @@ def _boundary(corpus: Corpus, target: int, end: int, *, by_document: bool) -> in
 
     `by_document`: the last document that begins in the `_SEARCH` bytes up to `target`, if there is one.
     """
-    if corpus.excerpts is not None:
-        return target
     if target >= end or target <= 0:
         return end if target >= end else 0
     documents = corpus.facts.documents

@@ -60,7 +60,7 @@ class Prepared:
 
     @property
     def is_estimated(self) -> bool:
-        """Whether sizes and number of tokens are estimates."""
+        """Whether the number of tokens is an estimate."""
         return self.train_ids.n_bytes != self.parts.train.n_bytes
 
     @property
@@ -95,7 +95,7 @@ def prepare_new(
     runtime = make_runtime(config.runtime, training=True, by_clock=by_clock, ranks=ranks)
     ranks.require_files(paths)
     memory.require_possible(configs.values(), runtime, dry_run=dry_run)
-    parts = yield from _read(paths, config, stop, dry_run=dry_run)
+    parts = yield from _read(paths, config, stop)
     if model is None and (n_bytes := parts.train.n_bytes) < SHORT_TEXT:
         yield Notice(
             f"{n_bytes:,} byte{'' if n_bytes == 1 else 's'} of training text: the model will repeat this text and "
@@ -166,7 +166,7 @@ def prepare_resumed(
     ranks.require_files(paths)
     config.check_division(ranks.size)
     memory.require_possible([config], runtime)
-    parts = yield from _read(paths, config, stop, dry_run=dry_run)
+    parts = yield from _read(paths, config, stop)
     tokenizer = load_tokenizer(folder)
     return (yield from _tokenize(config, runtime, saved_preset, origin, parts, tokenizer, stop, dry_run=dry_run))
 
@@ -186,15 +186,11 @@ def _read_record(folder: Path) -> Generator[Notice, None, Tree]:
     return {"runtime": settings}
 
 
-def _read(
-    paths: Sequence[str], config: Config, stop: Callable[[], bool], *, dry_run: bool
-) -> Generator[Event, None, Split]:
+def _read(paths: Sequence[str], config: Config, stop: Callable[[], bool]) -> Generator[Event, None, Split]:
     text, by_document = config.text, config.train.reset_on_document
     reading = Reading(binary=text.binary, text_field=text.text_field, any_bytes=text.tokenizer == "bytes")
     corpus = yield from until(stop, gather(paths, reading=reading))
     yield from corpus.notices()
-    if dry_run:
-        corpus.estimate()
     yield from until(stop, corpus.scan())
     parts = split(corpus, text.valid, text.test, by_document=by_document)
     for part in (parts.valid, parts.test):
@@ -207,7 +203,7 @@ def _read(
         raise ConfigError(
             f"train.patience {reason}.", "Leave it out, or give --valid.", key="train.patience", reason=reason
         )
-    if by_document and corpus.excerpts is None and len(parts.train.documents) == 1:
+    if by_document and len(parts.train.documents) == 1:
         yield Notice(
             "the text is one document, so train.reset_on_document has no effect: JSON lines, Parquet files and several "
             "files are documents.",

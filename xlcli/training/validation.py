@@ -20,7 +20,7 @@ from xlcli.ranks import local
 from xlcli.runtime import Runtime, make_runtime
 from xlcli.store import folder as store
 from xlcli.store.origin import INIT
-from xlcli.text.loaders import DocumentLoader, EvalLoader, document_loaders
+from xlcli.text.loaders import EvalLoader, document_loaders, text_loader
 from xlcli.text.tokens import TokenFile
 from xlcli.training.defaults import RATES
 from xlcli.training.run import TrainingRun
@@ -60,7 +60,7 @@ def validation_bits(run: TrainingRun, valid: TokenFile, stop: Callable[[], bool]
     n_sequences = MAX_SEQUENCES
     if train.mem_len:
         n_sequences = min(n_sequences, max(1, len(ids) // (MIN_CONTEXTS * (train.mem_len + train.segment_len))))
-    loaders: Iterable[EvalLoader | DocumentLoader] = [EvalLoader(ids, n_sequences, warmup_len=0, **settings)]
+    loaders: Iterable[EvalLoader] = [text_loader(ids, n_sequences, warmup_len=0, **settings)]
     if valid.documents is not None:
         documents = valid.documents[valid.documents < len(ids)]
         loaders = document_loaders(ids, documents, batch_size=MAX_SEQUENCES, **settings)
@@ -194,7 +194,7 @@ def describe_run(ready: Prepared, run: TrainingRun) -> dict[str, Any]:
     corpus = parts.train.corpus
     return {
         "corpus": corpus.name,
-        "corpus_sha256": corpus.sha256,
+        "corpus_sha256": corpus.facts.sha256,
         "train": {"bytes": parts.train.n_bytes, "tokens": len(ready.train_ids), "start": parts.train.start},
         "valid": {"bytes": parts.valid.n_bytes, "corpus": parts.valid.corpus.name, "start": parts.valid.start},
         "test": {"bytes": parts.test.n_bytes, "corpus": parts.test.corpus.name, "start": parts.test.start},

@@ -18,7 +18,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from xlcli.config import Config, InferenceConfig, WeightEncoding
 from xlcli.errors import CheckpointError, ConfigError
-from xlcli.files import RESTORE, cannot_write, copy_file, make_folder, read_bounded, sync_folder, temporary_path
+from xlcli.files import (
+    RESTORE,
+    cannot_write,
+    make_folder,
+    read_blocks,
+    read_bounded,
+    sync_folder,
+    temporary_path,
+    write_atomic,
+)
 from xlcli.files.tensors import digest, read_header, write_tensors
 from xlcli.store.layout import (
     CONFIG,
@@ -349,7 +358,7 @@ def copy_model(source: Path, target: Path, encoding: WeightEncoding | None = Non
     with new_folder(target) as temporary:
         # The stored model section must stay as it is, since its fingerprint ties state files to the model.
         for path in (source / CONFIG, *held_out):
-            copy_file(path, temporary / path.name)
+            write_atomic(temporary / path.name, read_blocks(path))
         save_model(
             temporary,
             model.config,

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from xlcli.config import BaseConfig, Tree, validate
 from xlcli.errors import CheckpointError, ConfigError, StateError
-from xlcli.files import copy_file, read_json, write_atomic
+from xlcli.files import read_blocks, read_json, write_atomic
 from xlcli.files.tensors import TensorInfo, read_tensors, write_tensors
 from xlcli.ranks import Ranks, divided, is_divided, local, whole
 from xlcli.state import State
@@ -94,7 +94,7 @@ def save(run: TrainingRun, folder: Path, *, seconds: float, corpus: Mapping[str,
         write_tensors(into / "random.safetensors", _generator_states(), {})
         if run.best_step is not None:
             with suppress(CheckpointError):  # the file cannot be read: training goes on
-                copy_file(folder / WEIGHTS, into / BEST)
+                write_atomic(into / BEST, read_blocks(folder / WEIGHTS))
         facts = {
             "schema": SCHEMA,
             **_counters(run, seconds).model_dump(),

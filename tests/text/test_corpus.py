@@ -25,7 +25,7 @@ from xlcli.events import Progress
 from xlcli.files import cache_folder
 from xlcli.text.corpus import LARGEST_DEFAULT, Corpus, Part, gather, open_corpus, split
 from xlcli.text.sources import Reading
-from xlcli.text.tokenizers import WordsTokenizer, train_tokenizer
+from xlcli.text.tokenizers import TOKENIZERS, WordsTokenizer
 from xlcli.text.tokens import HEADER, TokenFile, token_file
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ def corpus_of(data: bytes, reading: Reading = ANY) -> Corpus:
 
 def build(data: bytes, kind: str = "bytes") -> TokenFile:
     corpus = corpus_of(data)
-    return drain(token_file(Part(corpus, 0, corpus.n_bytes), train_tokenizer(kind, [data], 400)))
+    return drain(token_file(Part(corpus, 0, corpus.n_bytes), TOKENIZERS[kind].train([data], 400)))
 
 
 def prose(n_bytes: int, seed: int = 0) -> bytes:
@@ -359,7 +359,7 @@ def test_short_text_is_cut_between_characters(text: str) -> None:
 @pytest.mark.parametrize("kind", ["bytes", "sentencepiece", "words"])
 def test_tokens_on_disk_are_those_of_the_whole_text(kind: str) -> None:
     text = prose(900_000)
-    tokenizer = train_tokenizer(kind, [text], 400)
+    tokenizer = TOKENIZERS[kind].train([text], 400)
     corpus = corpus_of(text)
     tokens = drain(token_file(Part(corpus, 1000, corpus.n_bytes), tokenizer))
     assert tokens.ids.dtype == np.uint16
@@ -378,14 +378,14 @@ def test_large_vocabularies_take_wider_ids() -> None:
 
 
 def test_an_empty_part_has_no_tokens() -> None:
-    tokens = drain(token_file(Part(corpus_of(b"x"), 1, 1), train_tokenizer("bytes", [])))
+    tokens = drain(token_file(Part(corpus_of(b"x"), 1, 1), TOKENIZERS["bytes"].train([])))
     assert len(tokens) == tokens.n_bytes == 0
 
 
 def test_tokens_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xlcli.events.PROGRESS_INTERVAL", 0)
     text = prose(600_000)
-    corpus, tokenizer = corpus_of(text), train_tokenizer("bytes", [])
+    corpus, tokenizer = corpus_of(text), TOKENIZERS["bytes"].train([])
     part = Part(corpus, 0, corpus.n_bytes)
     reports = list(token_file(part, tokenizer))
     assert reports[-1] == Progress("tokenizing", 600_000, 600_000, "B", reports[-1].rate)
@@ -393,7 +393,7 @@ def test_tokens_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
     same_text = corpus_of(text)
     assert list(token_file(Part(same_text, 0, same_text.n_bytes), tokenizer)) == [], "keyed by content"
     assert list(token_file(Part(corpus, 1, corpus.n_bytes), tokenizer)) != []
-    assert list(token_file(part, train_tokenizer("sentencepiece", [text], 400))) != []
+    assert list(token_file(part, TOKENIZERS["sentencepiece"].train([text], 400))) != []
     assert len(list(cache_folder().iterdir())) == 3
 
 
@@ -420,7 +420,7 @@ def test_a_damaged_token_file_is_built_anew(damage: str) -> None:
 def test_a_builder_that_stops_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xlcli.events.PROGRESS_INTERVAL", 0)
     corpus = corpus_of(prose(2_000_000))
-    steps = token_file(Part(corpus, 0, corpus.n_bytes), train_tokenizer("bytes", []))
+    steps = token_file(Part(corpus, 0, corpus.n_bytes), TOKENIZERS["bytes"].train([]))
     next(steps)
     assert [path.name[:11] for path in cache_folder().iterdir()] == [".tmp-xlcli-"]
     steps.close()
@@ -430,7 +430,7 @@ def test_a_builder_that_stops_leaves_nothing(monkeypatch: pytest.MonkeyPatch) ->
 def test_two_builders_of_one_file_do_not_disturb_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xlcli.events.PROGRESS_INTERVAL", 0)
     text = prose(2_000_000)
-    corpus, tokenizer = corpus_of(text), train_tokenizer("bytes", [])
+    corpus, tokenizer = corpus_of(text), TOKENIZERS["bytes"].train([])
     one, two = (token_file(Part(corpus, 0, corpus.n_bytes), tokenizer) for _ in range(2))
     next(one), next(two)
     for steps in (one, two):

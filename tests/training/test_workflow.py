@@ -28,7 +28,8 @@ from xlcli.store.commit import latest
 from xlcli.store.folder import load
 from xlcli.store.layout import is_model, read_record
 from xlcli.store.lock import lock
-from xlcli.training import loop, prepare, workflow
+from xlcli.text.tokenizers import BytesTokenizer, SentencePieceTokenizer
+from xlcli.training import loop, workflow
 from xlcli.training import schedule as clocks
 
 
@@ -103,13 +104,13 @@ def test_a_dry_run_tokenizes_a_sample_of_a_long_text(suffix, monkeypatch):
 
 
 def test_learning_a_vocabulary_shows_the_time(monkeypatch):
-    real = prepare.train_tokenizer
+    real = BytesTokenizer.train
 
     def slow(*arguments):
         time.sleep(1.5)
         return real(*arguments)
 
-    monkeypatch.setattr(prepare, "train_tokenizer", slow)
+    monkeypatch.setattr(BytesTokenizer, "train", slow)
     found = of_kind(train({}, [corpus()], Path("m"), preset=None, dry_run=True), Progress)
     assert [(event.stage, event.done, event.total, event.unit) for event in found][:1] == [
         (f"learning a vocabulary from {Path(corpus()).stat().st_size // 1000} kB", 0, None, "s")
@@ -119,8 +120,8 @@ def test_learning_a_vocabulary_shows_the_time(monkeypatch):
 def test_learning_a_vocabulary_can_be_stopped(monkeypatch):
     begun = []
 
-    def endless(kind, chunks, size):
-        begun.append(kind)
+    def endless(chunks, size):
+        begun.append(size)
         while True:
             assert list(chunks)
 
@@ -128,7 +129,7 @@ def test_learning_a_vocabulary_can_be_stopped(monkeypatch):
         while True:
             yield b"text"
 
-    monkeypatch.setattr(prepare, "train_tokenizer", endless)
+    monkeypatch.setattr(SentencePieceTokenizer, "train", endless)
     monkeypatch.setattr("xlcli.text.corpus.Part.sample", forever)
     settings = small(text={"tokenizer": "sentencepiece"})
     events = list(train(settings, [corpus()], Path("m"), preset=None, stop=lambda: bool(begun)))

@@ -519,21 +519,6 @@ def choose_tokenizer(kind: str, vocab_size: int | None, facts: Facts, train_byte
     return kind, 256 if kind == "bytes" else vocab_size
 
 
-def train_tokenizer(kind: str, chunks: Iterable[bytes], vocab_size: int | None = None) -> Tokenizer:
-    """A tokenizer trained on text.
-
-    Args:
-        kind: Key of `TOKENIZERS`.
-        chunks: Training text; a sample of it (`Part.sample`) for sentencepiece.
-        vocab_size: Approximate vocabulary size; None is the default of the kind.
-
-    Raises:
-        DataError: The text is empty.
-        ConfigError: The vocabulary size is impossible.
-    """
-    return TOKENIZERS[kind].train(chunks, vocab_size)
-
-
 def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer saved in `folder`.
 

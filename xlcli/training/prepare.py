@@ -23,7 +23,7 @@ from xlcli.store.layout import RECORD, read_config_file, read_record
 from xlcli.store.origin import describe, origin_of, text_size
 from xlcli.text.corpus import Part, Split, gather, split
 from xlcli.text.sources import Reading
-from xlcli.text.tokenizers import SAMPLE_BYTES, Tokenizer, choose_tokenizer, load_tokenizer, n_unknown, train_tokenizer
+from xlcli.text.tokenizers import SAMPLE_BYTES, TOKENIZERS, Tokenizer, choose_tokenizer, load_tokenizer, n_unknown
 from xlcli.text.tokens import TokenFile, sample_tokens, token_file
 from xlcli.training import checkpoint, defaults, memory
 
@@ -234,7 +234,7 @@ def _train_tokenizer(
 
     def learn() -> None:
         try:
-            learned.set_result(train_tokenizer(kind, read(), size))
+            learned.set_result(TOKENIZERS[kind].train(read(), size))
         except BaseException as error:
             learned.set_exception(error)
 

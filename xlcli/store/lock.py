@@ -16,7 +16,6 @@ import os
 import re
 import shutil
 import socket
-import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -49,9 +48,6 @@ if TYPE_CHECKING:
 LOCK = ".lock"
 HOLDER = ".lock.json"
 """File with the process id and host of the holder, separate from the lock file, which locking may truncate."""
-_HOLDER_TIMEOUT = 0.3
-"""Maximum time in seconds between taking the lock and writing `HOLDER`."""
-
 _ATTEMPTS = 10
 
 
@@ -123,11 +119,9 @@ def holder(folder: Path) -> Holder | None:
 
 
 def _busy(folder: Path) -> BusyError:
-    deadline = time.monotonic() + _HOLDER_TIMEOUT
-    while not (found := holder(folder)) or not _may_live(found):
-        if time.monotonic() > deadline:
-            return BusyError(f"{folder} is in use by another process.", "Wait for it, or train into another folder.")
-        time.sleep(0.02)
+    found = holder(folder)
+    if found is None or not _may_live(found):
+        return BusyError(f"{folder} is in use by another process.", "Wait for it, or train into another folder.")
     return BusyError(
         f"{folder} is in use by process {found.pid} on {found.host[:64]!a}.".replace("'", ""),
         "Wait for it, stop it, or train into another folder with --out.",
@@ -136,14 +130,12 @@ def _busy(folder: Path) -> BusyError:
 
 def _may_live(found: Holder) -> bool:
     """False only if the holder is a process of this host that no longer exists."""
-    if found.host != socket.gethostname():
-        return True
     try:
         os.kill(found.pid, 0)
     except ProcessLookupError:
-        return False
+        return found.host != socket.gethostname()
     except OSError:
-        return True
+        pass
     return True
 
 

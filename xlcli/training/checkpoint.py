@@ -31,7 +31,7 @@ from xlcli.files import read_blocks, read_json, write_atomic
 from xlcli.files.tensors import TensorInfo, read_tensors, write_tensors
 from xlcli.ranks import Ranks, divided, is_divided, local, whole
 from xlcli.state import State
-from xlcli.store.commit import checksums, commit, latest, step_name
+from xlcli.store.commit import commit, latest, manifest, step_name
 from xlcli.store.layout import BEST, CHECKPOINT_FILES, CHECKPOINTS, ENCODINGS, SCHEMA, WEIGHTS
 from xlcli.store.weights import weights
 from xlcli.text.tokenizers import Tokenizer
@@ -77,14 +77,14 @@ def save(run: TrainingRun, folder: Path, *, seconds: float, corpus: Mapping[str,
     Raises:
         ResourceError: The disk is full or fails; earlier checkpoints are unchanged.
     """
-    ranks, name = run.ranks, step_name(run.step)
+    ranks = run.ranks
     own_weights = gathered(weights(run.model), ranks)
     optimizer = gathered(run.optimizers.tensors(), ranks)
     # In main memory, of which the first rank needs as much as all devices have memory of sequences.
     own = [state.map(Tensor.cpu) for state in run.states] if ranks.size > 1 else run.states
     states = [state.map(ranks.gather_rows) for state in own]
     if not ranks.is_first:
-        return folder / CHECKPOINTS / name
+        return folder / CHECKPOINTS / step_name(run.step)
 
     def write(into: Path) -> None:
         write_tensors(into / "weights.safetensors", own_weights, {})
@@ -108,8 +108,7 @@ def save(run: TrainingRun, folder: Path, *, seconds: float, corpus: Mapping[str,
         }
         write_atomic(into / "state.json", json.dumps(facts, indent=1, sort_keys=True).encode())
 
-    keep, protected = run.config.train.keep_checkpoints, step_name(run.anchor)
-    return commit(folder / CHECKPOINTS, name, write, keep, protected=protected)
+    return commit(folder / CHECKPOINTS, run.step, write, run.config.train.keep_checkpoints, protected=run.anchor)
 
 
 def gathered(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
@@ -157,7 +156,7 @@ def load(
     Raises:
         CheckpointError: The checkpoint is of another run, another text or another format.
     """
-    files = checksums(checkpoint)
+    files = manifest(checkpoint)
     if missing := sorted(set(CHECKPOINT_FILES) - files.keys()):
         raise CheckpointError(f"{checkpoint} is incomplete: its manifest has no '{missing[0]}'.", _ANEW)
     facts = read_json(checkpoint / "state.json")
@@ -180,7 +179,7 @@ def load(
         _restore_loss_scale(run, facts["loss_scale"])
         warnings = []
         if run.ranks.is_first:
-            warnings += restore_best(run, checkpoint, files.get(BEST), folder, tokenizer)
+            warnings += restore_best(run, checkpoint, folder, tokenizer)
         warnings += [
             f"{name} was {facts[name]} and is {now}: the resumed run will not equal the uninterrupted one to the bit"
             for name, now in _environment(run).items()

@@ -17,7 +17,7 @@ from xlcli.files import sha256, write_atomic
 from xlcli.files.tensors import read_header
 from xlcli.store import commit, layout
 from xlcli.store import folder as store
-from xlcli.store.commit import checkpoints, checksums, latest
+from xlcli.store.commit import checkpoints, latest, manifest
 from xlcli.store.discover import find
 from xlcli.store.folder import LoadedModel
 from xlcli.store.layout import BEST, CHECKPOINTS, DOCUMENTS, ENCODINGS, HELD_OUT, WEIGHTS, write_config
@@ -138,9 +138,7 @@ def _write_held_out(folder: Path, ready: Prepared) -> None:
             (folder / DOCUMENTS[name]).unlink(missing_ok=True)
 
 
-def restore_best(
-    run: TrainingRun, checkpoint: Path, digest: str | None, folder: Path, tokenizer: Tokenizer
-) -> list[str]:
+def restore_best(run: TrainingRun, checkpoint: Path, folder: Path, tokenizer: Tokenizer) -> list[str]:
     """Restores the best weights up to this checkpoint, in the encoding of the run. Returns warnings.
 
     Later ones belong to steps that are undone. Without a best step the weights in the folder stay. If the copy in the
@@ -149,18 +147,17 @@ def restore_best(
     Args:
         run: The run, restored.
         checkpoint: Its checkpoint.
-        digest: SHA-256 of the copy in the checkpoint; None if there is none.
         folder: The model folder.
         tokenizer: The tokenizer of the run.
     """
     present, step, encoding = folder / WEIGHTS, run.best_step, run.config.train.weights
     with suppress(CheckpointError):
-        same = step is None or (digest is not None and sha256(present) == digest)
+        same = step is None or sha256(present) == manifest(checkpoint).get(BEST, (0, ""))[1]
         if same and read_header(present)[1].get("encoding") == encoding:
             return []
     copies = [present]
     if step is not None:
-        own = [checkpoint / BEST] if digest is not None else []
+        own = [checkpoint / BEST] if _lists_best(checkpoint) else []
         others = [path for path in checkpoints(checkpoint.parent) if path != checkpoint]
         copies = [*own, present, *(path / BEST for path in others if _lists_best(path))]
     for path in copies:
@@ -182,7 +179,7 @@ def restore_best(
 
 def _lists_best(checkpoint: Path) -> bool:
     with suppress(CheckpointError):
-        return BEST in checksums(checkpoint)
+        return BEST in manifest(checkpoint)
     return False
 
 

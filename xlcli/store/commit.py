@@ -212,15 +212,10 @@ def _prune(folder: Path, newest: Path, keep: int, protected: int | None) -> None
         elif step >= step_of(newest) or step in kept or len(kept) >= keep:
             with suppress(OSError):
                 _discard(path)
-        elif _looks_complete(path):
-            kept.add(step)
-
-
-def _looks_complete(path: Path) -> bool:
-    try:
-        return all((path / name).lstat().st_size == size for name, (size, _) in manifest(path).items())
-    except (CheckpointError, OSError):
-        return False
+        else:
+            with suppress(CheckpointError, OSError):
+                if all((path / name).lstat().st_size == size for name, (size, _) in manifest(path).items()):
+                    kept.add(step)
 
 
 def _discard(path: Path) -> None:
@@ -305,7 +300,10 @@ def settle(folder: Path) -> Path:
             if not (staged / CONFIG).is_file():
                 remove(staged)  # killed before it could be resumed
             elif (staged / WEIGHTS).is_file() or not _is_run(folder):
-                _move_away(folder)
+                clean(folder)
+                aside = temporary_path(folder)  # which `clean` removes
+                aside.mkdir()
+                _move(folder, aside, RUN_FILES[::-1])
                 staged.rename(installing)
                 sync_folder(folder)
             else:
@@ -332,14 +330,6 @@ def _is_run(folder: Path) -> bool:
     with suppress(OSError):
         return any((path / MANIFEST).is_file() for path in checkpoints(folder / CHECKPOINTS))
     return False
-
-
-def _move_away(folder: Path) -> None:
-    """Moves the run in `folder` to a temporary folder, which `clean` removes."""
-    clean(folder)
-    aside = temporary_path(folder)
-    aside.mkdir()
-    _move(folder, aside, RUN_FILES[::-1])
 
 
 def _move(source: Path, target: Path, names: tuple[str, ...]) -> None:

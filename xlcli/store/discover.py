@@ -83,14 +83,14 @@ def choose(name: str | None, *, env: Mapping[str, str] | None = None, cwd: Path 
     env = os.environ if env is None else env
     cwd = Path.cwd() if cwd is None else cwd
     wanted = name or env.get(VARIABLE)
-    local, bundled = sorted(_local(cwd), key=_modified, reverse=True), _bundled(cwd)
+    local, bundled = _local(cwd), _bundled(cwd)
     if wanted:
         folder = _named(wanted, "" if name else f" (from {VARIABLE})", cwd, (*local, *bundled))
         return Choice(folder, None if name else VARIABLE)
-    if finished := [folder for folder in local if _is_finished(folder)]:
-        return Choice(max(finished, key=_modified), f"the newest in {LOCAL}/")
+    if finished := next(filter(_is_finished, local), None):
+        return Choice(finished, f"the newest in {LOCAL}/")
     if local:
-        return Choice(max(local, key=_modified), f"the newest in {LOCAL}/, training not finished")
+        return Choice(local[0], f"the newest in {LOCAL}/, training not finished")
     if bundled:
         return Choice(bundled[0], "bundled")
     raise CheckpointError("there is no model yet.", "Train one: xlcli train FILE.")
@@ -98,8 +98,7 @@ def choose(name: str | None, *, env: Mapping[str, str] | None = None, cwd: Path 
 
 def local_models(cwd: Path | None = None) -> tuple[ModelSummary, ...]:
     """Models in `./models`, newest first."""
-    found = _local(Path.cwd() if cwd is None else cwd)
-    return tuple(summarize(folder) for folder in sorted(found, key=_modified, reverse=True))
+    return tuple(map(summarize, _local(Path.cwd() if cwd is None else cwd)))
 
 
 def bundled_models() -> tuple[ModelSummary, ...]:
@@ -146,13 +145,13 @@ def _named(wanted: str, source: str, cwd: Path, known: Iterable[Path]) -> Path:
         if is_model(place):
             return place
     for place in places:
-        if _is_folder(place / CHECKPOINTS):
+        if os.path.isdir(place / CHECKPOINTS):  # noqa: PTH112 (False where the name cannot be that of a file)
             raise CheckpointError(
                 f"{place} has been trained too little to hold a model yet{source}.",
                 "Continue it with xlcli train --resume.",
             )
     for place in places:
-        if _is_folder(place):
+        if os.path.isdir(place):  # noqa: PTH112
             missing = WEIGHTS if (place / CONFIG).is_file() else CONFIG
             raise CheckpointError(f"{place} is not a model: it has no {missing}{source}.", _choices(wanted, known))
     raise CheckpointError(f"there is no model '{wanted}'{source}.", _choices(wanted, known))
@@ -167,8 +166,10 @@ def _choices(wanted: str, known: Iterable[Path]) -> str:
     return f"There are: {', '.join(names[:MAX_NAMED])}{more}." if names else "Train one: xlcli train FILE."
 
 
-def _local(cwd: Path) -> tuple[Path, ...]:
-    return tuple(folder for folder in _models(cwd / LOCAL) if not is_bundled(folder, cwd))
+def _local(cwd: Path) -> list[Path]:
+    """Models of the user, newest first."""
+    found = [folder for folder in _models(cwd / LOCAL) if not is_bundled(folder, cwd)]
+    return sorted(found, key=_modified, reverse=True)
 
 
 def _bundled(cwd: Path) -> tuple[Path, ...]:
@@ -189,13 +190,6 @@ def _is_finished(folder: Path) -> bool:
         return read_record(folder).get("finished") is not False
     except CheckpointError:
         return True
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except OSError:
-        return False
 
 
 def _modified(folder: Path) -> float:

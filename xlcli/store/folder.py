@@ -210,7 +210,10 @@ def save_model(
     }
     try:
         make_folder(folder)
-        if not required.items() <= _metadata(folder).items() or not (folder / CONFIG).is_file():
+        stored: dict[str, str] = {}
+        with suppress(CheckpointError):
+            stored = read_header(folder / WEIGHTS)[1]
+        if not required.items() <= stored.items() or not (folder / CONFIG).is_file():
             (folder / WEIGHTS).unlink(missing_ok=True)
             tokenizer.save(folder)
         write_config(folder, config, encoding=encoding)
@@ -306,12 +309,6 @@ def _versions(folder: Path) -> list[tuple[int, int, int] | None]:
         except OSError:
             versions.append(None)
     return versions
-
-
-def _metadata(folder: Path) -> dict[str, str]:
-    with suppress(CheckpointError):
-        return read_header(folder / WEIGHTS)[1]
-    return {}
 
 
 def _warnings(name: str, network: torch.nn.Module) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +35,6 @@ from xlcli.files import (
     parse_json,
     read_json,
     sha256,
-    sync_file,
     write_atomic,
 )
 
@@ -259,14 +258,20 @@ def append_metrics(folder: Path, row: Mapping[str, Any]) -> None:
     append_line(folder / METRICS, line)
 
 
-def sync_metrics(folder: Path) -> None:
-    """Makes the rows appended so far durable."""
-    sync_file(folder / METRICS)
-
-
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """Rows of `metrics.jsonl` in order, each with an integer step, without lines that a crash left incomplete."""
-    return list(_rows(folder / METRICS))
+    rows: list[dict[str, Any]] = []
+    if not os.path.lexists(folder / METRICS):
+        return rows
+    with open_regular(folder / METRICS) as (descriptor, _), os.fdopen(descriptor, "rb", closefd=False) as file:
+        while line := file.readline(_LINE_LIMIT):
+            try:
+                row = parse_json(line)
+            except ValueError:
+                continue
+            if isinstance(row, dict) and type(row.get("step")) is int and 0 <= row["step"] < _STEP_LIMIT:
+                rows.append(row)
+    return rows
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
@@ -288,16 +293,3 @@ def trim_metrics(folder: Path, step: int, *, validated: bool) -> None:
     kept = [row for row in read_metrics(folder) if is_kept(row)]
     if os.path.lexists(folder / METRICS):
         write_atomic(folder / METRICS, (json.dumps(row, allow_nan=False).encode() + b"\n" for row in kept))
-
-
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    if not os.path.lexists(path):
-        return
-    with open_regular(path) as (descriptor, _), os.fdopen(os.dup(descriptor), "rb") as file:
-        while line := file.readline(_LINE_LIMIT):
-            try:
-                row = parse_json(line)
-            except ValueError:
-                continue
-            if isinstance(row, dict) and type(row.get("step")) is int and 0 <= row["step"] < _STEP_LIMIT:
-                yield row

@@ -84,7 +84,12 @@ def lock(folder: Path) -> Iterator[str]:
         raise cannot_write(path, error) from error
     try:
         write_atomic(folder / HOLDER, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode() + b"\n")
-        yield _warning(folder) if caught else ""
+        yield (
+            f"the file system of {folder} has no locks, so a second writer may not be noticed; "
+            f"after a crash remove {path}."
+            if caught
+            else ""
+        )
     finally:
         with suppress(OSError):
             (folder / HOLDER).unlink(missing_ok=True)
@@ -137,13 +142,6 @@ def _may_live(found: Holder) -> bool:
     except OSError:
         pass
     return True
-
-
-def _warning(folder: Path) -> str:
-    return (
-        f"the file system of {folder} has no locks, so a second writer may not be noticed; "
-        f"after a crash remove {folder / LOCK}."
-    )
 
 
 # Unfinished files and folders

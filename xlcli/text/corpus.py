@@ -167,14 +167,15 @@ class Corpus:
         for source, size, checksums in zip(self.sources, self.facts.sizes, self._checksums, strict=True):
             first, last = max(start - place, 0), min(stop - place, size)
             if first < last:
-                yield from self._read_source(source, first, last, checksums, size)
+                at = first // BLOCK
+                blocks = source.blocks(at)
+                while at * BLOCK < last:
+                    block = next(blocks, Block(b"", 0)).text[: size - at * BLOCK]
+                    if zlib.crc32(block) != checksums[at]:
+                        raise source.changed()
+                    yield block[max(first - at * BLOCK, 0) : last - at * BLOCK]
+                    at += 1
             place += size
-
-    def documents(self, start: int, stop: int) -> Sequence[int]:
-        """Offsets from `start` at which the documents of the bytes from `start` to `stop` begin; the first is 0."""
-        starts = self.facts.documents
-        inside = starts[bisect_right(starts, start) : bisect_left(starts, stop)]
-        return array("Q", [0, *(at - start for at in inside)])
 
     def range_sha256(self, start: int, stop: int) -> str:
         """Hash of the bytes from `start` to `stop`, computed once."""
@@ -187,31 +188,11 @@ class Corpus:
             self._hashes[start, stop] = digest.hexdigest()
         return self._hashes[start, stop]
 
-    def require_utf8(self) -> None:
-        """Refuses text that is not UTF-8.
-
-        Raises:
-            DataError: The text is not UTF-8; names file and offset of the first invalid byte.
-        """
-        if self.facts.bad_byte is not None:
-            raise not_utf8(*self.facts.bad_byte)
-
     def _require_text(self, source: Source, bad: int | None, sizes: list[int], has_nul: bool) -> None:
         if has_nul:
             raise not_text(source.name, "holds NUL bytes")
         if bad is not None:
             raise not_utf8(*self._locate(bad, sizes))
-
-    @staticmethod
-    def _read_source(source: Source, first: int, last: int, checksums: list[int], size: int) -> Iterator[bytes]:
-        at = first // BLOCK
-        blocks = source.blocks(at)
-        while at * BLOCK < last:
-            block = next(blocks, Block(b"", 0)).text[: size - at * BLOCK]
-            if zlib.crc32(block) != checksums[at]:
-                raise source.changed()
-            yield block[max(first - at * BLOCK, 0) : last - at * BLOCK]
-            at += 1
 
     def _locate(self, place: int, sizes: list[int]) -> tuple[str, int]:
         for source, size in zip(self.sources, sizes, strict=True):
@@ -323,7 +304,9 @@ class Part:
     @property
     def documents(self) -> Sequence[int]:
         """Offsets at which its documents begin, ascending from 0; a cut document begins with the part."""
-        return self.corpus.documents(self.start, self.stop)
+        starts = self.corpus.facts.documents
+        inside = starts[bisect_right(starts, self.start) : bisect_left(starts, self.stop)]
+        return array("Q", [0, *(at - self.start for at in inside)])
 
     def fingerprint(self, *, by_document: bool) -> str:
         """Hash of the bytes, and of the places at which documents begin if they are separated."""

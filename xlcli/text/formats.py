@@ -282,10 +282,10 @@ def _without_binaries(portions: Portions, name: str, marks: Sequence[bytes]) -> 
     yield from _chain(head, portions)
 
 
-def _head(portions: Portions, marks: Iterable[bytes]) -> Generator[None, None, bytes]:
-    """First bytes, as many as show which of the marks they begin with."""
+def _read_while(portions: Portions, is_short: Callable[[bytes], bool]) -> Generator[None, None, bytes]:
+    """First bytes, to which portions are added while `is_short` is true of them."""
     head = b""
-    while any(len(mark) > len(head) and mark.startswith(head) for mark in marks):
+    while is_short(head):
         portion = next(portions, b"")
         if portion is None:
             yield None
@@ -296,20 +296,17 @@ def _head(portions: Portions, marks: Iterable[bytes]) -> Generator[None, None, b
     return head
 
 
+def _head(portions: Portions, marks: Iterable[bytes]) -> Generator[None, None, bytes]:
+    """First bytes, as many as show which of the marks they begin with."""
+    return _read_while(portions, lambda head: any(len(m) > len(head) and m.startswith(head) for m in marks))
+
+
 def _first_line(portions: Portions) -> Generator[None, None, tuple[bytes, bytes]]:
     """First bytes, and the first line if they may be JSON lines, else nothing.
 
     Only the first `BLANKS` bytes decide that. The line is cut if it is longer than `LONGEST_LINE`.
     """
-    head = b""
-    while len(head) < BLANKS and not head.lstrip():
-        portion = next(portions, b"")
-        if portion is None:
-            yield None
-        elif portion:
-            head += portion
-        else:
-            break
+    head = yield from _read_while(portions, lambda head: len(head) < BLANKS and not head.lstrip())
     if not head[:BLANKS].lstrip().startswith(b"{"):
         return head, b""
     start = len(head) - len(head.lstrip())

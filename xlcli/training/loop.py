@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from xlcli.errors import CheckpointError, DivergedError
 from xlcli.events import Event, Notice, Saved, ScoredText, Step, Stopping, Trained, Validation
+from xlcli.files import sync_file
 from xlcli.store import folder as store
 from xlcli.store import layout
 from xlcli.store.commit import latest, settle, step_name, verify
@@ -269,7 +270,7 @@ class Trainer:
     def _save(self) -> Saved:
         self._check_finite()
         if self.run.ranks.is_first:
-            layout.sync_metrics(self.folder)
+            sync_file(self.folder / layout.METRICS)
         self.saved_seconds = self.clock.seconds
         path = checkpoint.save(self.run, self.folder, seconds=self.saved_seconds, corpus=self.prepared.identity)
         self.clock.meet()

@@ -22,6 +22,7 @@ from xlcli.store.folder import LoadedModel
 from xlcli.store.layout import RECORD, read_config_file, read_record
 from xlcli.store.origin import describe, origin_of, text_size
 from xlcli.text.corpus import Part, Split, gather, split
+from xlcli.text.formats import not_utf8
 from xlcli.text.sources import Reading
 from xlcli.text.tokenizers import SAMPLE_BYTES, TOKENIZERS, Tokenizer, choose_tokenizer, load_tokenizer, n_unknown
 from xlcli.text.tokens import TokenFile, sample_tokens, token_file
@@ -292,7 +293,8 @@ def _require_utf8(parts: Split, origin: Tree | None) -> None:
     """Refuses text that is not UTF-8; a run that starts from a model cannot change the tokenizer."""
     try:
         for part in (parts.train, parts.valid, parts.test):
-            part.corpus.require_utf8()
+            if part.corpus.facts.bad_byte is not None:
+                raise not_utf8(*part.corpus.facts.bad_byte)
     except DataError as error:
         if origin is None:
             raise

@@ -43,7 +43,8 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[Path], *, 
         except FileNotFoundError:
             status = None
         except OSError as error:
-            raise ConfigError(f"cannot write {option} {name}: {_reason(error)}.", f"{_OTHER}.") from None
+            reason = "too many symbolic links" if error.errno == errno.ELOOP else (error.strerror or str(error)).lower()
+            raise ConfigError(f"cannot write {option} {name}: {reason}.", f"{_OTHER}.") from None
         if status is not None and stat.S_ISDIR(status.st_mode):
             raise ConfigError(f"{option} {name} is a folder.", f"Give a file, such as {path / _EXAMPLES[option]}.")
         if status is not None and not stat.S_ISREG(status.st_mode):
@@ -120,10 +121,6 @@ def _identities(paths: Iterable[Path], *descriptors: int) -> set[tuple[int, int]
 
 def _identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
-
-
-def _reason(error: OSError) -> str:
-    return "too many symbolic links" if error.errno == errno.ELOOP else (error.strerror or str(error)).lower()
 
 
 def _head(path: Path) -> bytes:

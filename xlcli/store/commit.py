@@ -227,8 +227,7 @@ def _discard(path: Path) -> None:
 
 def _order(path: Path) -> tuple[int, bool]:
     match = STEP.fullmatch(path.name)
-    if match is None:
-        raise ValueError(f"not a checkpoint: {path}")
+    assert match is not None
     return int(match[1]), not match[2]
 
 

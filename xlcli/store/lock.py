@@ -196,17 +196,12 @@ def clean_models(folder: Path) -> None:
         with suppress(OSError, XLError):
             if _MODEL_NAME.fullmatch(path.name) and is_own(path) and holder(path):
                 with lock(path):
-                    _remove_model(path)
-
-
-def _remove_model(folder: Path) -> None:
-    """Removes a folder whose lock the caller holds; the note of the holder goes last, so that a kill leaves it."""
-    for path in list(folder.iterdir()):
-        if path.name not in (LOCK, HOLDER):
-            remove(path)
-    for name in (LOCK, HOLDER):
-        (folder / name).unlink(missing_ok=True)
-    folder.rmdir()
+                    for entry in list(path.iterdir()):
+                        if entry.name not in (LOCK, HOLDER):
+                            remove(entry)
+                    for name in (LOCK, HOLDER):  # the note of the holder last, so that a kill leaves it
+                        (path / name).unlink(missing_ok=True)
+                    path.rmdir()
 
 
 def remove(path: Path) -> None:

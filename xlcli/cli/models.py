@@ -156,7 +156,7 @@ def show(
         else:
             screen.print(preset.path.read_text("utf-8"))
         return
-    summary, record = summarize(folder, bundled=is_bundled(folder, Path.cwd())), read_record(folder)
+    summary, record = summarize(folder, bundled=is_bundled(folder)), read_record(folder)
     config = read_config(folder)
     if screen.json:
         config_tree = config.model_dump(mode="json")

@@ -48,18 +48,11 @@ from xlcli.store.lock import HOLDER, INSTALLING, LOCK, RUN_FILES, STAGED, clean,
 _FILE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 
 
-class Rejected(NamedTuple):
-    """A damaged checkpoint and the damage."""
-
-    path: Path
-    reason: str
-
-
 class Latest(NamedTuple):
-    """The newest undamaged checkpoint, or None, and the damaged newer ones."""
+    """The newest undamaged checkpoint, or None, and the damage of each damaged newer one."""
 
     path: Path | None
-    rejected: tuple[Rejected, ...]
+    rejected: dict[Path, str]
 
 
 def step_name(step: int) -> str:
@@ -117,7 +110,7 @@ def latest(folder: Path, spare: Container[str] = ()) -> Latest:
         folder: The folder of checkpoints.
         spare: Names of files that are not verified, because a checkpoint can be used without them.
     """
-    rejected: list[Rejected] = []
+    rejected: dict[Path, str] = {}
     try:
         candidates = checkpoints(folder)
     except OSError as error:
@@ -126,10 +119,10 @@ def latest(folder: Path, spare: Container[str] = ()) -> Latest:
         try:
             verify(path, spare)
         except CheckpointError as error:
-            rejected.append(Rejected(path, error.message))
+            rejected[path] = error.message
         else:
-            return Latest(path, tuple(rejected))
-    return Latest(None, tuple(rejected))
+            return Latest(path, rejected)
+    return Latest(None, rejected)
 
 
 def checkpoints(folder: Path) -> list[Path]:

@@ -87,7 +87,7 @@ def check_has_run(folder: Path) -> None:
 def newest_checkpoint(folder: Path) -> tuple[Path | None, list[Notice]]:
     """The newest undamaged checkpoint of the run in `folder`, None if it has taken no step, and remarks."""
     found = latest(folder / CHECKPOINTS, spare={BEST})
-    notices = [Notice(f"{bad.path} is damaged and was skipped: {bad.reason}", "warning") for bad in found.rejected]
+    notices = [Notice(f"{path} is damaged and was skipped: {why}", "warning") for path, why in found.rejected.items()]
     if found.path is None:
         if found.rejected:
             raise CheckpointError(f"every checkpoint in {folder} is damaged.", "Train anew with --overwrite.")

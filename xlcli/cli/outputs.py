@@ -23,7 +23,7 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[Path], *, 
     """Checks the output files of a command.
 
     Args:
-        outputs: Option to name of the file, None if the option is not given; the options are those of `_EXAMPLES`.
+        outputs: Option, `--state-out` or a key of `_KINDS`, to name of the file; None if the option is not given.
         inputs: Files and folders that the command reads. Its standard streams are added.
         force: Overwrite inputs and files of any kind.
 
@@ -46,7 +46,7 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[Path], *, 
             reason = "too many symbolic links" if error.errno == errno.ELOOP else (error.strerror or str(error)).lower()
             raise ConfigError(f"cannot write {option} {name}: {reason}.", f"{_OTHER}.") from None
         if status is not None and stat.S_ISDIR(status.st_mode):
-            raise ConfigError(f"{option} {name} is a folder.", f"Give a file, such as {path / _EXAMPLES[option]}.")
+            raise ConfigError(f"{option} {name} is a folder.", "Give the name of a file in it.")
         if status is not None and not stat.S_ISREG(status.st_mode):
             if option == "--state-out":
                 raise ConfigError(f"{option} {name} is not a regular file.", f"{_OTHER}.")
@@ -148,10 +148,3 @@ _KINDS: Mapping[str, Callable[[bytes], bool]] = {
     "--out": lambda head: head.startswith(MAGIC),
 }
 """Option to check of the first bytes of an existing file: whether this option wrote it."""
-_EXAMPLES = {
-    "--state-out": "memory.state",
-    "--per-token": "tokens.jsonl",
-    "--plot": "loss.png",
-    "--html": "page.html",
-    "--out": "text.xl",
-}

@@ -14,8 +14,7 @@ import sys
 import zlib
 from array import array
 from bisect import bisect_left, bisect_right
-from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -62,19 +61,16 @@ class Corpus:
     Attributes:
         sources: The files.
         skipped: Files of folders that are not text, each with the reason.
-        repeated: Files that were given more than once, and are read as often.
     """
 
     def __init__(
         self,
         sources: Sequence[Source],
         skipped: Mapping[Path, str] | None = None,
-        repeated: Sequence[Path] = (),
         documents: Sequence[int] | None = None,
     ) -> None:
         self.sources = tuple(sources)
         self.skipped = dict(skipped or {})
-        self.repeated = tuple(repeated)
         self._documents = documents
         self._facts: Facts | None = None
         self._checksums: list[list[int]] = []
@@ -106,13 +102,12 @@ class Corpus:
         return self.facts.n_bytes
 
     def notices(self) -> Iterator[Notice]:
-        """Warnings about files that were skipped or given twice, and a remark on JSON lines without a text."""
+        """A warning about files that were skipped, and a remark on JSON lines without a text."""
         if self.skipped:
             n = len(self.skipped)
             files = [f"{path} ({reason})" for path, reason in self.skipped.items()]
-            yield Notice(f"skipped {n} file{'s' if n > 1 else ''}: {_named(files)}", "warning")
-        if self.repeated:
-            yield Notice(f"given more than once, and read each time: {_named(map(str, self.repeated))}", "warning")
+            more = f" and {n - MAX_NAMED} more" if n > MAX_NAMED else ""
+            yield Notice(f"skipped {n} file{'s' if n > 1 else ''}: {', '.join(files[:MAX_NAMED])}{more}", "warning")
         if remark := next(filter(None, (source.remark() for source in self.sources[:MAX_REMARKED])), None):
             yield Notice(remark)
 
@@ -262,15 +257,7 @@ def gather(
             sources.append(open_source(path, reading))
     if not sources:
         raise DataError("no text was given.", "Give a file, a folder, or - for standard input.")
-    counts = Counter(source.path.resolve() for source in sources)
-    return Corpus(sources, skipped, [path for path, count in counts.items() if count > 1], documents)
-
-
-def _named(files: Iterable[str]) -> str:
-    """The first of these names, and the number of the others."""
-    names = list(files)
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return ", ".join(names[:MAX_NAMED]) + more
+    return Corpus(sources, skipped, documents)
 
 
 # Training, validation and test part

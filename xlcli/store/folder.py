@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import time
@@ -312,9 +313,15 @@ def _versions(folder: Path) -> list[tuple[int, int, int] | None]:
 
 def _warnings(name: str, network: torch.nn.Module) -> tuple[str, ...]:
     """Warning about weights that training cannot have produced."""
+    import torch
+
     for key, tensor in weights(network).items():
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            return (f"weights of {name} hold NaN or infinity, first in '{key}'; its output will make no sense.",)
+        if tensor.is_floating_point() and tensor.numel():
+            largest = float(tensor.detach().abs().max())
+            if not math.isfinite(largest):
+                return (f"weights of {name} hold NaN or infinity, first in '{key}'; its output will make no sense.",)
+            if 0 < largest < torch.finfo(torch.float32).tiny:
+                return (f"weights of {name} are almost zero throughout '{key}'; its output may make no sense.",)
     return ()
 
 

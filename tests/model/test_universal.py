@@ -72,12 +72,13 @@ def read(model, tokens, cuts, *, mem_len=9, memory="keyvalue", segment_len=13):
     """Hidden states, what they cost and the steps taken, if known, in calls of the lengths in `cuts` (cycled)."""
     state = model.init_state(len(tokens), mem_len=mem_len, segment_len=segment_len, memory=memory)
     x, ponders, at, sizes = [], [], 0, itertools.cycle(cuts)
+    hook = model.stack.register_forward_hook(lambda stack, inputs, output: ponders.append(output.ponder or ()))
     while at < tokens.shape[1]:
         piece = tokens[:, at : at + next(sizes)]
-        hidden, state, ponder, *_ = model._read(piece, state)
+        hidden, state = model(piece, state)
         x.append(hidden)
-        ponders.append(ponder or ())
         at += piece.shape[1]
+    hook.remove()
     return torch.cat(x, 1), [torch.cat(parts, 1) for parts in zip(*ponders, strict=True)], state
 
 

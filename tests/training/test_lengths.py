@@ -14,7 +14,7 @@ from xlcli.errors import ConfigError
 from xlcli.events import Step, Trained
 from xlcli.text.loaders import TrainLoader
 from xlcli.text.tokens import TokenFile
-from xlcli.training.run import make_training_run
+from xlcli.training.run import TrainingRun
 from xlcli.training.schedule import Lengths, lengths, restored, shortened
 from xlcli.training.validation import check_finite
 
@@ -115,7 +115,7 @@ def test_every_variant_is_trained_with_random_lengths(variant, mem_len):
     model = config.merge(VARIANTS[variant], {"dropout": {"attention": 0.0}})
     tree = small(model=model, train={"random_lengths": True, "mem_len": mem_len})
     settings = config.make({"train": {"lr": 6e-3}}, tree)
-    run = make_training_run(settings, RUNTIME, TokenFile(np.frombuffer(PROSE.encode(), np.uint8), len(PROSE)), 10)
+    run = TrainingRun(settings, RUNTIME, TokenFile(np.frombuffer(PROSE.encode(), np.uint8), len(PROSE)), 10)
     for _ in range(4):
         run.train_step(0.0)
         assert all(run.model.is_compatible(state) for state in run.states)

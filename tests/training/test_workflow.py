@@ -29,8 +29,9 @@ from xlcli.store.folder import load
 from xlcli.store.layout import is_model, read_record
 from xlcli.store.lock import lock
 from xlcli.text.tokenizers import BytesTokenizer, SentencePieceTokenizer
-from xlcli.training import loop, workflow
+from xlcli.training import run as training_run
 from xlcli.training import schedule as clocks
+from xlcli.training import workflow
 
 
 def _finite(folder):
@@ -400,8 +401,8 @@ def test_held_out_text_without_a_score_stops_the_run(monkeypatch):
             next(iter(run.model.parameters())).fill_(math.nan)
         return validation_bits(run, held_out, stop)
 
-    validation_bits = loop.validation_bits
-    monkeypatch.setattr(loop, "validation_bits", poisoned)
+    validation_bits = training_run.validation_bits
+    monkeypatch.setattr(training_run, "validation_bits", poisoned)
     with pytest.raises(DivergedError, match="validation loss is not finite after step 3"):
         go(small(), corpus(), "m")
     assert not is_model(Path("m"))
@@ -578,7 +579,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    for module in (clocks, loop, workflow):
+    for module in (clocks, training_run, workflow):
         monkeypatch.setattr(module, "time", clock)
     return clock
 
@@ -625,8 +626,8 @@ def test_validation_takes_at_most_a_tenth_of_a_time_budget_unless_its_interval_i
         clock.now += 1.0
         return validation_bits(run, valid, stop)
 
-    validation_bits = loop.validation_bits
-    monkeypatch.setattr(loop, "validation_bits", slow)
+    validation_bits = training_run.validation_bits
+    monkeypatch.setattr(training_run, "validation_bits", slow)
     unset = dict.fromkeys(("max_steps", "max_tokens", "eval_every", "save_every"))
     events = go(small(train=unset | budget), corpus(), "m")
     assert least <= len(of_kind(events, Validation)) <= most

@@ -25,6 +25,7 @@ from xlcli.evaluation.text import TokenizedText
 from xlcli.events import Notice, Progress, Speed, StoppedEarlyError
 from xlcli.inference import InferenceSession, check_memory, describe_decoding
 from xlcli.metrics import TextCounts
+from xlcli.model.build import build_on_meta
 from xlcli.online import FixedModel
 from xlcli.runtime import peak_rss_bytes
 from xlcli.sampling import SampleRNG, sample_tokens
@@ -32,7 +33,7 @@ from xlcli.store.folder import LoadedModel
 from xlcli.text.corpus import Corpus, Part
 from xlcli.text.tokens import TokenFile
 from xlcli.training import defaults, memory
-from xlcli.training.run import make_training_run
+from xlcli.training.run import TrainingRun
 
 SLOW = 10.0
 """Time to read a window, in multiples of the time for a figure, from which on recomputing it is not measured."""
@@ -163,13 +164,13 @@ def training(name: str, config: Config, mem_len: int, watch: Stopwatch) -> Measu
     config = settings.change(config, {"train": {**given, "mem_len": mem_len, "random_lengths": False}})
     vocab_size, tokenizer = config.model.vocab_size, config.text.tokenizer
     config = defaults.fill_in(config, tokenizer=tokenizer, vocab_size=vocab_size, device=watch.runtime.device)
-    memory.require_possible([config], watch.runtime)  # before the parameters of an impossible model are counted
-    memory.require(config, watch.runtime, memory.n_parameters(config.model))
+    memory.require([config], watch.runtime)  # before the parameters of an impossible model are counted
+    memory.require([config], watch.runtime, build_on_meta(config.model).n_parameters)
     yield Progress(f"memory {mem_len:,}", 0, None, "calls")
     shape = config.train
     n_tokens = shape.batch_size * (shape.mem_len + 64 * shape.segment_len)
     ids = random_tokens(config.model.vocab_size, n_tokens)
-    run = make_training_run(config, watch.runtime, TokenFile(ids, len(ids)), 0)
+    run = TrainingRun(config, watch.runtime, TokenFile(ids, len(ids)), 0)
 
     def step() -> None:
         run.train_step(0.5)

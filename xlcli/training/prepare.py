@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from xlcli import config as settings
 from xlcli.config import Config, TextConfig, Tree
@@ -30,7 +29,6 @@ from xlcli.training import checkpoint, defaults, memory
 
 SHORT_TEXT = 10_000
 """Bytes of training text below which a run with new weights warns."""
-T = TypeVar("T")
 
 DRY_RUN_BYTES = 2**19
 """Maximum bytes of text from which a dry run learns a vocabulary and estimates the number of tokens."""
@@ -60,11 +58,6 @@ class Prepared:
         return len(self.train_ids) * self.parts.train.n_bytes // max(1, self.train_ids.n_bytes)
 
     @property
-    def is_estimated(self) -> bool:
-        """Whether the number of tokens is an estimate."""
-        return self.train_ids.n_bytes != self.parts.train.n_bytes
-
-    @property
     def identity(self) -> dict[str, str]:
         """Hashes of texts, their documents and tokenizer, which must be equal when the run is resumed."""
         by_document = self.config.train.reset_on_document
@@ -92,10 +85,9 @@ def prepare_new(
         ResourceError: No configuration fits the machine.
     """
     preset, config = next(iter(configs.items()))  # text and runtime settings are equal in all presets
-    by_clock = defaults.ends_by_clock(config.train)
-    runtime = make_runtime(config.runtime, training=True, by_clock=by_clock, ranks=ranks)
+    runtime = make_runtime(config.runtime, training=True, by_clock=defaults.ends_by_clock(config.train), ranks=ranks)
     ranks.require_files(paths)
-    memory.require_possible(configs.values(), runtime, dry_run=dry_run)
+    memory.require(list(configs.values()), runtime, on_any_machine=dry_run)
     parts = yield from _read(paths, config, stop)
     if model is None and (n_bytes := parts.train.n_bytes) < SHORT_TEXT:
         yield Notice(
@@ -121,12 +113,9 @@ def prepare_new(
     config = defaults.fill_in(config, tokenizer=tokenizer.kind, vocab_size=tokenizer.vocab_size, device=runtime.device)
     origin = None if model is None else describe(model)
     ready = yield from _tokenize(config, runtime, preset, origin, parts, tokenizer, stop, dry_run=dry_run)
-    if model is None:
-        return replace(ready, config=defaults.limit_passes(config, given, ready.n_train_tokens))
-    yield from warn_of_misfit(model, ready.train_ids)
-    config = defaults.adapt(config, given, model, ready.n_train_tokens)
-    config.check_division(ranks.size)
-    return replace(ready, config=config)
+    if model is not None:
+        yield from warn_of_misfit(model, ready.train_ids)
+    return replace(ready, config=defaults.adapt(config, given, ready.n_train_tokens, model))
 
 
 def prepare_resumed(
@@ -162,11 +151,10 @@ def prepare_resumed(
             f"this run started from {origin['model'] if origin else 'new weights'}, not from {init}.",
             "Leave --init out, or train a new model with -o NAME.",
         )
-    by_clock = defaults.ends_by_clock(config.train)
-    runtime = make_runtime(config.runtime, training=True, by_clock=by_clock, ranks=ranks)
+    runtime = make_runtime(config.runtime, training=True, by_clock=defaults.ends_by_clock(config.train), ranks=ranks)
     ranks.require_files(paths)
     config.check_division(ranks.size)
-    memory.require_possible([config], runtime)
+    memory.require([config], runtime)
     parts = yield from _read(paths, config, stop)
     tokenizer = load_tokenizer(folder)
     return (yield from _tokenize(config, runtime, saved_preset, origin, parts, tokenizer, stop, dry_run=dry_run))
@@ -225,7 +213,7 @@ def _train_tokenizer(
         _require_utf8(parts, None)
     limit = DRY_RUN_BYTES if dry_run else SAMPLE_BYTES
     portions = parts.train.read() if kind == "words" and not dry_run else parts.train.sample(limit)
-    learned: Future[Tokenizer] = Future()
+    abandoned = False
 
     def read() -> Iterator[bytes]:
         for portion in portions:
@@ -233,25 +221,17 @@ def _train_tokenizer(
                 raise StoppedEarlyError
             yield portion
 
-    def learn() -> None:
-        try:
-            learned.set_result(TOKENIZERS[kind].train(read(), size))
-        except BaseException as error:
-            learned.set_exception(error)
-
-    abandoned = False
-    thread = threading.Thread(target=learn, name="vocabulary", daemon=True)
     n_bytes = parts.train.n_bytes if kind == "words" and not dry_run else min(parts.train.n_bytes, limit)
     source = f"{n_bytes / 1e6:.1f} MB" if n_bytes >= 1e6 else f"{n_bytes / 1e3:.0f} kB"
     started = time.monotonic()
-    thread.start()
-    try:
-        while thread.is_alive():
-            yield Progress(f"learning a vocabulary from {source}", int(time.monotonic() - started), None, "s")
-            thread.join(PROGRESS_INTERVAL)
-    finally:
-        abandoned = True
-        thread.join()  # sentencepiece cannot be interrupted
+    with ThreadPoolExecutor(1, "vocabulary") as pool:  # waits at its end: sentencepiece cannot be interrupted
+        learned = pool.submit(TOKENIZERS[kind].train, read(), size)
+        try:
+            while not learned.done():
+                yield Progress(f"learning a vocabulary from {source}", int(time.monotonic() - started), None, "s")
+                wait([learned], PROGRESS_INTERVAL)
+        finally:
+            abandoned = True
     if stop():
         raise StoppedEarlyError
     tokenizer = learned.result()

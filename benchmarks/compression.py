@@ -121,7 +121,7 @@ def run(name, text, options, seed):
     new = texts(text, options.books, "test", SKIPPED + SCORED + 1, 10**6)
     with torch.inference_mode():
         state = model.eval().init_state(BATCH, mem_len=mem_len, segment_len=SEGMENT)
-        nll, _ = model.nll(new[:, :-1], new[:, 1:], state)
+        nll, _ = model.score(new[:, :-1], new[:, 1:], state)[:2]
     return {"bits": nll[:, SKIPPED:].mean().item() / math.log(2), "seconds": round(seconds, 1)}
 
 

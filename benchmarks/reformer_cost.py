@@ -201,7 +201,7 @@ def measure_forward(spec):
         state = model.init_state(1, mem_len=0, segment_len=spec["tokens"])
 
         def read():
-            model.nll(x, y, state)
+            model.score(x, y, state)[:2]
 
     model.eval()
     with torch.inference_mode():

@@ -121,7 +121,7 @@ def _learn(model, optimizers, seeds):
     for seed in seeds:
         tokens = torch.randint(0, 256, (2, 9), generator=torch.Generator().manual_seed(seed))
         state = model.init_state(2, mem_len=8, segment_len=8, memory="hidden")
-        model.nll(tokens[:, :-1], tokens[:, 1:], state)[0].mean().backward()
+        model.score(tokens[:, :-1], tokens[:, 1:], state)[0].mean().backward()
         optimizers.step(0.5)
         optimizers.zero_grad()
 

@@ -93,9 +93,9 @@ def test_a_plot(run, model, tmp_path):
     (("--seconds", "0"), "--seconds"),
     (("--segment-len", "8"), "--segment-len does not apply to xlcli bench decode"),
     (("--n-steps", "2"), "--n-steps does not apply to model tiny"),
-    (("--preset", "small-performer", "--memory-dtype", "int8"), "--memory-dtype needs"),
+    (("--preset", "small-performer", "--memory-dtype", "int8"), "--memory-dtype does not apply"),
     (("--compile",), "--compile does not apply to xlcli bench decode"),
-    (("--preset", "small", "--n-hashes", "2"), "--n-hashes needs LSH attention"),
+    (("--preset", "small", "--n-hashes", "2"), "--n-hashes does not apply to preset small; it needs LSH attention"),
 ])  # fmt: skip
 def test_mistakes(options, message, run, model):
     done = run("bench", "decode", *options)

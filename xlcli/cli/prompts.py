@@ -98,7 +98,9 @@ def show(events: Iterable[GeneratedText | Generated | Notice], screen: Screen, *
 
     done: list[dict[str, object]] = []
     current = -1
-    for event in screen.results(events):
+    for event in events:
+        if screen.shows(event):
+            continue
         if event.sample != current and not screen.json:
             screen.model_text((b"\n---\n" if current >= 0 else b"") + prompt)
         current = event.sample
@@ -134,7 +136,9 @@ def show_results(
     meter, n_complete = ProgressMeter("generating", len(prompts), "prompts"), 0
     held: list[dict[str, Any]] = []
     remaining = iter(prompts)
-    for event in screen.results(events):
+    for event in events:
+        if screen.shows(event):
+            continue
         prompt = next(remaining)
         samples = [report.generated_object(result) for result in event]
         if without_prompt:

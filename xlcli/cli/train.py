@@ -169,7 +169,7 @@ def train(
                 for event in events:
                     if isinstance(event, Stopping):  # all ranks take the signal that one of them has received
                         stop.follow(max(ranks.gather(stop.signal or 0)))
-                    if ranks.is_first:
+                    if ranks.is_first and not screen.shows(event):
                         has_plan = has_plan or isinstance(event, Plan)
                         if event_file:
                             event_file.add(event)

@@ -136,9 +136,15 @@ class LanguageModel(nn.Module):
             for block, memory in zip(itertools.cycle(self.stack.layers()), state.layers, strict=False)
         )
 
-    def inference_settings(self, state: State) -> dict[str, int]:
-        """Values of `n_steps` and `n_hashes` that the state was made with; they may differ from the model's."""
-        settings = {"n_steps": len(state.layers) // self.config.n_layers}
+    def inference_settings(self, state: State) -> dict[str, int | str]:
+        """Settings that the state was made with: lengths, and those of memories, which may differ from the model's."""
+        span = state.span
+        settings: dict[str, int | str] = {
+            "mem_len": span.mem_len,
+            "n_steps": len(state.layers) // self.config.n_layers,
+            "clamp_len": span.clamp_len or span.far_len or "none",
+            "memory_dtype": state.memory_dtype,
+        }
         for memory in state.layers:
             settings |= memory.settings
         return settings
@@ -185,11 +191,9 @@ class LanguageModel(nn.Module):
         ponder = Ponder(*map(_joined, zip(*ponders, strict=True))) if ponders else None
         return ScoreOutput(self.head.nll(x, targets), state, ponder, torch.stack(losses).sum() if losses else None)
 
-    def nll(
-        self, tokens: Tensor, targets: Tensor, state: State, documents: Tensor | None = None
-    ) -> tuple[Tensor, State]:
-        """`score` without further losses."""
-        return self.score(tokens, targets, state, documents)[:2]
+    def observe(self, targets: Tensor, state: State) -> State:
+        """The state, unchanged: nothing is learned from targets (b)."""
+        return state
 
     def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Logits (b v) of the next token after tokens (b t), and the new state."""

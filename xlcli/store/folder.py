@@ -258,7 +258,7 @@ def _load(folder: Path, options: InferenceConfig, device: str | torch.device) ->
             verify_file(folder, name, header.files)
     trained = header.config.model
     shape = options.shape(trained)
-    weight_dtype, _ = options.dtypes(shape)
+    weight_dtype = options.weights
     network, metadata = read_network(folder, shape, header.encoding, device)
     network.clamp_len, network.far_len = header.config.train.limits(trained, options.clamp_len)
     tokenizer = load_tokenizer(folder)

@@ -82,7 +82,7 @@ def validation_bits(run: TrainingRun, valid: TokenFile, stop: Callable[[], bool]
                     return None
                 inputs, targets, scored = (torch.from_numpy(array[rows]) for array in batch[:3])
                 x, y = inputs.to(run.runtime.device), targets.to(run.runtime.device)
-                nll, state, *_ = run.model.score(x, y, state)
+                nll, state = run.model.score(x, y, state)[:2]
                 if not is_idle:
                     total += nll.double().cpu().masked_select(scored).sum().item()
     total = ranks.sum(torch.tensor(total, dtype=torch.float64)).item()

@@ -51,7 +51,7 @@ def measure(network: LanguageModel, tokens: torch.Tensor, n_bytes: int) -> dict[
     nats, before = 0.0, time.process_time()
     for at in range(0, tokens.shape[1] - 1, CALL):
         part = tokens[:, at : at + CALL + 1]
-        nll, state = network.nll(part[:, :-1], part[:, 1:], state)
+        nll, state = network.score(part[:, :-1], part[:, 1:], state)[:2]
         nats += nll.double().sum().item()
     seconds = time.process_time() - before
     recalls = lsh_recall(network, tokens, network.init_state(1, mem_len=MEM_LEN, segment_len=CALL), CALL)

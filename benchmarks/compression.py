@@ -114,14 +114,14 @@ def run(name, text, options, seed):
         optimizers.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizers.step(lr_factor(step / STEPS[text], step, warmup_steps=50, lr_schedule="linear", min_lr_ratio=0.0))
+        optimizers.step(lr_factor(TrainConfig(warmup_steps=50), step / STEPS[text], step))
         if step % 500 == 0:
             print(f"{text} {name} {step} {nll.mean().item() / math.log(2):.3f}", flush=True)
     seconds = time.process_time() - started
     new = texts(text, options.books, "test", SKIPPED + SCORED + 1, 10**6)
     with torch.inference_mode():
         state = model.eval().init_state(BATCH, mem_len=mem_len, segment_len=SEGMENT)
-        nll, _ = model.nll(new[:, :-1], new[:, 1:], state)
+        nll, _ = model.score(new[:, :-1], new[:, 1:], state)[:2]
     return {"bits": nll[:, SKIPPED:].mean().item() / math.log(2), "seconds": round(seconds, 1)}
 
 

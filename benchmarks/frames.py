@@ -37,7 +37,7 @@ COMMANDS = {
 """Command lines."""
 AT = r"attend|attention"
 """Files that compute attention."""
-KERNEL = r"/decode\.py:turn$"
+KERNEL = r"/decode\.py:decode$"
 """Function around a call of the compiled kernel."""
 OPERATIONS = {"baddbmm", "bmm", "matmul", "mm", "einsum", "softmax", "exp", "exp_", "scaled_dot_product_attention"}
 """Functions of PyTorch of which attention consists."""

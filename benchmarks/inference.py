@@ -76,13 +76,18 @@ def measure_ours(spec):
 
     own = OURS[spec["who"]]
     mem_len = spec["mem_len"]
+    options = GenerateConfig(mem_len=mem_len, **own.get("generate", {}))
     runtime_settings = {"device": "cpu", "threads": spec["threads"]} | own.get("runtime", {})
     made = config.make(
-        read_preset("peer-12x512"), {"model": {"position": own["position"]}, "runtime": runtime_settings}
+        read_preset("peer-12x512"),
+        {
+            "model": {"position": own["position"]},
+            "runtime": runtime_settings,
+            "bench": {"weight_dtype": options.weight_dtype},
+        },
     )
     runtime = make_runtime(made.runtime)
-    options = GenerateConfig(mem_len=mem_len, **own.get("generate", {}))
-    model = untrained("peer-12x512", made, runtime, options.dtypes(made.model)[0])
+    model = untrained("peer-12x512", made, runtime)
     if not own.get("numba", True):
         vars(model)["decoder"] = model.network
     session = InferenceSession.open(model, runtime, options, None)
@@ -103,7 +108,7 @@ def measure_ours(spec):
         for _ in range(1 + EVAL_CALLS):
             with torch.inference_mode(), runtime.autocast():
                 started = time.perf_counter()
-                _, state = model.network.nll(x, y, state)
+                _, state = model.network.score(x, y, state)[:2]
                 times.append(time.perf_counter() - started)
         found[f"eval {segment}"] = segment / statistics.median(times[1:])
     return found

@@ -78,7 +78,6 @@ def measure(case: Case, n_buckets: int) -> list[float]:
                     table if case.earlier else None,
                     KeyWindow(case.earlier, 0, MEM_LEN),
                     bucket_size=case.bucket_size,
-                    scale=1.0,
                 )
                 if case.trains:
                     y.sum().backward()

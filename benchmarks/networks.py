@@ -31,7 +31,7 @@ from xlcli.config import Config
 from xlcli.ranks import SINGLE, Ranks, join
 from xlcli.runtime import make_runtime
 from xlcli.text.tokens import TokenFile
-from xlcli.training.run import TrainingRun, make_training_run
+from xlcli.training.run import TrainingRun
 
 LATENCY_SUMS = 100
 """Number of sums whose mean duration gives the latency."""
@@ -51,9 +51,7 @@ def settings(arguments: argparse.Namespace, **train: object) -> Config:
 def begin(made: Config, ranks: Ranks) -> TrainingRun:
     """A run whose memory is full."""
     text = np.random.default_rng(0).integers(32, 127, 2**18).astype(np.uint8)
-    run = make_training_run(
-        made, make_runtime(made.runtime, training=True, ranks=ranks), TokenFile(text, len(text)), 10
-    )
+    run = TrainingRun(made, make_runtime(made.runtime, training=True, ranks=ranks), TokenFile(text, len(text)), 10)
     for _ in range(2):
         run.train_step(0.0)
     return run

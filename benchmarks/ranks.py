@@ -23,7 +23,7 @@ from xlcli import config, presets
 from xlcli.ranks import Ranks, join
 from xlcli.runtime import has_bfloat16_units, make_runtime
 from xlcli.text.tokens import TokenFile
-from xlcli.training.run import make_training_run
+from xlcli.training.run import TrainingRun
 
 WARMUP = 3
 """Number of steps before the measurement."""
@@ -44,11 +44,11 @@ def measure(ranks: Ranks, arguments: argparse.Namespace, mem_len: int) -> None:
     settings = config.change(settings, {"model": {"vocab_size": 256}})
     text = np.random.default_rng(0).integers(32, 127, 2**18).astype(np.uint8)
     runtime = make_runtime(settings.runtime, training=True, ranks=ranks)
-    run = make_training_run(settings, runtime, TokenFile(text, len(text)), 10)
+    run = TrainingRun(settings, runtime, TokenFile(text, len(text)), 10)
     for _ in range(WARMUP):
         run.train_step(0.0)
     ranks.barrier()
-    before, started, tokens = sent_bytes(), time.monotonic(), run.tokens
+    before, started, tokens = sent_bytes(), time.monotonic(), run.counters.tokens
     for _ in range(arguments.steps):
         run.train_step(0.0)
     ranks.barrier()
@@ -63,7 +63,7 @@ def measure(ranks: Ranks, arguments: argparse.Namespace, mem_len: int) -> None:
         blocks = sum(p.numel() for block in run.model.stack.layers() for p in block.parameters())
         numbers += arguments.grad_accum * (size + blocks) + matrices
     expected = (n - 1) / n * (4 * numbers + (2 if has_bfloat16_units(runtime.device) else 4) * matrices)
-    speed = (run.tokens - tokens) / seconds
+    speed = (run.counters.tokens - tokens) / seconds
     print(
         f"processes {n}  mem_len {mem_len:4}  parameters {size:,}  {speed:,.0f} tokens/s  "
         f"sent per rank and step {sent / n / arguments.steps:,.0f} bytes, by arithmetic {expected:,.0f}",

@@ -117,11 +117,11 @@ def trainer(spec):
     if not is_port(spec):
         from xlcli.runtime import make_runtime
         from xlcli.text.tokens import TokenFile
-        from xlcli.training.run import make_training_run
+        from xlcli.training.run import TrainingRun
 
         settings = our_settings(spec)
         ids = np.random.default_rng(0).integers(0, spec["vocab"], 4 * spec["tokens"]).astype(np.uint16)
-        run = make_training_run(settings, make_runtime(settings.runtime, training=True), TokenFile(ids, len(ids)), 0)
+        run = TrainingRun(settings, make_runtime(settings.runtime, training=True), TokenFile(ids, len(ids)), 0)
         return lambda: run.train_step(0.5), run.model.n_parameters, 0
     model, logits = port(spec)
     model.train()
@@ -201,7 +201,7 @@ def measure_forward(spec):
         state = model.init_state(1, mem_len=0, segment_len=spec["tokens"])
 
         def read():
-            model.nll(x, y, state)
+            model.score(x, y, state)[:2]
 
     model.eval()
     with torch.inference_mode():

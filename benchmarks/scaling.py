@@ -29,11 +29,9 @@ from xlcli.model.attention.lsh import LSHAttention
 from xlcli.model.build import build_on_meta
 from xlcli.model.lm import LanguageModel
 from xlcli.optim import MUON_BATCH, hidden_matrices
-from xlcli.ranks import Ranks
 from xlcli.runtime import Runtime, has_bfloat16_units, make_runtime
 from xlcli.text.tokens import TokenFile
-from xlcli.training.parallel import check
-from xlcli.training.run import make_training_run
+from xlcli.training.run import TrainingRun
 
 BUCKET_BYTES = 25 * 2**20
 """Bytes of gradients that a replicated model averages at once: the default of `DistributedDataParallel`."""
@@ -170,7 +168,7 @@ def plan(made: Config, runtime: Runtime, n: int, row_operations: float, network:
     Returns:
         Bytes, messages, seconds and tokens per second of a step, and the bytes of memory of a process.
     """
-    check(made, Ranks(size=n))
+    made.check_division(n)
     train, shard = made.train, made.runtime.shard
     gloo = runtime.device.type == "cpu"
     size = sizes(build_on_meta(made.model), made)
@@ -210,7 +208,7 @@ def row_operations(made: Config, runtime: Runtime) -> float:
     train = {"batch_size": 1, "grad_accum": 1, "lr": 1e-3, "random_lengths": False}
     made = config.change(made, {"train": train, "runtime": {"shard": False}})
     text = np.zeros(train["batch_size"] * (made.train.mem_len + 4 * made.train.segment_len), np.uint8)
-    run = make_training_run(made, runtime, TokenFile(text, len(text)), 0)
+    run = TrainingRun(made, runtime, TokenFile(text, len(text)), 0)
     for _ in range(-(-made.train.mem_len // made.train.segment_len)):
         run.train_step(0.0)
     return count_operations(lambda: run.train_step(0.0)) - sizes(run.model, made).operations

@@ -98,10 +98,10 @@ def make_run(tree, ids, dtype):
     from xlcli import config
     from xlcli.runtime import DTYPES, Runtime
     from xlcli.text.tokens import TokenFile
-    from xlcli.training.run import make_training_run
+    from xlcli.training.run import TrainingRun
 
     runtime = Runtime(torch.device("cpu"), DTYPES[dtype], torch.get_num_threads())
-    return make_training_run(config.make({"train": {"lr": 1e-3}}, tree), runtime, TokenFile(ids, len(ids)), 0)
+    return TrainingRun(config.make({"train": {"lr": 1e-3}}, tree), runtime, TokenFile(ids, len(ids)), 0)
 
 
 def xlcli(steps, *, dtype, optimizer, n_features, dropout):

@@ -97,11 +97,11 @@ def train(tree):
     from xlcli import config
     from xlcli.runtime import make_runtime
     from xlcli.text.tokens import TokenFile
-    from xlcli.training.run import make_training_run
+    from xlcli.training.run import TrainingRun
 
     settings = config.make({"runtime": {"dtype": "float32", "device": "cpu", "threads": 1}}, tree)
     ids = np.random.default_rng(0).integers(0, settings.model.vocab_size, 100_000).astype(np.uint16)
-    run = make_training_run(settings, make_runtime(settings.runtime, training=True), TokenFile(ids, len(ids)), 0)
+    run = TrainingRun(settings, make_runtime(settings.runtime, training=True), TokenFile(ids, len(ids)), 0)
     for _ in range(2 + -(-settings.train.mem_len // settings.train.segment_len)):
         run.train_step(0.5)
     return run
@@ -110,7 +110,7 @@ def train(tree):
 def measure(tree):
     """Peak of training and what was predicted, in bytes; alters this process."""
     from xlcli import config
-    from xlcli.training.memory import memory_bytes, n_parameters
+    from xlcli.training.memory import memory_bytes
 
     smallest = {"dim": 32, "n_layers": 1, "vocab_size": 64, "attention": {"n_heads": 2, "head_dim": 16}}
     train(config.merge(tree, {"model": smallest, "train": {"batch_size": 4}}))
@@ -120,7 +120,7 @@ def measure(tree):
     run = train(tree)
     status = Path("/proc/self/status").read_text().splitlines()
     peak = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
-    return {"peak": peak - resident, "predicted": memory_bytes(run.config, run.runtime, n_parameters(run.config.model))}
+    return {"peak": peak - resident, "predicted": memory_bytes(run.config, run.runtime, run.model.n_parameters)}
 
 
 def measure_apart(name):

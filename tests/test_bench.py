@@ -72,7 +72,7 @@ def test_a_loss_of_frequent_words_computes_no_cluster_of_rare_ones():
     state, tokens = network.init_state(1, mem_len=4, segment_len=4), torch.zeros(1, 6, dtype=torch.int64)
 
     def operations(word):
-        return cost.count_operations(lambda: network.nll(tokens, torch.full_like(tokens, word), state))
+        return cost.count_operations(lambda: network.score(tokens, torch.full_like(tokens, word), state)[:2])
 
     assert operations(5) < operations(25)
     assert operations(25) - operations(5) > operations(40) - operations(5) > 0  # later clusters are narrower
@@ -132,8 +132,9 @@ def _small_peaks(monkeypatch):
 
 
 def _untrained(weight_dtype):
-    config = make_config(read_preset("tiny"), {"model": {"dim": 16, "n_layers": 1}})
-    return bench.untrained("tiny", config, make_runtime(config.runtime), weight_dtype)
+    changes = {"model": {"dim": 16, "n_layers": 1}, "bench": {"weight_dtype": weight_dtype}}
+    config = make_config(read_preset("tiny"), changes)
+    return bench.untrained("tiny", config, make_runtime(config.runtime))
 
 
 def test_modules_read_rounded_weights_in_float32():

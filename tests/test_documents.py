@@ -282,7 +282,7 @@ def packed(model, x, y, *, mem_len, span, memory, segment_len=13, starts=(0, 0, 
     out = []
     for at in range(0, x.shape[1], segment_len):
         part = slice(at, at + segment_len)
-        nll, state = model.nll(x[:, part], y[:, part], state, WITHIN[:, part])
+        nll, state = model.score(x[:, part], y[:, part], state, WITHIN[:, part])[:2]
         out.append(nll)
     return torch.cat(out, 1)
 
@@ -300,7 +300,7 @@ def alone(model, x, y, *, mem_len, span, memory, segment_len=13):
                 stop = min(at - at % segment_len + segment_len, first + size)
                 if not mem_len:
                     state = model.init_state(1, **settings)
-                out[i : i + 1, at:stop], state = model.nll(x[i : i + 1, at:stop], y[i : i + 1, at:stop], state)
+                out[i : i + 1, at:stop], state = model.score(x[i : i + 1, at:stop], y[i : i + 1, at:stop], state)[:2]
                 at = stop
             first += size
     return out
@@ -357,8 +357,8 @@ def test_segments_without_a_boundary_take_the_usual_path(monkeypatch):
     )
     state = model.init_state(3, mem_len=9, segment_len=13, span="growing", memory="hidden")
     for at, positions in ((0, torch.arange(13)), (13, torch.arange(13, 26)), (0, torch.arange(26, 39))):
-        _, state = model.nll(x[:, at : at + 13], y[:, at : at + 13], state, positions.expand(3, 13))
-    _, state = model.nll(x[:, :13], y[:, :13], state, torch.arange(8, 21).expand(3, 13))
+        _, state = model.score(x[:, at : at + 13], y[:, at : at + 13], state, positions.expand(3, 13))[:2]
+    _, state = model.score(x[:, :13], y[:, :13], state, torch.arange(8, 21).expand(3, 13))[:2]
     assert [mask is None for mask in masks] == [True, True, True, False]
 
 

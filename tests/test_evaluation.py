@@ -157,7 +157,7 @@ def test_the_growing_span_does_not_depend_on_the_batch_either(prose):
     state, total = model.network.init_state(1, mem_len=6, segment_len=8, span="growing"), 0.0
     with torch.inference_mode():
         for x, y in zip(ids[:, :-1].split(8, 1), ids[:, 1:].split(8, 1), strict=True):
-            cost, state = model.network.nll(x, y, state)
+            cost, state = model.network.score(x, y, state)[:2]
             total += cost.sum().item()
     assert nats[0] == pytest.approx(total, abs=1e-9)
 
@@ -204,11 +204,11 @@ def test_loss_by_context_with_memory_comes_from_cold_windows(prose):
         start = int(at * (len(ids) - 18) / max(n_windows - 1, 1))
         text = [model.tokenizer.start_id if start == 0 else int(ids[start - 1]), *ids[start : start + 18].tolist()]
         with torch.inference_mode():
-            cost, _ = model.network.nll(
+            cost, _ = model.network.score(
                 torch.tensor([text[:-1]]),
                 torch.tensor([text[1:]]),
                 model.network.init_state(1, mem_len=9, segment_len=8),
-            )
+            )[:2]
         nats += cost[0, 7:15].sum().item()
         n_bytes += int(sizes[start + 7 : start + 15].sum())
     assert score.by_context[3].bits_per_byte == pytest.approx(nats / math.log(2) / n_bytes, abs=1e-9)

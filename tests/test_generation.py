@@ -228,7 +228,7 @@ def test_misuse():
     with pytest.raises(ConfigError, match="several samples"):
         run(model, num_samples=2, save=saved.append)
     run(model, save=saved.append)
-    with pytest.raises(StateError, match="memory of 9 tokens"):
+    with pytest.raises(StateError, match="--mem-len 9"):
         run(model, mem_len=4, resume=saved[0])
     two = replace(saved[0], model_state=saved[0].model_state.select([0, 0]))
     with pytest.raises(StateError, match="2 texts"):

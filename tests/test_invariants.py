@@ -259,10 +259,10 @@ def test_training_memory_has_no_gradient(name):
     losses = []
     for memory in ("hidden", "keyvalue"):
         state = model.init_state(2, mem_len=12, segment_len=13, span="growing", memory=memory)
-        nll, state = model.nll(text[:, :13], text[:, 1:14], state)
+        nll, state = model.score(text[:, :13], text[:, 1:14], state)[:2]
         if memory == "hidden":
             assert not any(t.requires_grad for t in state.tensors().values())
-        more, _ = model.nll(text[:, 13:26], text[:, 14:27], state)
+        more, _ = model.score(text[:, 13:26], text[:, 14:27], state)[:2]
         losses.append(torch.cat((nll, more), 1))
     assert torch.allclose(losses[0], losses[1], rtol=0, atol=1e-10)
 
@@ -276,7 +276,7 @@ def test_gradients_reach_every_parameter(name):
     for training in (False, True):
         model.train(training).zero_grad()
         state = model.init_state(2, mem_len=12, segment_len=13, span="growing", memory="hidden")
-        _, state = model.nll(text[:, :13], text[:, 1:14], state)
+        _, state = model.score(text[:, :13], text[:, 1:14], state)[:2]
         nll, _, _, auxiliary = model.score(text[:, 13:26], text[:, 14:27], state)
         (nll.mean() + (0.0 if auxiliary is None else auxiliary)).backward()
         for n, parameter in model.named_parameters():

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from xlcli import config
+from xlcli.config import TrainConfig
 from xlcli.errors import CheckpointError
 from xlcli.model.build import build_model
 from xlcli.optim import BatchedMuon, Optimizers, batches_of_one_shape, hidden_matrices, lr_factor, orthogonalize
@@ -120,7 +121,7 @@ def _learn(model, optimizers, seeds):
     for seed in seeds:
         tokens = torch.randint(0, 256, (2, 9), generator=torch.Generator().manual_seed(seed))
         state = model.init_state(2, mem_len=8, segment_len=8, memory="hidden")
-        model.nll(tokens[:, :-1], tokens[:, 1:], state)[0].mean().backward()
+        model.score(tokens[:, :-1], tokens[:, 1:], state)[0].mean().backward()
         optimizers.step(0.5)
         optimizers.zero_grad()
 
@@ -212,17 +213,20 @@ def test_half_of_what_adamw_remembers_is_refused():
     ],
 )  # fmt: skip
 def test_the_schedule(fraction, step, lr_schedule, final, factor):
-    assert math.isclose(lr_factor(fraction, step, warmup_steps=4, lr_schedule=lr_schedule, min_lr_ratio=final), factor)
+    assert math.isclose(
+        lr_factor(TrainConfig(warmup_steps=4, lr_schedule=lr_schedule, min_lr_ratio=final), fraction, step), factor
+    )
 
 
 def test_without_warm_up_the_first_step_is_the_highest():
-    assert lr_factor(0.0, 0, warmup_steps=0, lr_schedule="linear", min_lr_ratio=0.0) == 1.0
+    assert lr_factor(TrainConfig(warmup_steps=0), 0.0, 0) == 1.0
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.3, 1.0])
 def test_a_constant_rate_is_that_after_warm_up(fraction):
     factors = [
-        lr_factor(fraction, step, warmup_steps=4, lr_schedule="constant", min_lr_ratio=0.1) for step in (0, 3, 4, 10**6)
+        lr_factor(TrainConfig(warmup_steps=4, lr_schedule="constant", min_lr_ratio=0.1), fraction, step)
+        for step in (0, 3, 4, 10**6)
     ]
     assert factors == pytest.approx([1 / 5, 4 / 5, 1.0, 1.0])
 
@@ -234,12 +238,16 @@ def test_the_inverse_square_root_is_the_formula_of_its_paper():
     for n in (1, 2, 100, 3999, 4000, 4001, 16000, 100_000):
         theirs = min(n**-0.5, n * warmup**-1.5) / highest
         for fraction in (0.0, 0.9):
-            ours = lr_factor(fraction, n - 1, warmup_steps=warmup - 1, lr_schedule="inverse_sqrt", min_lr_ratio=0.0)
+            ours = lr_factor(TrainConfig(warmup_steps=warmup - 1, lr_schedule="inverse_sqrt"), fraction, n - 1)
             assert ours == pytest.approx(theirs, rel=1e-12)
-    assert lr_factor(0.0, 15_999, warmup_steps=3999, lr_schedule="inverse_sqrt", min_lr_ratio=0.2) == pytest.approx(0.6)
+    assert lr_factor(
+        TrainConfig(warmup_steps=3999, lr_schedule="inverse_sqrt", min_lr_ratio=0.2), 0.0, 15_999
+    ) == pytest.approx(0.6)
 
 
 @pytest.mark.parametrize(("fraction", "factor"), [(0.0, 1.0), (0.5, 1.0), (0.75, 1.0), (0.875, 0.55), (1.0, 0.1)])
 def test_wsd_is_constant_and_then_decays(fraction, factor):
-    got = lr_factor(fraction, 99, warmup_steps=10, lr_schedule="wsd", min_lr_ratio=0.1, decay_fraction=0.25)
+    got = lr_factor(
+        TrainConfig(warmup_steps=10, lr_schedule="wsd", min_lr_ratio=0.1, decay_fraction=0.25), fraction, 99
+    )
     assert math.isclose(got, factor)

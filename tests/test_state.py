@@ -83,8 +83,8 @@ def test_it_remembers_no_more_than_it_may(model, memory):
 
 def test_buffers_stay_bounded(model):
     _, state = _read(model, variants.tokens(1, 1500), "keyvalue", cuts=(1,))
-    assert all(layer.keys.shape[2] <= 7 + 1 + MAX_SLACK for layer in state.layers)
-    assert all(layer.keys.shape[2] <= 4 * 7 for layer in state.layers)
+    assert all(layer.buffers[0].shape[2] <= 7 + 1 + MAX_SLACK for layer in state.layers)
+    assert all(layer.buffers[0].shape[2] <= 4 * 7 for layer in state.layers)
 
 
 @pytest.mark.parametrize("cuts", [(1,), (2, 5), (30,), (1, 1, 40)])
@@ -92,7 +92,7 @@ def test_buffers_give_what_plain_copies_give(cuts):
     def project(x):
         return x[:, None], -x[:, None]
 
-    kept = KeyValue(torch.empty(1, 1, 0, 3), torch.empty(1, 1, 0, 3), 0, 0)
+    kept = KeyValue((torch.empty(1, 1, 0, 3), torch.empty(1, 1, 0, 3)), 0, 0)
     plain = Hidden(torch.empty(1, 0, 3))
     generator = torch.Generator().manual_seed(0)
     for step in range(40):
@@ -118,8 +118,8 @@ def test_keys_and_values_are_rounded_before_their_first_use(cuts):
 
     empty = torch.empty(1, 2, 0, 3)
     kinds = [
-        (KeyValue(empty.bfloat16(), empty.bfloat16(), 0, 0), lambda x: x.bfloat16().float()),
-        (Int8KeyValue.of(Int8KeyValue.encode(empty, empty), 0, 0), to_int8),
+        (KeyValue((empty.bfloat16(), empty.bfloat16()), 0, 0), lambda x: x.bfloat16().float()),
+        (Int8KeyValue(Int8KeyValue.encode(empty, empty), 0, 0), to_int8),
     ]
     for kept, rounded in kinds:
         dtypes = {name: t.dtype for name, t in kept.tensors().items()}
@@ -139,7 +139,7 @@ def test_keys_and_values_are_rounded_before_their_first_use(cuts):
 
 def test_outside_inference_mode_a_memory_is_copied():
     empty = torch.empty(1, 2, 0, 3)
-    start = Int8KeyValue.of(Int8KeyValue.encode(empty, empty), 0, 0)
+    start = Int8KeyValue(Int8KeyValue.encode(empty, empty), 0, 0)
     k, v = torch.randn(2, 1, 2, 5, 3)
     project = lambda x: (k, v)  # noqa: E731
     in_place = start.extend(k, project, 4)
@@ -215,7 +215,7 @@ def test_numbers_of_a_hash_table_that_are_out_of_range_are_refused(name, value):
 def test_a_memory_of_zero_is_independent_segments(model):
     state = model.init_state(1, mem_len=0, segment_len=5)
     assert state.span == Span("segment", 0, 5)
-    _, state = model.nll(*[variants.tokens(1, 12)] * 2, state)
+    _, state = model.score(*[variants.tokens(1, 12)] * 2, state)[:2]
     assert (state.seen, [layer.length for layer in state.layers]) == (12, [2, 2])
 
 
@@ -235,7 +235,7 @@ def test_memory_may_differ_from_layer_to_layer():
     layers = (
         Hidden(numbers.view(2, 4, 3)),
         Sums(numbers.view(2, 1, 4, 3), numbers[:8].view(2, 1, 4)),
-        KeyValue(numbers.view(2, 1, 4, 3), numbers[:16].view(2, 1, 4, 2), 0, 4),
+        KeyValue((numbers.view(2, 1, 4, 3), numbers[:16].view(2, 1, 4, 2)), 0, 4),
     )
     state = State(layers, 9, Span("growing", 4, 3), torch.tensor([5, 2**40]))
     assert state.describe() == {"memory": "hidden sums keyvalue", "seen": "9", "span": "growing 4 3"}
@@ -267,7 +267,7 @@ def test_rows_and_forks_of_every_memory(attention):
 def test_where_rows_began_is_part_of_them(model):
     state = model.init_state(3, mem_len=7, segment_len=5, offsets=[4, 0, 9])
     assert state.offsets.tolist() == [4, 0, 9]
-    _, state = model.nll(*[variants.tokens(3, 6)] * 2, state)
+    _, state = model.score(*[variants.tokens(3, 6)] * 2, state)[:2]
     assert state.offsets.tolist() == [4, 0, 9]
     assert model.init_state(2, mem_len=7, segment_len=5).offsets.tolist() == [0, 0]
 
@@ -278,7 +278,7 @@ def test_it_fits_the_model_that_made_it(name):
     for memory, mem_len in (("hidden", 3), ("keyvalue", 200), ("keyvalue", 0)):
         state = model.init_state(2, mem_len=mem_len, segment_len=13, memory=memory)
         assert model.is_compatible(state)
-        _, state = model.nll(*[variants.tokens(2, 16)] * 2, state)
+        _, state = model.score(*[variants.tokens(2, 16)] * 2, state)[:2]
         assert model.is_compatible(state)
         assert model.is_compatible(State.restore(state.tensors(), state.describe()))
 
@@ -326,10 +326,10 @@ def test_a_universal_stack_takes_any_number_of_steps(n_steps):
     model = _other(stack=UNIVERSAL | {"n_steps": 3})
     chosen = _other(stack=UNIVERSAL | {"n_steps": n_steps})
     state = chosen.init_state(2, mem_len=7, segment_len=13, span="growing")
-    _, state = model.nll(*[variants.tokens(2, 9)] * 2, state)
+    _, state = model.score(*[variants.tokens(2, 9)] * 2, state)[:2]
     assert len(state.layers) == 2 * n_steps
     assert model.is_compatible(state)
-    assert model.inference_settings(state) == {"n_steps": n_steps}
+    assert model.inference_settings(state)["n_steps"] == n_steps
     again = model.reset(state)
     assert (len(again.layers), again.seen, again.span, again.batch_size) == (2 * n_steps, 0, state.span, 2)
     assert not model.is_compatible(replace(state, layers=state.layers[1:]))

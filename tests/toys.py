@@ -10,7 +10,7 @@ from xlcli import config
 from xlcli.model.build import build_model
 from xlcli.runtime import Runtime
 from xlcli.store.folder import LoadedModel
-from xlcli.text.tokenizers import train_tokenizer
+from xlcli.text.tokenizers import TOKENIZERS
 
 RUNTIME = Runtime(torch.device("cpu"), torch.float32, 1)
 PROSE = (
@@ -22,7 +22,7 @@ PROSE = (
 
 @functools.cache
 def _tokenizer(kind):
-    return train_tokenizer(kind, [PROSE.encode()], {"bytes": None, "sentencepiece": 400, "words": None}[kind])
+    return TOKENIZERS[kind].train([PROSE.encode()], {"bytes": None, "sentencepiece": 400, "words": None}[kind])
 
 
 VARIANTS = {

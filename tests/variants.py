@@ -226,7 +226,7 @@ def read(model, text, cuts, *, mem_len=None, span="uniform", memory="keyvalue", 
     out, at, sizes = [], 0, itertools.cycle(cuts)
     while at < text.shape[1] - 1:
         stop = min(at + next(sizes), text.shape[1] - 1)
-        nll, state = model.nll(text[:, at:stop], text[:, at + 1 : stop + 1], state)
+        nll, state = model.score(text[:, at:stop], text[:, at + 1 : stop + 1], state)[:2]
         out.append(nll)
         at = stop
     return torch.cat(out, 1), state

@@ -93,7 +93,7 @@ class Plan:
 
     `memory_bytes` is an estimated peak, `available_bytes` the free memory of the device; `weights` and `weights_bytes`
     are encoding and size of the stored weights. `init` is the name of the model whose weights the run starts from, or
-    None. `estimated`: sizes and number of tokens are estimates from a sample of the text, as in a dry run.
+    None. `estimated`: the number of tokens is an estimate from a sample of the text, as in a dry run.
     `n_ranks` processes train, `n_local_ranks` of them on this machine, with `rows` sequences of a batch each.
     """
 

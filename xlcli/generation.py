@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from xlcli.config import GenerateConfig
 from xlcli.errors import ConfigError
@@ -80,10 +79,7 @@ def generate(
     for first in range(0, options.num_samples, batch_size):
         if first and stop():
             break
-        samples = [
-            Sample(text, i, text.rng_of(i), StreamingDetokenizer(options.stop), logits)
-            for i in range(first, min(first + batch_size, options.num_samples))
-        ]
+        samples = text.samples(range(first, min(first + batch_size, options.num_samples)), options, logits)
         branch = session.select([0] * len(samples)) if several else session
         yield from _sample_batch(branch, samples, options, stop)
     if save:
@@ -125,10 +121,7 @@ def generate_prompts(
             yield from _generated(waiting, options, stop)
             waiting = []
         logits = prompt.session.predict() if options.max_new_tokens and not stop() else None
-        waiting += [
-            Sample(prompt, i, prompt.rng_of(i), StreamingDetokenizer(options.stop), logits)
-            for i in range(options.num_samples)
-        ]
+        waiting += prompt.samples(range(options.num_samples), options, logits)
     yield from _generated(waiting, options, stop)
 
 
@@ -146,7 +139,11 @@ def _generated(
         for first in range(0, len(group), limit):
             batch = group[first : first + limit]
             done = iter(batch)
-            for event in _sample_batch(_session(batch, options), batch, options, stop):
+            sessions = [sample.prompt.session for sample in batch]
+            joined = InferenceSession.join(sessions) if len(batch) > 1 else sessions[0]
+            if len(batch) == 1 and options.num_samples > 1:  # other samples continue this session, too
+                joined = joined.fork()
+            for event in _sample_batch(joined, batch, options, stop):
                 if isinstance(event, Generated):
                     found[id(next(done))] = event
                 elif isinstance(event, Notice):
@@ -154,14 +151,6 @@ def _generated(
     results = [found[id(sample)] for sample in samples]
     for first in range(0, len(results), options.num_samples):
         yield tuple(results[first : first + options.num_samples])
-
-
-def _session(samples: list[Sample], options: GenerateConfig) -> InferenceSession:
-    """Session whose rows continue the prompts of the samples; of a prompt with several samples a copy."""
-    sessions = [sample.prompt.session for sample in samples]
-    if len(sessions) > 1:
-        return InferenceSession.join(sessions)
-    return sessions[0].fork() if options.num_samples > 1 else sessions[0]
 
 
 @dataclass(frozen=True)
@@ -186,9 +175,10 @@ class Prompt:
     tokens_per_second: float
     unread: PendingText
 
-    def rng_of(self, sample: int) -> SampleRNG:
-        """Generator of sample `sample`, with the seed of the first one plus `sample`."""
-        return SampleRNG.seeded(self.rng.seed + sample, self.recent) if sample else self.rng
+    def samples(self, numbers: Iterable[int], options: GenerateConfig, logits: Tensor | None) -> list[Sample]:
+        """Samples with these numbers; the seed of each is that of the first one plus its number."""
+        rngs = {i: SampleRNG.seeded(self.rng.seed + i, self.recent) if i else self.rng for i in numbers}
+        return [Sample(self, i, rng, StreamingDetokenizer(options.stop), logits) for i, rng in rngs.items()]
 
     def saved(self) -> SessionState:
         """The session as a value, with unread text, after the first sample."""
@@ -212,12 +202,19 @@ def read_prompt(
     is_cleared = bool(pending.documents)
     if is_cleared:
         pending = _last_document(model.tokenizer, pending)
-    text, ids = _prompt_tokens(model.tokenizer, pending, prompt)
+    text = pending.data + prompt
+    new = text[pending.n_tokenized :]
+    portions = (new[start : start + 2**18] for start in range(0, len(new), 2**18))
+    ids = np.concatenate((pending.ids, *map(model.tokenizer.encode, whole_words(portions))))
     n_tokens = (resume.model_state.seen if resume else 0) + len(ids) + options.max_new_tokens
     session = InferenceSession.open(model, runtime, options, resume, n_tokens)
     if is_cleared:
         session.reset()
-    rng = _initial_rng(resume, seed)
+    saved = resume.sampler if resume else None
+    chosen = seed if seed is not None else saved.seed if saved else secrets.randbits(31)
+    rng = SampleRNG.seeded(chosen, saved.recent if saved else ())
+    if saved and seed is None:
+        rng.generator.set_state(saved.generator)
     started = time.perf_counter()
     n_read = session.read(ids, stop)
     rate = n_read / max(time.perf_counter() - started, 1e-9)
@@ -228,31 +225,12 @@ def read_prompt(
     )
 
 
-def _initial_rng(resume: SessionState | None, seed: int | None) -> SampleRNG:
-    """The generator of the first sample, with the tokens that `resume` remembers for the repetition penalty."""
-    saved = resume.sampler if resume else None
-    if saved is None:
-        return SampleRNG.seeded(secrets.randbits(31) if seed is None else seed)
-    rng = SampleRNG.seeded(saved.seed if seed is None else seed, saved.recent)
-    if seed is None:
-        rng.generator.set_state(saved.generator)
-    return rng
-
-
 def _last_document(tokenizer: Tokenizer, pending: PendingText) -> PendingText:
     """Unread text from the beginning of its last document, before which the memory is to be cleared."""
     start = pending.documents[-1]
     sizes = tokenizer.sizes(pending.ids, pending.data[: pending.n_tokenized])
     ids = pending.ids[np.cumsum(sizes) > start]
     return PendingText(pending.data[start:], ids, max(pending.n_tokenized - start, 0))
-
-
-def _prompt_tokens(tokenizer: Tokenizer, pending: PendingText, prompt: bytes) -> tuple[bytes, NDArray[np.int32]]:
-    """Text to read before sampling, and its tokens (t)."""
-    text = pending.data + prompt
-    new = text[pending.n_tokenized :]
-    portions = (new[start : start + 2**18] for start in range(0, len(new), 2**18))
-    return text, np.concatenate((pending.ids, *map(tokenizer.encode, whole_words(portions))))
 
 
 @dataclass
@@ -280,10 +258,14 @@ class Sample:
         self.text += text
         self.unshown += text
 
-    def end(self, reason: StopReason, seconds: float) -> None:
-        """Ends the sample after `seconds` of sampling."""
-        self.add(self.detokenizer.finish())
-        self.stop_reason, self.seconds = reason, seconds
+
+def continue_session(
+    session: InferenceSession, options: GenerateConfig, seed: int | None, stop: Callable[[], bool]
+) -> Iterator[GeneratedText | Generated | Notice]:
+    """Continues the text of a session of one row, whose prompt is not known, with one sample."""
+    rng = SampleRNG.seeded(secrets.randbits(31) if seed is None else seed)
+    prompt = Prompt(b"", session, rng, (), 0, 0.0, PendingText(b"", np.empty(0, np.int32), 0))
+    yield from _sample_batch(session, prompt.samples([0], options, None), options, stop)
 
 
 def _sample_batch(
@@ -293,10 +275,20 @@ def _sample_batch(
     known = [sample.logits for sample in samples if sample.logits is not None]
     logits = torch.cat(known) if known else None
     started = time.perf_counter()
-    sampling = options.sampling(session.model.tokenizer.kind)
+    sampling, decode = options.sampling(session.model.tokenizer.kind), session.model.tokenizer.decode
     running, unfinished = samples, deque(samples)
     while True:
-        _end_samples(running, options, stop, time.perf_counter() - started)
+        interrupted = stop()
+        for sample in running:
+            if sample.detokenizer.stopped:
+                sample.stop_reason = "stop"
+            elif sample.n_tokens >= options.max_new_tokens:
+                sample.stop_reason = "length"
+            elif interrupted:
+                sample.stop_reason = "interrupted"
+            if sample.stop_reason is not None:
+                sample.add(sample.detokenizer.finish())
+                sample.seconds = time.perf_counter() - started
         rows = [row for row, sample in enumerate(running) if sample.stop_reason is None]
         if 0 < len(rows) < len(running):
             session = session.select(rows)
@@ -308,7 +300,17 @@ def _sample_batch(
                 sample.unshown = b""
             if sample.stop_reason is None:
                 break
-            yield _result(sample, sample.stop_reason, with_logprobs=options.logprobs is not None)
+            yield Generated(
+                sample=sample.number,
+                prompt=sample.prompt.text.decode("utf-8", "replace"),
+                text=sample.text.decode("utf-8", "replace"),
+                tokens=sample.n_tokens,
+                seed=sample.rng.seed,
+                stop_reason=sample.stop_reason,
+                prompt_tokens_per_second=sample.prompt.tokens_per_second,
+                tokens_per_second=sample.n_tokens / sample.seconds if sample.seconds else 0.0,
+                logprobs=None if options.logprobs is None else tuple(sample.logprobs),
+            )
             unfinished.popleft()
         if not running:
             return
@@ -319,39 +321,10 @@ def _sample_batch(
         session.last_tokens = sample_tokens(logits, [sample.rng for sample in running], sampling)
         for row, (sample, token) in enumerate(zip(running, session.last_tokens, strict=True)):
             sample.n_tokens += 1
+            text = decode([token])
             if options.logprobs is not None:
-                sample.logprobs.append(_logprob(session.model.tokenizer, logits[row], token, options.logprobs))
-            sample.add(sample.detokenizer.feed(session.model.tokenizer.decode([token])))
+                logprob, best = log_probabilities(logits[row], token, options.logprobs)
+                others = tuple(TokenLogprob(other, decode([other]), value) for other, value in best)
+                sample.logprobs.append(TokenLogprob(token, text, logprob, others))
+            sample.add(sample.detokenizer.feed(text))
         logits = None
-
-
-def _logprob(tokenizer: Tokenizer, logits: Tensor, token: int, n_best: int) -> TokenLogprob:
-    logprob, best = log_probabilities(logits, token, n_best)
-    others = tuple(TokenLogprob(other, tokenizer.decode([other]), value) for other, value in best)
-    return TokenLogprob(token, tokenizer.decode([token]), logprob, others)
-
-
-def _end_samples(samples: list[Sample], options: GenerateConfig, stop: Callable[[], bool], seconds: float) -> None:
-    """Ends the samples that are complete."""
-    interrupted = stop()
-    for sample in samples:
-        if sample.detokenizer.stopped:
-            sample.end("stop", seconds)
-        elif sample.n_tokens >= options.max_new_tokens:
-            sample.end("length", seconds)
-        elif interrupted:
-            sample.end("interrupted", seconds)
-
-
-def _result(sample: Sample, reason: StopReason, *, with_logprobs: bool) -> Generated:
-    return Generated(
-        sample=sample.number,
-        prompt=sample.prompt.text.decode("utf-8", "replace"),
-        text=sample.text.decode("utf-8", "replace"),
-        tokens=sample.n_tokens,
-        seed=sample.rng.seed,
-        stop_reason=reason,
-        prompt_tokens_per_second=sample.prompt.tokens_per_second,
-        tokens_per_second=sample.n_tokens / sample.seconds if sample.seconds else 0.0,
-        logprobs=tuple(sample.logprobs) if with_logprobs else None,
-    )

@@ -9,17 +9,19 @@ from __future__ import annotations
 import copy
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from xlcli.errors import StateError
+from xlcli.config import OnlineConfig
+from xlcli.errors import ConfigError
 from xlcli.events import Notice
 from xlcli.machine import available_bytes, fitting, in_words, require_memory
 from xlcli.model.decoder import Decoder
-from xlcli.online import check_precision, continued, make_reader, not_finite
+from xlcli.online import continued, make_reader, not_finite
 from xlcli.ops.span import Span
 from xlcli.state import State
 from xlcli.store.state_files import PendingText, SamplerState, SessionState, StreamPosition
@@ -45,6 +47,19 @@ SaveState = Callable[[SessionState], None]
 """Function that writes a session. It must not keep the value: the session may overwrite its memory in place later."""
 
 
+def check_settings(model: LoadedModel, options: InferenceConfig, runtime: Runtime) -> None:
+    """Checks settings that are given anew for each text.
+
+    Raises:
+        ConfigError: One does not apply to the model or the number type of matrix products, or differs from the one
+            that the model was loaded with.
+    """
+    model.check_settings(options)
+    if isinstance(options, OnlineConfig) and options.adapt and runtime.dtype == torch.float16:
+        raise ConfigError("--adapt has no gradients in float16.", "Set runtime.dtype to float32 or bfloat16.")
+
+
+@dataclass
 class InferenceSession:
     """A model, its state, and the last token of each row.
 
@@ -55,26 +70,16 @@ class InferenceSession:
         reader: The model with these options.
         state: State of the reader after all tokens before the last one.
         last_tokens: Token of each row that has been scored or sampled but not read.
+        is_first: Nothing was predicted yet. The first prediction of a text does not wait until kernels load.
     """
 
-    def __init__(
-        self,
-        model: LoadedModel,
-        runtime: Runtime,
-        options: InferenceConfig,
-        reader: Reader,
-        state: State,
-        last_tokens: list[int],
-        *,
-        is_first: bool = True,
-    ) -> None:
-        self.model = model
-        self.runtime = runtime
-        self.options = options
-        self.reader = reader
-        self.state = state
-        self.last_tokens = last_tokens
-        self._is_first = is_first
+    model: LoadedModel
+    runtime: Runtime
+    options: InferenceConfig
+    reader: Reader
+    state: State
+    last_tokens: list[int]
+    is_first: bool = True
 
     @classmethod
     def open(
@@ -92,51 +97,42 @@ class InferenceSession:
         Args:
             model: The model.
             runtime: Device and number type.
-            options: Memory length, steps, hash rounds, largest distance and number types; None or `auto` uses the value
-                of `resume`, else of training or `InferenceConfig.dtypes`.
+            options: Memory and learning; what is open is decided by `resume`, else by `InferenceConfig.reading`.
             resume: A saved session, or None.
             n_tokens: Maximum number of tokens that the session will read; None if unlimited.
             predicts: Whether `predict` will be called.
 
         Raises:
-            ConfigError: The model was loaded with another number of steps or hash rounds, or another largest distance,
-                than `options` gives.
+            ConfigError: As `check_settings`.
             ResourceError: The memory does not fit the machine.
             StateError: `resume` was saved with other values than `options` gives, or holds several rows.
         """
-        model.check_settings(options)
-        check_precision(options, runtime.dtype)
+        check_settings(model, options, runtime)
         if resume is not None:
             state = resume.model_state
-            _check_options(model, runtime, options, state)
-            options = continued(model.network, options, state)
+            options = continued(model.network, options, state, runtime.dtype)
             longest = longest_memory(model, state.span, n_tokens)
             check_memory(model, runtime, longest, memory_dtype=state.memory_dtype, changeable=(), predicts=predicts)
             reader = make_reader(model.network, options)
             return cls(model, runtime, options, reader, state, [resume.last_token], is_first=False)
-        train = model.config.train
-        mem_len = train.mem_len if options.mem_len is None else options.mem_len
-        span = Span.make("uniform", mem_len=mem_len, segment_len=train.segment_len)
-        _, memory_dtype = options.dtypes(model.config.model)
-        longest = longest_memory(model, span, n_tokens)
+        reading = options.reading(model.config.train)
+        mem_len, segment_len, memory_dtype = reading.mem_len, reading.segment_len, reading.memory_dtype
+        longest = longest_memory(model, Span.make("uniform", mem_len=mem_len, segment_len=segment_len), n_tokens)
         check_memory(model, runtime, longest, memory_dtype=memory_dtype, predicts=predicts)
         reader = make_reader(model.network, options)
-        state = reader.init_state(1, mem_len=mem_len, segment_len=train.segment_len, memory_dtype=memory_dtype)
+        state = reader.init_state(1, mem_len=mem_len, segment_len=segment_len, memory_dtype=memory_dtype)
         return cls(model, runtime, options, reader, state, [model.tokenizer.start_id])
 
     def score(self, ids: NDArray[np.integer]) -> NDArray[np.float64]:
-        """Surprisal (b t) in nats of the next tokens `ids` (b t, at least one); axis b is optional with one row.
+        """Surprisal (t) in nats of the next tokens `ids` (t, at least one). One row only.
 
         Raises:
             CheckpointError, DivergedError: A score is not finite.
         """
-        targets = torch.from_numpy(ids.astype(np.int64).reshape(len(self.last_tokens), -1)).to(self.runtime.device)
-        last = torch.tensor(self.last_tokens, device=self.runtime.device)
-        tokens = torch.cat((last[:, None], targets[:, :-1]), dim=1)
+        tokens, targets = self._next(ids)
         with torch.inference_mode(), self.runtime.autocast():
             nll, self.state, *_ = self.reader.score(tokens, targets, self.state)
-        self.last_tokens = ids.reshape(len(self.last_tokens), -1)[:, -1].tolist()
-        surprisal: NDArray[np.float64] = nll.double().cpu().numpy().reshape(ids.shape)
+        surprisal: NDArray[np.float64] = nll[0].double().cpu().numpy()
         if not np.isfinite(surprisal).all():
             raise not_finite(self.model.name, self.options)
         return surprisal
@@ -146,31 +142,30 @@ class InferenceSession:
         for start in range(0, len(ids), TOKENS_PER_CALL):
             if stop():
                 return start
-            chunk = ids[start : start + TOKENS_PER_CALL].tolist()
-            tokens = torch.tensor([[*self.last_tokens, *chunk[:-1]]], device=self.runtime.device)
+            tokens, targets = self._next(ids[start : start + TOKENS_PER_CALL])
             with torch.inference_mode(), self.runtime.autocast():
                 if self.state.online:  # what follows each token is learned
-                    targets = torch.tensor([chunk], device=self.runtime.device)
                     _, self.state, *_ = self.reader.score(tokens, targets, self.state)
                 else:
                     _, self.state = self.reader.logits(tokens, self.state)
-            self.last_tokens = [chunk[-1]]
         return len(ids)
 
-    @property
-    def _uses_decoder(self) -> bool:
-        """Whether the next prediction may use kernels; the first one of a text does not wait until they load."""
-        return not self._is_first and self.runtime.dtype == torch.float32
+    def _next(self, ids: NDArray[np.integer]) -> tuple[Tensor, Tensor]:
+        """Inputs and targets (1 t) of a call that reads up to the last of the next tokens (t), which remains unread."""
+        text = torch.tensor([[*self.last_tokens, *ids.tolist()]], device=self.runtime.device)
+        self.last_tokens = [int(ids[-1])]
+        return text[:, :-1], text[:, 1:]
 
     @cached_property
     def _decoding_reader(self) -> Reader:
-        return make_reader(self.model.network, self.options, self.model.decoder)
+        return make_reader(self.model.network, self.options, self.decoder)
 
     @property
     def decoder(self) -> Decoder | None:
         """Kernels of the next prediction, if it uses them."""
-        decoder = self.model.decoder if self._uses_decoder else None
-        return decoder if isinstance(decoder, Decoder) else None
+        if self.is_first or self.runtime.dtype != torch.float32:
+            return None
+        return self.model.decoder if isinstance(self.model.decoder, Decoder) else None
 
     def compilation(self) -> Notice | None:
         """Notice that the next prediction compiles kernels, which takes seconds, or that they cannot be kept, once."""
@@ -192,8 +187,8 @@ class InferenceSession:
             DivergedError: Adapted weights give no finite logits.
         """
         tokens = torch.tensor(self.last_tokens, device=self.runtime.device)[:, None]
-        reader = self._decoding_reader if self._uses_decoder else self.reader
-        self._is_first = False
+        reader = self.reader if self.decoder is None else self._decoding_reader
+        self.is_first = False
         with torch.inference_mode(), self.runtime.autocast():
             logits, self.state = reader.logits(tokens, self.state)
         if self.state.adaptation is not None and not logits.isfinite().all():
@@ -218,27 +213,25 @@ class InferenceSession:
 
     def select(self, rows: Sequence[int]) -> InferenceSession:
         """A session of copies of the given rows, in that order; `select([0] * 8)` continues row 0 in eight ways."""
-        session = copy.copy(self)
         with torch.inference_mode():
-            session.state = self.state.select(list(rows))
-        session.last_tokens = [self.last_tokens[row] for row in rows]
-        return session
+            return self._continued(self.state.select(list(rows)), [self.last_tokens[row] for row in rows])
 
     def fork(self) -> InferenceSession:
         """Copy that shares no tensor of the state, so that both can be continued."""
-        session = copy.copy(self)
         with torch.inference_mode():
-            session.state = self.state.fork()
+            return self._continued(self.state.fork(), self.last_tokens)
+
+    def _continued(self, state: State, last_tokens: list[int]) -> InferenceSession:
+        session = copy.copy(self)  # with the decoder
+        session.state, session.last_tokens = state, last_tokens
         return session
 
     @staticmethod
     def join(sessions: Sequence[InferenceSession]) -> InferenceSession:
         """Copies of the rows of all sessions, whose states can be joined, as the rows of one session."""
-        joined = copy.copy(sessions[0])
+        last_tokens = [token for session in sessions for token in session.last_tokens]
         with torch.inference_mode():
-            joined.state = State.join([session.state for session in sessions])
-        joined.last_tokens = [token for session in sessions for token in session.last_tokens]
-        return joined
+            return sessions[0]._continued(State.join([each.state for each in sessions]), last_tokens)
 
     def max_rows(self, n_tokens: int | None) -> int:
         """Number of texts of `n_tokens` tokens (None: any number) per call of the model."""
@@ -317,28 +310,3 @@ def longest_memory(model: LoadedModel, span: Span, n_tokens: int | None) -> int:
     if n_tokens is None:
         return longest
     return model.config.model.tokens_in_memory(span.mem_len, n_tokens) or min(longest, n_tokens)
-
-
-def _check_options(model: LoadedModel, runtime: Runtime, options: InferenceConfig, state: State) -> None:
-    """Raises `StateError` if a saved state contradicts the options."""
-    if state.batch_size != 1:
-        raise StateError(f"the state holds {state.batch_size} texts, not one.", "Start without --state-in.")
-    if options.mem_len not in (None, state.span.mem_len):
-        raise StateError(
-            f"the state has a memory of {state.span.mem_len} tokens, but --mem-len is {options.mem_len}.",
-            f"Leave out --mem-len, or give {state.span.mem_len}.",
-        )
-    saved: dict[str, int | str] = {
-        **model.network.inference_settings(state),
-        "clamp_len": state.span.clamp_len or state.span.far_len or "none",
-        "memory_dtype": state.memory_dtype,
-    }
-    memory_dtype = None if options.memory_dtype == "auto" else options.memory_dtype
-    if (memory_dtype, state.memory_dtype) == ("float32", "bfloat16") and runtime.dtype != torch.float32:
-        memory_dtype = None  # keys and values are computed in 16 bits, and were not rounded
-    given = {name: getattr(options, name) for name in saved} | {"memory_dtype": memory_dtype}
-    for name, value in given.items():
-        if value is not None and value != saved[name]:
-            raise StateError(
-                f"the state was saved with {name} {saved[name]}, but {name} is {value}.", f"Leave out {name}."
-            )

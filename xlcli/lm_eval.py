@@ -124,10 +124,10 @@ class XlcliLM(LM):
         singles = [row for rows in by_context.values() for row in rows if len(rows) == 1 or row.first == 0]
         results: dict[int, tuple[float, bool]] = {}
         with tqdm(total=len(requests), desc="log-likelihoods", disable=disable_tqdm) as progress:
-            self._score_texts(singles, results, progress)
+            self._score_all(singles, 0, results, progress)
             for rows in by_context.values():
                 if len(rows) > 1 and rows[0].first > 0:
-                    self._score_continuations(rows, results, progress)
+                    self._score_all(rows, rows[0].first, results, progress)
         for index, request in enumerate(requests):
             self.cache_hook.add_partial("loglikelihood", request.args, results[index])
         return [results[index] for index in range(len(requests))]
@@ -137,7 +137,7 @@ class XlcliLM(LM):
         rows = [self._row(index, request.args[0].encode(), 0) for index, request in enumerate(requests)]
         results: dict[int, tuple[float, bool]] = {}
         with tqdm(total=len(requests), desc="log-likelihoods of texts", disable=disable_tqdm) as progress:
-            self._score_texts(rows, results, progress)
+            self._score_all(rows, 0, results, progress)
         for index, request in enumerate(requests):
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, results[index][0])
         return [results[index][0] for index in range(len(requests))]
@@ -165,23 +165,19 @@ class XlcliLM(LM):
         first = np.searchsorted(np.cumsum(tokenizer.sizes(ids, text)), n_context, side="right") if n_context else 0
         return _Row(index, ids, int(first))
 
-    def _score_texts(self, rows: Sequence[_Row], results: dict[int, tuple[float, bool]], progress: Any) -> None:
-        """Scores texts of their own; texts of similar length are a batch."""
-        by_length = sorted(rows, key=lambda row: len(row.ids), reverse=True)
-        for start in range(0, len(rows), self.batch_size):
-            batch = by_length[start : start + self.batch_size]
-            self._score(self._open(len(batch[0].ids), len(batch)).select([0] * len(batch)), batch, 0, results)
-            progress.update(len(batch))
-
-    def _score_continuations(self, rows: Sequence[_Row], results: dict[int, tuple[float, bool]], progress: Any) -> None:
-        """Scores continuations of one context, which is read once."""
-        first = rows[0].first
-        longest = max(len(row.ids) for row in rows)
-        session = self._open(longest, min(len(rows), self.batch_size))
-        session.read(rows[0].ids[:first], lambda: False)
+    def _score_all(
+        self, rows: Sequence[_Row], n_shared: int, results: dict[int, tuple[float, bool]], progress: Any
+    ) -> None:
+        """Scores texts whose first `n_shared` tokens are the same, and read once; without any, by length."""
+        if not rows:
+            return
+        if not n_shared:
+            rows = sorted(rows, key=lambda row: len(row.ids), reverse=True)
+        session = self._open(max(len(row.ids) for row in rows), min(len(rows), self.batch_size))
+        session.read(rows[0].ids[:n_shared], lambda: False)
         for start in range(0, len(rows), self.batch_size):
             batch = rows[start : start + self.batch_size]
-            self._score(session.select([0] * len(batch)), batch, first, results)
+            self._score(session.select([0] * len(batch)), batch, n_shared, results)
             progress.update(len(batch))
 
     def _open(self, n_tokens: int, batch_size: int) -> InferenceSession:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,8 @@ from xlcli.ranks import SINGLE, Ranks, divided, local, whole
 
 ADAM_RATE = 1e-2
 """Default learning rate of AdamW beside Muon."""
+WARMUP_STEPS = 40
+"""Default warmup in steps; at most a tenth of a budget in steps or tokens."""
 BUDGET_SCHEDULES = ("linear", "cosine", "wsd")
 """Learning-rate schedules that decay to the end of the budget."""
 MUON_BATCH = 2**19
@@ -165,31 +167,25 @@ class Optimizers:
             CheckpointError: A quantity is missing, or has another shape or type than its parameter. PyTorch's fused
                 optimizers do not check and would write out of bounds.
         """
-        kinds = {Muon: ("momentum_buffer",), AdamW: ("step", "exp_avg", "exp_avg_sq")}
+        anew = "Train anew with --overwrite."
         for optimizer, _ in self.optimizers:
             optimizer.state.clear()
-            quantities = next(names for kind, names in kinds.items() if isinstance(optimizer, kind))
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    name = self.names[id(parameter)]
-                    state = {q: tensors[f"{name}:{q}"] for q in quantities if f"{name}:{q}" in tensors}
-                    if state and len(state) < len(quantities):
-                        raise CheckpointError(
-                            f"the optimizer state of '{name}' is incomplete.", "Train anew with --overwrite."
-                        )
-                    for quantity, value in state.items():
-                        shape, dtype = parameter.shape, parameter.dtype
-                        if quantity == "step":
-                            shape, dtype = torch.Size(), torch.float32  # of fused AdamW for parameters of any type
-                        if value.shape != shape or value.dtype != dtype:
-                            raise CheckpointError(
-                                f"the optimizer state '{name}:{quantity}' is {value.dtype} {list(value.shape)}, "
-                                f"not {dtype} {list(shape)}.",
-                                "Train anew with --overwrite.",
-                            )
-                        value = value.to(parameter.device).clone()
-                        like = value if quantity == "step" else parameter
-                        optimizer.state[parameter][quantity] = divided(value, like)
+            quantities = ("momentum_buffer",) if isinstance(optimizer, Muon) else ("step", "exp_avg", "exp_avg_sq")
+            for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+                name = self.names[id(parameter)]
+                state = {q: tensors[f"{name}:{q}"] for q in quantities if f"{name}:{q}" in tensors}
+                if state and len(state) < len(quantities):
+                    raise CheckpointError(f"the optimizer state of '{name}' is incomplete.", anew)
+                for quantity, value in state.items():
+                    shape, dtype = parameter.shape, parameter.dtype
+                    if quantity == "step":
+                        shape, dtype = torch.Size(), torch.float32  # of fused AdamW for parameters of any type
+                    if value.shape != shape or value.dtype != dtype:
+                        found = f"'{name}:{quantity}' is {value.dtype} {list(value.shape)}"
+                        raise CheckpointError(f"the optimizer state {found}, not {dtype} {list(shape)}.", anew)
+                    value = value.to(parameter.device).clone()
+                    like = value if quantity == "step" else parameter
+                    optimizer.state[parameter][quantity] = divided(value, like)
 
 
 def hidden_matrices(model: nn.Module) -> set[int]:
@@ -198,38 +194,41 @@ def hidden_matrices(model: nn.Module) -> set[int]:
     return {id(m.weight) for m in stack.modules() if isinstance(m, nn.Linear) and min(m.weight.shape) > 1}
 
 
-def lr_factor(
-    fraction: float,
-    step: int,
-    *,
-    warmup_steps: int,
-    lr_schedule: Literal["cosine", "linear", "wsd", "constant", "inverse_sqrt"],
-    min_lr_ratio: float,
-    decay_fraction: float = 0.2,
-) -> float:
+def warmup_steps(train: TrainConfig) -> int:
+    """Steps of learning-rate warmup."""
+    if train.warmup_steps is not None:
+        return train.warmup_steps
+    limits = [WARMUP_STEPS]
+    if train.max_steps is not None:
+        limits.append(train.max_steps // 10)
+    if train.max_tokens is not None:
+        limits.append(train.max_tokens // (train.batch_size * train.segment_len) // 10)
+    return min(limits)
+
+
+def lr_factor(train: TrainConfig, fraction: float, step: int) -> float:
     """Learning rate divided by its peak: linear warmup, then decay to `min_lr_ratio`.
 
+    Schedules `cosine`, `linear` and `wsd` end with the budget. `wsd` (warmup, stable, decay) is constant, then linear
+    in the last `decay_fraction` of the budget (Hu et al. 2024, section 4); `inverse_sqrt` is proportional to
+    1/sqrt(step), whatever the budget (Vaswani et al. 2017, section 5.3).
+
     Args:
-        fraction: Share of the budget spent, 0 to 1; `cosine`, `linear` and `wsd` end at `min_lr_ratio`.
+        train: Settings of the schedule.
+        fraction: Share of the budget spent, 0 to 1.
         step: Number of steps taken.
-        warmup_steps: Number of warmup steps.
-        lr_schedule: Decay; `wsd` (warmup, stable, decay) is constant, then linear in the last `decay_fraction` of the
-            budget (Hu et al. 2024, section 4); `inverse_sqrt` is proportional to 1/sqrt(step), whatever the budget
-            (Vaswani et al. 2017, section 5.3).
-        min_lr_ratio: Lowest factor after warmup.
-        decay_fraction: Share of the budget in which `wsd` decays.
     """
     fraction = min(max(fraction, 0.0), 1.0)
-    warm = min(1.0, (step + 1) / (warmup_steps + 1))
-    match lr_schedule:
+    n_warmup = warmup_steps(train)
+    match train.lr_schedule:
         case "linear":
             decay = 1.0 - fraction
         case "cosine":
             decay = 0.5 * (1.0 + math.cos(math.pi * fraction))
         case "wsd":
-            decay = min(1.0, (1.0 - fraction) / decay_fraction)
+            decay = min(1.0, (1.0 - fraction) / train.decay_fraction)
         case "constant":
             decay = 1.0
         case "inverse_sqrt":
-            decay = min(1.0, (warmup_steps + 1) / (step + 1)) ** 0.5
-    return warm * (min_lr_ratio + (1.0 - min_lr_ratio) * decay)
+            decay = min(1.0, (n_warmup + 1) / (step + 1)) ** 0.5
+    return min(1.0, (step + 1) / (n_warmup + 1)) * (train.min_lr_ratio + (1.0 - train.min_lr_ratio) * decay)

@@ -37,16 +37,20 @@ def list_presets() -> tuple[Preset, ...]:
     return tuple(Preset(path.stem, str(config.read_toml(path).get("about", "")), path) for path in found)
 
 
+def find_preset(name: str) -> Preset:
+    """The preset of this name; `ConfigError` with similar names if there is none."""
+    known = {preset.name: preset for preset in list_presets()}
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known, n=3) or ["tiny", "small", "medium"]
+    raise ConfigError(f"there is no preset '{name}'.", f"Try {' or '.join(near)}; 'xlcli models presets' lists all.")
+
+
 def read_preset(name: str) -> config.Tree:
     """Tables of the preset; `ConfigError` with similar names if there is none."""
-    for path in models_folder().glob("*.toml"):
-        if path.stem == name:
-            tree = config.read_toml(path)
-            tree.pop("about", None)
-            return tree
-    names = [preset.name for preset in list_presets()]
-    near = difflib.get_close_matches(name, names, n=3) or ["tiny", "small", "medium"]
-    raise ConfigError(f"there is no preset '{name}'.", f"Try {' or '.join(near)}; 'xlcli models presets' lists all.")
+    tree = config.read_toml(find_preset(name).path)
+    tree.pop("about", None)
+    return tree
 
 
 def configurations(settings: Mapping[str, Any], preset: str | None = None) -> dict[str, config.Config]:

@@ -28,10 +28,6 @@ from xlcli.events import StoppedEarlyError
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 TIMEOUT = 600.0
 """Default number of seconds after which a rank that does not answer is given up."""
@@ -109,12 +105,12 @@ class Ranks:
         if self.size == 1:
             return tensor
         import torch
+        import torch.distributed as dist
 
-        own = tensor.contiguous()
-        rows = own.new_empty(self.size * len(own), *own.shape[1:])
-        # As bytes, because gloo lacks some number types.
-        collective("all_gather_single", "all_gather_into_tensor")(rows.view(torch.uint8), own.view(torch.uint8))
-        return rows
+        own = tensor.contiguous().view(torch.uint8)  # bytes, because gloo lacks some number types
+        parts = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(parts, own)
+        return torch.cat(parts).view(tensor.dtype)
 
     def gather(self, value: Any) -> list[Any]:
         """JSON values of all ranks in order, on every rank."""
@@ -326,13 +322,6 @@ def _rendezvous(rank: int, size: int, seconds: float) -> Any:
     if file := os.environ.get(STORE):
         return FileStore(file, size)
     return next(rendezvous("env://", rank, size, timeout=timedelta(seconds=seconds)))[0]
-
-
-def collective(name: str, older: str) -> Callable[..., Any]:
-    """An operation of `torch.distributed`, whose older name is deprecated since PyTorch 2.13."""
-    import torch.distributed as dist
-
-    return getattr(dist, name, None) or getattr(dist, older)  # type: ignore[no-any-return]
 
 
 def is_lost(error: RuntimeError) -> bool:

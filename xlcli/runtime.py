@@ -162,7 +162,7 @@ def compile_stack(stack: Stack) -> None:
         )  # one layout: another would be compiled separately
         return compiled(x, contiguous, context)
 
-    stack.forward = forward  # type: ignore[method-assign, assignment]
+    stack.forward = forward  # type: ignore[method-assign, method-assign]
 
 
 def has_bfloat16_units(device: torch.device) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 from xlcli.config import MemoryDtype
 from xlcli.errors import StateError
 from xlcli.files.tensors import with_prefix
-from xlcli.memory import MEMORIES, Memory
+from xlcli.memory import Memory, restored
 from xlcli.memory.context_cache import ContextCache
 from xlcli.memory.online import Adaptation, OnlineMemory
 from xlcli.ops.span import Span
@@ -161,11 +161,7 @@ class State:
         """
         try:
             batch_size = len(tensors["offsets"])
-            layers = []
-            for i, kind in enumerate(description["memory"].split()):
-                own = with_prefix(f"{i}.", tensors)
-                MEMORIES[kind].check(own, batch_size)
-                layers.append(MEMORIES[kind].from_tensors(own))
+            layers = restored(description["memory"], tensors, batch_size)
             span = _span(description["span"])
             learned: dict[str, Any] = {
                 name: kind.restore(with_prefix(f"{name}.", tensors), entries)
@@ -173,7 +169,7 @@ class State:
                 if (entries := with_prefix(f"{name}.", description))
             }
             seen, offsets, last = int(description["seen"]), tensors["offsets"], tensors.get("last")
-            state = State(tuple(layers), seen, span, offsets, last, **learned)
+            state = State(layers, seen, span, offsets, last, **learned)
             if not 0 <= state.seen < 2**62:
                 raise ValueError(f"{state.seen} tokens read")
             if extra := tensors.keys() - state.tensors().keys():

@@ -14,7 +14,7 @@ connected by a saved session thus give the scores of one stream.
 
 from __future__ import annotations
 
-import secrets
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 
 from xlcli.config import GenerateConfig, StreamConfig
 from xlcli.config.base import compile_pattern
-from xlcli.events import GeneratedText, LineScore, Notice, StreamStats, TokenScore
+from xlcli.events import Generated, GeneratedText, LineScore, Notice, StreamStats, TokenScore
+from xlcli.generation import continue_session
 from xlcli.inference import TOKENS_PER_CALL, InferenceSession, SaveState
 from xlcli.metrics import LN2
-from xlcli.sampling import SampleRNG, StreamingDetokenizer, sample_tokens
 from xlcli.store.state_files import PendingText, SessionState, StreamPosition
 from xlcli.text.formats import Document
 from xlcli.text.pretokenize import PreTokenizer
@@ -83,47 +83,47 @@ def stream(
     """
     scorer = _Scorer(model, options, runtime, resume)
     saved = time.monotonic()
-    for portion in portions:
-        scorer.receive(portion)
-        yield from scorer.score(stop)
-        if stop():
+    for portion, is_end in itertools.chain(((portion, False) for portion in portions), [(None, True)]):
+        if not is_end:
+            scorer.receive(portion)
+        else:
+            if save:
+                save(scorer.session_state())
+            if stop():
+                break
+            scorer.is_ended = True
+        while not stop() and (n := scorer.next_call()):
+            started = time.perf_counter()
+            bits = scorer.session.score(scorer.ids[:n]) / LN2
+            scorer.model_seconds += time.perf_counter() - started
+            scorer.model_tokens += n
+            yield from scorer.output(bits)
+            if time.monotonic() - scorer.last_stats >= STATS_SECONDS:
+                scorer.last_stats = time.monotonic()
+                yield scorer.stats(final=False)
+        if is_end:
+            yield from scorer.end_line()
+            if options.continue_tokens:
+                changes = {"max_new_tokens": options.continue_tokens, "num_samples": 1, "logprobs": None}
+                chosen = (sampling or GenerateConfig()).model_copy(update=changes)
+                for event in continue_session(scorer.session, chosen, seed, stop):
+                    if not isinstance(event, Generated):
+                        yield event
             break
+        if stop():
+            if save:
+                save(scorer.session_state())
+            break
+        if scorer.flush_due:
+            scorer.flush_due = False
+            yield from scorer.end_line_part()
         is_due = options.save_every is not None and time.monotonic() - saved >= options.save_every
         if save and is_due:
             saved = time.monotonic()
             if scorer.has_new_text:
                 save(scorer.session_state())
                 scorer.has_new_text = False
-    stopped = stop()
-    if save:
-        save(scorer.session_state())
-    if not stopped:
-        yield from scorer.score(stop)  # text of a resumed session if nothing else has arrived
-        scorer.end_text()
-        yield from scorer.score(stop)
-        yield from scorer.end_line()
-        if options.continue_tokens:
-            yield from _continue_text(scorer.session, options.continue_tokens, sampling or GenerateConfig(), seed, stop)
     yield scorer.stats(final=True)
-
-
-def _continue_text(
-    session: InferenceSession, n_tokens: int, options: GenerateConfig, seed: int | None, stop: Callable[[], bool]
-) -> Iterator[GeneratedText | Notice]:
-    """Samples `n_tokens` tokens that continue the text."""
-    rng = SampleRNG.seeded(secrets.randbits(31) if seed is None else seed)
-    detokenizer = StreamingDetokenizer(options.stop)
-    sampling = options.sampling(session.model.tokenizer.kind)
-    for _ in range(n_tokens):
-        if stop() or detokenizer.stopped:
-            break
-        if notice := session.compilation():
-            yield notice
-        session.last_tokens = sample_tokens(session.predict(), [rng], sampling)
-        if text := detokenizer.feed(session.model.tokenizer.decode(session.last_tokens)):
-            yield GeneratedText(0, text)
-    if text := detokenizer.finish():
-        yield GeneratedText(0, text)
 
 
 class _Scorer:
@@ -140,8 +140,7 @@ class _Scorer:
         self.tokenizer = model.tokenizer
         self.options = options
         reset_on = options.reset_on
-        reset = options.reset_on_document
-        self.reset_on_document = model.config.train.reset_on_document if reset is None else reset
+        self.reset_on_document = options.reading(model.config.train).reset_on_document
         self.reset_pattern = None if reset_on is None else compile_pattern(reset_on, "stream.reset_on")
         pending = resume.pending if resume else PendingText(b"", np.empty(0, np.int32), 0)
         self.arrived = pending.data[pending.n_tokenized :]
@@ -157,7 +156,7 @@ class _Scorer:
         self.line_start = position.line_start
         self.line = list(position.scored)
         self.line_bytes = sum(len(text) for text, _ in self.line)
-        self.has_new_text = self.flush_due = False
+        self.has_new_text = self.flush_due = self.is_ended = False
         self.started = self.last_arrival = self.last_stats = time.monotonic()
         self.model_seconds, self.model_tokens = 0.0, 0
 
@@ -178,31 +177,24 @@ class _Scorer:
             self.arrived += portion
             self.has_new_text = True
 
-    def score(self, stop: Callable[[], bool]) -> Iterator[StreamEvent]:
-        """Scores the text whose scores can be output now, in calls as large as possible."""
-        while not stop():
-            if self.n_ready:
-                n, is_reset = self._n_before_reset(min(self.n_ready, TOKENS_PER_CALL))
-                if is_reset:
-                    self.session.reset()
-                started = time.perf_counter()
-                bits = self.session.score(self.ids[:n]) / LN2
-                self.model_seconds += time.perf_counter() - started
-                self.model_tokens += n
-                yield from self._output(bits)
-                if time.monotonic() - self.last_stats >= STATS_SECONDS:
-                    self.last_stats = time.monotonic()
-                    yield self.stats(final=False)
-            elif self.arrived:
+    def next_call(self) -> int:
+        """Number of queued tokens to score in one call, after tokenizing what has arrived; 0 if none can be output now.
+
+        Resets the session before the first of them if `reset_on` or a document says so.
+        """
+        while not self.n_ready:
+            if self.arrived:
                 self._feed()
-            elif self.flush_due:
-                self._enqueue(self.pretokenizer.flush())
+                continue
+            if self.is_ended or self.flush_due:
+                self._enqueue(self.pretokenizer.finish() if self.is_ended else self.pretokenizer.flush())
                 self.n_ready = len(self.ids)
-                if not self.n_ready:
-                    self.flush_due = False
-                    yield from self._end_line_part()
-            else:
-                return
+            if not self.n_ready:
+                return 0
+        n, is_reset = self._n_before_reset(min(self.n_ready, TOKENS_PER_CALL))
+        if is_reset:
+            self.session.reset()
+        return n
 
     @property
     def _n_tokenized(self) -> int:
@@ -220,15 +212,10 @@ class _Scorer:
         self.arrived = self.arrived[stop:]
         self.n_ready = self._n_ready()
 
-    def end_text(self) -> None:
-        """Makes the unfinished end of the text ready."""
-        self._enqueue(self.pretokenizer.finish())
-        self.n_ready = len(self.ids)
-
     def end_line(self) -> Iterator[LineScore]:
         """Outputs the unfinished last line."""
         if self.n_bytes > self.line_start:
-            yield from self._end_line_part()
+            yield from self.end_line_part()
             self.n_lines += 1
 
     def stats(self, *, final: bool) -> StreamStats:
@@ -310,7 +297,7 @@ class _Scorer:
         """Number of queued tokens that lie within the first `n_bytes` bytes of the queue."""
         return int(np.searchsorted(np.cumsum(self.sizes), n_bytes, side="right"))
 
-    def _output(self, bits: NDArray[np.float64]) -> Iterator[StreamEvent]:
+    def output(self, bits: NDArray[np.float64]) -> Iterator[StreamEvent]:
         """Takes scored tokens from the queue, counts them, and outputs them, or the lines that they complete."""
         n = len(bits)
         sizes = self.sizes[:n]
@@ -338,13 +325,13 @@ class _Scorer:
                 self.line_bytes += size
             self.n_bytes += size
             if token.endswith(b"\n"):
-                yield from self._end_line_part()
+                yield from self.end_line_part()
                 self.n_lines += 1
                 self.line_start = self.n_bytes
             elif self.line_bytes >= LINE_LIMIT:
-                yield from self._end_line_part()
+                yield from self.end_line_part()
 
-    def _end_line_part(self) -> Iterator[LineScore]:
+    def end_line_part(self) -> Iterator[LineScore]:
         """Outputs the line being assembled, or a part of it, unless it is empty."""
         tokens, n_bytes = tuple(self.line), self.line_bytes
         self.line, self.line_bytes = [], 0

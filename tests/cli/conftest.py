@@ -50,12 +50,12 @@ def save_untrained(folder: Path, **shape: object) -> Path:
     from xlcli import config
     from xlcli.model.build import build_model
     from xlcli.store.folder import save_model
-    from xlcli.text.tokenizers import train_tokenizer
+    from xlcli.text.tokenizers import TOKENIZERS
 
     tree = {"dim": 16, "n_layers": 2, "attention": {"n_heads": 2}}
     made = config.make({"model": tree, "train": {"mem_len": 16, "segment_len": 16}}, {"model": shape})
     torch.manual_seed(0)
-    save_model(folder, made, build_model(made.model).state_dict(), train_tokenizer("bytes", [TEXT], 256), {})
+    save_model(folder, made, build_model(made.model).state_dict(), TOKENIZERS["bytes"].train([TEXT], 256), {})
     (folder / "valid.txt").write_bytes(TEXT * 8)
     return folder
 

@@ -177,8 +177,8 @@ def test_activations_may_be_computed_again(run):
 
 
 def test_training_is_measured_with_full_lengths(run, monkeypatch):
-    made, make = [], measure.make_training_run
-    monkeypatch.setattr(measure, "make_training_run", lambda config, *more: made.append(config) or make(config, *more))
+    made, make = [], measure.TrainingRun
+    monkeypatch.setattr(measure, "TrainingRun", lambda config, *more: made.append(config) or make(config, *more))
     _first(run("bench", "train", *SHORT, "--set", "train.random_lengths=true", "--json"))
     assert not made[0].train.random_lengths
 

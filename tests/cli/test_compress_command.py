@@ -13,7 +13,7 @@ import pytest
 from conftest import save_untrained
 
 from xlcli.coding import WORD_TOKENS, End, Frame, Header
-from xlcli.coding.workflow import TokenDecoder
+from xlcli.coding.workflow import TokenCoder
 
 TEXT = b"a line\nand another one\n\x00\xff\xfe"
 
@@ -110,8 +110,8 @@ def header(model, run, monkeypatch):
 def test_the_size_of_a_forged_file_limits_its_tokens(n_tokens, limit, header, run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     read = []
-    probabilities = TokenDecoder._probabilities
-    monkeypatch.setattr(TokenDecoder, "_probabilities", lambda self: read.append(1) or probabilities(self))
+    probabilities = TokenCoder._probabilities
+    monkeypatch.setattr(TokenCoder, "_probabilities", lambda self: read.append(1) or probabilities(self))
     words = bytes(4) if limit else b""
     sizes = struct.pack("<II", n_tokens, len(words) // 4)
     frame = sizes + struct.pack("<I", zlib.crc32(sizes + words)) + words

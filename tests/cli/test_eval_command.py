@@ -12,7 +12,7 @@ import pytest
 from programs import TEXT, Terminal
 from programs import command as command_line
 
-from xlcli.evaluation import passes
+from xlcli.model.lm import LanguageModel
 
 KEYS = {
     "model", "file", "bytes", "chars", "words", "tokens", "nats", "bits_per_byte", "bits_per_char", "perplexity",
@@ -123,7 +123,7 @@ def interrupted(monkeypatch):
     """Interrupts the next evaluation after this number of calls of the model."""
 
     def after(n_calls):
-        real, calls = passes.token_nats, itertools.count(1)
+        real, calls = LanguageModel.score, itertools.count(1)
 
         def score(*arguments):
             if next(calls) == n_calls:
@@ -131,7 +131,7 @@ def interrupted(monkeypatch):
                 time.sleep(0.3)  # the thread that watches for signals runs
             return real(*arguments)
 
-        monkeypatch.setattr(passes, "token_nats", score)
+        monkeypatch.setattr(LanguageModel, "score", score)
 
     return after
 

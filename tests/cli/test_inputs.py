@@ -69,7 +69,7 @@ def test_every_format_has_the_score_of_its_text(run, model, on_stdin, line_end):
             plan = total(run("train", source, "--dry-run", "--json", "--preset", "tiny"))
             plans.add((plan["train_bytes"], plan["valid_bytes"]))
             with path.open("rb") as file:
-                texts.add(open_corpus([source], stdin=file).sha256)
+                texts.add(open_corpus([source], stdin=file).facts.sha256)
     assert len(scores) == len(plans) == len(texts) == 1
     # Portions of other sizes make calls of other lengths, which may change the last bit.
     assert list(streams.values()) == pytest.approx([streams["plain"]] * len(formats), rel=1e-6)

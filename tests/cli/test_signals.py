@@ -122,7 +122,7 @@ sys.exit(main(sys.argv[2:]))
 @pytest.mark.parametrize(
     ("function", "arguments"),
     [
-        ("xlcli.training.prepare:train_tokenizer", "train models/tiny/valid.txt -o m"),
+        ("xlcli.training.prepare:choose_tokenizer", "train models/tiny/valid.txt -o m"),
         ("xlcli.training.checkpoint:save", "train models/tiny/valid.txt -o m --preset tiny"),
         ("xlcli.text.sources:_read_stdin", "train - -o m"),
         ("xlcli.evaluation:score_text", "eval"),

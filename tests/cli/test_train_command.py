@@ -191,13 +191,13 @@ def test_text_that_is_not_utf8_names_the_byte_for_sentencepiece(run):
 def test_a_stop_before_the_first_step_says_so_and_leaves_no_folder(run, text, monkeypatch):
     from xlcli.training import prepare
 
-    real = prepare.train_tokenizer
+    real = prepare.choose_tokenizer
 
     def interrupted(*arguments):
         os.kill(os.getpid(), signal.SIGINT)
         return real(*arguments)
 
-    monkeypatch.setattr(prepare, "train_tokenizer", interrupted)
+    monkeypatch.setattr(prepare, "choose_tokenizer", interrupted)
     done = run("train", text, *SMALL)
     assert done.code == 130
     assert [line for line in done.err.splitlines() if "top" in line] == [

@@ -18,7 +18,7 @@ from xlcli.generation import generate
 from xlcli.runtime import Runtime, make_runtime
 from xlcli.text.tokens import TokenFile
 from xlcli.training import memory
-from xlcli.training.run import make_training_run
+from xlcli.training.run import TrainingRun
 from xlcli.training.validation import check_finite
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
@@ -37,7 +37,7 @@ def new_run(model, device, dtype="float32", runtime=None, **train):
     }
     settings = config.make(tree, {"model": model})
     ids = np.frombuffer(PROSE.encode() * 9, np.uint8)
-    return make_training_run(settings, make_runtime(settings.runtime, training=True), TokenFile(ids, len(ids)), 10)
+    return TrainingRun(settings, make_runtime(settings.runtime, training=True), TokenFile(ids, len(ids)), 10)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -20,7 +20,7 @@ from xlcli.events import Generated, Score
 from xlcli.generation import generate
 from xlcli.model.build import build_model
 from xlcli.store.folder import save_model
-from xlcli.text.tokenizers import train_tokenizer
+from xlcli.text.tokenizers import TOKENIZERS
 
 pytest.importorskip("lm_eval")
 pytestmark = pytest.mark.filterwarnings("ignore:::lm_eval", "ignore:::datasets", "ignore:::dill")
@@ -176,7 +176,7 @@ def harness(*arguments):
 
 def test_tasks_of_the_harness():
     tree = {"model": {"dim": 16, "n_layers": 2, "attention": {"n_heads": 2}}, "train": {"mem_len": 16}}
-    tokenizer = train_tokenizer("bytes", [PROSE.encode()], 256)
+    tokenizer = TOKENIZERS["bytes"].train([PROSE.encode()], 256)
     made = config.make(tree, {"model": {"vocab_size": tokenizer.vocab_size}})
     save_model(
         Path("tiny"), made, build_model(made.model, torch.Generator().manual_seed(0)).state_dict(), tokenizer, {}

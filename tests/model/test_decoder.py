@@ -14,9 +14,9 @@ import torch
 
 from tests.variants import COMBINATIONS, table, thinned
 from xlcli import config
+from xlcli.kernels.records import CACHE
 from xlcli.model.build import build_model
 from xlcli.model.decoder import Decoder, make_decoder, table_bytes, weight_bytes
-from xlcli.ops.decode_records import CACHE
 from xlcli.store.weights import round_weights
 
 pytest.importorskip("numba")
@@ -181,7 +181,7 @@ def test_there_is_none_for_other_devices_types_and_stacks():
 
 
 def test_it_says_which_kernels_are_compiled():
-    from xlcli.ops import decode
+    from xlcli.kernels import decode
 
     asked = []
 
@@ -214,19 +214,20 @@ def test_undefined_numbers_are_not_lost(damaged, encoding, memory_dtype):
 
 
 @pytest.mark.parametrize("position", ["xl", "alibi"])
-def test_tables_are_no_longer_than_the_memory(position):
-    from xlcli.ops import decode
+def test_tables_are_no_longer_than_the_memory(position, monkeypatch):
+    from xlcli.kernels import decode
 
-    lengths = []
+    lengths, run = [], decode.decode_token
 
     def decode_token(calls, *types):
         memory = (ctypes.c_char * CACHE.itemsize).from_address(int(calls[0]["caches"]))
         lengths.append(int(np.frombuffer(memory, CACHE)[0]["n_distances"]))
-        return decode.decode_token(calls, *types)
+        return run(calls, *types)
 
     tree = {"vocab_size": 31, "dim": 12, "attention": {"n_heads": 2}, "position": {"kind": position}}
     network = network_of(tree | {"feedforward": {"kind": "relu"}}, "float32", n_layers=1)
-    decoder = Decoder(network, "float32", SimpleNamespace(**vars(decode) | {"decode_token": decode_token}))
+    monkeypatch.setattr(decode, "decode_token", decode_token)
+    decoder = make_decoder(network, "float32")
     with torch.inference_mode():
         _, state = network.logits(
             torch.arange(290).view(1, 290) % 31, network.init_state(1, mem_len=300, segment_len=8)
@@ -262,11 +263,11 @@ def test_a_forked_process_uses_the_modules():
 
 
 @pytest.mark.parametrize("position", ["xl", "alibi"])
-def test_a_call_reads_live_tables(position):
+def test_a_call_reads_live_tables(position, monkeypatch):
     """A local block needs a shorter table than a full one, which replaces it in the same call."""
-    from xlcli.ops import decode
+    from xlcli.kernels import decode
 
-    read = []
+    read, run = [], decode.decode_token
 
     def decode_token(calls, *types):
         memory = (ctypes.c_char * (2 * CACHE.itemsize)).from_address(int(calls[0]["caches"]))
@@ -274,12 +275,13 @@ def test_a_call_reads_live_tables(position):
         for cache in np.frombuffer(memory, CACHE):
             read.append(int(cache["position_keys"] or cache["bias"]))
             assert read[-1] in live
-        return decode.decode_token(calls, *types)
+        return run(calls, *types)
 
     attention = {"kind": "mixed", "n_heads": 2, "layers": [{"kind": "local", "window": 5}, "full"]}
     tree = {"vocab_size": 31, "dim": 12, "attention": attention, "position": {"kind": position}}
     network = network_of(tree, "float32", n_layers=2)
-    decoder = Decoder(network, "float32", SimpleNamespace(**vars(decode) | {"decode_token": decode_token}))
+    monkeypatch.setattr(decode, "decode_token", decode_token)
+    decoder = make_decoder(network, "float32")
     tokens = torch.arange(301).view(1, 301) % 31
     with torch.inference_mode():
         _, state = network.logits(tokens[:, :300], network.init_state(1, mem_len=400, segment_len=8))

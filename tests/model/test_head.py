@@ -166,7 +166,7 @@ def test_tied_gradients_are_the_sum_of_both_uses(kind):
     text = torch.stack([torch.randperm(V, generator=torch.Generator().manual_seed(seed)) for seed in range(2)])
     for model in (tied, twin):
         state = model.init_state(2, mem_len=4, segment_len=8, memory="hidden")
-        model.nll(text[:, :-1], text[:, 1:], state)[0].sum().backward()
+        model.score(text[:, :-1], text[:, 1:], state)[0].sum().backward()
     for both, first, last in zip(
         matrices(tied, "embedding"), matrices(twin, "embedding"), matrices(twin, "head"), strict=True
     ):

@@ -8,12 +8,14 @@ from xlcli.memory import Sums
 from xlcli.model.attention.linear import LinearAttention
 from xlcli.model.position import Position
 from xlcli.model.position.rope import RopePosition
+from xlcli.ops.chunks import Rows
 from xlcli.ops.context import AttentionContext
 from xlcli.ops.span import Span
 
 DIM, HEADS, WIDTH, FEATURES = 10, 3, 4, 7
 UNIFORM = Span.make("uniform", mem_len=5, segment_len=4)
 SEGMENT = Span.make("uniform", mem_len=0, segment_len=4)
+NONE = Rows(torch.zeros(2, 1, dtype=torch.bool))
 
 
 def drawn(seed):
@@ -114,10 +116,10 @@ def test_remembering_is_reading_without_the_output():
     attention, x = branch(RopePosition(layout="half", base=10000.0)), text(9)
     _, before = read(attention, x[:, :4], [4])
     _, after = attention(x[:, 4:], before, context(4, 5))
-    alone = attention.update_memory(x[:, 4:], before, context(4, 5))
+    _, alone = attention(x[:, 4:], before, context(4, 5).for_rows(NONE))
     assert torch.allclose(alone.s, after.s, rtol=1e-10, atol=0)
     assert torch.allclose(alone.z, after.z, rtol=1e-10, atol=0)
-    ended = attention.update_memory(x[:, :4], attention.init_memory(2, "keyvalue"), context(0, 4, SEGMENT))
+    _, ended = attention(x[:, :4], attention.init_memory(2, "keyvalue"), context(0, 4, SEGMENT).for_rows(NONE))
     assert not ended.z.any()
 
 
@@ -142,7 +144,7 @@ def test_sums_keep_their_digits_under_autocast(t):
     assert memory.s.dtype == memory.z.dtype == torch.float64
     exact = branch()
     exact.project = lambda x, context: (k.double(), v.double())
-    summed = exact.update_memory(x.double(), exact.init_memory(2, "hidden"), context(0, t))
+    _, summed = exact(x.double(), exact.init_memory(2, "hidden"), context(0, t).for_rows(NONE))
     assert torch.allclose(memory.s.double(), summed.s, rtol=1e-4, atol=1e-4 * summed.s.abs().mean())
     assert torch.allclose(memory.z.double(), summed.z, rtol=1e-4, atol=0)
     assert torch.allclose(out.float(), read(attention, x, [t])[0], rtol=0, atol=0.1)

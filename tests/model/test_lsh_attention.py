@@ -14,6 +14,7 @@ from xlcli.model.attention.lsh import LSHAttention
 from xlcli.model.build import build_model
 from xlcli.model.position import Position
 from xlcli.model.position.rope import RopePosition
+from xlcli.ops.chunks import Rows
 from xlcli.ops.context import AttentionContext
 from xlcli.ops.span import Span
 from xlcli.state import State
@@ -22,6 +23,7 @@ DIM, HEADS, WIDTH, FACTORS, SIZE, ROUNDS = 10, 2, 4, (2, 4), 3, 2
 UNIFORM = Span.make("uniform", mem_len=20, segment_len=7)
 GROWING = Span.make("growing", mem_len=6, segment_len=7)
 SEGMENT = Span.make("uniform", mem_len=0, segment_len=7)
+NONE = Rows(torch.zeros(2, 1, dtype=torch.bool))
 
 
 def drawn(seed):
@@ -38,7 +40,6 @@ def branch(n_hashes=ROUNDS, dtype=torch.float64, dropout=0.0, position=None, que
         bucket_size=SIZE,
         n_hashes=n_hashes,
         dropout=dropout,
-        scale=0.7,
         query_scale=query_scale,
     )
     attention.redraw(drawn(1))
@@ -80,7 +81,7 @@ def expected(attention, x, limit=20, apply_rope=lambda q, i: q):
         heads = []
         factors = [1.0] * HEADS if attention.log_scale is None else [math.exp(s) for s in attention.log_scale.tolist()]
         for head in range(HEADS):
-            scale = attention.scale * factors[head]
+            scale = factors[head]
             q_h, v_h = [of[head] for of in q], [of[head] for of in v]
             rotations = attention.rotations[: attention.n_hashes].tolist()
             buckets = [[reformer.bucket(of, directions, FACTORS) for of in q_h] for directions in rotations]
@@ -160,12 +161,12 @@ def test_remembering_is_reading_without_the_output(inference):
     attention, x = branch(), text(30)
     with torch.inference_mode(inference):
         _, before = read(attention, x[:, :14], [14])
-        alone = attention.update_memory(x[:, 14:], before.map(torch.clone), context(14, 16))
+        _, alone = attention(x[:, 14:], before.map(torch.clone), context(14, 16).for_rows(NONE))
         for cuts in ([16], [1] * 16):
             _, after = read(attention, x[:, 14:], cuts, memory=before.map(torch.clone), start=14)
             for name, t in after.tensors().items():
                 assert torch.allclose(t, alone.tensors()[name], rtol=0, atol=1e-12), name
-        ended = attention.update_memory(x[:, :7], attention.init_memory(2, "keyvalue"), context(0, 7, SEGMENT))
+        _, ended = attention(x[:, :7], attention.init_memory(2, "keyvalue"), context(0, 7, SEGMENT).for_rows(NONE))
     assert not any(t.any() for t in ended.tensors().values())
 
 

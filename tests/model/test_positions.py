@@ -121,7 +121,7 @@ def outputs(model, x, older, **place):
     place["clamp_len"] = model.config.clamp_len
     before, now = frame_of(0, m, **place), frame_of(m, t, **place)
     marked = [branch.position.embed(model.position.embed(part, f), f) for part, f in ((older, before), (x, now))]
-    memories = (Hidden(marked[0]), KeyValue(*branch.project(marked[0], before), 0, m))
+    memories = (Hidden(marked[0]), KeyValue(branch.project(marked[0], before), 0, m))
     found = [branch(marked[1], memory, now) for memory in memories]
     assert all(after.length == min(2, m + t) for _, after in found)
     return [out for out, _ in found]

@@ -4,11 +4,10 @@ import pytest
 import torch
 
 from xlcli import config
-from xlcli.model.build import build_model
+from xlcli.model.build import build_model, build_on_meta
 from xlcli.optim import Optimizers
 from xlcli.presets import list_presets, read_preset
 from xlcli.training.defaults import RATES
-from xlcli.training.memory import n_parameters
 
 NAMES = [preset.name for preset in list_presets()]
 VOCAB = 19
@@ -63,7 +62,7 @@ def test_every_preset_builds_and_takes_a_step_when_shrunk(name):
 
 def count(name, vocab_size):
     """Parameters of a preset with this vocabulary."""
-    return n_parameters(config.make(read_preset(name), {"model": {"vocab_size": vocab_size}}).model)
+    return build_on_meta(config.make(read_preset(name), {"model": {"vocab_size": vocab_size}}).model).n_parameters
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def shares(model, text, mem_len):
         keys = torch.arange(text.shape[1])
         distance = keys[:, None] - keys
         there = (distance >= 1) & (distance <= mem_len)
-        weights = (q @ k.mT * layer.scale).masked_fill(~there, -torch.inf)[:, :, mem_len:].softmax(-1)
+        weights = (q @ k.mT).masked_fill(~there, -torch.inf)[:, :, mem_len:].softmax(-1)
         seen = attended_mask(buckets, bucket_size=layer.bucket_size, limit=mem_len)[:, :, mem_len:]
         found.append((weights * seen).sum(-1).mean().item())
 

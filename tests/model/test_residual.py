@@ -152,7 +152,7 @@ def test_twelve_layers_learn(placement):
     losses = []
     for step in range(30):
         optimizer.param_groups[0]["lr"] = 0.01 * min(1, (step + 1) / 10)
-        nll, _ = model.nll(tokens[:, :-1], tokens[:, 1:], model.init_state(2, mem_len=24, segment_len=24))
+        nll, _ = model.score(tokens[:, :-1], tokens[:, 1:], model.init_state(2, mem_len=24, segment_len=24))[:2]
         losses.append(nll.mean().item())
         optimizer.zero_grad()
         nll.mean().backward()

@@ -76,7 +76,7 @@ def losses(model, text, *, autocast=False, memory="hidden", mem_len=12, segment=
     for at in range(0, text.shape[1] - segment, segment):
         piece = text[:, at : at + segment + 1]
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            nll, state = model.nll(piece[:, :-1], piece[:, 1:], state)
+            nll, state = model.score(piece[:, :-1], piece[:, 1:], state)[:2]
         out.append(nll.mean())
     return out, state
 
@@ -268,7 +268,7 @@ def test_inference_appends_in_place():
         for token in tokens(1, 3).split(1, dim=1):
             _, state = model(token, state)
             assert isinstance(state.layers[0], KeyValue)
-            buffers.append(state.layers[0].keys.data_ptr())
+            buffers.append(state.layers[0].buffers[0].data_ptr())
     assert len(set(buffers[1:])) == 1
 
 
@@ -310,7 +310,7 @@ def test_peak_memory_is_flat_in_depth(kind, mem_len):
 
         def step():
             nonlocal state
-            nll, state = model.nll(text[:, :-1], text[:, 1:], state)
+            nll, state = model.score(text[:, :-1], text[:, 1:], state)[:2]
             nll.mean().backward()
 
         return peak_memory.measure(step)["allocated"] - max(state.bytes, remembered)

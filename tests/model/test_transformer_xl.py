@@ -58,7 +58,7 @@ def test_attention_equals_the_paper(position, t, m, kind):
     for mode in (torch.inference_mode, torch.no_grad):  # clamped distances have a form of their own at inference
         with mode():
             k, v = attention.project(older, context)
-            for memory in (Hidden(older), KeyValue(k, v, 0, m)):
+            for memory in (Hidden(older), KeyValue((k, v), 0, m)):
                 out, after = attention(x, memory, context)
                 assert torch.allclose(out[0], expected, rtol=0, atol=1e-12)
                 assert after.length == min(2, m + t)

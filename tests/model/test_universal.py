@@ -7,6 +7,7 @@ import torch
 from oracles import universal
 
 from xlcli import config
+from xlcli.model import universal as stacks
 from xlcli.model.build import build_model
 
 VOCAB = 23
@@ -71,12 +72,13 @@ def read(model, tokens, cuts, *, mem_len=9, memory="keyvalue", segment_len=13):
     """Hidden states, what they cost and the steps taken, if known, in calls of the lengths in `cuts` (cycled)."""
     state = model.init_state(len(tokens), mem_len=mem_len, segment_len=segment_len, memory=memory)
     x, ponders, at, sizes = [], [], 0, itertools.cycle(cuts)
+    hook = model.stack.register_forward_hook(lambda stack, inputs, output: ponders.append(output.ponder or ()))
     while at < tokens.shape[1]:
         piece = tokens[:, at : at + next(sizes)]
-        hidden, state, ponder, *_ = model._read(piece, state)
+        hidden, state = model(piece, state)
         x.append(hidden)
-        ponders.append(ponder or ())
         at += piece.shape[1]
+    hook.remove()
     return torch.cat(x, 1), [torch.cat(parts, 1) for parts in zip(*ponders, strict=True)], state
 
 
@@ -182,7 +184,7 @@ def test_depth_may_be_chosen_at_evaluation(n_layers, act):
     assert len(state.layers) == 5 * n_layers
     assert trained.is_compatible(state)
     assert trained.receptive_field(9) == 2 * n_layers * 9
-    assert trained.inference_settings(state) == {"n_steps": 5}
+    assert trained.inference_settings(state)["n_steps"] == 5
     assert chosen.receptive_field(9) == deeper.receptive_field(9) == 5 * n_layers * 9
 
 
@@ -246,10 +248,10 @@ def test_gradient_of_the_cost():
 
 
 @BOTH
-def test_never_halting_is_a_fixed_depth(n_layers):
+def test_never_halting_is_a_fixed_depth(n_layers, monkeypatch):
     model, fixed = forced(5, -1e4, n_layers=n_layers), build(5, n_layers=n_layers)
     fixed.load_state_dict(model.state_dict(), strict=False)
-    model.stack.skips_halted = False
+    monkeypatch.setattr(stacks, "_rows", lambda running: None)
     tokens = text(2, 30)
     with torch.inference_mode():
         x, (cost, steps), _ = read(model, tokens, [7])
@@ -312,19 +314,19 @@ def test_rows_do_not_wait_for_each_other():
 
 @BOTH
 @pytest.mark.parametrize("kind", ["full", "local"])
-def test_leaving_early_changes_no_number(n_layers, kind):
+def test_leaving_early_changes_no_number(n_layers, kind, monkeypatch):
     """Once all positions of a call have halted only memory is written, as if they had gone on."""
     attention = {"n_heads": 2, "kind": kind} | ({"window": 4} if kind == "local" else {})
     model = halting(6, n_layers=n_layers, attention=attention)
     calls = []
     for n, block in enumerate(model.stack.blocks):
-        block.attention.register_forward_hook(lambda *_, n=n: calls.append(n))
-    tokens = text(1, 15)
+        block.attention.output.register_forward_hook(lambda *_, n=n: calls.append(n))
+    tokens, right = text(1, 15), stacks._rows
     for memory, cuts in itertools.product(("hidden", "keyvalue"), ([1], [2, 3])):
         made = []
         for skips in (False, True):
             calls.clear()
-            model.stack.skips_halted = skips
+            monkeypatch.setattr(stacks, "_rows", right if skips else lambda running: None)
             x, costs, state = read(model, tokens, cuts, memory=memory)
             made.append([x, *costs, *state.tensors().values()])
             pieces = costs[1].split((cuts * 15)[: 15 * len(cuts) // sum(cuts)], dim=1)
@@ -336,12 +338,12 @@ def test_leaving_early_changes_no_number(n_layers, kind):
 
 @BOTH
 @pytest.mark.parametrize("placement", ["pre", "post"])
-def test_skipping_halted_positions_changes_no_gradient(n_layers, placement):
+def test_skipping_halted_positions_changes_no_gradient(n_layers, placement, monkeypatch):
     model = halting(6, n_layers=n_layers, norm={"kind": "rms", "placement": placement})
     tokens = text(3, 60)
-    made = []
+    made, right = [], stacks._rows
     for skips in (False, True):
-        model.stack.skips_halted = skips
+        monkeypatch.setattr(stacks, "_rows", right if skips else lambda running: None)
         model.zero_grad()
         x, costs, _ = read(model, tokens, [20], memory="hidden")
         (x.sin().sum() + costs[0].sum()).backward()
@@ -351,12 +353,12 @@ def test_skipping_halted_positions_changes_no_gradient(n_layers, placement):
 
 
 @pytest.mark.parametrize("cuts", [[1], [2, 3]])
-def test_leaving_early_with_linear_attention(cuts):
+def test_leaving_early_with_linear_attention(cuts, monkeypatch):
     model = halting(6, attention={"n_heads": 2, "kind": "linear"}, position={"kind": "rope"})
     tokens = text(1, 24)
-    made = []
+    made, right = [], stacks._rows
     for skips in (False, True):
-        model.stack.skips_halted = skips
+        monkeypatch.setattr(stacks, "_rows", right if skips else lambda running: None)
         x, costs, state = read(model, tokens, cuts)
         made.append([x, *costs, *state.tensors().values()])
     assert costs[1].sum() < 6 * 24

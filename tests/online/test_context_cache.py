@@ -19,7 +19,6 @@ from xlcli.errors import ConfigError, StateError
 from xlcli.inference import InferenceSession
 from xlcli.memory.context_cache import N_LATEST, ORDERS, ContextIndex
 from xlcli.memory.online import UNKNOWN
-from xlcli.online import FixedModel
 from xlcli.online.cache import CachedModel
 from xlcli.store.state_files import PendingText, load_state, save_state
 
@@ -85,7 +84,7 @@ def model():
 
 
 def reader(model):
-    return CachedModel(FixedModel(model.network), {"context_cache": WINDOW})
+    return CachedModel(model.network, {"context_cache": WINDOW})
 
 
 def read(reader, ids, lengths, state=None):
@@ -107,7 +106,7 @@ def test_cuts_change_nothing(model):
         cut, other = read(reader(model), TEXT, lengths)
         assert cut == pytest.approx(whole, abs=1e-9)
         assert torch.allclose(other.cache.weights, state.cache.weights, rtol=0, atol=1e-9)
-    assert sum(whole) < 0.9 * sum(read(FixedModel(model.network), TEXT, [64])[0]), "repeats must pay"
+    assert sum(whole) < 0.9 * sum(read(model.network, TEXT, [64])[0]), "repeats must pay"
 
 
 _DRAW = random.Random(7)
@@ -125,11 +124,11 @@ MIXED = {
 @pytest.mark.parametrize(("window", "ids"), MIXED.values(), ids=MIXED)
 @pytest.mark.parametrize(("unscored", "lengths"), [(0, [1000]), (0, [1, 13, 2, 50]), (9, [10, 1, 60])])
 def test_the_mixture_and_its_weights_are_those_of_the_oracle(model, window, ids, unscored, lengths):
-    own, _ = read(FixedModel(model.network), ids, [64])
+    own, _ = read(model.network, ids, [64])
     expected, learned = oracle.mixture(
         [None] * unscored + [math.exp(-nats) for nats in own[unscored:]], [10, *ids], window=window
     )
-    cached = CachedModel(FixedModel(model.network), {"context_cache": window})
+    cached = CachedModel(model.network, {"context_cache": window})
     state, found, at = cached.init_state(1, mem_len=9, segment_len=8), [], 0
     for length in itertools.cycle(lengths):
         part = torch.tensor([[10, *ids][at : at + length + 1]])
@@ -241,7 +240,7 @@ def test_sessions_save_and_continue_the_cache(model, tmp_path):
     assert found == expected
     for changes, said in (
         ({"context_cache": None}, "saved with --context-cache"),
-        ({"context_cache": 5}, "context_cache 37, but context_cache is 5"),
+        ({"context_cache": 5}, "context-cache 37, but --context-cache is 5"),
         ({"adapt": False}, "saved with --adapt"),
     ):
         with pytest.raises(StateError, match=said):

@@ -51,9 +51,7 @@ class Case:
     def whole(self, **settings):
         line = rank_in_buckets(self.buckets, self.table().counts)
         key_window = KeyWindow(0, 0, self.limit)
-        return attend_hashed(
-            self.q, self.k, self.v, line, None, key_window, bucket_size=self.size, scale=SCALE, **settings
-        )
+        return attend_hashed(SCALE * self.q, self.k, self.v, line, None, key_window, bucket_size=self.size, **settings)
 
     def plain(self):
         return reformer.attend_masked(
@@ -67,13 +65,13 @@ class Case:
         q, k, v = (part[:, :, start:stop] for part in (self.q, self.k, self.v))
         line = rank_in_buckets(self.buckets[..., start:stop], table.counts)
         key_window = KeyWindow(start, 0, self.limit)
-        y = attend_hashed(q, k, v, line, table, key_window, bucket_size=self.size, scale=SCALE)
+        y = attend_hashed(SCALE * q, k, v, line, table, key_window, bucket_size=self.size)
         insert(table, line, k, v, start)
         return y
 
     def one(self, table, i):
         q, k, v = (part[:, :, i : i + 1] for part in (self.q, self.k, self.v))
-        return attend_hashed_one(q, k, v, self.buckets[..., i : i + 1], table, KeyWindow(i, 0, self.limit), scale=SCALE)
+        return attend_hashed_one(SCALE * q, k, v, self.buckets[..., i : i + 1], table, KeyWindow(i, 0, self.limit))
 
 
 @pytest.fixture(params=["tiles", "gathered"])
@@ -208,7 +206,7 @@ def test_gradients_after_earlier_tokens(form, seed):
     expected = gradients(case.plain()[:, :, 50:])
     line = rank_in_buckets(buckets[..., 50:], table.counts)
     y = attend_hashed(
-        q, F.normalize(q, dim=-1), v, line, table, KeyWindow(50, 0, case.limit), bucket_size=case.size, scale=SCALE
+        SCALE * q, F.normalize(q, dim=-1), v, line, table, KeyWindow(50, 0, case.limit), bucket_size=case.size
     )
     for a, b in zip(gradients(y), expected, strict=True):
         assert torch.allclose(a, b, rtol=0, atol=1e-11)
@@ -295,16 +293,14 @@ def test_recall():
     earlier[0, 0] = True
     for rounds in (1, 2, 4, 8):
         seen = reformer.attended_mask(case.buckets[:, :, :rounds], bucket_size=60)
-        share = recall(case.q, case.k, seen, earlier, scale=SCALE)
+        share = recall(SCALE * case.q, case.k, seen, earlier)
         shares.append(share[..., 1:].mean())
         scores = [math.exp(SCALE * float(case.q[0, 0, 9] @ case.k[0, 0, j])) for j in range(9)]
         of_set = sum(w for j, w in enumerate(scores) if seen[0, 0, 9, j])
         assert math.isclose(share[0, 0, 9], of_set / sum(scores), abs_tol=1e-12)
     assert 0 < shares[0] < shares[1] < shares[2] < shares[3] < 1
     everything = torch.ones(60, 60, dtype=torch.bool)
-    assert close(
-        recall(case.q, case.k, everything, earlier, scale=SCALE), torch.ones(ROWS, HEADS, 60, dtype=torch.float64)
-    )
+    assert close(recall(SCALE * case.q, case.k, everything, earlier), torch.ones(ROWS, HEADS, 60, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("seed", range(4))

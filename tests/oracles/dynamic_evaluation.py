@@ -20,7 +20,7 @@ def dynamic_nats(model, text, *, block, lr, decay, beta, mem_len, names):
     out = []
     for step, start in enumerate(range(0, len(text) - 1, block), 1):
         targets = text[start + 1 : start + 1 + block]
-        nll, state = model.nll(text[None, start : start + len(targets)], targets[None], state)
+        nll, state = model.score(text[None, start : start + len(targets)], targets[None], state)[:2]
         out.append(nll[0].detach())
         if len(targets) < block:
             break

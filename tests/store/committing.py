@@ -4,7 +4,8 @@ import hashlib
 import sys
 from pathlib import Path
 
-from xlcli.store.commit import commit, latest, step_name, step_of
+from xlcli.files import write_atomic
+from xlcli.store.commit import commit, latest, step_of
 from xlcli.store.lock import clean
 
 FILES = ("weights.safetensors", "optimizer.safetensors", "state.json")
@@ -17,7 +18,7 @@ def content(step: int, name: str) -> bytes:
 def write(step: int):
     def fill(folder: Path) -> None:
         for name in FILES:
-            (folder / name).write_bytes(content(step, name))
+            write_atomic(folder / name, content(step, name))
 
     return fill
 
@@ -34,7 +35,7 @@ def main() -> None:
     print("ready", flush=True)
     while True:
         step += 1
-        commit(folder, step_name(step), write(step), keep)
+        commit(folder, step, write(step), keep)
         print(step, flush=True)
 
 

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from committing import is_whole, write
 from faults import Faults
 
-from xlcli.store.commit import commit, latest, step_name, step_of
+from xlcli.store.commit import commit, latest, step_of
 from xlcli.store.lock import clean
 
 
@@ -21,11 +21,11 @@ def survives(folder: Path, keep: int, steps: tuple[int, int, int], at: int) -> b
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     for step in steps[:2]:
-        commit(folder, step_name(step), write(step), keep)
+        commit(folder, step, write(step), keep)
     child = os.fork()
     if not child:
         Faults(at, lambda: os._exit(9)).install(setattr)
-        commit(folder, step_name(steps[2]), write(steps[2]), keep)
+        commit(folder, steps[2], write(steps[2]), keep)
         os._exit(0)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     found = latest(folder)
@@ -35,7 +35,7 @@ def survives(folder: Path, keep: int, steps: tuple[int, int, int], at: int) -> b
     assert is_whole(found.path), f"call {at}: {found.path} is not what was written"
     clean(folder)
     following = steps[2] + 1
-    commit(folder, step_name(following), write(following), keep)
+    commit(folder, following, write(following), keep)
     after = latest(folder)
     assert step_of(after.path) == following
     assert is_whole(after.path)

@@ -227,6 +227,7 @@ def test_a_copy_that_was_killed_is_not_a_model(tmp_path, model, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             copy_model(model, model.parent / "copy", "int8")
     assert len(list(model.parent.iterdir())) == 2
-    assert [summary.name for summary in local_models(tmp_path)] == ["m"]
+    monkeypatch.chdir(tmp_path)
+    assert [summary.name for summary in local_models()] == ["m"]
     with pytest.raises(CheckpointError, match="no model 'copy'"):
-        find("copy", env={}, cwd=tmp_path)
+        find("copy")

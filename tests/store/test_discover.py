@@ -29,92 +29,104 @@ def bundled(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def cwd(tmp_path):
+def cwd(tmp_path, monkeypatch):
     place = tmp_path / "cwd"
     place.mkdir()
+    monkeypatch.chdir(place)
+    monkeypatch.delenv("XLCLI_MODEL", raising=False)
     return place
+
+
+def choose_with(variable, name):
+    """The choice with this value of the environment variable."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XLCLI_MODEL", variable)
+        return choose(name)
 
 
 def test_order_of_choice(cwd, bundled):
     with pytest.raises(CheckpointError, match="no model yet") as caught:
-        find(None, env={}, cwd=cwd)
+        find(None)
     assert "xlcli train" in caught.value.remedy
     books = make(bundled / "books")
-    assert find(None, env={}, cwd=cwd) == books
+    assert find(None) == books
     old, new = make(cwd / "models" / "old", age=100), make(cwd / "models" / "new")
     (cwd / "models" / "not-a-model").mkdir()
     (cwd / "models" / "file").touch()
-    assert find(None, env={}, cwd=cwd) == new
-    assert find(None, env={"XLCLI_MODEL": "old"}, cwd=cwd) == old
-    assert find("new", env={"XLCLI_MODEL": "old"}, cwd=cwd) == new
-    assert find("books", env={}, cwd=cwd) == books
-    assert find("", env={"XLCLI_MODEL": ""}, cwd=cwd) == new
+    assert find(None) == new
+    assert choose_with("old", None).folder == old
+    assert choose_with("old", "new").folder == new
+    assert find("books") == books
+    assert choose_with("", "").folder == new
 
 
 def test_newest_is_that_of_the_newest_finished_training(cwd, bundled):
     make(bundled / "books")
-    assert choose(None, env={}, cwd=cwd).reason == "bundled"
+    assert choose(None).reason == "bundled"
     write_record(make(cwd / "models" / "older", age=9), {"finished": False})
     running = make(cwd / "models" / "running")
     write_record(running, {"finished": False})
-    chosen = choose(None, env={}, cwd=cwd)
+    chosen = choose(None)
     assert (chosen.folder, chosen.reason) == (running, "the newest in models/, training not finished")
     done = make(cwd / "models" / "done", age=50)
     write_record(done, {"finished": True})
-    chosen = choose(None, env={}, cwd=cwd)
+    chosen = choose(None)
     assert (chosen.folder, chosen.reason) == (done, "the newest in models/")
     imported = make(cwd / "models" / "imported", age=20)
-    assert find(None, env={}, cwd=cwd) == imported, "it has no record"
+    assert find(None) == imported, "it has no record"
     (running / "record.json").write_text("{torn")
-    assert find(None, env={}, cwd=cwd) == running
-    assert choose("done", env={}, cwd=cwd).reason is None
-    assert choose(None, env={"XLCLI_MODEL": "done"}, cwd=cwd).reason == "XLCLI_MODEL"
+    assert find(None) == running
+    assert choose("done").reason is None
+    assert choose_with("done", None).reason == "XLCLI_MODEL"
 
 
-def test_names_and_folders(cwd, bundled):
+def test_names_and_folders(cwd, bundled, monkeypatch):
     here = make(cwd / "here")
-    assert find("here", env={}, cwd=cwd) == here
+    assert find("here") == here
     both = make(cwd / "models" / "here")
-    assert find("here", env={}, cwd=cwd) == both
-    assert find("./here", env={}, cwd=cwd) == cwd / "./here"
-    assert find(str(here), env={}, cwd=cwd / "models") == here
+    assert find("here") == both
+    assert find("./here") == cwd / "./here"
     (make(cwd / "above") / "inside").mkdir()
-    assert find("..", env={}, cwd=cwd / "above" / "inside").resolve() == cwd / "above"
+    with monkeypatch.context() as patch:
+        patch.chdir(cwd / "models")
+        assert find(str(here)) == here
+        patch.chdir(cwd / "above" / "inside")
+        assert find("..").resolve() == cwd / "above"
     make(bundled / "here")
-    assert find("here", env={}, cwd=cwd) == both
+    assert find("here") == both
 
 
 def test_a_corpus_folder_of_the_same_name_does_not_hide_a_model(cwd, bundled):
     (cwd / "books").mkdir()
     model = make(bundled / "books")
-    assert find("books", env={}, cwd=cwd) == model
+    assert find("books") == model
 
 
 def test_what_is_said_when_there_is_none(cwd, bundled):
     make(cwd / "models" / "shakespeare")
     make(bundled / "books")
     with pytest.raises(CheckpointError, match="no model 'shakspeare'") as caught:
-        find("shakspeare", env={}, cwd=cwd)
+        find("shakspeare")
     assert "Did you mean shakespeare?" in caught.value.remedy
     with pytest.raises(CheckpointError, match="XLCLI_MODEL") as caught:
-        find(None, env={"XLCLI_MODEL": "qqq"}, cwd=cwd)
+        choose_with("qqq", None)
     assert caught.value.remedy == "There are: shakespeare, books."
     for i in range(12):
         os.utime(make(cwd / "models" / f"m{i}") / "model.safetensors", (2e9 + i, 2e9 + i))
     with pytest.raises(CheckpointError) as caught:
-        find("qqq", env={}, cwd=cwd)
+        find("qqq")
     newest = ", ".join(f"m{i}" for i in reversed(range(12)))
     assert caught.value.remedy == f"There are: {newest} and 2 more (xlcli models)."
     (cwd / "models" / "young" / "checkpoints").mkdir(parents=True)
     with pytest.raises(CheckpointError, match="too little") as caught:
-        find("young", env={}, cwd=cwd)
+        find("young")
     assert "--resume" in caught.value.remedy
     (cwd / "text").mkdir()
     with pytest.raises(CheckpointError, match=r"not a model: it has no config\.json"):
-        find("text", env={}, cwd=cwd)
+        find("text")
     (cwd / "text" / "config.json").touch()
     with pytest.raises(CheckpointError, match=r"not a model: it has no model\.safetensors"):
-        find("./text", env={}, cwd=cwd)
+        find("./text")
 
 
 @pytest.mark.parametrize(
@@ -122,16 +134,16 @@ def test_what_is_said_when_there_is_none(cwd, bundled):
 )
 def test_odd_names(cwd, bundled, name):
     with pytest.raises(CheckpointError):
-        find(name, env={}, cwd=cwd)
+        find(name)
 
 
 def test_summaries(cwd, bundled):
-    assert local_models(cwd) == bundled_models() == ()
+    assert local_models() == bundled_models() == ()
     make(cwd / "models" / "old", age=100)
     new = make(cwd / "models" / "new")
     write_record(new, {"corpus": "tiny.txt", "bits_per_byte": 2.5})
     make(bundled / "books")
-    found, old = local_models(cwd)
+    found, old = local_models()
     assert (found.name, found.corpus, found.bits_per_byte, found.parameters) == ("new", "tiny.txt", 2.5, 10)
     assert (found.bundled, found.problem, found.modified, found.encoding) == (False, None, 1e9, "int8")
     assert found.bytes == (new / "model.safetensors").stat().st_size
@@ -142,10 +154,10 @@ def test_summaries(cwd, bundled):
 def test_a_damaged_model_is_listed_with_its_problem(cwd, bundled):
     model = make(cwd / "models" / "new")
     (model / "model.safetensors").write_bytes(b"x")
-    assert "model.safetensors is damaged" in local_models(cwd)[0].problem
+    assert "model.safetensors is damaged" in local_models()[0].problem
     make(cwd / "models" / "other")
     (cwd / "models" / "other" / "record.json").write_text(json.dumps({"corpus": 1, "bits_per_byte": "low"}))
-    odd = next(summary for summary in local_models(cwd) if summary.name == "other")
+    odd = next(summary for summary in local_models() if summary.name == "other")
     assert (odd.corpus, odd.bits_per_byte, odd.problem) == (None, None, None)
 
 
@@ -153,18 +165,18 @@ def test_a_damaged_model_is_listed_with_its_problem(cwd, bundled):
 def test_an_unknown_encoding_is_not_shown(cwd, bundled, encoding):
     folder = make(cwd / "models" / "a")
     write_tensors(folder / "model.safetensors", {"a": torch.zeros(2)}, {"encoding": encoding})
-    assert [(model.encoding, model.parameters) for model in local_models(cwd)] == [(None, 2)]
+    assert [(model.encoding, model.parameters) for model in local_models()] == [(None, 2)]
 
 
 def test_an_unfinished_copy_is_not_a_model(cwd, bundled):
     make(cwd / "models" / ".tmp-xlcli-model-0")
-    assert local_models(cwd) == ()
+    assert local_models() == ()
 
 
 def test_a_record_with_an_endless_number_is_a_problem_of_its_model_only(cwd, bundled):
     make(cwd / "models" / "a")
     record = cwd / "models" / "a" / "record.json"
     record.write_text('{"bits_per_byte": 1' + "0" * 400 + "}")
-    [found] = local_models(cwd)
+    [found] = local_models()
     assert found.bits_per_byte is None
     assert found.problem == f"{record} has a number that is too large"

@@ -14,7 +14,7 @@ from xlcli.model.build import build_model
 from xlcli.store.folder import save_model
 from xlcli.store.layout import write_record
 from xlcli.store.origin import configurations, origin_of, text_size
-from xlcli.text.tokenizers import train_tokenizer
+from xlcli.text.tokenizers import TOKENIZERS
 
 TRAIN = {
     "segment_len": 24, "mem_len": 40, "batch_size": 6, "grad_accum": 3, "lr": 0.02, "adam_lr": 0.05, "momentum": 0.9,
@@ -27,7 +27,7 @@ DATA = b"The quick brown fox jumps over the lazy dog.\n" * 20
 
 def model(folder, kind="bytes", *, vocab_size=None, record=None, train=TRAIN):
     """An untrained model with these training settings."""
-    tokenizer = train_tokenizer(kind, [DATA], vocab_size)
+    tokenizer = TOKENIZERS[kind].train([DATA], vocab_size)
     text = {"tokenizer": kind, "vocab_size": vocab_size, "valid": "mine.txt", "test": 0.1}
     tree = {"model": MODEL | {"vocab_size": tokenizer.vocab_size}, "text": text, "train": train}
     made = config.make(tree)

@@ -13,7 +13,7 @@ import pytest
 from xlcli.files import cache_folder
 from xlcli.text import tokens as cache
 from xlcli.text.corpus import Part, open_corpus
-from xlcli.text.tokenizers import train_tokenizer
+from xlcli.text.tokenizers import TOKENIZERS
 from xlcli.text.tokens import token_file
 
 SOURCE = Path(__file__).parents[2]
@@ -23,7 +23,7 @@ def build(text, name="text.txt"):
     """Tokens of a text by the tokenizer of bytes."""
     Path(name).write_bytes(text)
     corpus = open_corpus([name])
-    return finish(token_file(Part(corpus, 0, corpus.n_bytes), train_tokenizer("bytes", [])))
+    return finish(token_file(Part(corpus, 0, corpus.n_bytes), TOKENIZERS["bytes"].train([])))
 
 
 def finish(work):
@@ -156,7 +156,7 @@ def test_a_builder_keeps_its_unfinished_file(monkeypatch):
     monkeypatch.setattr("xlcli.events.PROGRESS_INTERVAL", 0)
     Path("long.txt").write_bytes(b"word " * 400_000)
     corpus = open_corpus(["long.txt"])
-    work = token_file(Part(corpus, 0, corpus.n_bytes), train_tokenizer("bytes", []))
+    work = token_file(Part(corpus, 0, corpus.n_bytes), TOKENIZERS["bytes"].train([]))
     next(work)
     prune(monkeypatch, 0)
     assert len(names()) == 1

@@ -20,7 +20,7 @@ from xlcli.text.corpus import Corpus, Part, open_corpus, split
 from xlcli.text.formats import Document, text_of
 from xlcli.text.pretokenize import split_words, whole_words
 from xlcli.text.sources import BLOCK, Reading
-from xlcli.text.tokenizers import train_tokenizer
+from xlcli.text.tokenizers import TOKENIZERS
 from xlcli.text.tokens import token_file
 
 T = TypeVar("T")
@@ -134,7 +134,7 @@ def test_tokens_of_each_document_are_its_own(kind: str, tmp_path: Path) -> None:
     for path, text in zip(paths, texts, strict=True):
         path.write_text(text)
     corpus = open_corpus(paths)
-    tokenizer = train_tokenizer(kind, ["".join(texts).encode()], 300)
+    tokenizer = TOKENIZERS[kind].train(["".join(texts).encode()], 300)
     part = Part(corpus, 0, corpus.n_bytes)
     tokens = drain(token_file(part, tokenizer, by_document=True))
     assert tokens.documents is not None
@@ -152,7 +152,7 @@ def test_tokens_of_each_document_are_its_own(kind: str, tmp_path: Path) -> None:
 def test_a_damaged_list_of_documents_is_built_anew(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(json_lines(TEXTS))
     corpus = open_corpus([tmp_path / "a.jsonl"])
-    part, tokenizer = Part(corpus, 0, corpus.n_bytes), train_tokenizer("bytes", [])
+    part, tokenizer = Part(corpus, 0, corpus.n_bytes), TOKENIZERS["bytes"].train([])
     first = drain(token_file(part, tokenizer, by_document=True))
     assert first.path is not None
     assert first.documents is not None

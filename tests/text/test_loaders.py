@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xlcli.errors import DataError
-from xlcli.text.loaders import EvalLoader, TrainLoader, document_loaders
+from xlcli.text.loaders import TrainLoader, document_loaders, text_loader
 
 START = 999
 
@@ -64,7 +64,7 @@ def test_an_empty_training_text_is_refused() -> None:
 def test_every_token_is_scored_once_with_its_whole_context(
     n: int, batch_size: int, segment_len: int, warmup_len: int
 ) -> None:
-    loader = EvalLoader(np.arange(n, dtype=np.uint16), batch_size, segment_len, warmup_len, START)
+    loader = text_loader(np.arange(n, dtype=np.uint16), batch_size, segment_len, warmup_len, START)
     assert 1 <= loader.batch_size <= batch_size
     scored: list[int] = []
     read: list[list[int]] = [[] for _ in range(loader.batch_size)]
@@ -89,13 +89,13 @@ def test_every_token_is_scored_once_with_its_whole_context(
 
 
 def test_there_is_one_sequence_if_warmup_would_be_half_of_the_work() -> None:
-    assert EvalLoader(np.arange(1000), 8, 10, 0, START).batch_size == 8
-    assert EvalLoader(np.arange(1000), 8, 10, 100, START).batch_size == 8
-    assert EvalLoader(np.arange(1000), 8, 10, 400, START).batch_size == 1
+    assert text_loader(np.arange(1000), 8, 10, 0, START).batch_size == 8
+    assert text_loader(np.arange(1000), 8, 10, 100, START).batch_size == 8
+    assert text_loader(np.arange(1000), 8, 10, 400, START).batch_size == 1
 
 
 def test_one_sequence_is_read_in_order() -> None:
-    batches = list(EvalLoader(np.arange(10, 20), 1, 4, 100, START))
+    batches = list(text_loader(np.arange(10, 20), 1, 4, 100, START))
     assert [batch.targets[0].tolist() for batch in batches] == [[10, 11, 12, 13], [14, 15, 16, 17], [18, 19]]
     assert [batch.positions.tolist() for batch in batches] == [[0], [4], [8]]
     assert batches[0].inputs[0].tolist() == [START, 10, 11, 12]

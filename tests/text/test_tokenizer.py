@@ -18,12 +18,12 @@ from xlcli.errors import CheckpointError, ConfigError, DataError
 from xlcli.text.corpus import Facts
 from xlcli.text.pretokenize import PreTokenizer
 from xlcli.text.tokenizers import (
+    TOKENIZERS,
     SentencePieceTokenizer,
     Tokenizer,
     WordsTokenizer,
     choose_tokenizer,
     load_tokenizer,
-    train_tokenizer,
 )
 
 CODE = b"".join(path.read_bytes() for path in sorted(Path(xlcli.__file__).parent.glob("*.py")))
@@ -42,9 +42,9 @@ texts = st.one_of(
 @pytest.fixture(scope="module")
 def tokenizers() -> dict[str, Tokenizer]:
     return {
-        "bytes": train_tokenizer("bytes", []),
-        "sentencepiece": train_tokenizer("sentencepiece", [MIXED], 700),
-        "words": train_tokenizer("words", [MIXED], 500),
+        "bytes": TOKENIZERS["bytes"].train([]),
+        "sentencepiece": TOKENIZERS["sentencepiece"].train([MIXED], 700),
+        "words": TOKENIZERS["words"].train([MIXED], 500),
     }
 
 
@@ -101,7 +101,7 @@ def test_a_line_end_is_a_token_of_its_own(tokenizers: dict[str, Tokenizer]) -> N
 
 def test_ids_do_not_depend_on_the_word_cache(tokenizers: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xlcli.text.tokenizers.CACHED_WORDS", 3)
-    fresh = train_tokenizer("sentencepiece", [MIXED], 700)
+    fresh = TOKENIZERS["sentencepiece"].train([MIXED], 700)
     assert fresh.encode(MIXED).tolist() == tokenizers["sentencepiece"].encode(MIXED).tolist()
 
 
@@ -126,14 +126,14 @@ def random_text(kind: str) -> bytes:
 @pytest.mark.parametrize("vocab_size", [300, 1000])
 def test_any_kind_of_text_can_be_learned(kind: str, vocab_size: int) -> None:
     data = random_text(kind)
-    tokenizer = train_tokenizer("sentencepiece", [data], vocab_size)
+    tokenizer = TOKENIZERS["sentencepiece"].train([data], vocab_size)
     assert tokenizer.vocab_size <= vocab_size
     assert tokenizer.decode(tokenizer.encode(data)) == data
 
 
 @pytest.mark.parametrize("data", [b"a", b"\n", b" ", b"\xff", b"\0", b"\n" * 1000, b"\t", "\u2581".encode()])
 def test_the_smallest_texts_can_be_learned(data: bytes) -> None:
-    tokenizer = train_tokenizer("sentencepiece", [data], 1000)
+    tokenizer = TOKENIZERS["sentencepiece"].train([data], 1000)
     assert tokenizer.decode(tokenizer.encode(data)) == data
 
 
@@ -141,21 +141,21 @@ def test_the_smallest_texts_can_be_learned(data: bytes) -> None:
 @pytest.mark.parametrize("chunks", [[], [b""]])
 def test_an_empty_text_is_refused(kind: str, chunks: list[bytes]) -> None:
     with pytest.raises(DataError):
-        train_tokenizer(kind, chunks, 400)
+        TOKENIZERS[kind].train(chunks, 400)
 
 
 def test_sizes_without_room_are_refused() -> None:
     with pytest.raises(ConfigError, match="too small"):
-        train_tokenizer("sentencepiece", [b"text"], 256)
+        TOKENIZERS["sentencepiece"].train([b"text"], 256)
     with pytest.raises(ConfigError, match="too small"):
-        train_tokenizer("words", [b"text"], 2)
+        TOKENIZERS["words"].train([b"text"], 2)
 
 
 def test_learning_is_deterministic_and_silent(
     tokenizers: dict[str, Tokenizer], capfd: pytest.CaptureFixture[str]
 ) -> None:
     portions = [MIXED[i : i + 777] for i in range(0, len(MIXED), 777)]
-    again = train_tokenizer("sentencepiece", portions, 700)
+    again = TOKENIZERS["sentencepiece"].train(portions, 700)
     assert again.fingerprint == tokenizers["sentencepiece"].fingerprint
     with pytest.raises(CheckpointError):
         SentencePieceTokenizer(b"nonsense")
@@ -172,7 +172,7 @@ def test_save_and_load(tokenizers: dict[str, Tokenizer], kind: str, tmp_path: Pa
 
 
 def test_fingerprints_differ(tokenizers: dict[str, Tokenizer]) -> None:
-    other = train_tokenizer("sentencepiece", [MIXED], 701)
+    other = TOKENIZERS["sentencepiece"].train([MIXED], 701)
     assert len({t.fingerprint for t in [*tokenizers.values(), other]}) == 4
 
 

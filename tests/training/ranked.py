@@ -23,7 +23,7 @@ from xlcli.text.loaders import TrainLoader
 from xlcli.text.tokens import TokenFile
 from xlcli.training import run as training_run
 from xlcli.training import validation, workflow
-from xlcli.training.run import make_training_run
+from xlcli.training.run import TrainingRun
 
 STILL = {"dropout": {"embedding": 0.0, "attention": 0.0, "residual": 0.0, "feedforward": 0.0}}
 DROPOUT = {"dropout": {"embedding": 0.1, "attention": 0.1, "residual": 0.1, "feedforward": 0.1}}
@@ -95,7 +95,7 @@ def make(name, ranks, shard=False, **train):
     text = PROSE.encode()
     documents = np.arange(0, len(text), 700) if settings.train.reset_on_document else None
     ids = TokenFile(np.frombuffer(text, np.uint8), len(text), documents=documents)
-    return make_training_run(settings, Runtime(torch.device("cpu"), torch.float32, 1, ranks=ranks), ids, 10)
+    return TrainingRun(settings, Runtime(torch.device("cpu"), torch.float32, 1, ranks=ranks), ids, 10)
 
 
 def follow(name, ranks, shard, n_steps):
@@ -176,8 +176,8 @@ def save_and_resume():
             return batch
 
         ranks_run = []
-        make_run = workflow.make_training_run
-        workflow.make_training_run = lambda *args: ranks_run.insert(0, make_run(*args)) or ranks_run[0]
+        make_run = workflow.TrainingRun
+        workflow.TrainingRun = lambda *args: ranks_run.insert(0, make_run(*args)) or ranks_run[0]
         TrainLoader.next = poisoned
         events = train(small(train=BUDGET), "diverged", ranks)
         print(json.dumps([event.text for event in events if isinstance(event, Notice) and "roll-back" in event.text]))
@@ -199,7 +199,7 @@ def command(*arguments, kill=None, double=False):
 
     def killed(run, *args):
         result = step(run, *args)
-        if run.step == kill and run.ranks.rank == 1:
+        if run.counters.step == kill and run.ranks.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         return result
 

@@ -7,18 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist  # noqa: TID251
 from launching import outputs, start
 from ranked import ATTENTION, DROPOUT, RESIDUAL
 from runs import PROSE, small
 from torch.distributed.fsdp import FSDPModule  # noqa: TID251
 
 from xlcli import config
-from xlcli.ranks import SINGLE, collective, join
+from xlcli.ranks import SINGLE, join
 from xlcli.runtime import Runtime
 from xlcli.store.weights import weights as weights_of
 from xlcli.text.tokens import TokenFile
 from xlcli.training.checkpoint import gathered
-from xlcli.training.run import make_training_run
+from xlcli.training.run import TrainingRun
 
 CALL = f"import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}]; import test_bfloat16_shards as t; t.compare()"
 CASES = {
@@ -43,7 +44,7 @@ def run_of(model, ranks, *, shard):
     settings = config.make(tree, {"runtime": {"shard": shard, "seed": 1}})
     text = PROSE.encode()
     ids = TokenFile(np.frombuffer(text, np.uint8), len(text))
-    return make_training_run(settings, Runtime(torch.device("cpu"), torch.bfloat16, 1, ranks=ranks), ids, 10)
+    return TrainingRun(settings, Runtime(torch.device("cpu"), torch.bfloat16, 1, ranks=ranks), ids, 10)
 
 
 class Gather:
@@ -57,7 +58,7 @@ class Gather:
 
     def __call__(self, output_tensor, input_tensor, group, async_op=False):
         self.sizes[str(output_tensor.dtype)] += output_tensor.nbytes
-        gather = collective("all_gather_single", "all_gather_into_tensor")
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before PyTorch 2.13
         return gather(output_tensor, input_tensor, group=group, async_op=async_op)
 
 

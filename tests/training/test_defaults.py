@@ -7,8 +7,8 @@ import torch
 
 from xlcli import config, presets
 from xlcli.errors import ConfigError
-from xlcli.model.build import build_model
-from xlcli.training import defaults, memory
+from xlcli.model.build import build_model, build_on_meta
+from xlcli.training import defaults
 from xlcli.training.schedule import IntervalTrigger
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -56,7 +56,7 @@ def adapt(train, n_tokens, *, source=None, record=None):
     made = defaults.fill_in(given, tokenizer="bytes", vocab_size=256, device=CPU)
     trained = config.make({"train": {"lr": 0.01, "adam_lr": 0.02} if source is None else source})
     model = SimpleNamespace(config=trained, record=record or {})
-    return defaults.adapt(made, given.train, model, n_tokens).train
+    return defaults.adapt(made, given.train, n_tokens, model).train
 
 
 def test_rates_grow_with_the_text_up_to_those_of_the_model():
@@ -112,7 +112,7 @@ def test_a_run_from_a_model_ends_after_some_passes(train, n_tokens, budget):
 def test_without_a_budget_a_run_ends_after_some_passes(train, n_tokens, budget):
     given = config.make({"train": train})
     made = defaults.fill_in(given, tokenizer="bytes", vocab_size=256, device=CPU)
-    limited = defaults.limit_passes(made, given.train, n_tokens).train
+    limited = defaults.adapt(made, given.train, n_tokens, None).train
     assert (limited.max_steps, limited.max_tokens, limited.max_time) == budget
 
 
@@ -146,7 +146,7 @@ def test_a_budget_in_words(train, words):
 def test_parameters_are_counted_without_making_them(preset):
     model = config.make(presets.read_preset(preset)).model
     with torch.device("meta"):
-        assert memory.n_parameters(model) == sum(p.numel() for p in build_model(model).parameters())
+        assert build_on_meta(model).n_parameters == sum(p.numel() for p in build_model(model).parameters())
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_trigger_depends_only_on_where_the_run_is(every, parts, due):
     assert [step for step in range(1, 13) if trigger.due(step, float(step), step / 12)] == due
     for begin in range(12):
         trigger = IntervalTrigger(every, parts=parts)
-        trigger.reset(begin, float(begin), begin / 12)
+        trigger.due(begin, float(begin), begin / 12)
         later = [step for step in range(begin + 1, 13) if trigger.due(step, float(step), step / 12)]
         assert later == [step for step in due if step > begin]
 

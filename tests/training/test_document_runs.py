@@ -70,7 +70,7 @@ def test_held_out_documents_are_scored_apart_as_in_training():
         ids = [10, *document.encode()]
         state = model.network.init_state(1, mem_len=16, segment_len=16)
         with torch.inference_mode():
-            nats += model.network.nll(torch.tensor([ids[:-1]]), torch.tensor([ids[1:]]), state)[0].sum().item()
+            nats += model.network.score(torch.tensor([ids[:-1]]), torch.tensor([ids[1:]]), state)[0].sum().item()
     assert trained.bits_per_byte == pytest.approx(nats / torch.tensor(2.0).log().item() / len(text), rel=1e-5)
     assert model.held_out_documents("test") is not None
     Path("run/valid.documents").write_text("0\n")

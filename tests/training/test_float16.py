@@ -15,7 +15,7 @@ from xlcli.errors import DivergedError
 from xlcli.events import Notice, Step
 from xlcli.runtime import Runtime
 from xlcli.text.tokens import TokenFile
-from xlcli.training.run import make_training_run
+from xlcli.training.run import TrainingRun
 from xlcli.training.validation import check_finite
 
 HALF = Runtime(torch.device("cpu"), torch.float16, 1)
@@ -26,7 +26,7 @@ STILL = dict.fromkeys(("embedding", "attention", "residual", "feedforward"), 0.0
 def _run(tree, runtime=HALF):
     text = PROSE.encode()
     settings = config.make({"train": {"lr": 6e-3}}, tree)
-    return make_training_run(settings, runtime, TokenFile(np.frombuffer(text, np.uint8), len(text)), 10)
+    return TrainingRun(settings, runtime, TokenFile(np.frombuffer(text, np.uint8), len(text)), 10)
 
 
 def _set_scale(run, scale):
@@ -45,7 +45,7 @@ def test_training_in_float16_is_close_to_float32(kind):
         ours, exact = half.train_step(0.0), full.train_step(0.0)
         assert ours.nats == pytest.approx(exact.nats, rel=0.02)
         assert ours.grad_norm == pytest.approx(exact.grad_norm, rel=0.1)
-    assert (half.skipped, ours.loss_scale, exact.loss_scale) == (0, 2.0**16, None)
+    assert (half.counters.skipped, ours.loss_scale, exact.loss_scale) == (0, 2.0**16, None)
     check_finite(half)
 
 
@@ -65,7 +65,7 @@ def test_a_step_whose_gradient_overflows_is_skipped():
     before = _weights(run)
     _set_scale(run, 2.0**40)
     result = run.train_step(0.0)
-    assert (result.grad_norm, result.loss_scale, run.skipped, run.step) == (None, 2.0**39, 1, 2)
+    assert (result.grad_norm, result.loss_scale, run.counters.skipped, run.counters.step) == (None, 2.0**39, 1, 2)
     assert all(torch.equal(old, new) for old, new in zip(before, _weights(run), strict=True))
     assert run.loader.n_read == 32
     _set_scale(run, 2.0**10)

@@ -14,7 +14,7 @@ from xlcli.errors import ConfigError
 from xlcli.events import Step, Trained
 from xlcli.text.loaders import TrainLoader
 from xlcli.text.tokens import TokenFile
-from xlcli.training.run import make_training_run
+from xlcli.training.run import TrainingRun
 from xlcli.training.schedule import Lengths, lengths, restored, shortened
 from xlcli.training.validation import check_finite
 
@@ -75,7 +75,7 @@ def test_a_short_memory_is_read_as_if_there_were_no_more(variant, span, memory):
     drawn = Lengths(10, 4)
     found = network.score(ids[:, 20:30], ids[:, 21:31], shortened(state, drawn))
     short = replace(state.map(_last(4)), span=replace(state.span, mem_len=4))
-    expected, _ = network.nll(ids[:, 20:30], ids[:, 21:31], short)
+    expected, _ = network.score(ids[:, 20:30], ids[:, 21:31], short)[:2]
     assert torch.equal(found.nll, expected)
     after = restored(found.state, state.span)
     assert network.is_compatible(after)
@@ -95,7 +95,7 @@ def test_without_memory_every_step_begins_an_independent_segment():
     state, expected = network.init_state(1, mem_len=0, segment_len=8), []
     for start, size in ((0, 5), (5, 8), (13, 6)):
         new = network.init_state(1, mem_len=0, segment_len=8)
-        expected.append(network.nll(ids[:, start : start + size], ids[:, start + 1 : start + size + 1], new)[0])
+        expected.append(network.score(ids[:, start : start + size], ids[:, start + 1 : start + size + 1], new)[0])
         output = network.score(
             ids[:, start : start + size], ids[:, start + 1 : start + size + 1], shortened(state, Lengths(size, 0))
         )
@@ -115,7 +115,7 @@ def test_every_variant_is_trained_with_random_lengths(variant, mem_len):
     model = config.merge(VARIANTS[variant], {"dropout": {"attention": 0.0}})
     tree = small(model=model, train={"random_lengths": True, "mem_len": mem_len})
     settings = config.make({"train": {"lr": 6e-3}}, tree)
-    run = make_training_run(settings, RUNTIME, TokenFile(np.frombuffer(PROSE.encode(), np.uint8), len(PROSE)), 10)
+    run = TrainingRun(settings, RUNTIME, TokenFile(np.frombuffer(PROSE.encode(), np.uint8), len(PROSE)), 10)
     for _ in range(4):
         run.train_step(0.0)
         assert all(run.model.is_compatible(state) for state in run.states)

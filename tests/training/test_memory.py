@@ -17,6 +17,7 @@ from toys import VARIANTS
 from tests.variants import thinned
 from xlcli import config, presets
 from xlcli.errors import ResourceError
+from xlcli.model.build import build_on_meta
 from xlcli.runtime import make_runtime
 from xlcli.training import memory
 
@@ -25,7 +26,7 @@ def estimate(model, train=None):
     tree = {"model": model, "train": train or {}, "runtime": {"dtype": "float32", "device": "cpu"}}
     settings = config.make(presets.read_preset("small"), tree)
     return memory.memory_bytes(
-        settings, make_runtime(settings.runtime, training=True), memory.n_parameters(settings.model)
+        settings, make_runtime(settings.runtime, training=True), build_on_meta(settings.model).n_parameters
     )
 
 
@@ -141,13 +142,12 @@ def test_only_what_cannot_fit_is_refused(monkeypatch):
     least = memory.memory_bytes(settings, runtime) // memory.ACCURACY
     for module in ("training.memory", "machine"):
         monkeypatch.setattr(f"xlcli.{module}.available_bytes", lambda device="cpu": least)
-    memory.require(settings, runtime)
-    memory.require_possible([settings], runtime)
+    memory.require([settings], runtime)
     larger = config.change(settings, {"train": {"batch_size": 2 * settings.train.batch_size}})
     with pytest.raises(ResourceError) as caught:
-        memory.require(larger, runtime)
+        memory.require([larger], runtime)
     assert re.search(r"--batch-size \d+", caught.value.remedy)
-    memory.require_possible([larger, settings], runtime)
-    memory.require_possible([larger], runtime, dry_run=True)
+    memory.require([larger, settings], runtime)
+    memory.require([larger], runtime, on_any_machine=True)
     with pytest.raises(ResourceError):
-        memory.require_possible([larger, larger], runtime)
+        memory.require([larger, larger], runtime)

@@ -6,19 +6,20 @@ from pathlib import Path
 import pytest
 from runs import After, corpus, go, of_kind, remains, small
 
+from xlcli.config import TrainConfig
 from xlcli.errors import ConfigError, DivergedError
 from xlcli.events import Notice, Step, Trained, Validation
 from xlcli.optim import lr_factor
 from xlcli.store.layout import read_record
-from xlcli.training import loop
+from xlcli.training import run as training_run
 from xlcli.training.run import TrainingRun
-from xlcli.training.schedule import Patience
+from xlcli.training.schedule import Counters, Patience
 
 
 @pytest.fixture(autouse=True)
 def _overfits(monkeypatch):
     """Validations get worse after step 4, whatever the model."""
-    monkeypatch.setattr(loop, "validation_bits", lambda run, valid, stop: abs(run.step - 4) + 1.0)
+    monkeypatch.setattr(training_run, "validation_bits", lambda run, valid, stop: abs(run.counters.step - 4) + 1.0)
 
 
 def settings(schedule="wsd", **train):
@@ -105,7 +106,7 @@ def test_a_roll_back_to_a_checkpoint_of_another_patience_counts_anew(monkeypatch
     step, failures = TrainingRun.train_step, [20]
 
     def diverges_once(run, *args):
-        if run.step in failures:
+        if run.counters.step in failures:
             failures.clear()
             raise DivergedError("the loss is not finite.")
         return step(run, *args)
@@ -125,7 +126,7 @@ def test_patience_needs_a_validation_text():
 @pytest.mark.parametrize("plateau", [0.01, 0.3, 0.77, 0.8, 0.95])
 @pytest.mark.parametrize("decay", [0.0, 0.2, 0.5, 1.0])
 def test_the_shortened_run_keeps_the_share_of_its_decay(plateau, decay):
-    patience = Patience(1, decay)
+    patience = Patience(1, decay, Counters())
     assert patience.fraction(plateau) == plateau
     assert not patience.observe(plateau / 2, best=True)
     assert patience.observe(plateau, best=False)
@@ -138,7 +139,7 @@ def test_the_shortened_run_keeps_the_share_of_its_decay(plateau, decay):
         assert patience.fraction(plateau) == pytest.approx(1 - decay)
         assert (end - plateau) / end == pytest.approx(decay)
         factors = [
-            lr_factor(fraction, 99, warmup_steps=0, lr_schedule="wsd", min_lr_ratio=0.0, decay_fraction=decay)
+            lr_factor(TrainConfig(warmup_steps=0, lr_schedule="wsd", decay_fraction=decay), fraction, 99)
             for fraction in (plateau, patience.fraction(plateau), patience.fraction((plateau + end) / 2))
         ]
         assert factors == pytest.approx([1.0, 1.0, 0.5])

@@ -10,10 +10,10 @@ from toys import VARIANTS
 
 from xlcli import config
 from xlcli.errors import ConfigError, DivergedError
+from xlcli.optim import warmup_steps
 from xlcli.runtime import Runtime, make_runtime
 from xlcli.text.tokens import TokenFile
-from xlcli.training.defaults import warmup_steps
-from xlcli.training.run import make_training_run
+from xlcli.training.run import TrainingRun
 from xlcli.training.validation import check_finite, validation_bits
 
 PROSE_BYTES = PROSE.encode()
@@ -26,7 +26,7 @@ def _text(text=PROSE_BYTES):
 
 def _run(tree, runtime=CPU):
     settings = config.make({"train": {"lr": 6e-3}}, tree)
-    return make_training_run(settings, runtime, _text(), 10)
+    return TrainingRun(settings, runtime, _text(), 10)
 
 
 def _in_float64(run):
@@ -80,7 +80,7 @@ def test_further_losses_in_unequal_parts_are_those_of_one_batch(kind, parts):
     n_further = 0
     for _ in range(3):
         one.model.load_state_dict(run.model.state_dict())
-        [(x, y, _)] = one.next_batch(one.next_lengths())
+        _, [(x, y, _)] = one.next_batch()
         nll, one.states[0], ponder, auxiliary = one.model.score(x, y, one.states[0])
         further = auxiliary if ponder is None else 0.3 * ponder.cost.mean()
         one.model.zero_grad()
@@ -179,7 +179,7 @@ def test_memory_carries_over_from_step_to_step():
     run.train_step(0.0)
     assert [(s.seen, *(layer.length for layer in s.layers)) for s in run.states] == [(32, 16, 16)]
     assert run.loader.n_read == 32
-    assert (run.step, run.tokens) == (2, 128)
+    assert (run.counters.step, run.counters.tokens) == (2, 128)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_the_schedule_lands_on_a_budget(budget, steps, fractions):
     while (fraction := run.fraction(0.0)) < 1.0:
         factors.append(run.train_step(fraction)[2])
         found.append(run.fraction(0.0))
-    assert run.step == steps
+    assert run.counters.step == steps
     assert found == pytest.approx(fractions)
     assert factors == pytest.approx([1 - fraction for fraction in [0.0, *fractions[:-1]]])
 
@@ -211,7 +211,7 @@ def test_the_schedule_lands_on_a_time():
 @pytest.mark.parametrize("rollbacks", [0, 1, 2, 3])
 def test_each_roll_back_divides_the_rates_by_three(rollbacks):
     run = _run(small(train={"max_steps": 4, "warmup_steps": 0, "lr_schedule": "linear", "min_lr_ratio": 0.0}))
-    run.rollbacks = rollbacks
+    run.counters.rollbacks = rollbacks
     assert run.train_step(0.25).lr_factor == pytest.approx(0.75 / 3**rollbacks)
     assert [group["lr"] / lr for of, lr in run.optimizers.optimizers for group in of.param_groups] == pytest.approx(
         [0.75 / 3**rollbacks] * 3
@@ -253,7 +253,7 @@ def test_a_loss_that_is_no_number_changes_nothing(where):
     weights, remembered = _weights(run), {k: v.clone() for k, v in run.optimizers.tensors().items()}
     with pytest.raises(DivergedError, match="not finite at step 2"):
         run.train_step(0.0)
-    assert (run.step, run.tokens) == (1, 64)
+    assert (run.counters.step, run.counters.tokens) == (1, 64)
     assert all(torch.equal(p, weights[name]) or where == "weights" for name, p in run.model.named_parameters())
     assert all(torch.equal(value, remembered[name]) for name, value in run.optimizers.tensors().items())
 
@@ -319,7 +319,7 @@ def test_validation_of_a_short_text_has_few_sequences(contexts, sequences, monke
         nats = 0.0
         for i in range(0, len(text), train.segment_len):
             part = slice(i, i + train.segment_len)
-            nll, state = run.model.nll(x[:, part], y[:, part], state)
+            nll, state = run.model.score(x[:, part], y[:, part], state)[:2]
             nats += nll.double().sum().item()
         assert found == pytest.approx(nats / len(text) / math.log(2), rel=1e-5)
 

@@ -17,7 +17,7 @@ import torch
 
 from xlcli.bench import measure
 from xlcli.bench.timing import PEAK_SECONDS, Stopwatch
-from xlcli.config import Config, WeightEncoding
+from xlcli.config import Config
 from xlcli.events import Notice, Progress, Speed, StoppedEarlyError
 from xlcli.machine import require_memory
 from xlcli.model.build import build_model
@@ -36,20 +36,24 @@ Event = Notice | Progress | Speed
 Task = Literal["decode", "eval", "train"]
 
 
-def untrained(name: str, config: Config, runtime: Runtime, weight_dtype: WeightEncoding = "float32") -> LoadedModel:
-    """A model of this configuration with random weights, rounded to a number type.
+def untrained(name: str, config: Config, runtime: Runtime) -> LoadedModel:
+    """A model of this configuration with random weights and the settings of `config.bench`.
 
     Raises:
         ResourceError: The weights do not fit the machine.
     """
-    least = 4 * config.model.n_matrix_weights
+    options, shape = config.bench, config.bench.shape(config.model)
+    least = 4 * shape.n_matrix_weights
     require_memory(f"the weights of {name}", least, "Use a smaller preset.", str(runtime.device))
     torch.manual_seed(config.runtime.seed or 0)
-    network = build_model(config.model).to(runtime.device).eval()
-    if weight_dtype != "float32":
-        round_weights(network, weight_dtype)
+    network = build_model(shape).to(runtime.device).eval()
+    if options.clamp_len is not None:
+        network.clamp_len, network.far_len = config.train.limits(shape, options.clamp_len)
+    if (weights := options.weights) != "float32":
+        round_weights(network, weights)
+    config = config.model_copy(update={"model": shape})
     return LoadedModel(
-        Path(name), name, config, BytesTokenizer(), network, {}, {}, weight_dtype=weight_dtype, encoding=weight_dtype
+        Path(name), name, config, BytesTokenizer(), network, {}, {}, weight_dtype=weights, encoding=weights
     )
 
 
@@ -74,7 +78,7 @@ def bench(
         ResourceError: The memory does not fit the machine.
     """
     options = config.bench
-    mem_lens = options.mem_lens or (config.train.mem_len if options.mem_len is None else options.mem_len,)
+    mem_lens = options.mem_lens or (options.reading(config.train).mem_len,)
     watch = Stopwatch(runtime, options.seconds, stop)
     if model is None:
         measurements = [measure.training(name, config, mem_len, watch) for mem_len in mem_lens]

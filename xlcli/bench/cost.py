@@ -21,19 +21,10 @@ OPERATIONS = flop_registry | {
 `FlopCounterMode` and more."""
 
 
-class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the floating-point operations of matrix products in PyTorch, forward and backward, while it is active.
+class _OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Unlike `FlopCounterMode` it has no hooks on modules, which warn when activations are computed again."""
 
-    A multiplication with its addition counts as two. Unlike `FlopCounterMode` it has no hooks on modules, which warn
-    when activations are computed again.
-
-    Attributes:
-        total: Number of operations.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.total: int = 0
+    total: int = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Iterable[Any], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -44,17 +35,14 @@ class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if formula is None:
             with self:
                 parts = func.decompose(*args, **kwargs)  # in inference mode matmul, for example, is not yet split
-            if parts is not NotImplemented:
-                return parts
+            return func(*args, **kwargs) if parts is NotImplemented else parts
         out = func(*args, **kwargs)
-        if formula is not None:
-            self.total += formula(*args, **kwargs, out_val=out)
+        self.total += formula(*args, **kwargs, out_val=out)
         return out
 
 
 def count_operations(call: Callable[[], object]) -> int:
-    """Floating-point operations of the matrix products of a call, without those of compiled kernels."""
-    counter = OperationCounter()
-    with counter:
+    """Floating-point operations of the matrix products of a call, forward and backward, without compiled kernels."""
+    with _OperationCounter() as counter:  # type: ignore[no-untyped-call]
         call()
-    return counter.total
+    return int(counter.total)

@@ -20,19 +20,18 @@ from xlcli.bench.timing import Stopwatch
 from xlcli.config import BenchConfig, Config, EvalConfig, Sampling
 from xlcli.errors import ResourceError
 from xlcli.evaluation.lengths import choose_lengths
-from xlcli.evaluation.passes import init_state, token_nats
 from xlcli.evaluation.text import TokenizedText
 from xlcli.events import Notice, Progress, Speed, StoppedEarlyError
 from xlcli.inference import InferenceSession, check_memory, describe_decoding
 from xlcli.metrics import TextCounts
-from xlcli.online import FixedModel
+from xlcli.model.build import build_on_meta
 from xlcli.runtime import peak_rss_bytes
 from xlcli.sampling import SampleRNG, sample_tokens
 from xlcli.store.folder import LoadedModel
 from xlcli.text.corpus import Corpus, Part
 from xlcli.text.tokens import TokenFile
 from xlcli.training import defaults, memory
-from xlcli.training.run import make_training_run
+from xlcli.training.run import TrainingRun
 
 SLOW = 10.0
 """Time to read a window, in multiples of the time for a figure, from which on recomputing it is not measured."""
@@ -47,11 +46,10 @@ def decoding(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Meas
     Raises:
         ResourceError: The memory does not fit the machine.
     """
-    assert options.mem_len is not None
-    mem_len, rows, config = options.mem_len, options.batch_size or 1, model.config
-    kept, (_, memory_dtype) = mem_len or config.train.segment_len, options.dtypes(config.model)
-    check_memory(model, watch.runtime, kept, memory_dtype=memory_dtype, predicts=True)
-    check_memory(model, watch.runtime, kept, batch_size=rows, segment_len=1, memory_dtype=memory_dtype)
+    rows, config, reading = options.batch_size or 1, model.config, options.reading(model.config.train)
+    mem_len, memory_dtype = reading.mem_len, reading.memory_dtype
+    check_memory(model, watch.runtime, reading.longest, memory_dtype=memory_dtype, predicts=True)
+    check_memory(model, watch.runtime, reading.longest, batch_size=rows, segment_len=1, memory_dtype=memory_dtype)
     yield Progress(f"memory {mem_len:,}", 0, None, "calls")
     session = InferenceSession.open(model, watch.runtime, options, None)
     prompt = random_tokens(config.model.vocab_size, mem_len or 1)
@@ -118,18 +116,21 @@ def evaluation(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Me
     ids = np.broadcast_to(np.zeros(1, np.uint16), (2**40,))  # one document, longer than any measurement
     counts = TextCounts(len(ids), 0, None, None)
     text = TokenizedText(Part(Corpus(()), 0, len(ids)), TokenFile(ids, len(ids)), counts)
-    lengths = choose_lengths(model, watch.runtime, given, options.mem_len, text)
+    lengths = choose_lengths(model, watch.runtime, given, text)
     mem_len, rows, segment_len = lengths.mem_len, lengths.batch_size, lengths.segment_len
     kept, memory_dtype = mem_len or segment_len, lengths.memory_dtype
     check_memory(model, watch.runtime, kept, batch_size=rows, segment_len=segment_len, memory_dtype=memory_dtype)
     yield Progress(f"memory {mem_len:,}", 0, None, "calls")
     tokens = random_tokens(model.config.model.vocab_size, rows * (segment_len + 1)).reshape(rows, segment_len + 1)
-    reader = FixedModel(model.network)
-    state = init_state(reader, lengths, np.zeros(rows, np.int64))
+    whole = torch.from_numpy(tokens).to(watch.runtime.device)
+    x, y = whole[:, :-1].contiguous(), whole[:, 1:].contiguous()
+    state = lengths.init_state(model.network, np.zeros(rows, np.int64))
 
     def call() -> None:
         nonlocal state
-        _, _, state = token_nats(reader, watch.runtime, tokens[:, :-1].copy(), tokens[:, 1:].copy(), state)
+        with torch.inference_mode(), watch.runtime.autocast():
+            nll, state, *_ = model.network.score(x, y, state)
+        nll.cpu()
 
     fill = -(-mem_len // segment_len)
     times = yield from watch.repeat(call, f"memory {mem_len:,}: evaluation", fill=fill)
@@ -163,13 +164,13 @@ def training(name: str, config: Config, mem_len: int, watch: Stopwatch) -> Measu
     config = settings.change(config, {"train": {**given, "mem_len": mem_len, "random_lengths": False}})
     vocab_size, tokenizer = config.model.vocab_size, config.text.tokenizer
     config = defaults.fill_in(config, tokenizer=tokenizer, vocab_size=vocab_size, device=watch.runtime.device)
-    memory.require_possible([config], watch.runtime)  # before the parameters of an impossible model are counted
-    memory.require(config, watch.runtime, memory.n_parameters(config.model))
+    memory.require([config], watch.runtime)  # before the parameters of an impossible model are counted
+    memory.require([config], watch.runtime, build_on_meta(config.model).n_parameters)
     yield Progress(f"memory {mem_len:,}", 0, None, "calls")
     shape = config.train
     n_tokens = shape.batch_size * (shape.mem_len + 64 * shape.segment_len)
     ids = random_tokens(config.model.vocab_size, n_tokens)
-    run = make_training_run(config, watch.runtime, TokenFile(ids, len(ids)), 0)
+    run = TrainingRun(config, watch.runtime, TokenFile(ids, len(ids)), 0)
 
     def step() -> None:
         run.train_step(0.5)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,11 +15,9 @@ from xlcli.cli.usage import source
 from xlcli.errors import ConfigError
 
 if TYPE_CHECKING:
-    from xlcli.bench import Event, Task
-    from xlcli.cli.render import Screen
-    from xlcli.cli.signals import Stop
     from xlcli.config import Config, Tree
     from xlcli.events import Speed
+    from xlcli.store.folder import LoadedModel
 
 VOCAB_SIZE = 2048
 """Vocabulary of a preset whose vocabulary depends on the text: that of a text of 13 MB."""
@@ -60,7 +58,7 @@ def bench(
 ) -> int:
     """Measure the speed of decoding (default), evaluation or training, beside the peaks of this machine."""
     from xlcli.cli.plot import check_plot, draw_speed
-    from xlcli.cli.prologue import check_files, find_model, open_screen
+    from xlcli.cli.prologue import check_files, check_settings, find_model, load_model, open_screen
     from xlcli.cli.settings import named, print_config, user_settings
     from xlcli.store.discover import choose
 
@@ -80,13 +78,26 @@ def bench(
         if folder is not None:
             config = of_model(folder, settings)
         else:
-            check_preset(config)
+            check_settings("bench", config.bench, config.model, f"preset {preset}")
     if plot is not None:
         check_plot(plot)
         check_files(context, folder or Path(), (), ["plot"])
     with screen.stop() as stop, screen.until(stop):
         screen.wait("loading the model")
-        speeds: list[Speed] = list(screen.results(measure(task, preset, folder, config, screen, stop)))
+        from xlcli.bench import bench as measure
+        from xlcli.bench import untrained
+        from xlcli.runtime import make_runtime
+
+        name = preset or str(folder and folder.resolve().name)
+        loaded: LoadedModel | None = None
+        if folder is not None and task != "train":
+            loaded, runtime = load_model(folder, config.bench, config.runtime, screen)
+        else:
+            runtime = make_runtime(config.runtime, training=task == "train")
+            if task != "train":
+                loaded = untrained(name, config, runtime)
+        events = measure(task, name, loaded, config, runtime, stop=stop)
+        speeds = [event for event in events if not screen.shows(event)]
         if not speeds:
             return stop.exit_code
         if plot is not None:
@@ -120,47 +131,12 @@ def configure(task: str, preset: str | None, settings: Tree) -> Config:
     return config.make(settings)
 
 
-def check_preset(config: Config) -> None:
-    """`ConfigError`, with the key of the setting, if one does not apply to this preset."""
-    try:
-        config.bench.check_model(config.model)
-    except ConfigError as error:
-        key = f"bench.{error.key}"
-        raise ConfigError(f"{key} {error.reason}.", error.remedy, key=key, reason=error.reason) from None
-
-
 def of_model(folder: Path, settings: Tree) -> Config:
     """The settings over those of a model."""
     from xlcli import config
     from xlcli.store.layout import read_config
 
     return config.make(read_config(folder).model_dump(mode="json", include={"model", "text", "train"}), settings)
-
-
-def measure(
-    task: Task, preset: str | None, folder: Path | None, config: Config, screen: Screen, stop: Stop
-) -> Iterator[Event]:
-    """Events of the measurement. Imports torch."""
-    from xlcli import bench
-    from xlcli.cli.prologue import load_model
-    from xlcli.runtime import make_runtime
-
-    name, model = preset or str(folder and folder.resolve().name), None
-    if task == "train":
-        runtime = make_runtime(config.runtime, training=True)
-    elif folder is not None:
-        model, runtime = load_model(folder, config.bench, config.runtime, screen)
-        name = model.name
-    else:
-        runtime = make_runtime(config.runtime)
-        shape = config.bench.shape(config.model)
-        weight_dtype, _ = config.bench.dtypes(shape)
-        config = config.model_copy(update={"model": shape})
-        model = bench.untrained(name, config, runtime, weight_dtype)
-        if config.bench.clamp_len is not None:
-            limits = config.train.limits(shape, config.bench.clamp_len)
-            model.network.clamp_len, model.network.far_len = limits
-    return bench.bench(task, name, model, config, runtime, stop=stop)
 
 
 def speed_text(speeds: Sequence[Speed], width: int, *, with_meaning: bool) -> str:

@@ -61,10 +61,9 @@ def compress(
     with screen.stop() as stop, screen.until(stop):
         if file == "-":
             screen.expect_keyboard()
-        screen.wait("loading the model")
+        loaded, runtime = load_model(folder, settings, config.runtime, screen)
         from xlcli.coding import workflow
 
-        loaded, runtime = load_model(folder, settings, config.runtime, screen)
         status = os.fstat(source)
         size = status.st_size if stat.S_ISREG(status.st_mode) else None
         results = workflow.compress(loaded, portions(source, stop, None), settings, runtime, size=size, stop=stop)
@@ -95,24 +94,14 @@ def write(results: Iterable[Output], target: str, screen: Screen, stop: Stop, *,
     from xlcli.events import Coded
     from xlcli.files import write_atomic
 
-    def pieces() -> Iterator[bytes]:
-        for result in screen.results(results):
-            if isinstance(result, Coded):
-                show(result)
-            else:
-                yield result
+    done: list[Coded] = []
 
-    def show(coded: Coded) -> None:
-        screen.clear()
-        n_bytes = max(1, coded.bytes)
-        bits_per_byte = 8 * coded.compressed_bytes / n_bytes if coded.bytes else 0.0
-        if screen.json:
-            figures = {**report.fields(coded), "bits_per_byte": bits_per_byte}
-            screen.object({"model": model, "file": file, "out": target, **figures})
-        else:
-            sizes = f"text {report.size(coded.bytes)}, compressed {report.size(coded.compressed_bytes)}"
-            surprisal = f"{coded.bits / n_bytes:.3f} by the model"
-            screen.say(f"{sizes}: {bits_per_byte:.3f} bits per byte, {surprisal}; {coded.seconds:.0f} s")
+    def pieces() -> Iterator[bytes]:
+        for result in results:
+            if isinstance(result, Coded):
+                done.append(result)
+            elif not screen.shows(result):
+                yield result
 
     with ending(stop):
         if target == "-":
@@ -120,6 +109,17 @@ def write(results: Iterable[Output], target: str, screen: Screen, stop: Stop, *,
                 screen.write(piece)
         else:
             write_atomic(Path(target), pieces())
+    screen.clear()
+    [coded] = done
+    n_bytes = max(1, coded.bytes)
+    bits_per_byte = 8 * coded.compressed_bytes / n_bytes if coded.bytes else 0.0
+    if screen.json:
+        figures = {**report.fields(coded), "bits_per_byte": bits_per_byte}
+        screen.object({"model": model, "file": file, "out": target, **figures})
+    else:
+        sizes = f"text {report.size(coded.bytes)}, compressed {report.size(coded.compressed_bytes)}"
+        surprisal = f"{coded.bits / n_bytes:.3f} by the model"
+        screen.say(f"{sizes}: {bits_per_byte:.3f} bits per byte, {surprisal}; {coded.seconds:.0f} s")
 
 
 @contextlib.contextmanager

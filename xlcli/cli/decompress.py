@@ -74,13 +74,12 @@ def decompress(
                 "Give that model (-m).",
             ) from None
         check_files(context, folder, texts, ["out"])
-        screen.wait("loading the model")
-        from xlcli.coding import workflow
-
         made = {"threads": given.threads or header.threads}
         made |= {name: getattr(header, name) for name in ("device", "dtype") if getattr(given, name) == "auto"}
         machine = given.model_copy(update=made)
         loaded, runtime = load_model(folder, settings, machine, screen)
+        from xlcli.coding import workflow
+
         results = workflow.decompress(loaded, header, reader, runtime, stop=stop)
         write(results, target, screen, stop, model=loaded.name, file=file)
     return 0

@@ -15,7 +15,6 @@ from xlcli.cli.pipe import standard_input
 from xlcli.errors import ConfigError
 
 if TYPE_CHECKING:
-    from xlcli.cli.page import Page
     from xlcli.cli.render import Screen
     from xlcli.config import EvalConfig, ModelConfig
     from xlcli.events import Score, TokenScore
@@ -44,7 +43,7 @@ def evaluate(
     **_: Any,
 ) -> int:
     """Score a text: bits per byte and more, every token once and in order."""
-    from xlcli.cli.prologue import begin, check_files, check_texts, find_model, load_model, warn_mem_len
+    from xlcli.cli.prologue import begin, check_files, check_texts, find_model, load_model
 
     config, screen = begin(context)
     from xlcli.cli.launch import is_to_launch, launch
@@ -83,20 +82,35 @@ def evaluate(
     ):
         if "-" in (files or ()):
             screen.expect_keyboard()
-        screen.wait("loading the model")
-        from xlcli import evaluation
-
         loaded, runtime = load_model(folder, settings, config.runtime, screen, ranks)
+        from xlcli import evaluation
+        from xlcli.events import Score
+
         shape = loaded.config.model
-        warn_mem_len(shape, settings.sweep_mem_len or (settings.mem_len,), screen)
         by_token = per_token is not None or page is not None
         events = evaluation.evaluate(loaded, files or None, settings, runtime, per_token=by_token, stop=stop)
         scores: list[Score] = []
-        write_tokens(per_token, take_tokens(screen.results(events), scores, page), screen, stop)
+
+        def tokens() -> Iterator[TokenScore]:
+            """The scores of tokens, which are added to the page; all other events are shown or kept."""
+            for event in events:
+                if isinstance(event, Score):
+                    scores.append(event)
+                elif not screen.shows(event):
+                    if page is not None:
+                        page.add(event)
+                    yield event
+
+        missing = []
+        if per_token in (None, "-"):
+            for token in tokens():
+                if per_token is not None:
+                    screen.object(token)
+        elif not write_tokens(Path(per_token), tokens(), stop):
+            missing.append(per_token)
         scores = [score for score in scores if not score.partial] or scores
         if stop():
-            for name in filter(None, (plot, html)):
-                say_not_written(name, screen)
+            missing += filter(None, (plot, html))
         else:
             if plot is not None:
                 draw_by_context(plot, scores)
@@ -104,6 +118,8 @@ def evaluate(
             if page is not None:
                 page.save(scores[0].file, page_facts(scores[0], shape), scores[0].by_context)
                 screen.say(f"page written to {html}")
+        for name in missing:
+            screen.say(f"{name} was not written: the evaluation was stopped", "warning")
         if scores:
             n_lengths = len(settings.sweep_mem_len or ())
             show_scores(scores, screen, shape, n_lengths=n_lengths, to_stderr=per_token == "-")  # noqa: S105
@@ -123,44 +139,25 @@ def print_eval_plan(folder: Path, files: list[str] | None, settings: EvalConfig,
     print_plan(folder, settings, screen, batch_size=batch_size, action=f"scores {text}")
 
 
-def take_tokens(events: Iterable[Score | TokenScore], scores: list[Score], page: Page | None) -> Iterator[TokenScore]:
-    """The token scores of an evaluation, which are added to the page; those of texts are appended to `scores`."""
-    from xlcli.events import Score
-
-    for event in events:
-        if isinstance(event, Score):
-            scores.append(event)
-            continue
-        if page is not None:
-            page.add(event)
-        yield event
-
-
-def write_tokens(name: str | None, tokens: Iterable[TokenScore], screen: Screen, stop: Callable[[], bool]) -> None:
-    """Writes token scores to the file of `--per-token`, or to standard output for `-`.
-
-    A regular file appears when it is complete, and not after a stop.
-    """
+def write_tokens(path: Path, tokens: Iterable[TokenScore], stop: Callable[[], bool]) -> bool:
+    """Writes token scores; a regular file is complete, and not written after a stop, which gives False."""
     from xlcli.cli import report
     from xlcli.cli.outputs import write_output
     from xlcli.events import StoppedEarlyError
 
-    def lines(is_file: bool) -> Iterator[bytes]:
+    is_file = path.is_file() or not path.exists()
+
+    def lines() -> Iterator[bytes]:
         for token in tokens:
             yield report.to_json(token).encode() + b"\n"
         if is_file and stop():
             raise StoppedEarlyError
 
-    if name is None or name == "-":
-        for token in tokens:
-            if name is not None:
-                screen.object(token)
-        return
-    path = Path(name)
     try:
-        write_output(path, lines(path.is_file() or not path.exists()))
+        write_output(path, lines())
     except StoppedEarlyError:
-        say_not_written(name, screen)
+        return False
+    return True
 
 
 def show_scores(scores: list[Score], screen: Screen, model: ModelConfig, *, n_lengths: int, to_stderr: bool) -> None:
@@ -186,11 +183,6 @@ def show_scores(scores: list[Score], screen: Screen, model: ModelConfig, *, n_le
         screen.report(report.sweep_text(scores, n_lengths))
     else:
         screen.report(report.score_text(scores[0], model))
-
-
-def say_not_written(name: str, screen: Screen) -> None:
-    """Prints that an output of a stopped evaluation is missing."""
-    screen.say(f"{name} was not written: the evaluation was stopped", "warning")
 
 
 def page_facts(score: Score, model: ModelConfig) -> list[tuple[str, str]]:

@@ -80,14 +80,13 @@ def generate(
         prologue.print_plan(folder, settings, screen, batch_size=n_samples, action=action)
         return 0
     if interactive:
-        screen.wait("loading the model")
-        from xlcli.cli.interactive import Conversation, converse
+        from xlcli.cli.interactive import converse
 
-        loaded, runtime = prologue.load_model(folder, settings, config.runtime, screen)
-        prologue.warn_mem_len(loaded.config.model, [settings.mem_len], screen)
-        resume, save = prologue.open_state_files(state_in, state_out, loaded, runtime, screen)
-        conversation = Conversation(loaded, settings, runtime, seed=config.runtime.seed, resume=resume)
-        return converse(conversation, screen, os.fsencode(words[0]) if words else None, save)
+        loaded, runtime, resume, save = prologue.open_model(
+            folder, settings, config.runtime, screen, state_in=state_in, state_out=state_out
+        )
+        first, seed = os.fsencode(words[0]) if words else None, config.runtime.seed
+        return converse(loaded, settings, runtime, screen, first=first, seed=seed, resume=resume, save=save)
     with screen.stop() as stopping, screen.until(stopping):
         if "-" in (prompts, *(words or ())):
             screen.expect_keyboard()
@@ -97,12 +96,11 @@ def generate(
         if named == []:
             screen.say(f"{'standard input' if prompts == '-' else prompts} has no prompts", "warning")
             return 0
-        screen.wait("loading the model")
+        loaded, runtime, resume, save = prologue.open_model(
+            folder, settings, config.runtime, screen, state_in=state_in, state_out=state_out
+        )
         from xlcli import generation, inference
 
-        loaded, runtime = prologue.load_model(folder, settings, config.runtime, screen)
-        prologue.warn_mem_len(loaded.config.model, [settings.mem_len], screen)
-        resume, save = prologue.open_state_files(state_in, state_out, loaded, runtime, screen)
         seed = config.runtime.seed
         if named is not None:
             results = generation.generate_prompts(

@@ -17,7 +17,6 @@ from xlcli.errors import DataError
 if TYPE_CHECKING:
     from xlcli.cli.render import Screen
     from xlcli.config import GenerateConfig
-    from xlcli.events import Generated, GeneratedText, Notice
     from xlcli.inference import SaveState
     from xlcli.runtime import Runtime
     from xlcli.store.folder import LoadedModel
@@ -28,64 +27,48 @@ LONGEST_LINE = 2**20
 """Maximum number of bytes of a line of standard input."""
 
 
-class Conversation:
-    """Turns of generation in one text. A line that is no continuation of the last one begins a new line of the text.
+def converse(
+    model: LoadedModel,
+    settings: GenerateConfig,
+    runtime: Runtime,
+    screen: Screen,
+    *,
+    first: bytes | None,
+    seed: int | None,
+    resume: SessionState | None,
+    save: SaveState | None,
+) -> int:
+    """Continues `first` and the lines of standard input until it ends; saves the session; returns the exit code.
 
-    Attributes:
-        session: Session after the last turn; None before the first one.
-    """
-
-    def __init__(
-        self,
-        model: LoadedModel,
-        settings: GenerateConfig,
-        runtime: Runtime,
-        *,
-        seed: int | None,
-        resume: SessionState | None,
-    ) -> None:
-        self.session = resume
-        self._model, self._settings, self._runtime = model, settings, runtime
-        self._seed = seed
-
-    @property
-    def at_line_start(self) -> bool:
-        """Whether the text so far is empty or ends with a line end."""
-        if self.session is None:
-            return True
-        last = self.session.pending.data or self._model.tokenizer.decode([self.session.last_token])
-        return last.endswith(b"\n")
-
-    def answer(self, line: bytes, stop: Stop) -> Iterator[GeneratedText | Generated | Notice]:
-        """Events of the continuation of the text and `line`; an empty line continues the text as it is."""
-        from xlcli import generation
-
-        def keep(session: SessionState) -> None:
-            self.session = session
-
-        prompt = line if self.at_line_start or not line else b"\n" + line
-        yield from generation.generate(
-            self._model,
-            prompt,
-            self._settings,
-            self._runtime,
-            seed=self._seed,
-            resume=self.session,
-            save=keep,
-            stop=stop,
-        )
-        self._seed = None  # the next turn continues the generator of the session
-
-
-def converse(conversation: Conversation, screen: Screen, first: bytes | None, save: SaveState | None) -> int:
-    """Answers `first` and the lines of standard input until it ends; saves the session; returns the exit code.
-
-    On a terminal, SIGINT stops the answer, or clears the line being typed; without one it ends the conversation, as
+    A line that is no continuation of the last one begins a new line of the text; an empty line continues the text as it
+    is. On a terminal, SIGINT stops the answer, or clears the line being typed; without one it ends the conversation, as
     SIGTERM and SIGHUP always do.
+
+    Args:
+        model: The model.
+        settings: Length of an answer and sampling.
+        runtime: Device and number type.
+        screen: Where to print.
+        first: First line, if it is known.
+        seed: Seed of the first answer; the others continue its generator.
+        resume: Session to continue, if any.
+        save: Called at the end with the session, if there is one.
 
     Raises:
         DataError: Standard input is closed, or has a line of more than `LONGEST_LINE` bytes.
     """
+    from xlcli.generation import generate
+
+    session = resume
+
+    def keep(made: SessionState) -> None:
+        nonlocal session
+        session = made
+
+    def at_line_start() -> bool:
+        """Whether the text so far is empty or ends with a line end."""
+        return session is None or (session.pending.data or model.tokenizer.decode([session.last_token])).endswith(b"\n")
+
     if sys.stdin is None:
         raise DataError("standard input is closed.", "Give the prompt as an argument, without -i.")
     with suppress(ImportError):  # editing and history of lines, where Python has readline
@@ -101,9 +84,12 @@ def converse(conversation: Conversation, screen: Screen, first: bytes | None, sa
             line = _read_line(screen) if first is None else first
             while line is not None:
                 with Stop() as stop, screen.until(stop, announced=True):
-                    show(conversation.answer(line, stop), screen, prompt=b"", several=False)
-                    if not (screen.json or screen.on_terminal or conversation.at_line_start):
+                    prompt = line if at_line_start() or not line else b"\n" + line
+                    events = generate(model, prompt, settings, runtime, seed=seed, resume=session, save=keep, stop=stop)
+                    show(events, screen, prompt=b"", several=False)
+                    if not (screen.json or screen.on_terminal or at_line_start()):
                         screen.write(b"\n")
+                seed = None
                 screen.until(None)
                 if stop() and not (on_keyboard and stop.signal == signal.SIGINT):
                     raise Stopped(stop.exit_code)
@@ -113,8 +99,8 @@ def converse(conversation: Conversation, screen: Screen, first: bytes | None, sa
     except KeyboardInterrupt:  # between two turns
         exit_code = 128 + signal.SIGINT
     finally:
-        if save is not None and conversation.session is not None:
-            save(conversation.session)
+        if save is not None and session is not None:
+            save(session)
     return exit_code
 
 

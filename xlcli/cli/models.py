@@ -134,20 +134,20 @@ def show(
     screen = open_screen(context)
     if plot is not None:
         _plot(name, plot, screen, force=force)
-    every = list_presets()
-    preset = next((preset for preset in every if preset.name == name), None)
     try:
         folder = find(name)
     except CheckpointError as error:
+        presets = {preset.name: preset for preset in list_presets()}
+        preset = presets.get(name)
         if preset is None:
-            near = nearest(name, [preset.name for preset in every])
+            near = nearest(name, presets)
             raise CheckpointError(error.message, f"Did you mean the preset {near}?" if near else error.remedy) from None
         if screen.json:
             screen.object({**report.fields(preset), "config": read_preset(name)})
         else:
             screen.print(preset.path.read_text("utf-8"))
         return
-    summary, record = summarize(folder, bundled=is_bundled(folder, Path.cwd())), read_record(folder)
+    summary, record = summarize(folder, bundled=is_bundled(folder)), read_record(folder)
     config = read_config(folder)
     if screen.json:
         config_tree = config.model_dump(mode="json")
@@ -216,16 +216,9 @@ def _plot(name: str, plot: str, screen: Screen, *, force: bool) -> None:
 
 def _copy_preset(name: str, target: str, screen: Screen) -> None:
     from xlcli.files import write_atomic
-    from xlcli.presets import list_presets
+    from xlcli.presets import find_preset
 
-    preset = next((preset for preset in list_presets() if preset.name == name), None)
-    if preset is None:
-        names = [preset.name for preset in list_presets()]
-        near = nearest(name, names)
-        raise ConfigError(
-            f"there is no preset '{name}'.", f"Did you mean {near}?" if near else f"Choose one of: {', '.join(names)}."
-        )
-    text = preset.path.read_bytes()
+    text = find_preset(name).path.read_bytes()
     if target == "-":
         screen.write(text)
         return

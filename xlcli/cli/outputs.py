@@ -15,7 +15,6 @@ from xlcli.errors import ConfigError
 from xlcli.files import check_writable, write_atomic
 from xlcli.store.state_files import is_state_file
 
-_PICTURES = (b"\x89PNG", b"%PDF", b"<?xml", b"<svg")
 _OTHER = "Choose another file"
 _FORCE = f"{_OTHER}, or add --force to overwrite it."
 
@@ -24,7 +23,7 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[Path], *, 
     """Checks the output files of a command.
 
     Args:
-        outputs: Option to name of the file, None if the option is not given; the options are those of `_KINDS`.
+        outputs: Option, `--state-out` or a key of `_KINDS`, to name of the file; None if the option is not given.
         inputs: Files and folders that the command reads. Its standard streams are added.
         force: Overwrite inputs and files of any kind.
 
@@ -44,9 +43,10 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[Path], *, 
         except FileNotFoundError:
             status = None
         except OSError as error:
-            raise ConfigError(f"cannot write {option} {name}: {_reason(error)}.", f"{_OTHER}.") from None
+            reason = "too many symbolic links" if error.errno == errno.ELOOP else (error.strerror or str(error)).lower()
+            raise ConfigError(f"cannot write {option} {name}: {reason}.", f"{_OTHER}.") from None
         if status is not None and stat.S_ISDIR(status.st_mode):
-            raise ConfigError(f"{option} {name} is a folder.", f"Give a file, such as {path / _EXAMPLES[option]}.")
+            raise ConfigError(f"{option} {name} is a folder.", "Give the name of a file in it.")
         if status is not None and not stat.S_ISREG(status.st_mode):
             if option == "--state-out":
                 raise ConfigError(f"{option} {name} is not a regular file.", f"{_OTHER}.")
@@ -87,10 +87,7 @@ def _check_content(option: str, path: Path, status: os.stat_result, used: Mappin
         raise ConfigError(f"{option} {path} is also {used[_identity(status)]}.", _FORCE)
     if status.st_mode & 0o222 == 0:
         raise ConfigError(f"{option} {path} is read-only.", _FORCE)
-    try:
-        is_own = status.st_size == 0 or _KINDS[option](path)
-    except OSError:
-        is_own = False
+    is_own = status.st_size == 0 or (is_state_file(path) if option == "--state-out" else _KINDS[option](_head(path)))
     if not is_own:
         raise ConfigError(f"{option} {path} exists and was not written by {option}.", _FORCE)
 
@@ -126,50 +123,28 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _reason(error: OSError) -> str:
-    return "too many symbolic links" if error.errno == errno.ELOOP else (error.strerror or str(error)).lower()
+def _head(path: Path) -> bytes:
+    """First bytes of a file; empty if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(2**16)
+    except OSError:
+        return b""
 
 
-def _is_token_list(path: Path) -> bool:
-    """Whether a file begins with a token score as JSON."""
-    with path.open("rb") as file:
-        try:
-            first = json.loads(file.readline(2**16))
-        except (ValueError, RecursionError):
-            return False
+def _is_token_list(head: bytes) -> bool:
+    """Whether a file with these first bytes begins with a token score as JSON."""
+    try:
+        first = json.loads(head.partition(b"\n")[0])
+    except (ValueError, RecursionError):
+        return False
     return isinstance(first, dict) and first.keys() == {"byte", "text", "bits"}
 
 
-def _is_picture(path: Path) -> bool:
-    """Whether a file is a picture."""
-    with path.open("rb") as file:
-        return file.read(5).startswith(_PICTURES)
-
-
-def _is_page(path: Path) -> bool:
-    """Whether a file is an HTML page of xlcli."""
-    with path.open("rb") as file:
-        return b'name="generator" content="xlcli' in file.read(256)
-
-
-def _is_compressed(path: Path) -> bool:
-    """Whether a file is a compressed text."""
-    with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
-
-
-_KINDS: Mapping[str, Callable[[Path], bool]] = {
-    "--state-out": is_state_file,
+_KINDS: Mapping[str, Callable[[bytes], bool]] = {
     "--per-token": _is_token_list,
-    "--plot": _is_picture,
-    "--html": _is_page,
-    "--out": _is_compressed,
+    "--plot": lambda head: head.startswith((b"\x89PNG", b"%PDF", b"<?xml", b"<svg")),
+    "--html": lambda head: b'name="generator" content="xlcli' in head[:256],
+    "--out": lambda head: head.startswith(MAGIC),
 }
-"""Option to check of an existing file: whether this option wrote it."""
-_EXAMPLES = {
-    "--state-out": "memory.state",
-    "--per-token": "tokens.jsonl",
-    "--plot": "loss.png",
-    "--html": "page.html",
-    "--out": "text.xl",
-}
+"""Option to check of the first bytes of an existing file: whether this option wrote it."""

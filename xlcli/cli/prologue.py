@@ -13,7 +13,7 @@ import typer
 
 from xlcli.cli.settings import named, print_config, resolve
 from xlcli.cli.usage import nearest, source
-from xlcli.config import Config, InferenceConfig, ModelConfig, RuntimeConfig
+from xlcli.config import Config, EvalConfig, InferenceConfig, ModelConfig, RuntimeConfig
 from xlcli.errors import CheckpointError, ConfigError, DataError, StateError
 
 if TYPE_CHECKING:
@@ -64,18 +64,17 @@ def find_model(context: typer.Context, settings: InferenceConfig, screen: Screen
         screen.say(f"model {folder.name} ({reason}); -m NAME takes another")
     section = str(context.info_name)
     with named(context):
-        try:
-            settings.check_model(read_config(folder).model)
-        except ConfigError as error:
-            key, reason = f"{section}.{error.key}", f"does not apply to model {folder.name}; it {error.reason}"
-            raise ConfigError(f"{key} {reason}.", error.remedy, key=key, reason=reason) from None
+        check_settings(section, settings, read_config(folder).model, f"model {folder.name}")
     return folder
 
 
-def warn_mem_len(model: ModelConfig, mem_lens: Iterable[int | None], screen: Screen) -> None:
-    """Warns if a memory length has no effect in this model."""
-    if warning := model.mem_len_warning(max((length for length in mem_lens if length is not None), default=0)):
-        screen.say(warning, "warning")
+def check_settings(section: str, settings: InferenceConfig, model: ModelConfig, name: str) -> None:
+    """`ConfigError`, with the key of the setting, if a setting of this section does not apply to the model."""
+    try:
+        settings.check_model(model)
+    except ConfigError as error:
+        key, reason = f"{section}.{error.key}", f"does not apply to {name}; it {error.reason}"
+        raise ConfigError(f"{key} {reason}.", error.remedy, key=key, reason=reason) from None
 
 
 def print_plan(
@@ -101,17 +100,15 @@ def print_plan(
 
     config = read_config(folder)
     model = settings.shape(config.model)
-    mem_len = config.train.mem_len if settings.mem_len is None else settings.mem_len
-    segment_len = config.train.segment_len
+    reading = settings.reading(config.train)
     parameters = summarize(folder).parameters or 0
     weights = 4 * parameters
-    _, memory_dtype = settings.dtypes(model)
-    state = batch_size * model.memory_bytes(mem_len or segment_len, memory_dtype)
+    state = batch_size * model.memory_bytes(reading.longest, reading.memory_dtype)
     plan: dict[str, Any] = {
         "model": str(folder),
         "does": action,
         "parameters": parameters,
-        "mem_len": mem_len,
+        "mem_len": reading.mem_len,
         "batch_size": batch_size,
         "weights_bytes": weights,
         "state_bytes": state,
@@ -126,7 +123,7 @@ def print_plan(
         rows = [
             ("model", f"{folder} ({report.amount(parameters)} parameters, {report.size(weights)})"),
             ("does", action),
-            ("memory", f"{model.describe_memory(mem_len, segment_len)}, {texts}: {report.size(state)}"),
+            ("memory", f"{model.describe_memory(reading.mem_len, reading.segment_len)}, {texts}: {report.size(state)}"),
             ("needs", f"about {whole} of main memory; {available} available"),
         ]
         screen.report("".join(f"{name:8} {text}\n" for name, text in rows))
@@ -137,7 +134,8 @@ def print_plan(
 def load_model(
     folder: Path, settings: InferenceConfig, config: RuntimeConfig, screen: Screen, ranks: Ranks | None = None
 ) -> tuple[LoadedModel, Runtime]:
-    """Runtime of the settings, and the model loaded on its device. Imports torch."""
+    """Runtime of the settings, and the model loaded on its device; warns of what has no effect. Imports torch."""
+    screen.wait("loading the model")
     from xlcli.cli import report
     from xlcli.runtime import make_runtime
     from xlcli.store.folder import load
@@ -145,7 +143,6 @@ def load_model(
 
     runtime = make_runtime(config) if ranks is None else make_runtime(config, ranks=ranks)
     model = load(folder, settings, device=runtime.device)
-    _, memory_dtype = settings.dtypes(model.config.model)
     screen.clear()
     for warning in model.warnings:
         screen.say(warning, "warning")
@@ -153,8 +150,11 @@ def load_model(
     scored = scored_text(model.record)
     about = f", {score:.3f} bits per byte of the {report.scored(scored)}" if isinstance(score, float) and scored else ""
     screen.say(f"model {model.name}: {folder}{about}", "detail")
-    dtypes = runtime.dtype_name + report.rounding(model.weight_dtype, memory_dtype)
+    dtypes = runtime.dtype_name + report.rounding(model.weight_dtype, settings.reading(model.config.train).memory_dtype)
     screen.say(f"{runtime.device} {dtypes}, {report.counted(runtime.threads, 'thread')}", "detail")
+    mem_lens = settings.sweep_mem_len if isinstance(settings, EvalConfig) else ()
+    if idle := model.config.model.mem_len_warning(max((settings.mem_len or 0, *mem_lens))):
+        screen.say(idle, "warning")
     return model, runtime
 
 
@@ -207,24 +207,28 @@ def check_files(
     check_outputs(names, inputs, force=params["force"])
 
 
-def open_state_files(
-    state_in: str | None, state_out: str | None, model: LoadedModel, runtime: Runtime, screen: Screen
-) -> tuple[SessionState | None, SaveState | None]:
-    """Session saved in `--state-in`, and function that writes `--state-out`; None for an option not given."""
+def open_model(
+    folder: Path,
+    settings: InferenceConfig,
+    config: RuntimeConfig,
+    screen: Screen,
+    *,
+    state_in: str | None,
+    state_out: str | None,
+) -> tuple[LoadedModel, Runtime, SessionState | None, SaveState | None]:
+    """`load_model`, the session saved in `--state-in`, and a function that writes `--state-out`; None if not given."""
     from xlcli.cli import report
     from xlcli.store.state_files import load_state, save_state
 
+    model, runtime = load_model(folder, settings, config, screen)
     resume = None
     if state_in is not None:
         resume = load_state(Path(state_in), model=model, device=str(runtime.device))
         state = resume.model_state
         rounded = report.rounding("float32", state.memory_dtype)
         screen.say(f"state {state_in}: {report.counted(state.seen, 'token')} read{rounded}", "detail")
-    if state_out is None:
-        return resume, None
-    path = Path(state_out)
 
     def save(session: SessionState) -> None:
-        save_state(path, session, model=model)
+        save_state(Path(str(state_out)), session, model=model)
 
-    return resume, save
+    return model, runtime, resume, None if state_out is None else save

@@ -11,15 +11,18 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xlcli.cli import report
 from xlcli.cli.pipe import Output
 from xlcli.cli.signals import Stop
 from xlcli.cli.terminal import Visible, clipped, columns, visible, visible_json, wrapped
 from xlcli.events import Notice, Progress, Step
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 REFRESH_SECONDS = 0.1
 """Minimum time between two updates of the live line."""
@@ -169,16 +172,15 @@ class Screen:
         if event.level != "hint" or not self.json:
             self.say(event.text, event.level)
 
-    def results(self, events: Iterable[Any]) -> Iterator[Any]:
-        """Passes the results of a workflow on, and shows its notices and progress."""
-        for event in events:
-            match event:
-                case Notice():
-                    self.notice(event)
-                case Progress():
-                    self.progress(event)
-                case _:
-                    yield event
+    def shows(self, event: object) -> TypeIs[Notice | Progress]:
+        """Shows an event of a workflow if it is a notice or progress, and says whether it is."""
+        if isinstance(event, Notice):
+            self.notice(event)
+        elif isinstance(event, Progress):
+            self.progress(event)
+        else:
+            return False
+        return True
 
     def wait(self, text: str) -> None:
         """Shows the current activity while there is no progress to count; on a terminal only."""

@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
-_NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that request a stop."""
 LAUNCHER = "XLCLI_LAUNCHER"
 """Environment variable with the process number of the launcher of `--nproc`."""
 
@@ -88,7 +89,7 @@ class Stop:
         self._inbox, self._wakeup = socket.socketpair()
         self._wakeup.setblocking(False)
         self._old_wakeup = signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
-        for number in (getattr(signal, name) for name in _NAMES if hasattr(signal, name)):
+        for number in SIGNALS:
             # A signal that is ignored at the start (nohup, background jobs of a shell) stays ignored.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._previous[number] = signal.signal(number, _ignore)

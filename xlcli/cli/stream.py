@@ -66,14 +66,12 @@ def stream(
     with screen.stop() as stop, screen.until(stop), open_page(html) as page:
         if name == "-":
             screen.expect_keyboard()
-        screen.wait("loading the model")
+        loaded, runtime, resume, save = prologue.open_model(
+            folder, settings, config.runtime, screen, state_in=state_in, state_out=state_out
+        )
         from xlcli import streaming
-        from xlcli.events import LineScore, StreamStats, TokenScore
+        from xlcli.events import LineScore, TokenScore
 
-        loaded, runtime = prologue.load_model(folder, settings, config.runtime, screen)
-        prologue.warn_mem_len(loaded.config.model, [settings.mem_len], screen)
-        resume, save = prologue.open_state_files(state_in, state_out, loaded, runtime, screen)
-        mem_len = loaded.config.train.mem_len if settings.mem_len is None else settings.mem_len
         needs_tokens = page is not None and settings.emit in ("stats", "none")
         events = streaming.stream(
             loaded,
@@ -87,7 +85,9 @@ def stream(
             seed=config.runtime.seed,
         )
         try:
-            for event in screen.results(events):
+            for event in events:
+                if screen.shows(event):
+                    continue
                 if page is not None and isinstance(event, LineScore):
                     byte = event.byte
                     for text, bits in event.spans:
@@ -95,12 +95,12 @@ def stream(
                         byte += len(text)
                 elif page is not None and isinstance(event, TokenScore):
                     page.add(event)
-                if isinstance(event, StreamStats):
-                    mem_len = event.mem_len  # that of the session, which --state-in may give
                 show(event, screen, emit=settings.emit, model=loaded.name)
             screen.model_text(b"", final=True)
         finally:
             if page is not None and page.n_tokens:
+                reading = settings.reading(loaded.config.train)
+                mem_len = reading.mem_len if resume is None else resume.model_state.span.mem_len
                 page.save(label, page_facts(page, loaded, mem_len))
                 screen.say(f"page written to {html}")
         return stop.exit_code

@@ -32,8 +32,6 @@ TAGS = {
     "validation_bits_per_byte": "validation/bits_per_byte",
 }
 """Key of `metrics.jsonl` to TensorBoard tag."""
-FLUSH_SECONDS = 1.0
-"""Maximum time that an event stays in the memory of the process."""
 
 
 def check_tensorboard() -> None:
@@ -53,7 +51,6 @@ class EventFile:
         self.model = model
         self._writer: Any = None
         self._step = 0
-        self._flushed = 0.0
 
     def add(self, event: Event) -> None:
         """Writes the metrics of a step or validation; ignores other events.
@@ -69,9 +66,7 @@ class EventFile:
             else:
                 self._write(_row(event), time.time())
             self._step = event.step
-            if isinstance(event, Validation) or time.monotonic() - self._flushed >= FLUSH_SECONDS:
-                self._writer.flush()
-                self._flushed = time.monotonic()
+            self._writer.flush()
         except OSError as error:
             raise cannot_write(self.model / TENSORBOARD, error) from error
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,10 +19,8 @@ from xlcli.errors import CheckpointError, ConfigError, DivergedError
 
 if TYPE_CHECKING:
     from xlcli.cli.render import Screen
-    from xlcli.cli.signals import Stop
     from xlcli.config import Config, Tree
     from xlcli.events import Event
-    from xlcli.ranks import Ranks
 
 RESUME = "If there is a checkpoint, --resume continues from it."
 """Remedy if a process of a run is lost."""
@@ -84,12 +81,15 @@ def train(
     from xlcli.cli.prologue import open_screen
     from xlcli.cli.settings import named, user_settings
     from xlcli.config import make
+    from xlcli.store.discover import find
+    from xlcli.store.origin import configurations
 
     with named(context):
         settings = user_settings(context)
         runtime = make({"runtime": settings.get("runtime", {})}).runtime
         is_new = context.params["print_config"] or not resume
-        model, configs = starting_point(settings, preset, init) if is_new else (None, {})
+        model = find(init) if is_new and init is not None else None
+        configs = configurations(settings, preset, model) if is_new else {}
         screen = open_screen(context)
         if context.params["print_config"]:
             print_preset(configs, context, screen, is_chosen=preset is not None or model is not None)
@@ -125,7 +125,7 @@ def train(
                 screen.expect_keyboard()
             screen.wait("starting")
             from xlcli import training
-            from xlcli.events import Plan
+            from xlcli.events import Plan, Stopping
             from xlcli.training.parallel import continues
 
             if resume or continues(folder, ranks, overwrite=overwrite):
@@ -150,24 +150,21 @@ def train(
                     stop=stop,
                     ranks=ranks,
                 )
-            events = stopping(events, ranks, stop)
-            if not ranks.is_first:
-                deque(events, maxlen=0)
-                return stop.exit_code
-            event_file = EventFile(folder) if tensorboard else None
             screen.wait("reading the text")
+            event_file = EventFile(folder) if tensorboard and ranks.is_first else None
             has_plan = False  # without one, the folder may hold an earlier model
             try:
-                for event in screen.results(events):
-                    has_plan = has_plan or isinstance(event, Plan)
-                    if event_file:
-                        event_file.add(event)
-                    try:
+                for event in events:
+                    if isinstance(event, Stopping):  # all ranks take the signal that one of them has received
+                        stop.follow(max(ranks.gather(stop.signal or 0)))
+                    if ranks.is_first and not screen.shows(event):
+                        has_plan = has_plan or isinstance(event, Plan)
+                        if event_file:
+                            event_file.add(event)
                         show(event, screen, dry_run=dry_run)
-                    except BrokenPipeError:
-                        discard_stdout()
             except DivergedError:
-                draw_run(plot, folder, screen)
+                if ranks.is_first:
+                    draw_run(plot, folder, screen)
                 raise
             finally:
                 if event_file:
@@ -207,19 +204,6 @@ def check_division(
             refusals.append(error)
     if refusals and len(refusals) == len(found):  # text size and device choose among several presets
         raise refusals[0]
-
-
-def starting_point(settings: Tree, preset: str | None, init: str | None) -> tuple[Path | None, dict[str, Config]]:
-    """Folder of the model that a new run starts from, if any, and configurations by preset."""
-    if init is None:
-        from xlcli.presets import configurations
-
-        return None, configurations(settings, preset)
-    from xlcli.store import origin
-    from xlcli.store.discover import find
-
-    model = find(init)
-    return model, origin.configurations(settings, preset, model)
 
 
 def draw_run(plot: str | None, folder: Path, screen: Screen) -> None:
@@ -268,33 +252,30 @@ def model_name(paths: Sequence[str]) -> str:
     return re.sub(r"[^\w.-]+", "-", name).strip(".-") or "corpus"
 
 
-def stopping(events: Iterator[Event], ranks: Ranks, stop: Stop) -> Iterator[Event]:
-    """Passes events on. After a stop, all ranks take the signal that one of them has received."""
-    from xlcli.events import Stopping
-
-    for event in events:
-        if isinstance(event, Stopping):
-            stop.follow(max(ranks.gather(stop.signal or 0)))
-        yield event
-
-
 def show(event: Event, screen: Screen, *, dry_run: bool) -> None:
-    """Shows one event of the workflow."""
+    """Shows one event of the workflow; nothing more on standard output after its reader has gone."""
     from xlcli.cli import report
-    from xlcli.events import Plan, Saved, Step, Trained, Validation
+    from xlcli.events import Notice, Plan, Progress, Saved, Step, Trained, Validation
 
-    if screen.json and isinstance(event, Plan | Step | Validation | Saved | Trained):
-        screen.object({"event": type(event).__name__.lower(), **report.fields(event)})
-    match event:
-        case Plan() if dry_run and not screen.json:
-            screen.report(report.plan_text(event))
-        case Plan():
-            screen.say(report.plan_text(event).rstrip("\n"))
-        case Step():
-            screen.step(event)
-        case Validation():
-            screen.say(report.validation_line(event))
-        case Saved():
-            screen.say(report.saved_line(event), "detail")
-        case Trained() if not screen.json:
-            screen.report(report.trained_text(event))
+    try:
+        if screen.json and isinstance(event, Plan | Step | Validation | Saved | Trained):
+            screen.object({"event": type(event).__name__.lower(), **report.fields(event)})
+        match event:
+            case Notice():
+                screen.notice(event)
+            case Progress():
+                screen.progress(event)
+            case Plan() if dry_run and not screen.json:
+                screen.report(report.plan_text(event))
+            case Plan():
+                screen.say(report.plan_text(event).rstrip("\n"))
+            case Step():
+                screen.step(event)
+            case Validation():
+                screen.say(report.validation_line(event))
+            case Saved():
+                screen.say(report.saved_line(event), "detail")
+            case Trained() if not screen.json:
+                screen.report(report.trained_text(event))
+    except BrokenPipeError:
+        discard_stdout()

@@ -15,9 +15,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
-import constriction
 import numpy as np
 import torch
+from constriction import stream
 
 from xlcli import __version__
 from xlcli.coding import FRAME_TOKENS, End, FileReader, Frame, Header
@@ -35,10 +35,6 @@ if TYPE_CHECKING:
     from xlcli.store.folder import LoadedModel
 
 
-class InvalidWordsError(ValueError):
-    """Words that no token has with the probabilities of this machine."""
-
-
 N_CHECKED = 24
 """Number of predictions that `check_hash` compares."""
 MOST_READ = 1024
@@ -46,7 +42,7 @@ MOST_READ = 1024
 
 
 class TokenCoder:
-    """Predictions for the tokens of one text in order.
+    """Codes the tokens of one text in order by their predictions.
 
     Args:
         session: A session at the start of a text.
@@ -72,53 +68,21 @@ class TokenCoder:
         self.bits -= float(np.log2(max(probabilities[token], 2.0**-1074)))
         self._session.observe(token)
 
-    @staticmethod
-    def _counts(probabilities: NDArray[np.float64]) -> constriction.stream.model.Categorical:
-        """Entropy model of one token; `lazy` because each is used once."""
-        return constriction.stream.model.Categorical(probabilities, lazy=True)
-
-
-class TokenEncoder(TokenCoder):
-    """Turns tokens into words of 32 bits.
-
-    Attributes:
-        n_tokens: Number of tokens since the last `finish`.
-    """
-
-    def __init__(self, session: InferenceSession) -> None:
-        super().__init__(session)
-        self.n_tokens = 0
-        self._coder = constriction.stream.queue.RangeEncoder()
-
-    def add(self, token: int) -> None:
+    def encode(self, token: int, coder: stream.queue.RangeEncoder) -> None:
         """Codes the next token."""
         probabilities = self._probabilities()
-        self._coder.encode(token, self._counts(probabilities))
+        coder.encode(token, stream.model.Categorical(probabilities, lazy=True))
         self._observe(token, probabilities)
-        self.n_tokens += 1
 
-    def finish(self) -> bytes:
-        """Words, little-endian, of the tokens since the last call."""
-        words: bytes = self._coder.get_compressed().astype("<u4").tobytes()
-        self._coder.clear()
-        self.n_tokens = 0
-        return words
-
-
-class TokenDecoder(TokenCoder):
-    """Turns words of 32 bits into the tokens that an `TokenEncoder` was given."""
-
-    def tokens(self, words: bytes, n_tokens: int) -> Iterator[int]:
-        """The next tokens, from the words of one `TokenEncoder.finish`."""
-        coder = constriction.stream.queue.RangeDecoder(np.frombuffer(words, "<u4").astype(np.uint32))
-        for _ in range(n_tokens):
-            probabilities = self._probabilities()
-            try:
-                token = int(coder.decode(self._counts(probabilities)))
-            except AssertionError:  # of constriction: no token has these words
-                raise InvalidWordsError from None
-            self._observe(token, probabilities)
-            yield token
+    def decode(self, coder: stream.queue.RangeDecoder) -> int | None:
+        """The next token; None if with the probabilities of this machine no token has these words."""
+        probabilities = self._probabilities()
+        try:
+            token = int(coder.decode(stream.model.Categorical(probabilities, lazy=True)))
+        except AssertionError:
+            return None
+        self._observe(token, probabilities)
+        return token
 
 
 def check_hash(session: InferenceSession) -> Generator[Notice, None, str]:
@@ -195,7 +159,15 @@ def compress(
         check=check,
     ).encode()
     yield header
-    encoder, hashed = TokenEncoder(InferenceSession.open(model, runtime, options, None)), hashlib.sha256()
+    tokens, hashed = TokenCoder(InferenceSession.open(model, runtime, options, None)), hashlib.sha256()
+    coder, n_coded = stream.queue.RangeEncoder(), 0
+
+    def frame() -> bytes:
+        """The tokens since the last frame."""
+        words = coder.get_compressed().astype("<u4").tobytes()
+        coder.clear()
+        return Frame(n_coded, words).encode()
+
     meter = ProgressMeter("compressing", size, "bytes")
     n_tokens, n_bytes, n_written = 0, 0, len(header)
     for words in whole_words((portion for portion in portions if portion), BLOCK_BYTES):
@@ -204,19 +176,18 @@ def compress(
         for token, n in zip(ids.tolist(), model.tokenizer.sizes(ids, words).tolist(), strict=True):
             if stop():
                 raise StoppedEarlyError
-            encoder.add(token)
-            n_tokens, n_bytes = n_tokens + 1, n_bytes + n
-            if encoder.n_tokens == FRAME_TOKENS:
-                frame = Frame(FRAME_TOKENS, encoder.finish()).encode()
-                n_written += len(frame)
-                yield frame
+            tokens.encode(token, coder)
+            n_tokens, n_bytes, n_coded = n_tokens + 1, n_bytes + n, n_coded + 1
+            if n_coded == FRAME_TOKENS:
+                n_written += len(whole := frame())
+                n_coded = 0
+                yield whole
             yield from meter.report(n_bytes)
     if stop():
         raise StoppedEarlyError
-    last = Frame(encoder.n_tokens, encoder.finish()).encode() if encoder.n_tokens else b""
-    end = last + End(n_bytes, hashed.digest()).encode()
+    end = (frame() if n_coded else b"") + End(n_bytes, hashed.digest()).encode()
     yield end
-    yield Coded(n_bytes, n_written + len(end), n_tokens, encoder.bits, time.monotonic() - started)
+    yield Coded(n_bytes, n_written + len(end), n_tokens, tokens.bits, time.monotonic() - started)
 
 
 def decompress(
@@ -251,11 +222,8 @@ def decompress(
             "Give that model (-m).",
         )
     options = reader.settings(header)
-    made, here = (
-        (header.device, header.dtype, header.threads),
-        (runtime.device.type, runtime.dtype_name, runtime.threads),
-    )
-    if made != here:
+    here = runtime.device.type, runtime.dtype_name, runtime.threads
+    if here != (header.device, header.dtype, header.threads):
         raise DataError(
             f"{reader.name} was compressed on {header.device} in {header.dtype} with {header.threads} threads, not on "
             f"{here[0]} in {here[1]} with {here[2]}.",
@@ -269,7 +237,7 @@ def decompress(
             f"here are {software()}.",
             "Decompress it with the same versions on a processor of the same type.",
         )
-    decoder, hashed = TokenDecoder(InferenceSession.open(model, runtime, options, None)), hashlib.sha256()
+    tokens, hashed = TokenCoder(InferenceSession.open(model, runtime, options, None)), hashlib.sha256()
     meter = ProgressMeter("decompressing", None, "bytes")
     n_tokens = n_bytes = 0
     not_restored = DataError(
@@ -281,18 +249,18 @@ def decompress(
             if (frame.n_bytes, frame.digest) != (n_bytes, hashed.digest()):
                 raise not_restored
             break
-        try:
-            for token in decoder.tokens(frame.words, frame.n_tokens):
-                text = model.tokenizer.decode([token])
-                hashed.update(text)
-                n_tokens, n_bytes = n_tokens + 1, n_bytes + len(text)
-                yield text
-                yield from meter.report(n_bytes)
-                if stop():
-                    raise StoppedEarlyError
-        except InvalidWordsError:
-            raise not_restored from None
-    yield Coded(n_bytes, reader.n_read, n_tokens, decoder.bits, time.monotonic() - started)
+        coder = stream.queue.RangeDecoder(np.frombuffer(frame.words, "<u4").astype(np.uint32))
+        for _ in range(frame.n_tokens):
+            if (token := tokens.decode(coder)) is None:
+                raise not_restored
+            text = model.tokenizer.decode([token])
+            hashed.update(text)
+            n_tokens, n_bytes = n_tokens + 1, n_bytes + len(text)
+            yield text
+            yield from meter.report(n_bytes)
+            if stop():
+                raise StoppedEarlyError
+    yield Coded(n_bytes, reader.n_read, n_tokens, tokens.bits, time.monotonic() - started)
 
 
 def model_fingerprint(model: LoadedModel) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -29,6 +29,9 @@ from xlcli.config.model import ModelConfig
 from xlcli.config.position import ClampLen
 from xlcli.errors import ConfigError
 
+if TYPE_CHECKING:
+    from xlcli.config.workflows import TrainConfig
+
 Dtype = Literal["auto", "float32", "bfloat16", "int8"]
 """Number type of weights or memory at inference."""
 
@@ -39,8 +42,29 @@ _RESET_ON_DOCUMENT = Option("Memory", "--reset-on-document", "1")
 _SEGMENT_LEN = Option("Memory", "--segment-len TOKENS", "128")
 
 
+class Reading(NamedTuple):
+    """How a model reads a text, with nothing left open.
+
+    Attributes:
+        mem_len: Memory length in tokens; 0 makes segments independent.
+        segment_len: Length of an independent segment in tokens.
+        memory_dtype: Number type of past keys and values.
+        reset_on_document: Each document is read as if it were alone.
+    """
+
+    mem_len: int
+    segment_len: int
+    memory_dtype: MemoryDtype
+    reset_on_document: bool
+
+    @property
+    def longest(self) -> int:
+        """Number of tokens in a full memory."""
+        return self.mem_len or self.segment_len
+
+
 class InferenceConfig(BaseConfig):
-    """Inference settings of a trained model; None uses the trained value, `auto` that of `dtypes`."""
+    """Inference settings of a trained model; None and `auto` are decided by `reading` and `weights`."""
 
     mem_len: Annotated[Length | None, Option("Memory", "--mem-len TOKENS", "512")] = Field(
         default=None,
@@ -85,14 +109,20 @@ class InferenceConfig(BaseConfig):
                 f"memory_dtype {reason}.", "Leave it out, or use float32.", key="memory_dtype", reason=reason
             )
 
-    def dtypes(self, model: ModelConfig) -> tuple[WeightEncoding, MemoryDtype]:
-        """Number types of the weights and the memory of this model; `auto` is float32.
+    @property
+    def weights(self) -> WeightEncoding:
+        """Number type that the weights are rounded to; `auto` is float32, which does not round them."""
+        return "float32" if self.weight_dtype == "auto" else self.weight_dtype
 
-        A state that is continued keeps the number type of its memory.
+    def reading(self, train: TrainConfig) -> Reading:
+        """How a text is read from its beginning: trained values for what is not set; `auto` is float32.
+
+        A state that is continued keeps its own values.
         """
-        weight = "float32" if self.weight_dtype == "auto" else self.weight_dtype
-        memory = "float32" if self.memory_dtype == "auto" else self.memory_dtype
-        return weight, memory
+        open_settings = {name: getattr(self, name, None) is None for name in ("mem_len", "reset_on_document")}
+        chosen = {name: getattr(train if is_open else self, name) for name, is_open in open_settings.items()}
+        memory_dtype = "float32" if self.memory_dtype == "auto" else self.memory_dtype
+        return Reading(**chosen, segment_len=train.segment_len, memory_dtype=memory_dtype)
 
 
 AdaptedWeights = Literal["all", "blocks"]

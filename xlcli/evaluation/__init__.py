@@ -30,29 +30,40 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from xlcli.config import EvalConfig
 from xlcli.errors import ConfigError, DataError
-from xlcli.evaluation.division import assist, division
-from xlcli.evaluation.lengths import Lengths, choose_lengths
+from xlcli.evaluation.division import Division, assist
+from xlcli.evaluation.lengths import choose_lengths
 from xlcli.evaluation.passes import (
     Clock,
     ContextSums,
+    Pass,
     Totals,
+    context_loaders,
     measure_recall,
     score_text,
-    score_windows,
+    text_loaders,
     window_share,
 )
 from xlcli.evaluation.text import TokenizedText, mapped_scores, tokenize
-from xlcli.events import ROUNDING_TOKENS, ContextBin, Notice, Progress, Score, StoppedEarlyError, TokenScore, until
-from xlcli.inference import check_memory
+from xlcli.events import (
+    ROUNDING_TOKENS,
+    ContextBin,
+    Notice,
+    Progress,
+    ProgressMeter,
+    Score,
+    StoppedEarlyError,
+    TokenScore,
+    until,
+)
+from xlcli.inference import check_memory, check_settings
 from xlcli.metrics import TextCounts, bits_per, misfit, perplexity
-from xlcli.online import Reader, check_precision, make_reader, not_finite
+from xlcli.online import make_reader, not_finite
 from xlcli.runtime import Runtime, peak_rss_bytes
 from xlcli.text.corpus import gather, open_corpus
 from xlcli.text.sources import Reading
@@ -93,26 +104,27 @@ def evaluate(
         ResourceError: The memory does not fit the machine, or the disk is too full for the tokens.
     """
     if not runtime.ranks.is_first:
-        readers = {
-            _GIVEN: lambda: make_reader(model.network, options),
-            _UNROUNDED: lambda: make_reader(model.unrounded().network, options),
-        }
-        assist(readers, runtime)
+        assist([make_reader(each.network, options) for each in (model, model.unrounded())], runtime)
         return
-    with division(runtime.ranks) as divided:
+    with Division(runtime.ranks) as divided:
+        check_settings(model, options, runtime)
+        options.check_stride(model.config.train.segment_len)
+        check_memory(model, runtime, 1, segment_len=1, changeable=())  # of any text
         try:
-            text = yield from until(stop, _checked(model, source, options, runtime))
+            text = yield from until(stop, _read(model, source, options))
         except StoppedEarlyError:
             yield _NOT_BEGUN
             return
         unknown = n_unknown(text.tokens.ids) if model.tokenizer.kind == "words" else None
         if unknown:
             yield _unknown_notice(unknown, len(text.tokens))
-        unrounded, reader = model.unrounded(), divided.reader(_GIVEN, make_reader(model.network, options))
-        exact = divided.reader(_UNROUNDED, make_reader(unrounded.network, options))
+        unrounded = model.unrounded()
+        reader = divided.reader(0, make_reader(model.network, options))
+        exact = divided.reader(1, make_reader(unrounded.network, options))
         mem_lens = options.sweep_mem_len or (options.mem_len,)
         for i, mem_len in enumerate(mem_lens):
-            lengths = choose_lengths(model, runtime, options, mem_len, text)
+            lengths = choose_lengths(model, runtime, options.model_copy(update={"mem_len": mem_len}), text)
+            run = Pass(model, reader, runtime, text, lengths, stop)
             # The loss by context is measured in windows, but not without memory.
             has_windows = not (lengths.by_document or options.learns_by)
             n_windowed = has_windows * sum(length != 0 for length in (lengths.mem_len, *mem_lens[1:]))
@@ -122,7 +134,11 @@ def evaluate(
             with ExitStack() as files:
                 nats = mapped_scores(len(text.tokens), files) if per_token or is_rounded else None
                 started = time.perf_counter()
-                totals = yield from score_text(model, reader, runtime, text, lengths, nats, clock, stop)
+                loaders, totals = text_loaders(run)
+                if i == 0 and totals.batch_size < runtime.ranks.size:
+                    yield _few_sequences(totals.batch_size, runtime.ranks.size)
+                meter = ProgressMeter(f"memory {lengths.mem_len}", len(text.tokens), "tokens")
+                yield from score_text(run, loaders, totals, meter, nats=nats, clock=clock)
                 divided.pause()
                 seconds = time.perf_counter() - started
                 if not totals.tokens:
@@ -139,45 +155,55 @@ def evaluate(
                 if options.learns_by:
                     by_context = ContextSums(1)  # windows from empty memory are not the model that has learned
                 elif lengths.mem_len and not partial and not lengths.by_document:
-                    by_context = yield from score_windows(
-                        model, reader, runtime, text, lengths, totals.batch_size, by_context, stop
-                    )
+                    loaders, windows = context_loaders(run, totals)
+                    n_tokens = sum(loader.batch_size * loader.sequence_len for loader in loaders)
+                    yield from score_text(run, loaders, windows, ProgressMeter("loss by context", n_tokens, "tokens"))
+                    by_context = windows.by_context
                 cost = None
                 if nats is not None and is_rounded and not partial:
-                    cost = yield from _rounding_cost(unrounded, exact, runtime, text, lengths, nats, stop)
+                    n = min(ROUNDING_TOKENS, len(text.tokens))
+                    beginning = replace(text, tokens=text.tokens.first(n))
+                    unrounded_lengths = replace(lengths, memory_dtype="float32")
+                    whole = Pass(unrounded, exact, runtime, beginning, unrounded_lengths, stop)
+                    loaders, without = text_loaders(whole)
+                    yield from score_text(whole, loaders, without, ProgressMeter("unrounded", n, "tokens"))
+                    if without.tokens == n:
+                        cost = bits_per(float(nats[:n].sum(dtype=np.float64)) - without.nats, without.bytes)
                 divided.pause()
                 if nats is not None and per_token:
                     yield from itertools.takewhile(lambda _: not stop(), text.token_scores(nats))
             yield _score(
-                model,
-                runtime,
-                text,
-                lengths,
+                run,
                 totals,
                 seconds=seconds,
                 options=options,
                 unknown=None if partial else unknown,
                 cost=cost,
-                recall=measure_recall(model, runtime, text, lengths) if options.recall and not stop() else (),
+                recall=measure_recall(run) if options.recall and not stop() else (),
                 by_context=() if partial and lengths.mem_len else by_context.bins(),
             )
             if stop():
                 return
 
 
-_GIVEN, _UNROUNDED = "given", "unrounded"
 _NOT_BEGUN = Notice("stopped before anything was scored.", "warning")
 
 
-def _checked(
-    model: LoadedModel, source: Sequence[str | Path] | None, options: EvalConfig, runtime: Runtime
+def _read(
+    model: LoadedModel, source: Sequence[str | Path] | None, options: EvalConfig
 ) -> Generator[Notice | Progress, None, TokenizedText]:
-    """The text of `evaluate`, tokenized, for a model and options that go together."""
-    model.check_settings(options)
-    options.check_stride(model.config.train.segment_len)
-    check_precision(options, runtime.dtype)
-    check_memory(model, runtime, 1, segment_len=1, changeable=())  # of any text
-    text = yield from _read(model, source, options)
+    """The text of `evaluate`, tokenized."""
+    if source is not None:
+        any_bytes = model.tokenizer.kind == "bytes"
+        reading = Reading(binary=options.binary, text_field=options.text_field, any_bytes=any_bytes)
+        corpus = yield from gather(source, reading=reading)
+    else:
+        path = model.held_out(options.split)
+        if path is None:
+            raise DataError(f"model {model.name} keeps no {options.split} text.", "Give a file: xlcli eval FILE.")
+        corpus = open_corpus([path], reading=Reading(binary=True), documents=model.held_out_documents(options.split))
+    by_document = options.reading(model.config.train).reset_on_document
+    text = yield from tokenize(corpus, model.tokenizer, options.limit, by_document=by_document)
     if options.learns_by and len(text.documents) > 1:
         raise ConfigError(
             f"{len(text.documents):,} documents are scored each as if it were alone, as in training, but "
@@ -192,29 +218,8 @@ def _checked(
     return text
 
 
-def _read(
-    model: LoadedModel, source: Sequence[str | Path] | None, options: EvalConfig
-) -> Generator[Notice | Progress, None, TokenizedText]:
-    """The text, tokenized."""
-    if source is not None:
-        any_bytes = model.tokenizer.kind == "bytes"
-        reading = Reading(binary=options.binary, text_field=options.text_field, any_bytes=any_bytes)
-        corpus = yield from gather(source, reading=reading)
-    else:
-        path = model.held_out(options.split)
-        if path is None:
-            raise DataError(f"model {model.name} keeps no {options.split} text.", "Give a file: xlcli eval FILE.")
-        corpus = open_corpus([path], reading=Reading(binary=True), documents=model.held_out_documents(options.split))
-    given, trained = options.reset_on_document, model.config.train.reset_on_document
-    by_document = trained if given is None else given
-    return (yield from tokenize(corpus, model.tokenizer, options.limit, by_document=by_document))
-
-
 def _score(
-    model: LoadedModel,
-    runtime: Runtime,
-    text: TokenizedText,
-    lengths: Lengths,
+    run: Pass,
     totals: Totals,
     *,
     seconds: float,
@@ -225,6 +230,7 @@ def _score(
     by_context: tuple[ContextBin, ...],
 ) -> Score:
     """The score of a pass over the text; characters and words of a part of it were not counted."""
+    model, runtime, text, lengths = run.model, run.runtime, run.text, run.lengths
     partial = totals.tokens < len(text.tokens)
     counts = TextCounts(totals.bytes, 0, None, None) if partial else text.counts
     return Score(
@@ -272,30 +278,9 @@ def _unknown_notice(unknown: int, n_words: int) -> Notice:
     )
 
 
-def _rounding_cost(
-    unrounded: LoadedModel,
-    reader: Reader,
-    runtime: Runtime,
-    text: TokenizedText,
-    lengths: Lengths,
-    nats: NDArray[Any],
-    stop: Callable[[], bool],
-) -> Generator[Notice | Progress, None, float | None]:
-    """Bits per byte of the first `ROUNDING_TOKENS` tokens minus those without rounding; None if stopped.
-
-    Args:
-        unrounded: The model with its weights as stored.
-        reader: Reader of that model.
-        runtime: Device and number type.
-        text: The text.
-        lengths: Lengths of the rounded evaluation.
-        nats: Surprisal (t) of each token with rounded weights and memory.
-        stop: Called between calls of the model.
-    """
-    n = min(ROUNDING_TOKENS, len(text.tokens))
-    part = replace(text, tokens=text.tokens.first(n))
-    exact = replace(lengths, memory_dtype="float32")
-    totals = yield from score_text(unrounded, reader, runtime, part, exact, None, None, stop)
-    if totals.tokens < n:
-        return None
-    return bits_per(float(nats[:n].sum(dtype=np.float64)) - totals.nats, totals.bytes)
+def _few_sequences(n_sequences: int, n_ranks: int) -> Notice:
+    """Warning that a text is divided into fewer sequences than there are processes."""
+    if n_sequences == 1:
+        return Notice(f"the text is read as one sequence, by one of {n_ranks} processes; the others wait", "warning")
+    sequences = f"{n_sequences} sequences, by {n_sequences} of {n_ranks} processes"
+    return Notice(f"the text is read as {sequences}; the others wait", "warning")

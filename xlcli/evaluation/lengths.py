@@ -5,12 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from xlcli.config import EvalConfig, MemoryDtype, SpanKind
 from xlcli.config.attention import FullAttentionConfig, LocalAttentionConfig
 from xlcli.evaluation.text import TokenizedText
 from xlcli.runtime import Runtime
 
 if TYPE_CHECKING:
+    from xlcli.online import Reader
+    from xlcli.state import State
     from xlcli.store.folder import LoadedModel
 
 TOKENS_PER_CALL = {"cpu": 2**11, "cuda": 2**14}
@@ -43,6 +48,17 @@ class Lengths:
     tokens_per_call: int | None = None
     stride: int | None = None
 
+    def init_state(self, reader: Reader, starts: NDArray[np.int64]) -> State:
+        """Empty memory of sequences that start at these positions (b) of the text."""
+        return reader.init_state(
+            len(starts),
+            mem_len=self.mem_len,
+            segment_len=self.segment_len,
+            span=self.span,
+            offsets=starts.tolist(),
+            memory_dtype=self.memory_dtype,
+        )
+
 
 def tokens_per_call(model: LoadedModel, runtime: Runtime) -> int:
     """Default number of tokens per call of the model, over all sequences."""
@@ -51,14 +67,12 @@ def tokens_per_call(model: LoadedModel, runtime: Runtime) -> int:
     return min(largest, max(1, CPU_ACTIVATIONS // model.config.model.dim)) if kind == "cpu" else largest
 
 
-def choose_lengths(
-    model: LoadedModel, runtime: Runtime, options: EvalConfig, mem_len: int | None, text: TokenizedText
-) -> Lengths:
-    """Memory length of the options, else of training; lengths that do not change the result are chosen for speed."""
-    train = model.config.train
+def choose_lengths(model: LoadedModel, runtime: Runtime, options: EvalConfig, text: TokenizedText) -> Lengths:
+    """Lengths that the options leave open are as trained, or chosen for speed where they do not change the result."""
+    reading = options.reading(model.config.train)
+    mem_len, memory_dtype = reading.mem_len, reading.memory_dtype
     by_document = len(text.documents) > 1
     n_tokens = text.longest_document
-    mem_len = train.mem_len if mem_len is None else mem_len
     exact = mem_len > 0 and options.span == "uniform"
     n_per_call = tokens_per_call(model, runtime)
     n_ranks = runtime.ranks.size
@@ -71,10 +85,9 @@ def choose_lengths(
         if options.adapt and options.adapt_block is not None:  # whole blocks are read once
             segment_len = max(1, segment_len // options.adapt_block) * options.adapt_block
     else:
-        segment_len = train.segment_len
+        segment_len = reading.segment_len
     receptive_field = model.network.receptive_field(mem_len if exact else mem_len + segment_len) if mem_len else 0
     warmup_len = n_tokens if receptive_field is None else receptive_field
-    _, memory_dtype = options.dtypes(model.config.model)
     state_bytes = model.config.model.memory_bytes(2 * mem_len + segment_len, memory_dtype)
     one_by_one = by_document and options.stride is None
     if one_by_one:

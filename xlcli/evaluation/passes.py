@@ -21,13 +21,11 @@ from xlcli.events import ContextBin, Notice, Progress, ProgressMeter
 from xlcli.inference import check_memory
 from xlcli.metrics import LN2, bits_per, context_bin_edges, half_width
 from xlcli.model.recall import QUERIES, lsh_recall
-from xlcli.online import FixedModel
 from xlcli.runtime import Runtime
-from xlcli.text.loaders import DocumentLoader, EvalLoader, WindowLoader, document_loaders, inputs_and_targets
+from xlcli.text.loaders import EvalLoader, WindowLoader, document_loaders, text_loader
 
 if TYPE_CHECKING:
     from xlcli.online import Reader
-    from xlcli.state import State
     from xlcli.store.folder import LoadedModel
 
 WINDOW_SHARE = 4
@@ -47,7 +45,17 @@ LONG_SECONDS = 120.0
 SHORT_SECONDS = 30.0
 """Duration of the shorter evaluation that is recommended."""
 
-Floats = NDArray[np.float64]
+
+@dataclass(frozen=True)
+class Pass:
+    """A model that reads a text: what every pass over it needs."""
+
+    model: LoadedModel
+    reader: Reader
+    runtime: Runtime
+    text: TokenizedText
+    lengths: Lengths
+    stop: Callable[[], bool]
 
 
 @dataclass
@@ -55,10 +63,12 @@ class Totals:
     """Sums over a text, and the batch size.
 
     `documents` is the number of documents scored to their end; `steps` is None without adaptive computation time.
+    `counts_context`: the number of tokens that a sequence has read is the context of the next one.
     """
 
     batch_size: int
     by_context: ContextSums
+    counts_context: bool
     documents: int = 0
     tokens: int = 0
     bytes: int = 0
@@ -66,52 +76,37 @@ class Totals:
     steps: float | None = None
 
 
+Loader = EvalLoader | WindowLoader
+
+
 def score_text(
-    model: LoadedModel,
-    reader: Reader,
-    runtime: Runtime,
-    text: TokenizedText,
-    lengths: Lengths,
-    nats: NDArray[Any] | None,
-    clock: Clock | None,
-    stop: Callable[[], bool],
-) -> Generator[Notice | Progress, None, Totals]:
-    """Scores the text in one pass until stopped. Fills `nats`, the surprisal of each token, if given."""
-    n = len(text.tokens)
-    loaders = _loaders(model, text, lengths)
-    largest = max(loaders, key=lambda loader: loader.batch_size * loader.sequence_len)
-    segment_len = max(1, min(lengths.segment_len, largest.sequence_len))
-    mem_len = model.config.model.tokens_in_memory(lengths.mem_len, largest.sequence_len) or segment_len
-    on_cpu = runtime.device.type == "cpu"  # whose memory all ranks of the machine share
-    check_memory(
-        model,
-        runtime,
-        mem_len,
-        batch_size=-(-largest.batch_size // runtime.ranks.size) * (runtime.ranks.local_size if on_cpu else 1),
-        segment_len=segment_len,
-        memory_dtype=lengths.memory_dtype,
-        changeable=("batch_size", "segment_len", "mem_len"),
-    )
-    whole = lengths.mem_len > 0 and (lengths.by_document or _is_window(largest.batch_size, lengths, n))
-    longest = min(2 * lengths.mem_len, text.longest_document) if whole else segment_len
-    totals = Totals(max(loader.batch_size for loader in loaders), ContextSums(longest))
-    if clock is not None and totals.batch_size < runtime.ranks.size:
-        yield few_sequences(totals.batch_size, runtime.ranks.size)
-    meter = ProgressMeter(f"memory {lengths.mem_len}", n, "tokens")
+    run: Pass,
+    loaders: Sequence[Loader],
+    totals: Totals,
+    meter: ProgressMeter,
+    *,
+    nats: NDArray[Any] | None = None,
+    clock: Clock | None = None,
+) -> Generator[Notice | Progress]:
+    """Adds the scores of all sequences to `totals` until stopped, and fills `nats`, the surprisal of each token."""
+    text, lengths, runtime, n = run.text, run.lengths, run.runtime, len(run.text.tokens)
     ends = np.append(text.documents[1:], n)
     n_called, n_calls = 0, sum(-(-loader.sequence_len // loader.segment_len) for loader in loaders)
     for loader in loaders:
         state, n_read = None, 0
         totals.by_context.start(loader.batch_size)
         for inputs, targets, scored, positions in loader:
-            if stop():
-                return totals
+            if run.stop():
+                return
             if state is None or lengths.stride is not None:
-                state = init_state(reader, lengths, loader.offsets[: len(positions)])
-            nll, steps, state = token_nats(reader, runtime, inputs, targets, state)
-            nll = np.where(scored, nll, 0.0)
+                state = lengths.init_state(run.reader, loader.offsets[: len(positions)])
+            x, y = (torch.from_numpy(array).to(runtime.device) for array in (inputs, targets))
+            with torch.inference_mode(), runtime.autocast():
+                surprisal, state, ponder, _ = run.reader.score(x, y, state)
+            nll = np.where(scored, surprisal.double().cpu().numpy(), 0.0)
             totals.nats += float(nll.sum())
-            if steps is not None:
+            if ponder is not None:
+                steps = ponder.steps[:, -targets.shape[1] :].double().cpu().numpy()
                 totals.steps = (totals.steps or 0.0) + float(steps[scored].sum())
             index = np.minimum(positions[:, None] + np.arange(nll.shape[1]), n - 1)
             sizes = np.where(scored, text.tokens.sizes(index), 0)
@@ -119,7 +114,7 @@ def score_text(
             totals.bytes += int(sizes.sum())
             read = index[scored] + 1
             totals.documents += int((ends[np.searchsorted(ends, read)] == read).sum())
-            first = n_read if whole else 0
+            first = n_read if totals.counts_context else 0
             n_read += inputs.shape[1]
             if not lengths.mem_len:  # every segment starts with empty memory
                 totals.by_context.start(len(nll))
@@ -128,18 +123,60 @@ def score_text(
             if nats is not None:
                 nats[index[scored]] = nll[scored]
             n_called += 1
-            yield from meter.report(n * n_called // n_calls)  # calls that score nothing, only warm up, take time, too
+            yield from meter.report((meter.total or 0) * n_called // n_calls)  # also calls that only warm up take time
             if clock is not None:
                 yield from clock.report(n_called, n_calls)
-    return totals
 
 
-def few_sequences(n_sequences: int, n_ranks: int) -> Notice:
-    """Warning that a text is divided into fewer sequences than there are processes."""
-    if n_sequences == 1:
-        return Notice(f"the text is read as one sequence, by one of {n_ranks} processes; the others wait", "warning")
-    sequences = f"{n_sequences} sequences, by {n_sequences} of {n_ranks} processes"
-    return Notice(f"the text is read as {sequences}; the others wait", "warning")
+def text_loaders(run: Pass) -> tuple[list[Loader], Totals]:
+    """Loaders that together score each token once, each from empty memory, and their sums.
+
+    Batches of documents, which are of similar length, come in random order, so that a stopped evaluation is not one of
+    the shortest documents.
+
+    Raises:
+        ResourceError: The memory does not fit the machine.
+    """
+    text, lengths, runtime = run.text, run.lengths, run.runtime
+    ids, start_id = text.tokens.ids, run.model.tokenizer.start_id
+    size, segment_len = lengths.batch_size, lengths.segment_len
+    loaders: list[Loader]
+    if lengths.stride is not None:
+        loaders = [WindowLoader(ids, text.documents, size, segment_len, lengths.stride, start_id)]
+    elif lengths.by_document:
+        found = list(
+            document_loaders(
+                ids,
+                text.documents,
+                batch_size=size,
+                segment_len=segment_len,
+                start_id=start_id,
+                n_tokens=lengths.tokens_per_call,
+            )
+        )
+        loaders = [found[i] for i in np.random.default_rng(0).permutation(len(found))]
+    else:
+        loaders = [text_loader(ids, size, segment_len, lengths.warmup_len, start_id)]
+    largest = max(loaders, key=lambda loader: loader.batch_size * loader.sequence_len)
+    segment_len = max(1, min(segment_len, largest.sequence_len))
+    on_cpu = runtime.device.type == "cpu"  # whose memory all ranks of the machine share
+    check_memory(
+        run.model,
+        runtime,
+        run.model.config.model.tokens_in_memory(lengths.mem_len, largest.sequence_len) or segment_len,
+        batch_size=-(-largest.batch_size // runtime.ranks.size) * (runtime.ranks.local_size if on_cpu else 1),
+        segment_len=segment_len,
+        memory_dtype=lengths.memory_dtype,
+        changeable=("batch_size", "segment_len", "mem_len"),
+    )
+    counts_context = lengths.mem_len > 0 and (lengths.by_document or _is_window(run, largest.batch_size))
+    longest = min(2 * lengths.mem_len, text.longest_document) if counts_context else segment_len
+    return loaders, Totals(max(loader.batch_size for loader in loaders), ContextSums(longest), counts_context)
+
+
+def _is_window(run: Pass, batch_size: int) -> bool:
+    """Whether the pass over the text is itself a window for the loss by context length."""
+    return batch_size == 1 and 0 < len(run.text.tokens) <= 2 * run.lengths.mem_len
 
 
 def window_share(n_tokens: int) -> float:
@@ -147,120 +184,43 @@ def window_share(n_tokens: int) -> float:
     return min(n_tokens // WINDOW_SHARE, WINDOW_LIMIT) / n_tokens
 
 
-def _loaders(
-    model: LoadedModel, text: TokenizedText, lengths: Lengths
-) -> Sequence[EvalLoader | DocumentLoader | WindowLoader]:
-    """Loaders that together score each token once; each starts with empty memory.
-
-    Batches of documents, which are of similar length, come in random order, so that a stopped evaluation is not one of
-    the shortest documents.
-    """
-    ids, start_id = text.tokens.ids, model.tokenizer.start_id
-    size, segment_len = lengths.batch_size, lengths.segment_len
-    if lengths.stride is not None:
-        return [WindowLoader(ids, text.documents, size, segment_len, lengths.stride, start_id)]
-    if not lengths.by_document:
-        return [EvalLoader(ids, size, segment_len, lengths.warmup_len, start_id)]
-    found = list(
-        document_loaders(
-            ids,
-            text.documents,
-            batch_size=size,
-            segment_len=segment_len,
-            start_id=start_id,
-            n_tokens=lengths.tokens_per_call,
-        )
-    )
-    return [found[i] for i in np.random.default_rng(0).permutation(len(found))]
-
-
-def _is_window(batch_size: int, lengths: Lengths, n_tokens: int) -> bool:
-    """Whether the pass over the text is itself a window for the loss by context length."""
-    return batch_size == 1 and 0 < n_tokens <= 2 * lengths.mem_len
-
-
-def score_windows(
-    model: LoadedModel,
-    reader: Reader,
-    runtime: Runtime,
-    text: TokenizedText,
-    lengths: Lengths,
-    batch_size: int,
-    text_sums: ContextSums,
-    stop: Callable[[], bool],
-) -> Generator[Progress, None, ContextSums]:
-    """Sums by context length over windows that start with empty memory; `text_sums` are those of the whole text."""
-    ids, n = text.tokens.ids, len(text.tokens)
+def context_loaders(run: Pass, of_text: Totals) -> tuple[list[Loader], Totals]:
+    """Loaders of windows for the loss by context length, and their sums; `of_text` are those of the whole text."""
+    lengths, ids, start_id = run.lengths, run.text.tokens.ids, run.model.tokenizer.start_id
+    n, batch_size = len(ids), of_text.batch_size
     longest = min(2 * lengths.mem_len, n)
     widths = sorted({min(SHORT_WINDOW, longest), longest})
     budget = min(n // WINDOW_SHARE, WINDOW_LIMIT) // len(widths)
     by_context = ContextSums(longest)
-    if _is_window(batch_size, lengths, n):
-        by_context = text_sums
+    if _is_window(run, batch_size):
+        by_context = of_text.by_context
         widths.pop()
-    windows = []
+    loaders: list[Loader] = []
     for width in widths:
         skipped = int(width < longest)  # position 0, at which the longest window begins
         places = np.linspace(0, n - width, max(1, budget // width) + skipped)
-        windows.append(places[skipped:].astype(np.int64))
-    total = sum(width * len(starts) for width, starts in zip(widths, windows, strict=True))
-    n_done, meter = 0, ProgressMeter("loss by context", total, "tokens")
-    for width, starts in zip(widths, windows, strict=True):
+        starts = places[skipped:].astype(np.int64)
         rows = batch_size if lengths.tokens_per_call is None else max(1, lengths.tokens_per_call // width)
-        for batch in np.split(starts, range(rows, len(starts), rows)):
-            state = init_state(reader, lengths, batch)
-            by_context.start(len(batch))
-            for first in range(0, width, lengths.segment_len):
-                if stop():
-                    return by_context
-                positions = batch[:, None] + np.arange(first, min(first + lengths.segment_len, width))
-                inputs, targets = inputs_and_targets(ids, positions, model.tokenizer.start_id)
-                nll, _, state = token_nats(reader, runtime, inputs, targets, state)
-                by_context.add(first, nll, text.tokens.sizes(positions), np.ones_like(positions))
-                n_done += positions.size
-                yield from meter.report(n_done)
-    return by_context
+        loaders += [
+            EvalLoader(ids, batch, batch + width, lengths.segment_len, start_id, offsets=batch)
+            for batch in np.split(starts, range(rows, len(starts), rows))
+        ]
+    return loaders, Totals(batch_size, by_context, counts_context=True)
 
 
-def measure_recall(model: LoadedModel, runtime: Runtime, text: TokenizedText, lengths: Lengths) -> tuple[float, ...]:
+def measure_recall(run: Pass) -> tuple[float, ...]:
     """Recall of each LSH layer on the beginning of the text, or of its longest document."""
+    text, lengths, network = run.text, run.lengths, run.model.network
     longest = lengths.mem_len + QUERIES if lengths.mem_len else lengths.segment_len
     start = text.documents[np.diff(text.documents, append=len(text.tokens)).argmax()]
-    stop = start + min(longest, RECALL_TOKENS, text.longest_document)
-    ids = text.tokens.ids[start:stop].astype(np.int64)
-    tokens = torch.from_numpy(ids)[None].to(runtime.device)
+    ids = text.tokens.ids[start : start + min(longest, RECALL_TOKENS, text.longest_document)].astype(np.int64)
     if len(ids) < 2:
         return ()
-    with torch.inference_mode(), runtime.autocast():
+    with torch.inference_mode(), run.runtime.autocast():
         one_segment = replace(lengths, segment_len=max(lengths.segment_len, len(ids)))
-        state = init_state(FixedModel(model.network), one_segment, np.zeros(1, np.int64))
-        return tuple(lsh_recall(model.network, tokens, state, DEFAULT_SEGMENT_LEN))
-
-
-def init_state(reader: Reader, lengths: Lengths, starts: NDArray[np.int64]) -> State:
-    """Empty memory of sequences that start at these positions (b) of the text."""
-    return reader.init_state(
-        len(starts),
-        mem_len=lengths.mem_len,
-        segment_len=lengths.segment_len,
-        span=lengths.span,
-        offsets=starts.tolist(),
-        memory_dtype=lengths.memory_dtype,
-    )
-
-
-def token_nats(
-    reader: Reader, runtime: Runtime, inputs: NDArray[np.int64], targets: NDArray[np.int64], state: State
-) -> tuple[Floats, Floats | None, State]:
-    """Surprisal (b n) in nats, and adaptive steps (b n) or None, of targets (b n); the state after inputs (b t).
-
-    The targets are those of the last n inputs.
-    """
-    x, y = (torch.from_numpy(array).to(runtime.device) for array in (inputs, targets))
-    with torch.inference_mode(), runtime.autocast():
-        nll, state, ponder, _ = reader.score(x, y, state)
-    steps = None if ponder is None else ponder.steps[:, -targets.shape[1] :].double().cpu().numpy()
-    return nll.double().cpu().numpy(), steps, state
+        state = one_segment.init_state(network, np.zeros(1, np.int64))
+        tokens = torch.from_numpy(ids)[None].to(run.runtime.device)
+        return tuple(lsh_recall(network, tokens, state, DEFAULT_SEGMENT_LEN))
 
 
 class ContextSums:

@@ -14,7 +14,6 @@ import errno
 import grp
 import hashlib
 import json
-import math
 import os
 import pwd
 import re
@@ -93,20 +92,6 @@ def write_atomic(path: Path, data: bytes | Iterable[bytes], mode: int = 0o666) -
         raise cannot_write(path, error) from error
 
 
-def copy_file(source: Path, target: Path) -> None:
-    """Copies a regular file with `write_atomic`. The copy shares no disk blocks with the original.
-
-    Raises:
-        CheckpointError: `source` cannot be read.
-    """
-
-    def blocks() -> Iterator[bytes]:
-        with open_regular(source) as (descriptor, status):
-            yield from _blocks(descriptor, status.st_size + 1)
-
-    write_atomic(target, blocks())
-
-
 def check_writable(path: Path) -> None:
     """Raises the error that `write_atomic` would raise for this path, as far as it is known before writing."""
     temporary = temporary_path(path.parent)
@@ -119,17 +104,10 @@ def check_writable(path: Path) -> None:
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Appends a line in one write, after ending an incomplete last line that a crash left."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+    """Appends a line in one write."""
     try:
-        descriptor = os.open(path, flags, 0o666)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise ConfigError(f"{path} is not a regular file.", "Choose another path.")
-            if status.st_size:
-                os.lseek(descriptor, -1, os.SEEK_END)
-                line = line if os.read(descriptor, 1) == b"\n" else b"\n" + line
             _write_all(descriptor, line + b"\n")
         finally:
             os.close(descriptor)
@@ -140,11 +118,7 @@ def append_line(path: Path, line: bytes) -> None:
 def sync_file(path: Path) -> None:
     """Makes the content and the name of a file durable; a missing file is left missing."""
     try:
-        descriptor = os.open(path, _READ | os.O_RDWR)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _sync(path)
         sync_folder(path.parent)
     except FileNotFoundError:
         pass
@@ -166,14 +140,11 @@ def make_folder(folder: Path) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Makes renames inside `folder` durable, on file systems where a folder can be synced."""
-    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        _sync(folder)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
-    finally:
-        os.close(descriptor)
 
 
 def cannot_write(path: Path, error: OSError) -> XLError:
@@ -202,6 +173,14 @@ def _mode_of_replaced(path: Path) -> int | None:
     if not stat.S_ISREG(mode):
         raise ConfigError(f"cannot write {path}: it is {_kind(mode)}.", "Choose the path of a file.")
     return stat.S_IMODE(mode) & 0o777
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, _READ)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _write_all(descriptor: int, data: bytes | memoryview) -> None:
@@ -233,22 +212,44 @@ def open_regular(path: Path) -> Iterator[tuple[int, os.stat_result]]:
         os.close(descriptor)
 
 
+def read_blocks(path: Path) -> Iterator[bytes]:
+    """Content of a regular file in blocks, no more than it had when it was opened."""
+    with open_regular(path) as (descriptor, status):
+        left = status.st_size
+        while block := os.read(descriptor, min(_BLOCK, left)):
+            left -= len(block)
+            yield block
+
+
 def read_bounded(path: Path, limit: int) -> bytes:
     """Content of a regular file of at most `limit` bytes."""
     with open_regular(path) as (descriptor, status):
         if status.st_size > limit:
             raise CheckpointError(f"{path} is larger than the {limit:,} bytes allowed.", RESTORE)
-        data = b"".join(_blocks(descriptor, limit + 1))
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            data = file.read(status.st_size + 1)
     if len(data) != status.st_size:
         raise CheckpointError(f"{path} changed while it was read.", "Run the command again.")
     return data
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file of at most 1 MiB and 20 levels, without repeated keys, NaN or lone surrogates."""
+    """The object in a JSON file of at most 1 MiB, as `parse_json`."""
+    try:
+        tree = parse_json(read_bounded(path, JSON_LIMIT))
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {str(error).rstrip('.')}.", RESTORE) from None
+    if not isinstance(tree, dict):
+        raise CheckpointError(f"{path} is damaged: it holds no JSON object.", RESTORE)
+    return tree
 
-    def damaged(reason: str) -> CheckpointError:
-        return CheckpointError(f"{path} is damaged: {reason}.", RESTORE)
+
+def parse_json(data: bytes) -> Any:
+    """The JSON value in `data`; `ValueError` if it is none.
+
+    `ValueError`, too, if it nests deeper than 20 levels, or holds a key twice, a number that is not finite or half a
+    surrogate pair.
+    """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
@@ -256,55 +257,31 @@ def read_json(path: Path) -> dict[str, Any]:
             raise ValueError("a key occurs twice")
         return result
 
-    def no_constant(name: str) -> float:
-        raise ValueError(f"{name} is not a JSON number")
+    def depth(value: Any) -> int:
+        inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+        return 0 if inside is None else 1 + max(map(depth, inside), default=0)
 
     try:
-        tree = json.loads(read_bounded(path, JSON_LIMIT).decode(), object_pairs_hook=unique, parse_constant=no_constant)
+        value = json.loads(data.decode(), object_pairs_hook=unique)
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()  # refuses NaN, infinity and lone surrogates
+        if depth(value) <= JSON_DEPTH:
+            return value
     except RecursionError:
-        raise damaged(f"it nests deeper than {JSON_DEPTH} levels") from None
-    except ValueError as error:
-        raise damaged(str(error).rstrip(".")) from None
-    if not isinstance(tree, dict):
-        raise damaged("it holds no JSON object")
-    level: list[Any] = [tree]
-    for _ in range(JSON_DEPTH + 1):
-        below: list[Any] = []
-        for value in level:
-            if isinstance(value, dict):
-                below.extend(value)
-                below.extend(value.values())
-            elif isinstance(value, list):
-                below.extend(value)
-            elif isinstance(value, float) and not math.isfinite(value):
-                raise damaged("it holds a number too large")
-            elif isinstance(value, str) and value != as_utf8(value):
-                raise damaged("it holds half a surrogate pair")
-        level = below
-    if level:
-        raise damaged(f"it nests deeper than {JSON_DEPTH} levels")
-    return tree
+        pass
+    raise ValueError(f"it nests deeper than {JSON_DEPTH} levels")
 
 
 def sha256(path: Path) -> str:
     """SHA-256 of a regular file as hexadecimal digits, computed in constant memory."""
     digest = hashlib.sha256()
-    with open_regular(path) as (descriptor, status):
-        for block in _blocks(descriptor, status.st_size + 1):
-            digest.update(block)
+    for block in read_blocks(path):
+        digest.update(block)
     return digest.hexdigest()
 
 
 def json_digest(tree: Mapping[str, Any]) -> str:
     """SHA-256 of the canonical JSON of a table (keys sorted, no blanks, ASCII) as hexadecimal digits."""
     return hashlib.sha256(json.dumps(tree, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def _blocks(descriptor: int, limit: int) -> Iterator[bytes]:
-    """Blocks of an open file up to its end, `limit` bytes at most."""
-    while limit > 0 and (block := os.read(descriptor, min(_BLOCK, limit))):
-        limit -= len(block)
-        yield block
 
 
 def cannot_read(path: Path, error: OSError) -> XLError:

@@ -8,6 +8,11 @@ buckets        hash buckets of LSH attention
 compressive-*  latest tokens and pooled blocks, each as one of the first three kinds
 """
 
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from xlcli.files.tensors import with_prefix
 from xlcli.memory.base import Memory as Memory
 from xlcli.memory.base import Sums as Sums
 from xlcli.memory.buckets import Buckets as Buckets
@@ -28,3 +33,18 @@ _KINDS: tuple[type[Memory], ...] = (
 )
 MEMORIES: dict[str, type[Memory]] = {memory.kind: memory for memory in _KINDS}
 """Memory kind to class."""
+
+
+def restored(kinds: str, tensors: Mapping[str, Tensor], batch_size: int) -> tuple[Memory, ...]:
+    """Memories of these kinds from tensors whose names begin with `0.`, `1.` and so on.
+
+    Raises:
+        KeyError: A kind is unknown.
+        ValueError: The tensors are not those of such memories.
+    """
+    memories = []
+    for i, kind in enumerate(kinds.split()):
+        own = with_prefix(f"{i}.", tensors)
+        MEMORIES[kind].check(own, batch_size)
+        memories.append(MEMORIES[kind].from_tensors(own))
+    return tuple(memories)

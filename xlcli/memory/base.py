@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
@@ -12,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-class Memory(ABC):
+class Memory:
     """Memory of one layer: an immutable value made of named tensors, batch axis first."""
 
     kind: ClassVar[str]
@@ -26,17 +25,22 @@ class Memory(ABC):
     """Whether the content depends on the number of tokens read before, besides the length."""
 
     @classmethod
-    @abstractmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
-        """Memory of the tensors that `tensors` returned."""
+        """Memory of the tensors that `tensors` returned; by default they are its fields."""
+        return cls(*(tensors[name] for name in cls.axes))
 
-    @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
         """Tensors by name, as saved."""
+        return {name: getattr(self, name) for name in self.axes}
 
-    @abstractmethod
     def empty(self) -> Self:
-        """Empty memory of this kind, shape and batch size."""
+        """Memory of no tokens, of this kind, shape and batch size: zeros, and no tokens or slots."""
+        return self.from_tensors(
+            {
+                name: torch.zeros_like(t[tuple(slice(0 if axis in "mc" else None) for axis in self.axes[name])])
+                for name, t in self.tensors().items()
+            }
+        )
 
     def overwrite_earlier(self) -> Self:
         """This memory, where possible in the place of the one that it extends, which must not be used any more."""
@@ -113,16 +117,3 @@ class Sums(Memory):
     kind = "sums"
     axes: ClassVar[Mapping[str, str]] = {"s": "bhfe", "z": "bhf"}
     dtypes: ClassVar[Mapping[str, torch.dtype]] = {"s": torch.float64, "z": torch.float64}
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Sums:
-        """Memory of s and z."""
-        return Sums(tensors["s"], tensors["z"])
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The sums s and z."""
-        return {"s": self.s, "z": self.z}
-
-    def empty(self) -> Sums:
-        """Sums over no tokens."""
-        return self.map(torch.zeros_like)

@@ -29,9 +29,10 @@ class Unwritten(NamedTuple):
     start: int
     bucket_size: int
 
-    def write(self, table: Table) -> None:
-        """Writes the tokens into the table, in place."""
+    def write(self, table: Table) -> Buckets:
+        """Writes the tokens into a table, in place; memory of this table, which it owns."""
         insert(table, self.ranks, self.k, self.v, self.start)
+        return Buckets(table, owned=True)
 
 
 @dataclass(frozen=True)
@@ -83,10 +84,6 @@ class Buckets(Memory):
         """Tensors of the table."""
         return self.table._asdict()
 
-    def empty(self) -> Buckets:
-        """Memory of no tokens."""
-        return Buckets(Table.empty(self.stored.keys, *self.stored.counts.shape))
-
     @property
     def n_hashes(self) -> int:
         """Number of hash rounds."""
@@ -101,25 +98,20 @@ class Buckets(Memory):
         """This memory without unwritten tokens. The table is copied if there are any."""
         if self.unwritten is None:
             return self
-        table = self.stored.copy(self.unwritten.bucket_size)
-        self.unwritten.write(table)
-        return Buckets(table, owned=True)
+        return self.unwritten.write(self.stored.copy(self.unwritten.bucket_size))
 
     def overwrite_earlier(self) -> Buckets:
         """`written`, but in the table of the earlier memory."""
         if self.unwritten is None or not self.stored.n_slots:
             return self.written()
-        self.unwritten.write(self.stored)
-        return Buckets(self.stored, owned=True)
+        return self.unwritten.write(self.stored)
 
     def extended(self, new: Unwritten) -> Buckets:
         """Memory with new tokens. They are written at once in inference mode."""
         memory = self.written()
         if not torch.is_inference_mode_enabled():
             return Buckets(memory.stored, unwritten=new)
-        memory = memory.writable(new.bucket_size)
-        new.write(memory.stored)
-        return memory
+        return new.write(memory.writable(new.bucket_size).stored)
 
     def writable(self, bucket_size: int) -> Buckets:
         """This memory if it owns its table and is in inference mode, else a copy: its table may be changed in place."""

@@ -24,15 +24,6 @@ Pool = Callable[[Tensor], Tensor]
 """Function from blocks of inputs (b n c d) to one vector of each block (b n d)."""
 
 
-def _axes(tier: type[TokenMemory]) -> Mapping[str, str]:
-    pooled = {f"pooled_{name}": axes.replace("m", "c") for name, axes in tier.axes.items()}
-    return {f"token_{name}": axes for name, axes in tier.axes.items()} | pooled | {"tail": "btd"}
-
-
-def _dtypes(tier: type[TokenMemory]) -> Mapping[str, torch.dtype]:
-    return {f"{part}_{name}": dtype for part in ("token", "pooled") for name, dtype in tier.dtypes.items()}
-
-
 @dataclass(frozen=True)
 class Compressive(Memory):
     """Two tiers of one kind: `tokens`, and `pooled` blocks; `tail` (b t d) are the inputs of the last rate - 1 tokens.
@@ -46,6 +37,12 @@ class Compressive(Memory):
     tier: ClassVar[type[TokenMemory]]
     counts_tokens = True
 
+    def __init_subclass__(cls, tier: type[TokenMemory]) -> None:
+        cls.tier, cls.kind = tier, f"compressive-{tier.kind}"
+        pooled = {f"pooled_{name}": axes.replace("m", "c") for name, axes in tier.axes.items()}
+        cls.axes = {f"token_{name}": axes for name, axes in tier.axes.items()} | pooled | {"tail": "btd"}
+        cls.dtypes = {f"{part}_{name}": dtype for part in ("token", "pooled") for name, dtype in tier.dtypes.items()}
+
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
         """Memory of the tensors of both tiers and the tail."""
@@ -57,10 +54,6 @@ class Compressive(Memory):
         tokens = {f"token_{name}": t for name, t in self.tokens.tensors().items()}
         pooled = {f"pooled_{name}": t for name, t in self.pooled.tensors().items()}
         return tokens | pooled | {"tail": self.tail}
-
-    def empty(self) -> Self:
-        """Memory of no tokens."""
-        return type(self)(self.tokens.empty(), self.pooled.empty(), torch.zeros_like(self.tail))
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -102,26 +95,13 @@ class Compressive(Memory):
         return k, v, type(self)(tokens, slots, inputs[:, inputs.shape[1] - self.tail.shape[1] :].clone())
 
 
-class CompressiveHidden(Compressive):
+class CompressiveHidden(Compressive, tier=Hidden):
     """Tiers of layer inputs, for training."""
 
-    kind = "compressive-hidden"
-    tier = Hidden
-    axes: ClassVar[Mapping[str, str]] = _axes(Hidden)
 
-
-class CompressiveKeyValue(Compressive):
+class CompressiveKeyValue(Compressive, tier=KeyValue):
     """Tiers of keys and values in 32 or 16 bits."""
 
-    kind = "compressive-keyvalue"
-    tier = KeyValue
-    axes: ClassVar[Mapping[str, str]] = _axes(KeyValue)
 
-
-class CompressiveInt8(Compressive):
+class CompressiveInt8(Compressive, tier=Int8KeyValue):
     """Tiers of keys and values in int8."""
-
-    kind = "compressive-keyvalue-int8"
-    tier = Int8KeyValue
-    axes: ClassVar[Mapping[str, str]] = _axes(Int8KeyValue)
-    dtypes: ClassVar[Mapping[str, torch.dtype]] = _dtypes(Int8KeyValue)

@@ -76,7 +76,8 @@ class ContextIndex:
     def read(self, token: int) -> None:
         """Appends a token to the context."""
         if len(self.inputs) >= 2 * self.window + ORDERS[-1]:
-            self._rebuild()
+            first = len(self.inputs) - self.window - ORDERS[-1]  # what is older than the window is forgotten
+            self.fill(self.inputs[first:], self.targets[first:])
         self.inputs.append(token)
         self.targets.append(UNKNOWN)
         for chain in self._earlier:
@@ -138,11 +139,6 @@ class ContextIndex:
         self._counts[token] = self._counts.get(token, 0) + change
         if not self._counts[token]:
             del self._counts[token]
-
-    def _rebuild(self) -> None:
-        """Forgets what is older than the window."""
-        first = len(self.inputs) - self.window - ORDERS[-1]
-        self.fill(self.inputs[first:], self.targets[first:])
 
     def fill(self, inputs: array[int], targets: array[int]) -> None:
         """Starts anew with these tokens."""

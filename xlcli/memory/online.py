@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from xlcli.files.tensors import with_prefix
-from xlcli.memory import MEMORIES
-from xlcli.memory.base import Memory
+from xlcli.memory import Memory, restored
 
 UNKNOWN = -1
 """Token that is not known yet, or not part of the text."""
@@ -98,19 +97,9 @@ class Adaptation(OnlineMemory):
     @classmethod
     def restore(cls, tensors: Mapping[str, Tensor], description: Mapping[str, str]) -> Adaptation:
         """Value from the results of `tensors` and `describe`; shapes of weights and memories are not checked here."""
-        groups: dict[str, dict[str, Tensor]] = {"weights": {}, "moments": {}, "start": {}}
-        single = {}
-        for name, t in tensors.items():
-            group, _, rest = name.partition(".")
-            if rest:
-                groups[group][rest] = t
-            else:
-                single[name] = t
-        start = []
-        for i, kind in enumerate(description["start"].split()):
-            own = with_prefix(f"{i}.", groups["start"])
-            MEMORIES[kind].check(own, 1)
-            start.append(MEMORIES[kind].from_tensors(own))
+        weights, moments, memories = (with_prefix(f"{name}.", tensors) for name in ("weights", "moments", "start"))
+        single = {name: t for name, t in tensors.items() if "." not in name}
+        start = restored(description["start"], memories, 1)
         inputs, targets = single["inputs"], single["targets"]
         for t in single.values():
             if (t.ndim, t.dtype) != (1, torch.int64):
@@ -124,12 +113,12 @@ class Adaptation(OnlineMemory):
             raise ValueError(f"{n_steps} steps of adaptation")
         return cls(
             dict(json.loads(description["settings"])),
-            groups["weights"],
-            groups["moments"],
+            weights,
+            moments,
             n_steps,
             inputs,
             targets,
-            tuple(start),
+            start,
             single.get("last"),
         )
 

@@ -46,21 +46,17 @@ class TokenMemory(Memory):
         """
 
 
+@dataclass(frozen=True)
 class TokenBuffers(TokenMemory):
     """Rows `start` to `stop` of buffers (b h m ...) with unused rows at their end: one for each entry of `axes`.
 
-    Subclasses are dataclasses whose fields are the buffers in the order of `axes`, then `start` and `stop`. Under
-    inference mode `extend` writes into the buffers, so the old memory must not be used any more; copy it with
+    Under inference mode `extend` writes into the buffers, so the old memory must not be used any more; copy it with
     `State.fork` to continue it twice.
     """
 
+    buffers: tuple[Tensor, ...]
     start: int
     stop: int
-
-    @property
-    @abstractmethod
-    def buffers(self) -> tuple[Tensor, ...]:
-        """All buffers."""
 
     @staticmethod
     @abstractmethod
@@ -72,15 +68,10 @@ class TokenBuffers(TokenMemory):
         """Keys and values of all rows, in the number types of `k` and `v`."""
 
     @classmethod
-    def of(cls, buffers: Sequence[Tensor], start: int, stop: int) -> Self:
-        """Memory of the rows `start` to `stop` of buffers."""
-        return cls(*buffers, start, stop)  # type: ignore[call-arg]
-
-    @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
         """Memory of tensors without unused rows."""
-        buffers = [tensors[name] for name in cls.axes]
-        return cls.of(buffers, 0, buffers[0].shape[2])
+        buffers = tuple(tensors[name] for name in cls.axes)
+        return cls(buffers, 0, buffers[0].shape[2])
 
     def tensors(self) -> dict[str, Tensor]:
         """Tensors without unused rows."""
@@ -89,10 +80,6 @@ class TokenBuffers(TokenMemory):
     def rows(self) -> tuple[Tensor, ...]:
         """The buffers without unused rows."""
         return tuple(buffer[:, :, self.start : self.stop] for buffer in self.buffers)
-
-    def empty(self) -> Self:
-        """Memory of no tokens."""
-        return self.of([buffer[:, :, :0].clone() for buffer in self.buffers], 0, 0)
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -117,8 +104,8 @@ class TokenBuffers(TokenMemory):
             for buffer, rows in zip(whole.buffers, new, strict=True):
                 buffer[:, :, whole.stop - rows.shape[2] : whole.stop] = rows
         else:
-            buffers = [torch.cat(parts, dim=2) for parts in zip(self.rows(), new, strict=True)]
-            whole = self.of(buffers, 0, buffers[0].shape[2])
+            buffers = tuple(torch.cat(parts, dim=2) for parts in zip(self.rows(), new, strict=True))
+            whole = type(self)(buffers, 0, buffers[0].shape[2])
         k, v = whole.decode(k, v)
         unread = 0 if read is None else self.length - read
         return k[:, :, unread:], v[:, :, unread:], whole.keep(keep)
@@ -134,17 +121,17 @@ class TokenBuffers(TokenMemory):
         buffers, length = self.buffers, self.length
         capacity = buffers[0].shape[2]
         if self.stop + n_new <= capacity:
-            return self.of(buffers, self.start, self.stop + n_new)
+            return type(self)(buffers, self.start, self.stop + n_new)
         needed = length + n_new + max(n_new, min(max(keep, length), MAX_SLACK))
         if not (length + n_new <= capacity <= 2 * needed and self.start >= length):
             buffers = tuple(_new_buffer(rows, old, needed) for rows, old in zip(like or buffers, buffers, strict=True))
         for buffer, rows in zip(buffers, self.rows(), strict=True):
             buffer[:, :, :length] = rows
-        return self.of(buffers, 0, length + n_new)
+        return type(self)(buffers, 0, length + n_new)
 
     def keep(self, n: int) -> Self:
         """Memory of the `n` latest tokens."""
-        return self.of(self.buffers, self.stop - n, self.stop)
+        return type(self)(self.buffers, self.stop - n, self.stop)
 
 
 def _new_buffer(like: Tensor, old: Tensor, capacity: int) -> Tensor:
@@ -170,19 +157,6 @@ class Hidden(TokenMemory):
     kind = "hidden"
     axes: ClassVar[Mapping[str, str]] = {"h": "bmd"}
 
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Hidden:
-        """Memory of h."""
-        return Hidden(tensors["h"])
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The tensor h."""
-        return {"h": self.h}
-
-    def empty(self) -> Hidden:
-        """Memory of no tokens."""
-        return Hidden(self.h.new_empty(len(self.h), 0, self.h.shape[2]))
-
     @property
     def length(self) -> int:
         """Number of tokens."""
@@ -197,7 +171,6 @@ class Hidden(TokenMemory):
         return k, v, Hidden(both[:, both.shape[1] - keep :].detach().clone())
 
 
-@dataclass(frozen=True)
 class KeyValue(TokenBuffers):
     """Past keys (b h m e) and values (b h m w), in the type in which they are computed or in a narrower one.
 
@@ -205,17 +178,8 @@ class KeyValue(TokenBuffers):
     with the weights of earlier steps.
     """
 
-    keys: Tensor
-    values: Tensor
-    start: int
-    stop: int
     kind = "keyvalue"
     axes: ClassVar[Mapping[str, str]] = {"k": "bhme", "v": "bhmw"}
-
-    @property
-    def buffers(self) -> tuple[Tensor, ...]:
-        """Keys and values."""
-        return self.keys, self.values
 
     @staticmethod
     def encode(k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
@@ -240,30 +204,18 @@ class KeyValue(TokenBuffers):
         # Copies: views would keep the keys and values of the whole call alive.
         keys, values = (part[:, :, part.shape[2] - keep :].detach().clone() for part in (k, v))
         unread = 0 if read is None else self.length - read
-        return k[:, :, unread:], v[:, :, unread:], KeyValue(keys, values, 0, keep)
+        return k[:, :, unread:], v[:, :, unread:], KeyValue((keys, values), 0, keep)
 
 
-@dataclass(frozen=True)
 class Int8KeyValue(TokenBuffers):
     """Past keys (b h m e) and values (b h m w) in int8, and their scales (b h m) in float32. For inference."""
 
-    keys: Tensor
-    values: Tensor
-    key_scales: Tensor
-    value_scales: Tensor
-    start: int
-    stop: int
     kind = "keyvalue-int8"
     axes: ClassVar[Mapping[str, str]] = {"keys": "bhme", "values": "bhmw", "key_scales": "bhm", "value_scales": "bhm"}
     dtypes: ClassVar[Mapping[str, torch.dtype]] = {
         **dict.fromkeys(("keys", "values"), torch.int8),
         **dict.fromkeys(("key_scales", "value_scales"), torch.float32),
     }
-
-    @property
-    def buffers(self) -> tuple[Tensor, ...]:
-        """Keys, values, and their scales."""
-        return self.keys, self.values, self.key_scales, self.value_scales
 
     @staticmethod
     def encode(k: Tensor, v: Tensor) -> tuple[Tensor, ...]:

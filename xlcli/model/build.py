@@ -22,7 +22,7 @@ from xlcli.config.attention import (
     LSHAttentionConfig,
 )
 from xlcli.model.attention import Attention, compressive, full, linear, local, lsh
-from xlcli.model.build_position import POSITION_BUILDERS
+from xlcli.model.build_position import build_positions
 from xlcli.model.embedding import AdaptiveEmbedding, BigramEmbedding, TokenEmbedding
 from xlcli.model.head import AdaptiveHead, Head, SoftmaxHead
 from xlcli.model.lm import LanguageModel
@@ -36,7 +36,7 @@ from xlcli.ops.dropout import Dropout
 
 def build_model(config: ModelConfig, generator: torch.Generator | None = None) -> LanguageModel:
     """Newly initialized model on the current default device; a model on the meta device stays uninitialized."""
-    absolute, positions = POSITION_BUILDERS[config.position.kind](config)
+    absolute, positions = build_positions(config)
     embedding = _embedding(config)
     model = LanguageModel(
         config=config,
@@ -94,7 +94,7 @@ def _head(config: ModelConfig, source: TokenEmbedding | AdaptiveEmbedding) -> He
     """Head that shares the matrices of `source`."""
     if isinstance(source, TokenEmbedding):
         return _softmax(config, source, config.loss_chunk)
-    clusters = [_softmax(config, table) for table in source.tables()]
+    clusters = [_softmax(config, table) for table in source.clusters]
     return AdaptiveHead(
         clusters=clusters,
         cutoffs=config.cutoffs,
@@ -196,7 +196,7 @@ def init_weights(model: LanguageModel, config: ModelConfig, generator: torch.Gen
     XL biases u, v                normal(0, init_std), as in the original code
     norm gains                    1
     biases                        0
-    `initial_constants`           constants that a module declares, such as ReZero's alpha and the vectors of bigrams
+    `initial_constants`           constants that a module declares in this attribute, such as ReZero's alpha
     """
     last_scale = (2 * config.depth) ** -0.5 if config.norm.placement == "pre" else 1.0
     if config.zero_init:
@@ -221,6 +221,6 @@ def _constants(model: LanguageModel) -> dict[int, float]:
     for module in model.modules():
         if isinstance(module, nn.LayerNorm | nn.RMSNorm):
             constants[id(module.weight)] = 1.0
-        elif isinstance(module, Attention | BigramEmbedding | Block | Position | Residual | Stack):
-            constants |= {id(module.get_parameter(name)): value for name, value in module.initial_constants.items()}
+        own = getattr(module, "initial_constants", {})
+        constants |= {id(module.get_parameter(name)): value for name, value in own.items()}
     return constants

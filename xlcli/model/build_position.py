@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import nn
 
@@ -18,148 +19,100 @@ from xlcli.model.position.sinusoidal import SinusoidalHeadPosition, SinusoidalPo
 from xlcli.model.position.t5 import T5Position
 from xlcli.model.position.xl import XLBiases, XLPosition
 
-Positions = tuple[Position, list[Position]]
-"""Encoding at the embedding, and encoding of each layer."""
+
+def build_positions(config: ModelConfig) -> tuple[Position, list[Position]]:
+    """Encoding at the embedding, and encoding of each layer, which is the same one for all if it is `shared`."""
+    kind, layers = config.position, range(config.n_layers)
+    make = POSITION_BUILDERS[type(kind)](config, kind)
+    if getattr(kind, "placement", None) == "embedding":
+        return make(), [Position() for _ in layers]
+    if getattr(kind, "shared", False):
+        return Position(), [make()] * len(layers)
+    return Position(), [make() for _ in layers]
 
 
-def _placed(config: ModelConfig, make: Callable[[], Position]) -> Positions:
-    """Absolute encoding at the embedding, or one in each layer."""
-    plain = [Position() for _ in range(config.n_layers)]
-    if getattr(config.position, "placement", None) == "embedding":
-        return make(), plain
-    return Position(), [make() for _ in plain]
-
-
-def _in_layers(config: ModelConfig, make: Callable[[], Position], *, shared: bool = False) -> Positions:
-    """One encoding in each layer, or the same one in all."""
-    return Position(), [make()] * config.n_layers if shared else [make() for _ in range(config.n_layers)]
-
-
-def _none(config: ModelConfig) -> Positions:
-    return _in_layers(config, Position)
-
-
-def _sinusoidal(config: ModelConfig) -> Positions:
-    kind = config.position
-    assert isinstance(kind, kinds.SinusoidalPositionConfig)
+def _sinusoidal(config: ModelConfig, kind: kinds.SinusoidalPositionConfig) -> Callable[[], Position]:
     if kind.placement == "qk":
-        return _in_layers(config, lambda: SinusoidalHeadPosition(amplitude=kind.amplitude or 1.0))
+        return lambda: SinusoidalHeadPosition(amplitude=kind.amplitude or 1.0)
     rms = config.embedding_rms if kind.placement == "embedding" else config.stream_rms
-    return _placed(config, lambda: SinusoidalPosition(amplitude=kind.amplitude or rms))
+    return lambda: SinusoidalPosition(amplitude=kind.amplitude or rms)
 
 
-def _learned(config: ModelConfig) -> Positions:
-    kind = config.position
-    assert isinstance(kind, kinds.LearnedPositionConfig)
+def _learned(config: ModelConfig, kind: kinds.LearnedPositionConfig) -> Callable[[], Position]:
     on_heads = kind.placement == "qk"
     encoding = LearnedHeadPosition if on_heads else AxialPosition
     width = config.attention.n_heads * config.head_dim if on_heads else config.dim
-
-    def make() -> Position:
-        return encoding(shape=(kind.max_len,), dims=(width,), overflow=kind.overflow)
-
-    if kind.placement == "embedding":
-        return _placed(config, make)
-    return _in_layers(config, make, shared=kind.shared)
+    return lambda: encoding(shape=(kind.max_len,), dims=(width,), overflow=kind.overflow)
 
 
-def _axial(config: ModelConfig) -> Positions:
-    kind = config.position
-    assert isinstance(kind, kinds.AxialPositionConfig)
-    return _placed(
-        config, lambda: AxialPosition(shape=kind.shape, dims=kind.widths(config.dim), overflow=kind.overflow)
-    )
+def _axial(config: ModelConfig, kind: kinds.AxialPositionConfig) -> Callable[[], Position]:
+    return lambda: AxialPosition(shape=kind.shape, dims=kind.widths(config.dim), overflow=kind.overflow)
 
 
-def _rope(config: ModelConfig) -> Positions:
-    kind = config.position
-    assert isinstance(kind, kinds.RopePositionConfig)
+def _rope(config: ModelConfig, kind: kinds.RopePositionConfig) -> Callable[[], Position]:
     encoding = RopeEmbedding if kind.placement == "embedding" else RopePosition
-    return _placed(config, lambda: encoding(layout=kind.layout, base=kind.base))
+    return lambda: encoding(layout=kind.layout, base=kind.base)
 
 
-def _alibi(config: ModelConfig) -> Positions:
-    return _in_layers(config, AlibiPosition)
-
-
-def _t5(config: ModelConfig) -> Positions:
-    kind = config.position
-    assert isinstance(kind, kinds.T5PositionConfig)
-    tables = [nn.Embedding(kind.n_buckets, config.attention.n_heads) for _ in range(config.n_layers)]
-    if kind.shared:
-        tables = tables[:1] * config.n_layers
-    return Position(), [T5Position(table=table, max_distance=kind.max_distance) for table in tables]
-
-
-def _shaw(config: ModelConfig) -> Positions:
-    kind = config.position
-    assert isinstance(kind, kinds.ShawPositionConfig)
-    scale = config.attention.score_scale(ShawPosition.n_terms, config.head_dim)
-    return _in_layers(
-        config, lambda: ShawPosition(head_dim=config.head_dim, max_distance=kind.max_distance, scale=scale)
+def _t5(config: ModelConfig, kind: kinds.T5PositionConfig) -> Callable[[], Position]:
+    return lambda: T5Position(
+        table=nn.Embedding(kind.n_buckets, config.attention.n_heads), max_distance=kind.max_distance
     )
 
 
-def _xl(config: ModelConfig) -> Positions:
-    kind = config.position
-    assert isinstance(kind, kinds.XLPositionConfig)
+def _shaw(config: ModelConfig, kind: kinds.ShawPositionConfig) -> Callable[[], Position]:
+    scale = _scale(config, ShawPosition)
+    return lambda: ShawPosition(head_dim=config.head_dim, max_distance=kind.max_distance, scale=scale)
+
+
+def _xl(config: ModelConfig, kind: kinds.XLPositionConfig) -> Callable[[], Position]:
     heads, width = config.attention.n_heads, config.head_dim
     shared = XLBiases(heads, width) if kind.tied else None
-    return _in_layers(
-        config,
-        lambda: XLPosition(
-            n_heads=heads,
-            head_dim=width,
-            n_features=kind.n_features or config.dim + config.dim % 2,
-            biases=shared or XLBiases(heads, width),
-            scale=config.attention.score_scale(XLPosition.n_terms, config.head_dim),
-        ),
+    return lambda: XLPosition(
+        n_heads=heads,
+        head_dim=width,
+        n_features=kind.n_features or config.dim + config.dim % 2,
+        biases=shared or XLBiases(heads, width),
+        scale=_scale(config, XLPosition),
     )
 
 
-def _contextual_1(config: ModelConfig) -> Positions:
-    kind = config.position
-    assert isinstance(kind, kinds.Contextual1PositionConfig)
-    return _in_layers(
-        config,
-        lambda: Contextual1Position(
-            dim=config.dim,
-            n_heads=config.attention.n_heads,
-            head_dim=config.head_dim,
-            n_buckets=kind.n_buckets,
-            max_distance=kind.max_distance,
-            scale=config.attention.score_scale(Contextual1Position.n_terms, config.head_dim),
-        ),
-        shared=kind.shared,
+def _contextual_1(config: ModelConfig, kind: kinds.Contextual1PositionConfig) -> Callable[[], Position]:
+    return lambda: Contextual1Position(
+        dim=config.dim,
+        n_heads=config.attention.n_heads,
+        head_dim=config.head_dim,
+        n_buckets=kind.n_buckets,
+        max_distance=kind.max_distance,
+        scale=_scale(config, Contextual1Position),
     )
 
 
-def _contextual_2(config: ModelConfig) -> Positions:
-    kind = config.position
-    assert isinstance(kind, kinds.Contextual2PositionConfig)
-    return _in_layers(
-        config,
-        lambda: Contextual2Position(
-            dim=config.dim,
-            n_buckets=kind.n_buckets,
-            max_distance=kind.max_distance,
-            scale=config.attention.score_scale(Contextual2Position.n_terms, config.head_dim),
-        ),
-        shared=kind.shared,
+def _contextual_2(config: ModelConfig, kind: kinds.Contextual2PositionConfig) -> Callable[[], Position]:
+    return lambda: Contextual2Position(
+        dim=config.dim,
+        n_buckets=kind.n_buckets,
+        max_distance=kind.max_distance,
+        scale=_scale(config, Contextual2Position),
     )
 
 
-POSITION_BUILDERS: dict[str, Callable[[ModelConfig], Positions]] = {
-    "none": _none,
-    "sinusoidal": _sinusoidal,
-    "learned": _learned,
-    "axial": _axial,
-    "rope": _rope,
-    "alibi": _alibi,
-    "t5": _t5,
-    "shaw": _shaw,
-    "xl": _xl,
-    "contextual-1": _contextual_1,
-    "contextual-2": _contextual_2,
+def _scale(config: ModelConfig, encoding: type[Position]) -> float:
+    """Factor on the scores of an encoding."""
+    return config.attention.score_scale(encoding.n_terms, config.head_dim)
+
+
+POSITION_BUILDERS: dict[type[kinds.PositionConfig], Callable[[ModelConfig, Any], Callable[[], Position]]] = {
+    kinds.NoPositionConfig: lambda config, kind: Position,
+    kinds.SinusoidalPositionConfig: _sinusoidal,
+    kinds.LearnedPositionConfig: _learned,
+    kinds.AxialPositionConfig: _axial,
+    kinds.RopePositionConfig: _rope,
+    kinds.AlibiPositionConfig: lambda config, kind: AlibiPosition,
+    kinds.T5PositionConfig: _t5,
+    kinds.ShawPositionConfig: _shaw,
+    kinds.XLPositionConfig: _xl,
+    kinds.Contextual1PositionConfig: _contextual_1,
+    kinds.Contextual2PositionConfig: _contextual_2,
 }
-"""Position encoding kind to builder."""
+"""Configuration class to a function that returns the constructor of one encoding."""

@@ -1,4 +1,4 @@
-"""Fast decoding on the CPU: predictions after one new token of each sequence, by the kernels of `ops/decode.py`.
+"""Fast decoding on the CPU: predictions after one new token of each sequence, by the kernels of `kernels/decode.py`.
 
 A `Decoder` computes `LanguageModel.logits` for calls of one token, with the same states. It packs the weights once: an
 int8 weight takes a byte here, where the network holds its value in float32. Blocks without a kernel (linear and LSH
@@ -21,6 +21,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from xlcli.errors import ConfigError
+from xlcli.kernels.records import ACTIVATIONS, BLOCK, CACHE, LAYER, NONE, RMS, ROPE_LAYOUTS, Array
 from xlcli.memory import Memory, TokenBuffers
 from xlcli.model.attention import Attention
 from xlcli.model.attention.full import FullAttention
@@ -35,17 +36,6 @@ from xlcli.model.position.xl import XLPosition
 from xlcli.model.residual import EPSILON, PostNorm, PreNorm, Residual, ReZero, Sandwich
 from xlcli.model.stack import Block, FeedForward, Stack
 from xlcli.ops.context import AttentionContext
-from xlcli.ops.decode_records import (
-    ACTIVATIONS,
-    BLOCK,
-    CACHE,
-    CALL,
-    LAYER,
-    NONE,
-    RMS,
-    ROPE_LAYOUTS,
-    Array,
-)
 from xlcli.ops.quantize import quantize
 from xlcli.ops.span import Span
 
@@ -58,10 +48,10 @@ TYPES = {
     torch.int8: np.empty(0, np.int8),
 }
 """Number type of weights or memories to an array of its type in the kernel."""
-BYTES = {"bfloat16": 2, "int8": 1}
-"""Bytes of a packed weight; float32 matrices are not copied unless several are joined."""
+ENCODINGS = {"bfloat16": torch.bfloat16, "int8": torch.int8}
+"""Types of packed weights other than float32, whose matrices are not copied unless several are joined."""
 Packed = tuple[Any, ...]
-"""Fields of a record of `ops/decode_records.py`; those of arrays are addresses."""
+"""Fields of a record of `kernels/records.py`; those of arrays are addresses."""
 NO_HEAD = (0,) * 4, (0,) * 5, 0
 """Fields of a head of size 0."""
 
@@ -78,7 +68,7 @@ def make_decoder(network: LanguageModel, encoding: str) -> Decoder | None:
         return None
     n_threads = torch.get_num_threads()
     try:
-        from xlcli.ops import decode
+        from xlcli.kernels import decode
 
         decode.use_threads(1)
     except ConfigError:
@@ -116,13 +106,18 @@ class Decoder:
     def __init__(self, network: LanguageModel, encoding: str, kernels: ModuleType) -> None:
         self.network = network
         self.kernels = kernels
-        self.weight_type = {"bfloat16": torch.bfloat16, "int8": torch.int8}.get(encoding, torch.float32)
+        self.weight_type = ENCODINGS.get(encoding, torch.float32)
         self._packer = Packer(network, self.weight_type)
         self._tables = DistanceTables()
         self._used: set[torch.dtype] = set()  # number types of memories that the kernels have read
         with torch.inference_mode():
-            groups = itertools.groupby(enumerate(network.stack.layers()), lambda one: has_kernel(one[1]))
-            self.parts = [self._part(list(blocks), has_kernel) for has_kernel, blocks in groups]
+            self.parts: list[Part] = []
+            for with_kernel, group in itertools.groupby(
+                enumerate(network.stack.layers()), lambda one: has_kernel(one[1])
+            ):
+                blocks = list(group)
+                packed = [self._packer.block(i, block) for i, block in blocks] if with_kernel else []
+                self.parts.append(Part(blocks[0][0], [block for _, block in blocks], np.array(packed, BLOCK)))
             if self.parts[-1].packed.size and type(network.head) is SoftmaxHead and network.head.projection is None:
                 weight, norm = network.head.weight, self._packer.norm(network.stack.final)
                 self.parts[-1].head = norm, self._packer.matrix(weight, network.head.bias), len(weight)
@@ -131,13 +126,9 @@ class Decoder:
         """Whether the kernels for weights of a type and this memory are compiled; else the next call takes seconds."""
         if os.getpid() != self.kernels.PROCESS:
             return True
-        types: set[torch.dtype] = set()
-        for part in self.parts:
-            memories = state.layers[part.first : part.first + len(part.blocks)]
-            if part.packed.size and _are_readable(memories):
-                types |= {dtype for dtype in _types(memories) if dtype is not None}
+        types = {part.memory_type(state) for part in self.parts} - {None}
         types -= self._used if weight_type == self.weight_type else set()
-        return all(self.kernels.is_compiled(TYPES[weight_type], TYPES[dtype]) for dtype in types)
+        return all(self.kernels.is_compiled(TYPES[weight_type], TYPES[dtype]) for dtype in types if dtype)
 
     def take_problem(self) -> str | None:
         """Reason for which kernels that were compiled are not kept, if any, once."""
@@ -154,13 +145,15 @@ class Decoder:
             x0, has_logits = x, False
             after: list[Memory] = []
             for part in self.parts:
-                memories = state.layers[part.first : part.first + len(part.blocks)]
-                if part.packed.size and _are_readable(memories):
-                    x, new = self._run(part, x, x0, memories, context)
+                if part.memory_type(state) is not None:
+                    x, new = self._run(part, x, x0, part.memories(state), context)
                     has_logits = part.head is not None
-                else:
-                    x, new = self._run_modules(part, x, x0, memories, context)
-                after += new
+                    after += new
+                    continue
+                for i, memory in enumerate(part.memories(state), start=part.first):
+                    own = self.network.stack.block_input(i, x, x0)
+                    x, written = part.blocks[i - part.first](own, memory, context)
+                    after.append(written)
             logits = head.limit(x[:, -1]) if has_logits else head.logits(self.network.stack.final(x[:, -1]))
             return logits, self.network.advance(state, tokens, tuple(after))
 
@@ -191,21 +184,10 @@ class Decoder:
                 assert isinstance(memory, TokenBuffers)
                 yield block, memory.length + 1
 
-    def _run_modules(
-        self, part: Part, x: Tensor, x0: Tensor, memories: Sequence[Memory], context: AttentionContext
-    ) -> tuple[Tensor, tuple[Memory, ...]]:
-        """`_run` without kernels: output (b 1 d)."""
-        after = []
-        for i, (block, memory) in enumerate(zip(part.blocks, memories, strict=True), start=part.first):
-            x, new = block(self.network.stack.block_input(i, x, x0), memory, context)
-            after.append(new)
-        return x, tuple(after)
-
     def _run(
         self, part: Part, x: Tensor, x0: Tensor, memories: Sequence[Memory], context: AttentionContext
     ) -> tuple[Tensor, tuple[Memory, ...]]:
         """Output (b 1 d) or logits (b 1 v) of a part with kernels, and the new memories."""
-        k = self.kernels
         caches, after = [], []
         tables: list[Tensor | None] = []  # kept during the call: another block or thread may replace them
         for block, memory in zip(part.blocks, memories, strict=True):
@@ -228,27 +210,18 @@ class Decoder:
         assert context.tokens is not None
         inputs = [t[:, 0].contiguous() for t in (context.tokens.long(), x, x0)]
         reach = None if context.mask.reach is None else context.mask.reach[:, 0].contiguous()
-        n_threads = k.use_threads(torch.get_num_threads())
-        blocks = part.packed.ctypes.data, packed.ctypes.data
         call = (
             part.head or NO_HEAD,
             len(caches),
-            *blocks,
+            *(part.packed.ctypes.data, packed.ctypes.data),
             *(t.data_ptr() for t in inputs),
             0 if reach is None else reach.data_ptr(),
-            len(x),
-            x.shape[2],
-            n_threads,
+            *(len(x), x.shape[2]),
         )
         memory_type = buffers[0].dtype
-        with k.turn():
-            out = k.decode_token(np.array([call], CALL), TYPES[self.weight_type], TYPES[memory_type])
+        out = self.kernels.decode(call, torch.get_num_threads(), TYPES[self.weight_type], TYPES[memory_type])
         self._used.add(memory_type)
         return torch.from_numpy(out)[:, None], tuple(after)
-
-    def _part(self, blocks: Sequence[tuple[int, Block]], has_kernel: bool) -> Part:
-        packed = [self._packer.block(i, block) for i, block in blocks] if has_kernel else []
-        return Part(blocks[0][0], [block for _, block in blocks], np.array(packed, BLOCK))
 
 
 @dataclass
@@ -267,16 +240,14 @@ class Part:
     packed: Array
     head: Packed | None = None
 
+    def memories(self, state: State) -> Sequence[Memory]:
+        """Memories of the blocks."""
+        return state.layers[self.first : self.first + len(self.blocks)]
 
-def _are_readable(memories: Sequence[Memory]) -> bool:
-    """Whether there is a kernel for the number type of the memories."""
-    types = _types(memories)
-    return len(types) == 1 and types <= TYPES.keys()
-
-
-def _types(memories: Sequence[Memory]) -> set[torch.dtype | None]:
-    """Number types of the keys and values; None for memories of another kind."""
-    return {memory.dtype if isinstance(memory, TokenBuffers) else None for memory in memories}
+    def memory_type(self, state: State) -> torch.dtype | None:
+        """Number type of all keys and values; None if there is no kernel for the blocks or for their memories."""
+        types = {memory.dtype if isinstance(memory, TokenBuffers) else None for memory in self.memories(state)}
+        return types.pop() if self.packed.size and len(types) == 1 and types <= TYPES.keys() else None
 
 
 class Packer:
@@ -399,27 +370,31 @@ class DistanceTables:
         longest = 1 + farthest if farthest is not None else context.span.segment_len
         if isinstance(position, XLPosition):
             length, longest = (min(n, (context.span.clamp_len or n) + 1) for n in (length, longest))
-            if position.n_features <= e:
-                keys = self._table(
-                    ("xl", position.n_features), length, longest, lambda n: _position_keys(position, n, e)
-                )
-            else:  # inner products with projected keys are shorter
-                keys = self._table(position.relative, length, longest, lambda n: _projected_keys(position, n, e))
+            shared = position.n_features <= e  # inner products with projected keys are shorter
+            source: Hashable = ("xl", position.n_features) if shared else position.relative
+            keys = self._table(source, length, longest, lambda n: _position_keys(position, n, e))
             return keys, None, None, None, None
         if isinstance(position, (AlibiPosition, T5Position)):
-            source: Hashable = position.table if isinstance(position, T5Position) else "alibi"
+            source = position.table if isinstance(position, T5Position) else "alibi"
             bias = self._table((source, attention.n_heads), length, longest, lambda n: _bias(attention, n, e))
             return None, bias, None, None, None
         if isinstance(position, RopePosition):
-            sin, cos = context.cache.constant(
-                ("rope step", e, position.base), lambda: _rope_angles(position, context, e)
-            )
+
+            def angles() -> list[Tensor]:
+                """Sine and cosine (b e/2) of the angles of the new tokens (b 1)."""
+                assert context.tokens is not None
+                positions = context.positions.latest(1).expand_as(context.tokens)[:, 0]
+                return [part.float().contiguous() for part in rope_angles(positions, e, position.base)]
+
+            def rotations(n: int) -> Tensor:
+                """Sines, then cosines (n e), of the rotations by 0 to n - 1 positions."""
+                return torch.cat(rope_angles(torch.arange(n), e, position.base), dim=-1).float()
+
+            sin, cos = context.cache.constant(("rope step", e, position.base), angles)
             turns, clamp_len = None, context.span.clamp_len
             if clamp_len is not None and length > clamp_len + 1:
                 n_far = length - clamp_len
-                turns = self._table(
-                    ("turns", e, position.base), n_far, longest, lambda n: _turns(position, n, e), axis=0
-                )
+                turns = self._table(("turns", e, position.base), n_far, longest, rotations, axis=0)
             return None, None, sin, cos, turns
         return None, None, None, None, None
 
@@ -441,29 +416,13 @@ def _context(n: int) -> AttentionContext:
     return AttentionContext(Span("uniform", n, n), n_memory=n - 1, n_new=1, keep=0, device=torch.device("cpu"))
 
 
-def _rope_angles(position: RopePosition, context: AttentionContext, width: int) -> tuple[Tensor, Tensor]:
-    """Sine and cosine (b width/2) of the angles of the new tokens (b 1)."""
-    assert context.tokens is not None
-    positions = context.positions.latest(1).expand_as(context.tokens)[:, 0]
-    sin, cos = rope_angles(positions, width, position.base)
-    return sin.float().contiguous(), cos.float().contiguous()
-
-
-def _turns(position: RopePosition, n: int, width: int) -> Tensor:
-    """Sines, then cosines (n width), of the rotations by 0 to n - 1 positions."""
-    return torch.cat(rope_angles(torch.arange(n), width, position.base), dim=-1).float()
-
-
 def _position_keys(position: XLPosition, n: int, head_dim: int) -> Tensor:
-    """Position keys (f n) of distances n - 1 to 0."""
+    """Position keys (f n) of distances n - 1 to 0, or, if they are wider than a head, projected by W_R: (h e n)."""
     _, term = position.term(torch.zeros(1, position.n_heads, 1, head_dim), _context(n))
     assert term is not None
-    return term.keys.T
-
-
-def _projected_keys(position: XLPosition, n: int, head_dim: int) -> Tensor:
-    """Position keys of distances n - 1 to 0, projected by W_R: (h e n)."""
-    cos, sin = _position_keys(position, n, head_dim).chunk(2)
+    if position.n_features <= head_dim:
+        return term.keys.T
+    cos, sin = term.keys.T.chunk(2)
     return position.relative.weight @ torch.cat([-sin, cos])
 
 
@@ -478,25 +437,22 @@ def _bias(attention: FullAttention, n: int, head_dim: int) -> Tensor:
 def weight_bytes(network: LanguageModel, encoding: str) -> int:
     """Size in bytes of the copies of the matrices of blocks; 0 if there is no decoder."""
     total = 0
-    for block in filter(has_kernel, network.stack.layers() if may_decode(network) else ()):
-        attention, feed_forward = block.attention, block.feedforward
-        assert isinstance(attention, FullAttention)
-        gate = feed_forward.gate
+    for attention, feed_forward in _decoded(network):
         joined = [attention.query, attention.key, attention.value]
         single = [attention.output, feed_forward.down]
-        (single if gate is None else joined).append(feed_forward.up)
-        joined += [] if gate is None else [gate]
-        copied = joined + single if encoding in BYTES else joined
-        total += BYTES.get(encoding, 4) * sum(part.weight.numel() for part in copied)
+        if feed_forward.gate is None:
+            single.append(feed_forward.up)
+        else:
+            joined += [feed_forward.up, feed_forward.gate]
+        copied = joined + single if encoding in ENCODINGS else joined
+        total += ENCODINGS.get(encoding, torch.float32).itemsize * sum(part.weight.numel() for part in copied)
     return total
 
 
 def table_bytes(network: LanguageModel, mem_len: int) -> int:
     """Size in bytes of the tables by distance with memory of `mem_len` tokens; 0 if there is no decoder."""
     tables: dict[Hashable, int] = {}
-    for block in filter(has_kernel, network.stack.layers() if may_decode(network) else ()):
-        attention = block.attention
-        assert isinstance(attention, FullAttention)
+    for attention, _ in _decoded(network):
         position, h, width = attention.position, attention.n_heads, attention.output.weight.shape[1]
         n = 1 + (min(mem_len, attention.window) if isinstance(attention, LocalAttention) else mem_len)
         if isinstance(position, XLPosition):
@@ -509,3 +465,10 @@ def table_bytes(network: LanguageModel, mem_len: int) -> int:
             continue
         tables[key] = max(tables.get(key, 0), 4 * rows * n)
     return sum(tables.values())
+
+
+def _decoded(network: LanguageModel) -> Iterator[tuple[FullAttention, FeedForward]]:
+    """Branches of the blocks with a kernel, if there is a decoder."""
+    for block in filter(has_kernel, network.stack.layers() if may_decode(network) else ()):
+        assert isinstance(block.attention, FullAttention)
+        yield block.attention, block.feedforward

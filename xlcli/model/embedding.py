@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import ClassVar
 
@@ -48,18 +48,12 @@ class AdaptiveEmbedding(nn.Module):
         super().__init__()
         self.cutoffs = tuple(cutoffs)
         borders = (0, *cutoffs, vocab_size)
-        self.clusters = nn.ModuleList(
+        self.clusters: Sequence[TokenEmbedding] = nn.ModuleList(  # type: ignore[assignment]
             TokenEmbedding(vocab_size=stop - start, dim=dim, inner_dim=dim // div_val**i if div_val > 1 else None)
             for i, (start, stop) in enumerate(pairwise(borders))
         )
         self.scale = dim**0.5 if scaled else 1.0
         self.dropout = Dropout(dropout)
-
-    def tables(self) -> Iterator[TokenEmbedding]:
-        """Clusters, frequent words first."""
-        for cluster in self.clusters:
-            assert isinstance(cluster, TokenEmbedding)
-            yield cluster
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Vectors (b t d) of tokens (b t)."""
@@ -67,7 +61,7 @@ class AdaptiveEmbedding(nn.Module):
         # could depend on the other tokens of the call in its last bits.
         cluster = cluster_of(tokens, self.cutoffs)
         x: Tensor | None = None
-        for i, (start, table) in enumerate(zip((0, *self.cutoffs), self.tables(), strict=True)):
+        for i, (start, table) in enumerate(zip((0, *self.cutoffs), self.clusters, strict=True)):
             own = cluster == i
             vectors = table(torch.where(own, tokens - start, 0))
             x = vectors if x is None else torch.where(own[..., None], vectors, x)

@@ -8,7 +8,7 @@ The matrices of a head are arguments and may be shared with the embedding.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -121,14 +121,15 @@ class AdaptiveHead(Head):
         width = cutoffs[0] + len(cutoffs) + max(tail.width for tail in clusters[1:])
         super().__init__(width=width, loss_chunk=loss_chunk, softcap=softcap)
         self.cutoffs = tuple(cutoffs)
-        self.first, self.rest = clusters[0], nn.ModuleList(clusters[1:])
+        self.first = clusters[0]
+        self.rest: Sequence[SoftmaxHead] = nn.ModuleList(clusters[1:])  # type: ignore[assignment]
         self.tails = nn.Linear(clusters[0].weight.shape[1], len(cutoffs), bias=bias)
 
     def logits(self, x: Tensor) -> Tensor:
         """Log-probabilities (... v) of all words, given hidden states (... d)."""
         head = _widen(self._head(x)).log_softmax(-1)
         words, tails = head.tensor_split([self.cutoffs[0]], dim=-1)
-        rare = [tails[..., i, None] + tail.logits(x).log_softmax(-1) for i, tail in enumerate(self._tails())]
+        rare = [tails[..., i, None] + tail.logits(x).log_softmax(-1) for i, tail in enumerate(self.rest)]
         return torch.cat((words, *rare), dim=-1)
 
     def losses(self, x: Tensor, targets: Tensor) -> Tensor:
@@ -137,16 +138,11 @@ class AdaptiveHead(Head):
         cluster = cluster_of(words, self.cutoffs)
         frequent = cluster == 0
         losses = cross_entropy(self._head(hidden), torch.where(frequent, words, self.cutoffs[0] + cluster - 1))
-        for i, (start, tail) in enumerate(zip(self.cutoffs, self._tails(), strict=True), start=1):
+        for i, (start, tail) in enumerate(zip(self.cutoffs, self.rest, strict=True), start=1):
             rows = (cluster == i).nonzero().squeeze(1)
             within = cross_entropy(tail.scores(hidden[rows]), words[rows] - start)
             losses = losses.index_add(0, rows, within)
         return rearrange(losses, "(b t) -> b t", b=x.shape[0])
-
-    def _tails(self) -> Iterator[SoftmaxHead]:
-        for tail in self.rest:
-            assert isinstance(tail, SoftmaxHead)
-            yield tail
 
     def _head(self, x: Tensor) -> Tensor:
         """Logits (... cutoffs[0] + n) of the words of the first cluster and of the n tails."""
@@ -167,11 +163,6 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Surprisal in nats (n), in float32 or wider, of targets (n) under logits (n v) of any floating type."""
     if logits.device.type == "cpu":
         return _CrossEntropy.apply(logits, targets)  # type: ignore[no-any-return, no-untyped-call]
-    return cross_entropy_plain(logits, targets)
-
-
-def cross_entropy_plain(logits: Tensor, targets: Tensor) -> Tensor:
-    """`cross_entropy` with all logits and their gradients in float32."""
     return F.cross_entropy(logits.to(wide(logits.dtype)), targets, reduction="none")
 
 

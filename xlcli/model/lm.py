@@ -136,17 +136,28 @@ class LanguageModel(nn.Module):
             for block, memory in zip(itertools.cycle(self.stack.layers()), state.layers, strict=False)
         )
 
-    def inference_settings(self, state: State) -> dict[str, int]:
-        """Values of `n_steps` and `n_hashes` that the state was made with; they may differ from the model's."""
-        settings = {"n_steps": len(state.layers) // self.config.n_layers}
+    def inference_settings(self, state: State) -> dict[str, int | str]:
+        """Settings that the state was made with: lengths, and those of memories, which may differ from the model's."""
+        span = state.span
+        settings: dict[str, int | str] = {
+            "mem_len": span.mem_len,
+            "n_steps": len(state.layers) // self.config.n_layers,
+            "clamp_len": span.clamp_len or span.far_len or "none",
+            "memory_dtype": state.memory_dtype,
+        }
         for memory in state.layers:
             settings |= memory.settings
         return settings
 
     def forward(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Last hidden states (b t d) of tokens (b t), and the new state."""
-        x, state, *_ = self._read(tokens, state)
-        return x, state
+        hidden = []
+        for part in self._split_at_resets(tokens, state):
+            embedded, context = self.embed(part, state)
+            x, layers, _ = self.stack(embedded, state.layers, context)
+            state = self.advance(state, part, layers)
+            hidden.append(self.stack.final(x))
+        return _joined(hidden), state
 
     def score(self, tokens: Tensor, targets: Tensor, state: State, documents: Tensor | None = None) -> ScoreOutput:
         """Surprisal in nats of each target (b n) after its token, the new state, and further losses.
@@ -158,25 +169,6 @@ class LanguageModel(nn.Module):
             documents: Position (b t) of each token in its document, on the CPU: no token attends to an earlier
                 document, and absolute positions are these. Full and local attention only. None: one document.
         """
-        x, state, ponder, auxiliary = self._read(tokens, state, documents)
-        if targets.shape[1] < x.shape[1]:
-            x = x[:, -targets.shape[1] :]
-        return ScoreOutput(self.head.nll(x, targets), state, ponder, auxiliary)
-
-    def nll(
-        self, tokens: Tensor, targets: Tensor, state: State, documents: Tensor | None = None
-    ) -> tuple[Tensor, State]:
-        """`score` without further losses."""
-        return self.score(tokens, targets, state, documents)[:2]
-
-    def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
-        """Logits (b v) of the next token after tokens (b t), and the new state."""
-        x, state = self(tokens, state)
-        return self.head.logits(x[:, -1]), state
-
-    def _read(
-        self, tokens: Tensor, state: State, documents: Tensor | None = None
-    ) -> tuple[Tensor, State, Ponder | None, Tensor | None]:
         hidden, ponders, done = [], [], 0
         losses: list[Tensor] = []
         for part in self._split_at_resets(tokens, state):
@@ -190,12 +182,23 @@ class LanguageModel(nn.Module):
             x, layers, ponder = self.stack(embedded, state.layers, context)
             state = self.advance(state, part, layers)
             hidden.append(self.stack.final(x))
-            ponders.append(ponder)
+            if ponder is not None:
+                ponders.append(ponder)
             losses += context.losses.values()
-        auxiliary = torch.stack(losses).sum() if losses else None
-        if len(hidden) == 1:
-            return hidden[0], state, ponders[0], auxiliary
-        return torch.cat(hidden, dim=1), state, _concatenate(ponders), auxiliary
+        x = _joined(hidden)
+        if targets.shape[1] < x.shape[1]:
+            x = x[:, -targets.shape[1] :]
+        ponder = Ponder(*map(_joined, zip(*ponders, strict=True))) if ponders else None
+        return ScoreOutput(self.head.nll(x, targets), state, ponder, torch.stack(losses).sum() if losses else None)
+
+    def observe(self, targets: Tensor, state: State) -> State:
+        """The state, unchanged: nothing is learned from targets (b)."""
+        return state
+
+    def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+        """Logits (b v) of the next token after tokens (b t), and the new state."""
+        x, state = self(tokens, state)
+        return self.head.logits(x[:, -1]), state
 
     def embed(
         self, tokens: Tensor, state: State, documents: DocumentPositions | None = None
@@ -246,7 +249,6 @@ def parameter_bytes(modules: Iterable[nn.Module]) -> int:
     return sum(p.nbytes for part in parts if not isinstance(part, nn.Embedding) for p in part.parameters(recurse=False))
 
 
-def _concatenate(ponders: Sequence[Ponder | None]) -> Ponder | None:
-    """Concatenated ponder costs of successive parts."""
-    costs = [ponder for ponder in ponders if ponder is not None]
-    return Ponder(*(torch.cat(parts, dim=1) for parts in zip(*costs, strict=True))) if costs else None
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """One tensor (b t ...) of those of successive parts."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -51,20 +50,7 @@ def lsh_recall(model: LanguageModel, tokens: Tensor, state: State, call_len: int
         call_len: Number of tokens per call.
     """
     n = tokens.shape[1]
-    limit = state.span.mem_len or n
-    calls = []
-    for part in torch.split(tokens, call_len, dim=1):
-        with _recording(model) as recorded:
-            _, state = model(part, state)
-        calls.append(recorded)
-    first = max(1, limit if limit < n else n // 2)
-    positions = torch.linspace(first, n - 1, min(QUERIES, n - first), device=tokens.device).long()
-    return [_mean_recall(_LayerCall.joined(parts), positions, limit) for parts in zip(*calls, strict=True)]
-
-
-@contextmanager
-def _recording(model: LanguageModel) -> Iterator[list[_LayerCall]]:
-    """Records the inputs of all LSH layers."""
+    limit = state.span.longest or n
     recorded: list[_LayerCall] = []
 
     def record(layer: LSHAttention, given: tuple[Tensor, Buckets, AttentionContext]) -> None:
@@ -75,11 +61,17 @@ def _recording(model: LanguageModel) -> Iterator[list[_LayerCall]]:
 
     layers = [module for module in model.modules() if isinstance(module, LSHAttention)]
     hooks = [layer.register_forward_pre_hook(record) for layer in layers]
+    parts = torch.split(tokens, call_len, dim=1)
     try:
-        yield recorded
+        for part in parts:
+            _, state = model(part, state)
     finally:
         for hook in hooks:
             hook.remove()
+    n_layers = len(recorded) // len(parts)
+    first = max(1, limit if limit < n else n // 2)
+    positions = torch.linspace(first, n - 1, min(QUERIES, n - first), device=tokens.device).long()
+    return [_mean_recall(_LayerCall.joined(recorded[i::n_layers]), positions, limit) for i in range(n_layers)]
 
 
 def _mean_recall(recorded: _LayerCall, positions: Tensor, limit: int) -> float:
@@ -91,5 +83,5 @@ def _mean_recall(recorded: _LayerCall, positions: Tensor, limit: int) -> float:
         distance = part[:, None] - keys
         visible = (distance >= 1) & (distance <= limit)
         found = share_bucket(global_ranks[..., part], global_ranks, layer.bucket_size)
-        total += recall(q[:, :, part], k, found, visible, scale=layer.scale).double().sum().item()
+        total += recall(q[:, :, part], k, found, visible).double().sum().item()
     return total / (layer.n_heads * len(positions))

@@ -19,23 +19,6 @@ from torch.nn import functional as F
 from xlcli.ops.dropout import Dropout
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x²) + eps) · weight over the last axis, for x (... d) and weight (d): Zhang and Sennrich 2019.
-
-    On a CPU the backward pass takes few operators. A weight of 16 bits is widened: a rank may have gathered it so.
-    """
-    weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
-    trains = torch.is_grad_enabled() and x.device.type == "cpu" and x.dtype == weight.dtype
-    if trains and not torch.compiler.is_compiling():
-        return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-any-return, no-untyped-call]
-    return rms_norm_plain(x, weight, eps)
-
-
-def rms_norm_plain(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`rms_norm` by PyTorch, whose gradient on a CPU is that of its ten elementary operators."""
-    return F.rms_norm(x, weight.shape, weight, eps)
-
-
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -76,11 +59,19 @@ class LayerNorm(nn.LayerNorm):
 
 
 class RMSNorm(nn.RMSNorm):
-    """RMSNorm over the last axis."""
+    """x / sqrt(mean(x²) + `EPSILON`) · weight over the last axis.
+
+    On a CPU the backward pass takes few operators; that of PyTorch has ten. A weight of 16 bits is widened: a rank may
+    have gathered it so.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalized input (... d)."""
-        return rms_norm(x, self.weight, EPSILON)
+        weight = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
+        trains = torch.is_grad_enabled() and x.device.type == "cpu" and x.dtype == weight.dtype
+        if trains and not torch.compiler.is_compiling():
+            return _RMSNorm.apply(x, weight, EPSILON)  # type: ignore[no-any-return, no-untyped-call]
+        return F.rms_norm(x, weight.shape, weight, EPSILON)
 
 
 class HeadNorm(RMSNorm):
@@ -93,9 +84,6 @@ class HeadNorm(RMSNorm):
 
 class Residual(nn.Module):
     """x + branch(x)."""
-
-    initial_constants: ClassVar[Mapping[str, float]] = {}
-    """Parameters with a constant initial value (`init_weights`)."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()

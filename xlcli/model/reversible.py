@@ -20,40 +20,44 @@ in bfloat16 or hashes could return something else, and errors would grow from la
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import get_device_states, set_device_states
 
 from xlcli.memory import Memory
 from xlcli.model.stack import Block, Stack, StackOutput
 from xlcli.ops.context import AttentionContext
 
-T = TypeVar("T")
 
-
-class Layer(NamedTuple, Generic[T]):
+class Layer(NamedTuple):
     """Branches F and G, from (b t d) to (b t d), and the parameters that each uses. F returns a further value.
 
     A branch is called again in the backward pass, so it must not modify its inputs or the state that it reads.
     """
 
-    f: Callable[[Tensor], tuple[Tensor, T]]
+    f: Callable[[Tensor], tuple[Tensor, Any]]
     g: Callable[[Tensor], Tensor]
     f_parameters: Sequence[Tensor]
     g_parameters: Sequence[Tensor]
 
 
-def reversible_forward(x1: Tensor, x2: Tensor, layers: Sequence[Layer[T]]) -> tuple[Tensor, Tensor, list[T]]:
+def reversible_forward(x1: Tensor, x2: Tensor, layers: Sequence[Layer]) -> tuple[Tensor, Tensor, list[Any]]:
     """Both streams (b t d) after all layers, and the further value of each F. Activations are not kept.
 
     Gradients flow to the streams and to the listed parameters only. Without gradients, streams keep their own type.
     """
+    values: list[Any] = []
     if not torch.is_grad_enabled():
-        return _forward_without_gradients(x1, x2, layers)
+        for layer in layers:
+            y, value = layer.f(x2)
+            values.append(value)
+            x1 = x1 + y
+            x2 = x2 + layer.g(x1)
+        return x1, x2, values
     call = _Call(x1, len(layers))
-    values: list[T] = []
     y1, y2 = x1.double(), x2.double()
     for i, layer in enumerate(layers, start=1):
         used = {id(p): p for p in (*layer.f_parameters, *layer.g_parameters) if p.requires_grad}
@@ -61,31 +65,21 @@ def reversible_forward(x1: Tensor, x2: Tensor, layers: Sequence[Layer[T]]) -> tu
     return y1.to(x1.dtype), y2.to(x2.dtype), values
 
 
-def _forward_without_gradients(x1: Tensor, x2: Tensor, layers: Sequence[Layer[T]]) -> tuple[Tensor, Tensor, list[T]]:
-    values = []
-    for layer in layers:
-        y, value = layer.f(x2)
-        values.append(value)
-        x1 = x1 + y
-        x2 = x2 + layer.g(x1)
-    return x1, x2, values
-
-
 class _Recomputed(torch.autograd.Function):
     """Layer number `place`, from 1. The last layer saves its outputs; other layers get recomputed ones from `call`."""
 
     @staticmethod
     def forward(
-        ctx: Any, x1: Tensor, x2: Tensor, layer: Layer[T], values: list[T], call: _Call, place: int, *used: Tensor
+        ctx: Any, x1: Tensor, x2: Tensor, layer: Layer, values: list[Any], call: _Call, place: int, *used: Tensor
     ) -> tuple[Tensor, Tensor]:
         def f(x: Tensor) -> Tensor:
             y, value = layer.f(x)
             values.append(value)
             return y
 
-        before_f = _RandomState.now(call.device)
+        before_f = _random_state(x1)
         y1 = x1 + call.branch(f, x2)[1].detach()
-        before_g = _RandomState.now(call.device)
+        before_g = _random_state(x1)
         y2 = x2 + call.branch(layer.g, y1)[1].detach()
         ctx.layer, ctx.call, ctx.place, ctx.used, ctx.random_states = layer, call, place, used, (before_f, before_g)
         # Parameters are saved so that autograd detects changes before the backward pass.
@@ -115,10 +109,10 @@ class _Recomputed(torch.autograd.Function):
 
         before_f, before_g = ctx.random_states
         with torch.random.fork_rng([call.device] if call.device.type == "cuda" else []):
-            before_g.restore(call.device)
+            _restore(*before_g)
             y, d = differentiate(ctx.layer.g, y1, d2, ctx.layer.g_parameters)
             x2, d1 = y2 - y, d1 + d
-            before_f.restore(call.device)
+            _restore(*before_f)
             y, d = differentiate(lambda x: ctx.layer.f(x)[0], x2, d1, ctx.layer.f_parameters)
             x1, d2 = y1 - y, d2 + d
         call.inputs = (x1, x2) if ctx.place > 1 else ()
@@ -150,20 +144,14 @@ class _Call:
             return x, branch(x)
 
 
-class _RandomState(NamedTuple):
-    """States of the random-number generators of the CPU and of the device."""
+def _random_state(x: Tensor) -> tuple[Any, ...]:
+    """States of the random-number generators of the CPU and of the device of x."""
+    return torch.get_rng_state(), *get_device_states(x)
 
-    cpu: Tensor
-    cuda: Tensor | None
 
-    @staticmethod
-    def now(device: torch.device) -> _RandomState:
-        return _RandomState(torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None)
-
-    def restore(self, device: torch.device) -> None:
-        torch.set_rng_state(self.cpu)
-        if self.cuda is not None:
-            torch.cuda.set_rng_state(self.cuda, device)
+def _restore(cpu: Tensor, devices: list[int], states: list[Tensor]) -> None:
+    torch.set_rng_state(cpu)
+    set_device_states(devices, states)
 
 
 class ReversibleStack(Stack):
@@ -175,23 +163,17 @@ class ReversibleStack(Stack):
         """Leaves the blocks out: the compiler cannot trace their backward pass."""
         self.couple = torch.compiler.disable(reversible_forward)  # type: ignore[no-untyped-call]
 
-    def forward(
-        self,
-        x: Tensor,
-        memories: tuple[Memory, ...],
-        context: AttentionContext,
-        last: AttentionContext | None = None,
-    ) -> StackOutput:
+    def forward(self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> StackOutput:
         """Output for input (b t d), and the new memories."""
         y1, y2, after = self.couple(x, x, self.coupled_layers(memories, context))
         return StackOutput((y1 + y2) / 2, tuple(after))
 
-    def coupled_layers(self, memories: tuple[Memory, ...], context: AttentionContext) -> list[Layer[Memory]]:
+    def coupled_layers(self, memories: tuple[Memory, ...], context: AttentionContext) -> list[Layer]:
         """Branches of all blocks; F also returns the new memory."""
         return [_layer(block, memory, context) for block, memory in zip(self.layers(), memories, strict=True)]
 
 
-def _layer(block: Block, memory: Memory, context: AttentionContext) -> Layer[Memory]:
+def _layer(block: Block, memory: Memory, context: AttentionContext) -> Layer:
     def attend(x: Tensor) -> tuple[Tensor, Memory]:
         x = block.embed(x, context)
         y, after = block.attention(block.attention_residual.pre(x), memory, context)

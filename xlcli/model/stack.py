@@ -94,7 +94,8 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         self.vectors = vectors
-        self.initial_constants = {} if vectors is None else {"vectors.weight": 0.0}
+        if vectors is not None:
+            self.initial_constants = {"vectors.weight": 0.0}
         self.attention = attention
         self.feedforward = feedforward
         self.attention_residual = attention_residual
@@ -109,7 +110,7 @@ class Block(nn.Module):
         """Output for input (b t d), and the new memory, which holds inputs of the attention branch."""
         x = self.embed(x, context)
         y, memory = self.attention(self.attention_residual.pre(x), memory, context)
-        return context.apply(self._after_attention, x, y), memory
+        return context.apply(self._after_attention, x, y) if context.needs_output else y, memory
 
     def _after_attention(self, x: Tensor, y: Tensor) -> Tensor:
         """Output of the block from its input x and the output y of attention."""
@@ -123,11 +124,6 @@ class Block(nn.Module):
             x = x + self.vectors(context.tokens)
         return self.attention.position.embed(x, context)
 
-    def update_memory(self, x: Tensor, memory: Memory, context: AttentionContext) -> Memory:
-        """New memory after input x (b t d), without the output."""
-        x = self.embed(x, context)
-        return self.attention.update_memory(self.attention_residual.pre(x), memory, context)
-
 
 class Stack(nn.Module):
     """Blocks in sequence. The model applies the last layer `final`, usually a norm, to their output.
@@ -136,21 +132,23 @@ class Stack(nn.Module):
     stack.
 
     Attributes:
+        n_steps: Number of times that all blocks are applied.
         recompute_activations: Keep only the input of each block for the backward pass, which computes the block again
             with the same dropout (Chen et al. 2016). A reversible stack keeps less and ignores it.
     """
+
+    n_steps = 1
 
     def __init__(self, blocks: Sequence[Block], final: nn.Module, *, input_residual: bool = False) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
         self.final = final
-        self.initial_constants: dict[str, float] = {}
         self.input_residual = input_residual
         self.recompute_activations = False
         if input_residual:
             self.stream_scale = nn.Parameter(torch.empty(len(blocks)))
             self.input_scale = nn.Parameter(torch.empty(len(blocks)))
-            self.initial_constants |= {"stream_scale": 1.0, "input_scale": 0.0}
+            self.initial_constants = {"stream_scale": 1.0, "input_scale": 0.0}
 
     def redraw(self, layers: Collection[int], generator: torch.Generator | None = None) -> None:
         """Draws new random features in these layers. Their memories become invalid."""
@@ -159,8 +157,9 @@ class Stack(nn.Module):
                 block.attention.redraw(generator)
 
     def unrolled(self) -> Iterator[Block]:
-        """Blocks in the order of use; a block is repeated if the stack applies it several times."""
-        yield from self.layers()
+        """Blocks in the order of use."""
+        for _ in range(self.n_steps):
+            yield from self.layers()
 
     def accepts_depth(self, depth: int) -> bool:
         """Whether the stack can run with a state of `depth` memories."""
@@ -169,27 +168,17 @@ class Stack(nn.Module):
     def prepare_compiling(self) -> None:
         """Called once before the stack is compiled."""
 
-    def forward(
-        self,
-        x: Tensor,
-        memories: tuple[Memory, ...],
-        context: AttentionContext,
-        last: AttentionContext | None = None,
-    ) -> StackOutput:
-        """Output of the blocks for input (b t d), and the new memories.
-
-        `last` is the context of the last block, if it is another one.
-        """
+    def forward(self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> StackOutput:
+        """Output of the blocks for input (b t d), and the new memories."""
         after = []
-        x0 = x
+        x0, before_last = x, context.for_rows(None)
         for i, (block, before) in enumerate(zip(self.layers(), memories, strict=True)):
             x = self.block_input(i, x, x0)
-            if last is not None and i == len(self.blocks) - 1:
-                context = last
+            own = context if i == len(self.blocks) - 1 else before_last
             if self.recompute_activations and torch.is_grad_enabled():
-                x, memory = _recomputed(block, x, before, context)
+                x, memory = _recomputed(block, x, before, own)
             else:
-                x, memory = block(x, before, context)
+                x, memory = block(x, before, own)
             after.append(memory)
         return StackOutput(x, tuple(after))
 

@@ -9,7 +9,7 @@ positions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -33,22 +33,11 @@ class UniversalStack(Stack):
         self.n_steps = n_steps
         self.time_signal = time_signal
 
-    def unrolled(self) -> Iterator[Block]:
-        """Blocks in the order of use, `n_steps` times."""
-        for _ in range(self.n_steps):
-            yield from self.layers()
-
     def accepts_depth(self, depth: int) -> bool:
         """Any positive number of steps."""
         return depth > 0 and depth % len(self.blocks) == 0
 
-    def forward(
-        self,
-        x: Tensor,
-        memories: tuple[Memory, ...],
-        context: AttentionContext,
-        last: AttentionContext | None = None,
-    ) -> StackOutput:
+    def forward(self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> StackOutput:
         """Output for input (b t d), and the new memories."""
         after: tuple[Memory, ...] = ()
         for step, before in enumerate(self._by_step(memories), start=1):
@@ -73,13 +62,7 @@ class AdaptiveStack(UniversalStack):
 
     Halting probabilities are computed from the state after the last norm, as logits are: the stream of a pre-norm
     network grows from step to step, and probabilities computed from it would saturate.
-
-    Attributes:
-        skips_halted: Compute only keys and values of halted positions in the last block of a step, where that needs no
-            wait for a device. The results do not change.
     """
-
-    skips_halted = True
 
     def __init__(
         self,
@@ -97,13 +80,7 @@ class AdaptiveStack(UniversalStack):
         self.halt = nn.Linear(dim, 1)
         self.initial_constants = {"halt.bias": halt_bias}
 
-    def forward(
-        self,
-        x: Tensor,
-        memories: tuple[Memory, ...],
-        context: AttentionContext,
-        last: AttentionContext | None = None,
-    ) -> StackOutput:
+    def forward(self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> StackOutput:
         """Output for input (b t d), the new memories, and the ponder cost."""
         steps = self._by_step(memories)
         running = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
@@ -113,14 +90,12 @@ class AdaptiveStack(UniversalStack):
         after: tuple[Memory, ...] = ()
         for step, before in enumerate(steps, start=1):
             signalled = self._signal(x, step)
-            rows = _rows(running) if self.skips_halted and step > 1 else None
-            if rows is not None and not len(rows.index):
-                # All positions have halted; later tokens still need their memory of this step.
-                after += self._remember(signalled, before, context)
-                continue
-            last = context if rows is None else context.for_rows(rows)
-            new, memory, _ = Stack.forward(self, signalled, before, context, last)
+            rows = _rows(running) if step > 1 else None
+            own = context.for_rows(rows)
+            new, memory, _ = Stack.forward(self, signalled, before, own)
             after += memory
+            if not own.needs_output:  # all positions have halted; later tokens need their memory of this step
+                continue
             new = torch.where(running[..., None], new.to(x.dtype), x)
             p = self.halt(self.final(new)).squeeze(-1).to(total.dtype).sigmoid()
             halts = running & ((total + p > 1 - self.epsilon) | (step == len(steps)))
@@ -133,15 +108,6 @@ class AdaptiveStack(UniversalStack):
             running = running & ~halts
             total = total + p
         return StackOutput(out, after, Ponder(taken + remainder, taken))
-
-    def _remember(self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> tuple[Memory, ...]:
-        """New memories of a step whose output is not needed: the last block only updates its memory."""
-        *first, last = self.layers()
-        after = []
-        for block, before in zip(first, memories[:-1], strict=True):
-            x, memory = block(x, before, context)
-            after.append(memory)
-        return *after, last.update_memory(x, memories[-1], context)
 
 
 def _rows(running: Tensor) -> Rows | None:

@@ -58,62 +58,30 @@ class Reader(Protocol):
         """State with empty memory at the beginning of a text. What was learned remains."""
 
 
-class FixedModel:
-    """Reader with the trained weights.
-
-    Args:
-        network: The model.
-        decoder: Faster `logits` of one token, if any.
-    """
-
-    def __init__(self, network: LanguageModel, decoder: Decoder | LanguageModel | None = None) -> None:
-        self.init_state = network.init_state
-        self.score = network.score
-        self.reset = network.reset
-        self.network = network
-        self.decoder = decoder or network
-
-    def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
-        """Logits (b v) of the next token after tokens (b t), and the new state."""
-        return (self.decoder if tokens.shape[1] == 1 else self.network).logits(tokens, state)
-
-    def observe(self, targets: Tensor, state: State) -> State:
-        """The state, unchanged."""
-        return state
-
-
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "adaptation": {"adapt_block": 64, "adapt_lr": 6e-4, "adapt_decay": 0.003, "adapt_weights": "blocks"},
     "cache": {"context_cache": None},
 }
 """Default settings of the values of `State.online`."""
-_ANEW = "start without --state-in"
+_REMEDY = "Start without --state-in."
 
 
-def make_reader(
-    network: LanguageModel, options: InferenceConfig, decoder: Decoder | LanguageModel | None = None
-) -> Reader:
+def make_reader(network: LanguageModel, options: InferenceConfig, decoder: Decoder | None = None) -> Reader:
     """Reader of a text with these options.
 
     Args:
-        network: The model.
+        network: The model, which is the reader if nothing is learned.
         options: Wrappers and their settings.
-        decoder: Faster `logits` of one token, if any.
+        decoder: Faster `logits` of one token. With it nothing but such `logits` may be called.
     """
-    reader: Reader = FixedModel(network, decoder)
+    reader: Any = decoder or network
     if not isinstance(options, OnlineConfig):
-        return reader
+        return reader  # type: ignore[no-any-return]
     if options.adapt:
         settings = _settings(options, "adaptation")
-        optimizer, decodes = _optimizer(network, settings), isinstance(decoder, Decoder)
+        optimizer, decodes = _optimizer(network, settings), decoder is not None
         reader = AdaptiveModel(network, optimizer, block=settings["adapt_block"], settings=settings, decodes=decodes)
     return reader if options.context_cache is None else CachedModel(reader, _settings(options, "cache"))
-
-
-def check_precision(options: InferenceConfig, dtype: torch.dtype) -> None:
-    """`ConfigError` if the model cannot learn in this number type of matrix products."""
-    if isinstance(options, OnlineConfig) and options.adapt and dtype == torch.float16:
-        raise ConfigError("--adapt has no gradients in float16.", "Set runtime.dtype to float32 or bfloat16.")
 
 
 def not_finite(model: str, options: InferenceConfig) -> XLError:
@@ -126,46 +94,51 @@ def not_finite(model: str, options: InferenceConfig) -> XLError:
     return CheckpointError(f"model {model} gives no finite score.", "Its weights are damaged.")
 
 
-def continued(network: LanguageModel, options: InferenceConfig, state: State) -> InferenceConfig:
+def continued(network: LanguageModel, options: InferenceConfig, state: State, dtype: torch.dtype) -> InferenceConfig:
     """Options with the settings of a saved state where they are open.
 
+    Args:
+        network: The model.
+        options: Settings of the user.
+        state: The saved state.
+        dtype: Number type of matrix products.
+
     Raises:
-        StateError: The state was saved with others, or learned values do not fit the model.
+        StateError: The state was saved with others, holds several texts, or learned values do not fit the model.
     """
-    if not isinstance(options, OnlineConfig):
-        options = validate(OnlineConfig, options.model_dump())
-    changes: dict[str, Any] = {}
-    flags = {"adaptation": ("--adapt", options.adapt), "cache": ("--context-cache", options.context_cache is not None)}
-    for field, (flag, is_on) in flags.items():
-        value = state.online.get(field)
-        if value is None and is_on:
-            raise StateError(f"the state was saved without {flag}.", f"Leave out {flag}, or {_ANEW}.")
-        if value is None:
-            continue
+    if state.batch_size != 1:
+        raise StateError(f"the state holds {state.batch_size} texts, not one.", _REMEDY)
+    learned: dict[str, Any] = {}
+    for field, value in state.online.items():
         if value.settings.keys() != DEFAULTS[field].keys():
-            raise StateError(f"the state is damaged: it lacks settings of {flag}.", f"{_ANEW.capitalize()}.")
-        if field == "cache":
-            flag = f"{flag} {value.settings['context_cache']}"
-        if not is_on:
-            raise StateError(f"the state was saved with {flag}.", f"Add {flag}, or {_ANEW}.")
-        for name, saved in value.settings.items():
-            given = getattr(options, name)
-            if given not in (None, saved):
-                remedy = f"Give {flag}" if field == "cache" else f"Leave out {name}"
-                raise StateError(
-                    f"the state was saved with {name} {saved}, but {name} is {given}.", f"{remedy}, or {_ANEW}."
-                )
-            changes[name] = saved
+            raise StateError(f"the state is damaged: it lacks settings of its {field}.", _REMEDY)
+        learned |= value.settings
+    switches = {"adapt": state.adaptation is not None, "context_cache": learned.get("context_cache")}
+    given = {"adapt": False, "context_cache": None} | options.model_dump()
+    if (given["memory_dtype"], state.memory_dtype) == ("float32", "bfloat16") and dtype != torch.float32:
+        given["memory_dtype"] = "auto"  # keys and values are computed in 16 bits, and were not rounded
+    for name, saved in (network.inference_settings(state) | learned | switches).items():
+        flag = f"--{name.replace('_', '-')}" if name in (*switches, "mem_len") else name
+        if name in switches and bool(given[name]) != bool(saved):
+            preposition, verb = ("with", "Add") if saved else ("without", "Leave out")
+            raise StateError(
+                f"the state was saved {preposition} {flag}.", f"{verb} {flag}, or start without --state-in."
+            )
+        if given.get(name) not in (None, "auto", saved):
+            raise StateError(
+                f"the state was saved with {flag} {saved}, but {flag} is {given[name]}.",
+                f"Give {flag} {saved}." if name in switches else f"Leave out {flag}.",
+            )
     try:
-        options = validate(type(options), options.model_dump() | changes)
+        options = validate(OnlineConfig, {name: given[name] for name in OnlineConfig.model_fields} | learned)
     except ConfigError as error:
-        raise StateError(f"the state is damaged: {error.message}", "Start without --state-in.") from None
+        raise StateError(f"the state is damaged: {error.message}", _REMEDY) from None
     if state.adaptation is not None:
         settings = _settings(options, "adaptation")
         if not is_compatible(network, _optimizer(network, settings), settings["adapt_block"], state):
-            raise StateError("the adapted weights of the state do not fit the model.", "Start without --state-in.")
+            raise StateError("the adapted weights of the state do not fit the model.", _REMEDY)
     if state.cache is not None and not state.cache.fits(network.config.vocab_size):
-        raise StateError("the context cache of the state does not fit the model.", "Start without --state-in.")
+        raise StateError("the context cache of the state does not fit the model.", _REMEDY)
     return options
 
 

@@ -60,6 +60,7 @@ class AdaptiveModel:
         self.decodes = decodes
         self.network = _with_own_weights(network)
         self.parameters = {n: p for n, p in self.network.named_parameters() if n in optimizer.names}
+        self.origin = {n: p for n, p in network.named_parameters() if n in optimizer.names}
         for name, parameter in self.network.named_parameters():
             parameter.requires_grad_(name in self.parameters)
         self._loaded: tuple[Mapping[str, Tensor], int] | None = None
@@ -70,7 +71,7 @@ class AdaptiveModel:
         if batch != 1:
             raise ConfigError(f"a model that adapts reads one text, not {batch}.", "Use a batch size of 1.")
         with torch.inference_mode(False):
-            weights = {name: p.detach().clone() for name, p in self._trained_parameters().items()}
+            weights = {name: p.detach().clone() for name, p in self.origin.items()}
             none = torch.empty(0, dtype=torch.int64, device=next(iter(weights.values())).device)
             value = Adaptation(self.settings, weights, self.optimizer.init_moments(weights), 0, none, none)
         return replace(self.trained.init_state(batch, **options), adaptation=value)
@@ -156,19 +157,16 @@ class AdaptiveModel:
         return replace(state, adaptation=value.without_block()) if len(value.inputs) == self.block else state
 
     def _learn_if_complete(self, state: State) -> State:
-        value = _value(state)
-        return self._learn(state) if len(value.inputs) == self.block else state
+        return self._learn(state) if len(_value(state).inputs) == self.block else state
 
     def _learn(self, state: State) -> State:
         """State after a step on the unfinished block, which is read again; the memory remains."""
         self._load(state)
-        value = _value(state)
-        before = before_block(state)
+        value, before = _value(state), before_block(state)
         with _gradients():
             inputs, targets = value.inputs[None].clone(), value.targets[None].clone()
             out = self.network.score(inputs, targets.clamp(min=0), _ordinary(before))
-            value = self._stepped(value, out.nll[targets != UNKNOWN].sum())
-        return replace(state, adaptation=value)
+            return replace(state, adaptation=self._stepped(value, out.nll[targets != UNKNOWN].sum()))
 
     def _stepped(self, value: Adaptation, nats: Tensor) -> Adaptation:
         """Value after a step on the sum () of the surprisal of a block, at the beginning of the next one."""
@@ -176,8 +174,7 @@ class AdaptiveModel:
         found = torch.autograd.grad(nats / self.block, list(self.parameters.values()), allow_unused=True)
         gradients = {name: t for name, t in zip(self.parameters, found, strict=True) if t is not None}
         with torch.no_grad():
-            trained = self._trained_parameters()
-            self.optimizer.step(value.weights, gradients, value.moments, trained, value.n_steps)
+            self.optimizer.step(value.weights, gradients, value.moments, self.origin, value.n_steps)
         return replace(value.without_block(), n_steps=value.n_steps + 1)
 
     def _fast(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
@@ -196,10 +193,6 @@ class AdaptiveModel:
         for name, parameter in self.parameters.items():
             parameter.data = value.weights[name]
         self._loaded, self._decoder = (value.weights, value.n_steps), None
-
-    def _trained_parameters(self) -> dict[str, Tensor]:
-        trained = dict(self.trained.named_parameters())
-        return {name: trained[name] for name in self.parameters}
 
 
 def adapted_weights(network: LanguageModel, part: AdaptedWeights) -> tuple[str, ...]:

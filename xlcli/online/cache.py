@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from xlcli.errors import ConfigError
 from xlcli.memory.context_cache import N_DISTINCT, N_TOTALS, ORDERS, ContextCache, ContextIndex, Followers
 from xlcli.model.lm import ScoreOutput
 from xlcli.state import State
@@ -54,17 +53,14 @@ class CachedModel:
 
     def init_state(self, batch: int, **options: Any) -> State:
         """State before the first token, with an empty cache; arguments as for `LanguageModel.init_state`."""
-        _check_single(batch)
-        weights = torch.stack(
-            [torch.full((len(ORDERS), N_TOTALS, N_DISTINCT), x, dtype=torch.float64) for x in _INITIAL]
-        )
+        initial = torch.tensor((INITIAL_WEIGHT, INITIAL_UPDATES), dtype=torch.float64)
+        weights = initial[:, None, None, None].repeat(1, len(ORDERS), N_TOTALS, N_DISTINCT)
         none = torch.empty(0, dtype=torch.float64)
         value = ContextCache(self.settings, ContextIndex(self.settings["context_cache"]), weights, none)
         return replace(self.inner.init_state(batch, **options), cache=value)
 
     def score(self, tokens: Tensor, targets: Tensor, state: State) -> ScoreOutput:
         """Surprisal in nats of each target (1 n) after its token, the last n of tokens (1 t), and the new state."""
-        _check_single(len(tokens))
         value = _value(state)
         out = self.inner.score(tokens, targets, state)
         weights, index = value.weights.numpy(), value.index
@@ -84,7 +80,6 @@ class CachedModel:
 
     def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Log-probabilities (1 v) of the next token after tokens (1 t), and the new state."""
-        _check_single(len(tokens))
         value = _value(state)
         logits, state = self.inner.logits(tokens, state)
         for token in tokens[0].tolist():
@@ -110,14 +105,6 @@ class CachedModel:
     def reset(self, state: State) -> State:
         """State with empty memory at the beginning of a text; the cache remains."""
         return self.inner.reset(state)
-
-
-_INITIAL = INITIAL_WEIGHT, INITIAL_UPDATES
-
-
-def _check_single(n_rows: int) -> None:
-    if n_rows != 1:
-        raise ConfigError(f"a context cache is of one text, not {n_rows}.", "Use a batch size of 1.")
 
 
 def _value(state: State) -> ContextCache:

@@ -54,12 +54,13 @@ def attend(
         (b h t w)
     """
     products_only = bias is None and value_bias is None and not dropout
+    on_cpu, n_new = q.device.type == "cpu", q.shape[-2]
     clamp = term and term.clamp
     if term is not None and clamp and far_bias and clamp.max_distance == far_bias.max_distance:
         term = term._replace(clamp=clamp._replace(scores=clamp.scores + far_bias.bias / scale))
         far_bias = None
     if isinstance(visible, Mask):
-        if products_only and _parts_apply(q) and visible.band is not None:
+        if products_only and on_cpu and n_new > 1 and visible.band is not None and not torch.compiler.is_compiling():
             if needed is not None and far is None and far_bias is None and not clamp:
                 q, k = (q, k) if term is None else _append_term(q, k, term[:2])
                 return attend_rows(q, k, v, needed, visible.band, scale=scale)
@@ -79,10 +80,11 @@ def attend(
         of_term = _clamped_scores(term.queries * scale, term.keys, term.clamp, scale)
         term, bias = None, of_term if bias is None else bias + of_term
     if term is not None:
-        if q.shape[-2] == 1 and visible is None and products_only and bias is None:
+        if n_new == 1 and visible is None and products_only and bias is None:
             return attend_one(q, k, v, term=term, scale=scale)
         q, k = _append_term(q, k, term[:2])
-    if value_bias is None and not _plain_is_faster(q, dropout) and not (dropout and share.parts > 1):
+    plain_is_faster = on_cpu and (q.dtype == torch.bfloat16 or n_new == 1 or dropout > 0)  # measured
+    if value_bias is None and not plain_is_faster and not (dropout and share.parts > 1):
         return attend_fused(q, k, v, visible=visible, scale=scale, bias=bias, dropout=dropout)
     return attend_plain(
         q, k, v, visible=visible, scale=scale, bias=bias, value_bias=value_bias, dropout=dropout, share=share
@@ -108,7 +110,8 @@ def attend_plain(
     without_keys = _without_keys(visible)
     if visible is not None and without_keys is not None:
         # An addition is free in the backward pass; masked_fill would read the scores once more.
-        scores = scores + _additive_mask(visible | without_keys, scores.dtype)
+        hidden = ~(visible | without_keys)
+        scores = scores + torch.zeros_like(hidden, dtype=scores.dtype).masked_fill(hidden, float("-inf"))
     weights = scores.softmax(-1)
     weights = drop(weights, dropout, share) if dropout else weights
     out = weights.to(v.dtype) @ v
@@ -175,20 +178,5 @@ def _without_keys(visible: Tensor | None) -> Tensor | None:
     return None if visible is None else ~visible.any(-1, keepdim=True)
 
 
-def _additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 for visible keys, -inf for hidden ones."""
-    return torch.zeros_like(visible, dtype=dtype).masked_fill(~visible, float("-inf"))
-
-
 def _zero_where(without_keys: Tensor | None, out: Tensor) -> Tensor:
     return out if without_keys is None else out.masked_fill(without_keys, 0.0)
-
-
-def _plain_is_faster(q: Tensor, dropout: float) -> bool:
-    """Whether the plain kernel is faster: on CPU, in bfloat16, for a single query, or with dropout (measured)."""
-    return q.device.type == "cpu" and (q.dtype == torch.bfloat16 or q.shape[-2] == 1 or dropout > 0)
-
-
-def _parts_apply(q: Tensor) -> bool:
-    """Whether kernels that hold the scores of some queries and heads at a time apply: to many queries on a CPU."""
-    return q.device.type == "cpu" and q.shape[-2] > 1 and not torch.compiler.is_compiling()

@@ -6,6 +6,7 @@ exists. Within a block only the first and last columns of the scores, as many as
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -14,7 +15,6 @@ from einops import rearrange
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from xlcli.ops.chunks import score_chunks
 from xlcli.ops.positions import Positions
 
 BLOCK = 256
@@ -105,6 +105,52 @@ def blocks(n_new: int, band: Band) -> Iterator[tuple[slice, slice]]:
         yield slice(start, stop), slice(band.first(start), stop + band.n_memory)
 
 
+class Part(NamedTuple):
+    """Scores of some heads and some successive queries: slices of the axes, and their place among all scores."""
+
+    rows: slice
+    heads: slice
+    new: slice
+    seen: slice
+    place: slice
+
+    def of(self, x: Tensor, tokens: slice) -> Tensor:
+        """Part (n t e) of x (b h t e): these tokens of n heads."""
+        return x[self.rows, self.heads, tokens].flatten(0, 1)
+
+    def write(self, x: Tensor, tokens: slice, values: Tensor, *, add: bool = False) -> None:
+        """Writes (n t e) to these tokens of x (b h t e), or adds them there."""
+        at = x[self.rows, self.heads, tokens]
+        at.copy_(at + values.view(at.shape) if add else values.view(at.shape))
+
+    @property
+    def size(self) -> int:
+        """Number of scores."""
+        return int(self.place.stop - self.place.start)
+
+    def scores(self, room: Tensor) -> Tensor:
+        """Scores (n t s) in the first elements of a flat tensor."""
+        return room[: self.size].view(-1, self.new.stop - self.new.start, self.seen.stop - self.seen.start)
+
+
+def parts(q: Tensor, band: Band, limit: int) -> Iterator[Part]:
+    """All parts of the scores of queries (b h t e): whole sequences, or some heads of one sequence.
+
+    A part has at most `limit` scores, unless those of one head are more.
+    """
+    n_rows, n_heads, n_new, _ = q.shape
+    at = 0
+    for new, seen in blocks(n_new, band):
+        size = (new.stop - new.start) * (seen.stop - seen.start)
+        at_once = max(1, limit // size)
+        n, m = max(1, at_once // n_heads), min(at_once, n_heads)
+        for row, head in itertools.product(range(0, n_rows, n), range(0, n_heads, m)):
+            rows, heads = slice(row, min(row + n, n_rows)), slice(head, min(head + m, n_heads))
+            end = at + (rows.stop - rows.start) * (heads.stop - heads.start) * size
+            yield Part(rows, heads, new, seen, slice(at, end))
+            at = end
+
+
 def term_scores(queries: Tensor, keys: Tensor, far: Far | None, out: Tensor) -> Tensor:
     """Scores (n t s), written to `out`, of queries (n t f) and keys (s f) of a second term; None: no key is far."""
     if far is None or far.term is None:
@@ -175,8 +221,8 @@ def attend_blocks(
 
     Args:
         q: Queries.
-        k: Keys, in any floating-point type.
-        v: Values, in any floating-point type.
+        k: Keys, in any floating-point type, as the values.
+        v: Values.
         band: Visible keys.
         scale: Factor on the inner products.
         term: Second score term, or None.
@@ -195,36 +241,26 @@ def attend_blocks(
     if far is not None:
         far = far._replace(queries=far.queries * scale)
     limit = clamp or far
-    largest = max((new.stop - new.start) * (seen.stop - seen.start) for new, seen in blocks(n_new, band))
-    buffer = q.new_empty(max(largest, min(SCORES, largest * n_rows * n_heads)))
-    for new, seen in blocks(n_new, band):
-        n, n_keys = new.stop - new.start, seen.stop - seen.start
-        edges = band.edges(new.start, q[:, :, new])
-        query = new.start + band.n_memory - seen.start
+    divided = list(parts(q, band, SCORES))
+    buffer = q.new_empty(max(part.size for part in divided))
+    new = None
+    for part in divided:
+        if part.new is not new:  # the first part of a block
+            edges = band.edges(part.new.start, q[:, :, part.new])
+        new, seen = part.new, part.seen
+        n, query = new.stop - new.start, new.start + band.n_memory - seen.start
         first = -n if limit is None else query - limit.max_distance
-        lowered = None
+        lowered = own_far = None
         if far_bias is not None and query + n - 1 > far_bias.max_distance:
             lowered = Far(query - far_bias.max_distance), far_bias.bias
-        for rows, heads in score_chunks(n_rows, n_heads, n * n_keys, SCORES):
-            some = rows, heads
-            queries, keys, values = (_part(x, *some, at).to(q.dtype) for x, at in ((q, new), (k, seen), (v, seen)))
-            own_term = term and (_part(term.queries, *some, new), term.keys[seen])
-            own_far = None
-            if first + n > 1:
-                of_term = clamp and _part(clamp.scores, *some, new)
-                products = far and (_part(far.queries, *some, new), _part(far.keys, *some, seen).to(q.dtype))
-                own_far = Far(first, of_term, products)
-            place = buffer[: len(queries) * n * n_keys].view(len(queries), n, n_keys)
-            weights = softmax_scores(queries, keys, own_term, edges, place, own_far, lowered)
-            out[rows, heads, new] = rearrange(
-                torch.bmm(weights, values), "(b h) t w -> b h t w", h=heads.stop - heads.start
-            )
+        if first + n > 1:
+            products = far and (part.of(far.queries, new), part.of(far.keys, seen).to(q.dtype))
+            own_far = Far(first, clamp and part.of(clamp.scores, new), products)
+        queries, keys, values = (part.of(x, at).to(q.dtype) for x, at in ((q, new), (k, seen), (v, seen)))
+        own_term = term and (part.of(term.queries, new), term.keys[seen])
+        weights = softmax_scores(queries, keys, own_term, edges, part.scores(buffer), own_far, lowered)
+        part.write(out, new, torch.bmm(weights, values))
     return out
-
-
-def _part(x: Tensor, rows: slice, heads: slice, tokens: slice) -> Tensor:
-    """Part (n t e) of x (b h t e)."""
-    return x[rows, heads, tokens].flatten(0, 1)
 
 
 GROUP = 64
@@ -234,15 +270,9 @@ SAVED_SCORES = 2**23
 
 
 def attend_rows(q: Tensor, k: Tensor, v: Tensor, needed: Tensor, band: Band, *, scale: float) -> Tensor:
-    """Attention output (b h t w) of the queries where the boolean mask `needed` (b t) is true; elsewhere undefined.
+    """`attend_blocks` with gradients, where the boolean mask `needed` (b t) is true, of one query at least.
 
-    Args:
-        q: Queries (b h t e).
-        k: Keys (b h s e).
-        v: Values (b h s w).
-        needed: Boolean mask (b t), true for one query at least.
-        band: Visible keys.
-        scale: Factor on the inner products.
+    The output for other queries is undefined.
     """
     recompute = torch.is_grad_enabled() and q[..., 0].numel() * k.shape[2] > SAVED_SCORES
     k, v = k.to(q.dtype), v.to(q.dtype)

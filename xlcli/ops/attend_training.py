@@ -5,15 +5,13 @@ Scores are overwritten by weights. Few weights are saved for the backward pass, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from xlcli.ops.attend_blocks import Band, blocks, softmax_scores
-from xlcli.ops.chunks import score_chunks
+from xlcli.ops.attend_blocks import Band, Part, parts, softmax_scores
 
 PART_BYTES = 2**22
 """Maximum size in bytes of the scores of a part, unless those of one head and block of queries are more (measured)."""
@@ -29,51 +27,10 @@ def attend_training(
 ) -> Tensor:
     """Attention output (b h t w) of queries (b h t e) over keys (b h s e) and values (b h s w) in the band.
 
-    Args:
-        q: Queries.
-        k: Keys.
-        v: Values.
-        band: Visible keys.
-        scale: Factor on the inner products.
-        term: Second score term, queries (b h t f) and keys (s f), or None. Its keys get no gradient.
+    `scale` is a factor on the inner products, `term` a second score term of queries (b h t f) and keys (s f), or None.
+    Keys of a term get no gradient.
     """
     return _Attention.apply(scale, band, q, k.to(q.dtype), v.to(q.dtype), *(term or ()))  # type: ignore[no-any-return, no-untyped-call]
-
-
-class Part(NamedTuple):
-    """Scores of some heads and some successive queries: slices of the axes, and the place of their saved weights."""
-
-    rows: slice
-    heads: slice
-    new: slice
-    seen: slice
-    saved: slice
-
-    def of(self, x: Tensor, tokens: slice) -> Tensor:
-        """Part (n t e) of x (b h t e): these tokens of n heads."""
-        return x[self.rows, self.heads, tokens].flatten(0, 1)
-
-    def write(self, x: Tensor, tokens: slice, values: Tensor, *, add: bool = False) -> None:
-        """Writes (n t e) to these tokens of x (b h t e), or adds them there."""
-        at = x[self.rows, self.heads, tokens]
-        at.copy_(at + values.view(at.shape) if add else values.view(at.shape))
-
-    def buffer(self, q: Tensor, saved: Tensor) -> Tensor:
-        """Weights (n t s) in the saved ones, or uninitialized if none are saved."""
-        place = saved[self.saved] if len(saved) else q.new_empty(self.saved.stop - self.saved.start)
-        return place.view(-1, self.new.stop - self.new.start, self.seen.stop - self.seen.start)
-
-
-def _parts(q: Tensor, band: Band) -> Iterator[Part]:
-    """All parts of the scores of queries (b h t e)."""
-    n_rows, n_heads, n_new, _ = q.shape
-    at = 0
-    for new, seen in blocks(n_new, band):
-        size = (new.stop - new.start) * (seen.stop - seen.start)
-        for rows, heads in score_chunks(n_rows, n_heads, size, PART_BYTES // q.element_size()):
-            end = at + (rows.stop - rows.start) * (heads.stop - heads.start) * size
-            yield Part(rows, heads, new, seen, slice(at, end))
-            at = end
 
 
 def _weights(part: Part, tensors: list[Tensor], saved: Tensor, band: Band) -> Tensor:
@@ -81,58 +38,8 @@ def _weights(part: Part, tensors: list[Tensor], saved: Tensor, band: Band) -> Te
     q, k, _, *term = tensors
     queries, keys = part.of(q, part.new), part.of(k, part.seen)
     own_term = (part.of(term[0], part.new), term[1][part.seen]) if term else None
-    return softmax_scores(queries, keys, own_term, band.edges(part.new.start, queries), out=part.buffer(q, saved))
-
-
-def _forward(tensors: list[Tensor], n_memory: int, max_distance: int | None) -> tuple[Tensor, Tensor]:
-    band = Band(n_memory, max_distance)
-    out, saved = _outputs(tensors, band)
-    for part in _parts(tensors[0], band):
-        weights = _weights(part, tensors, saved, band)
-        part.write(out, part.new, torch.bmm(weights, part.of(tensors[2], part.seen)))
-    return out, saved
-
-
-def _backward(
-    tensors: list[Tensor], saved: Tensor, grad: Tensor, n_memory: int, max_distance: int | None
-) -> list[Tensor]:
-    band = Band(n_memory, max_distance)
-    q, k, v, *term = tensors
-    d_q, d_k, d_v, *d_query = gradients = _gradients(tensors, band)
-    add = not _writes_once(q, band)
-    for part in _parts(q, band):
-        new, seen = part.new, part.seen
-        weights = part.buffer(q, saved) if len(saved) else _weights(part, tensors, saved, band)
-        of_output = part.of(grad, new)
-        part.write(d_v, seen, torch.bmm(weights.mT, of_output), add=add)
-        of_scores = torch.bmm(of_output, part.of(v, seen).mT)
-        torch._softmax_backward_data(of_scores, weights, -1, weights.dtype, grad_input=of_scores)
-        part.write(d_k, seen, torch.bmm(of_scores.mT, part.of(q, new)), add=add)
-        part.write(d_q, new, torch.bmm(of_scores, part.of(k, seen)))
-        for d in d_query:
-            part.write(d, new, of_scores.flatten(0, 1) @ term[1][seen])
-    return gradients
-
-
-def _writes_once(q: Tensor, band: Band) -> bool:
-    """Whether all queries are one block, which sees every key."""
-    (_, seen), *others = blocks(q.shape[2], band)
-    return not others and seen.start == 0
-
-
-def _outputs(tensors: list[Tensor], band: Band) -> tuple[Tensor, Tensor]:
-    """Output (b h t w), in memory (b t h w) as the next projection reads it, and room for saved weights."""
-    q, _, v, *_ = tensors
-    n_saved = max(part.saved.stop for part in _parts(q, band))
-    fits = n_saved * q.element_size() <= SAVED_BYTES
-    out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
-    return out, q.new_empty(n_saved if fits else 0)
-
-
-def _gradients(tensors: list[Tensor], band: Band) -> list[Tensor]:
-    """Zeros, or uninitialized: gradients of queries, keys, values and queries of the second term."""
-    make = torch.empty if _writes_once(tensors[0], band) else torch.zeros
-    return [make(x.shape, dtype=x.dtype, device=x.device) for x in tensors[:4]]
+    room = part.scores(saved[part.place] if len(saved) else q.new_empty(part.size))
+    return softmax_scores(queries, keys, own_term, band.edges(part.new.start, queries), room)
 
 
 class _Attention(torch.autograd.Function):
@@ -140,17 +47,38 @@ class _Attention(torch.autograd.Function):
     def forward(ctx: Any, scale: float, band: Band, *given: Tensor) -> Tensor:
         # Scaled and contiguous queries: every part of them is then a view.
         tensors = [torch.mul(x, scale, out=x.new_empty(x.shape)) if i in QUERIES else x for i, x in enumerate(given)]
-        out, saved = _forward(tensors, *band)
+        q, _, v, *_ = tensors
+        divided = list(parts(q, band, PART_BYTES // q.element_size()))
+        n_saved = divided[-1].place.stop
+        saved = q.new_empty(n_saved if n_saved * q.element_size() <= SAVED_BYTES else 0)
+        # In memory (b t h w), as the next projection reads it.
+        out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
+        for part in divided:
+            weights = _weights(part, tensors, saved, band)
+            part.write(out, part.new, torch.bmm(weights, part.of(v, part.seen)))
         ctx.save_for_backward(*tensors, saved)
-        ctx.scale, ctx.band = scale, band
+        ctx.scale, ctx.band, ctx.parts = scale, band, divided
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *tensors, saved = ctx.saved_tensors
-        gradients = _backward(tensors, saved, grad, *ctx.band)
-        for i in QUERIES:
-            if i < len(gradients):
-                gradients[i] *= ctx.scale
+        q, k, v, *term = tensors
+        once = ctx.parts[-1].new.start == ctx.parts[0].seen.start == 0  # one block of queries, which sees every key
+        gradients = [x.new_empty(x.shape) if once else x.new_zeros(x.shape) for x in tensors[:4]]
+        d_q, d_k, d_v, *d_query = gradients
+        for part in ctx.parts:
+            new, seen = part.new, part.seen
+            weights = part.scores(saved[part.place]) if len(saved) else _weights(part, tensors, saved, ctx.band)
+            of_output = part.of(grad, new)
+            part.write(d_v, seen, torch.bmm(weights.mT, of_output), add=not once)
+            of_scores = torch.bmm(of_output, part.of(v, seen).mT)
+            torch._softmax_backward_data(of_scores, weights, -1, weights.dtype, grad_input=of_scores)
+            part.write(d_k, seen, torch.bmm(of_scores.mT, part.of(q, new)), add=not once)
+            part.write(d_q, new, torch.bmm(of_scores, part.of(k, seen)))
+            for d in d_query:
+                part.write(d, new, of_scores.flatten(0, 1) @ term[1][seen])
+        for d in (d_q, *d_query):
+            d *= ctx.scale
         return None, None, *gradients, *[None] * (len(tensors) - len(gradients))

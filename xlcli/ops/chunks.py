@@ -1,4 +1,4 @@
-"""Chunks of tokens or attention scores, whose intermediate values alone are in memory, and functions of some positions.
+"""Chunks of tokens, whose intermediate values alone are in memory, and functions of some positions.
 
 Some positions are packed into groups of equal size in the order of time, the last one padded, and each group is one
 call. The arithmetic of a position depends on no later position, so results before a change keep every bit.
@@ -6,7 +6,7 @@ call. The arithmetic of a position depends on no later position, so results befo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import torch
 from einops import rearrange
@@ -30,22 +30,6 @@ def map_chunks(function: Callable[..., Tensor], parts: Iterable[tuple[Tensor, ..
         cache_enabled=False,
     ):
         return torch.cat([checkpoint(function, *part, use_reentrant=False) for part in parts], dim=1)
-
-
-def score_chunks(n_rows: int, n_heads: int, size: int, limit: int) -> Iterator[tuple[slice, slice]]:
-    """Sequences and heads of chunks of attention scores: whole sequences, or some heads of one sequence.
-
-    Args:
-        n_rows: Number of sequences.
-        n_heads: Number of heads.
-        size: Number of scores of one head of one sequence.
-        limit: Maximum number of scores of a chunk, unless those of one head are more.
-    """
-    at_once = max(1, limit // size)
-    rows, heads = max(1, at_once // n_heads), min(at_once, n_heads)
-    for row in range(0, n_rows, rows):
-        for head in range(0, n_heads, heads):
-            yield slice(row, min(row + rows, n_rows)), slice(head, min(head + heads, n_heads))
 
 
 GROUP = 128

@@ -10,7 +10,6 @@ Keys are pooled blocks, then tokens. A block has the position of its last token.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -24,57 +23,53 @@ from xlcli.ops.positions import Positions
 
 @dataclass(frozen=True)
 class Tiers:
-    """Extents of both tiers in a call of `n_new` tokens after `start` tokens, with memory.
+    """Extents of both tiers in a call, with memory."""
 
-    `keep` is the number of tokens that memory keeps at least, `mem_len` the number that this call reads at least.
-    """
-
+    call: AttentionContext
     rate: int
     n_compressed: int
     begun: int
-    start: int
-    n_new: int
-    mem_len: int
-    keep: int
-    uniform: bool
 
     def border(self, query: int) -> int:
         """First block whose tokens the query attends to."""
-        return ((query if self.uniform else 0) + self.begun - self.mem_len) // self.rate
+        return ((query if self.call.span.kind == "uniform" else 0) + self.begun - self.call.span.mem_len) // self.rate
 
     @property
     def n_complete(self) -> int:
         """Number of blocks that end in this call."""
-        return (self.begun + self.n_new) // self.rate
+        return (self.begun + self.call.n_new) // self.rate
 
     @property
     def n_slots(self) -> int:
         """Number of pooled blocks in memory, those included whose tokens are attended to."""
-        return self.n_compressed - -self.keep // self.rate
+        return self.n_compressed - -self.call.span.longest // self.rate
 
     @property
     def n_kept(self) -> int:
         """Number of tokens in memory after the call, in the same number for every place of a sequence in its text."""
-        return min(self.start + self.n_new, self.keep + self.rate - 1)
+        return min(self.call.start + self.call.n_new, self.call.span.longest + self.rate - 1)
+
+    @property
+    def oldest(self) -> int:
+        """First block of the text that begins in it."""
+        return -((self.call.start - self.begun) // self.rate)
 
     @property
     def blocks(self) -> range:
         """Blocks that some query attends to: those that have been read completely."""
-        oldest = -((self.start - self.begun) // self.rate)
-        first = max(self.border(0) - self.n_compressed, oldest)
-        return range(first, max(first, self.border(self.n_new - 1)))
+        first = max(self.border(0) - self.n_compressed, self.oldest)
+        return range(first, max(first, self.border(self.call.n_new - 1)))
 
     @property
     def tokens(self) -> range:
         """Tokens, counted from the first new one, that some query attends to."""
-        return range(max(-self.start, self.rate * self.border(0) - self.begun), self.n_new)
+        return range(max(-self.call.start, self.rate * self.border(0) - self.begun), self.call.n_new)
 
     @property
     def leaving(self) -> range:
         """Blocks whose tokens the first query of this call attends to, and that of the next call does not."""
-        oldest = -((self.start - self.begun) // self.rate)
-        border = (self.n_new + self.begun - self.mem_len) // self.rate
-        return range(max(self.border(0), oldest), max(self.border(0), oldest, border))
+        border = (self.call.n_new + self.begun - self.call.span.mem_len) // self.rate
+        return range(max(self.border(0), self.oldest), max(self.border(0), self.oldest, border))
 
     def end(self, block: int) -> int:
         """Position of the last token of a block, counted from the first new token."""
@@ -82,10 +77,11 @@ class Tiers:
 
     def visible(self, device: torch.device) -> Tensor | None:
         """Boolean mask (t s), true where the query attends to the block or token; None if to all."""
-        if self.n_new == 1:
+        if self.call.n_new == 1:
             return None
-        query = torch.arange(self.n_new, device=device)[:, None]
-        border = ((query if self.uniform else 0 * query) + self.begun - self.mem_len) // self.rate
+        query = torch.arange(self.call.n_new, device=device)[:, None]
+        at = query if self.call.span.kind == "uniform" else torch.zeros_like(query)
+        border = (at + self.begun - self.call.span.mem_len) // self.rate
         block = torch.arange(self.blocks.start, self.blocks.stop, device=device)
         token = torch.arange(self.tokens.start, self.tokens.stop, device=device)
         blocks = (block < border) & (block >= border - self.n_compressed)
@@ -136,46 +132,15 @@ def _places(call: AttentionContext, rate: int) -> list[tuple[int, Tensor | None]
 
 
 def _part(call: AttentionContext, rate: int, n_compressed: int, begun: int, rows: Tensor | None) -> CompressedCall:
-    tiers = Tiers(
-        rate=rate,
-        n_compressed=n_compressed,
-        begun=begun,
-        start=call.start,
-        n_new=call.n_new,
-        mem_len=call.span.mem_len,
-        keep=call.span.longest,
-        uniform=call.span.kind == "uniform",
-    )
+    tiers = Tiers(call, rate, n_compressed, begun)
 
-    def derived(
-        name: str, n_memory: int, positions: Callable[[Positions, Tiers], Positions] | None
-    ) -> AttentionContext:
-        def make() -> AttentionContext:
-            offsets, tokens = call.positions.offsets, call.tokens
-            context = AttentionContext(
-                call.span,
-                n_memory=n_memory,
-                n_new=call.n_new,
-                keep=call.keep,
-                device=call.positions.device,
-                start=call.start,
-                offsets=offsets if rows is None or offsets is None else offsets[rows],
-                tokens=tokens if rows is None or tokens is None else tokens[rows],
-            )
-            if positions is not None:
-                context.positions = positions(context.positions, tiers)
-            return context
+    def derived(name: str, n_memory: int) -> AttentionContext:
+        return call.derive(("compressed", rate, n_compressed, begun, name), n_memory, call.keep, sequences=rows)
 
-        return call.derive(("compressed", rate, n_compressed, begun, name), make)
-
-    n_memory = len(tiers.blocks) + len(tiers.tokens) - call.n_new
-    return CompressedCall(
-        tiers,
-        rows,
-        call.for_rows(None) if rows is None else derived("new", call.n_memory, None),
-        derived("pooled", 0, _BlockPositions),
-        derived("keys", n_memory, _TierPositions),
-    )
+    pooled, keys = derived("pooled", 0), derived("keys", len(tiers.blocks) + len(tiers.tokens) - call.n_new)
+    pooled.positions, keys.positions = _BlockPositions(pooled.positions, tiers), _TierPositions(keys.positions, tiers)
+    new = call.for_rows(None) if rows is None else derived("new", call.n_memory)
+    return CompressedCall(tiers, rows, new, pooled, keys)
 
 
 class _TierPositions(Positions):

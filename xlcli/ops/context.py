@@ -16,7 +16,6 @@ from xlcli.ops.positions import DocumentPositions, Positions
 from xlcli.ops.span import Span
 
 T = TypeVar("T")
-Derived = TypeVar("Derived", bound="AttentionContext")
 
 
 class Mask:
@@ -85,7 +84,8 @@ class AttentionContext:
         documents: Positions of the new tokens in their documents, or None if the text is one document.
         mask: Visible keys.
         cache: Values shared by layers.
-        rows: Positions whose output is needed; None: all. Keys and values are needed of every position.
+        rows: Positions whose output is needed, in the last block of a stack; None: all. Keys and values are needed of
+            every position.
         losses: Auxiliary loss of each layer that has one, by the identity of its memory before the call, so that a
             layer which is computed again replaces its own.
     """
@@ -140,8 +140,15 @@ class AttentionContext:
             return None
         return FarBias(self.span.far_bias, limit, self.positions)
 
+    @property
+    def needs_output(self) -> bool:
+        """Whether the output of any position is needed; if not, a layer only updates its memory."""
+        return self.rows is None or len(self.rows.index) > 0
+
     def for_rows(self, rows: Rows | None) -> AttentionContext:
-        """This context with output at `rows` only."""
+        """This context with output at `rows` only; None: everywhere."""
+        if rows is self.rows:
+            return self
         context = copy.copy(self)
         context.rows = rows
         return context
@@ -152,36 +159,42 @@ class AttentionContext:
 
     def narrow(self, window: int) -> AttentionContext:
         """Context of a layer that attends to, and remembers, at most `window` earlier tokens."""
-        made = self.derive(
-            ("narrow", window),
-            lambda: AttentionContext(
-                self.span,
-                n_memory=min(self.n_memory, window),
-                n_new=self.n_new,
-                keep=min(self.keep, window),
-                device=self.positions.device,
-                start=self.start,
-                offsets=self.positions.offsets,
-                tokens=self.tokens,
-                window=window,
-                documents=self.documents,
-            ),
-        )
-        return made if self.rows is None else made.for_rows(self.rows)
+        made = self.derive(("narrow", window), min(self.n_memory, window), min(self.keep, window), window=window)
+        return made.for_rows(self.rows)
 
     def block(self, window: int) -> AttentionContext:
         """Context of any block of local attention: `window` remembered tokens and `window` new ones."""
-        return self.derive(
+        return _get(
+            self._derived,
             ("block", window),
             lambda: AttentionContext(
                 self.span, n_memory=window, n_new=window, keep=0, device=self.positions.device, window=window
             ),
         )
 
-    def derive(self, key: Hashable, make: Callable[[], Derived]) -> Derived:
-        """Context of some layers, from `make` at first use."""
-        context: Derived = _get(self._derived, key, make)
-        return context
+    def derive(
+        self, key: Hashable, n_memory: int, keep: int, *, window: int | None = None, sequences: Tensor | None = None
+    ) -> AttentionContext:
+        """Context of some layers and of the sequences with these indices (None: all), made at first use."""
+        offsets, tokens = (
+            x if x is None or sequences is None else x[sequences] for x in (self.positions.offsets, self.tokens)
+        )
+        return _get(
+            self._derived,
+            key,
+            lambda: AttentionContext(
+                self.span,
+                n_memory=n_memory,
+                n_new=self.n_new,
+                keep=keep,
+                device=self.positions.device,
+                start=self.start,
+                offsets=offsets,
+                tokens=tokens,
+                window=window,
+                documents=self.documents,
+            ),
+        )
 
     def clear_learned(self) -> None:
         """Removes cached values computed from parameters, here and in derived contexts."""

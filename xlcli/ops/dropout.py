@@ -48,7 +48,7 @@ class _Dropout(torch.autograd.Function):
         n, first = x.numel(), share.part * x.numel()
         before, end, n_words = first // 4, -(-(first + n) // 4), -(-n * share.parts // 4)
         _discard(before)
-        words = _draw(torch.empty(end - before, dtype=torch.int64))
+        words = torch.empty(end - before, dtype=torch.int64).random_(-(2**63), None)
         _discard(n_words - end)
         bits = words.view(torch.int16)[first - 4 * before :][:n].view(x.shape)
         kept = torch.ge(bits, n_dropped - LEVELS // 2, out=torch.empty(x.shape, dtype=torch.uint8))
@@ -63,15 +63,11 @@ class _Dropout(torch.autograd.Function):
         return kept.to(grad.dtype).mul_(grad).mul_(ctx.scale), None, None
 
 
-def _draw(words: Tensor) -> Tensor:
-    return words.random_(-(2**63), None)
-
-
 def _discard(n: int) -> None:
     """Draws `n` random words."""
     words = torch.empty(min(n, DISCARDED), dtype=torch.int64)
     for i in range(0, n, DISCARDED):
-        _draw(words[: n - i])
+        words[: n - i].random_(-(2**63), None)
 
 
 class Dropout(nn.Dropout):

@@ -86,7 +86,9 @@ def attend_linear(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor) -> tupl
         Output (b h t e), and s and z including the new tokens.
     """
     if q.shape[2] == 1:
-        return _attend_one(q, k, v, s, z)
+        s = s + k.mT * v
+        z = z + k.squeeze(2)
+        return _ratio(q @ s.to(q.dtype), q @ z.to(q.dtype).unsqueeze(-1)), s, z
     # The denominator is the numerator for a constant value of 1, appended as last column of v and s.
     v, s = F.pad(v, (0, 1), value=1.0), torch.cat((s, z.unsqueeze(-1)), dim=-1)
     out = []
@@ -95,13 +97,6 @@ def attend_linear(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor) -> tupl
         s = s + k_c.mT @ v_c
     both = torch.cat(out, 2)
     return _ratio(both[..., :-1], both[..., -1:]), s[..., :-1], s[..., -1]
-
-
-def _attend_one(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`attend_linear` of a single token."""
-    s = s + k.mT * v
-    z = z + k.squeeze(2)
-    return _ratio(q @ s.to(q.dtype), q @ z.to(q.dtype).unsqueeze(-1)), s, z
 
 
 def _scaled(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,28 +23,21 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     At inference on a CPU the product of a single row is that of a batch of equal parts of the matrix, one per thread.
     """
-    n_parts = _parts(x, weight)
-    if n_parts == 1:
-        return F.linear(x, weight, bias)
-    rows = x.reshape(1, 1, -1).expand(n_parts, 1, -1)
-    out = torch.bmm(rows, weight.view(n_parts, -1, weight.shape[1]).mT).view(*x.shape[:-1], -1)
-    return out if bias is None else out + bias
-
-
-def _parts(x: Tensor, weight: Tensor) -> int:
-    """Number of parts into which `linear` divides the matrix; 1 unless that is faster."""
     if (
-        x.device.type != "cpu"
+        torch.compiler.is_compiling()
+        or x.device.type != "cpu"
         or x.numel() != weight.shape[1]
         or weight.numel() < SMALLEST
         or not torch.is_inference_mode_enabled()
         or torch.is_autocast_enabled("cpu")
-        or torch.compiler.is_compiling()
         or not weight.is_contiguous()
+        or (n_parts := torch.get_num_threads()) == 1
+        or weight.shape[0] % n_parts
     ):
-        return 1
-    threads = torch.get_num_threads()
-    return threads if weight.shape[0] % threads == 0 else 1
+        return F.linear(x, weight, bias)
+    rows = x.reshape(1, 1, -1).expand(n_parts, 1, -1)
+    out = torch.bmm(rows, weight.view(n_parts, -1, weight.shape[1]).mT).view(*x.shape[:-1], -1)
+    return out if bias is None else out + bias
 
 
 def cast_for_products(x: Tensor) -> Tensor:

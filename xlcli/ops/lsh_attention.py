@@ -13,7 +13,9 @@ Further axes: n bucket, c slot of a bucket or token of a tile, m tile or bucket 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from einops import rearrange, repeat
@@ -53,7 +55,6 @@ def attend_hashed(
     key_window: KeyWindow,
     *,
     bucket_size: int,
-    scale: float,
     dropout: float = 0.0,
 ) -> Tensor:
     """LSH attention of new tokens over the table and themselves, at a cost linear in their number.
@@ -70,95 +71,46 @@ def attend_hashed(
         table: Earlier tokens, without gradient; None if they are not visible.
         key_window: Positions of visible keys; `start` is the position of the first new token.
         bucket_size: Largest number of keys that a query sees in a round.
-        scale: Factor on the inner products.
         dropout: Dropout rate of the weights.
 
     Returns:
         (b h t w)
     """
     if q.shape[2] <= GATHERED_TOKENS * ranks.sizes.shape[-1]:
-        q = q if scale == 1 else q * scale
         return attend_gathered(q, k, v, ranks, table, key_window, bucket_size=bucket_size, dropout=dropout)
     h, floats_per_head = q.shape[1], k[:, :1].numel() * 2 + v[:, :1].numel()
     if h > 1 and h * floats_per_head > MAX_FLOATS:
-        settings = {"bucket_size": bucket_size, "scale": scale, "dropout": dropout}
-        n = max(1, MAX_FLOATS // floats_per_head)
-        slices = [slice(i, i + n) for i in range(0, h, n)]
-        parts = [_attend_heads(q, k, v, ranks, table, key_window, part, **settings) for part in slices]
+        n, parts = max(1, MAX_FLOATS // floats_per_head), []
+        for heads in (slice(i, i + n) for i in range(0, h, n)):
+            own = q[:, heads], k[:, heads], v[:, heads], BucketRanks(*(part[:, heads] for part in ranks))
+            earlier = None if table is None else Table(*(part[:, heads] for part in table))
+            parts.append(attend_hashed(*own, earlier, key_window, bucket_size=bucket_size, dropout=dropout))
         # In memory the heads of a token are adjacent, as its projections are.
         return torch.cat([part.transpose(1, 2) for part in parts], dim=2).transpose(1, 2)
-    q = q if scale == 1 else q * scale
     large = (q.detach().norm(dim=-1) > MAX_LOG_WEIGHT).flatten()
     # With gradients, keys and values before a tile are stored if some of them are in the table.
     tile = bucket_size if bucket_size % TILE or (table is not None and torch.is_grad_enabled()) else TILE
-    call = _Call(
-        qkv=(q.flatten(0, 2), k.flatten(0, 2), v.flatten(0, 2)),
-        large=large if large.any() else None,
-        ranks=ranks,
-        codes=_codes(ranks, bucket_size),
-        table=table,
-        key_window=key_window,
-        size=bucket_size,
-        tile=tile,
-        dropout=dropout,
+    attend = partial(
+        _attend_round,
+        tuple(part.flatten(0, 2) for part in (q, k, v)),
+        large if large.any() else None,
+        ranks,
+        _codes(ranks, bucket_size),
+        table,
+        key_window,
+        bucket_size,
+        tile,
+        dropout,
     )
     rounds: list[Sums] = []
-    for r, n_tiles in enumerate(_n_tiles(ranks, tile)):
+    for r, n_tiles in enumerate((-(-ranks.sizes // tile)).sum((0, 1, 3)).tolist()):
         if torch.is_grad_enabled() and n_tiles * tile * bucket_size >= CHECKPOINT_SCORES:
-            rounds.append(Sums(*checkpoint(_attend_round, call, r, n_tiles, use_reentrant=False)))
+            rounds.append(Sums(*checkpoint(attend, r, n_tiles, use_reentrant=False)))
         else:
-            rounds.append(_attend_round(call, r, n_tiles))
+            rounds.append(attend(r, n_tiles))
     y, total = add_rounds(rounds)
     alone = (total == 0).to(total.dtype)
     return torch.addcmul(y / (total + alone), v.flatten(0, 2), alone).view_as(v)
-
-
-def _n_tiles(ranks: BucketRanks, tile: int) -> list[int]:
-    """Number of tiles in each round."""
-    counts: list[int] = (-(-ranks.sizes // tile)).sum((0, 1, 3)).tolist()
-    return counts
-
-
-def _attend_heads(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    ranks: BucketRanks,
-    table: Table | None,
-    key_window: KeyWindow,
-    heads: slice,
-    **settings: Any,
-) -> Tensor:
-    """`attend_hashed` of a slice of heads."""
-    q, k, v = (part[:, heads] for part in (q, k, v))
-    ranks = BucketRanks(*(part[:, heads] for part in ranks))
-    table = None if table is None else Table(*(part[:, heads] for part in table))
-    return attend_hashed(q, k, v, ranks, table, key_window, **settings)
-
-
-class _Call(NamedTuple):
-    """Values shared by the rounds of a call.
-
-    qkv         (b·h·t ...)  scaled queries, keys, and values
-    large       (b·h·t)      whether scores of a query may exceed `MAX_LOG_WEIGHT`; None if none may
-    ranks                    buckets and ranks of the new tokens
-    codes                    ranks as small floats
-    table                    earlier tokens
-    key_window               positions of visible keys
-    size                     largest number of keys that a query sees in a round
-    tile                     number of tokens of a tile
-    dropout                  dropout rate of the weights
-    """
-
-    qkv: tuple[Tensor, Tensor, Tensor]
-    large: Tensor | None
-    ranks: BucketRanks
-    codes: _Codes
-    table: Table | None
-    key_window: KeyWindow
-    size: int
-    tile: int
-    dropout: float
 
 
 class _Codes(NamedTuple):
@@ -183,9 +135,24 @@ def _codes(ranks: BucketRanks, size: int) -> _Codes:
     return _Codes(first.to(exact), (first.gather(-1, ranks.buckets) + ranks.ranks).to(exact))
 
 
-def _attend_round(call: _Call, r: int, n_tiles: int) -> Sums:
-    """Attention (b·h·t ...) to the keys first seen in round r, in `n_tiles` tiles."""
-    qkv, large, ranks, codes, table, key_window, size, tile, dropout = call
+def _attend_round(
+    qkv: Sequence[Tensor],
+    large: Tensor | None,
+    ranks: BucketRanks,
+    codes: _Codes,
+    table: Table | None,
+    key_window: KeyWindow,
+    size: int,
+    tile: int,
+    dropout: float,
+    r: int,
+    n_tiles: int,
+) -> Sums:
+    """Attention (b·h·t ...) to the keys first seen in round r, in `n_tiles` tiles of `tile` tokens.
+
+    Scores of a query may exceed `MAX_LOG_WEIGHT` where the mask `large` (b·h·t) is true; None: nowhere. Others as for
+    `attend_hashed`, with queries, keys and values (b·h·t ...).
+    """
     b, h, n_rounds, t = ranks.buckets.shape
     n, device = ranks.sizes.shape[-1], ranks.sizes.device
     sizes = ranks.sizes[:, :, r].flatten()
@@ -210,12 +177,12 @@ def _attend_round(call: _Call, r: int, n_tiles: int) -> Sums:
         past = [windows(part, None, None, size=size, tile=tile) for part in new[1:]]
     else:
         nonempty = sizes.nonzero().squeeze(1)
-        keys, values, global_ranks, age, known = _entries(
-            table, (nonempty // n * n_rounds + r) * n + nonempty % n, key_window
-        )
+        bucket_ids = (nonempty // n * n_rounds + r) * n + nonempty % n
+        keys, values, positions, global_ranks, known = latest(table, bucket_ids, table.counts.flatten()[bucket_ids])
+        known = known & (positions >= key_window.oldest)
         old = [keys, values, *_codes_of(global_ranks[..., :r], codes, table, nonempty // n).unbind(-1)]
         if limit is not None:
-            old.append(age.clamp(min=-limit - 1))
+            old.append((positions - key_window.start).clamp(min=-limit - 1))
         first = len(order) + ((sizes > 0).cumsum(0)[bucket] * size).unsqueeze(1)
         index = torch.where(exists, (tile_ids * tile).unsqueeze(1) + slots, first + before)
         exists |= torch.cat((exists.new_zeros(len(order)), known.flatten()))[index]
@@ -243,18 +210,6 @@ def _attend_round(call: _Call, r: int, n_tiles: int) -> Sums:
     return Sums(*(part.flatten(0, 1).index_select(0, place - size) for part in parts))
 
 
-def _entries(table: Table, bucket_ids: Tensor, key_window: KeyWindow) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Entries of the buckets `bucket_ids` (m) of a table.
-
-    Returns:
-        Keys (m c e), values (m c w), global ranks (m c r), positions relative to the first new token (m c; negative),
-        and a mask (m c) of the visible entries.
-    """
-    keys, values, positions, global_ranks, exists = latest(table, bucket_ids, table.counts.flatten()[bucket_ids])
-    known = exists & (positions >= key_window.oldest)
-    return keys, values, global_ranks, positions - key_window.start, known
-
-
 def _codes_of(global_ranks: Tensor, codes: _Codes, table: Table, heads: Tensor) -> Tensor:
     """Codes (m c r) of earlier tokens with these global ranks (m c r); `heads` (m) counts sequences and heads."""
     rounds, n = global_ranks.shape[-1], table.counts.shape[-1]
@@ -267,9 +222,7 @@ def _codes_of(global_ranks: Tensor, codes: _Codes, table: Table, heads: Tensor) 
     return first + since.clamp(min=-table.positions.shape[-1] - 1).to(first.dtype)
 
 
-def attend_hashed_one(
-    q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, table: Table, key_window: KeyWindow, *, scale: float
-) -> Tensor:
+def attend_hashed_one(q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, table: Table, key_window: KeyWindow) -> Tensor:
     """LSH attention (b h 1 w) of one new token, without gradient. The token is then written into the table.
 
     Args:
@@ -279,7 +232,6 @@ def attend_hashed_one(
         buckets: Buckets of the token (b h r 1).
         table: Earlier tokens; changed in place.
         key_window: Positions of visible keys.
-        scale: Factor on the inner products.
     """
     b, h, r, n, size, _ = table.keys.shape
     bucket_ids = (flat_index(buckets, b, h, r) * n + buckets).squeeze(-1)
@@ -290,7 +242,7 @@ def attend_hashed_one(
         key_window.oldest if key_window.limit is None else max(key_window.oldest, key_window.start - key_window.limit)
     )
     seen = (exists & (positions >= oldest) & ~seen_before(global_rank, global_ranks, size)).flatten(2)
-    scores = (keys.flatten(2, 3) @ (q.mT * scale)).squeeze(-1).masked_fill(~seen, -torch.inf)
+    scores = (keys.flatten(2, 3) @ q.mT).squeeze(-1).masked_fill(~seen, -torch.inf)
     y = scores.softmax(-1).unsqueeze(2) @ values.flatten(2, 3)
     write(
         table,
@@ -311,7 +263,7 @@ def share_bucket(query_ranks: Tensor, key_ranks: Tensor, bucket_size: int) -> Te
     return ((difference >= 1) & (difference <= bucket_size)).any(2)
 
 
-def recall(q: Tensor, k: Tensor, found: Tensor, visible: Tensor, *, scale: float) -> Tensor:
+def recall(q: Tensor, k: Tensor, found: Tensor, visible: Tensor) -> Tensor:
     """Share (b h s), 0 to 1, of the weight of full attention that falls on the keys found by LSH attention.
 
     Args:
@@ -319,7 +271,6 @@ def recall(q: Tensor, k: Tensor, found: Tensor, visible: Tensor, *, scale: float
         k: Keys (b h t e).
         found: Mask (b h s t) of the keys that LSH attention sees.
         visible: Mask (s t) of the keys that full attention sees, at least one per query.
-        scale: Factor on the inner products.
     """
-    weights = (q @ k.mT * scale).masked_fill(~visible, -torch.inf).softmax(-1)
+    weights = (q @ k.mT).masked_fill(~visible, -torch.inf).softmax(-1)
     return (weights * found).sum(-1)

@@ -42,12 +42,12 @@ def attend_gathered(
     bucket_size: int,
     dropout: float,
 ) -> Tensor:
-    """LSH attention (b h t w) of scaled queries (b h t e), as `lsh_attention.attend_hashed`.
+    """LSH attention (b h t w) of queries (b h t e), as `lsh_attention.attend_hashed`.
 
     The table must not change before the backward pass, which gathers the keys again.
     """
-    tensors = [part.flatten(0, 2) for part in (q, k, v)]
-    y: Tensor = _Gathered.apply(list(ranks), list(table or ()), key_window, bucket_size, dropout, *tensors)  # type: ignore[no-untyped-call]
+    given, qkv = (ranks, table, key_window, bucket_size), (part.flatten(0, 2) for part in (q, k, v))
+    y: Tensor = _Gathered.apply(given, dropout, *qkv)  # type: ignore[no-untyped-call]
     return y.view_as(v)
 
 
@@ -79,21 +79,19 @@ class _Call:
     global_ranks  (p r)
     """
 
-    def __init__(self, ranks: list[Tensor], table: list[Tensor], key_window: tuple[int, int, int | None], size: int):
-        own = BucketRanks(*ranks)
-        b, h, r, t = own.buckets.shape
-        device = own.buckets.device
-        cells = flat_index(own.buckets, b, h, r) * own.sizes.shape[-1] + own.buckets
-        begins = (own.sizes.flatten().cumsum(0) - own.sizes.flatten())[cells]
-        tokens = flat_index(own.buckets, b, h, 1) * t + torch.arange(t, device=device)
+    def __init__(self, ranks: BucketRanks, table: Table | None, key_window: KeyWindow, size: int) -> None:
+        b, h, r, t = ranks.buckets.shape
+        device = ranks.buckets.device
+        cells = flat_index(ranks.buckets, b, h, r) * ranks.sizes.shape[-1] + ranks.buckets
+        begins = (ranks.sizes.flatten().cumsum(0) - ranks.sizes.flatten())[cells]
+        tokens = flat_index(ranks.buckets, b, h, 1) * t + torch.arange(t, device=device)
         self.order = cells.new_empty(cells.numel())
-        self.order[(begins + own.ranks).flatten()] = tokens.expand_as(cells).flatten()
+        self.order[(begins + ranks.ranks).flatten()] = tokens.expand_as(cells).flatten()
         self.cells, self.begins, self.ranks, self.global_ranks = (
-            rearrange(part, "b h r t -> (b h t) r") for part in (cells, begins, own.ranks, own.global_ranks)
+            rearrange(part, "b h r t -> (b h t) r") for part in (cells, begins, ranks.ranks, ranks.global_ranks)
         )
-        self.key_window, self.size = KeyWindow(*key_window), size
-        self.positions = self.key_window.start + torch.arange(t, device=device).repeat(b * h)
-        self.table = Table(*table) if table else None
+        self.table, self.key_window, self.size = table, key_window, size
+        self.positions = key_window.start + torch.arange(t, device=device).repeat(b * h)
 
     def parts(self, width: int) -> list[slice]:
         """Queries whose keys, of this width, are gathered at once."""
@@ -123,88 +121,44 @@ class _Call:
         return _Keys(keys.flatten(1, 2), values.flatten(1, 2), seen.flatten(1), places, sources)
 
 
-def _forward(
-    qkv: list[Tensor],
-    ranks: list[Tensor],
-    table: list[Tensor],
-    start: int,
-    oldest: int,
-    limit: int | None,
-    bucket_size: int,
-    dropout: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Output (p w), weights (p s), and the factors (p s) of dropout, if any."""
-    q, k, v = qkv
-    out, weights, kept = _outputs(qkv, ranks, bucket_size, dropout)
-    call = _Call(ranks, table, (start, oldest, limit), bucket_size)
-    for part in call.parts(k.shape[-1]):
-        keys = call.keys(part, k, v)
-        # A product with a column on the right would be eight times as slow.
-        scores = (q[part, None] @ keys.k.mT).squeeze(1).masked_fill(~keys.seen, -torch.inf)
-        alone = ~keys.seen.any(-1, keepdim=True)
-        w = weights[part] = scores.softmax(-1).masked_fill(alone, 0.0)
-        if dropout:
-            kept[part] = F.dropout(torch.ones_like(w), dropout)
-            w = w * kept[part]
-        out[part] = torch.where(alone, v[part], (w.unsqueeze(1) @ keys.v).squeeze(1))
-    return out, weights, kept
-
-
-def _backward(
-    grad: Tensor,
-    weights: Tensor,
-    kept: Tensor,
-    qkv: list[Tensor],
-    ranks: list[Tensor],
-    table: list[Tensor],
-    start: int,
-    oldest: int,
-    limit: int | None,
-    bucket_size: int,
-) -> list[Tensor]:
-    q, k, v = qkv
-    d_q, d_k, d_v = gradients = [torch.zeros_like(x) for x in qkv]
-    call = _Call(ranks, table, (start, oldest, limit), bucket_size)
-    for part in call.parts(k.shape[-1]):
-        keys = call.keys(part, k, v)
-        w = weights[part]
-        d_w = (grad[part, None] @ keys.v.mT).squeeze(1)
-        dropped = w
-        if len(kept):
-            d_w, dropped = d_w * kept[part], w * kept[part]
-        d_scores = torch._softmax_backward_data(d_w, w, -1, w.dtype)
-        d_q[part] = (d_scores.unsqueeze(1) @ keys.k).squeeze(1)
-        queries = part.start + keys.places // w.shape[1]
-        d_k.index_add_(0, keys.sources, d_scores.flatten()[keys.places, None] * q[queries])
-        d_v.index_add_(0, keys.sources, dropped.flatten()[keys.places, None] * grad[queries])
-        d_v[part] += grad[part] * ~keys.seen.any(-1, keepdim=True)
-    return gradients
-
-
-def _outputs(qkv: list[Tensor], ranks: list[Tensor], bucket_size: int, dropout: float) -> tuple[Tensor, Tensor, Tensor]:
-    q, _, v = qkv
-    n_keys = ranks[0].shape[2] * bucket_size
-    return torch.empty_like(v), q.new_empty(len(q), n_keys), q.new_empty(len(q) if dropout else 0, n_keys)
-
-
 class _Gathered(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        ranks: list[Tensor],
-        table: list[Tensor],
-        key_window: KeyWindow,
-        size: int,
-        dropout: float,
-        *qkv: Tensor,
-    ) -> Tensor:
-        out, weights, kept = _forward(list(qkv), ranks, table, *key_window, size, dropout)
+    def forward(ctx: Any, given: tuple[Any, ...], dropout: float, *qkv: Tensor) -> Tensor:
+        call, (q, k, v) = _Call(*given), qkv
+        n_keys = call.cells.shape[1] * call.size
+        out, weights = torch.empty_like(v), q.new_empty(len(q), n_keys)
+        kept = q.new_empty(len(q) if dropout else 0, n_keys)  # factors of dropout
+        for part in call.parts(k.shape[-1]):
+            keys = call.keys(part, k, v)
+            # A product with a column on the right would be eight times as slow.
+            scores = (q[part, None] @ keys.k.mT).squeeze(1).masked_fill(~keys.seen, -torch.inf)
+            alone = ~keys.seen.any(-1, keepdim=True)
+            w = weights[part] = scores.softmax(-1).masked_fill(alone, 0.0)
+            if dropout:
+                kept[part] = F.dropout(torch.ones_like(w), dropout)
+                w = w * kept[part]
+            out[part] = torch.where(alone, v[part], (w.unsqueeze(1) @ keys.v).squeeze(1))
         ctx.save_for_backward(*qkv, weights, kept)
-        ctx.given = ranks, table, *key_window, size
+        ctx.given = given
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        *qkv, weights, kept = ctx.saved_tensors
-        return None, None, None, None, None, *_backward(grad.contiguous(), weights, kept, qkv, *ctx.given)
+        q, k, v, weights, kept = ctx.saved_tensors
+        grad, call = grad.contiguous(), _Call(*ctx.given)
+        d_q, d_k, d_v = gradients = [torch.zeros_like(x) for x in (q, k, v)]
+        for part in call.parts(k.shape[-1]):
+            keys = call.keys(part, k, v)
+            w = weights[part]
+            d_w = (grad[part, None] @ keys.v.mT).squeeze(1)
+            dropped = w
+            if len(kept):
+                d_w, dropped = d_w * kept[part], w * kept[part]
+            d_scores = torch._softmax_backward_data(d_w, w, -1, w.dtype)
+            d_q[part] = (d_scores.unsqueeze(1) @ keys.k).squeeze(1)
+            queries = part.start + keys.places // w.shape[1]
+            d_k.index_add_(0, keys.sources, d_scores.flatten()[keys.places, None] * q[queries])
+            d_v.index_add_(0, keys.sources, dropped.flatten()[keys.places, None] * grad[queries])
+            d_v[part] += grad[part] * ~keys.seen.any(-1, keepdim=True)
+        return None, None, *gradients

@@ -1,7 +1,7 @@
 """Atomic changes of a model folder: checkpoints, and runs that replace a model. Imports no torch.
 
-    commit   writes and syncs each file in .tmp-xlcli-<random>/, then manifest.json with sizes and SHA-256; syncs the
-             folder, renames it to step-<step>/, syncs the parent, replaces LATEST, removes the oldest checkpoints
+    commit   writes each file in .tmp-xlcli-<random>/, then manifest.json with sizes and SHA-256, each durably; renames
+             the folder to step-<step>/, syncs the parent, replaces LATEST, removes the oldest checkpoints
     latest   verifies checkpoints against their manifests, newest first, and takes the first undamaged one
 
 LATEST contains the name of the newest checkpoint, for people only. After any kill, disk error or bit flip an undamaged
@@ -21,7 +21,6 @@ import hashlib
 import json
 import os
 import re
-import stat
 from collections.abc import Callable, Container
 from contextlib import suppress
 from pathlib import Path
@@ -49,18 +48,11 @@ from xlcli.store.lock import HOLDER, INSTALLING, LOCK, RUN_FILES, STAGED, clean,
 _FILE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 
 
-class Rejected(NamedTuple):
-    """A damaged checkpoint and the damage."""
-
-    path: Path
-    reason: str
-
-
 class Latest(NamedTuple):
-    """The newest undamaged checkpoint, or None, and the damaged newer ones."""
+    """The newest undamaged checkpoint, or None, and the damage of each damaged newer one."""
 
     path: Path | None
-    rejected: tuple[Rejected, ...]
+    rejected: dict[Path, str]
 
 
 def step_name(step: int) -> str:
@@ -73,21 +65,19 @@ def step_of(path: Path) -> int:
     return _order(path)[0]
 
 
-def commit(folder: Path, name: str, write: Callable[[Path], None], keep: int, *, protected: str | None = None) -> Path:
+def commit(folder: Path, step: int, write: Callable[[Path], None], keep: int, *, protected: int | None = None) -> Path:
     """Writes a checkpoint durably, makes it the newest and returns its path.
 
     Args:
         folder: The folder of checkpoints; made if missing.
-        name: `step_name(step)`. A checkpoint of this name is replaced. Checkpoints of later steps, which a resumed run
-            has undone, are removed.
-        write: Function that writes the files of the checkpoint into an empty folder.
+        step: Number of training steps. A checkpoint of this step is replaced. Checkpoints of later steps, which a
+            resumed run has undone, are removed.
+        write: Function that writes the files of the checkpoint durably (`write_atomic`) into an empty folder.
         keep: Number of checkpoints to keep, at least 1. None is removed before this one is durable.
-        protected: Name of an earlier checkpoint that is kept, too.
+        protected: Step of an earlier checkpoint that is kept, too.
     """
-    if not (match := STEP.fullmatch(name)) or match[2] or keep < 1:
-        raise ValueError(f"not a checkpoint name, or nothing to keep: {name!r}, {keep}")
     temporary = temporary_path(folder)
-    final = folder / name
+    final = folder / step_name(step)
     if folder.is_symlink():
         raise CheckpointError(f"{folder} is a symbolic link.", "Put a folder there, or link the whole model folder.")
     try:
@@ -107,7 +97,7 @@ def commit(folder: Path, name: str, write: Callable[[Path], None], keep: int, *,
         sync_folder(folder)
     except OSError as error:
         raise cannot_write(final, error) from error
-    write_atomic(folder / LATEST, f"{name}\n".encode())
+    write_atomic(folder / LATEST, f"{final.name}\n".encode())
     with suppress(OSError):
         _prune(folder, final, keep, protected)
     return final
@@ -120,7 +110,7 @@ def latest(folder: Path, spare: Container[str] = ()) -> Latest:
         folder: The folder of checkpoints.
         spare: Names of files that are not verified, because a checkpoint can be used without them.
     """
-    rejected: list[Rejected] = []
+    rejected: dict[Path, str] = {}
     try:
         candidates = checkpoints(folder)
     except OSError as error:
@@ -129,30 +119,21 @@ def latest(folder: Path, spare: Container[str] = ()) -> Latest:
         try:
             verify(path, spare)
         except CheckpointError as error:
-            rejected.append(Rejected(path, error.message))
+            rejected[path] = error.message
         else:
-            return Latest(path, tuple(rejected))
-    return Latest(None, tuple(rejected))
+            return Latest(path, rejected)
+    return Latest(None, rejected)
 
 
 def checkpoints(folder: Path) -> list[Path]:
     """All checkpoints, newest first, damaged ones too; a replaced one (`~`) after its replacement."""
-    found = [path for path in _entries(folder) if STEP.fullmatch(path.name)]
-    return sorted((path for path in found if path.is_dir() and not path.is_symlink()), key=_order, reverse=True)
+    found = folder.iterdir() if _is_folder(folder) else ()
+    return sorted((path for path in found if STEP.fullmatch(path.name) and _is_folder(path)), key=_order, reverse=True)
 
 
-def checksums(path: Path) -> dict[str, str]:
-    """File name to SHA-256 by the manifest of a checkpoint. No other file belongs to it or may be read."""
-    return {name: digest for name, (_, digest) in _manifest(path).items()}
-
-
-def verify(path: Path, spare: Container[str] = ()) -> tuple[str, ...]:
-    """Names of the files of a checkpoint; `CheckpointError` if one differs from the manifest in size or SHA-256.
-
-    Files in `spare` are not verified.
-    """
-    files = _manifest(path)
-    for name, (size, digest) in files.items():
+def verify(path: Path, spare: Container[str] = ()) -> None:
+    """Raises `CheckpointError` if a file of a checkpoint, not in `spare`, differs from its manifest."""
+    for name, (size, digest) in manifest(path).items():
         if name in spare:
             continue
         with open_regular(path / name) as (_, status):
@@ -161,23 +142,20 @@ def verify(path: Path, spare: Container[str] = ()) -> tuple[str, ...]:
             raise CheckpointError(f"{path / name} has {found:,} bytes of {size:,}.")
         if sha256(path / name) != digest:
             raise CheckpointError(f"{path / name} does not match its checksum.")
-    return tuple(files)
 
 
 def _seal(folder: Path) -> None:
-    """Syncs every file, then writes the manifest, which marks the checkpoint as complete."""
+    """Writes the manifest, which marks the checkpoint as complete."""
     files: dict[str, dict[str, int | str]] = {}
-    for path in sorted(_entries(folder)):
-        if not _FILE.fullmatch(path.name) or path.name == MANIFEST or not stat.S_ISREG(path.lstat().st_mode):
-            raise ValueError(f"a checkpoint holds plain files with plain names, not {path.name!r}")
-        with path.open("r+b") as file:
-            os.fsync(file.fileno())
+    for path in sorted(folder.iterdir()):
+        with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             files[path.name] = {"bytes": file.tell(), "sha256": digest}
     write_atomic(folder / MANIFEST, (json.dumps({"schema": SCHEMA, "files": files}, indent=2) + "\n").encode())
 
 
-def _manifest(path: Path) -> dict[str, tuple[int, str]]:
+def manifest(path: Path) -> dict[str, tuple[int, str]]:
+    """Size and SHA-256 of each file of a checkpoint. No other file belongs to it or may be read."""
     tree = read_json(path / MANIFEST)
     if tree.get("schema") != SCHEMA:
         raise CheckpointError(f"{path / MANIFEST} has format {tree.get('schema')!r}, not {SCHEMA}.")
@@ -209,7 +187,7 @@ def _displace(final: Path) -> None:
     final.rename(backup)
 
 
-def _prune(folder: Path, newest: Path, keep: int, protected: str | None) -> None:
+def _prune(folder: Path, newest: Path, keep: int, protected: int | None) -> None:
     """Removes all but the `keep` newest complete checkpoints, and those of steps later than `newest`.
 
     `protected` is kept in any case.
@@ -222,20 +200,15 @@ def _prune(folder: Path, newest: Path, keep: int, protected: str | None) -> None
         step = step_of(path)
         if path == newest:
             continue
-        if path.name == protected and step < step_of(newest):
+        if step == protected and step < step_of(newest):
             kept.add(step)
         elif step >= step_of(newest) or step in kept or len(kept) >= keep:
             with suppress(OSError):
                 _discard(path)
-        elif _looks_complete(path):
-            kept.add(step)
-
-
-def _looks_complete(path: Path) -> bool:
-    try:
-        return all((path / name).lstat().st_size == size for name, (size, _) in _manifest(path).items())
-    except (CheckpointError, OSError):
-        return False
+        else:
+            with suppress(CheckpointError, OSError):
+                if all((path / name).lstat().st_size == size for name, (size, _) in manifest(path).items()):
+                    kept.add(step)
 
 
 def _discard(path: Path) -> None:
@@ -247,15 +220,8 @@ def _discard(path: Path) -> None:
 
 def _order(path: Path) -> tuple[int, bool]:
     match = STEP.fullmatch(path.name)
-    if match is None:
-        raise ValueError(f"not a checkpoint: {path}")
+    assert match is not None
     return int(match[1]), not match[2]
-
-
-def _entries(folder: Path) -> list[Path]:
-    if not folder.is_dir() or folder.is_symlink():
-        return []
-    return list(folder.iterdir())
 
 
 # Runs that replace a model
@@ -326,7 +292,10 @@ def settle(folder: Path) -> Path:
             if not (staged / CONFIG).is_file():
                 remove(staged)  # killed before it could be resumed
             elif (staged / WEIGHTS).is_file() or not _is_run(folder):
-                _move_away(folder)
+                clean(folder)
+                aside = temporary_path(folder)  # which `clean` removes
+                aside.mkdir()
+                _move(folder, aside, RUN_FILES[::-1])
                 staged.rename(installing)
                 sync_folder(folder)
             else:
@@ -353,14 +322,6 @@ def _is_run(folder: Path) -> bool:
     with suppress(OSError):
         return any((path / MANIFEST).is_file() for path in checkpoints(folder / CHECKPOINTS))
     return False
-
-
-def _move_away(folder: Path) -> None:
-    """Moves the run in `folder` to a temporary folder, which `clean` removes."""
-    clean(folder)
-    aside = temporary_path(folder)
-    aside.mkdir()
-    _move(folder, aside, RUN_FILES[::-1])
 
 
 def _move(source: Path, target: Path, names: tuple[str, ...]) -> None:

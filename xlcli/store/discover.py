@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,12 +66,12 @@ class Choice:
     reason: str | None
 
 
-def find(name: str | None, *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Path:
+def find(name: str | None) -> Path:
     """Folder of the model that `choose` chooses."""
-    return choose(name, env=env, cwd=cwd).folder
+    return choose(name).folder
 
 
-def choose(name: str | None, *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Choice:
+def choose(name: str | None) -> Choice:
     """The model `name`, else that of `XLCLI_MODEL`, else the newest in `./models`, else the bundled model.
 
     A plain name is searched in `./models`, then as a folder, then among the bundled models. The newest is that of the
@@ -80,40 +80,37 @@ def choose(name: str | None, *, env: Mapping[str, str] | None = None, cwd: Path 
     Raises:
         CheckpointError: There is no such model. The remedy names similar ones.
     """
-    env = os.environ if env is None else env
-    cwd = Path.cwd() if cwd is None else cwd
-    wanted = name or env.get(VARIABLE)
-    local, bundled = sorted(_local(cwd), key=_modified, reverse=True), _bundled(cwd)
+    wanted = name or os.environ.get(VARIABLE)
+    local, bundled = _local(), _bundled()
     if wanted:
-        folder = _named(wanted, "" if name else f" (from {VARIABLE})", cwd, (*local, *bundled))
+        folder = _named(wanted, "" if name else f" (from {VARIABLE})", (*local, *bundled))
         return Choice(folder, None if name else VARIABLE)
-    if finished := [folder for folder in local if _is_finished(folder)]:
-        return Choice(max(finished, key=_modified), f"the newest in {LOCAL}/")
+    if finished := next(filter(_is_finished, local), None):
+        return Choice(finished, f"the newest in {LOCAL}/")
     if local:
-        return Choice(max(local, key=_modified), f"the newest in {LOCAL}/, training not finished")
+        return Choice(local[0], f"the newest in {LOCAL}/, training not finished")
     if bundled:
         return Choice(bundled[0], "bundled")
     raise CheckpointError("there is no model yet.", "Train one: xlcli train FILE.")
 
 
-def local_models(cwd: Path | None = None) -> tuple[ModelSummary, ...]:
+def local_models() -> tuple[ModelSummary, ...]:
     """Models in `./models`, newest first."""
-    found = _local(Path.cwd() if cwd is None else cwd)
-    return tuple(summarize(folder) for folder in sorted(found, key=_modified, reverse=True))
+    return tuple(map(summarize, _local()))
 
 
 def bundled_models() -> tuple[ModelSummary, ...]:
     """Models bundled with xlcli, in alphabetical order."""
-    return tuple(summarize(folder, bundled=True) for folder in _bundled(Path.cwd()))
+    return tuple(summarize(folder, bundled=True) for folder in _bundled())
 
 
-def is_bundled(folder: Path, cwd: Path) -> bool:
+def is_bundled(folder: Path) -> bool:
     """Whether a model is bundled with xlcli: it lies beside the presets.
 
     In a checkout models of the user lie there, too; then a bundled model is one with a card.
     """
     place = models_folder().resolve()
-    return folder.parent.resolve() == place and ((cwd / LOCAL).resolve() != place or (folder / CARD).is_file())
+    return folder.parent.resolve() == place and (Path(LOCAL).resolve() != place or (folder / CARD).is_file())
 
 
 def summarize(folder: Path, *, bundled: bool = False) -> ModelSummary:
@@ -139,20 +136,21 @@ def summarize(folder: Path, *, bundled: bool = False) -> ModelSummary:
     return ModelSummary(folder.resolve().name, folder, bundled, size, _modified(folder), **found)
 
 
-def _named(wanted: str, source: str, cwd: Path, known: Iterable[Path]) -> Path:
+def _named(wanted: str, source: str, known: Iterable[Path]) -> Path:
     plain = Path(wanted).name == wanted and wanted not in (".", "..")
+    cwd = Path.cwd()
     places = [cwd / LOCAL / wanted, cwd / wanted, models_folder() / wanted] if plain else [cwd / wanted]
     for place in places:
         if is_model(place):
             return place
     for place in places:
-        if _is_folder(place / CHECKPOINTS):
+        if os.path.isdir(place / CHECKPOINTS):  # noqa: PTH112 (False where the name cannot be that of a file)
             raise CheckpointError(
                 f"{place} has been trained too little to hold a model yet{source}.",
                 "Continue it with xlcli train --resume.",
             )
     for place in places:
-        if _is_folder(place):
+        if os.path.isdir(place):  # noqa: PTH112
             missing = WEIGHTS if (place / CONFIG).is_file() else CONFIG
             raise CheckpointError(f"{place} is not a model: it has no {missing}{source}.", _choices(wanted, known))
     raise CheckpointError(f"there is no model '{wanted}'{source}.", _choices(wanted, known))
@@ -167,12 +165,14 @@ def _choices(wanted: str, known: Iterable[Path]) -> str:
     return f"There are: {', '.join(names[:MAX_NAMED])}{more}." if names else "Train one: xlcli train FILE."
 
 
-def _local(cwd: Path) -> tuple[Path, ...]:
-    return tuple(folder for folder in _models(cwd / LOCAL) if not is_bundled(folder, cwd))
+def _local() -> list[Path]:
+    """Models of the user, newest first."""
+    found = [folder for folder in _models(Path.cwd() / LOCAL) if not is_bundled(folder)]
+    return sorted(found, key=_modified, reverse=True)
 
 
-def _bundled(cwd: Path) -> tuple[Path, ...]:
-    return tuple(folder for folder in _models(models_folder()) if is_bundled(folder, cwd))
+def _bundled() -> tuple[Path, ...]:
+    return tuple(folder for folder in _models(models_folder()) if is_bundled(folder))
 
 
 def _models(folder: Path) -> tuple[Path, ...]:
@@ -189,13 +189,6 @@ def _is_finished(folder: Path) -> bool:
         return read_record(folder).get("finished") is not False
     except CheckpointError:
         return True
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except OSError:
-        return False
 
 
 def _modified(folder: Path) -> float:

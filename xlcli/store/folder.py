@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import time
@@ -18,7 +19,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from xlcli.config import Config, InferenceConfig, WeightEncoding
 from xlcli.errors import CheckpointError, ConfigError
-from xlcli.files import RESTORE, cannot_write, copy_file, make_folder, read_bounded, sync_folder, temporary_path
+from xlcli.files import (
+    RESTORE,
+    cannot_write,
+    make_folder,
+    read_blocks,
+    read_bounded,
+    sync_folder,
+    temporary_path,
+    write_atomic,
+)
 from xlcli.files.tensors import digest, read_header, write_tensors
 from xlcli.store.layout import (
     CONFIG,
@@ -42,7 +52,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from xlcli.config import InferenceConfig
     from xlcli.model.decoder import Decoder
     from xlcli.model.lm import LanguageModel
     from xlcli.text.tokenizers import Tokenizer
@@ -201,7 +210,10 @@ def save_model(
     }
     try:
         make_folder(folder)
-        if not required.items() <= _metadata(folder).items() or not (folder / CONFIG).is_file():
+        stored: dict[str, str] = {}
+        with suppress(CheckpointError):
+            stored = read_header(folder / WEIGHTS)[1]
+        if not required.items() <= stored.items() or not (folder / CONFIG).is_file():
             (folder / WEIGHTS).unlink(missing_ok=True)
             tokenizer.save(folder)
         write_config(folder, config, encoding=encoding)
@@ -246,7 +258,7 @@ def _load(folder: Path, options: InferenceConfig, device: str | torch.device) ->
             verify_file(folder, name, header.files)
     trained = header.config.model
     shape = options.shape(trained)
-    weight_dtype, _ = options.dtypes(shape)
+    weight_dtype = options.weights
     network, metadata = read_network(folder, shape, header.encoding, device)
     network.clamp_len, network.far_len = header.config.train.limits(trained, options.clamp_len)
     tokenizer = load_tokenizer(folder)
@@ -299,29 +311,18 @@ def _versions(folder: Path) -> list[tuple[int, int, int] | None]:
     return versions
 
 
-def _metadata(folder: Path) -> dict[str, str]:
-    with suppress(CheckpointError):
-        return read_header(folder / WEIGHTS)[1]
-    return {}
-
-
 def _warnings(name: str, network: torch.nn.Module) -> tuple[str, ...]:
-    """Warnings about weights that training cannot have produced."""
+    """Warning about weights that training cannot have produced."""
     import torch
 
-    floats = {
-        key: tensor.detach()
-        for key, tensor in weights(network).items()
-        if tensor.is_floating_point() and tensor.numel()
-    }
-    bad = [key for key, tensor in floats.items() if not bool(torch.isfinite(tensor).all())]
-    tiny = [key for key, tensor in floats.items() if 0 < float(tensor.abs().max()) < torch.finfo(torch.float32).tiny]
-    warnings = []
-    if bad:
-        warnings.append(f"weights of {name} hold NaN or infinity, first in '{bad[0]}'; its output will make no sense.")
-    if tiny:
-        warnings.append(f"weights of {name} are almost zero throughout '{tiny[0]}'; its output may make no sense.")
-    return tuple(warnings)
+    for key, tensor in weights(network).items():
+        if tensor.is_floating_point() and tensor.numel():
+            largest = float(tensor.detach().abs().max())
+            if not math.isfinite(largest):
+                return (f"weights of {name} hold NaN or infinity, first in '{key}'; its output will make no sense.",)
+            if 0 < largest < torch.finfo(torch.float32).tiny:
+                return (f"weights of {name} are almost zero throughout '{key}'; its output may make no sense.",)
+    return ()
 
 
 def copy_model(source: Path, target: Path, encoding: WeightEncoding | None = None) -> None:
@@ -349,7 +350,7 @@ def copy_model(source: Path, target: Path, encoding: WeightEncoding | None = Non
     with new_folder(target) as temporary:
         # The stored model section must stay as it is, since its fingerprint ties state files to the model.
         for path in (source / CONFIG, *held_out):
-            copy_file(path, temporary / path.name)
+            write_atomic(temporary / path.name, read_blocks(path))
         save_model(
             temporary,
             model.config,

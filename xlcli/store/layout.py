@@ -14,11 +14,10 @@ A model folder holds no symbolic link, no script and no pickle. docs/format.md s
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,16 @@ from xlcli import config as settings
 from xlcli.config import BaseConfig, Config, ModelConfig, TextConfig, TrainConfig, Tree
 from xlcli.errors import CheckpointError, ConfigError
 from xlcli.events import ScoredText
-from xlcli.files import append_line, as_utf8, json_digest, open_regular, read_json, sha256, sync_file, write_atomic
+from xlcli.files import (
+    append_line,
+    as_utf8,
+    json_digest,
+    open_regular,
+    parse_json,
+    read_json,
+    sha256,
+    write_atomic,
+)
 
 SCHEMA = 2
 """Version of `config.json`, `model.safetensors`, checkpoints and state files. A reader refuses any other."""
@@ -250,14 +258,20 @@ def append_metrics(folder: Path, row: Mapping[str, Any]) -> None:
     append_line(folder / METRICS, line)
 
 
-def sync_metrics(folder: Path) -> None:
-    """Makes the rows appended so far durable."""
-    sync_file(folder / METRICS)
-
-
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """Rows of `metrics.jsonl` in order, each with an integer step, without lines that a crash left incomplete."""
-    return list(_rows(folder / METRICS))
+    rows: list[dict[str, Any]] = []
+    if not os.path.lexists(folder / METRICS):
+        return rows
+    with open_regular(folder / METRICS) as (descriptor, _), os.fdopen(descriptor, "rb", closefd=False) as file:
+        while line := file.readline(_LINE_LIMIT):
+            try:
+                row = parse_json(line)
+            except ValueError:
+                continue
+            if isinstance(row, dict) and type(row.get("step")) is int and 0 <= row["step"] < _STEP_LIMIT:
+                rows.append(row)
+    return rows
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
@@ -279,27 +293,3 @@ def trim_metrics(folder: Path, step: int, *, validated: bool) -> None:
     kept = [row for row in read_metrics(folder) if is_kept(row)]
     if os.path.lexists(folder / METRICS):
         write_atomic(folder / METRICS, (json.dumps(row, allow_nan=False).encode() + b"\n" for row in kept))
-
-
-def _parse_row(line: bytes) -> Any:
-    """The JSON value of a line; `ValueError` if it is none, or holds a number that is not finite."""
-
-    def finite(text: str) -> float:
-        if not math.isfinite(value := float(text)):
-            raise ValueError(f"{text} is not finite")
-        return value
-
-    return json.loads(line, parse_float=finite, parse_constant=finite)
-
-
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    if not os.path.lexists(path):
-        return
-    with open_regular(path) as (descriptor, _), os.fdopen(os.dup(descriptor), "rb") as file:
-        while line := file.readline(_LINE_LIMIT):
-            try:
-                row = _parse_row(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(row, dict) and type(row.get("step")) is int and 0 <= row["step"] < _STEP_LIMIT:
-                yield row

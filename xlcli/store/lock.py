@@ -16,7 +16,6 @@ import os
 import re
 import shutil
 import socket
-import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -49,9 +48,6 @@ if TYPE_CHECKING:
 LOCK = ".lock"
 HOLDER = ".lock.json"
 """File with the process id and host of the holder, separate from the lock file, which locking may truncate."""
-_HOLDER_TIMEOUT = 0.3
-"""Maximum time in seconds between taking the lock and writing `HOLDER`."""
-
 _ATTEMPTS = 10
 
 
@@ -88,7 +84,12 @@ def lock(folder: Path) -> Iterator[str]:
         raise cannot_write(path, error) from error
     try:
         write_atomic(folder / HOLDER, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode() + b"\n")
-        yield _warning(folder) if caught else ""
+        yield (
+            f"the file system of {folder} has no locks, so a second writer may not be noticed; "
+            f"after a crash remove {path}."
+            if caught
+            else ""
+        )
     finally:
         with suppress(OSError):
             (folder / HOLDER).unlink(missing_ok=True)
@@ -123,11 +124,9 @@ def holder(folder: Path) -> Holder | None:
 
 
 def _busy(folder: Path) -> BusyError:
-    deadline = time.monotonic() + _HOLDER_TIMEOUT
-    while not (found := holder(folder)) or not _may_live(found):
-        if time.monotonic() > deadline:
-            return BusyError(f"{folder} is in use by another process.", "Wait for it, or train into another folder.")
-        time.sleep(0.02)
+    found = holder(folder)
+    if found is None or not _may_live(found):
+        return BusyError(f"{folder} is in use by another process.", "Wait for it, or train into another folder.")
     return BusyError(
         f"{folder} is in use by process {found.pid} on {found.host[:64]!a}.".replace("'", ""),
         "Wait for it, stop it, or train into another folder with --out.",
@@ -136,22 +135,13 @@ def _busy(folder: Path) -> BusyError:
 
 def _may_live(found: Holder) -> bool:
     """False only if the holder is a process of this host that no longer exists."""
-    if found.host != socket.gethostname():
-        return True
     try:
         os.kill(found.pid, 0)
     except ProcessLookupError:
-        return False
+        return found.host != socket.gethostname()
     except OSError:
-        return True
+        pass
     return True
-
-
-def _warning(folder: Path) -> str:
-    return (
-        f"the file system of {folder} has no locks, so a second writer may not be noticed; "
-        f"after a crash remove {folder / LOCK}."
-    )
 
 
 # Unfinished files and folders
@@ -206,17 +196,12 @@ def clean_models(folder: Path) -> None:
         with suppress(OSError, XLError):
             if _MODEL_NAME.fullmatch(path.name) and is_own(path) and holder(path):
                 with lock(path):
-                    _remove_model(path)
-
-
-def _remove_model(folder: Path) -> None:
-    """Removes a folder whose lock the caller holds; the note of the holder goes last, so that a kill leaves it."""
-    for path in list(folder.iterdir()):
-        if path.name not in (LOCK, HOLDER):
-            remove(path)
-    for name in (LOCK, HOLDER):
-        (folder / name).unlink(missing_ok=True)
-    folder.rmdir()
+                    for entry in list(path.iterdir()):
+                        if entry.name not in (LOCK, HOLDER):
+                            remove(entry)
+                    for name in (LOCK, HOLDER):  # the note of the holder last, so that a kill leaves it
+                        (path / name).unlink(missing_ok=True)
+                    path.rmdir()
 
 
 def remove(path: Path) -> None:

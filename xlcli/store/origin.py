@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from xlcli import config as settings
 from xlcli import presets
-from xlcli.config import Config, TrainConfig, Tree
+from xlcli.config import Config, Tree
 from xlcli.errors import ConfigError
 from xlcli.files import read_json
 from xlcli.store.layout import TOKENIZER, SavedConfig, read_config_file, read_record, verify_file
@@ -52,11 +52,12 @@ def configurations(
     if description in header.files:
         verify_file(folder, description, header.files)
     tokenizer = str(read_json(folder / description).get("kind"))
-    own = {
-        "model": saved.model.model_dump(mode="json"),
-        "text": {"tokenizer": tokenizer},
-        "train": _train_section(saved.train, changes.get("train", {})),
-    }
+    train = saved.train.model_dump(mode="json", exclude=set(_OF_THE_RUN))
+    train["batch_size"] = min(saved.train.batch_size, BATCH_SIZE)
+    batch_size = changes.get("train", {}).get("batch_size", train["batch_size"])
+    if isinstance(batch_size, int):
+        train["grad_accum"] = min(saved.train.grad_accum, batch_size)
+    own = {"model": saved.model.model_dump(mode="json"), "text": {"tokenizer": tokenizer}, "train": train}
     text = dict(changes.get("text", {}))
     if text.get("tokenizer") == "auto":
         text["tokenizer"] = tokenizer
@@ -85,16 +86,6 @@ def text_size(record: Mapping[str, Any]) -> tuple[int, int] | None:
         case {"bytes": int(n_bytes), "tokens": int(n_tokens)} if n_bytes > 0 and n_tokens > 0:
             return n_bytes, n_tokens
     return None
-
-
-def _train_section(saved: TrainConfig, changes: Mapping[str, Any]) -> Tree:
-    """Section `train` of the run before the user's changes."""
-    tree = saved.model_dump(mode="json", exclude=set(_OF_THE_RUN))
-    tree["batch_size"] = min(saved.batch_size, BATCH_SIZE)
-    batch_size = changes.get("batch_size", tree["batch_size"])
-    if isinstance(batch_size, int):
-        tree["grad_accum"] = min(saved.grad_accum, batch_size)
-    return tree
 
 
 def _check(config: Config, saved: SavedConfig, tokenizer: str, name: str) -> None:

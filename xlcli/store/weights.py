@@ -62,11 +62,6 @@ def n_weights(infos: Mapping[str, TensorInfo]) -> int:
     return sum(math.prod(info.shape) for name, info in infos.items() if not name.endswith(SCALE))
 
 
-def n_bytes(infos: Mapping[str, TensorInfo]) -> int:
-    """Size of these tensors in a file, in bytes."""
-    return sum(math.prod(info.shape) * _dtype(info).itemsize for info in infos.values())
-
-
 def encode(tensors: Mapping[str, Tensor], infos: Mapping[str, TensorInfo]) -> dict[str, Tensor]:
     """Tensors to store.
 
@@ -101,19 +96,15 @@ def decode(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     weights = {}
     for name, tensor in stored.items():
-        if name + SCALE in stored:
-            _check_int8(name, tensor, stored[name + SCALE])
-            weights[name] = dequantize(tensor, stored[name + SCALE])
+        if (scale := stored.get(name + SCALE)) is not None:
+            if not bool(((scale > 0) & scale.isfinite()).all()):
+                raise ValueError(f"tensor '{name}{SCALE}' has a scale that is not a positive number")
+            if tensor.numel() and int(tensor.min()) == -128:
+                raise ValueError(f"tensor '{name}' holds -128")
+            weights[name] = dequantize(tensor, scale)
         elif not name.endswith(SCALE):
             weights[name] = tensor.float() if tensor.is_floating_point() else tensor
     return weights
-
-
-def _check_int8(name: str, values: Tensor, scale: Tensor) -> None:
-    if not bool(((scale > 0) & scale.isfinite()).all()):
-        raise ValueError(f"tensor '{name}{SCALE}' has a scale that is not a positive number")
-    if values.numel() and int(values.min()) == -128:
-        raise ValueError(f"tensor '{name}' holds -128")
 
 
 def _check_finite(name: str, tensor: Tensor, encoding: str) -> None:
@@ -150,7 +141,8 @@ def empty_weights(model: ModelConfig) -> dict[str, Tensor]:
 
 def weights_bytes(model: ModelConfig, encoding: str) -> int:
     """Size of the stored weights of a model in bytes, without the header of their file (less than 1 MiB)."""
-    return n_bytes(stored_infos(empty_weights(model), encoding))
+    infos = stored_infos(empty_weights(model), encoding).values()
+    return sum(math.prod(info.shape) * _dtype(info).itemsize for info in infos)
 
 
 def round_weights(network: torch.nn.Module, encoding: str) -> None:
@@ -201,7 +193,10 @@ def read_network(
         ResourceError: The weights do not fit the machine.
     """
     network = _empty_network(model, folder)
-    _require_memory(network, folder, device)
+    floats = sum(tensor.numel() for tensor in weights(network).values())
+    if (folder / WEIGHTS).stat().st_size >= floats:  # read_weights refuses a smaller file, which is damaged
+        for place in {"cpu", str(device)}:
+            require_memory(f"model {folder.resolve().name}", 4 * floats, "Use a smaller model.", place)
     tensors, metadata = read_weights(folder / WEIGHTS, network, encoding)
     _fill(network, tensors, device)
     return network.eval(), metadata
@@ -225,15 +220,6 @@ def _empty_network(model: ModelConfig, folder: Path) -> LanguageModel:
         return build_on_meta(model)
     except (RuntimeError, OverflowError, ValueError, MemoryError):
         raise mismatch from None
-
-
-def _require_memory(network: LanguageModel, folder: Path, device: str | torch.device) -> None:
-    """`ResourceError` if the weights do not fit the machine."""
-    path = folder / WEIGHTS
-    floats = sum(tensor.numel() for tensor in weights(network).values())
-    if path.is_file() and path.stat().st_size >= floats:  # read_weights refuses a smaller file, which is damaged
-        for place in {"cpu", str(device)}:
-            require_memory(f"model {folder.resolve().name}", 4 * floats, "Use a smaller model.", place)
 
 
 def _fill(network: torch.nn.Module, tensors: Mapping[str, Tensor], device: str | torch.device) -> None:

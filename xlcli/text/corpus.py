@@ -9,13 +9,12 @@ length in the scan, and a file that has changed is refused.
 
 from __future__ import annotations
 
-import codecs
+import os
 import sys
 import zlib
 from array import array
 from bisect import bisect_left, bisect_right
-from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -23,16 +22,14 @@ from typing import BinaryIO
 
 from xlcli.errors import DataError
 from xlcli.events import Notice, Progress, ProgressMeter
-from xlcli.text.formats import not_text, not_utf8
+from xlcli.text.formats import Utf8, not_text, not_utf8
 from xlcli.text.pretokenize import stable_prefix_len, whole_characters
-from xlcli.text.sources import BLOCK, Block, Reading, Source, copy_stdin, files_below, is_folder, open_source
+from xlcli.text.sources import BLOCK, Block, Reading, Source, copy_stdin, files_below, open_source
 
-SCANNED = 2**24
-"""Bytes of files up to which `Corpus.estimate` scans the text."""
-N_EXCERPTS, EXCERPT = 8, 2**16
-"""Number of excerpts of a longer text, and their size in bytes."""
 MAX_NAMED = 3
 """Maximum number of files that a notice names."""
+MAX_REMARKED = 8
+"""Number of files whose first lines are looked at for a remark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +61,16 @@ class Corpus:
     Attributes:
         sources: The files.
         skipped: Files of folders that are not text, each with the reason.
-        repeated: Files that were given more than once, and are read as often.
-        excerpts: Parts of a text whose facts are estimated, see `estimate`; None for a text that can be read.
     """
 
     def __init__(
         self,
         sources: Sequence[Source],
         skipped: Mapping[Path, str] | None = None,
-        repeated: Sequence[Path] = (),
         documents: Sequence[int] | None = None,
     ) -> None:
         self.sources = tuple(sources)
         self.skipped = dict(skipped or {})
-        self.repeated = tuple(repeated)
-        self.excerpts: tuple[bytes, ...] | None = None
         self._documents = documents
         self._facts: Facts | None = None
         self._checksums: list[list[int]] = []
@@ -110,21 +102,14 @@ class Corpus:
         return self.facts.n_bytes
 
     def notices(self) -> Iterator[Notice]:
-        """Warnings about files that were skipped or given twice, and a remark on JSON lines without a text."""
+        """A warning about files that were skipped, and a remark on JSON lines without a text."""
         if self.skipped:
             n = len(self.skipped)
             files = [f"{path} ({reason})" for path, reason in self.skipped.items()]
-            yield Notice(f"skipped {n} file{'s' if n > 1 else ''}: {_named(files)}", "warning")
-        if self.repeated:
-            yield Notice(f"given more than once, and read each time: {_named(map(str, self.repeated))}", "warning")
-        converted = [source for source in self.sources if not source.seekable]
-        if remark := next(filter(None, (source.remark() for source in converted[:N_EXCERPTS])), None):
+            more = f" and {n - MAX_NAMED} more" if n > MAX_NAMED else ""
+            yield Notice(f"skipped {n} file{'s' if n > 1 else ''}: {', '.join(files[:MAX_NAMED])}{more}", "warning")
+        if remark := next(filter(None, (source.remark() for source in self.sources[:MAX_REMARKED])), None):
             yield Notice(remark)
-
-    @property
-    def sha256(self) -> str:
-        """Hash of the text."""
-        return self.facts.sha256
 
     def scan(self) -> Generator[Progress, None, None]:
         """Scans the text at the first call. Yields progress.
@@ -135,7 +120,7 @@ class Corpus:
         if self._facts is not None:
             return
         meter = ProgressMeter("reading", sum(source.stored_bytes for source in self.sources), "B")
-        digest, utf8, nul, stored = sha256(), _Utf8(), False, 0
+        digest, utf8, nul, stored = sha256(), Utf8(), False, 0
         sizes: list[int] = []
         checksums: list[list[int]] = []
         documents = array("Q", [0])
@@ -155,7 +140,7 @@ class Corpus:
                 checksums[-1].append(zlib.crc32(block))
                 yield from meter.report(stored + done)
             stored += source.stored_bytes
-        utf8.finish()
+        utf8.feed(b"", final=True)
         last = self.sources[-1]
         if last.reading.requires_text:
             self._require_text(last, utf8.bad, sizes, nul)
@@ -165,36 +150,6 @@ class Corpus:
         self._checksums = checksums
         starts = documents if self._documents is None else self._documents
         self._facts = Facts(sum(sizes), utf8.n_chars, nul, digest.hexdigest(), tuple(sizes), bad, starts)
-
-    def estimate(self) -> None:
-        """Estimates the facts of a long text from excerpts, without reading all of it; such a text cannot be read.
-
-        Raises:
-            DataError: An excerpt cannot be read or is not text.
-        """
-        stored = sum(source.stored_bytes for source in self.sources)
-        chosen = self.sources[:: -(-len(self.sources) // N_EXCERPTS)]
-        if stored <= SCANNED or self._facts is not None:
-            return
-        excerpts, n_text, n_stored, characters = [], 0, 0, _Utf8()
-        for source in chosen:
-            blocks, text_bytes, stored_bytes = source.probe(N_EXCERPTS // len(chosen))
-            if not stored_bytes:  # a format whose stored size is unrelated to the text read so far
-                return
-            n_text, n_stored = n_text + text_bytes, n_stored + stored_bytes
-            if source.reading.requires_text:
-                start = _Utf8()
-                start.feed(blocks[0])
-                self._require_text(source, start.bad, [text_bytes], any(b"\0" in block for block in blocks))
-            for block in blocks:
-                part = block[len(block) // 2 :][:EXCERPT]
-                excerpts.append(part[part.find(b"\n") + 1 :] or part)
-        text = b"".join(excerpts)
-        n_bytes = stored * n_text // n_stored
-        characters.feed(text)
-        n_chars = None if characters.n_chars is None else n_bytes * characters.n_chars // len(text)
-        self.excerpts = tuple(excerpts)
-        self._facts = Facts(n_bytes, n_chars, b"\0" in text, "", (n_bytes,), None)
 
     def read(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
         """Bytes from `start` to `stop` (None: the end), in portions of at most `BLOCK` bytes.
@@ -207,19 +162,20 @@ class Corpus:
         for source, size, checksums in zip(self.sources, self.facts.sizes, self._checksums, strict=True):
             first, last = max(start - place, 0), min(stop - place, size)
             if first < last:
-                yield from self._read_source(source, first, last, checksums, size)
+                at = first // BLOCK
+                blocks = source.blocks(at)
+                while at * BLOCK < last:
+                    block = next(blocks, Block(b"", 0)).text[: size - at * BLOCK]
+                    if zlib.crc32(block) != checksums[at]:
+                        raise source.changed()
+                    yield block[max(first - at * BLOCK, 0) : last - at * BLOCK]
+                    at += 1
             place += size
-
-    def documents(self, start: int, stop: int) -> Sequence[int]:
-        """Offsets from `start` at which the documents of the bytes from `start` to `stop` begin; the first is 0."""
-        starts = self.facts.documents
-        inside = starts[bisect_right(starts, start) : bisect_left(starts, stop)]
-        return array("Q", [0, *(at - start for at in inside)])
 
     def range_sha256(self, start: int, stop: int) -> str:
         """Hash of the bytes from `start` to `stop`, computed once."""
         if (start, stop) == (0, self.n_bytes):
-            return self.sha256
+            return self.facts.sha256
         if (start, stop) not in self._hashes:
             digest = sha256()
             for portion in self.read(start, stop):
@@ -227,31 +183,11 @@ class Corpus:
             self._hashes[start, stop] = digest.hexdigest()
         return self._hashes[start, stop]
 
-    def require_utf8(self) -> None:
-        """Refuses text that is not UTF-8.
-
-        Raises:
-            DataError: The text is not UTF-8; names file and offset of the first invalid byte.
-        """
-        if self.facts.bad_byte is not None:
-            raise not_utf8(*self.facts.bad_byte)
-
     def _require_text(self, source: Source, bad: int | None, sizes: list[int], has_nul: bool) -> None:
         if has_nul:
             raise not_text(source.name, "holds NUL bytes")
         if bad is not None:
             raise not_utf8(*self._locate(bad, sizes))
-
-    @staticmethod
-    def _read_source(source: Source, first: int, last: int, checksums: list[int], size: int) -> Iterator[bytes]:
-        at = first // BLOCK
-        blocks = source.blocks(at)
-        while at * BLOCK < last:
-            block = next(blocks, Block(b"", 0)).text[: size - at * BLOCK]
-            if zlib.crc32(block) != checksums[at]:
-                raise source.changed()
-            yield block[max(first - at * BLOCK, 0) : last - at * BLOCK]
-            at += 1
 
     def _locate(self, place: int, sizes: list[int]) -> tuple[str, int]:
         for source, size in zip(self.sources, sizes, strict=True):
@@ -310,7 +246,7 @@ def gather(
                 raise DataError("standard input is closed.", "Give a file.")
             stream = stdin if stdin is not None else sys.stdin.buffer
             sources.append((yield from copy_stdin(stream, reading)))
-        elif is_folder(path):
+        elif os.path.isdir(path):  # noqa: PTH112 (a path that cannot be read is reported when it is opened)
             inside = [open_source(file, reading) for file in files_below(path)]
             faults = {source: fault for source in inside if (fault := source.fault())}
             if len(faults) == len(inside):
@@ -321,41 +257,7 @@ def gather(
             sources.append(open_source(path, reading))
     if not sources:
         raise DataError("no text was given.", "Give a file, a folder, or - for standard input.")
-    counts = Counter(source.path.resolve() for source in sources)
-    return Corpus(sources, skipped, [path for path, count in counts.items() if count > 1], documents)
-
-
-def _named(files: Iterable[str]) -> str:
-    """The first of these names, and the number of the others."""
-    names = list(files)
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return ", ".join(names[:MAX_NAMED]) + more
-
-
-class _Utf8:
-    """Counts the characters of a text and finds its first byte that is not UTF-8."""
-
-    def __init__(self) -> None:
-        self.n_chars: int | None = 0
-        self.bad: int | None = None
-        self._decoder = codecs.getincrementaldecoder("utf-8")()
-        self._place = 0
-
-    def feed(self, block: bytes) -> None:
-        self._decode(block, final=False)
-        self._place += len(block)
-
-    def finish(self) -> None:
-        self._decode(b"", final=True)
-
-    def _decode(self, block: bytes, *, final: bool) -> None:
-        if self.n_chars is None:
-            return
-        held = len(self._decoder.getstate()[0])
-        try:
-            self.n_chars += len(self._decoder.decode(block, final))
-        except UnicodeDecodeError as error:
-            self.n_chars, self.bad = None, self._place - held + error.start
+    return Corpus(sources, skipped, documents)
 
 
 # Training, validation and test part
@@ -389,7 +291,9 @@ class Part:
     @property
     def documents(self) -> Sequence[int]:
         """Offsets at which its documents begin, ascending from 0; a cut document begins with the part."""
-        return self.corpus.documents(self.start, self.stop)
+        starts = self.corpus.facts.documents
+        inside = starts[bisect_right(starts, self.start) : bisect_left(starts, self.stop)]
+        return array("Q", [0, *(at - self.start for at in inside)])
 
     def fingerprint(self, *, by_document: bool) -> str:
         """Hash of the bytes, and of the places at which documents begin if they are separated."""
@@ -404,9 +308,6 @@ class Part:
 
     def sample(self, limit: int) -> Iterator[bytes]:
         """At most `limit` bytes of the part, in evenly spread blocks that start and end between words."""
-        if self.corpus.excerpts is not None:
-            yield from self.corpus.excerpts[: max(1, limit // EXCERPT)]
-            return
         if self.n_bytes <= limit:
             yield from self.read()
             return
@@ -471,8 +372,6 @@ def _boundary(corpus: Corpus, target: int, end: int, *, by_document: bool) -> in
 
     `by_document`: the last document that begins in the `_SEARCH` bytes up to `target`, if there is one.
     """
-    if corpus.excerpts is not None:
-        return target
     if target >= end or target <= 0:
         return end if target >= end else 0
     documents = corpus.facts.documents

@@ -226,13 +226,29 @@ def not_utf8(name: str, offset: int) -> DataError:
     )
 
 
-def is_utf8(head: bytes) -> bool:
-    """Whether text with these first bytes can be UTF-8."""
-    try:
-        codecs.getincrementaldecoder("utf-8")().decode(head)
-    except UnicodeDecodeError:
-        return False
-    return True
+class Utf8:
+    """Counts the characters of a text and finds its first byte that is not UTF-8.
+
+    Attributes:
+        n_chars: Number of characters so far; None if the text is not UTF-8.
+        bad: Offset of the first byte that is not UTF-8.
+    """
+
+    def __init__(self) -> None:
+        self.n_chars: int | None = 0
+        self.bad: int | None = None
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._place = 0
+
+    def feed(self, block: bytes, *, final: bool = False) -> None:
+        """Reads the next bytes of the text, `final` if they are the last ones."""
+        if self.n_chars is not None:
+            held = len(self._decoder.getstate()[0])
+            try:
+                self.n_chars += len(self._decoder.decode(block, final))
+            except UnicodeDecodeError as error:
+                self.n_chars, self.bad = None, self._place - held + error.start
+        self._place += len(block)
 
 
 def checked(portions: Portions, name: str) -> Portions:
@@ -241,17 +257,15 @@ def checked(portions: Portions, name: str) -> Portions:
     Raises:
         DataError: They are not.
     """
-    decoder, place = codecs.getincrementaldecoder("utf-8")(), 0
+    utf8, place = Utf8(), 0
     for portion in portions:
         if portion and place < HEAD:
             head = portion[: HEAD - place]
             if b"\0" in head:
                 raise not_text(name, "holds NUL bytes")
-            held = len(decoder.getstate()[0])
-            try:
-                decoder.decode(head)
-            except UnicodeDecodeError as error:
-                raise not_utf8(name, place - held + error.start) from None
+            utf8.feed(head)
+            if utf8.bad is not None:
+                raise not_utf8(name, utf8.bad)
             place += len(head)
         yield portion
 
@@ -270,10 +284,10 @@ def _without_binaries(portions: Portions, name: str, marks: Sequence[bytes]) -> 
     yield from _chain(head, portions)
 
 
-def _head(portions: Portions, marks: Iterable[bytes]) -> Generator[None, None, bytes]:
-    """First bytes, as many as show which of the marks they begin with."""
+def _read_while(portions: Portions, is_short: Callable[[bytes], bool]) -> Generator[None, None, bytes]:
+    """First bytes, to which portions are added while `is_short` is true of them."""
     head = b""
-    while any(len(mark) > len(head) and mark.startswith(head) for mark in marks):
+    while is_short(head):
         portion = next(portions, b"")
         if portion is None:
             yield None
@@ -284,20 +298,17 @@ def _head(portions: Portions, marks: Iterable[bytes]) -> Generator[None, None, b
     return head
 
 
+def _head(portions: Portions, marks: Iterable[bytes]) -> Generator[None, None, bytes]:
+    """First bytes, as many as show which of the marks they begin with."""
+    return _read_while(portions, lambda head: any(len(m) > len(head) and m.startswith(head) for m in marks))
+
+
 def _first_line(portions: Portions) -> Generator[None, None, tuple[bytes, bytes]]:
     """First bytes, and the first line if they may be JSON lines, else nothing.
 
     Only the first `BLANKS` bytes decide that. The line is cut if it is longer than `LONGEST_LINE`.
     """
-    head = b""
-    while len(head) < BLANKS and not head.lstrip():
-        portion = next(portions, b"")
-        if portion is None:
-            yield None
-        elif portion:
-            head += portion
-        else:
-            break
+    head = yield from _read_while(portions, lambda head: len(head) < BLANKS and not head.lstrip())
     if not head[:BLANKS].lstrip().startswith(b"{"):
         return head, b""
     start = len(head) - len(head.lstrip())

@@ -109,7 +109,55 @@ class EvalBatch(NamedTuple):
 
 
 class EvalLoader:
-    """Evaluation batches: every token of the text is scored exactly once, in order within each sequence.
+    """Evaluation batches of sequences that are read one segment at a time, each from empty memory.
+
+    Args:
+        ids: Tokens of the text; may be empty.
+        starts: Position in the text at which each sequence starts (b).
+        ends: Position at which it ends (b).
+        segment_len: Tokens per segment.
+        start_id: Input at the beginning of a text.
+        offsets: Position of each start in its text (b), from which absolute positions count; 0: it begins there.
+        warmup_len: Number of tokens that are not scored of each sequence that does not begin its text.
+
+    Attributes:
+        batch_size: Number of sequences.
+        sequence_len: Tokens of the longest sequence.
+    """
+
+    def __init__(
+        self,
+        ids: Ids,
+        starts: NDArray[np.int64],
+        ends: NDArray[np.int64],
+        segment_len: int,
+        start_id: int,
+        offsets: NDArray[np.int64],
+        warmup_len: int = 0,
+    ) -> None:
+        self.ids = ids
+        self.starts = starts
+        self.ends = ends
+        self.segment_len = segment_len
+        self.start_id = start_id
+        self.offsets = offsets
+        self.warmup_len = warmup_len
+        self.batch_size = len(starts)
+        self.sequence_len = int((ends - starts).max())
+
+    def __iter__(self) -> Iterator[EvalBatch]:
+        """Batches of at most `segment_len` tokens per sequence; the last one may be shorter."""
+        starts, ends, begins = self.starts[:, None], self.ends[:, None], (self.starts - self.offsets)[:, None]
+        for done in range(0, self.sequence_len, self.segment_len):
+            read = np.arange(done, min(done + self.segment_len, self.sequence_len))
+            positions = starts + read
+            scored = (positions < ends) & ((read >= self.warmup_len) | (starts == begins))
+            inputs, targets = inputs_and_targets(self.ids, np.minimum(positions, ends - 1), self.start_id, begins)
+            yield EvalBatch(inputs, targets, scored, positions[:, 0])
+
+
+def text_loader(ids: Ids, batch_size: int, segment_len: int, warmup_len: int, start_id: int) -> EvalLoader:
+    """Loader of one text in several sequences: every token is scored exactly once, in order within each sequence.
 
     The first sequence starts with the text. The others start with `warmup_len` tokens that are not scored, so that
     their memory is as full as in one pass over the text. All start at multiples of `segment_len`, like the segments of
@@ -121,39 +169,22 @@ class EvalLoader:
         segment_len: Tokens per segment.
         warmup_len: Receptive field of the model in tokens.
         start_id: Input at the beginning of the text.
-
-    Attributes:
-        batch_size: Number of sequences.
-        sequence_len: Tokens of the longest sequence.
-        starts: Position in the text at which each sequence starts (b).
-        offsets: Equal to `starts`; absolute positions count from here.
     """
+    n = len(ids)
 
-    def __init__(self, ids: Ids, batch_size: int, segment_len: int, warmup_len: int, start_id: int) -> None:
-        self.ids = ids
-        self.segment_len = segment_len
-        self.start_id = start_id
-        self.warmup_len = warmup_len
-        n = len(ids)
-        sequences = max(1, min(batch_size, -(-n // segment_len)))
-        while sequences > 1 and _stride(n, sequences, segment_len, warmup_len) <= warmup_len:
-            sequences -= 1
-        stride = _stride(n, sequences, segment_len, warmup_len)
-        # Rounding up to whole segments may leave nothing to score for the last sequences.
-        self.batch_size = max(1, min(sequences, -(-(n - warmup_len) // stride))) if sequences > 1 else 1
-        self.sequence_len = n if self.batch_size == 1 else stride + warmup_len
-        self.starts = self.offsets = np.arange(self.batch_size, dtype=np.int64) * stride
+    def stride_of(sequences: int) -> int:
+        """Tokens between the starts of sequences: the smallest multiple of `segment_len` that covers the text."""
+        return -(-max(n - warmup_len, 1) // (sequences * segment_len)) * segment_len
 
-    def __iter__(self) -> Iterator[EvalBatch]:
-        """Batches of `segment_len` tokens per sequence; the last one may be shorter."""
-        n = len(self.ids)
-        for done in range(0, self.sequence_len, self.segment_len):
-            offsets = np.arange(done, min(done + self.segment_len, self.sequence_len))
-            positions = self.starts[:, None] + offsets
-            scored = positions < n
-            scored[1:] &= offsets >= self.warmup_len
-            inputs, targets = inputs_and_targets(self.ids, np.minimum(positions, n - 1), self.start_id)
-            yield EvalBatch(inputs, targets, scored, positions[:, 0])
+    sequences = max(1, min(batch_size, -(-n // segment_len)))
+    while sequences > 1 and stride_of(sequences) <= warmup_len:
+        sequences -= 1
+    stride = stride_of(sequences)
+    # Rounding up to whole segments may leave nothing to score for the last sequences.
+    sequences = max(1, min(sequences, -(-(n - warmup_len) // stride))) if sequences > 1 else 1
+    starts = np.arange(sequences, dtype=np.int64) * stride
+    ends = np.minimum(starts + stride + warmup_len, n) if sequences > 1 else np.array([n])
+    return EvalLoader(ids, starts, ends, segment_len, start_id, starts, warmup_len)
 
 
 class WindowLoader:
@@ -211,43 +242,6 @@ class WindowLoader:
             yield EvalBatch(inputs, targets[:, column:], scored[:, column:], positions[:, column])
 
 
-class DocumentLoader:
-    """Evaluation batches of whole documents, one per sequence, which all start with empty memory.
-
-    Args:
-        ids: Tokens of the text.
-        starts: First token of each of these documents (b).
-        lengths: Number of tokens of each (b), at least 1.
-        segment_len: Tokens per segment.
-        start_id: Input at the beginning of a document.
-
-    Attributes:
-        batch_size: Number of sequences.
-        sequence_len: Tokens of the longest sequence.
-        offsets: Position in its document at which each sequence starts (b): 0.
-    """
-
-    def __init__(
-        self, ids: Ids, starts: NDArray[np.int64], lengths: NDArray[np.int64], segment_len: int, start_id: int
-    ) -> None:
-        self.ids = ids
-        self.starts = starts
-        self.lengths = lengths
-        self.segment_len = segment_len
-        self.start_id = start_id
-        self.batch_size = len(starts)
-        self.sequence_len = int(lengths.max())
-        self.offsets = np.zeros_like(starts)
-
-    def __iter__(self) -> Iterator[EvalBatch]:
-        """Batches of at most `segment_len` tokens per sequence."""
-        starts, ends = self.starts[:, None], (self.starts + self.lengths)[:, None]
-        for done in range(0, self.sequence_len, self.segment_len):
-            positions = starts + np.arange(done, min(done + self.segment_len, self.sequence_len))
-            inputs, targets = inputs_and_targets(self.ids, np.minimum(positions, ends - 1), self.start_id, starts)
-            yield EvalBatch(inputs, targets, positions < ends, positions[:, 0])
-
-
 def document_loaders(
     ids: Ids,
     documents: NDArray[np.int64],
@@ -256,7 +250,7 @@ def document_loaders(
     segment_len: int,
     start_id: int,
     n_tokens: int | None = None,
-) -> Iterator[DocumentLoader]:
+) -> Iterator[EvalLoader]:
     """Loaders of all documents, in order of length, so that those of a batch are about equally long.
 
     Args:
@@ -278,10 +272,6 @@ def document_loaders(
         ):
             continue
         chosen = order[first:stop]
-        yield DocumentLoader(ids, documents[chosen], lengths[chosen], segment_len, start_id)
+        starts = documents[chosen]
+        yield EvalLoader(ids, starts, starts + lengths[chosen], segment_len, start_id, np.zeros_like(starts))
         first = stop
-
-
-def _stride(n: int, sequences: int, segment_len: int, warmup_len: int) -> int:
-    """Tokens between the starts of sequences: the smallest multiple of `segment_len` that covers `n` tokens."""
-    return -(-max(n - warmup_len, 1) // (sequences * segment_len)) * segment_len

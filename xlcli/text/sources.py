@@ -23,7 +23,6 @@ from xlcli.text import formats
 
 BLOCK = 2**20
 """Bytes of text per read."""
-_SNIFF = 8192
 
 
 class Spool:
@@ -54,10 +53,6 @@ class Reading:
         return not (self.binary or self.any_bytes)
 
 
-PROBED_BLOCKS = 16
-"""Blocks of text that are read to estimate the text of a file that must be converted."""
-
-
 class Block(NamedTuple):
     """A block of text, the number of stored bytes read so far, and the offsets in it at which documents begin."""
 
@@ -86,41 +81,12 @@ class Source:
         Raises:
             DataError: The file cannot be read, has become shorter, is damaged, or is not text.
         """
-        if self.spool is not None:
-            yield from self._text(self.spool.descriptor, first)
-            return
-        descriptor = _open(self.path)
+        descriptor = _open(self.path) if self.spool is None else self.spool.descriptor
         try:
-            yield from self._text(descriptor, first)
+            yield from (self._stored if self.seekable else self._converted)(descriptor, first)
         finally:
-            os.close(descriptor)
-
-    def probe(self, n_blocks: int) -> tuple[list[bytes], int, int]:
-        """At most `n_blocks` blocks, spread over the file or from its start, and sizes whose ratio estimates its text.
-
-        Returns:
-            Blocks, bytes of text, and stored bytes from which they come.
-        """
-        if self.seekable:
-            last = max(0, self.stored_bytes // BLOCK - 1)
-            places = sorted({i * last // max(1, n_blocks - 1) for i in range(n_blocks)})
-            found = [next(self.blocks(place), Block(b"", 0)).text for place in places]
-            return found, self.stored_bytes, self.stored_bytes
-        blocks: list[bytes] = []
-        read: dict[int, int] = {}  # stored bytes to bytes of text
-        n_bytes = 0
-        for n, (block, done, _) in enumerate(self.blocks()):
-            if n < n_blocks:
-                blocks.append(block)
-            if n >= PROBED_BLOCKS and done not in read and len(read) > 1:
-                # Text is held back at both ends, so the difference of two places is counted.
-                (first, text_first), *_, (last, text_last) = read.items()
-                return blocks, text_last - text_first, last - first
-            n_bytes += len(block)
-            read[done] = n_bytes
-            if n >= 8 * PROBED_BLOCKS:
-                break
-        return blocks or [b""], n_bytes, max(read, default=0)
+            if self.spool is None:
+                os.close(descriptor)
 
     def changed(self) -> DataError:
         """The error for a file that has changed."""
@@ -138,9 +104,11 @@ class Source:
             return "empty"
         if self.reading.binary:
             return None
-        if b"\0" in head[:_SNIFF]:
+        if b"\0" in head[: formats.HEAD]:
             return "binary data"
-        return None if self.reading.any_bytes or formats.is_utf8(head[:_SNIFF]) else "not UTF-8"
+        utf8 = formats.Utf8()
+        utf8.feed(head[: formats.HEAD])
+        return None if self.reading.any_bytes or utf8.bad is None else "not UTF-8"
 
     def remark(self) -> str | None:
         """Remark on JSON lines that are read as plain text (`formats.keyless`); else None."""
@@ -148,9 +116,6 @@ class Source:
             return None
         block = next(self.blocks(), Block(b"", 0))
         return None if block.documents else formats.keyless(block.text, self.name)
-
-    def _text(self, descriptor: int, first: int) -> Iterator[Block]:
-        return self._stored(descriptor, first) if self.seekable else self._converted(descriptor, first)
 
     def _converted(self, descriptor: int, first: int) -> Iterator[Block]:
         place = 0
@@ -240,14 +205,6 @@ def copy_stdin(stdin: BinaryIO, reading: Reading) -> Generator[Progress, None, S
     return Source(name, Path("-"), size, reading, _is_plain(spool.descriptor, name, reading), spool)
 
 
-def is_folder(path: Path) -> bool:
-    """Whether `path` is a folder; False for a path that cannot be read, which opening it reports."""
-    try:
-        return path.is_dir()
-    except OSError:
-        return False
-
-
 def files_below(folder: Path) -> list[Path]:
     """Files in a folder and its subfolders, sorted by path, without hidden files, linked folders and model folders.
 
@@ -273,7 +230,7 @@ def files_below(folder: Path) -> list[Path]:
 def _is_plain(descriptor: int, name: str, reading: Reading) -> bool:
     """Whether the stored bytes are the text."""
     try:
-        head = os.pread(descriptor, _SNIFF, 0)
+        head = os.pread(descriptor, formats.HEAD, 0)
     except OSError as error:
         raise DataError(f"cannot read {name}: {error.strerror}.", "Check the disk.") from None
     return reading.binary or formats.is_plain(head, reading.text_field)

@@ -36,7 +36,7 @@ class Tokenizer(Protocol):
     """A tokenizer.
 
     Attributes:
-        kind: Name in `registry.TOKENIZERS`.
+        kind: Key of `TOKENIZERS`.
         vocab_size: Number of ids, which start at 0.
         start_id: Id of a line end, the input before the first token of a text.
         fingerprint: SHA-256 of kind and vocabulary.
@@ -55,7 +55,8 @@ class Tokenizer(Protocol):
 
     def sizes(self, ids: NDArray[np.int32] | Sequence[int], data: bytes) -> NDArray[np.int32]:
         """Bytes of text of each of `ids`, the tokens of `data`; their sum is `len(data)`."""
-        ...
+        assert self.id_sizes is not None
+        return self.id_sizes[np.asarray(ids, np.intp)]
 
     def decode(self, ids: NDArray[np.int32] | Sequence[int]) -> bytes:
         """Text of `ids`, each decoded independently. Inverse of `encode`, except for the words tokenizer."""
@@ -63,7 +64,7 @@ class Tokenizer(Protocol):
 
     def files(self) -> dict[str, bytes]:
         """Files to save in addition to `tokenizer.json`: name to content."""
-        ...
+        return {}
 
     def save(self, folder: Path) -> None:
         """Writes the tokenizer into `folder`, `tokenizer.json` last."""
@@ -110,17 +111,9 @@ class BytesTokenizer(Tokenizer):
         """Byte values."""
         return np.frombuffer(data, np.uint8).astype(np.int32)
 
-    def sizes(self, ids: NDArray[np.int32] | Sequence[int], data: bytes) -> NDArray[np.int32]:
-        """One byte for each token."""
-        return np.ones(len(data), np.int32)
-
     def decode(self, ids: NDArray[np.int32] | Sequence[int]) -> bytes:
         """The bytes."""
         return np.asarray(ids, np.uint8).tobytes()
-
-    def files(self) -> dict[str, bytes]:
-        """No files."""
-        return {}
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -322,10 +315,6 @@ class SentencePieceTokenizer(Tokenizer):
         """Ids of `data`, any bytes that start at a word boundary; `decode` is the inverse."""
         return np.frombuffer(b"".join(map(self._cache.__getitem__, split_words(data))), np.int32)
 
-    def sizes(self, ids: NDArray[np.int32] | Sequence[int], data: bytes) -> NDArray[np.int32]:
-        """Bytes of text of each of `ids`, the tokens of `data`; their sum is `len(data)`."""
-        return self.id_sizes[np.asarray(ids, np.intp)]
-
     def decode(self, ids: NDArray[np.int32] | Sequence[int]) -> bytes:
         """Text of `ids`, each decoded independently."""
         return b"".join([self._text[i] for i in ids])
@@ -517,21 +506,6 @@ def choose_tokenizer(kind: str, vocab_size: int | None, facts: Facts, train_byte
         wide = facts.n_chars is not None and facts.n_bytes > 2 * facts.n_chars
         vocab_size = 2 ** min(max(10 + doublings + 2 * wide, 9), 13)
     return kind, 256 if kind == "bytes" else vocab_size
-
-
-def train_tokenizer(kind: str, chunks: Iterable[bytes], vocab_size: int | None = None) -> Tokenizer:
-    """A tokenizer trained on text.
-
-    Args:
-        kind: Key of `TOKENIZERS`.
-        chunks: Training text; a sample of it (`Part.sample`) for sentencepiece.
-        vocab_size: Approximate vocabulary size; None is the default of the kind.
-
-    Raises:
-        DataError: The text is empty.
-        ConfigError: The vocabulary size is impossible.
-    """
-    return TOKENIZERS[kind].train(chunks, vocab_size)
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:

@@ -26,7 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,43 +43,15 @@ HEADER = 64
 MAX_BYTES = 10 * 10**9
 """Maximum total size of the token files; less if a tenth of the disk that they could use is less."""
 
-_FAMILY = b"xltoken"
-"""First bytes of a token file of any version, finished or not."""
-_MAGIC = _FAMILY + b"4"
+_MAGIC = b"xltoken4"
+"""First bytes of a token file, finished or not, and part of the hash that names it; to be changed with its content."""
 _LAYOUT = struct.Struct("<8sIQQIQ")
+"""Magic, size of a record, tokens, bytes of text, CRC-32 of the data, documents (0 if they are not separated)."""
 _FILE = re.compile(r"[0-9a-f]{40}\.tokens")
 _UNFINISHED = re.compile(TEMPORARY_NAME.pattern + r"\.tokens")
 _BUSY = (errno.EWOULDBLOCK, errno.EACCES)
 _RECENT_SECONDS = 86400
 """Time for which a file counts as used where the file system has no locks."""
-
-
-class TokenHeader(NamedTuple):
-    """Header of a token file.
-
-    Size of a record, tokens, bytes of text, CRC-32 of the data, number of documents (0 if they are not separated).
-    """
-
-    item_size: int
-    n_tokens: int
-    n_bytes: int
-    crc: int
-    n_documents: int = 0
-
-    def pack(self) -> bytes:
-        """The header as bytes."""
-        return _LAYOUT.pack(_MAGIC, *self).ljust(HEADER, b"\0")
-
-
-def _read_header(file: BinaryIO) -> TokenHeader | None:
-    """Header at the beginning of a file; None if it is no token file, or not of the size that its header gives."""
-    data = file.read(HEADER)
-    if len(data) < HEADER:
-        return None
-    magic, *fields = _LAYOUT.unpack_from(data)
-    header = TokenHeader(*fields)
-    size = HEADER + header.n_tokens * header.item_size + 8 * header.n_documents
-    return header if magic == _MAGIC and os.fstat(file.fileno()).st_size == size else None
 
 
 def hold(file: BinaryIO) -> bool:
@@ -114,7 +86,7 @@ def _remove(path: Path, used: float) -> bool:
     """Removes a token file that was last used at this time, unless a process uses it or has replaced it."""
     try:
         with path.open("r+b") as file:
-            if file.read(len(_FAMILY)) != _FAMILY:
+            if file.read(len(_MAGIC)) != _MAGIC:
                 return False
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -127,10 +99,6 @@ def _remove(path: Path, used: float) -> bool:
     except OSError:
         return False
     return True
-
-
-_FORMAT = "xltoken4"
-"""Part of the name of a file; to be changed with its content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +157,7 @@ def token_file(part: Part, tokenizer: Tokenizer, *, by_document: bool = False) -
     folder = cache_folder()
     documents = part.documents if by_document else ()
     text = part.fingerprint(by_document=by_document)
-    name = sha256(f"{_FORMAT}:{text}:{tokenizer.fingerprint}".encode()).hexdigest()[:40]
+    name = sha256(f"{_MAGIC.decode()}:{text}:{tokenizer.fingerprint}".encode()).hexdigest()[:40]
     path = folder / f"{name}.tokens"
     if (known := _open(path, part.n_bytes, tokenizer, len(documents))) is not None:
         return known
@@ -257,7 +225,7 @@ def _build(
     file.write(data)
     crc = zlib.crc32(data, crc)
     file.seek(0)
-    file.write(TokenHeader(record.itemsize, n_tokens, n_bytes, crc, len(first_tokens)).pack())
+    file.write(_LAYOUT.pack(_MAGIC, record.itemsize, n_tokens, n_bytes, crc, len(first_tokens)))
     file.flush()
     os.fsync(file.fileno())
 
@@ -267,24 +235,25 @@ def _open(path: Path, n_bytes: int, tokenizer: Tokenizer, n_documents: int) -> T
     record = _record(tokenizer)
     try:
         with path.open("rb") as file:
-            header = _read_header(file) if hold(file) else None
-            expected = (record.itemsize, n_bytes, n_documents)
-            if header is None or (header.item_size, header.n_bytes, header.n_documents) != expected:
+            data = file.read(HEADER)
+            if len(data) < HEADER or not hold(file):
+                return None
+            magic, item_size, n_tokens, n_text, crc, n_starts = _LAYOUT.unpack_from(data)
+            places = HEADER + n_tokens * item_size
+            is_whole = os.fstat(file.fileno()).st_size == places + 8 * n_starts
+            if not is_whole or (magic, item_size, n_text, n_starts) != (_MAGIC, record.itemsize, n_bytes, n_documents):
                 return None
             found = 0
             while block := file.read(2**20):
                 found = zlib.crc32(block, found)
-            if found != header.crc:
+            if found != crc:
                 return None
             os.utime(path)
-            file.seek(HEADER + header.n_tokens * header.item_size)
+            file.seek(places)
             documents = np.fromfile(file, "<u8").astype(np.int64) if n_documents else None
-            shape = (header.n_tokens,)
             # The map is made from the open file, since its copy of the descriptor keeps the lock of `hold`.
             tokens: NDArray[Any] = (
-                np.memmap(file, record, mode="r", offset=HEADER, shape=shape)
-                if header.n_tokens
-                else np.empty(shape, record)
+                np.memmap(file, record, mode="r", offset=HEADER, shape=(n_tokens,)) if n_tokens else np.empty(0, record)
             )
     except OSError:
         return None

@@ -15,11 +15,10 @@ leaves the others usable.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from pydantic import Field
@@ -27,39 +26,24 @@ from torch import Tensor
 
 from xlcli.config import BaseConfig, Tree, validate
 from xlcli.errors import CheckpointError, ConfigError, StateError
-from xlcli.files import copy_file, read_json, write_atomic
-from xlcli.files.tensors import TensorInfo, read_tensors, write_tensors
+from xlcli.events import Notice
+from xlcli.files import read_blocks, read_json, sha256, write_atomic
+from xlcli.files.tensors import TensorInfo, read_header, read_tensors, write_tensors
 from xlcli.ranks import Ranks, divided, is_divided, local, whole
 from xlcli.state import State
-from xlcli.store.commit import checksums, commit, latest, step_name
+from xlcli.store import folder as store
+from xlcli.store.commit import checkpoints, commit, latest, manifest, step_name
 from xlcli.store.layout import BEST, CHECKPOINT_FILES, CHECKPOINTS, ENCODINGS, SCHEMA, WEIGHTS
-from xlcli.store.weights import weights
+from xlcli.store.weights import read_weights, weights
 from xlcli.text.tokenizers import Tokenizer
 from xlcli.training import defaults
-from xlcli.training.folder import restore_best
-from xlcli.training.run import TrainingRun
+from xlcli.training.schedule import Counters, Steps
+
+if TYPE_CHECKING:
+    from xlcli.training.prepare import Prepared
+    from xlcli.training.run import TrainingRun
 
 _ANEW = "Train anew with --overwrite."
-
-Steps = Annotated[int, Field(ge=0, lt=10**12)]
-
-
-class Counters(BaseConfig):
-    """Counters of `state.json`; see `TrainingRun`."""
-
-    step: Steps
-    tokens: Annotated[int, Field(ge=0, lt=10**18)]
-    seconds: Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
-    n_read: Annotated[int, Field(ge=0, lt=10**18)]
-    best_bits: Annotated[float, Field(allow_inf_nan=False)] | None
-    best_step: Steps | None
-    validated_step: Steps | None
-    validation_due: bool
-    rollbacks: Annotated[int, Field(ge=0, le=100)]
-    anchor: Steps
-    stale: Steps
-    plateau: Annotated[float, Field(gt=0.0, le=1.0)] | None
-    skipped: Steps
 
 
 class LossScale(BaseConfig):
@@ -69,47 +53,50 @@ class LossScale(BaseConfig):
     steps: Steps
 
 
-def save(run: TrainingRun, folder: Path, *, seconds: float, corpus: Mapping[str, str]) -> Path:
-    """Writes a checkpoint of the run after `seconds` of training and returns its folder.
-
-    The caller has checked that weights, optimizers and memory are finite.
+def save(run: TrainingRun, folder: Path, ready: Prepared) -> Path:
+    """Writes a checkpoint of the run, whose tensors are finite, and returns its folder.
 
     Raises:
         ResourceError: The disk is full or fails; earlier checkpoints are unchanged.
     """
-    ranks, name = run.ranks, step_name(run.step)
+    ranks, counters = run.ranks, run.counters
+    counters.n_read = run.loader.n_read
     own_weights = gathered(weights(run.model), ranks)
     optimizer = gathered(run.optimizers.tensors(), ranks)
     # In main memory, of which the first rank needs as much as all devices have memory of sequences.
     own = [state.map(Tensor.cpu) for state in run.states] if ranks.size > 1 else run.states
     states = [state.map(ranks.gather_rows) for state in own]
     if not ranks.is_first:
-        return folder / CHECKPOINTS / name
+        return folder / CHECKPOINTS / step_name(counters.step)
 
     def write(into: Path) -> None:
         write_tensors(into / "weights.safetensors", own_weights, {})
         write_tensors(into / "optimizer.safetensors", optimizer, {})
         memory = {f"{i}.{key}": t for i, state in enumerate(states) for key, t in state.tensors().items()}
         write_tensors(into / "memory.safetensors", memory, {})
-        write_tensors(into / "random.safetensors", _generator_states(), {})
-        if run.best_step is not None:
+        generators = {"cpu": torch.get_rng_state()}
+        if torch.cuda.is_available():
+            generators["cuda"] = torch.cuda.get_rng_state()
+        write_tensors(into / "random.safetensors", generators, {})
+        if counters.best_step is not None:
             with suppress(CheckpointError):  # the file cannot be read: training goes on
-                copy_file(folder / WEIGHTS, into / BEST)
+                write_atomic(into / BEST, read_blocks(folder / WEIGHTS))
+        scaler = run.scaler.state_dict()  # empty unless training is in float16
         facts = {
             "schema": SCHEMA,
-            **_counters(run, seconds).model_dump(),
+            **counters.model_dump(),
             "limits": _limits(run),
-            "loss_scale": _loss_scale(run),
+            "loss_scale": {"scale": scaler["scale"], "steps": scaler["_growth_tracker"]} if scaler else None,
             "lr": run.config.train.lr,
-            "corpus": dict(corpus),
+            "corpus": ready.identity,
             "states": [state.describe() for state in states],
             "seed": run.config.runtime.seed,
             **_environment(run),
         }
         write_atomic(into / "state.json", json.dumps(facts, indent=1, sort_keys=True).encode())
 
-    keep, protected = run.config.train.keep_checkpoints, step_name(run.anchor)
-    return commit(folder / CHECKPOINTS, name, write, keep, protected=protected)
+    keep = run.config.train.keep_checkpoints
+    return commit(folder / CHECKPOINTS, counters.step, write, keep, protected=counters.anchor)
 
 
 def gathered(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
@@ -122,33 +109,14 @@ def gathered(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
     return whole_ones
 
 
-def agree(run: TrainingRun) -> None:
-    """Gives all ranks the counters of the first one, which alone reads and restores the best weights."""
-    if run.ranks.size > 1:
-        values = run.ranks.broadcast(_counters(run, run.seconds).model_dump() if run.ranks.is_first else None)
-        counters = validate(Counters, values)
-        run.rollbacks = counters.rollbacks
-        _set_progress(run, counters)
-        _set_scores(run, counters)
-
-
-def load(
-    run: TrainingRun,
-    checkpoint: Path,
-    folder: Path,
-    tokenizer: Tokenizer,
-    *,
-    corpus: Mapping[str, str],
-    allow_data_change: bool,
-) -> tuple[str, ...]:
-    """Restores a run, and the best weights in the model folder, from a checkpoint.
+def load(run: TrainingRun, checkpoint: Path, folder: Path, ready: Prepared, *, allow_data_change: bool) -> list[Notice]:
+    """Restores a run, and the best weights in the model folder, from a checkpoint; all ranks must call it.
 
     Args:
         run: A run just built from the same configuration.
         checkpoint: A verified checkpoint.
         folder: The model folder.
-        tokenizer: The tokenizer of the run.
-        corpus: Checksums of the texts and the tokenizer in use.
+        ready: Texts and tokenizer in use.
         allow_data_change: Accept other texts.
 
     Returns:
@@ -157,8 +125,7 @@ def load(
     Raises:
         CheckpointError: The checkpoint is of another run, another text or another format.
     """
-    files = checksums(checkpoint)
-    if missing := sorted(set(CHECKPOINT_FILES) - files.keys()):
+    if missing := sorted(set(CHECKPOINT_FILES) - manifest(checkpoint).keys()):
         raise CheckpointError(f"{checkpoint} is incomplete: its manifest has no '{missing[0]}'.", _ANEW)
     facts = read_json(checkpoint / "state.json")
     try:
@@ -168,32 +135,42 @@ def load(
             )
         if facts["seed"] != run.config.runtime.seed:
             raise CheckpointError(f"{checkpoint} is of a run with the seed {facts['seed']}.", _ANEW)
-        changed = _changed_texts(facts["corpus"], corpus, allow_data_change)
+        changed = _changed_texts(facts["corpus"], ready.identity, allow_data_change)
         _load_tensors(run, checkpoint, facts["states"])
         counters = validate(Counters, {name: facts[name] for name in Counters.model_fields})
-        _set_progress(run, counters)
-        run.rollbacks = counters.rollbacks if facts["lr"] == run.config.train.lr else 0  # a new rate is as given
-        if "valid" not in changed:
-            _set_scores(run, counters)
-            if facts["limits"] != _limits(run):  # another budget or patience is a new chance
-                run.patience.stale, run.patience.plateau = 0, None
-        _restore_loss_scale(run, facts["loss_scale"])
+        if facts["lr"] != run.config.train.lr:  # a new rate is as given
+            counters.rollbacks = 0
+        if "valid" in changed:
+            scores = {"best_bits", "best_step", "validated_step", "validation_due", "stale", "plateau"}
+            counters = counters.model_copy(update=run.counters.model_dump(include=scores))
+        elif facts["limits"] != _limits(run):  # another budget or patience is a new chance
+            counters.stale, counters.plateau = 0, None
+        run.counters, run.loader.n_read = counters, counters.n_read
+        if facts["loss_scale"] is not None and run.scaler.is_enabled():  # run and checkpoint are in float16
+            scale = validate(LossScale, facts["loss_scale"])
+            state = run.scaler.state_dict() | {"scale": scale.scale, "_growth_tracker": scale.steps}
+            run.scaler.load_state_dict(state)
         warnings = []
         if run.ranks.is_first:
-            warnings += restore_best(run, checkpoint, files.get(BEST), folder, tokenizer)
+            warnings += _restore_best(run, checkpoint, folder, ready.tokenizer)
         warnings += [
             f"{name} was {facts[name]} and is {now}: the resumed run will not equal the uninterrupted one to the bit"
             for name, now in _environment(run).items()
-            if facts[name] != now and (run.step or name != "processes")  # the first rank alone writes step 0
+            if facts[name] != now and (counters.step or name != "processes")  # the first rank alone writes step 0
         ]
-        _restore_generators(checkpoint)
+        generators, _ = read_tensors(checkpoint / "random.safetensors", expected=None)
+        torch.set_rng_state(generators["cpu"])
+        if "cuda" in generators and torch.cuda.is_available():
+            torch.cuda.set_rng_state(generators["cuda"])
     except (StateError, ConfigError) as error:
         raise CheckpointError(f"{checkpoint}: {error.message}", _ANEW) from None
     except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{checkpoint} is incomplete: {error}.", _ANEW) from None
     if changed:
         warnings.append("the text is not the one this run began with; sequences continue at the same positions")
-    return tuple(warnings)
+    # The first rank alone reads and restores the best weights.
+    run.counters = validate(Counters, run.ranks.broadcast(run.counters.model_dump()))
+    return [Notice(warning, "warning") for warning in warnings]
 
 
 def runtime_settings(folder: Path) -> Tree:
@@ -253,66 +230,59 @@ def _environment(run: TrainingRun) -> dict[str, Any]:
     }
 
 
-def _counters(run: TrainingRun, seconds: float) -> Counters:
-    return Counters(
-        step=run.step,
-        tokens=run.tokens,
-        seconds=seconds,
-        n_read=run.loader.n_read,
-        best_bits=None if math.isinf(run.best_bits) else run.best_bits,
-        best_step=run.best_step,
-        validated_step=run.validated_step,
-        validation_due=run.validation_due,
-        rollbacks=run.rollbacks,
-        anchor=run.anchor,
-        stale=run.patience.stale,
-        plateau=run.patience.plateau,
-        skipped=run.skipped,
-    )
-
-
-def _set_progress(run: TrainingRun, counters: Counters) -> None:
-    run.step, run.tokens, run.seconds = counters.step, counters.tokens, counters.seconds
-    run.loader.n_read = counters.n_read
-    run.anchor, run.skipped = counters.anchor, counters.skipped
-
-
-def _set_scores(run: TrainingRun, counters: Counters) -> None:
-    run.best_bits = math.inf if counters.best_bits is None else counters.best_bits
-    run.best_step = counters.best_step
-    run.validated_step, run.validation_due = counters.validated_step, counters.validation_due
-    run.patience.stale, run.patience.plateau = counters.stale, counters.plateau
-
-
 def _limits(run: TrainingRun) -> dict[str, Any]:
     """Settings that end a run."""
     train = run.config.train
     return {key: getattr(train, key) for key in (*defaults.BUDGETS, "patience")}
 
 
-def _loss_scale(run: TrainingRun) -> dict[str, Any] | None:
-    """Loss scale in float16, and the number of steps since it changed."""
-    state = run.scaler.state_dict()
-    return {"scale": state["scale"], "steps": state["_growth_tracker"]} if state else None
+def _restore_best(run: TrainingRun, checkpoint: Path, folder: Path, tokenizer: Tokenizer) -> list[str]:
+    """Restores the best weights up to this checkpoint, in the encoding of the run. Returns warnings.
+
+    Later ones belong to steps that are undone. Without a best step the weights in the folder stay. If the copy in the
+    checkpoint is damaged, the model and other checkpoints may hold the same weights.
+
+    Args:
+        run: The run, restored.
+        checkpoint: Its checkpoint.
+        folder: The model folder.
+        tokenizer: The tokenizer of the run.
+    """
+    present, step, encoding = folder / WEIGHTS, run.counters.best_step, run.config.train.weights
+    with suppress(CheckpointError):
+        same = step is None or sha256(present) == manifest(checkpoint).get(BEST, (0, ""))[1]
+        if same and read_header(present)[1].get("encoding") == encoding:
+            return []
+    copies = [present]
+    if step is not None:
+        own = [checkpoint / BEST] if _lists_best(checkpoint) else []
+        others = [path for path in checkpoints(checkpoint.parent) if path != checkpoint]
+        copies = [*own, present, *(path / BEST for path in others if _lists_best(path))]
+    for path in copies:
+        with suppress(CheckpointError):
+            metadata = read_header(path)[1]
+            if metadata.get("encoding") in ENCODINGS and step in (None, _step(metadata)):
+                best, metadata = read_weights(path, run.model, metadata["encoding"])
+                store.save_model(folder, run.config, best, tokenizer, metadata, encoding=encoding)
+                return []
+    counters = run.counters
+    counters.best_bits = counters.best_step = None
+    if step is None and not present.exists():
+        return []
+    counters.validated_step, counters.validation_due = None, True
+    metadata = {"step": str(counters.step), "validation_bits_per_byte": ""}
+    store.save_model(folder, run.config, weights(run.model), tokenizer, metadata, encoding=encoding)
+    lost = "the stored weights are" if step is None else f"the best weights, of step {step}, are"
+    return [f"{lost} missing or damaged in every copy; those of step {counters.step} replace them"]
 
 
-def _restore_loss_scale(run: TrainingRun, saved: Any) -> None:
-    """Restores the loss scale, if run and checkpoint are in float16."""
-    if run.scaler.is_enabled() and saved is not None:
-        scale = validate(LossScale, saved)
-        state = run.scaler.state_dict() | {"scale": scale.scale, "_growth_tracker": scale.steps}
-        run.scaler.load_state_dict(state)
+def _lists_best(checkpoint: Path) -> bool:
+    with suppress(CheckpointError):
+        return BEST in manifest(checkpoint)
+    return False
 
 
-def _generator_states() -> dict[str, torch.Tensor]:
-    states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
-
-
-def _restore_generators(checkpoint: Path) -> None:
-    states, _ = read_tensors(checkpoint / "random.safetensors", expected=None)
-    torch.set_rng_state(states["cpu"])
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"])
+def _step(metadata: Mapping[str, str]) -> int | None:
+    """Step that weights are from."""
+    text = metadata.get("step", "")
+    return int(text) if text.isdecimal() and len(text) < 20 else None

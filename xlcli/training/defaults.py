@@ -19,8 +19,6 @@ SAVE_SECONDS = 60.0
 """Default time between checkpoints."""
 RATES = {"muon": 6e-3, "adamw": 2e-3}
 """Default learning rates."""
-WARMUP_STEPS = 40
-"""Default warmup in steps; at most a tenth of a budget in steps or tokens."""
 TINY_BELOW = 100_000
 """Bytes of training text below which the default preset is `tiny`."""
 BASE_ABOVE = 8_000_000
@@ -75,43 +73,32 @@ def fill_in(config: Config, *, tokenizer: str, vocab_size: int, device: torch.de
     )
 
 
-def limit_passes(config: Config, given: TrainConfig, n_tokens: int) -> Config:
-    """The configuration of a run from new weights with a limit of passes over the text, unless a budget is given.
+def adapt(config: Config, given: TrainConfig, n_tokens: int, model: LoadedModel | None) -> Config:
+    """The configuration with defaults that depend on the text: a limit of passes over it, unless a budget is given.
 
     Args:
         config: Result of `fill_in`.
         given: Section `train` before `fill_in`.
         n_tokens: Length of the training text.
-    """
-    limit = max(PASSES * n_tokens, LEAST_TOKENS, LEAST_STEPS * tokens_per_step(given))
-    return settings.change(config, {"train": _token_budget(limit, given)})
-
-
-def adapt(config: Config, given: TrainConfig, model: LoadedModel, n_tokens: int) -> Config:
-    """The configuration with defaults for a run that starts from a model.
-
-    Args:
-        config: Result of `fill_in`.
-        given: Section `train` before `fill_in`.
-        model: The model.
-        n_tokens: Length of the training text.
+        model: The model that the run starts from, whose learning rates it takes in part; None: new weights.
     """
     train: Tree = {}
-    source = model.config.train
-    factor = rate_factor(n_tokens)
-    if origin_of(model.record) and (before := text_size(model.record)):
-        factor /= rate_factor(before[1])  # the rates of this model are already those of a run that started from another
-    if given.lr is None:
-        same = given.optimizer == source.optimizer
-        train["lr"] = factor * (source.lr if same and source.lr is not None else RATES[given.optimizer])
-    if given.adam_lr is None:
-        train["adam_lr"] = factor * (source.adam_lr or ADAM_RATE)
-    limit = max(INIT_PASSES * n_tokens, INIT_LEAST_STEPS * tokens_per_step(given))
-    return settings.change(config, {"train": train | _token_budget(limit, given)})
-
-
-def _token_budget(limit: int, given: TrainConfig) -> Tree:
-    return {"max_tokens": limit} if _is_open(given) and limit < LARGEST_BUDGET else {}
+    of_step = given.batch_size * given.segment_len
+    if model is None:
+        limit = max(PASSES * n_tokens, LEAST_TOKENS, LEAST_STEPS * of_step)
+    else:
+        limit = max(INIT_PASSES * n_tokens, INIT_LEAST_STEPS * of_step)
+        source, factor = model.config.train, rate_factor(n_tokens)
+        if origin_of(model.record) and (before := text_size(model.record)):
+            factor /= rate_factor(before[1])  # the rates of this model are those of a run that started from another
+        if given.lr is None:
+            same = given.optimizer == source.optimizer
+            train["lr"] = factor * (source.lr if same and source.lr is not None else RATES[given.optimizer])
+        if given.adam_lr is None:
+            train["adam_lr"] = factor * (source.adam_lr or ADAM_RATE)
+    if _is_open(given) and limit < LARGEST_BUDGET:
+        train["max_tokens"] = limit
+    return settings.change(config, {"train": train})
 
 
 def ends_by_clock(train: TrainConfig) -> bool:
@@ -152,23 +139,6 @@ def resumed(saved: Config, changes: Tree) -> Config:
     return config
 
 
-def tokens_per_step(train: TrainConfig) -> int:
-    """Tokens per training step."""
-    return train.batch_size * train.segment_len
-
-
-def warmup_steps(train: TrainConfig) -> int:
-    """Steps of learning-rate warmup."""
-    if train.warmup_steps is not None:
-        return train.warmup_steps
-    limits = [WARMUP_STEPS]
-    if train.max_steps is not None:
-        limits.append(train.max_steps // 10)
-    if train.max_tokens is not None:
-        limits.append(train.max_tokens // tokens_per_step(train) // 10)
-    return min(limits)
-
-
 def budget_in_words(config: Config, n_tokens: int) -> str:
     """The budgets of a run on `n_tokens` of text in words, such as `40,000 tokens (4.0 passes) or 10 minutes`."""
     train = config.train
@@ -176,14 +146,11 @@ def budget_in_words(config: Config, n_tokens: int) -> str:
     if train.max_steps is not None:
         words.append(f"{train.max_steps:,} step{'' if train.max_steps == 1 else 's'}")
     if train.max_tokens is not None:
-        passes = f" ({_passes(train.max_tokens / n_tokens)} passes)" if train.max_tokens >= n_tokens > 0 else ""
+        n_passes = train.max_tokens / max(n_tokens, 1)
+        passes = f" ({n_passes:,.{1 if n_passes < 100 else 0}f} passes)" if n_passes >= 1 else ""
         words.append(f"{train.max_tokens:,} token{'' if train.max_tokens == 1 else 's'}{passes}")
     if train.max_time is not None:
         minutes = train.max_time / 60
         seconds = f"{train.max_time:g} second{'' if train.max_time == 1 else 's'}"
         words.append(f"{minutes:g} minutes" if minutes >= 2 else seconds)
     return " or ".join(words)
-
-
-def _passes(number: float) -> str:
-    return f"{number:.1f}" if number < 100 else f"{number:,.0f}"

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from xlcli.config import Tree
 from xlcli.errors import CheckpointError, ConfigError
 from xlcli.events import Notice
-from xlcli.files import sha256, write_atomic
-from xlcli.files.tensors import read_header
+from xlcli.files import write_atomic
 from xlcli.store import commit, layout
 from xlcli.store import folder as store
-from xlcli.store.commit import checkpoints, checksums, latest
+from xlcli.store.commit import latest
 from xlcli.store.discover import find
 from xlcli.store.folder import LoadedModel
-from xlcli.store.layout import BEST, CHECKPOINTS, DOCUMENTS, ENCODINGS, HELD_OUT, WEIGHTS, write_config
-from xlcli.store.weights import read_weights, weights
-from xlcli.text.tokenizers import Tokenizer
+from xlcli.store.layout import BEST, CHECKPOINTS, DOCUMENTS, HELD_OUT, WEIGHTS, write_config
+from xlcli.store.weights import weights
 from xlcli.training import checkpoint
 from xlcli.training.prepare import Prepared
 from xlcli.training.run import TrainingRun
+from xlcli.training.validation import describe_run
 
 
 def load_origin(init: Path, folder: Path) -> LoadedModel:
@@ -87,7 +82,7 @@ def check_has_run(folder: Path) -> None:
 def newest_checkpoint(folder: Path) -> tuple[Path | None, list[Notice]]:
     """The newest undamaged checkpoint of the run in `folder`, None if it has taken no step, and remarks."""
     found = latest(folder / CHECKPOINTS, spare={BEST})
-    notices = [Notice(f"{bad.path} is damaged and was skipped: {bad.reason}", "warning") for bad in found.rejected]
+    notices = [Notice(f"{path} is damaged and was skipped: {why}", "warning") for path, why in found.rejected.items()]
     if found.path is None:
         if found.rejected:
             raise CheckpointError(f"every checkpoint in {folder} is damaged.", "Train anew with --overwrite.")
@@ -100,30 +95,27 @@ def newest_checkpoint(folder: Path) -> tuple[Path | None, list[Notice]]:
     return found.path, notices
 
 
-def write_new(folder: Path, ready: Prepared, run: TrainingRun, record: dict[str, Any]) -> Path:
+def write_new(folder: Path, ready: Prepared, run: TrainingRun) -> Path:
     """Writes a run at step 0 and returns its checkpoint. It can be resumed as soon as `config.json` exists."""
     ready.tokenizer.save(folder)
     _write_held_out(folder, ready)
     layout.trim_metrics(folder, -1, validated=False)
-    layout.write_record(folder, record | {"finished": False})
+    layout.write_record(folder, describe_run(ready, run) | {"finished": False})
     write_config(folder, ready.config, encoding=ready.config.train.weights)
-    return checkpoint.save(run, folder, seconds=0.0, corpus=ready.identity)
+    return checkpoint.save(run, folder, ready)
 
 
-def restore(
-    point: Path, run: TrainingRun, ready: Prepared, folder: Path, *, allow_data_change: bool
-) -> Iterator[Notice]:
-    """Restores run and folder from a checkpoint."""
-    warnings = checkpoint.load(
-        run, point, folder, ready.tokenizer, corpus=ready.identity, allow_data_change=allow_data_change
-    )
-    yield from (Notice(warning, "warning") for warning in warnings)
-    if not run.ranks.is_first:
-        return
-    if allow_data_change:
-        _write_held_out(folder, ready)
-    layout.trim_metrics(folder, run.step, validated=run.validated_step == run.step)
-    write_config(folder, ready.config, encoding=ready.config.train.weights)
+def restore(run: TrainingRun, point: Path, ready: Prepared, *, allow_data_change: bool) -> list[Notice]:
+    """Restores run and folder from a checkpoint; all ranks must call it. Returns warnings."""
+    folder = point.parent.parent
+    warnings = checkpoint.load(run, point, folder, ready, allow_data_change=allow_data_change)
+    if run.ranks.is_first:
+        if allow_data_change:
+            _write_held_out(folder, ready)
+        counters = run.counters
+        layout.trim_metrics(folder, counters.step, validated=counters.validated_step == counters.step)
+        write_config(folder, ready.config, encoding=ready.config.train.weights)
+    return warnings
 
 
 def _write_held_out(folder: Path, ready: Prepared) -> None:
@@ -136,57 +128,3 @@ def _write_held_out(folder: Path, ready: Prepared) -> None:
             write_atomic(folder / DOCUMENTS[name], (b"%d\n" % start for start in part.documents))
         else:
             (folder / DOCUMENTS[name]).unlink(missing_ok=True)
-
-
-def restore_best(
-    run: TrainingRun, checkpoint: Path, digest: str | None, folder: Path, tokenizer: Tokenizer
-) -> list[str]:
-    """Restores the best weights up to this checkpoint, in the encoding of the run. Returns warnings.
-
-    Later ones belong to steps that are undone. Without a best step the weights in the folder stay. If the copy in the
-    checkpoint is damaged, the model and other checkpoints may hold the same weights.
-
-    Args:
-        run: The run, restored.
-        checkpoint: Its checkpoint.
-        digest: SHA-256 of the copy in the checkpoint; None if there is none.
-        folder: The model folder.
-        tokenizer: The tokenizer of the run.
-    """
-    present, step, encoding = folder / WEIGHTS, run.best_step, run.config.train.weights
-    with suppress(CheckpointError):
-        same = step is None or (digest is not None and sha256(present) == digest)
-        if same and read_header(present)[1].get("encoding") == encoding:
-            return []
-    copies = [present]
-    if step is not None:
-        own = [checkpoint / BEST] if digest is not None else []
-        others = [path for path in checkpoints(checkpoint.parent) if path != checkpoint]
-        copies = [*own, present, *(path / BEST for path in others if _lists_best(path))]
-    for path in copies:
-        with suppress(CheckpointError):
-            metadata = read_header(path)[1]
-            if metadata.get("encoding") in ENCODINGS and step in (None, _step(metadata)):
-                best, metadata = read_weights(path, run.model, metadata["encoding"])
-                store.save_model(folder, run.config, best, tokenizer, metadata, encoding=encoding)
-                return []
-    run.best_bits, run.best_step = math.inf, None
-    if step is None and not present.exists():
-        return []
-    run.validated_step, run.validation_due = None, True
-    metadata = {"step": str(run.step), "validation_bits_per_byte": ""}
-    store.save_model(folder, run.config, weights(run.model), tokenizer, metadata, encoding=encoding)
-    lost = "the stored weights are" if step is None else f"the best weights, of step {step}, are"
-    return [f"{lost} missing or damaged in every copy; those of step {run.step} replace them"]
-
-
-def _lists_best(checkpoint: Path) -> bool:
-    with suppress(CheckpointError):
-        return BEST in checksums(checkpoint)
-    return False
-
-
-def _step(metadata: Mapping[str, str]) -> int | None:
-    """Step that weights are from."""
-    text = metadata.get("step", "")
-    return int(text) if text.isdecimal() and len(text) < 20 else None

@@ -6,15 +6,13 @@ The factors were fitted to measured peaks (`benchmarks/training_memory.py`); the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from xlcli.config import Config, ModelConfig
+from xlcli.config import Config
 from xlcli.config.attention import AttentionConfig, LinearAttentionConfig, LSHAttentionConfig, SoftmaxAttentionConfig
-from xlcli.errors import ResourceError
 from xlcli.machine import available_bytes, fitting, in_words, require_memory
-from xlcli.model.build import build_on_meta
 from xlcli.ops.lsh_attention import GATHERED_TOKENS
 from xlcli.runtime import Runtime
 
@@ -28,42 +26,25 @@ LARGEST_SCORES = 2**25
 """Bytes of attention weights of a layer, and of logits, above which they are computed again in the backward pass."""
 
 
-def n_parameters(model: ModelConfig) -> int:
-    """Number of parameters, counted on the meta device."""
-    return build_on_meta(model).n_parameters
+def require(
+    configs: Sequence[Config], runtime: Runtime, n_parameters: int = 0, *, on_any_machine: bool = False
+) -> None:
+    """`ResourceError`, with settings that do fit, if none of the configurations can fit the machine, or any machine."""
 
-
-def require(config: Config, runtime: Runtime, n_parameters: int = 0) -> None:
-    """`ResourceError`, with settings that do fit, if the run cannot fit the machine."""
-
-    def need(sizes: Mapping[str, int]) -> int:
+    def need(config: Config, sizes: Mapping[str, int]) -> int:
         train = config.train.model_copy(update=sizes)
         train = train.model_copy(update={"grad_accum": min(train.grad_accum, train.batch_size)})
         return memory_bytes(config.model_copy(update={"train": train}), runtime, n_parameters) // ACCURACY
 
-    device = str(runtime.device)
-    settings = {name: getattr(config.train, name) for name in ("batch_size", "segment_len", "mem_len")}
+    device, config = str(runtime.device), configs[0]
     available = available_bytes(device)
-    if need(settings) <= available:
+    if min(need(each, {}) for each in configs) <= (LARGEST_MACHINE // ACCURACY if on_any_machine else available):
         return
-    changes = fitting(settings, lambda sizes: ACCURACY * need(sizes), available)
+    settings = {name: getattr(config.train, name) for name in ("batch_size", "segment_len", "mem_len")}
+    changes = fitting(settings, lambda sizes: ACCURACY * need(config, sizes), available)
     smaller = "Use a smaller model, such as --preset tiny."
     remedy = f"Use {in_words(changes)}, or a smaller model." if changes else smaller
-    require_memory("this training run", need(settings), remedy, device)
-
-
-def require_possible(configs: Iterable[Config], runtime: Runtime, *, dry_run: bool = False) -> None:
-    """`ResourceError` if none of the configurations can fit the machine, in a dry run any machine."""
-    refusals = []
-    for config in configs:
-        try:
-            if not dry_run or memory_bytes(config, runtime) > LARGEST_MACHINE:
-                require(config, runtime)
-        except ResourceError as error:
-            refusals.append(error)
-        else:
-            return
-    raise refusals[0]
+    require_memory("this training run", need(config, {}), remedy, device)
 
 
 def memory_bytes(config: Config, runtime: Runtime, n_parameters: int = 0) -> int:

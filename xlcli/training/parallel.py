@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,20 +33,6 @@ from xlcli.runtime import Runtime
 from xlcli.store.commit import holds_run, place_of_run
 
 
-@dataclass(frozen=True)
-class Parallel:
-    """The call of a model in training, and when its gradients are averaged.
-
-    Attributes:
-        score: `LanguageModel.score`.
-        delayed: Context of the forward and backward passes of a microbatch that is not the last of its step: gradients
-            are added up, and averaged over the ranks with those of the last one.
-    """
-
-    score: Callable[..., ScoreOutput]
-    delayed: Callable[[], AbstractContextManager[Any]] = nullcontext
-
-
 class _Score(nn.Module):
     """`LanguageModel.score` as a module."""
 
@@ -59,11 +44,18 @@ class _Score(nn.Module):
         return self.model.score(*arguments)
 
 
-def parallel(model: LanguageModel, config: Config, runtime: Runtime) -> Parallel:
-    """Prepares a model, which is equal on all ranks, for training on them. Optimizers are made afterwards."""
+def parallel(
+    model: LanguageModel, config: Config, runtime: Runtime
+) -> tuple[Callable[..., ScoreOutput], Callable[[], AbstractContextManager[Any]]]:
+    """Prepares a model, which is equal on all ranks, for training on them. Optimizers are made afterwards.
+
+    Returns:
+        `LanguageModel.score` in training, and the context of the forward and backward passes of a microbatch that is
+        not the last of its step: gradients are added up, and averaged over the ranks with those of the last one.
+    """
     ranks = runtime.ranks
     if ranks.size == 1:
-        return Parallel(model.score)
+        return model.score, nullcontext
     share = Share(ranks.rank, ranks.size)
     for module in model.modules():
         if isinstance(module, Dropout | FullAttention):
@@ -78,15 +70,13 @@ def parallel(model: LanguageModel, config: Config, runtime: Runtime) -> Parallel
             gradient_as_bucket_view=True,
             find_unused_parameters=pools,  # the first segments have no block to pool
         )
-        return Parallel(replica, replica.no_sync)
+        return replica, replica.no_sync
     delayed = shard(model, runtime)  # replaces model.score
-    return Parallel(model.score, delayed)
+    return model.score, delayed
 
 
-def own_rows(config: Config, ranks: Ranks) -> NDArray[np.int64] | None:
-    """Numbers of the sequences of this rank, its part of each microbatch in turn; None: all."""
-    if ranks.size == 1:
-        return None
+def own_rows(config: Config, ranks: Ranks) -> NDArray[np.int64]:
+    """Numbers of the sequences of this rank, its part of each microbatch in turn."""
     parts = np.array_split(np.arange(config.train.batch_size), config.train.grad_accum)
     return np.concatenate([part[ranks.rows(len(part))] for part in parts])
 
@@ -102,7 +92,7 @@ def shard(model: LanguageModel, runtime: Runtime) -> Callable[[], AbstractContex
     remain in float32.
 
     Returns:
-        `Parallel.delayed`.
+        The context of `parallel`.
     """
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
@@ -115,7 +105,6 @@ def shard(model: LanguageModel, runtime: Runtime) -> Callable[[], AbstractContex
             if is_narrow and block.vectors is not None:
                 fully_shard(block.vectors, mesh=mesh)
             fully_shard(block, mesh=mesh, mp_policy=narrow if is_narrow else MixedPrecisionPolicy())
-            register_fsdp_forward_method(block, "update_memory")
     fully_shard(model, mesh=mesh, reshard_after_forward=False)
     register_fsdp_forward_method(model, "score")
     for module in model.modules():
@@ -156,7 +145,7 @@ def continues(folder: Path, ranks: Ranks, *, overwrite: bool) -> bool:
 
 @contextmanager
 def leading(ranks: Ranks) -> Iterator[None]:
-    """Context of the first rank. The others end with it if it ends before `begin`, with the same error."""
+    """Context of the first rank. The others end with its error if it publishes no checkpoint."""
     ranks.withdraw("run")  # of an earlier run
     ranks.barrier()
     end: dict[str, str] = {}
@@ -167,11 +156,6 @@ def leading(ranks: Ranks) -> Iterator[None]:
         raise
     finally:
         ranks.publish("run", end)
-
-
-def begin(ranks: Ranks, point: Path) -> None:
-    """Lets the other ranks begin with this checkpoint."""
-    ranks.publish("run", {"point": str(point.absolute())})
 
 
 def beginning(ranks: Ranks, stop: Callable[[], bool]) -> Path | None:

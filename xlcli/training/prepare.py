@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from xlcli import config as settings
 from xlcli.config import Config, TextConfig, Tree
@@ -22,14 +21,14 @@ from xlcli.store.folder import LoadedModel
 from xlcli.store.layout import RECORD, read_config_file, read_record
 from xlcli.store.origin import describe, origin_of, text_size
 from xlcli.text.corpus import Part, Split, gather, split
+from xlcli.text.formats import not_utf8
 from xlcli.text.sources import Reading
-from xlcli.text.tokenizers import SAMPLE_BYTES, Tokenizer, choose_tokenizer, load_tokenizer, n_unknown, train_tokenizer
+from xlcli.text.tokenizers import SAMPLE_BYTES, TOKENIZERS, Tokenizer, choose_tokenizer, load_tokenizer, n_unknown
 from xlcli.text.tokens import TokenFile, sample_tokens, token_file
 from xlcli.training import checkpoint, defaults, memory
 
 SHORT_TEXT = 10_000
 """Bytes of training text below which a run with new weights warns."""
-T = TypeVar("T")
 
 DRY_RUN_BYTES = 2**19
 """Maximum bytes of text from which a dry run learns a vocabulary and estimates the number of tokens."""
@@ -59,11 +58,6 @@ class Prepared:
         return len(self.train_ids) * self.parts.train.n_bytes // max(1, self.train_ids.n_bytes)
 
     @property
-    def is_estimated(self) -> bool:
-        """Whether sizes and number of tokens are estimates."""
-        return self.train_ids.n_bytes != self.parts.train.n_bytes
-
-    @property
     def identity(self) -> dict[str, str]:
         """Hashes of texts, their documents and tokenizer, which must be equal when the run is resumed."""
         by_document = self.config.train.reset_on_document
@@ -91,11 +85,10 @@ def prepare_new(
         ResourceError: No configuration fits the machine.
     """
     preset, config = next(iter(configs.items()))  # text and runtime settings are equal in all presets
-    by_clock = defaults.ends_by_clock(config.train)
-    runtime = make_runtime(config.runtime, training=True, by_clock=by_clock, ranks=ranks)
+    runtime = make_runtime(config.runtime, training=True, by_clock=defaults.ends_by_clock(config.train), ranks=ranks)
     ranks.require_files(paths)
-    memory.require_possible(configs.values(), runtime, dry_run=dry_run)
-    parts = yield from _read(paths, config, stop, dry_run=dry_run)
+    memory.require(list(configs.values()), runtime, on_any_machine=dry_run)
+    parts = yield from _read(paths, config, stop)
     if model is None and (n_bytes := parts.train.n_bytes) < SHORT_TEXT:
         yield Notice(
             f"{n_bytes:,} byte{'' if n_bytes == 1 else 's'} of training text: the model will repeat this text and "
@@ -120,12 +113,9 @@ def prepare_new(
     config = defaults.fill_in(config, tokenizer=tokenizer.kind, vocab_size=tokenizer.vocab_size, device=runtime.device)
     origin = None if model is None else describe(model)
     ready = yield from _tokenize(config, runtime, preset, origin, parts, tokenizer, stop, dry_run=dry_run)
-    if model is None:
-        return replace(ready, config=defaults.limit_passes(config, given, ready.n_train_tokens))
-    yield from warn_of_misfit(model, ready.train_ids)
-    config = defaults.adapt(config, given, model, ready.n_train_tokens)
-    config.check_division(ranks.size)
-    return replace(ready, config=config)
+    if model is not None:
+        yield from warn_of_misfit(model, ready.train_ids)
+    return replace(ready, config=defaults.adapt(config, given, ready.n_train_tokens, model))
 
 
 def prepare_resumed(
@@ -161,12 +151,11 @@ def prepare_resumed(
             f"this run started from {origin['model'] if origin else 'new weights'}, not from {init}.",
             "Leave --init out, or train a new model with -o NAME.",
         )
-    by_clock = defaults.ends_by_clock(config.train)
-    runtime = make_runtime(config.runtime, training=True, by_clock=by_clock, ranks=ranks)
+    runtime = make_runtime(config.runtime, training=True, by_clock=defaults.ends_by_clock(config.train), ranks=ranks)
     ranks.require_files(paths)
     config.check_division(ranks.size)
-    memory.require_possible([config], runtime)
-    parts = yield from _read(paths, config, stop, dry_run=dry_run)
+    memory.require([config], runtime)
+    parts = yield from _read(paths, config, stop)
     tokenizer = load_tokenizer(folder)
     return (yield from _tokenize(config, runtime, saved_preset, origin, parts, tokenizer, stop, dry_run=dry_run))
 
@@ -186,15 +175,11 @@ def _read_record(folder: Path) -> Generator[Notice, None, Tree]:
     return {"runtime": settings}
 
 
-def _read(
-    paths: Sequence[str], config: Config, stop: Callable[[], bool], *, dry_run: bool
-) -> Generator[Event, None, Split]:
+def _read(paths: Sequence[str], config: Config, stop: Callable[[], bool]) -> Generator[Event, None, Split]:
     text, by_document = config.text, config.train.reset_on_document
     reading = Reading(binary=text.binary, text_field=text.text_field, any_bytes=text.tokenizer == "bytes")
     corpus = yield from until(stop, gather(paths, reading=reading))
     yield from corpus.notices()
-    if dry_run:
-        corpus.estimate()
     yield from until(stop, corpus.scan())
     parts = split(corpus, text.valid, text.test, by_document=by_document)
     for part in (parts.valid, parts.test):
@@ -207,7 +192,7 @@ def _read(
         raise ConfigError(
             f"train.patience {reason}.", "Leave it out, or give --valid.", key="train.patience", reason=reason
         )
-    if by_document and corpus.excerpts is None and len(parts.train.documents) == 1:
+    if by_document and len(parts.train.documents) == 1:
         yield Notice(
             "the text is one document, so train.reset_on_document has no effect: JSON lines, Parquet files and several "
             "files are documents.",
@@ -228,7 +213,7 @@ def _train_tokenizer(
         _require_utf8(parts, None)
     limit = DRY_RUN_BYTES if dry_run else SAMPLE_BYTES
     portions = parts.train.read() if kind == "words" and not dry_run else parts.train.sample(limit)
-    learned: Future[Tokenizer] = Future()
+    abandoned = False
 
     def read() -> Iterator[bytes]:
         for portion in portions:
@@ -236,25 +221,17 @@ def _train_tokenizer(
                 raise StoppedEarlyError
             yield portion
 
-    def learn() -> None:
-        try:
-            learned.set_result(train_tokenizer(kind, read(), size))
-        except BaseException as error:
-            learned.set_exception(error)
-
-    abandoned = False
-    thread = threading.Thread(target=learn, name="vocabulary", daemon=True)
     n_bytes = parts.train.n_bytes if kind == "words" and not dry_run else min(parts.train.n_bytes, limit)
     source = f"{n_bytes / 1e6:.1f} MB" if n_bytes >= 1e6 else f"{n_bytes / 1e3:.0f} kB"
     started = time.monotonic()
-    thread.start()
-    try:
-        while thread.is_alive():
-            yield Progress(f"learning a vocabulary from {source}", int(time.monotonic() - started), None, "s")
-            thread.join(PROGRESS_INTERVAL)
-    finally:
-        abandoned = True
-        thread.join()  # sentencepiece cannot be interrupted
+    with ThreadPoolExecutor(1, "vocabulary") as pool:  # waits at its end: sentencepiece cannot be interrupted
+        learned = pool.submit(TOKENIZERS[kind].train, read(), size)
+        try:
+            while not learned.done():
+                yield Progress(f"learning a vocabulary from {source}", int(time.monotonic() - started), None, "s")
+                wait([learned], PROGRESS_INTERVAL)
+        finally:
+            abandoned = True
     if stop():
         raise StoppedEarlyError
     tokenizer = learned.result()
@@ -296,7 +273,8 @@ def _require_utf8(parts: Split, origin: Tree | None) -> None:
     """Refuses text that is not UTF-8; a run that starts from a model cannot change the tokenizer."""
     try:
         for part in (parts.train, parts.valid, parts.test):
-            part.corpus.require_utf8()
+            if part.corpus.facts.bad_byte is not None:
+                raise not_utf8(*part.corpus.facts.bad_byte)
     except DataError as error:
         if origin is None:
             raise

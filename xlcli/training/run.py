@@ -1,135 +1,184 @@
-"""A training run in memory: model, optimizers, loader, memory states and counters, and the training step."""
+"""A training run: model, optimizers, loader, memory states and counters; its loop, and the folder that it keeps."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import NamedTuple
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from xlcli.config import Config, UniversalStackConfig
-from xlcli.errors import DivergedError
+from xlcli.errors import CheckpointError, DivergedError
+from xlcli.events import Event, Notice, Saved, ScoredText, Step, Stopping, Trained, Validation
+from xlcli.files import sync_file
 from xlcli.model.build import build_model
-from xlcli.model.lm import LanguageModel, ScoreOutput
-from xlcli.optim import Optimizers, lr_factor
-from xlcli.ranks import Ranks, local
+from xlcli.optim import BUDGET_SCHEDULES, Optimizers, lr_factor
+from xlcli.ranks import local
 from xlcli.runtime import Runtime, compile_stack, has_bfloat16_units
 from xlcli.state import State
+from xlcli.store import folder as store
+from xlcli.store import layout
+from xlcli.store.commit import latest, settle, step_name, verify
+from xlcli.store.layout import BEST, CHECKPOINTS
 from xlcli.store.weights import weights as weights_of
 from xlcli.text.loaders import TrainLoader
 from xlcli.text.tokens import TokenFile
-from xlcli.training import defaults
-from xlcli.training.parallel import Parallel, own_rows, parallel
-from xlcli.training.schedule import Lengths, Patience, lengths, restored, shortened
+from xlcli.training import checkpoint, defaults
+from xlcli.training.parallel import own_rows, parallel
+from xlcli.training.schedule import Clock, Counters, IntervalTrigger, Lengths, Patience, lengths, restored, shortened
+from xlcli.training.validation import check_finite, describe_run, final_evaluation, validation_bits
+
+if TYPE_CHECKING:
+    from xlcli.training.prepare import Prepared
 
 LR_DIVISOR = 3.0
 """Divisor of the learning rates at each roll-back, and in the remedy for a run that diverged."""
 LEAST_SCALE = 1.0
 """Loss scale in float16 below which a run counts as diverged."""
+MAX_ROLLBACKS = 3
+"""Maximum number of roll-backs of a run that diverges."""
+VALIDATION_SHARE = 0.1
+"""Maximum share of a time budget for validation at the default interval."""
 
 
 class StepResult(NamedTuple):
     """Result of a training step.
 
     Mean nats per token, gradient norm before clipping (None if the step was skipped), learning-rate factor, mean
-    adaptive steps or None, loss scale of the next step in float16 or None, and sums of the votes of all ranks.
+    adaptive steps or None, and loss scale of the next step in float16 or None.
     """
 
     nats: float
     grad_norm: float | None
     lr_factor: float
     mean_steps: float | None
-    loss_scale: float | None = None
-    votes: tuple[float, ...] = ()
+    loss_scale: float | None
 
 
-@dataclass
 class TrainingRun:
-    """Model, optimizers, loader, memory of each microbatch, and counters.
+    """A training run, new or restored by `checkpoint.load`.
 
     Of several ranks, each has the loader and memory of its own sequences; the rest of the run is equal on all of them.
 
+    Args:
+        config: Complete settings; see `defaults.fill_in`.
+        runtime: Device, number type, threads and ranks.
+        train_ids: Tokens of the training text.
+        start_id: Input at its beginning.
+        weights: Weights to start from, which are validated before the first step, so that the kept ones are never
+            worse; None: new ones.
+
     Attributes:
-        parallel: Call of the model in training.
+        score: Call of the model in training.
+        states: Memory of each microbatch.
         bytes_per_token: Mean over the training text.
-        step: Steps taken.
-        tokens: Tokens trained on.
-        seconds: Time spent before this process started.
-        best_bits: Bits per byte of the best validation.
-        best_step: Step of the best validation.
-        validated_step: Step of the last validation.
-        validation_due: Whether a validation is due that has not been completed.
-        anchor: Step of the checkpoint that a roll-back restores: the latest that was due, whether the run was stopped
-            since or not.
-        rollbacks: Number of roll-backs; each divides the learning rates by `LR_DIVISOR`.
-        skipped: Number of steps that were skipped because a scaled gradient overflowed in float16.
+        ready: Inputs of the run, from `train` on.
+        model_folder: Model folder, from `train` on.
+        folder: Folder of this run: the model folder, or a staged one in it until the run has weights.
     """
 
-    config: Config
-    runtime: Runtime
-    model: LanguageModel
-    parallel: Parallel
-    optimizers: Optimizers
-    loader: TrainLoader
-    states: list[State]
-    bytes_per_token: float
-    patience: Patience
-    scaler: torch.amp.GradScaler
-    step: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    best_bits: float = math.inf
-    best_step: int | None = None
-    validated_step: int | None = None
-    validation_due: bool = False
-    anchor: int = 0
-    rollbacks: int = 0
-    skipped: int = 0
+    ready: Prepared
+    model_folder: Path
+    folder: Path
 
-    @property
-    def ranks(self) -> Ranks:
-        """Processes of the run."""
-        return self.runtime.ranks
+    def __init__(
+        self,
+        config: Config,
+        runtime: Runtime,
+        train_ids: TokenFile,
+        start_id: int,
+        weights: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        train = config.train
+        assert train.lr is not None
+        self.config, self.runtime, self.ranks = config, runtime, runtime.ranks
+        torch.manual_seed(config.runtime.seed or 0)
+        self.model = build_model(config.model).to(runtime.device)
+        if weights is not None:
+            with torch.no_grad():
+                for name, tensor in weights_of(self.model).items():
+                    tensor.copy_(weights[name])
+        stack = config.model.stack
+        self.ponder_weight = stack.ponder_weight if isinstance(stack, UniversalStackConfig) else 0.0
+        self.score, self.delayed = parallel(self.model, config, runtime)
+        native = all(self.ranks.gather(has_bfloat16_units(runtime.device)))  # one number type of Muon on all ranks
+        self.optimizers = Optimizers(self.model, train, lr=train.lr, native_bfloat16=native, ranks=self.ranks)
+        self.model.stack.recompute_activations = train.recompute_activations
+        if config.runtime.compile:
+            compile_stack(self.model.stack)
+        self.loader = TrainLoader(
+            train_ids.ids,
+            batch_size=train.batch_size,
+            segment_len=train.segment_len,
+            start_id=start_id,
+            documents=train_ids.documents,
+            alignment=config.model.alignment,
+            rows=own_rows(config, self.ranks),
+        )
+        self.skip_to(0)
+        self.bytes_per_token = train_ids.n_bytes / len(train_ids)
+        self.scaler = torch.amp.GradScaler(runtime.device.type, enabled=runtime.dtype == torch.float16)
+        self.counters = Counters(validation_due=weights is not None)
+        self.clock = Clock(self.ranks)
 
-    def fraction(self, seconds: float) -> float:
-        """Share of the run that is done, 0 to 1, after `seconds` of training: of its budget, or of a shortened one."""
-        return self.patience.fraction(self.spent(seconds))
-
-    def spent(self, seconds: float) -> float:
-        """Share of the budget spent, 0 to 1, after `seconds` of training."""
-        train = self.config.train
-        spent = [0.0]
-        if train.max_steps is not None:
-            spent.append(self.step / train.max_steps)
-        if train.max_tokens is not None:
-            spent.append(self.tokens / train.max_tokens)
-        if train.max_time is not None:
-            spent.append(seconds / train.max_time)
-        return min(1.0, max(spent))
-
-    def remaining(self, seconds: float, n_steps: int, n_tokens: int, elapsed: float) -> float:
-        """Expected seconds until the first budget is spent, after `seconds` of training.
+    def train(self, ready: Prepared, folder: Path, *, started: float, stop: Callable[[], bool]) -> Iterator[Event]:
+        """Trains until the budget is spent or `stop` is true, evaluates and saves. Only the first rank writes.
 
         Args:
-            seconds: Seconds spent on the run.
-            n_steps: Number of the latest steps, whose speed is assumed for the rest.
-            n_tokens: Their tokens.
-            elapsed: Their seconds.
-        """
-        train, end = self.config.train, self.patience.end
-        left = [math.inf]
-        if train.max_steps is not None:
-            left.append((end * train.max_steps - self.step) * elapsed / n_steps)
-        if train.max_tokens is not None:
-            left.append((end * train.max_tokens - self.tokens) * elapsed / n_tokens)
-        if train.max_time is not None:
-            left.append(end * train.max_time - seconds)
-        return max(0.0, min(left))
+            ready: Inputs of the run.
+            folder: Model folder, locked by the caller, with a checkpoint of the present state. A staged run is put in
+                place there once it has weights.
+            started: Start of the time budget in this process, by `time.monotonic`.
+            stop: Called between steps.
 
-    def train_step(self, fraction: float, votes: Sequence[float] = ()) -> StepResult:
+        Raises:
+            DivergedError: The run diverged, and is not to be rolled back or was too often.
+        """
+        train = self.config.train
+        self.ready, self.model_folder = ready, folder
+        self.folder = settle(folder) if self.ranks.is_first else folder
+        clock = self.clock = Clock(self.ranks, self.counters.seconds, started, stop)
+        clock.meet()
+        self.saved_at = self.counters.step, self.counters.validated_step
+        validate = IntervalTrigger(train.eval_every, parts=defaults.VALIDATIONS)
+        save = IntervalTrigger(defaults.SAVE_SECONDS if train.save_every is None else train.save_every)
+        while True:
+            try:
+                if self.counters.validation_due:
+                    yield from self._validate()
+                for trigger in (validate, save):  # intervals that have ended are over
+                    trigger.due(self.counters.step, clock.seconds, self.fraction(clock.seconds))
+                begin = time.monotonic(), self.counters.step, self.counters.tokens
+                while (fraction := self.fraction(clock.seconds)) < 1.0 and not clock.stops:
+                    yield self._log_step(self.train_step(fraction), *begin)
+                    fraction, step = self.fraction(clock.seconds), self.counters.step
+                    if fraction == 1.0:
+                        break
+                    if validate.due(step, clock.seconds, fraction) and not self._exceeds_share():
+                        self.counters.validation_due, had_patience = True, self.counters.plateau is None
+                        yield from self._validate()
+                        if had_patience and self.counters.plateau is not None:  # the rest is another part of the run
+                            validate.due(step, clock.seconds, self.fraction(clock.seconds))
+                    if save.due(step, clock.seconds, fraction):
+                        self.counters.anchor = step
+                        if not clock.stops:
+                            yield self._save()
+                spent = self.fraction(clock.seconds) == 1.0
+                if spent and self.counters.validated_step != self.counters.step:
+                    yield from self._validate()
+                if self.saved_at != (self.counters.step, self.counters.validated_step):
+                    yield self._save()
+                yield from self._finish(spent)
+                return
+            except DivergedError as error:
+                yield from self._roll_back(error)
+
+    def train_step(self, fraction: float) -> StepResult:
         """Forward and backward pass of each microbatch, gradient clipping, and one optimizer step.
 
         In float16 the loss is multiplied by a scale before the backward pass and gradients are divided by it. If they
@@ -137,81 +186,110 @@ class TrainingRun:
 
         Args:
             fraction: Share of the budget spent, for the learning-rate schedule.
-            votes: Numbers to sum over all ranks.
 
         Raises:
             DivergedError: Loss or gradient is not finite; weights and optimizers are unchanged.
         """
         train = self.config.train
         self._redraw_features()
-        drawn = self.next_lengths()
-        microbatches = self.next_batch(drawn)
+        drawn, microbatches = self.next_batch()
         count = len(self.loader.starts) * drawn.segment_len
         self.model.train()
         self.optimizers.zero_grad()
         nats, steps = torch.zeros((2,), device=self.runtime.device)
         for i, (x, y, documents) in enumerate(microbatches):
-            with self.parallel.delayed() if i + 1 < len(microbatches) else nullcontext():
+            with self.delayed() if i + 1 < len(microbatches) else nullcontext():
                 with self.runtime.autocast():
-                    out = self.score(x, y, self.states[i], documents, drawn, self.parallel.score)
-                    nll, self.states[i], ponder, auxiliary = out
+                    state = shortened(self.states[i], drawn) if train.random_lengths else self.states[i]
+                    nll, state, ponder, auxiliary = self.score(x, y, state, documents)
                 loss = nll.sum() / count
                 nats += loss.detach()
                 if ponder is not None:
-                    loss = loss + self._ponder_weight * ponder.cost.sum() / count
+                    loss = loss + self.ponder_weight * ponder.cost.sum() / count
                     steps += ponder.steps.sum() / count
                 if auxiliary is not None:
                     loss = loss + auxiliary * (nll.numel() / count)
                 self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-                self.states[i] = self.states[i].overwrite_earlier()
+                if train.random_lengths:
+                    state = restored(state, self.states[i].span)
+                self.states[i] = state.overwrite_earlier()
         scales = self._unscale()
         gradients = [local(p.grad) for p in self.model.parameters() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        nats, steps, norm, votes = self._over_ranks(nats, steps, norm, votes)
+        nats, steps, norm = self._over_ranks(nats, steps, torch.nn.utils.get_total_norm(gradients))
         # Waits for the device: weights must not change before the loss is known to be finite.
         loss_now, norm_now, steps_now, *scales_now = torch.stack((nats, norm, steps, *scales)).tolist()
-        overflow = math.isfinite(loss_now) and _overflowed(scales_now)
+        # Scaled gradients overflowed if the next loss scale is below the present one, and not below the least.
+        overflow = math.isfinite(loss_now) and len(scales_now) == 2 and LEAST_SCALE <= scales_now[1] < scales_now[0]
         if not overflow and not (math.isfinite(loss_now) and math.isfinite(norm_now)):
-            raise DivergedError(f"the loss or its gradient is not finite at step {self.step + 1}.")
+            raise DivergedError(f"the loss or its gradient is not finite at step {self.counters.step + 1}.")
         if train.grad_clip and norm_now > train.grad_clip and not overflow:
             torch._foreach_mul_(gradients, (train.grad_clip / (norm + 1e-6)).to(gradients[0].dtype))
-        warmup = defaults.warmup_steps(train)
-        factor = lr_factor(
-            fraction,
-            self.step,
-            warmup_steps=warmup,
-            lr_schedule=train.lr_schedule,
-            min_lr_ratio=train.min_lr_ratio,
-            decay_fraction=train.decay_fraction,
-        )
-        factor /= LR_DIVISOR**self.rollbacks
+        factor = lr_factor(train, fraction, self.counters.step) / LR_DIVISOR**self.counters.rollbacks
         if overflow:
-            self.skipped += 1
+            self.counters.skipped += 1
         else:
             self.optimizers.step(factor)
-        self.step += 1
-        self.tokens += train.batch_size * drawn.segment_len
+        self.counters.step += 1
+        self.counters.tokens += train.batch_size * drawn.segment_len
         scale = scales_now[-1] if scales_now else None
-        norm_found = None if overflow else norm_now
-        return StepResult(loss_now, norm_found, factor, steps_now or None, scale, tuple(votes))
+        return StepResult(loss_now, None if overflow else norm_now, factor, steps_now or None, scale)
+
+    def fraction(self, seconds: float) -> float:
+        """Share of the run that is done, 0 to 1, after `seconds` of training: of its budget, or of a shortened one."""
+        return self.patience.fraction(self.spent(seconds))
+
+    def spent(self, seconds: float) -> float:
+        """Share of the budget spent, 0 to 1, after `seconds` of training."""
+        return min(1.0, max((used / budget for used, budget in self.budgets(seconds).values()), default=0.0))
+
+    def budgets(self, seconds: float) -> dict[str, tuple[float, float]]:
+        """What is used up of each given budget after `seconds` of training, and the budget, by its key."""
+        used = {"max_steps": self.counters.step, "max_tokens": self.counters.tokens, "max_time": seconds}
+        given = {key: getattr(self.config.train, key) for key in used}
+        return {key: (used[key], budget) for key, budget in given.items() if budget is not None}
+
+    @property
+    def patience(self) -> Patience:
+        """Early stopping, by the present counters."""
+        train = self.config.train
+        decay = train.decay_fraction if train.lr_schedule in BUDGET_SCHEDULES else 0.0
+        return Patience(train.patience, decay, self.counters)
+
+    def next_batch(self) -> tuple[Lengths, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]]:
+        """Lengths of the next step; inputs, targets and document positions (b t; on the CPU) of its microbatches."""
+        drawn = lengths(self.config.train, self.config.runtime.seed or 0, self.counters.step)
+        batch, n = self.loader.next(drawn.segment_len), self.config.train.grad_accum
+        x, y = (torch.from_numpy(array).to(self.runtime.device).tensor_split(n) for array in batch[:2])
+        documents = None if batch.documents is None else torch.from_numpy(batch.documents).tensor_split(n)
+        return drawn, list(zip(x, y, documents or [None] * n, strict=True))
 
     def skip_to(self, n_read: int) -> None:
         """Continues after `n_read` tokens of each sequence of the loader, with empty memory."""
+        train = self.config.train
         self.loader.n_read = n_read
-        self.states = init_states(self.model, self.config, (self.loader.starts + n_read).tolist())
+        self.states: list[State] = [
+            self.model.init_state(
+                len(starts),
+                mem_len=train.mem_len,
+                segment_len=train.segment_len,
+                span=train.span,
+                memory=train.memory,
+                offsets=(starts + n_read).tolist(),
+            )
+            for starts in torch.from_numpy(self.loader.starts).tensor_split(train.grad_accum)
+        ]
 
     def _over_ranks(
-        self, nats: torch.Tensor, steps: torch.Tensor, norm: torch.Tensor, votes: Sequence[float]
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Sequence[float]]:
-        """Mean of `nats` and `steps` over all ranks, norm of the whole gradient, and sums of votes: one message."""
-        ranks = self.ranks
-        if ranks.size == 1:
-            return nats, steps, norm, votes
+        self, nats: torch.Tensor, steps: torch.Tensor, norm: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Mean of `nats` and `steps` over all ranks, and norm of the whole gradient; one message, also of the clock."""
+        if self.ranks.size == 1:
+            return nats, steps, norm
         own = torch.stack((nats.double(), steps.double(), norm.double().square()))
-        sums = ranks.sum(torch.cat((own, own.new_tensor(votes))))
-        nats, steps = (sums[:2] / ranks.size).unbind()
-        whole = sums[2].sqrt() if self.config.runtime.shard else norm.double()
-        return nats, steps, whole, sums[3:].tolist()
+        sums = self.ranks.sum(torch.cat((own, own.new_tensor(self.clock.votes()))))
+        self.clock.agree(sums[3:].tolist())
+        nats, steps = (sums[:2] / self.ranks.size).unbind()
+        return nats, steps, sums[2].sqrt() if self.config.runtime.shard else norm.double()
 
     def _unscale(self) -> tuple[torch.Tensor, ...]:
         """Divides the gradients by the loss scale. Scales of this and of the next step in float16, else nothing."""
@@ -226,109 +304,179 @@ class TrainingRun:
 
     def _redraw_features(self) -> None:
         """Draws new random features in the layers whose redraw interval has ended, and empties their memories."""
-        every = {i: a.redraw_interval for i, a in enumerate(self.config.model.attentions)}
-        due = {i for i, steps in every.items() if steps and self.step and self.step % steps == 0}
+        every, step = {i: a.redraw_interval for i, a in enumerate(self.config.model.attentions)}, self.counters.step
+        due = {i for i, steps in every.items() if steps and step and step % steps == 0}
         if due:
-            self.model.stack.redraw(due, torch.Generator().manual_seed((self.config.runtime.seed or 0) + self.step))
+            self.model.stack.redraw(due, torch.Generator().manual_seed((self.config.runtime.seed or 0) + step))
             self.states = [self.model.reset_layers(state, due) for state in self.states]
 
-    @property
-    def _ponder_weight(self) -> float:
-        stack = self.config.model.stack
-        return stack.ponder_weight if isinstance(stack, UniversalStackConfig) else 0.0
-
-    def next_lengths(self) -> Lengths:
-        """Segment and memory length of the next step."""
-        return lengths(self.config.train, self.config.runtime.seed or 0, self.step)
-
-    def score(
-        self,
-        x: torch.Tensor,
-        y: torch.Tensor,
-        state: State,
-        documents: torch.Tensor | None,
-        drawn: Lengths,
-        score: Callable[..., ScoreOutput],
-    ) -> ScoreOutput:
-        """`LanguageModel.score` with these lengths."""
-        if not self.config.train.random_lengths:
-            return score(x, y, state, documents)
-        output = score(x, y, shortened(state, drawn), documents)
-        return output._replace(state=restored(output.state, state.span))
-
-    def next_batch(self, drawn: Lengths) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
-        """Inputs, targets and document positions (b t; on the CPU) of each microbatch of the next step."""
-        batch, n = self.loader.next(drawn.segment_len), self.config.train.grad_accum
-        x, y = (torch.from_numpy(array).to(self.runtime.device).tensor_split(n) for array in batch[:2])
-        documents = None if batch.documents is None else torch.from_numpy(batch.documents).tensor_split(n)
-        return list(zip(x, y, documents or [None] * n, strict=True))
-
-
-def make_training_run(
-    config: Config,
-    runtime: Runtime,
-    train_ids: TokenFile,
-    start_id: int,
-    weights: Mapping[str, torch.Tensor] | None = None,
-) -> TrainingRun:
-    """A new run: model with these weights (None: new ones), empty memory, loader at its start.
-
-    Given weights are validated before the first step, so that the kept ones are never worse.
-    """
-    torch.manual_seed(config.runtime.seed or 0)
-    model = build_model(config.model).to(runtime.device)
-    if weights is not None:
-        with torch.no_grad():
-            for name, tensor in weights_of(model).items():
-                tensor.copy_(weights[name])
-    train = config.train
-    assert train.lr is not None
-    call = parallel(model, config, runtime)
-    native = all(runtime.ranks.gather(has_bfloat16_units(runtime.device)))  # one number type of Muon on all ranks
-    optimizers = Optimizers(model, train, lr=train.lr, native_bfloat16=native, ranks=runtime.ranks)
-    model.stack.recompute_activations = train.recompute_activations
-    if config.runtime.compile:
-        compile_stack(model.stack)
-    loader = TrainLoader(
-        train_ids.ids,
-        batch_size=train.batch_size,
-        segment_len=train.segment_len,
-        start_id=start_id,
-        documents=train_ids.documents,
-        alignment=config.model.alignment,
-        rows=own_rows(config, runtime.ranks),
-    )
-    return TrainingRun(
-        config=config,
-        runtime=runtime,
-        model=model,
-        parallel=call,
-        optimizers=optimizers,
-        loader=loader,
-        states=init_states(model, config, loader.starts.tolist()),
-        bytes_per_token=train_ids.n_bytes / len(train_ids),
-        patience=Patience.of(train),
-        scaler=torch.amp.GradScaler(runtime.device.type, enabled=runtime.dtype == torch.float16),
-        validation_due=weights is not None,
-    )
-
-
-def _overflowed(scales: list[float]) -> bool:
-    """Whether scaled gradients overflowed: the next loss scale is below the present one, and not below the least."""
-    return len(scales) == 2 and LEAST_SCALE <= scales[1] < scales[0]
-
-
-def init_states(model: LanguageModel, config: Config, offsets: list[int]) -> list[State]:
-    """Empty training memory of each microbatch, for sequences that start at these positions of the text."""
-    train = config.train
-    return [
-        model.init_state(
-            len(part),
-            mem_len=train.mem_len,
-            segment_len=train.segment_len,
-            span=train.span,
-            memory=train.memory,
-            offsets=part.tolist(),
+    def _log_step(self, result: StepResult, began: float, first_step: int, first_token: int) -> Step:
+        """The event of a step, which is appended to the metrics. The loop began at this time, step and token."""
+        counters, seconds = self.counters, self.clock.seconds
+        elapsed = max(time.monotonic() - began, 1e-9)
+        n_steps, n_tokens = counters.step - first_step, counters.tokens - first_token
+        pace = {"max_steps": elapsed / n_steps, "max_tokens": elapsed / n_tokens, "max_time": 1.0}
+        end = self.patience.end
+        left = [(end * budget - used) * pace[key] for key, (used, budget) in self.budgets(seconds).items()]
+        step = Step(
+            step=counters.step,
+            tokens=counters.tokens,
+            seconds=seconds,
+            nats=result.nats,
+            bits_per_byte=result.nats / math.log(2) / self.bytes_per_token,
+            lr=(self.config.train.lr or 0.0) * result.lr_factor,
+            grad_norm=result.grad_norm,
+            tokens_per_second=n_tokens / elapsed,
+            fraction=self.fraction(seconds),
+            eta_seconds=max(0.0, min(left)),
+            mean_steps=result.mean_steps,
+            loss_scale=result.loss_scale,
+            skipped=None if result.loss_scale is None else counters.skipped,
         )
-        for part in torch.tensor(offsets).tensor_split(train.grad_accum)
-    ]
+        row = {key: value for key, value in asdict(step).items() if value is not None or key == "grad_norm"}
+        row |= {"seconds": round(seconds, 3), "tokens_per_second": round(step.tokens_per_second, 1)}
+        del row["fraction"], row["eta_seconds"]
+        self._log(row | ({"rollbacks": counters.rollbacks} if counters.rollbacks else {}))
+        return step
+
+    def _log(self, row: Mapping[str, Any]) -> None:
+        """Appends a row to the metrics."""
+        if self.ranks.is_first:
+            layout.append_metrics(self.folder, row)
+
+    def _exceeds_share(self) -> bool:
+        """Whether validation takes too much of a time budget.
+
+        A run must not depend on the clock while a budget in steps or tokens will be spent before the time.
+        """
+        seconds = self.clock.seconds
+        if self.config.train.eval_every is not None or self.fraction(seconds) == self.fraction(0.0):
+            return False
+        return self.clock.validation_seconds > VALIDATION_SHARE * seconds
+
+    def _validate(self) -> Iterator[Event]:
+        """Validates, and keeps the weights if they are the best so far or there is no validation text.
+
+        If the run is to be stopped, validation stays due.
+        """
+        counters, bits = self.counters, None
+        with self.clock.validation():
+            if len(self.ready.valid_ids):
+                bits = validation_bits(self, self.ready.valid_ids, self.clock.stop)
+                if bits is None:
+                    return
+            best = bits is None or counters.best_bits is None or bits < counters.best_bits
+            if best:
+                check_finite(self)
+                self._keep_weights(bits)
+                counters.best_bits, counters.best_step = bits, counters.step
+        self.clock.meet()
+        counters.validated_step, counters.validation_due = counters.step, False
+        spent = self.spent(self.clock.seconds)
+        impatient = bits is not None and spent < 1.0 and self.patience.observe(spent, best=best)
+        if bits is not None:
+            row = {"step": counters.step, "tokens": counters.tokens, "validation_bits_per_byte": bits, "best": best}
+            self._log(row)
+            yield Validation(counters.step, counters.tokens, self.clock.seconds, bits, best)
+        if impatient:
+            yield Notice(self.patience.describe())
+
+    def _keep_weights(self, bits: float | None) -> None:
+        """Writes the present weights, which are finite, as the weights of the model."""
+        weights = checkpoint.gathered(weights_of(self.model), self.ranks)
+        if not self.ranks.is_first:
+            return
+        metadata = {
+            "step": str(self.counters.step),
+            "validation_bits_per_byte": "" if bits is None else f"{bits:.6f}",
+        }
+        encoding = self.config.train.weights
+        store.save_model(self.folder, self.config, weights, self.ready.tokenizer, metadata, encoding=encoding)
+        self.folder = settle(self.model_folder)
+
+    def _save(self) -> Saved:
+        """Writes a checkpoint."""
+        check_finite(self)
+        if self.ranks.is_first:
+            sync_file(self.folder / layout.METRICS)
+        self.counters.seconds = self.clock.seconds
+        path = checkpoint.save(self, self.folder, self.ready)
+        self.clock.meet()
+        self.saved_at = self.counters.step, self.counters.validated_step
+        return Saved(self.counters.step, path)
+
+    def _roll_back(self, error: DivergedError) -> Iterator[Notice]:
+        """Restores the latest checkpoint that was due, with lower learning rates and at the present place in the text.
+
+        The time that was spent stays spent. The next checkpoint has the new rates; a run that is killed before it
+        diverges again and is rolled back in the same way, so that it equals an uninterrupted one.
+        """
+        found = self.ranks.broadcast(str(self._anchor() or "") if self.ranks.is_first else None)
+        n_rollbacks, n_read = self.counters.rollbacks + 1, self.loader.n_read
+        if self.config.train.on_divergence == "stop" or n_rollbacks > MAX_ROLLBACKS or not found:
+            raise error
+        warnings = checkpoint.load(self, Path(found), self.folder, self.ready, allow_data_change=True)
+        counters = self.counters
+        counters.rollbacks, counters.seconds = n_rollbacks, self.clock.seconds
+        self.skip_to(n_read)
+        if self.ranks.is_first:
+            layout.trim_metrics(self.folder, counters.step, validated=counters.validated_step == counters.step)
+        self.saved_at = counters.step, counters.validated_step
+        rates = f"the learning rates are divided by {LR_DIVISOR**n_rollbacks:g}"
+        yield from warnings
+        yield Notice(
+            f"{error.message.rstrip('.')}; back to step {counters.step}, {rates} (roll-back {n_rollbacks} of "
+            f"{MAX_ROLLBACKS}).",
+            "warning",
+        )
+
+    def _anchor(self) -> Path | None:
+        """The checkpoint that a roll-back restores; if it is damaged, the newest undamaged one."""
+        folder = self.folder / CHECKPOINTS
+        with suppress(CheckpointError):
+            verify(folder / step_name(self.counters.anchor), {BEST})
+            return folder / step_name(self.counters.anchor)
+        return latest(folder, spare={BEST}).path
+
+    def _finish(self, spent: bool) -> Iterator[Event]:
+        """Completes the model of a run that is saved, and evaluates it if the budget is spent."""
+        counters = self.counters
+        if counters.best_step is None and counters.step:
+            check_finite(self)
+            self._keep_weights(None)
+        if self.ranks.size > 1 and self.clock.stops:
+            yield Stopping()
+        if not self.ranks.is_first:
+            return
+        final = None
+        if spent and counters.validated_step == counters.step:
+            seed = self.config.runtime.seed or 0
+            final = yield from final_evaluation(self.folder, self.runtime, seed, self.clock.stop)
+        score, sample = final or (None, "")
+        bits = score.bits_per_byte if score else None
+        scored = ScoredText(score.bytes, self.ready.parts.valid.n_bytes, score.mem_len) if score else None
+        record = describe_run(self.ready, self) | {
+            "steps": counters.step,
+            "tokens": counters.tokens,
+            "seconds": round(counters.seconds, 1),
+            "bits_per_byte": bits,
+            "scored": asdict(scored) if scored else None,
+            "best_step": counters.best_step,
+            "finished": final is not None,
+        }
+        if counters.rollbacks:
+            record["rollbacks"] = counters.rollbacks
+        if self.patience.end < 1.0:
+            record["stopped_early"] = True
+        layout.write_record(self.folder, record)
+        yield Trained(
+            folder=self.model_folder,
+            step=counters.step,
+            tokens=counters.tokens,
+            seconds=counters.seconds,
+            bits_per_byte=bits,
+            best_step=counters.best_step,
+            stopped=final is None,
+            sample=sample,
+            scored=scored,
+        )

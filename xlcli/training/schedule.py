@@ -1,4 +1,4 @@
-"""The course of a run: its clock, intervals of validations and checkpoints, early stopping, and lengths of each step.
+"""The course of a run: counters, clock, intervals of validations and checkpoints, early stopping, lengths of each step.
 
 With `train.random_lengths` segment and memory lengths are drawn in each step. A model then depends less on one segment
 length and one memory length. The idea of varying segments is that of Merity et al. 2018 (section 4.1). Memory keeps as
@@ -12,15 +12,54 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
+from pydantic import ConfigDict, Field
 
-from xlcli.config import TrainConfig
+from xlcli.config import BaseConfig, TrainConfig
 from xlcli.ops.span import Span
-from xlcli.optim import BUDGET_SCHEDULES
 from xlcli.ranks import Ranks
 from xlcli.state import State
+
+Steps = Annotated[int, Field(ge=0, lt=10**12)]
+
+
+class Counters(BaseConfig):
+    """Counters of a run, which `state.json` of a checkpoint holds.
+
+    Attributes:
+        step: Steps taken.
+        tokens: Tokens trained on.
+        seconds: Time spent at the last save, in this process and before it.
+        n_read: Tokens of each sequence that the loader had read at the last save.
+        best_bits: Bits per byte of the best validation; None without one.
+        best_step: Step of the best validation.
+        validated_step: Step of the last validation.
+        validation_due: Whether a validation is due that has not been completed.
+        rollbacks: Number of roll-backs, each of which divides the learning rates.
+        anchor: Step of the checkpoint that a roll-back restores: the latest that was due, whether the run was stopped
+            since or not.
+        stale: Validations since the best one.
+        plateau: Share of the budget that was spent when patience ran out; None before that.
+        skipped: Number of steps that were skipped because a scaled gradient overflowed in float16.
+    """
+
+    model_config = ConfigDict(frozen=False)
+
+    step: Steps = 0
+    tokens: Annotated[int, Field(ge=0, lt=10**18)] = 0
+    seconds: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
+    n_read: Annotated[int, Field(ge=0, lt=10**18)] = 0
+    best_bits: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    best_step: Steps | None = None
+    validated_step: Steps | None = None
+    validation_due: bool = False
+    rollbacks: Annotated[int, Field(ge=0, le=100)] = 0
+    anchor: Steps = 0
+    stale: Steps = 0
+    plateau: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    skipped: Steps = 0
 
 
 class Clock:
@@ -33,11 +72,14 @@ class Clock:
         ranks: Ranks of the run.
         before: Seconds before this process.
         started: Start of the seconds in this process, by `time.monotonic`.
+        stop: Whether this process is to stop.
     """
 
-    def __init__(self, ranks: Ranks, before: float, started: float) -> None:
+    def __init__(
+        self, ranks: Ranks, before: float = 0.0, started: float = 0.0, stop: Callable[[], bool] = lambda: False
+    ) -> None:
         self.ranks = ranks
-        self.stop: Callable[[], bool] = lambda: False
+        self.stop = stop
         self._before, self._started = before, started
         self._validation = 0.0
         self._agreed: tuple[float, ...] = before, 0.0, 0.0
@@ -65,16 +107,13 @@ class Clock:
         self._validation += time.monotonic() - started
 
     def votes(self) -> tuple[float, ...]:
-        """Numbers whose sums over all ranks are the arguments of `agree`; none in a single process."""
-        if self.ranks.size == 1:
-            return ()
+        """Numbers whose sums over all ranks are the arguments of `agree`."""
         own = (self._now(), self._validation) if self.ranks.is_first else (0.0, 0.0)
         return *own, float(self.stop())
 
     def agree(self, sums: Sequence[float]) -> None:
         """Takes the sums of all votes."""
-        if sums:
-            self._agreed = tuple(sums)
+        self._agreed = tuple(sums)
 
     def meet(self) -> None:
         """Agrees after work between two steps."""
@@ -97,22 +136,17 @@ class IntervalTrigger:
         self.parts = parts
         self.elapsed = 0
 
-    def reset(self, step: int, seconds: float, fraction: float) -> None:
-        """Ignores the intervals that ended before this point of the run."""
-        self.elapsed = self._intervals(step, seconds, fraction)
-
     def due(self, step: int, seconds: float, fraction: float) -> bool:
-        """Whether an interval has ended since the last call. Intervals in steps do not depend on the clock."""
-        before, self.elapsed = self.elapsed, self._intervals(step, seconds, fraction)
+        """True if an interval has ended since the last call. Intervals in steps do not depend on the clock."""
+        before = self.elapsed
+        if self.every is None:
+            self.elapsed = int(fraction * self.parts)
+        else:
+            self.elapsed = int((step if isinstance(self.every, int) else seconds) // self.every)
         return self.elapsed > before
 
-    def _intervals(self, step: int, seconds: float, fraction: float) -> int:
-        if self.every is None:
-            return int(fraction * self.parts)
-        return int((step if isinstance(self.every, int) else seconds) // self.every)
 
-
-@dataclass
+@dataclass(frozen=True)
 class Patience:
     """Counter of validations without improvement; the budget of the run is shortened after `limit` of them.
 
@@ -123,51 +157,45 @@ class Patience:
     Attributes:
         limit: Number of validations without improvement; None never shortens the run.
         decay: Share of a run in which the learning rate decays at its end; 0 if it does not depend on the budget.
-        stale: Validations since the best one.
-        plateau: Share of the budget that was spent when patience ran out; None before that.
+        counters: Counters of the run, of which `stale` and `plateau` are those of its patience.
     """
 
     limit: int | None
     decay: float
-    stale: int = 0
-    plateau: float | None = None
-
-    @staticmethod
-    def of(train: TrainConfig) -> Patience:
-        """Patience of a new run."""
-        return Patience(train.patience, train.decay_fraction if train.lr_schedule in BUDGET_SCHEDULES else 0.0)
+    counters: Counters
 
     @property
     def end(self) -> float:
         """Share of the budget at which the run ends."""
-        if self.plateau is None or self.decay == 1.0:
+        if self.counters.plateau is None or self.decay == 1.0:
             return 1.0
-        return min(1.0, self.plateau / (1.0 - self.decay))
+        return min(1.0, self.counters.plateau / (1.0 - self.decay))
 
     def observe(self, spent: float, *, best: bool) -> bool:
-        """Counts a validation after a share `spent` of the budget. Whether patience ran out with it."""
-        self.stale = 0 if best else self.stale + 1
-        if self.limit is None or self.plateau is not None or self.stale < self.limit:
+        """Counts a validation after a share `spent` of the budget; true if patience ran out with it."""
+        self.counters.stale = 0 if best else self.counters.stale + 1
+        if self.limit is None or self.counters.plateau is not None or self.counters.stale < self.limit:
             return False
-        self.plateau = spent
+        self.counters.plateau = spent
         return True
 
-    def describe(self, step: int) -> str:
-        """Message that patience ran out after `step` steps."""
-        reason = f"the last {self.stale} validation{'s' if self.stale > 1 else ''} brought no improvement"
+    def describe(self) -> str:
+        """Message that patience ran out after this step."""
+        n_stale = self.counters.stale
+        reason = f"the last {n_stale} validation{'s' if n_stale > 1 else ''} brought no improvement"
         if self.end == 1.0:
             return f"{reason}: the run is in its last part and ends with its budget"
         if not self.decay:
             return f"{reason}: the run ends"
-        last = round(step / (1.0 - self.decay))
+        last = round(self.counters.step / (1.0 - self.decay))
         return f"{reason}: the learning rate decays from here, and the run ends at about step {last:,}"
 
     def fraction(self, spent: float) -> float:
         """Share of the run that is done after a share `spent` of the budget, both 0 to 1."""
-        if self.plateau is None or self.end == 1.0:
+        if self.counters.plateau is None or self.end == 1.0:
             return spent
-        length = self.end - self.plateau
-        left = 1.0 - (spent - self.plateau) / length if length else 0.0
+        length = self.end - self.counters.plateau
+        left = 1.0 - (spent - self.counters.plateau) / length if length else 0.0
         return 1.0 - self.decay * left if left > 1e-9 else 1.0
 
 

@@ -20,10 +20,10 @@ from xlcli.ranks import local
 from xlcli.runtime import Runtime, make_runtime
 from xlcli.store import folder as store
 from xlcli.store.origin import INIT
-from xlcli.text.loaders import DocumentLoader, EvalLoader, document_loaders
+from xlcli.text.loaders import EvalLoader, document_loaders, text_loader
 from xlcli.text.tokens import TokenFile
 from xlcli.training.defaults import RATES
-from xlcli.training.run import TrainingRun
+from xlcli.training.schedule import shortened
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,7 +60,7 @@ def validation_bits(run: TrainingRun, valid: TokenFile, stop: Callable[[], bool]
     n_sequences = MAX_SEQUENCES
     if train.mem_len:
         n_sequences = min(n_sequences, max(1, len(ids) // (MIN_CONTEXTS * (train.mem_len + train.segment_len))))
-    loaders: Iterable[EvalLoader | DocumentLoader] = [EvalLoader(ids, n_sequences, warmup_len=0, **settings)]
+    loaders: Iterable[EvalLoader] = [text_loader(ids, n_sequences, warmup_len=0, **settings)]
     if valid.documents is not None:
         documents = valid.documents[valid.documents < len(ids)]
         loaders = document_loaders(ids, documents, batch_size=MAX_SEQUENCES, **settings)
@@ -82,27 +82,40 @@ def validation_bits(run: TrainingRun, valid: TokenFile, stop: Callable[[], bool]
                     return None
                 inputs, targets, scored = (torch.from_numpy(array[rows]) for array in batch[:3])
                 x, y = inputs.to(run.runtime.device), targets.to(run.runtime.device)
-                nll, state = run.model.nll(x, y, state)
+                nll, state = run.model.score(x, y, state)[:2]
                 if not is_idle:
                     total += nll.double().cpu().masked_select(scored).sum().item()
     total = ranks.sum(torch.tensor(total, dtype=torch.float64)).item()
     if not math.isfinite(total):
-        raise DivergedError(f"the validation loss is not finite after step {run.step}.")
+        raise DivergedError(f"the validation loss is not finite after step {run.counters.step}.")
     return total / len(ids) / math.log(2) * len(valid) / valid.n_bytes
 
 
 def check_finite(run: TrainingRun) -> None:
-    """Checks, before a save, that training can continue from this state.
+    """Checks, before a save, that training can continue from this state, which does not change.
 
     Raises:
         DivergedError: A weight, optimizer state or memory is not finite, a weight exceeds `ABSURD_WEIGHT`, or the
-            loss of the next batch exceeds `ABSURD_NATS`: weights can diverge one step before the loss shows it.
+            loss of the next batch without dropout exceeds `ABSURD_NATS`: weights can diverge one step before the loss
+            shows it.
     """
     problems = run.ranks.gather(_problem(run))
     if problem := next(filter(None, problems), None):
-        raise DivergedError(f"{problem} after step {run.step}.")
-    if run.step and not (nats := _next_nats(run)) < ABSURD_NATS:
-        raise DivergedError(f"the loss has risen to {nats:.3g} nats per token after step {run.step}.")
+        raise DivergedError(f"{problem} after step {run.counters.step}.")
+    if not run.counters.step:
+        return
+    train, n_read = run.config.train, run.loader.n_read
+    drawn, microbatches = run.next_batch()
+    run.loader.n_read = n_read
+    run.model.eval()
+    nats = torch.zeros((), device=run.runtime.device)
+    with torch.no_grad(), run.runtime.autocast():  # kernels of training: others may overflow later
+        for (x, y, documents), state in zip(microbatches, run.states, strict=True):
+            state = shortened(state, drawn) if train.random_lengths else state
+            nats += run.model.score(x, y, state, documents).nll.sum()
+    mean = run.ranks.sum(nats).item() / (train.batch_size * drawn.segment_len)
+    if not mean < ABSURD_NATS:
+        raise DivergedError(f"the loss has risen to {mean:.3g} nats per token after step {run.counters.step}.")
 
 
 def _problem(run: TrainingRun) -> str | None:
@@ -120,20 +133,6 @@ def _problem(run: TrainingRun) -> str | None:
             if kind == "weights" and own.numel() and (largest := float(own.abs().max())) > ABSURD_WEIGHT:
                 return f"a weight of '{name}' has grown to {largest:.3g}"
     return None
-
-
-def _next_nats(run: TrainingRun) -> float:
-    """Loss of the next batch in nats per token, without dropout. Does not change the run."""
-    n_read, drawn = run.loader.n_read, run.next_lengths()
-    microbatches = run.next_batch(drawn)
-    run.loader.n_read = n_read
-    run.model.eval()
-    with torch.no_grad(), run.runtime.autocast():  # kernels of training: others may overflow later
-        nats = [
-            run.score(x, y, state, documents, drawn, run.model.score).nll.sum()
-            for (x, y, documents), state in zip(microbatches, run.states, strict=True)
-        ]
-    return run.ranks.sum(torch.stack(nats).sum()).item() / (run.config.train.batch_size * drawn.segment_len)
 
 
 SCORED_BYTES = 2**18
@@ -194,7 +193,7 @@ def describe_run(ready: Prepared, run: TrainingRun) -> dict[str, Any]:
     corpus = parts.train.corpus
     return {
         "corpus": corpus.name,
-        "corpus_sha256": corpus.sha256,
+        "corpus_sha256": corpus.facts.sha256,
         "train": {"bytes": parts.train.n_bytes, "tokens": len(ready.train_ids), "start": parts.train.start},
         "valid": {"bytes": parts.valid.n_bytes, "corpus": parts.valid.corpus.name, "start": parts.valid.start},
         "test": {"bytes": parts.test.n_bytes, "corpus": parts.test.corpus.name, "start": parts.test.start},

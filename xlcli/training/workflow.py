@@ -11,7 +11,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from xlcli.config import Config, Tree
 from xlcli.errors import DivergedError
 from xlcli.events import Event, Notice, Plan, StoppedEarlyError
 from xlcli.machine import available_bytes
+from xlcli.model.build import build_on_meta
 from xlcli.optim import ADAM_RATE
 from xlcli.ranks import SINGLE, Ranks
 from xlcli.store import commit
@@ -28,7 +28,7 @@ from xlcli.store.layout import CHECKPOINTS
 from xlcli.store.lock import clean, lock
 from xlcli.store.weights import weights as weights_of
 from xlcli.store.weights import weights_bytes
-from xlcli.training import checkpoint, defaults, memory
+from xlcli.training import defaults, memory
 from xlcli.training.folder import (
     check_has_run,
     check_new,
@@ -39,14 +39,14 @@ from xlcli.training.folder import (
     restore,
     write_new,
 )
-from xlcli.training.loop import Trainer
-from xlcli.training.parallel import begin, beginning, leading
+from xlcli.training.parallel import beginning, leading
 from xlcli.training.prepare import Prepared, prepare_new, prepare_resumed
-from xlcli.training.run import LR_DIVISOR, TrainingRun, make_training_run
-from xlcli.training.validation import describe_run
+from xlcli.training.run import LR_DIVISOR, TrainingRun
 
 PREPARATION_SHARE = 0.1
 """Maximum share of a time budget that preparation counts for."""
+Beginning = Generator[Event, None, tuple[Prepared, TrainingRun] | None]
+"""Preparation of a run, with the run and its inputs; None if none is to be trained."""
 
 
 def train(
@@ -80,37 +80,22 @@ def train(
         CheckpointError: The model in `init` is missing or damaged.
         ConfigError, DataError, ResourceError, BusyError, DivergedError: See `xlcli.errors`.
     """
-    started = time.monotonic()
-    if not ranks.is_first:
-        yield from _follow(paths, folder, {}, ranks, stop)
-        return
-    with leading(ranks), ExitStack() as contexts:
-        contexts.callback(torch.set_num_threads, torch.get_num_threads())
+
+    def begin(contexts: ExitStack) -> Beginning:
         model = None if init is None else load_origin(init, folder)
         if not dry_run:
             check_new(folder, overwrite=overwrite)
             yield from _lock(folder, contexts)
             check_new(folder, overwrite=overwrite)  # another run may have ended in the meantime
-        try:
-            ready = yield from prepare_new(paths, configs, stop, model, dry_run=dry_run, ranks=ranks)
-        except StoppedEarlyError:
-            yield Notice("stopped before the first step; nothing was saved, so run the same command again.", "warning")
-            return
+        ready = yield from prepare_new(paths, configs, stop, model, dry_run=dry_run, ranks=ranks)
         check_texts(folder, ready)
-        plan = _plan(folder, ready, 0)
-        yield plan
-        memory.require(ready.config, ready.runtime, plan.parameters)
+        yield from _plan(folder, ready, 0)
         if dry_run:
-            return
+            return None
         weights = None if model is None else weights_of(model.network)
-        run = _single_run(ready, weights)
-        model = weights = None  # free before training
-        record = describe_run(ready, run)
-        point = write_new(commit.stage(folder), ready, run, record)
-        if ranks.size > 1:
-            begin(ranks, point)
-            run = yield from _join_run(ready, point, allow_data_change=False)
-        yield from _take_steps(run, ready, folder, record, paths, started=started, stop=stop)
+        return (yield from _make_run(ready, commit.stage(folder), None, weights))
+
+    return _run(begin, paths, folder, {}, stop, ranks)
 
 
 def resume(
@@ -140,12 +125,8 @@ def resume(
         CheckpointError: There is no run, or every checkpoint is damaged.
         ConfigError, DataError, ResourceError, BusyError, DivergedError: See `xlcli.errors`.
     """
-    started = time.monotonic()
-    if not ranks.is_first:
-        yield from _follow(paths, folder, changes or {}, ranks, stop)
-        return
-    with leading(ranks), ExitStack() as contexts:
-        contexts.callback(torch.set_num_threads, torch.get_num_threads())
+
+    def begin(contexts: ExitStack) -> Beginning:
         check_has_run(folder)
         if not dry_run:
             yield from _lock(folder, contexts)
@@ -153,68 +134,86 @@ def resume(
         place = commit.place_of_run(folder)
         if place != folder:
             yield Notice(f"this run is to replace the model in {folder}; to keep that model, remove {place}")
-        try:
-            ready = yield from prepare_resumed(
-                paths, place, changes or {}, preset, init, stop, dry_run=dry_run, ranks=ranks
-            )
-        except StoppedEarlyError:
-            yield Notice(
-                "stopped before the next step; the run is unchanged, so run the same command again.", "warning"
-            )
-            return
-        may_differ = ready.config.runtime.allow_data_change
+        ready = yield from prepare_resumed(
+            paths, place, changes or {}, preset, init, stop, dry_run=dry_run, ranks=ranks
+        )
         point, notices = newest_checkpoint(place)
         yield from notices
-        plan = _plan(folder, ready, step_of(point) if point else 0)
-        yield plan
-        memory.require(ready.config, ready.runtime, plan.parameters)
+        yield from _plan(folder, ready, step_of(point) if point else 0)
         if dry_run:
-            return
+            return None
         weights = origin_again(ready.origin) if point is None and ready.origin else None
-        if point is None or ranks.size == 1:
-            run = _single_run(ready, weights)
-            weights = None
-            record = describe_run(ready, run)
-        if point is None:
-            point = write_new(place, ready, run, record)
-        elif ranks.size == 1:
-            yield from restore(point, run, ready, place, allow_data_change=may_differ)
-        if ranks.size > 1:
-            begin(ranks, point)
-            run = yield from _join_run(ready, point, allow_data_change=may_differ)
-            record = describe_run(ready, run)
+        may_differ = bool((changes or {}).get("runtime", {}).get("allow_data_change"))
+        _, run = yield from _make_run(ready, place, point, weights, allow_data_change=may_differ)
         yield from _spent_budgets(run)
-        yield from _take_steps(run, ready, folder, record, paths, started=started, stop=stop)
+        return ready, run
+
+    return _run(begin, paths, folder, changes or {}, stop, ranks)
 
 
-def _follow(
-    paths: Sequence[str], folder: Path, changes: Tree, ranks: Ranks, stop: Callable[[], bool]
+def _run(
+    begin: Callable[[ExitStack], Beginning],
+    paths: Sequence[str],
+    folder: Path,
+    changes: Tree,
+    stop: Callable[[], bool],
+    ranks: Ranks,
 ) -> Iterator[Event]:
-    """Takes part in a run that the first rank has begun or resumed, from the checkpoint that it has chosen."""
+    """Begins a run on the first rank, which the others follow, and trains."""
     started = time.monotonic()
-    try:
-        point = beginning(ranks, stop)
-        if point is None:
+    with ExitStack() as contexts:
+        contexts.callback(torch.set_num_threads, torch.get_num_threads())
+        if ranks.is_first:
+            contexts.enter_context(leading(ranks))
+        try:
+            begun = yield from (begin(contexts) if ranks.is_first else _follow(paths, changes, stop, ranks))
+        except StoppedEarlyError:
+            if ranks.is_first:
+                message = "stopped before the first step; nothing was saved, so run the same command again."
+                yield Notice(message, "warning")
             return
-        # A signal from here on stops all ranks after the same step.
-        ready = yield from prepare_resumed(paths, point.parent.parent, changes, None, None, lambda: False, ranks=ranks)
-    except StoppedEarlyError:
-        return
-    run = yield from _join_run(ready, point, allow_data_change=True)
-    yield from _take_steps(run, ready, folder, {}, paths, started=started, stop=stop)
+        if begun is None:
+            return
+        ready, run = begun
+        if run.config.train.max_time is not None:  # the budget begins later if preparation took too large a share
+            started = max(started, time.monotonic() - PREPARATION_SHARE * run.config.train.max_time)
+        try:
+            yield from run.train(ready, folder, started=started, stop=stop)
+        except DivergedError as error:
+            raise DivergedError(error.message, _lower_rate(run, paths, folder)) from None
 
 
-def _single_run(ready: Prepared, weights: Mapping[str, Tensor] | None) -> TrainingRun:
-    """A new run of this process alone."""
-    runtime = replace(ready.runtime, ranks=SINGLE)
-    return make_training_run(ready.config, runtime, ready.train_ids, ready.tokenizer.start_id, weights)
+def _follow(paths: Sequence[str], changes: Tree, stop: Callable[[], bool], ranks: Ranks) -> Beginning:
+    """Takes part in a run that the first rank has begun or resumed, from the checkpoint that it has chosen."""
+    point = beginning(ranks, stop)
+    if point is None:
+        return None
+    place = point.parent.parent
+    # A signal from here on stops all ranks after the same step.
+    ready = yield from prepare_resumed(paths, place, changes, None, None, lambda: False, ranks=ranks)
+    return (yield from _make_run(ready, place, point, None, allow_data_change=True))
 
 
-def _join_run(ready: Prepared, point: Path, *, allow_data_change: bool) -> Generator[Notice, None, TrainingRun]:
-    """The run of all ranks, restored from a checkpoint on each of them."""
-    run = make_training_run(ready.config, ready.runtime, ready.train_ids, ready.tokenizer.start_id)
-    yield from restore(point, run, ready, point.parent.parent, allow_data_change=allow_data_change)
-    return run
+def _make_run(
+    ready: Prepared,
+    place: Path,
+    point: Path | None,
+    weights: Mapping[str, Tensor] | None,
+    *,
+    allow_data_change: bool = False,
+) -> Generator[Event, None, tuple[Prepared, TrainingRun]]:
+    """The run of all ranks, restored from a checkpoint; without one the first rank writes a new run in `place`."""
+    ranks, inputs = ready.runtime.ranks, (ready.train_ids, ready.tokenizer.start_id)
+    if point is None:
+        run = TrainingRun(ready.config, replace(ready.runtime, ranks=SINGLE), *inputs, weights)
+        point = write_new(place, ready, run)
+        if ranks.size == 1:
+            return ready, run
+    if ranks.is_first:
+        ranks.publish("run", {"point": str(point.absolute())})
+    run = TrainingRun(ready.config, ready.runtime, *inputs)
+    yield from restore(run, point, ready, allow_data_change=allow_data_change)
+    return ready, run
 
 
 def _lock(folder: Path, contexts: ExitStack) -> Iterator[Notice]:
@@ -225,54 +224,25 @@ def _lock(folder: Path, contexts: ExitStack) -> Iterator[Notice]:
     clean(folder / CHECKPOINTS)
 
 
-def _take_steps(
-    run: TrainingRun,
-    ready: Prepared,
-    folder: Path,
-    record: dict[str, Any],
-    paths: Sequence[str],
-    *,
-    started: float,
-    stop: Callable[[], bool],
-) -> Iterator[Event]:
-    """Trains until the budget is spent or `stop` is true, then evaluates."""
-    checkpoint.agree(run)
-    try:
-        trainer = Trainer(run, ready, folder, record=record, started=_start_of_budget(started, ready.config))
-        yield from trainer.train(stop)
-    except DivergedError as error:
-        raise DivergedError(error.message, _lower_rate(run, paths, folder)) from None
-
-
 def _spent_budgets(run: TrainingRun) -> Iterator[Notice]:
     """Remarks on budgets and patience of a resumed run that its earlier part has spent, so that no step remains."""
-    train = run.config.train
-    for option, budget, used, unit in (
-        ("--max-time", train.max_time, round(run.seconds, 1), "s"),
-        ("--max-steps", train.max_steps, run.step, "steps"),
-        ("--max-tokens", train.max_tokens, run.tokens, "tokens"),
-    ):
-        if budget is not None and used >= budget:
+    seconds = run.counters.seconds
+    for key, (used, budget) in run.budgets(round(seconds, 1)).items():
+        unit = "s" if key == "max_time" else key.removeprefix("max_")
+        if used >= budget:
             yield Notice(
                 f"the budget of {budget:,.15g} {unit} was used up by the earlier part of the run ({used:,} {unit}); "
-                f"a larger {option} or another budget continues it"
+                f"a larger --{key.replace('_', '-')} or another budget continues it"
             )
-    if run.patience.plateau is not None and run.spent(run.seconds) < 1.0 == run.fraction(run.seconds):
+    if run.counters.plateau is not None and run.spent(seconds) < 1.0 == run.fraction(seconds):
         yield Notice("the run ended early by --patience; a larger one, or another budget, continues it")
-
-
-def _start_of_budget(started: float, config: Config) -> float:
-    """Start of the time budget: the start of the workflow, or later if preparation took too large a share."""
-    if config.train.max_time is None:
-        return started
-    return max(started, time.monotonic() - PREPARATION_SHARE * config.train.max_time)
 
 
 def _lower_rate(run: TrainingRun, paths: Sequence[str], folder: Path) -> str:
     """Remedy for a run that diverged: the command that resumes it at a lower learning rate."""
     train = run.config.train
     assert train.lr is not None
-    divisor = LR_DIVISOR ** (run.rollbacks + 1)
+    divisor = LR_DIVISOR ** (run.counters.rollbacks + 1)
     rates = ["--lr", f"{min(train.lr / divisor, defaults.RATES[train.optimizer]):.2g}"]
     if train.optimizer == "muon":
         rates += ["--set", f"train.adam_lr={min((train.adam_lr or ADAM_RATE) / divisor, ADAM_RATE):.2g}"]
@@ -280,17 +250,18 @@ def _lower_rate(run: TrainingRun, paths: Sequence[str], folder: Path) -> str:
     return f"Continue from the last checkpoint at a lower learning rate: {command}"
 
 
-def _plan(folder: Path, ready: Prepared, resumed_at: int) -> Plan:
+def _plan(folder: Path, ready: Prepared, resumed_at: int) -> Iterator[Plan]:
+    """The plan; raises `ResourceError` after it if the run cannot fit the machine."""
     config, parts, runtime = ready.config, ready.parts, ready.runtime
-    n_parameters = memory.n_parameters(config.model)
-    return Plan(
+    n_parameters = build_on_meta(config.model).n_parameters
+    yield Plan(
         folder=folder,
         corpus=parts.train.corpus.name,
         train_bytes=parts.train.n_bytes,
         valid_bytes=parts.valid.n_bytes,
         test_bytes=parts.test.n_bytes,
         train_tokens=ready.n_train_tokens,
-        estimated=ready.is_estimated,
+        estimated=ready.train_ids.n_bytes != parts.train.n_bytes,
         tokenizer=ready.tokenizer.kind,
         vocab_size=ready.tokenizer.vocab_size,
         preset=ready.preset,
@@ -309,3 +280,4 @@ def _plan(folder: Path, ready: Prepared, resumed_at: int) -> Plan:
         n_local_ranks=runtime.ranks.local_size,
         rows=config.train.batch_size // runtime.ranks.size,
     )
+    memory.require([config], runtime, n_parameters)

@@ -6,8 +6,6 @@ A kind is one file here with a function `build`, a configuration class in `confi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Literal
 
 import torch
@@ -27,8 +25,6 @@ class Attention(nn.Module):
     """Base of every attention branch."""
 
     output: nn.Linear
-    initial_constants: Mapping[str, float] = MappingProxyType({})
-    """Parameters with a constant initial value."""
 
     def __init__(self, position: Position) -> None:
         super().__init__()
@@ -43,8 +39,12 @@ class Attention(nn.Module):
 
     def accepts(self, memory: Memory, span: Span, seen: int) -> bool:
         """Whether `memory` can be the memory of this layer after `seen` tokens."""
-        own = self.init_memory(0, "keyvalue")
-        return (memory.kind, memory.shape) == (own.kind, own.shape)
+        kinds = (
+            self.init_memory(0, "hidden"),
+            self.init_memory(0, "keyvalue"),
+            self.init_memory(0, "keyvalue", "int8"),
+        )
+        return (memory.kind, memory.shape) in [(own.kind, own.shape) for own in kinds]
 
     def receptive_field(self, mem_len: int) -> int | None:
         """Number of earlier tokens that a token can attend to; None if unbounded."""
@@ -54,11 +54,7 @@ class Attention(nn.Module):
         """Draws new random features, if the kind has any. Memory made with the previous ones becomes invalid."""
 
     def forward(self, x: Tensor, memory: Memory, context: AttentionContext) -> tuple[Tensor, Memory]:
-        """Output (b t d) for input x (b t d), and the new memory."""
-        raise NotImplementedError
-
-    def update_memory(self, x: Tensor, memory: Memory, context: AttentionContext) -> Memory:
-        """New memory after input x (b t d), without the output."""
+        """Output (b t d) for input x (b t d), and the new memory. The output is undefined where it is not needed."""
         raise NotImplementedError
 
 

@@ -22,6 +22,8 @@ from xlcli.memory import (
     Memory,
     TokenMemory,
 )
+from xlcli.memory.compressive import Pool
+from xlcli.model.attention import ProjectedAttention
 from xlcli.model.attention.full import FullAttention, settings
 from xlcli.model.position import Position
 from xlcli.ops.attend import attend
@@ -29,45 +31,21 @@ from xlcli.ops.compression import CompressedCall, compressed_calls
 from xlcli.ops.context import AttentionContext
 from xlcli.ops.span import Span
 
-
-class Pooling(nn.Module):
-    """Vector of a block of c layer inputs (Rae et al. 2020, section 3.2): the mean of each feature."""
-
-    def __init__(self, dim: int, rate: int) -> None:
-        super().__init__()
-
-    def forward(self, blocks: Tensor) -> Tensor:
-        """Pooled vectors (b n d) of blocks (b n c d)."""
-        return blocks.mean(2)
+POOLINGS: dict[str, Pool] = {"mean": lambda blocks: blocks.mean(2), "max": lambda blocks: blocks.amax(2)}
+"""Value of `model.attention.pooling` to function without parameters."""
 
 
-class MaxPooling(Pooling):
-    """Maximum of each feature."""
-
-    def forward(self, blocks: Tensor) -> Tensor:
-        """Pooled vectors (b n d) of blocks (b n c d)."""
-        return blocks.amax(2)
-
-
-class ConvolutionPooling(Pooling):
+class ConvolutionPooling(nn.Module):
     """Convolution with kernel and stride c: the mean of a block plus a learned map, which is zero before training."""
 
     def __init__(self, dim: int, rate: int) -> None:
-        super().__init__(dim, rate)
+        super().__init__()
         self.mix = nn.Linear(rate * dim, dim, bias=False)
 
     def forward(self, blocks: Tensor) -> Tensor:
         """Pooled vectors (b n d) of blocks (b n c d)."""
         flat = rearrange(blocks, "b n c d -> b n (c d)")
         return blocks.mean(2) + F.linear(flat, self.mix.weight.to(flat.dtype))
-
-
-POOLINGS: dict[Literal["mean", "max", "convolution"], type[Pooling]] = {
-    "mean": Pooling,
-    "max": MaxPooling,
-    "convolution": ConvolutionPooling,
-}
-"""Value of `model.attention.pooling` to module."""
 
 
 def build(model: ModelConfig, attention: CompressiveAttentionConfig, position: Position) -> CompressiveAttention:
@@ -81,7 +59,11 @@ def build(model: ModelConfig, attention: CompressiveAttentionConfig, position: P
 
 
 class CompressiveAttention(FullAttention):
-    """Attends to at least `mem_len` tokens and to `n_compressed` pooled blocks of `rate` tokens before them."""
+    """Attends to at least `mem_len` tokens and to `n_compressed` pooled blocks of `rate` tokens before them.
+
+    A block of c layer inputs becomes one vector (Rae et al. 2020, section 3.2): the mean or maximum of each feature, or
+    a convolution.
+    """
 
     def __init__(
         self,
@@ -95,8 +77,8 @@ class CompressiveAttention(FullAttention):
         super().__init__(dim=dim, **settings)
         self.rate = rate
         self.n_compressed = n_compressed
-        self.pooling = POOLINGS[pooling](dim, rate)
-        if isinstance(self.pooling, ConvolutionPooling):
+        self.pooling: Pool = ConvolutionPooling(dim, rate) if pooling == "convolution" else POOLINGS[pooling]
+        if pooling == "convolution":
             self.initial_constants = {"pooling.mix.weight": 0.0}
 
     def init_memory(self, batch: int, kind: Literal["keyvalue", "hidden"], dtype: MemoryDtype = "float32") -> Memory:
@@ -110,12 +92,7 @@ class CompressiveAttention(FullAttention):
 
     def accepts(self, memory: Memory, span: Span, seen: int) -> bool:
         """Whether kind, shape and lengths agree."""
-        kinds = [
-            self.init_memory(0, "hidden"),
-            self.init_memory(0, "keyvalue"),
-            self.init_memory(0, "keyvalue", "int8"),
-        ]
-        if (memory.kind, memory.shape) not in [(own.kind, own.shape) for own in kinds]:
+        if not ProjectedAttention.accepts(self, memory, span, seen):
             return False
         assert isinstance(memory, Compressive)
         lengths = memory.tokens.length, memory.pooled.length
@@ -150,10 +127,6 @@ class CompressiveAttention(FullAttention):
         memories = [after.tensors() for _, after in parts]
         joined = {name: torch.cat([m[name] for m in memories])[order] for name in memories[0]}
         return torch.cat([y for y, _ in parts])[order], type(memory).from_tensors(joined)
-
-    def update_memory(self, x: Tensor, memory: Memory, context: AttentionContext) -> Memory:
-        """New memory after input x (b t d), without the output."""
-        return self.forward(x, memory, context)[1]
 
     def _forward_rows(self, x: Tensor, memory: Compressive, own: CompressedCall) -> tuple[Tensor, Memory]:
         q = self.queries(x, own.new)

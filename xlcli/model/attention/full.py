@@ -70,21 +70,16 @@ class FullAttention(ProjectedAttention):
             return Hidden(like.new_empty(batch, 0, weight.shape[1]))
         empty = like.new_empty(batch, self.n_heads, 0, weight.shape[0] // self.n_heads)
         if dtype == "int8":
-            return Int8KeyValue.of(Int8KeyValue.encode(empty, empty), 0, 0)
+            return Int8KeyValue(Int8KeyValue.encode(empty, empty), 0, 0)
         rounded = empty.bfloat16() if dtype == "bfloat16" else empty
-        return KeyValue(rounded, rounded, 0, 0)
+        return KeyValue((rounded, rounded), 0, 0)
 
     def accepts(self, memory: Memory, span: Span, seen: int) -> bool:
         """Whether kind, shape and length agree."""
-        if not isinstance(memory, TokenMemory):
+        if not super().accepts(memory, span, seen):
             return False
-        kinds = (
-            self.init_memory(0, "hidden"),
-            self.init_memory(0, "keyvalue"),
-            self.init_memory(0, "keyvalue", "int8"),
-        )
-        own = {made.kind: made.shape for made in kinds}
-        return own.get(memory.kind) == memory.shape and memory.length == self.receptive_field(span.n_kept(seen))
+        assert isinstance(memory, TokenMemory)
+        return memory.length == self.receptive_field(span.n_kept(seen))
 
     def receptive_field(self, mem_len: int) -> int | None:
         """All tokens of the memory."""
@@ -92,14 +87,13 @@ class FullAttention(ProjectedAttention):
 
     def forward(self, x: Tensor, memory: Memory, context: AttentionContext) -> tuple[Tensor, Memory]:
         """Output (b t d) for input x (b t d), and the new memory."""
-        q = self.queries(x, context)
-        k, v, memory = self._extend(x, memory, context)
+        assert isinstance(memory, TokenMemory)
+        q = self.queries(x, context) if context.needs_output else None
+        k, v, memory = memory.extend(x, partial(self.project, context=context), context.keep, context.n_memory)
+        if q is None:
+            return x, memory
         y = self.attend(q, k, v, context, context.mask)
         return context.apply(self.output, rearrange(y, "b h t e -> b t (h e)")), memory
-
-    def update_memory(self, x: Tensor, memory: Memory, context: AttentionContext) -> Memory:
-        """New memory after input x (b t d), without the output."""
-        return self._extend(x, memory, context)[2]
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, visible: Tensor | Mask | None
@@ -123,10 +117,6 @@ class FullAttention(ProjectedAttention):
             share=self.share,
             needed=None if context.rows is None else context.rows.needed,
         )
-
-    def _extend(self, x: Tensor, memory: Memory, context: AttentionContext) -> tuple[Tensor, Tensor, Memory]:
-        assert isinstance(memory, TokenMemory)
-        return memory.extend(x, partial(self.project, context=context), context.keep, context.n_memory)
 
     def _project_vectors(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys (h n e) of vectors x (n d)."""

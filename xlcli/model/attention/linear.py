@@ -64,21 +64,15 @@ class LinearAttention(ProjectedAttention):
     def forward(self, x: Tensor, memory: Memory, context: AttentionContext) -> tuple[Tensor, Memory]:
         """Output (b t d) for input x (b t d), and the new memory."""
         assert isinstance(memory, Sums)
-        q = self.queries(x, context)
+        q = self.queries(x, context) if context.needs_output else None
         k, v = self.project(x, context)
         with torch.autocast(x.device.type, enabled=False):
             k = key_features(k, self.features)
+            if q is None:
+                return x, sums_to_keep(memory.s + k.mT @ v.to(k.dtype), memory.z + k.sum(2), context)
             y, s, z = attend_linear(query_features(q, self.features), k, v.to(k.dtype), memory.s, memory.z)
         y = context.apply(self.output, rearrange(y.to(v.dtype), "b h t e -> b t (h e)"))
         return y, sums_to_keep(s, z, context)
-
-    def update_memory(self, x: Tensor, memory: Memory, context: AttentionContext) -> Memory:
-        """New memory after input x (b t d), without the output."""
-        assert isinstance(memory, Sums)
-        k, v = self.project(x, context)
-        with torch.autocast(x.device.type, enabled=False):
-            k = key_features(k, self.features)
-            return sums_to_keep(memory.s + k.mT @ v.to(k.dtype), memory.z + k.sum(2), context)
 
 
 def sums_to_keep(s: Tensor, z: Tensor, context: AttentionContext) -> Sums:

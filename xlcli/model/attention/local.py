@@ -41,10 +41,6 @@ class LocalAttention(FullAttention):
         """Output (b t d) for input x (b t d), and the new memory."""
         return super().forward(x, memory, context.narrow(self.window))
 
-    def update_memory(self, x: Tensor, memory: Memory, context: AttentionContext) -> Memory:
-        """New memory after input x (b t d), without the output."""
-        return super().update_memory(x, memory, context.narrow(self.window))
-
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, visible: Tensor | Mask | None
     ) -> Tensor:

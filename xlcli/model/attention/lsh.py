@@ -62,7 +62,6 @@ class LSHAttention(Attention):
         bucket_size: int,
         n_hashes: int,
         dropout: float,
-        scale: float = 1.0,
         query_scale: float | None = None,
     ) -> None:
         super().__init__(position)
@@ -71,12 +70,13 @@ class LSHAttention(Attention):
         self.bucket_size = bucket_size
         self.n_hashes = n_hashes
         self.dropout = dropout
-        self.scale = scale
         self.query = Linear(dim, n_heads * head_dim, bias=False)
         self.value = Linear(dim, n_heads * head_dim, bias=False)
         self.output = Linear(n_heads * head_dim, dim, bias=False)
-        self.log_scale = None if query_scale is None else nn.Parameter(torch.empty(n_heads))
-        self.initial_constants = {} if query_scale is None else {"log_scale": math.log(query_scale)}
+        self.log_scale: nn.Parameter | None = None
+        if query_scale is not None:
+            self.log_scale = nn.Parameter(torch.empty(n_heads))
+            self.initial_constants = {"log_scale": math.log(query_scale)}
         n_directions = sum(n // 2 for n in self.factors)
         self.register_buffer("rotations", torch.full((MAX_HASHES, n_directions, head_dim), math.nan))
 
@@ -112,52 +112,33 @@ class LSHAttention(Attention):
         """Output (b t d) for input x (b t d), and the new memory."""
         assert isinstance(memory, Buckets)
         memory = memory.written()
+        key_window = KeyWindow(context.start, context.start - context.n_memory, context.mask.max_distance)
         with torch.autocast(x.device.type, enabled=False):
             q, k, v, buckets = self.project(x, memory, context)
-            is_one = context.n_new == 1 and torch.is_inference_mode_enabled()
-            attend = self._attend_one if is_one else self._attend_parallel
-            y, memory = attend(q, k, v, buckets, memory, context)
+            if context.n_new == 1 and context.needs_output and torch.is_inference_mode_enabled():
+                # One token reads its own buckets only, which is faster on a CPU.
+                memory = memory.writable(self.bucket_size)
+                y = attend_hashed_one(q, k, v, buckets, memory.stored, key_window)
+            else:
+                ranks, y = rank_in_buckets(buckets, memory.stored.counts), v
+                if context.needs_output:
+                    y = attend_hashed(
+                        q,
+                        k,
+                        v,
+                        ranks,
+                        memory.stored if context.n_memory and memory.stored.n_slots else None,
+                        key_window,
+                        bucket_size=self.bucket_size,
+                        dropout=self.dropout if self.training else 0.0,
+                    )
+                if context.keep:
+                    new = Unwritten(ranks, k.detach(), v.detach(), context.start, self.bucket_size)
+                    memory = memory.extended(new)
+        memory = memory if context.keep else memory.empty()
+        if not context.needs_output:
+            return x, memory
         return context.apply(self.output, rearrange(y.to(self.output.weight.dtype), "b h t e -> b t (h e)")), memory
-
-    def update_memory(self, x: Tensor, memory: Memory, context: AttentionContext) -> Memory:
-        """New memory after input x (b t d), without the output."""
-        assert isinstance(memory, Buckets)
-        if not context.keep:
-            return memory.empty()
-        memory = memory.written()
-        with torch.autocast(x.device.type, enabled=False):
-            _, k, v, buckets = self.project(x, memory, context)
-            ranks = rank_in_buckets(buckets, memory.stored.counts)
-            return memory.extended(Unwritten(ranks, k.detach(), v.detach(), context.start, self.bucket_size))
-
-    def _attend_parallel(
-        self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, memory: Buckets, context: AttentionContext
-    ) -> tuple[Tensor, Memory]:
-        """Attention output (b h t e) of all queries at once, and the new memory."""
-        table = memory.stored
-        ranks = rank_in_buckets(buckets, table.counts)
-        y = attend_hashed(
-            q,
-            k,
-            v,
-            ranks,
-            table if context.n_memory and table.n_slots else None,
-            _key_window(context),
-            bucket_size=self.bucket_size,
-            scale=self.scale,
-            dropout=self.dropout if self.training else 0.0,
-        )
-        if not context.keep:
-            return y, memory.empty()
-        return y, memory.extended(Unwritten(ranks, k.detach(), v.detach(), context.start, self.bucket_size))
-
-    def _attend_one(
-        self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, memory: Buckets, context: AttentionContext
-    ) -> tuple[Tensor, Memory]:
-        """`_attend_parallel` for one token, which reads its own buckets only: faster on a CPU."""
-        memory = memory.writable(self.bucket_size)
-        y = attend_hashed_one(q, k, v, buckets, memory.stored, _key_window(context), scale=self.scale)
-        return y, memory if context.keep else memory.empty()
 
     def project(self, x: Tensor, memory: Buckets, context: AttentionContext) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Queries, keys and values (b h t e) of x (b t d), and buckets (b h r t) in each round of the memory.
@@ -175,8 +156,3 @@ class LSHAttention(Attention):
         if self.log_scale is not None:
             q = q * rearrange(self.log_scale.to(wide).exp(), "h -> h 1 1")
         return q, k, v, buckets
-
-
-def _key_window(context: AttentionContext) -> KeyWindow:
-    """Visible keys of the new tokens."""
-    return KeyWindow(context.start, context.start - context.n_memory, context.mask.max_distance)

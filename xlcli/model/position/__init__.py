@@ -6,8 +6,7 @@ An attention kind calls the hooks that it offers (`config/attention.py`), in the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import ClassVar
+from collections.abc import Callable
 
 from torch import Tensor, nn
 
@@ -21,8 +20,6 @@ ProjectVectors = Callable[[Tensor], tuple[Tensor, Tensor]]
 class Position(nn.Module):
     """Base of all encodings, without position information. One instance for each layer and one at the embedding."""
 
-    initial_constants: ClassVar[Mapping[str, float]] = {}
-    """Parameters with a constant initial value; all others are drawn (`init_weights`)."""
     n_terms = 1
     """Number of inner products in a score; the softmax scale is 1/sqrt(n_terms * head_dim)."""
 

@@ -7,6 +7,7 @@ Angles are computed in float64, exact for positions of any size.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -49,26 +50,19 @@ class RopePosition(Position):
             return None
         width = q.shape[-1]
 
-        def of_keys() -> tuple[Tensor, Tensor]:
-            sin, cos = rope_angles(positions.absolute_keys[:, None], width, self.base)
-            return -sin, cos
+        def turned(x: Tensor, name: str, by: Callable[[], Tensor]) -> Tensor:
+            angles = context.cache.constant(
+                (name, width, self.base), lambda: rope_angles(by()[:, None], width, self.base)
+            )
+            return apply_rope(x, *angles, self.layout)
 
-        def of_queries() -> tuple[Tensor, Tensor]:
-            return rope_angles(limit - positions.absolute[:, None], width, self.base)
-
-        queries, keys = (
-            apply_rope(x, *context.cache.constant((name, width, self.base), make), self.layout)
-            for x, name, make in ((q, "far queries", of_queries), (k, "far keys", of_keys))
-        )
+        queries = turned(q, "far queries", lambda: limit - positions.absolute)
+        keys = turned(k, "far keys", lambda: -positions.absolute_keys)
         return FarKeys(queries, keys, limit, positions)
 
 
 class RopeEmbedding(RopePosition):
     """Rotation of the embedding, an ablation: not relative, because projections do not commute with the rotation."""
-
-    def far(self, q: Tensor, k: Tensor, context: AttentionContext) -> FarKeys | None:
-        """None: queries and keys are not rotated."""
-        return None
 
     def embed(self, x: Tensor, context: AttentionContext) -> Tensor:
         """Rotated input (b t d)."""

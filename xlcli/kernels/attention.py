@@ -8,9 +8,9 @@ import numba
 import numpy as np
 from numba.extending import overload, register_jitable
 
-from xlcli.ops.decode_linear import add_rows, dots, exp, normalize, widen
-from xlcli.ops.decode_records import HALF, Array
-from xlcli.ops.kernel_threads import FASTMATH, Team, array, finish, inner, take
+from xlcli.kernels.linear import add_rows, dots, exp, normalize, widen
+from xlcli.kernels.records import HALF, Array
+from xlcli.kernels.threads import FASTMATH, Team, array, finish, inner, take
 from xlcli.ops.quantize import MAX_INT, MAX_SCALE, MIN_SCALE
 
 CHUNK = 512

@@ -13,29 +13,28 @@ Weights are float32, bfloat16 (their bits as uint16) or int8 with a scale for ea
 scale for each head and token. Sums are in float32. No result depends on the number of threads, and that of a sequence
 not on the others of its batch.
 
-Compiled kernels are kept until one of the files changes from which `decode_token` is compiled.
+Compiled kernels are kept until a file of this package changes.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import numba
 import numpy as np
 from numba import prange
 
-from xlcli.ops import decode_attention, decode_linear, decode_records, kernel_threads
-from xlcli.ops.decode_attention import attend, count_chunks, count_keys, merge_chunks, prepare
-from xlcli.ops.decode_linear import linear, normalize
-from xlcli.ops.decode_records import BLOCK, CACHE, CALL, Array
-from xlcli.ops.kernel_files import KernelFiles
-from xlcli.ops.kernel_threads import COUNTERS, FASTMATH, Team, array, compiled, inner, next_step
+from xlcli.kernels.attention import attend, count_chunks, count_keys, merge_chunks, prepare
+from xlcli.kernels.files import KernelFiles
+from xlcli.kernels.linear import linear, normalize
+from xlcli.kernels.records import BLOCK, CACHE, CALL, Array
+from xlcli.kernels.threads import COUNTERS, FASTMATH, Team, array, compiled, inner, next_step
 
 PROCESS = os.getpid()
-"""Process that may call the kernel: OpenMP ends a process that was forked from one that uses its threads."""
+"""Process that may call `decode`."""
 LOCK = threading.Lock()
 N_STEPS = 6
 """Number of steps of a block."""
@@ -145,6 +144,17 @@ def decode_token(calls: Array, weight_type: Array, memory_type: Array) -> Array:
     return out
 
 
+def decode(call: tuple[Any, ...], n_threads: int, weight_type: Array, memory_type: Array) -> Array:
+    """Result of `decode_token` for all fields of `CALL` but the last one, on at most `n_threads` threads.
+
+    Not for a process that was forked from `PROCESS`: OpenMP ends one that uses its threads there.
+    """
+    n_threads = use_threads(n_threads)
+    one_at_a_time = numba.threading_layer() == "workqueue"  # type: ignore[attr-defined]
+    with LOCK if one_at_a_time else nullcontext():
+        return decode_token(np.array([(*call, n_threads)], CALL), weight_type, memory_type)
+
+
 def use_threads(n: int) -> int:
     """Sets the number of CPU threads, at most that of the machine; returns it."""
     n = min(n, numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
@@ -159,18 +169,13 @@ def compile_types(weight_type: str, memory_type: str) -> None:
     FILES.kernel.compile(tuple(map(numba.typeof, arguments)))
 
 
-def _program(signature: Any) -> str:
-    """Program that compiles `decode_token` for a signature."""
-    types = (str(array_type.dtype) for array_type in signature[1:])
-    return f"from xlcli.ops.decode import compile_types; compile_types(*{tuple(types)})"
-
-
-FILES = KernelFiles(decode_token, (decode_attention, decode_linear, decode_records, kernel_threads), _program)
-
-
-def turn() -> AbstractContextManager[Any]:
-    """Context of a call of `decode_token`: one at a time where the threads of Numba allow no more."""
-    return LOCK if numba.threading_layer() == "workqueue" else nullcontext()  # type: ignore[attr-defined]
+FILES = KernelFiles(
+    decode_token,
+    lambda signature: (
+        "from xlcli.kernels.decode import compile_types; "
+        f"compile_types(*{tuple(str(array.dtype) for array in signature[1:])})"
+    ),
+)
 
 
 def is_compiled(weight_type: Array, memory_type: Array) -> bool:

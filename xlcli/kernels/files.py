@@ -17,9 +17,8 @@ import os
 import pickle  # noqa: TID251
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import llvmlite
@@ -35,8 +34,8 @@ class KernelFiles:
     """Cache of a compiled function; Numba calls `load_overload` and `save_overload`.
 
     Args:
-        kernel: Function as `njit` returns it, which then uses the cache.
-        modules: Other modules with parts of the kernel. It is compiled again when one of their files changes.
+        kernel: Function as `njit` returns it, which then uses the cache. It is compiled again when a Python file of its
+            folder changes.
         program: Python program that compiles the kernel for a signature and writes its file, in another process; None
             compiles in this one.
 
@@ -50,17 +49,15 @@ class KernelFiles:
         RuntimeError: Numba does not compile (`NUMBA_DISABLE_JIT`).
     """
 
-    def __init__(
-        self, kernel: Any, modules: Iterable[ModuleType] = (), program: Callable[[Any], str] | None = None
-    ) -> None:
+    def __init__(self, kernel: Any, program: Callable[[Any], str] | None = None) -> None:
         if not hasattr(kernel, "py_func"):
             raise RuntimeError("Numba does not compile")
         self.kernel = kernel
         self.problem: str | None = None
         self.program = program
         self.cache_path = code_folder("kernels", "NUMBA_CACHE_DIR")
-        sources = kernel.py_func.__code__.co_filename, *(str(module.__file__) for module in modules)
-        self._sources = [hashlib.sha256(Path(source).read_bytes()).digest() for source in sources]
+        sources = Path(kernel.py_func.__code__.co_filename).parent.glob("*.py")
+        self._sources = [hashlib.sha256(source.read_bytes()).digest() for source in sorted(sources)]
         kernel._cache = self
 
     def has(self, *arguments: Any) -> bool:
@@ -73,7 +70,16 @@ class KernelFiles:
         target.refresh()
         data = self._read(signature, target)
         if data is None and self.program is not None:
-            _run(self.program(signature))
+            with contextlib.suppress(OSError):  # if the other process fails, this one compiles
+                subprocess.run(  # noqa: S603
+                    [sys.executable, "-P", "-c", self.program(signature)],
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C is for the process that waits
+                    check=False,
+                )
             data = self._read(signature, target)
         return None if data is None else CompileResult._rebuild(target, *data)  # type: ignore[no-untyped-call]
 
@@ -101,18 +107,3 @@ class KernelFiles:
         parts = *versions, self._sources, target.codegen().magic_tuple(), *map(str, signature)
         name = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
         return self.cache_path / f"{self.kernel.py_func.__name__}.{name}.kernel"
-
-
-def _run(program: str) -> None:
-    """Runs a Python program in another process. If it fails, this process compiles."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    with contextlib.suppress(OSError):
-        subprocess.run(  # noqa: S603
-            [sys.executable, "-P", "-c", program],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the process that waits
-            check=False,
-        )

@@ -15,7 +15,7 @@ pytest.importorskip("numba")
 
 MODULE = """
 import numba
-from xlcli.ops.kernel_files import KernelFiles
+from xlcli.kernels.files import KernelFiles
 
 @numba.njit
 def double(x):
@@ -124,9 +124,9 @@ def test_a_folder_that_others_can_write_is_refused(load, folder):
 def test_a_kernel_is_compiled_again_when_another_file_of_it_changes(tmp_path):
     kernel, part = tmp_path / "quadrupling.py", tmp_path / "doubled.py"
     kernel.write_text(
-        "import doubled, numba\nfrom xlcli.ops.kernel_files import KernelFiles\n"
+        "import doubled, numba\nfrom xlcli.kernels.files import KernelFiles\n"
         "@numba.njit\ndef quadruple(x):\n    return 2 * doubled.double(x)\n"
-        "files = KernelFiles(quadruple, [doubled])\n"
+        "files = KernelFiles(quadruple)\n"
     )
     results = []
     for factor in (2, 2, 30):
@@ -145,11 +145,11 @@ def test_a_kernel_is_compiled_again_when_another_file_of_it_changes(tmp_path):
 def test_another_process_compiles(tmp_path, monkeypatch):
     """A compiled kernel may have other last bits than one from a file, so every process reads the file."""
     (tmp_path / "tripling.py").write_text(
-        "import numba\nfrom xlcli.ops.kernel_files import KernelFiles\n"
+        "import numba\nfrom xlcli.kernels.files import KernelFiles\n"
         "@numba.njit\ndef triple(x):\n    return 3 * x\n"
         "def compile_for(name):\n    files.program = None\n    triple.compile((getattr(numba, name),))\n"
         "def program(signature):\n    return f'import tripling; tripling.compile_for({str(signature[0])!r})'\n"
-        "files = KernelFiles(triple, program=program)\n"
+        "files = KernelFiles(triple, program)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module("tripling")

@@ -11,7 +11,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, register_jitable
 
-from xlcli.ops.decode_records import Array
+from xlcli.kernels.records import Array
 
 SPINS = 2**20
 """Number of times that a waiting thread looks for the others, about 1 ms, before it lets other processes run."""

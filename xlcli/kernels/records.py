@@ -1,4 +1,4 @@
-"""Records that the kernels of `ops/decode.py` read, and the numbers in them. Imports no Numba."""
+"""Records that the kernels of `kernels/decode.py` read, and the numbers in them. Imports no Numba."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ key by its distance beyond `clamp_len`; 0: no key is further back. `far_bias` is
 """
 CALL = record("n_blocks blocks caches tokens x x0 reach batch dim n_threads", head=HEAD)
 """Arguments of `decode_token`: `BLOCK` and `CACHE` of each block, tokens (b) in int64, inputs (b d) of the first block
-and of the stack, the number of threads as `use_threads` returned it, and a head, of size 0 if there is none.
+and of the stack, the number of threads, and a head, of size 0 if there is none.
 
 `reach` (b, int64) is the number of remembered tokens that each query may attend to, the latest ones; 0: all.
 """

@@ -9,8 +9,8 @@ import numba
 import numpy as np
 from numba.extending import overload, register_jitable
 
-from xlcli.ops.decode_records import GELU, LAYER, NONE, RELU, RELU2, Array
-from xlcli.ops.kernel_threads import FASTMATH, Team, array, finish, inner, take
+from xlcli.kernels.records import GELU, LAYER, NONE, RELU, RELU2, Array
+from xlcli.kernels.threads import FASTMATH, Team, array, finish, inner, take
 
 TASK_BYTES = 2**17
 """Typical size of the part of a matrix that a thread takes at once."""

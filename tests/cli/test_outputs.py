@@ -102,6 +102,12 @@ def test_a_device_takes_token_scores(run, model, text):
     assert not Path("/dev/null").is_file()
 
 
+def test_a_pipe_without_a_reader_is_not_waited_for(run, model, text):
+    pipe = text.with_name("pipe")
+    os.mkfifo(pipe)
+    assert run("eval", text, "--per-token", pipe).code == 4
+
+
 def test_a_stream_does_not_read_its_own_output(model, text):
     with text.open("rb") as source, text.open("ab") as target:
         done = subprocess.run(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from xlcli.coding import MAGIC
-from xlcli.errors import ConfigError
+from xlcli.errors import ConfigError, ResourceError
 from xlcli.files import check_writable, write_atomic
 from xlcli.store.state_files import is_state_file
 
@@ -67,9 +67,20 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[Path], *, 
 
 
 def write_output(path: Path, pieces: Iterable[bytes]) -> None:
-    """Writes an output of a command, atomically if it is a regular file."""
+    """Writes an output of a command, atomically if it is a regular file.
+
+    Raises:
+        ResourceError: It is a pipe that nobody reads.
+    """
     if path.exists() and not path.is_file():  # a device or a pipe
-        with path.open("wb") as out:
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # a pipe without a reader would block for ever
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            raise ResourceError(f"nobody reads {path}, so nothing was written to it.", "Start its reader.") from None
+        os.set_blocking(descriptor, True)
+        with open(descriptor, "wb") as out:
             out.writelines(pieces)
     else:
         write_atomic(path, pieces)

@@ -41,8 +41,9 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Runs the commands of the README and of two pages, and puts their output below them.
+# Runs the commands of the README and of two pages, puts their output below them, and writes the page of settings.
 readme: $(READY)
+	$(BIN)/python docs/settings.py
 	PATH="$$PWD/$(BIN):$$PATH" $(BIN)/python demo/capture.py README.md docs/commands.md docs/speed.md
 
 wheel: $(READY)

@@ -51,11 +51,11 @@ RESULTS: dict[str, str] = {}
 """Keys of results that have another name in the new checkout: new name to old name."""
 
 SMALL = (
-    "--preset tiny --tokenizer bytes --segment-len 16 --mem-len 24 --batch-size 2 --dtype float32 "
+    "--preset tiny --tokenizer bytes --segment-len 16 --mem-len 24 --batch-size 2 runtime.dtype=float32 "
     "model.dim=16 model.feedforward.ffn_dim=24"
 )
-"""Shape of the trained models; a word with `=` is a key of the configuration (`--set`)."""
-RUN = "--max-steps 6 --eval-every 3 --save-every 3 --seed 0 --threads 1"
+"""Shape of the trained models; a word with `=` is a key of the configuration (`--set`), `.key=` one of the command."""
+RUN = "--max-steps 6 train.eval_every=3 train.save_every=3 --seed 0 --threads 1"
 """Budget of the trained models."""
 
 BUCKETS = "model.position.n_buckets=6 model.position.max_distance=20"
@@ -104,12 +104,12 @@ FULLY: dict[str, str] = {
     "memory keyvalue": "train.memory=keyvalue",
     "memory none": "--mem-len 0",
     "dropout": f"{DROPOUT} model.dropout.attention=0.2",
-    "grad accumulation": "--batch-size 4 --grad-accum 2",
-    "random lengths": "--random-lengths",
+    "grad accumulation": "--batch-size 4 train.grad_accum=2",
+    "random lengths": "train.random_lengths=true",
     "tokenizer sentencepiece": "--tokenizer sentencepiece --vocab-size 300",
     "tokenizer words": "--tokenizer words",
-    "optimizer adamw": "--optimizer adamw",
-    "weights int8": "--weights int8",
+    "optimizer adamw": "train.optimizer=adamw",
+    "weights int8": "train.weights=int8",
     "documents": "--reset-on-document",
 }
 """Models that every command of `EVAL` and `ALL` runs with, and that are resumed."""
@@ -182,34 +182,34 @@ BRIEFLY: dict[str, str] = {
     "dropout, lsh": f"{LSH} {DROPOUT} model.dropout.attention=0.2",
     "dropout of the command": "--dropout 0.1",
     "memory keyvalue, local": f"{LOCAL} train.memory=keyvalue",
-    "span uniform": "--span uniform",
-    "span uniform, keyvalue": "--span uniform train.memory=keyvalue model.position.kind=rope",
-    "recompute": "--recompute-activations",
-    "recompute, dropout": f"--recompute-activations {DROPOUT}",
-    "grad accumulation, keyvalue": "--batch-size 4 --grad-accum 2 train.memory=keyvalue",
-    "random lengths, keyvalue": "--random-lengths train.memory=keyvalue",
+    "span uniform": "train.span=uniform",
+    "span uniform, keyvalue": "train.span=uniform train.memory=keyvalue model.position.kind=rope",
+    "recompute": "train.recompute_activations=true",
+    "recompute, dropout": f"train.recompute_activations=true {DROPOUT}",
+    "grad accumulation, keyvalue": "--batch-size 4 train.grad_accum=2 train.memory=keyvalue",
+    "random lengths, keyvalue": "train.random_lengths=true train.memory=keyvalue",
     **{
-        f"schedule {kind}": f"train.lr_schedule={kind} --warmup-steps 2"
+        f"schedule {kind}": f"train.lr_schedule={kind} train.warmup_steps=2"
         for kind in ("cosine", "linear", "wsd", "constant", "inverse_sqrt")
     },
     "schedule wsd, decay": "train.lr_schedule=wsd train.decay_fraction=0.5 train.min_lr_ratio=0.1",
     "optimizer muon, all settings": (
         "--lr 0.01 train.adam_lr=0.003 train.momentum=0.9 train.weight_decay=0.1 train.betas=[0.8,0.9]"
     ),
-    "optimizer adamw, no clipping": "--optimizer adamw --lr 0.01 train.grad_clip=0.0 train.betas=[0.8,0.9]",
+    "optimizer adamw, no clipping": "train.optimizer=adamw --lr 0.01 train.grad_clip=0.0 train.betas=[0.8,0.9]",
     "optimizer muon, clipping": "train.grad_clip=0.1",
     "budget in tokens": "--max-tokens 160",
-    "patience": "--max-steps 30 --eval-every 1 --patience 1 --lr 0.5",
-    "weights bfloat16": "--weights bfloat16",
-    "dtype bfloat16": "--dtype bfloat16",
-    "dtype bfloat16, local": f"--dtype bfloat16 {LOCAL}",
-    "dtype bfloat16, lsh": f"--dtype bfloat16 {LSH}",
-    "dtype bfloat16, linear": f"--dtype bfloat16 {LINEAR}",
-    "dtype bfloat16, act": f"--dtype bfloat16 {ACT}",
+    "patience": "--max-steps 30 train.eval_every=1 --patience 1 --lr 0.5",
+    "weights bfloat16": "train.weights=bfloat16",
+    "dtype bfloat16": "runtime.dtype=bfloat16",
+    "dtype bfloat16, local": f"runtime.dtype=bfloat16 {LOCAL}",
+    "dtype bfloat16, lsh": f"runtime.dtype=bfloat16 {LSH}",
+    "dtype bfloat16, linear": f"runtime.dtype=bfloat16 {LINEAR}",
+    "dtype bfloat16, act": f"runtime.dtype=bfloat16 {ACT}",
     "dtype bfloat16, adaptive head": (
-        "--dtype bfloat16 model.embedding.cutoffs=[40,110] model.embedding.div_val=2 model.bias=true"
+        "runtime.dtype=bfloat16 model.embedding.cutoffs=[40,110] model.embedding.div_val=2 model.bias=true"
     ),
-    "dtype float16": "--dtype float16",
+    "dtype float16": "runtime.dtype=float16",
     "deterministic": "runtime.deterministic=true",
     "seed 7": "--seed 7",
     "threads 2": "--threads 2 --segment-len 64 --mem-len 64 --batch-size 8 model.dim=64 model.feedforward.ffn_dim=128",
@@ -217,7 +217,7 @@ BRIEFLY: dict[str, str] = {
     "wide": "--segment-len 64 --mem-len 64 --batch-size 8 model.dim=64 model.feedforward.ffn_dim=128",
     "wide, documents": "--reset-on-document --segment-len 64 --mem-len 64 --batch-size 8 model.dim=64",
     "long segments": "--segment-len 600 --mem-len 300 --batch-size 1",
-    "long segments, bfloat16": "--segment-len 600 --mem-len 300 --batch-size 1 --dtype bfloat16",
+    "long segments, bfloat16": "--segment-len 600 --mem-len 300 --batch-size 1 runtime.dtype=bfloat16",
     "documents, keyvalue": "--reset-on-document train.memory=keyvalue",
     "documents, local": f"--reset-on-document {LOCAL}",
     "documents, learned": "--reset-on-document model.position.kind=learned model.position.max_len=100",
@@ -228,7 +228,7 @@ BRIEFLY: dict[str, str] = {
     "all at once": (
         "model.norm.kind=layer model.norm.placement=post model.feedforward.kind=relu model.feedforward.chunk_len=4 "
         "model.bias=true model.embedding.scaled=true model.embedding.cutoffs=[9,20] model.embedding.div_val=2 "
-        f"{DROPOUT} --grad-accum 2 --random-lengths"
+        f"{DROPOUT} train.grad_accum=2 train.random_lengths=true"
     ),
 }
 """Models that only the commands of `EVAL` run with."""
@@ -241,7 +241,7 @@ PRESETS = (
     "txl-wt103-large txl-wt103-standard universal-act-base universal-base"
 )
 PRESET_SMALL = (
-    "--preset PRESET --tokenizer bytes --segment-len 16 --mem-len 24 --batch-size 2 --grad-accum 1 model.dim=32 "
+    "--preset PRESET --tokenizer bytes --segment-len 16 --mem-len 24 --batch-size 2 train.grad_accum=1 model.dim=32 "
     "model.n_layers=2 model.attention.n_heads=4 model.attention.head_dim=8 model.feedforward.ffn_dim=48"
 )
 """A preset, made small, in the number type that training chooses."""
@@ -295,7 +295,7 @@ FURTHER: dict[str, tuple[str, ...]] = {
         "decompress LAST -m position,xl --json -o OUT",
     ),
     "rounded memory": tuple(
-        f"{command} --memory-dtype {dtype} --threads 1"
+        f"{command} .memory_dtype={dtype} --threads 1"
         for dtype in ("bfloat16", "int8")
         for command in (
             "eval READ -m position,xl --json --per-token OUT --segment-len 50",
@@ -308,46 +308,46 @@ FURTHER: dict[str, tuple[str, ...]] = {
         )
     ),
     "rounded weights": tuple(
-        f"{command} --weight-dtype {dtype} --threads 1"
+        f"{command} .weight_dtype={dtype} --threads 1"
         for dtype in ("bfloat16", "int8")
         for command in (
             "eval READ -m position,xl --json --per-token OUT",
             "generate Before -m position,xl -n 40 -t 0",
-            "generate Before -m head,adaptive -n 40 -t 0 --memory-dtype int8",
+            "generate Before -m head,adaptive -n 40 -t 0 .memory_dtype=int8",
             "stream READ -m position,t5 --json --state-out OUT",
         )
     ),
     "dtype": (
-        "eval READ -m position,xl --json --dtype bfloat16 --threads 1",
-        "eval READ -m position,xl --json --dtype float16 --threads 1",
-        "generate Before -m position,xl -n 40 -t 0 --dtype bfloat16 --threads 1",
-        "stream READ -m position,xl --json --dtype bfloat16 --state-out OUT --threads 1",
+        "eval READ -m position,xl --json runtime.dtype=bfloat16 --threads 1",
+        "eval READ -m position,xl --json runtime.dtype=float16 --threads 1",
+        "generate Before -m position,xl -n 40 -t 0 runtime.dtype=bfloat16 --threads 1",
+        "stream READ -m position,xl --json runtime.dtype=bfloat16 --state-out OUT --threads 1",
     ),
     "eval": (
-        "eval READ -m position,xl --json --mem-len 0 --segment-len 20 --stride 5 --threads 1",
-        "eval READ -m position,learned --json --mem-len 0 --segment-len 20 --stride 7 --batch-size 3 --threads 1",
+        "eval READ -m position,xl --json --mem-len 0 --segment-len 20 .stride=5 --threads 1",
+        "eval READ -m position,learned --json --mem-len 0 --segment-len 20 .stride=7 .batch_size=3 --threads 1",
         "eval READ -m position,xl --json --mem-len 0 --segment-len 20 --threads 1",
-        "eval READ -m position,xl --json --span growing --segment-len 20 --threads 1",
-        "eval READ -m position,xl --json --batch-size 4 --segment-len 13 --threads 1",
-        "eval READ -m attention,local --json --batch-size 4 --threads 1",
-        "eval READ -m attention,compressive --json --batch-size 4 --threads 1",
-        "eval READ -m position,xl --json --clamp-len 9 --threads 1",
-        "eval READ -m position,rope --json --clamp-len none --mem-len 100 --threads 1",
-        "eval READ -m attention,lsh --json --recall --n-hashes 8 --threads 1",
-        "eval READ -m attention,mixed,,local,and,lsh --json --recall --n-hashes 2 --threads 1",
-        "eval READ -m stack,universal --json --n-steps 5 --threads 1",
-        "eval READ -m stack,act --json --n-steps 5 --threads 1",
+        "eval READ -m position,xl --json .span=growing --segment-len 20 --threads 1",
+        "eval READ -m position,xl --json .batch_size=4 --segment-len 13 --threads 1",
+        "eval READ -m attention,local --json .batch_size=4 --threads 1",
+        "eval READ -m attention,compressive --json .batch_size=4 --threads 1",
+        "eval READ -m position,xl --json .clamp_len=9 --threads 1",
+        "eval READ -m position,rope --json .clamp_len=none --mem-len 100 --threads 1",
+        "eval READ -m attention,lsh --json .recall=true .n_hashes=8 --threads 1",
+        "eval READ -m attention,mixed,,local,and,lsh --json .recall=true .n_hashes=2 --threads 1",
+        "eval READ -m stack,universal --json .n_steps=5 --threads 1",
+        "eval READ -m stack,act --json .n_steps=5 --threads 1",
         "eval -m position,xl --json --split test --limit 200 --threads 1",
         "eval -m position,xl --json --split valid --threads 1",
         "eval DOCUMENTS -m position,xl --json --reset-on-document --per-token OUT --threads 1",
-        "eval DOCUMENTS -m attention,lsh --json --reset-on-document --batch-size 3 --threads 1",
+        "eval DOCUMENTS -m attention,lsh --json --reset-on-document .batch_size=3 --threads 1",
         "eval DOCUMENTS -m documents --json --threads 1",
         "eval DOCUMENTS -m position,xl --json --text-field title --threads 1",
         "eval READ TEXT -m position,xl --json --limit 900 --threads 1",
         "eval BINARY -m position,xl --json --binary --threads 1",
         "eval READ -m position,xl --json --threads 2",
         "eval READ -m attention,lsh --json --threads 2",
-        "eval READ -m position,xl --json --nproc 2 --batch-size 4 --threads 1",
+        "eval READ -m position,xl --json --nproc 2 .batch_size=4 --threads 1",
     ),
     "stream": (
         "stream READ -m position,xl --json --emit tokens --threads 1",
@@ -358,7 +358,7 @@ FURTHER: dict[str, tuple[str, ...]] = {
         "stream DOCUMENTS -m documents --json --state-out OUT --threads 1",
         "stream DOCUMENTS -m attention,lsh --json --reset-on-document --threads 1",
         "stream --inputs FILES -m position,xl --json --threads 1",
-        "stream READ -m attention,lsh --json --n-hashes 8 --state-out OUT --threads 1",
+        "stream READ -m attention,lsh --json .n_hashes=8 --state-out OUT --threads 1",
         "stream TEXT -m attention,lsh --json --state-in LAST --state-out OUT --threads 1",
         "stream READ -m stack,act --json --state-out OUT --threads 1",
         "stream TEXT -m stack,act --json --state-in LAST --state-out OUT --threads 1",
@@ -375,9 +375,9 @@ FURTHER: dict[str, tuple[str, ...]] = {
         "generate Before -m position,xl -n 30 --repetition-penalty 1.3 --seed 1 --threads 1",
         "generate Before -m tokenizer,words -n 30 -t 0 --stop the --threads 1",
         "generate Before -m position,xl -n 30 --mem-len 4 --seed 1 --threads 1",
-        "generate Before -m position,xl -n 30 --clamp-len 5 --seed 1 --threads 1",
-        "generate Before -m stack,universal -n 30 --n-steps 5 --seed 1 --threads 1",
-        "generate Before -m attention,lsh -n 30 --n-hashes 1 --seed 1 --threads 1",
+        "generate Before -m position,xl -n 30 .clamp_len=5 --seed 1 --threads 1",
+        "generate Before -m stack,universal -n 30 .n_steps=5 --seed 1 --threads 1",
+        "generate Before -m attention,lsh -n 30 .n_hashes=1 --seed 1 --threads 1",
         "generate Before -m position,xl -n 30 --seed 1 --state-out OUT --threads 1",
         "generate -m position,xl -n 30 --state-in LAST --state-out OUT --threads 1",
         "generate Before -m position,xl -n 30 --seed 1 --threads 2",
@@ -386,7 +386,7 @@ FURTHER: dict[str, tuple[str, ...]] = {
         "--seed 1 --threads 1",
     ),
     "compress": (
-        "compress SHORT -m attention,lsh --mem-len 16 --n-hashes 2 --json -o OUT --threads 1",
+        "compress SHORT -m attention,lsh --mem-len 16 .n_hashes=2 --json -o OUT --threads 1",
         "decompress LAST -m attention,lsh --json -o OUT",
         "compress SHORT -m position,xl --json -o OUT --threads 2",
         "decompress LAST -m position,xl --json -o OUT",
@@ -395,25 +395,26 @@ FURTHER: dict[str, tuple[str, ...]] = {
     ),
     "models": (
         "train TEXT -o MADE --init position,xl --max-steps 3 --seed 0 --threads 1 --batch-size 2",
-        "train TEXT -o MADE --init weights,int8 --max-steps 3 --seed 0 --threads 1 --batch-size 2 --dtype float32",
+        "train TEXT -o MADE --init weights,int8 --max-steps 3 --seed 0 --threads 1 --batch-size 2 "
+        "runtime.dtype=float32",
         "models copy position,xl MADE --weights int8",
         "models copy position,xl MADE --weights bfloat16",
     ),
     "processes": (
         f"train TEXT -o MADE {SMALL} --max-steps 4 --seed 0 --threads 1 --nproc 2",
-        f"train TEXT -o MADE {SMALL} --max-steps 4 --seed 0 --threads 1 --nproc 2 --shard",
+        f"train TEXT -o MADE {SMALL} --max-steps 4 --seed 0 --threads 1 --nproc 2 runtime.shard=true",
     ),
     "books": (
         "eval READ -m books --json --per-token OUT --threads 1",
         "eval READ -m books --json --mem-len 32 --limit 600 --threads 1",
         "eval READ -m books --json --limit 600 --adapt --context-cache 1000 --threads 1",
-        "eval READ -m books --json --limit 600 --memory-dtype int8 --weight-dtype int8 --threads 1",
+        "eval READ -m books --json --limit 600 .memory_dtype=int8 .weight_dtype=int8 --threads 1",
         "eval READ -m books --json --limit 600 --threads 2",
         "stream READ -m books --json --state-out OUT --threads 1",
         "generate Before -m books -n 60 -t 0 --threads 1",
         "generate Before -m books -n 60 --seed 1 --threads 1",
         "generate Before -m books -n 60 --seed 1 --threads 2",
-        "generate Before -m books -n 20 -t 0 --weight-dtype int8 --memory-dtype bfloat16 --threads 1",
+        "generate Before -m books -n 20 -t 0 .weight_dtype=int8 .memory_dtype=bfloat16 --threads 1",
         "compress SHORT -m books --json -o OUT --threads 1",
         "decompress LAST -m books --json -o OUT",
     ),
@@ -571,7 +572,7 @@ class Checkout:
                 standard_input = str(names[next(parts)])
                 continue
             written = self.words.get(part, part).split()
-            words += (word for w in written for word in (("--set", w) if _is_setting(w, words) else (w,)))
+            words += (word for w in written for word in (_setting(w, words[0]) if _is_setting(w, words) else (w,)))
         words = [str(names.get(word, word)) for word in words]
         self.n_commands += 1
         out, err = self.work / "stdout", self.work / "stderr"
@@ -589,6 +590,10 @@ class Checkout:
             _line(self.pipes[1])
             code = int(_line(self.pipes[1]))
         return code, out.read_bytes(), err.read_text(errors="replace")
+
+
+def _setting(word: str, command: str) -> tuple[str, str]:
+    return "--set", command + word if word.startswith(".") else word
 
 
 def _is_setting(word: str, before: list[str]) -> bool:
@@ -738,7 +743,7 @@ class Recorder:
     def killed(self, flags: str) -> Result:
         """Results of a run that was killed in between and resumed."""
         whole, folder = self.work / "models" / "whole", self.work / "models" / "killed"
-        flags = f"{flags} --max-steps 200 --save-every 20 --eval-every 50"
+        flags = f"{flags} --max-steps 200 train.save_every=20 train.eval_every=50"
         line = f"train TEXT -o FOLDER {flags}"
         self.checkout.run(line, {**self.names, "FOLDER": whole})
         words = [str({**self.names, "FOLDER": folder}.get(word, word)) for word in line.split()]

@@ -15,7 +15,7 @@
 #     invariance  its score with different segment lengths, batch sizes and pipes (benchmarks/invariance.py)
 #     steps       training steps of base: float32, bfloat16, compiled, activations recomputed
 #     variants    training, evaluation and decoding of other presets
-#     nccl        training on all devices of the machine by torchrun, and on one, replicated and with --shard
+#     nccl        training on all devices of the machine by torchrun, and on one, replicated and with runtime.shard
 #
 # A stage writes OUT/STAGE.log and results beside it, and OUT/STAGE.done when it succeeds; a restarted script skips such
 # stages, and the stage train continues its run. Times are in OUT/stages.tsv. A failed stage does not stop the others; the
@@ -90,8 +90,8 @@ decode() {
       [ $smoke = 1 ] && [ $weights$memory != float32float32 ] && continue
       name=decode-$weights-$memory.json
       [ -s $name ] && continue
-      xlcli bench decode -m base --mem-len "$mem_lens" --seconds $seconds --weight-dtype $weights \
-        --memory-dtype $memory --json > $name.part && mv $name.part $name || return 1
+      xlcli bench decode -m base --mem-len "$mem_lens" --seconds $seconds --set bench.weight_dtype=$weights \
+        --set bench.memory_dtype=$memory --json > $name.part && mv $name.part $name || return 1
     done
   done
   xlcli generate 'The ' -m base -n 64 --seed 1 --json > generate.json
@@ -103,13 +103,13 @@ invariance() {
 }
 
 steps() {
-  local dtype options name
+  local dtype switch name
   for dtype in $dtypes; do
-    for options in '' --compile --recompute-activations; do
-      [ "$smoke$options" = 1--compile ] && continue
-      name=steps-$dtype$options.json
+    for switch in '' runtime.compile train.recompute_activations; do
+      [ "$smoke$switch" = 1runtime.compile ] && continue
+      name=steps-$dtype${switch:+-$switch}.json
       [ -s "$name" ] && continue
-      xlcli bench train --preset $preset --dtype $dtype $options --seconds $seconds --json > "$name.part" &&
+      xlcli bench train --preset $preset --set runtime.dtype=$dtype ${switch:+--set $switch=true} --seconds $seconds --json > "$name.part" &&
         mv "$name.part" "$name" || return 1
     done
   done
@@ -127,13 +127,14 @@ variants() {
 }
 
 nccl() {
-  local n shard
+  local n shard name
   for n in $runs; do
-    for shard in '' --shard; do
-      [ -s nccl-$n$shard.json ] && continue
-      "$python" -m torch.distributed.run --standalone --nproc-per-node $n -m xlcli train "$text" -o nccl-$n$shard \
-        --preset tiny --max-steps 20 --batch-size 16 --overwrite --json $shard > nccl-$n$shard.jsonl || return 1
-      cp nccl-$n$shard/record.json nccl-$n$shard.json
+    for shard in false true; do
+      name=nccl-$n$([ $shard = true ] && echo -shard)
+      [ -s $name.json ] && continue
+      "$python" -m torch.distributed.run --standalone --nproc-per-node $n -m xlcli train "$text" -o $name \
+        --preset tiny --max-steps 20 --batch-size 16 --overwrite --json --set runtime.shard=$shard > $name.jsonl || return 1
+      cp $name/record.json $name.json
     done
   done
 }

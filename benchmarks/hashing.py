@@ -60,7 +60,7 @@ def one(home: Path, settings: dict[str, object], tokens: int, memories: str) -> 
     """Trains one variant and scores it with each memory length."""
     text = ["train.txt", "--valid", "valid.txt", "--tokenizer", "sentencepiece", "--vocab-size", "2048"]
     run = train(home, *text, settings=SHAPE | settings, tokens=tokens)
-    hashed = ["--recall"] if '"lsh"' in str(settings) else []
+    hashed = ["--set=eval.recall=true"] if '"lsh"' in str(settings) else []
     scores = {}
     for m in memories.split(","):
         before = processor_seconds_of_commands()

@@ -87,7 +87,7 @@ def one(home: Path, settings: dict[str, object], lengths: tuple[int, ...], seed:
     settings = SHAPE | settings
     run = train(home, *text, settings=settings, tokens=tokens, seed=seed)
     sweep = ["--sweep-mem-len", ",".join(map(str, lengths)), "--segment-len", str(settings["train.segment_len"])]
-    plain = ["--clamp-len", "none", "--json", "--threads", "1"]
+    plain = ["--set=eval.clamp_len=none", "--json", "--threads", "1"]
     scores = json.loads(xlcli("eval", "test.txt", "-m", "model", *sweep, *plain, cwd=home))
     return run | {"bits_per_byte": {str(score["mem_len"]): score["bits_per_byte"] for score in scores["sweep"]}}
 

@@ -5,7 +5,7 @@
     python benchmarks/recomputation.py --table benchmarks/results/recomputation.json     # the table of docs/variants.md
 
 BOOKS has a folder valid of text files; equal parts from the middle of each file are joined. With a context of C tokens,
-memory is `eval --mem-len C` and a window is `eval --mem-len 0 --segment-len C+1 --stride N`, so that with stride 1
+memory is `eval --mem-len C` and a window is `eval --mem-len 0 --segment-len C+1` with `eval.stride` N, so with stride 1
 every token attends to the C tokens before it in either. Every result is saved at once; a restarted benchmark continues
 with the missing ones. One thread, float32.
 """

@@ -160,7 +160,7 @@ def preset(name, text, steps):
     """Tokens per second of `xlcli train --preset NAME` in the imported checkout, from the metrics that it writes."""
     with tempfile.TemporaryDirectory() as folder:
         command = ["train", text, "--preset", name, "--max-steps", str(steps), "-q"]
-        fixed = ["--threads", str(len(os.sched_getaffinity(0))), "--eval-every", "1000000"]
+        fixed = ["--threads", str(len(os.sched_getaffinity(0))), "--set=train.eval_every=1000000"]
         parts = ["--valid", "0.002", "--test", "0.0", "-o", f"{folder}/m"]
         subprocess.run([sys.executable, "-m", "xlcli", *command, *fixed, *parts], check=True)
         rows = [json.loads(line) for line in Path(folder, "m", "metrics.jsonl").read_text().splitlines()]

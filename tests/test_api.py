@@ -2,12 +2,12 @@
 
 import ast
 import contextlib
+import inspect
 import io
 import math
 import re
 import subprocess
 import sys
-import typing
 from pathlib import Path
 
 import numpy as np
@@ -42,18 +42,28 @@ for name in ("train", "resume", "evaluate", "generate", "stream", "load"):
 
 
 @pytest.mark.parametrize(
-    ("options", "section"),
+    ("function", "section"),
     [
-        (api.EvalOptions, config.EvalConfig),
-        (api.GenerateOptions, config.GenerateConfig),
-        (api.StreamOptions, config.StreamConfig),
-        (api.ReadOptions, config.OnlineConfig),
+        (api.evaluate, config.EvalConfig),
+        (api.generate, config.GenerateConfig),
+        (api.stream, config.StreamConfig),
+        (api.Model.score, config.OnlineConfig),
     ],
 )
-def test_typed_options_are_the_keys_of_the_configuration(options, section):
-    """Numbers of steps and hash rounds, the largest distance and the number type of weights are options of `load`."""
+def test_settings_are_listed_as_keywords(function, section):
+    """Numbers of steps and hash rounds, the largest distance and the number type of weights are those of `load`."""
     of_load = {"n_steps", "n_hashes", "clamp_len", "weight_dtype"}
-    assert set(typing.get_type_hints(options)) == set(section.model_fields) - of_load
+    listed = inspect.signature(function).parameters
+    assert set(section.model_fields) - of_load <= set(listed)
+    assert not of_load & set(listed)
+    assert of_load <= set(inspect.signature(api.load).parameters)
+
+
+def test_settings_of_another_call_are_refused(books):
+    with pytest.raises(xlcli.ConfigError, match="mem_len"):
+        api.load(mem_len=8)
+    with pytest.raises(xlcli.ConfigError, match="emit"):
+        books.score("text", emit="lines")
 
 
 @pytest.mark.parametrize("options", [{"context_cache": 50}, {"adapt": True, "adapt_block": 8, "context_cache": 50}])

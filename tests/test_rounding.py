@@ -79,7 +79,7 @@ def test_a_state_keeps_the_number_type_of_its_memory(dtype, tmp_path):
         with pytest.raises(StateError) as error:
             generated(model, memory_dtype=other, resume=saved.fork())
         assert error.value.message == f"the state was saved with memory_dtype {dtype}, but memory_dtype is {other}."
-        assert error.value.remedy == "Leave out --memory-dtype."
+        assert error.value.remedy == "Leave out memory_dtype."
 
 
 @pytest.mark.parametrize("dtype", ROUNDED)

@@ -101,10 +101,7 @@ def test_dropout_of_linear_attention_can_be_put_right(run):
     chosen = typed([LINEAR, "position.kind=rope"])
     refused = run(*chosen, "--print-config", "--set=model.dropout=0.1")
     assert refused.code == 2
-    assert (
-        "model.dropout.attention is 0.1, but attention 'linear' has no weights to drop.\n       Set model.dropout.residual"
-        in refused.err
-    )
+    assert "model.dropout.attention is 0.1" in refused.err
     rates = [f"--set=model.dropout.{name}=0.1" for name in ("residual", "feedforward")]
     assert run(*chosen, "--print-config", *rates).code == 0
 

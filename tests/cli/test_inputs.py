@@ -179,7 +179,7 @@ def test_a_model_or_a_misspelled_file_as_text(command, run, model):
 
 def test_json_lines_with_another_key_are_reported(run, model):
     Path("b.jsonl").write_bytes(b'{"id": "x1", "body": "a longer text"}\n' * 400)
-    said = "b.jsonl looks like JSON lines without the key text and is read as plain text; XLCLI_TEXT_FIELD=body"
+    said = "b.jsonl looks like JSON lines without the key text and is read as plain text; --text-field body"
     tiny = ("--tokenizer", "bytes", "--dry-run")
     for words in (("eval", "b.jsonl"), ("stream", "b.jsonl", "--emit", "none"), ("train", "b.jsonl", *tiny)):
         done = run(*words)

@@ -41,8 +41,8 @@ def test_the_config_file_may_come_from_the_environment(run, monkeypatch):
 
 def test_units_and_several_overrides(run):
     made = printed(
-        run, "--set=model.dropout=0.1", "--max-tokens", "1e6", "--set=train.eval_every=100",
-        "--set=train.save_every=5m", "--valid", "5%", "--set", "train.max_time=90s", "--set", "model.dim=64", "--set", "model.position.kind=none",
+        run, "--set=model.dropout=0.1", "--max-tokens=1e6", "--set=train.eval_every=100", "--set=train.save_every=5m",
+        "--valid=5%", "--set=train.max_time=90s", "--set=model.dim=64", "--set=model.position.kind=none",
     )  # fmt: skip
     assert set(made["model"]["dropout"].values()) == {0.1}
     assert made["train"]["max_tokens"] == 1_000_000

@@ -10,9 +10,9 @@ HUGE = str(2**31)
 @pytest.mark.parametrize(
     ("flags", "fits"),
     [
-        (["--batch-size", HUGE, "--max-steps", "2"], r"--batch-size \d+, or"),
-        (["--segment-len", HUGE, "--max-steps", "2"], r"--segment-len \d+, or"),
-        (["--mem-len", HUGE, "--max-time", "9s"], r"--mem-len \d+, or"),
+        (["--batch-size", HUGE, "--max-steps", "2"], r"batch_size \d+, or"),
+        (["--segment-len", HUGE, "--max-steps", "2"], r"segment_len \d+, or"),
+        (["--mem-len", HUGE, "--max-time", "9s"], r"mem_len \d+, or"),
         (["--set", "model.dim=131072", "--set", "model.n_layers=1000"], "a smaller model"),
         (["--set", f"model.feedforward.ffn_dim={HUGE}"], "a smaller model"),
         (["--set", f"model.dim={HUGE}", "--dry-run"], "a smaller model"),
@@ -46,8 +46,8 @@ def test_a_plan_that_does_not_fit_is_shown_and_refused(run, model, tmp_path):
 def test_settings_that_fit_are_those_of_a_run_that_starts(run, tmp_path):
     (tmp_path / "text.txt").write_bytes(b"A line of text.\n" * 40)
     start = ["train", tmp_path / "text.txt", "-o", "out", "--preset", "tiny", "--max-steps", "2", "--device", "cpu"]
-    found = re.search(r"Use (--\S+) (\d+), or", run(*start, "--batch-size", HUGE).err)
-    assert run(*start, *found.groups(), "--dry-run").code == 0
+    found = re.search(r"Use (\S+) (\d+), or", run(*start, "--batch-size", HUGE).err)
+    assert run(*start, f"--set=train.{found[1]}={found[2]}", "--dry-run").code == 0
 
 
 @pytest.mark.parametrize("arguments", [["eval"], ["generate", "-n", "3", "a"]])
@@ -56,7 +56,7 @@ def test_slots_of_pooled_blocks_that_do_not_fit_are_refused(run, untrained, argu
     untrained("pooled", attention={"kind": "compressive", "n_heads": 2})
     done = run(*arguments, "-m", "pooled", "--mem-len", HUGE)
     assert done.code == 4
-    assert re.search(r"the memory of model pooled needs at least .* is available\.\n +Use --mem-len \d+\.", done.err)
+    assert re.search(r"the memory of model pooled needs at least .* is available\.\n +Use mem_len \d+\.", done.err)
 
 
 def hashed(untrained, name="hashed", **changes):
@@ -75,13 +75,13 @@ def test_tables_that_do_not_fit_are_refused(run, untrained, arguments):
 def test_a_stream_has_room_for_its_whole_memory(run, model):
     done = run("stream", model / "valid.txt", "--mem-len", HUGE)
     assert done.code == 4
-    length = int(re.search(r"Use --mem-len (\d+)\.", done.err)[1])
+    length = int(re.search(r"Use mem_len (\d+)\.", done.err)[1])
     assert run("stream", model / "valid.txt", "--mem-len", str(length)).code == 0
 
 
 def test_sizes_beyond_the_text_cost_nothing(run, model):
     # The weight of distant tokens depends on the memory length, unless their distances are not limited.
     usual = run("eval", "--mem-len", "400", "--set=eval.clamp_len=none", "--json").out
-    sizes = ["--mem-len", HUGE, "--segment-len", HUGE, "--batch-size", HUGE, "--set=eval.clamp_len=none"]
+    sizes = ["--mem-len", HUGE, "--segment-len", HUGE, f"--set=eval.batch_size={HUGE}", "--set=eval.clamp_len=none"]
     assert run("eval", *sizes, "--json").out.split(b'"mem_len"')[0] == usual.split(b'"mem_len"')[0]
     assert run("generate", "-n", "3", "--mem-len", HUGE, "a").code == 0

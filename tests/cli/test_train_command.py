@@ -101,7 +101,7 @@ def test_dry_run_leaves_nothing(run, text):
 def test_the_plan_shows_the_size_of_the_stored_weights(run, text):
     plans = {}
     for weights in ("float32", "int8"):
-        done = run("train", text, "--dry-run", "--json", "--weights", weights, *SMALL)
+        done = run("train", text, "--dry-run", "--json", f"--set=train.weights={weights}", *SMALL)
         plans[weights] = json.loads(done.out)
         assert plans[weights]["weights"] == weights
     assert plans["int8"]["weights_bytes"] < plans["float32"]["weights_bytes"] / 2.5

@@ -153,7 +153,7 @@ def test_hash_rounds_are_an_inference_setting(name, train, run):
         return json.loads(done.out.splitlines()[-1]) if done.code == 0 else done
 
     for n, score in zip((1, 8), (scores[0], scores[-1]), strict=True):
-        assert streamed(READ, f"--set=eval.n_hashes={n}")["bits"] * math.log(2) == pytest.approx(
+        assert streamed(READ, f"--set=stream.n_hashes={n}")["bits"] * math.log(2) == pytest.approx(
             score["nats"], rel=1e-6
         )
     assert scores[0]["nats"] != scores[-1]["nats"]

@@ -22,7 +22,7 @@ def adaptive(div_val, *, scaled=False, dropout=0.0):
     made = AdaptiveEmbedding(
         vocab_size=31, dim=16, cutoffs=CUTOFFS, div_val=div_val, scaled=scaled, dropout=dropout
     ).double()
-    matrices = [[t.table.weight for t in made.tables()], [None if t.up is None else t.up.weight for t in made.tables()]]
+    matrices = [[t.table.weight for t in made.clusters], [None if t.up is None else t.up.weight for t in made.clusters]]
     return made, matrices
 
 
@@ -107,7 +107,7 @@ def test_without_cutoffs_left_the_vocabulary_is_plain(div_val):
 
 
 def test_cutoffs_beyond_the_vocabulary_are_left_out():
-    assert [t.table.weight.shape[0] for t in model(vocab_size=14, cutoffs=CUTOFFS).embedding.tables()] == [5, 1, 8]
+    assert [t.table.weight.shape[0] for t in model(vocab_size=14, cutoffs=CUTOFFS).embedding.clusters] == [5, 1, 8]
 
 
 def test_names_in_saved_models_and_initial_values():

@@ -146,7 +146,7 @@ def test_parameter_counts(kind, tied):
 def matrices(model, part):
     """Tables and projections of the embedding or of the head, in one order."""
     if part == "embedding":
-        tables = list(model.embedding.tables()) if hasattr(model.embedding, "tables") else [model.embedding]
+        tables = list(model.embedding.clusters) if hasattr(model.embedding, "clusters") else [model.embedding]
         return [p for t in tables for p in (t.table.weight, t.up and t.up.weight) if p is not None]
     heads = clusters(model.head) if isinstance(model.head, AdaptiveHead) else [model.head]
     return [p for h in heads for p in (h.weight, h.projection) if p is not None]

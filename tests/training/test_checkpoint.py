@@ -429,7 +429,7 @@ def test_every_fact_is_needed():
         ({"schema": 1}, "has format 1; this xlcli reads format 2"),
         ({"schema": 3}, "has format 3; this xlcli reads format 2"),
         ({"seed": 5}, "a run with the seed 5"),
-        ({"states": []}, "taken with another --grad-accum"),
+        ({"states": []}, "taken with another train.grad_accum"),
         ({"states": [{"memory": "hidden"}]}, "is missing or unknown"),
         ({"states": 3}, "incomplete"),
         ({"step": "abc"}, "'step' is 'abc': it must be a valid integer"),

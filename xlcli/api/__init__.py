@@ -87,8 +87,7 @@ class Model:
         negative. Settings are those of `OnlineConfig`, such as `adapt` and `context_cache`.
         """
         start = 0 if state is None else state.n_bytes
-        chosen = validate(StreamConfig, {"emit": "tokens", **settings})
-        events = self._stream([encoded(text)], state, chosen)
+        events = self._stream([encoded(text)], state, _by_token(settings))
         scored = (event for event in events if isinstance(event, TokenScore))
         return TextScore(
             tuple(replace(token, byte=token.byte - start) for token in scored if token.byte + len(token.text) > start)
@@ -105,8 +104,7 @@ class Model:
             yield encoded(text)
             ended = True
 
-        chosen = validate(StreamConfig, {"emit": "tokens", **settings})
-        for _ in self._stream(portions(), state, chosen, save=found.append, stop=lambda: ended):
+        for _ in self._stream(portions(), state, _by_token(settings), save=found.append, stop=lambda: ended):
             pass
         return found[-1]
 
@@ -209,6 +207,8 @@ def load(
         CheckpointError: There is no such model, or it is damaged.
         ConfigError: The device does not exist, or the model has no such setting.
     """
+    if others := settings.keys() & (InferenceConfig.model_fields.keys() - OF_LOAD):
+        raise ConfigError(f"{min(others)} is no setting of load.", "Give it to the call that reads or generates.")
     runtime = make_runtime(validate(RuntimeConfig, {"device": device, "dtype": dtype, "threads": threads}))
     chosen = validate(InferenceConfig, settings)
     folder = find(None if model is None else os.fspath(model))
@@ -324,6 +324,11 @@ def stream(
     """
     portions = [text] if isinstance(text, str | bytes) else text
     return model._stream(map(encoded, portions), state, validate(StreamConfig, settings), save=save)
+
+
+def _by_token(settings: dict[str, Any]) -> StreamConfig:
+    """Settings of a stream that scores every token, from those of `OnlineConfig`."""
+    return validate(StreamConfig, validate(OnlineConfig, settings).model_dump() | {"emit": "tokens"})
 
 
 def _joined(results: Iterable[coding.Output]) -> bytes:

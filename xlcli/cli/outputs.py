@@ -80,7 +80,7 @@ def write_output(path: Path, pieces: Iterable[bytes]) -> None:
                 raise
             raise ResourceError(f"nobody reads {path}, so nothing was written to it.", "Start its reader.") from None
         os.set_blocking(descriptor, True)
-        with open(descriptor, "wb") as out:
+        with os.fdopen(descriptor, "wb") as out:
             out.writelines(pieces)
     else:
         write_atomic(path, pieces)

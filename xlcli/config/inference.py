@@ -36,8 +36,16 @@ Dtype = Literal["auto", "float32", "bfloat16", "int8"]
 """Number type of weights or memory at inference."""
 
 
-BINARY = "Take the bytes of the input as they are, text or not."
-TEXT_FIELD = "Key of the text in JSON lines and Parquet files. Default: text."
+Binary = Annotated[
+    Switch,
+    Option("Text", "--binary", "1"),
+    Field(description="Take the bytes of the input as they are, text or not."),
+]
+TextField = Annotated[
+    str | None,
+    Option("Text", "--text-field KEY"),
+    Field(description="Key of the text in JSON lines and Parquet files. Default: text."),
+]
 _RESET_ON_DOCUMENT = Option("Memory", "--reset-on-document", "1")
 _SEGMENT_LEN = Option("Memory", "--segment-len TOKENS", "128")
 
@@ -203,8 +211,8 @@ class EvalConfig(OnlineConfig):
     recall: Switch = Field(
         default=False, description="Measure the recall of LSH attention: its share of full-attention weight."
     )
-    binary: Annotated[Switch, Option("Text", "--binary", "1")] = Field(default=False, description=BINARY)
-    text_field: Annotated[str | None, Option("Text", "--text-field KEY")] = Field(default=None, description=TEXT_FIELD)
+    binary: Binary = False
+    text_field: TextField = None
 
     def check_model(self, model: ModelConfig) -> None:
         """`ConfigError` if a setting does not apply to this model."""
@@ -353,8 +361,8 @@ class StreamConfig(OnlineConfig):
         description="Clear the memory before each document: a text of JSON lines or a Parquet file, else a file. "
         "Default: as the model was trained.",
     )
-    binary: Switch = Field(default=False, description=f"{BINARY} The Python function stream always does.")
-    text_field: str | None = Field(default=None, description=TEXT_FIELD)
+    binary: Binary = False
+    text_field: TextField = None
 
     @model_validator(mode="after")
     def _check_pattern(self) -> StreamConfig:

@@ -26,13 +26,13 @@ from xlcli.config.base import (
     WeightEncoding,
 )
 from xlcli.config.inference import (
-    BINARY,
-    TEXT_FIELD,
     BenchConfig,
+    Binary,
     CompressConfig,
     EvalConfig,
     GenerateConfig,
     StreamConfig,
+    TextField,
 )
 from xlcli.config.model import ModelConfig
 from xlcli.config.position import ClampLen
@@ -63,8 +63,8 @@ class TextConfig(BaseConfig):
         default=None,
         description="Test text: a file, or a fraction split off the end of the text. Default: 5%, at most 1 MiB.",
     )
-    binary: Switch = Field(default=False, description=BINARY)
-    text_field: str | None = Field(default=None, description=TEXT_FIELD)
+    binary: Binary = False
+    text_field: TextField = None
 
     @model_validator(mode="after")
     def _check_fractions(self) -> TextConfig:

@@ -166,7 +166,7 @@ def keyless(head: bytes, name: str) -> str | None:
     key = shlex.quote(max(texts, key=lambda key: len(texts[key])))
     return (
         f"{name} looks like JSON lines without the key {DEFAULT_FIELD} and is read as plain text; "
-        f"XLCLI_TEXT_FIELD={key} reads that key"
+        f"--text-field {key} reads that key"
     )
 
 
@@ -197,7 +197,7 @@ def documents(
             if text is None:
                 raise DataError(
                     f"line {number} of {name} is not a JSON object with a text in '{field}'.",
-                    "Name the key with XLCLI_TEXT_FIELD=KEY, or set XLCLI_BINARY=1 to take the lines as they are.",
+                    "Name the key with --text-field, or use --binary to take the lines as they are.",
                 )
             first, first_text = b"", None
             yield from as_document(text)
@@ -213,16 +213,14 @@ def as_document(text: bytes) -> Iterator[Document]:
 
 def not_text(name: str, reason: str) -> DataError:
     """Error for a source that is not text; `reason` says why."""
-    return DataError(
-        f"{name} {reason}, not text.", "Extract its text first, or set XLCLI_BINARY=1 if its bytes are meant."
-    )
+    return DataError(f"{name} {reason}, not text.", "Extract its text first, or use --binary if its bytes are meant.")
 
 
 def not_utf8(name: str, offset: int) -> DataError:
     """Error for text whose byte at `offset` is not UTF-8."""
     return DataError(
         f"{name} is not UTF-8: the byte at offset {offset} is invalid.",
-        "Convert it with iconv, or set XLCLI_BINARY=1 if its bytes are meant.",
+        "Convert it with iconv, or use --binary if its bytes are meant.",
     )
 
 
@@ -356,7 +354,7 @@ def _numbered_lines(portions: Portions, name: str) -> Iterator[tuple[int, bytes 
 def _too_long(number: int, name: str) -> DataError:
     return DataError(
         f"line {number} of {name} is JSON of more than {LONGEST_LINE >> 20} MiB.",
-        "Divide it into documents, or set XLCLI_BINARY=1 to take it as it is.",
+        "Divide it into documents, or use --binary to take it as it is.",
     )
 
 
@@ -486,7 +484,7 @@ def parquet_texts(descriptor: int, name: str, text_field: str | None) -> Iterato
             if field not in strings:
                 listed = ", ".join(strings) or "none"
                 raise DataError(
-                    f"{name} has no column '{field}' of texts.", f"Name one with XLCLI_TEXT_FIELD; columns: {listed}."
+                    f"{name} has no column '{field}' of texts.", f"Name one with --text-field; columns: {listed}."
                 )
             for batch in table.iter_batches(batch_size=PARQUET_ROWS, columns=[field]):
                 for text in batch.column(0).to_pylist():

@@ -17,6 +17,7 @@ import ctypes
 import gc
 import gzip
 import importlib
+import inspect
 import json
 import os
 import random
@@ -41,12 +42,13 @@ import campaign
 from campaign import TESTS, Tally, command, fork, wait
 
 sys.path.insert(0, str(TESTS / "cli"))
-from programs import EVERY, SOURCE, long, options, variable
+from programs import EVERY, SOURCE, options
 from pydantic import BaseModel
 from runs import corpus, small
 
+from xlcli.cli.options import choices, settings_of
 from xlcli.cli.settings import to_toml
-from xlcli.cli.usage import _example, choices
+from xlcli.cli.usage import variable
 from xlcli.config import Config
 
 PATH = os.environ["PATH"]
@@ -113,7 +115,7 @@ RANKS = {
     "MASTER_PORT": ("1", "29511", *NUMBERS),
 }  # fmt: skip
 """Variables of launchers, drawn rarely: processes wait for others."""
-RARE = {"--nproc", "--compile", "--interactive"}
+RARE = {"--nproc", "--interactive"}
 """Options that are slow."""
 SHAPE = [f"--set=model.{value}" for value in ("dim=16", "n_layers=1", "attention.n_heads=2", "position.n_features=8")]
 SMALL = ["--max-steps", "2", "--segment-len", "8", "--mem-len", "8", "--batch-size", "2", "--tokenizer", "bytes"]
@@ -230,6 +232,7 @@ class Draw(random.Random):
         [self.name] = self.choices(names, rates)
         self.command = COMMANDS[self.name]
         self.options = options(self.command)
+        self.settings_of = settings_of(self.name)
         sections = (self.name.split()[0], "runtime", *(("model", "text") if self.name == "train" else ()))
         self.keys = [key for key in KEYS if key.partition(".")[0] in sections]
 
@@ -273,12 +276,14 @@ class Draw(random.Random):
         """Values of an option."""
         if option.is_flag:
             return ("1", "0")
-        if listed := choices(self.command.callback, option.name):
+        declared = inspect.signature(self.command.callback, eval_str=True).parameters[option.name].annotation
+        if listed := choices(get_args(declared)[0]):
             return listed
         metavar = str(option.metavar or "")
         if "FILE" in metavar or "FOLDER" in metavar:
             return MODELS + PATHS if "NAME" in metavar else PATHS
-        example = _example(self.command.callback, option.name)
+        setting = self.settings_of.get(option.name)
+        example = setting.option.example if setting and setting.option else ""
         numbers = ["1", "2", "8"] if example[:1].isdigit() else []
         return KNOWN.get(option.name, [example, *numbers] if example else ["a", "The fox", "x" * 90])
 
@@ -316,14 +321,15 @@ class Draw(random.Random):
         return self.choice(odd) if self.random() < self.odd else text
 
     def variables(self) -> dict[str, str]:
-        """Environment variables: some that are named here, some of options."""
+        """Environment variables: some that are named here, some of settings."""
         found = {}
         for _ in range(self.choice((0, 0, 0, 1, 2) if self.near else (0, 0, 1, 3))):
-            if not self.options or self.random() < 0.6:
+            if not self.settings_of or self.random() < 0.6:
                 name = self.choice(list(VARIABLES))
                 found[name] = self.value(VARIABLES[name])
-            elif long(option := self.choice(self.options)) not in (*RARE, "--set"):
-                found[variable(option)] = self.value(self.plausible(option))
+            elif (name := self.choice(list(self.settings_of))) not in ("nproc", "compile"):
+                setting = self.settings_of[name]
+                found[variable(name, setting.option)] = self.value(KEYS.get(f"{setting.section}.{name}", ()))
         if self.random() < 0.01:
             found |= {name: self.choice(RANKS[name]) for name in self.sample(list(RANKS), self.choice((1, 2, 4)))}
         return found
@@ -488,7 +494,7 @@ def make_base(base: Path) -> None:
         [*train, "models/lsh", *rope, "--set=model.attention.kind=lsh", "--set=model.attention.n_buckets=4"],
         [*train, "models/linear", *rope, "--set=model.attention.kind=linear", "--tokenizer", "words"],
         [*train, "models/universal", *rope, "--set=model.stack.kind=universal", "--set=model.stack.act=true"],
-        [*train, "models/run", *SHAPE, "--save-every", "1", "--set=train.keep_checkpoints=3"],
+        [*train, "models/run", *SHAPE, "--set=train.save_every=1", "--set=train.keep_checkpoints=3"],
         ["stream", "small.txt", "-m", "tiny", "--state-out", "tiny.state", "-q"],
         ["compress", "small.txt", "-m", "tiny", "-o", "text.xl", "-q"],
     ):

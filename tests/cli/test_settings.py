@@ -88,6 +88,13 @@ def test_faults_in_a_file_are_located(run):
     assert "'train'" in done.err
 
 
+@pytest.mark.parametrize(("name", "value"), [("N_STEPS", "1048576"), ("ADAPT_BLOCK", "1e-300"), ("DTYPE", "int3")])
+def test_a_variable_of_a_setting_without_an_option_is_named(name, value, run, monkeypatch):
+    monkeypatch.setenv(f"XLCLI_{name}", value)
+    done = run("eval", "--print-config")
+    assert (done.code, f"XLCLI_{name}" in done.err) == (2, True), done.err
+
+
 def test_overrides_are_not_read_from_the_environment(run, monkeypatch):
     without = printed(run)
     monkeypatch.setenv("XLCLI_SET", "train.mem_len=11")

@@ -79,7 +79,8 @@ def example(context: typer.Context, name: str, spelled: str) -> str:
 def _choices(context: typer.Context, name: str) -> tuple[str, ...]:
     """Values of an option whose type is a `Literal`; none for any other option."""
     function: Any = context.command.callback
-    return choices(get_args(inspect.signature(function, eval_str=True).parameters[name].annotation)[0])
+    parameter = inspect.signature(function, eval_str=True).parameters.get(name)
+    return () if parameter is None else choices(get_args(parameter.annotation)[0])
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

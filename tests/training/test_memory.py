@@ -146,7 +146,7 @@ def test_only_what_cannot_fit_is_refused(monkeypatch):
     larger = config.change(settings, {"train": {"batch_size": 2 * settings.train.batch_size}})
     with pytest.raises(ResourceError) as caught:
         memory.require([larger], runtime)
-    assert re.search(r"--batch-size \d+", caught.value.remedy)
+    assert re.search(r"batch_size \d+", caught.value.remedy)
     memory.require([larger, settings], runtime)
     memory.require([larger], runtime, on_any_machine=True)
     with pytest.raises(ResourceError):

@@ -137,7 +137,7 @@ def test_ranks_roll_back_together(folders):
 def test_the_loss_of_a_rank_ends_the_others_and_the_run_is_resumed(prose):
     arguments = ["train", str(prose), "--preset", "tiny", "-o", "m", "--set", "train.segment_len=16"]
     arguments += ["--set", "train.mem_len=16", "--tokenizer", "bytes", "--threads", "1", "--batch-size", "4"]
-    arguments += ["--max-steps", "6", "--save-every", "2", "--set", "model.dim=32", "--set", "model.n_layers=1"]
+    arguments += ["--max-steps", "6", "--set=train.save_every=2", "--set", "model.dim=32", "--set", "model.n_layers=1"]
     (code, _, error), (killed, _, _) = launch(2, f"command(*{arguments}, kill=5)")
     assert (code, killed) == (4, -9), error
     assert "another process of this run was lost" in error.splitlines()[-2] + error.splitlines()[-1]

@@ -1,6 +1,5 @@
 """`compress` and `decompress` on files, pipes and mistakes."""
 
-import dataclasses
 import json
 import os
 import struct
@@ -14,6 +13,7 @@ from conftest import save_untrained
 
 from xlcli.coding import WORD_TOKENS, End, Frame, Header
 from xlcli.coding.workflow import TokenCoder
+from xlcli.config import OnlineConfig
 
 TEXT = b"a line\nand another one\n\x00\xff\xfe"
 
@@ -88,7 +88,16 @@ def test_a_model_of_another_training_is_refused(model, run):
 
 
 def test_settings_that_do_not_apply_to_the_model_are_those_of_another(model, run):
-    header = Header("one", "0" * 16, {"n_steps": 5}, 1, "cpu", "float32", "", "")
+    header = Header(
+        model="one",
+        fingerprint="0" * 16,
+        settings=OnlineConfig(n_steps=5),
+        threads=1,
+        device="cpu",
+        dtype="float32",
+        software="",
+        check="",
+    )
     Path("text.xl").write_bytes(header.encode())
     done = run("decompress", "text.xl", "-o", "new")
     assert done.code == 3
@@ -124,7 +133,7 @@ def test_the_header_starts_no_more_threads_than_there_are_cpus(header, run, tmp_
     monkeypatch.chdir(tmp_path)
     started = []
     monkeypatch.setattr("torch.set_num_threads", started.append)
-    forged = dataclasses.replace(header, threads=1024)
+    forged = header.model_copy(update={"threads": 1024})
     Path("forged.xl").write_bytes(forged.encode() + Frame(1, bytes(4)).encode() + End(1, bytes(32)).encode())
     done = run("decompress", "forged.xl")
     assert (done.code, started) == (3, [])

@@ -7,6 +7,8 @@ import lzma
 import math
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pyarrow
 import pytest
@@ -68,8 +70,8 @@ def test_every_format_has_the_score_of_its_text(run, model, on_stdin, line_end):
             on_stdin(path)
             plan = total(run("train", source, "--dry-run", "--json", "--preset", "tiny"))
             plans.add((plan["train_bytes"], plan["valid_bytes"]))
-            with path.open("rb") as file:
-                texts.add(open_corpus([source], stdin=file).facts.sha256)
+            with path.open("rb") as file, patch("sys.stdin", SimpleNamespace(buffer=file)):
+                texts.add(open_corpus([source]).facts.sha256)
     assert len(scores) == len(plans) == len(texts) == 1
     # Portions of other sizes make calls of other lengths, which may change the last bit.
     assert list(streams.values()) == pytest.approx([streams["plain"]] * len(formats), rel=1e-6)

@@ -9,11 +9,14 @@ import random
 import socket
 import tracemalloc
 from collections.abc import Generator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeVar
+from types import SimpleNamespace
+from typing import Any, BinaryIO, TypeVar
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -46,8 +49,13 @@ def whole(corpus: Corpus | Part) -> bytes:
 ANY = Reading(any_bytes=True)
 
 
+def piped(stream: BinaryIO) -> AbstractContextManager[object]:
+    return patch("sys.stdin", SimpleNamespace(buffer=stream))
+
+
 def corpus_of(data: bytes, reading: Reading = ANY) -> Corpus:
-    return open_corpus(["-"], reading=reading, stdin=io.BytesIO(data))
+    with piped(io.BytesIO(data)):
+        return open_corpus(["-"], reading=reading)
 
 
 def build(data: bytes, kind: str = "bytes") -> TokenFile:
@@ -70,11 +78,8 @@ def test_files_are_one_text_as_cat_makes_it(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"no line end")
     (tmp_path / "b.gz").write_bytes(gzip.compress(big, 1) + gzip.compress(b"second member"))
     (tmp_path / "c").write_bytes(big[::-1])
-    corpus = open_corpus(
-        [tmp_path / "a", tmp_path / "b.gz", "-", str(tmp_path / "c")],
-        reading=ANY,
-        stdin=io.BytesIO(b"from a pipe\0"),
-    )
+    with piped(io.BytesIO(b"from a pipe\0")):
+        corpus = open_corpus([tmp_path / "a", tmp_path / "b.gz", "-", str(tmp_path / "c")], reading=ANY)
     text = b"no line end" + big + b"second member" + b"from a pipe\0" + big[::-1]
     assert whole(corpus) == text
     assert corpus.n_bytes == len(text)
@@ -174,8 +179,8 @@ def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_standard_input_may_be_empty_closed_or_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match="standard input is empty"):
         corpus_of(b"").facts  # noqa: B018
-    with pytest.raises(DataError, match="twice"):
-        open_corpus(["-", "-"], stdin=io.BytesIO(b"x"))
+    with piped(io.BytesIO(b"x")), pytest.raises(DataError, match="twice"):
+        open_corpus(["-", "-"])
     monkeypatch.setattr("sys.stdin", None)
     with pytest.raises(DataError, match="closed"):
         open_corpus(["-"])
@@ -368,7 +373,7 @@ def test_tokens_on_disk_are_those_of_the_whole_text(kind: str) -> None:
 
 
 def test_large_vocabularies_take_wider_ids() -> None:
-    tokenizer = WordsTokenizer([b"<unk>", b"<eos>", *(b"w%d" % i for i in range(70_000))])
+    tokenizer = WordsTokenizer(b"<unk>\n<eos>\n" + b"".join(b"w%d\n" % i for i in range(70_000)))
     corpus = corpus_of(b"w69999 w0\n")
     tokens = drain(token_file(Part(corpus, 0, corpus.n_bytes), tokenizer))
     assert tokens.ids.dtype == np.uint32
@@ -467,8 +472,8 @@ def test_reading_standard_input_shows_progress(monkeypatch):
     monkeypatch.setattr("xlcli.events.PROGRESS_INTERVAL", 0.0)
     reader, writer = os.pipe()
     os.write(writer, b"one\n")
-    with os.fdopen(reader, "rb") as stdin:
-        work = gather(["-"], stdin=stdin)
+    with os.fdopen(reader, "rb") as stdin, piped(stdin):
+        work = gather(["-"])
         first = next(work)
         assert (first.stage, first.done, first.total, first.unit) == ("reading standard input", 4, None, "B")
         os.write(writer, b"two\n")

@@ -11,6 +11,8 @@ import lzma
 import random
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
@@ -222,8 +224,8 @@ def test_files_and_standard_input_of_every_format_are_the_same_corpus(tmp_path: 
     for name, data in SAME.items():
         path = tmp_path / name
         path.write_bytes(data)
-        with path.open("rb") as file:
-            piped = open_corpus(["-"], stdin=file)
+        with path.open("rb") as file, patch("sys.stdin", SimpleNamespace(buffer=file)):
+            piped = open_corpus(["-"])
         corpus = open_corpus([path])
         assert b"".join(corpus.read()) == b"".join(piped.read()) == TEXT.encode()
         assert corpus.facts.sha256 == piped.facts.sha256
@@ -235,8 +237,8 @@ def test_texts_of_parquet_files(tmp_path: Path):
     path = tmp_path / "table"
     parquet.write_table(pa.table({"id": range(5), "text": DOCUMENTS, "title": list("abcde")}), path)
     assert b"".join(open_corpus([path]).read()) == JOINED.encode()
-    with path.open("rb") as file:
-        assert b"".join(open_corpus(["-"], stdin=file).read()) == JOINED.encode()
+    with path.open("rb") as file, patch("sys.stdin", SimpleNamespace(buffer=file)):
+        assert b"".join(open_corpus(["-"]).read()) == JOINED.encode()
     assert b"".join(open_corpus([path], reading=Reading(text_field="title")).read()) == b"a\nb\nc\nd\ne\n"
     with pytest.raises(DataError, match="no column 'body' of texts") as caught:
         open_corpus([path], reading=Reading(text_field="body")).facts  # noqa: B018

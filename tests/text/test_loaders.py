@@ -16,8 +16,8 @@ START = 999
 @given(n=st.integers(1, 50), batch_size=st.integers(1, 6), segment_len=st.integers(1, 12), steps=st.integers(1, 20))
 def test_training_sequences_wrap_around_the_text(n: int, batch_size: int, segment_len: int, steps: int) -> None:
     ids = np.arange(n, dtype=np.uint16)
-    loader = TrainLoader(ids, batch_size, segment_len, START)
-    both = [loader.next() for _ in range(steps)]
+    loader = TrainLoader(ids, batch_size, START)
+    both = [loader.next(segment_len) for _ in range(steps)]
     inputs, targets = (np.concatenate([batch[i] for batch in both], axis=1) for i in (0, 1))
     for i in range(batch_size):
         positions = (i * n // batch_size + np.arange(steps * segment_len)) % n
@@ -29,30 +29,30 @@ def test_training_sequences_wrap_around_the_text(n: int, batch_size: int, segmen
 @given(position=st.integers(0, 1000))
 def test_the_tokens_read_are_the_whole_state(position: int) -> None:
     ids = np.arange(37, dtype=np.uint32)
-    through, resumed = (TrainLoader(ids, 3, 5, START) for _ in range(2))
+    through, resumed = (TrainLoader(ids, 3, START) for _ in range(2))
     for _ in range(position % 40):
         through.next(1 + position % 7)
     resumed.n_read = through.n_read
-    ours, theirs = through.next(), resumed.next()
+    ours, theirs = through.next(5), resumed.next(5)
     assert (ours.inputs == theirs.inputs).all()
     assert (ours.targets == theirs.targets).all()
 
 
 def test_training_continues_at_any_position() -> None:
-    loader = TrainLoader(np.arange(10, dtype=np.uint16), 2, 4, START)
+    loader = TrainLoader(np.arange(10, dtype=np.uint16), 2, START)
     loader.n_read = 4 * 10**12
-    assert loader.next()[1].tolist() == [[0, 1, 2, 3], [5, 6, 7, 8]]
+    assert loader.next(4)[1].tolist() == [[0, 1, 2, 3], [5, 6, 7, 8]]
 
 
 def test_all_sequences_together_cover_the_text() -> None:
-    loader = TrainLoader(np.arange(48), 4, 4, START)
-    seen = np.concatenate([loader.next()[1].ravel() for _ in range(3)])
+    loader = TrainLoader(np.arange(48), 4, START)
+    seen = np.concatenate([loader.next(4)[1].ravel() for _ in range(3)])
     assert sorted(seen.tolist()) == list(range(48))
 
 
 def test_an_empty_training_text_is_refused() -> None:
     with pytest.raises(DataError, match="empty"):
-        TrainLoader(np.array([], np.uint16), 1, 1, START)
+        TrainLoader(np.array([], np.uint16), 1, START)
 
 
 @given(
@@ -110,9 +110,9 @@ def test_training_positions_begin_anew_in_each_document(
 ) -> None:
     starts = np.cumsum([0, *sizes])
     ids, within = np.arange(starts[-1]), np.concatenate([np.arange(size) for size in sizes])
-    loader = TrainLoader(ids, batch_size, segment_len, START, starts[:-1])
+    loader = TrainLoader(ids, batch_size, START, starts[:-1])
     for _ in range(steps):
-        batch = loader.next()
+        batch = loader.next(segment_len)
         assert batch.documents is not None
         assert (batch.documents == within[batch.targets]).all()
         assert (batch.inputs == np.where(batch.documents == 0, START, batch.targets - 1)).all()

@@ -23,7 +23,7 @@ def poison(monkeypatch):
 
     def poison(*batches):
         def following_batch(loader, segment_len):
-            position[0] = loader.n_read // loader.segment_len
+            position[0] = loader.n_read // segment_len
             return following(loader, segment_len)
 
         monkeypatch.setattr(TrainLoader, "next", following_batch)

@@ -58,7 +58,6 @@ def decompress(
         with ending(stop):
             header = reader.header()
         context.params["model"] = model or header.model
-        settings = reader.settings(header)
         given, n_cpus = config.runtime, os.cpu_count() or 1
         if given.threads is None and header.threads > n_cpus:
             raise DataError(
@@ -67,7 +66,7 @@ def decompress(
             )
         folder = find_model(context, OnlineConfig(), screen)
         try:
-            settings.check_model(read_config(folder).model)
+            header.settings.check_model(read_config(folder).model)
         except ConfigError as error:
             raise DataError(
                 f"{reader.name} was compressed with another model than {folder.name}: {error.message}",
@@ -77,7 +76,7 @@ def decompress(
         made = {"threads": given.threads or header.threads}
         made |= {name: getattr(header, name) for name in ("device", "dtype") if getattr(given, name) == "auto"}
         machine = given.model_copy(update=made)
-        loaded, runtime = load_model(folder, settings, machine, screen)
+        loaded, runtime = load_model(folder, header.settings, machine, screen)
         from xlcli.coding import workflow
 
         results = workflow.decompress(loaded, header, reader, runtime, stop=stop)

@@ -128,7 +128,7 @@ def show(
     from xlcli.cli.prologue import open_screen
     from xlcli.cli.settings import to_toml
     from xlcli.presets import list_presets, read_preset
-    from xlcli.store.discover import CARD, find, is_bundled, summarize
+    from xlcli.store.discover import CARD, find, summarize
     from xlcli.store.layout import read_config, read_record
 
     screen = open_screen(context)
@@ -147,7 +147,7 @@ def show(
         else:
             screen.print(preset.path.read_text("utf-8"))
         return
-    summary, record = summarize(folder, bundled=is_bundled(folder)), read_record(folder)
+    summary, record = summarize(folder), read_record(folder)
     config = read_config(folder)
     if screen.json:
         config_tree = config.model_dump(mode="json")

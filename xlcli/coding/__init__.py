@@ -15,13 +15,14 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from xlcli.config import OnlineConfig, validate
-from xlcli.errors import ConfigError, DataError
+from pydantic import Field, ValidationError, field_validator
+
+from xlcli.config import BaseConfig, OnlineConfig
+from xlcli.errors import DataError
 
 MAGIC = b"xlcli.c2"
 """First bytes of every file; the last digit is the version of the format."""
@@ -31,8 +32,6 @@ WORD_TOKENS = 2**8
 """Maximum number of tokens per word of a frame, so that the size of a file limits the time that it takes."""
 HEADER_LIMIT = 2**16
 """Maximum size of the header in bytes, deflated and not."""
-NAME_LIMIT = 255
-"""Maximum length of the name of a model, that of a folder."""
 HEADER_DICTIONARY = (
     b'float16bfloat16cuda.dev0"settings":{"mem_len":"adapt":true,"context_cache":100000},no numba AVX2'
     b'{"model":"books","fingerprint":"","settings":{},"threads":1,"device":"cpu","dtype":"float32",'
@@ -46,34 +45,42 @@ _END = struct.Struct("<IQ32s")
 _REMEDY = "Compress the text again, or restore the file from a copy."
 
 
-@dataclass(frozen=True)
-class Header:
+class Header(BaseConfig):
     """What a decoder needs to compute the same predictions.
 
     Attributes:
         model: Name of the model.
         fingerprint: First 16 hexadecimal digits of the SHA-256 of the model's fingerprints.
-        settings: Inference settings that differ from the defaults.
+        settings: Inference settings, of which the file holds those that differ from the defaults.
         threads: Number of CPU threads.
-        device: `cpu` or `cuda`.
+        device: Type of the device.
         dtype: Number type of matrix products.
         software: Versions and processor, for messages.
         check: Hash of the predictions for a fixed text, 16 hexadecimal digits.
     """
 
-    model: str
+    model: str = Field(min_length=1, max_length=255)
     fingerprint: str
-    settings: Mapping[str, Any]
-    threads: int
-    device: str
-    dtype: str
+    settings: OnlineConfig
+    threads: int = Field(ge=1, le=1024)
+    device: str = Field(pattern="^(cpu|cuda)$")
+    dtype: str = Field(pattern="^(float32|bfloat16|float16)$")
     software: str
     check: str
+
+    @field_validator("model")
+    @classmethod
+    def _is_a_name(cls, model: str) -> str:
+        """Refuses a path, which could name a model that came with the file."""
+        if model == ".." or Path(model).name != model:
+            raise ValueError("not a name")
+        return model
 
     def encode(self) -> bytes:
         """Magic, size and deflated JSON."""
         deflate = zlib.compressobj(9, zdict=HEADER_DICTIONARY)
-        body = deflate.compress(json.dumps(asdict(self), separators=(",", ":")).encode()) + deflate.flush()
+        tree = self.model_dump(mode="json", exclude_defaults=True)
+        body = deflate.compress(json.dumps(tree, separators=(",", ":")).encode()) + deflate.flush()
         return MAGIC + struct.pack("<I", len(body)) + body
 
 
@@ -137,31 +144,17 @@ class FileReader:
         (size,) = struct.unpack("<I", self._take(4))
         if size > HEADER_LIMIT:
             raise self._damaged("its header is too long")
+        inflate = zlib.decompressobj(zdict=HEADER_DICTIONARY)
         try:
-            inflate = zlib.decompressobj(zdict=HEADER_DICTIONARY)
-            tree = json.loads(inflate.decompress(self._take(size), HEADER_LIMIT))
-            header = Header(**tree)
-            if not inflate.eof or inflate.unused_data:
-                raise ValueError
-        except (ValueError, TypeError, RecursionError, zlib.error):
+            header = Header.model_validate_json(inflate.decompress(self._take(size), HEADER_LIMIT))
+        except ValidationError as error:
+            place = ".".join(map(str, error.errors()[0]["loc"]))
+            raise self._damaged(f"its header has no valid {place}" if place else "its header is not readable") from None
+        except zlib.error:
             raise self._damaged("its header is not readable") from None
-        texts = (header.model, header.fingerprint, header.software, header.check)
-        is_count = type(header.threads) is int and 1 <= header.threads <= 1024
-        if not (all(isinstance(text, str) for text in texts) and isinstance(header.settings, dict) and is_count):
-            raise self._damaged("its header has values of wrong types")
-        if header.device not in ("cpu", "cuda") or header.dtype not in ("float32", "bfloat16", "float16"):
-            raise self._damaged("its header names no device or number type")
-        # A path could name a model that came with the file.
-        if header.model in ("", ".", "..") or Path(header.model).name != header.model or len(header.model) > NAME_LIMIT:
-            raise self._damaged("its header has no name of a model")
+        if not inflate.eof or inflate.unused_data:
+            raise self._damaged("its header has a wrong size")
         return header
-
-    def settings(self, header: Header) -> OnlineConfig:
-        """Inference settings of a header; `DataError` if they are none."""
-        try:
-            return validate(OnlineConfig, dict(header.settings))
-        except ConfigError as error:
-            raise self._damaged(f"in its header, {error.message.rstrip('.')}") from None
 
     def frames(self) -> Iterator[Frame | End]:
         """All frames, and the end last.

@@ -24,6 +24,7 @@ from xlcli.coding import FRAME_TOKENS, End, FileReader, Frame, Header
 from xlcli.config import OnlineConfig
 from xlcli.errors import ConfigError, DataError
 from xlcli.events import Coded, Notice, Progress, ProgressMeter, StoppedEarlyError
+from xlcli.files import as_utf8
 from xlcli.inference import InferenceSession
 from xlcli.online import not_finite
 from xlcli.text.pretokenize import whole_words
@@ -149,9 +150,9 @@ def compress(
     started = time.monotonic()
     check = yield from check_hash(InferenceSession.open(model, runtime, options, None))
     header = Header(
-        model=model.name,
+        model=as_utf8(model.name),
         fingerprint=model_fingerprint(model),
-        settings=options.model_dump(mode="json", include=set(OnlineConfig.model_fields), exclude_defaults=True),
+        settings=options,
         threads=runtime.threads,
         device=runtime.device.type,
         dtype=runtime.dtype_name,
@@ -221,7 +222,6 @@ def decompress(
             f"{header.fingerprint[:12]}).",
             "Give that model (-m).",
         )
-    options = reader.settings(header)
     here = runtime.device.type, runtime.dtype_name, runtime.threads
     if here != (header.device, header.dtype, header.threads):
         raise DataError(
@@ -230,14 +230,14 @@ def decompress(
             f"Give --device {header.device} --threads {header.threads} --set runtime.dtype={header.dtype}.",
         )
     started = time.monotonic()
-    check = yield from check_hash(InferenceSession.open(model, runtime, options, None))
+    check = yield from check_hash(InferenceSession.open(model, runtime, header.settings, None))
     if check != header.check:
         raise DataError(
             f"{reader.name} was compressed where the model computes other numbers: with {header.software}; "
             f"here are {software()}.",
             "Decompress it with the same versions on a processor of the same type.",
         )
-    tokens, hashed = TokenCoder(InferenceSession.open(model, runtime, options, None)), hashlib.sha256()
+    tokens, hashed = TokenCoder(InferenceSession.open(model, runtime, header.settings, None)), hashlib.sha256()
     meter = ProgressMeter("decompressing", None, "bytes")
     n_tokens = n_bytes = 0
     not_restored = DataError(

@@ -65,8 +65,8 @@ from xlcli.inference import check_memory, check_settings
 from xlcli.metrics import TextCounts, bits_per, misfit, perplexity
 from xlcli.online import make_reader, not_finite
 from xlcli.runtime import Runtime, peak_rss_bytes
-from xlcli.text.corpus import gather, open_corpus
-from xlcli.text.sources import Reading
+from xlcli.text.corpus import Corpus, gather
+from xlcli.text.sources import Reading, open_source
 from xlcli.text.tokenizers import n_unknown
 
 if TYPE_CHECKING:
@@ -201,7 +201,8 @@ def _read(
         path = model.held_out(options.split)
         if path is None:
             raise DataError(f"model {model.name} keeps no {options.split} text.", "Give a file: xlcli eval FILE.")
-        corpus = open_corpus([path], reading=Reading(binary=True), documents=model.held_out_documents(options.split))
+        documents = model.held_out_documents(options.split)
+        corpus = Corpus([open_source(path, Reading(binary=True))], documents=documents)
     by_document = options.reading(model.config.train).reset_on_document
     text = yield from tokenize(corpus, model.tokenizer, options.limit, by_document=by_document)
     if options.learns_by and len(text.documents) > 1:

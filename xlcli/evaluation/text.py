@@ -63,8 +63,8 @@ def tokenize(
         DataError: The text is empty or cannot be read.
         ResourceError: The cache folder is full.
     """
-    yield from corpus.notices()
     yield from corpus.scan()
+    yield from corpus.notices()
     stop = corpus.n_bytes
     if limit is not None and limit < stop:
         tail = b"".join(corpus.read(max(limit - 4, 0), limit))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import grp
 import hashlib
+import io
 import json
 import os
 import pwd
@@ -193,41 +194,41 @@ def _write_all(descriptor: int, data: bytes | memoryview) -> None:
 
 
 @contextmanager
-def open_regular(path: Path) -> Iterator[tuple[int, os.stat_result]]:
-    """Descriptor and status of a regular file; links, FIFOs and devices are refused without blocking."""
+def open_regular(path: Path) -> Iterator[tuple[io.BufferedReader, os.stat_result]]:
+    """A regular file, open for reading, and its status; links, FIFOs and devices are refused without blocking."""
     try:
-        descriptor = os.open(path, _READ)
+        file = open(path, "rb", opener=lambda path, _: os.open(path, _READ))  # noqa: SIM115
     except OSError as error:
+        if error.errno == errno.EISDIR:
+            raise CheckpointError(f"{path} is a folder, not a file.", RESTORE) from None
         if error.errno == errno.ELOOP:
             raise CheckpointError(f"{path} is a symbolic link.", "Put the file itself there.") from None
         raise cannot_read(path, error) from None
-    try:
-        status = os.fstat(descriptor)
+    with file:
+        status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise CheckpointError(f"{path} is {_kind(status.st_mode)}, not a file.", RESTORE)
-        yield descriptor, status
-    except OSError as error:
-        raise cannot_read(path, error) from None
-    finally:
-        os.close(descriptor)
+        try:
+            yield file, status
+        except OSError as error:
+            raise cannot_read(path, error) from None
 
 
 def read_blocks(path: Path) -> Iterator[bytes]:
     """Content of a regular file in blocks, no more than it had when it was opened."""
-    with open_regular(path) as (descriptor, status):
+    with open_regular(path) as (file, status):
         left = status.st_size
-        while block := os.read(descriptor, min(_BLOCK, left)):
+        while block := file.read(min(_BLOCK, left)):
             left -= len(block)
             yield block
 
 
 def read_bounded(path: Path, limit: int) -> bytes:
     """Content of a regular file of at most `limit` bytes."""
-    with open_regular(path) as (descriptor, status):
+    with open_regular(path) as (file, status):
         if status.st_size > limit:
             raise CheckpointError(f"{path} is larger than the {limit:,} bytes allowed.", RESTORE)
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            data = file.read(status.st_size + 1)
+        data = file.read(status.st_size + 1)
     if len(data) != status.st_size:
         raise CheckpointError(f"{path} changed while it was read.", "Run the command again.")
     return data
@@ -273,10 +274,8 @@ def parse_json(data: bytes) -> Any:
 
 def sha256(path: Path) -> str:
     """SHA-256 of a regular file as hexadecimal digits, computed in constant memory."""
-    digest = hashlib.sha256()
-    for block in read_blocks(path):
-        digest.update(block)
-    return digest.hexdigest()
+    with open_regular(path) as (file, _):
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def json_digest(tree: Mapping[str, Any]) -> str:
@@ -286,19 +285,16 @@ def json_digest(tree: Mapping[str, Any]) -> str:
 
 def cannot_read(path: Path, error: OSError) -> XLError:
     """The error for a failed read of `path`."""
+    reason = (error.strerror or str(error)).lower()
     if error.errno in TOO_MANY_FILES:
-        return ResourceError(f"cannot read {path}: {(error.strerror or str(error)).lower()}.", CLOSE_FILES)
-    if error.errno == errno.ENOENT:
-        return CheckpointError(f"{path} does not exist.", "Check the path.")
-    return CheckpointError(f"cannot read {path}: {(error.strerror or str(error)).lower()}.", "Check the path.")
+        return ResourceError(f"cannot read {path}: {reason}.", CLOSE_FILES)
+    problem = f"{path} does not exist." if error.errno == errno.ENOENT else f"cannot read {path}: {reason}."
+    return CheckpointError(problem, "Check the path.")
 
 
 def _kind(mode: int) -> str:
-    if stat.S_ISDIR(mode):
-        return "a folder"
-    if stat.S_ISFIFO(mode):
-        return "a pipe"
-    return "a socket" if stat.S_ISSOCK(mode) else "a device"
+    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+    return kinds.get(stat.S_IFMT(mode), "a device")
 
 
 # Folders and files that no other user can write
@@ -363,15 +359,14 @@ def read_own(path: Path) -> bytes | None:
     """
     if not os.path.lexists(path):
         return None
-    with open_regular(path) as (descriptor, status):
+    with open_regular(path) as (file, status):
         if not _is_own(status):
             raise ConfigError(f"{path} belongs to another user, or others can write it.", "Remove it.")
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            return file.read()
+        return file.read()
 
 
 def _is_own(status: os.stat_result, *, may_be_sticky: bool = False) -> bool:
-    """Whether this user or root owns a file or folder, and no other user can write it, or replace what is in it."""
+    """True if this user or root owns a file or folder, and no other user can write it, or replace what is in it."""
     if status.st_uid not in (os.geteuid(), 0):
         return False
     if may_be_sticky and status.st_mode & stat.S_ISVTX:
@@ -381,7 +376,7 @@ def _is_own(status: os.stat_result, *, may_be_sticky: bool = False) -> bool:
 
 
 def _is_private(gid: int) -> bool:
-    """Whether a group is that of this user alone."""
+    """True if a group belongs to this user alone."""
     try:
         user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
     except KeyError:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -49,15 +48,12 @@ def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
         return _infos(file), dict(file.metadata() or {})
 
 
-def read_tensors(
-    path: Path, *, expected: Mapping[str, TensorInfo] | None, device: str = "cpu"
-) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read_tensors(path: Path, *, expected: Mapping[str, TensorInfo] | None) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and metadata of a file that `write_tensors` wrote. Tensors own their memory: the file may change later.
 
     Args:
         path: The file.
         expected: Type and shape of every tensor, compared before anything is allocated; None accepts any.
-        device: Device of the tensors returned.
 
     Raises:
         CheckpointError: The file is missing, damaged, without checksums, or holds other tensors than expected.
@@ -75,7 +71,7 @@ def read_tensors(
         tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in infos}
     if checksum != digest(tensors):
         raise CheckpointError(f"{path} is damaged: its tensors do not match their checksum.", RESTORE)
-    return {name: tensor.to(device) for name, tensor in tensors.items()}, metadata
+    return tensors, metadata
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
@@ -133,8 +129,8 @@ def _open(path: Path, framework: Literal["pt", "numpy"]) -> Iterator[Any]:
     """The library's view of a file that did not change meanwhile, its errors turned into `CheckpointError`."""
     from safetensors import SafetensorError, safe_open
 
-    with open_regular(path) as (descriptor, before):
-        length = int.from_bytes(os.read(descriptor, 8), "little")
+    with open_regular(path) as (opened, before):
+        length = int.from_bytes(opened.read(8), "little")
         if length > HEADER_LIMIT:
             raise CheckpointError(f"{path} is damaged: its header claims {length:,} bytes.", RESTORE)
         try:

@@ -33,7 +33,6 @@ from xlcli.files import (
     make_folder,
     open_regular,
     read_json,
-    sha256,
     sync_folder,
     temporary_path,
     write_atomic,
@@ -62,7 +61,7 @@ def step_name(step: int) -> str:
 
 def step_of(path: Path) -> int:
     """Number of training steps before this checkpoint."""
-    return _order(path)[0]
+    return int(path.name.removeprefix("step-").removesuffix("~"))
 
 
 def commit(folder: Path, step: int, write: Callable[[Path], None], keep: int, *, protected: int | None = None) -> Path:
@@ -127,8 +126,9 @@ def latest(folder: Path, spare: Container[str] = ()) -> Latest:
 
 def checkpoints(folder: Path) -> list[Path]:
     """All checkpoints, newest first, damaged ones too; a replaced one (`~`) after its replacement."""
-    found = folder.iterdir() if _is_folder(folder) else ()
-    return sorted((path for path in found if STEP.fullmatch(path.name) and _is_folder(path)), key=_order, reverse=True)
+    entries = folder.iterdir() if _is_folder(folder) else ()
+    found = [path for path in entries if STEP.fullmatch(path.name) and _is_folder(path)]
+    return sorted(found, key=lambda path: (step_of(path), not path.name.endswith("~")), reverse=True)
 
 
 def verify(path: Path, spare: Container[str] = ()) -> None:
@@ -136,12 +136,11 @@ def verify(path: Path, spare: Container[str] = ()) -> None:
     for name, (size, digest) in manifest(path).items():
         if name in spare:
             continue
-        with open_regular(path / name) as (_, status):
-            found = status.st_size
-        if found != size:
-            raise CheckpointError(f"{path / name} has {found:,} bytes of {size:,}.")
-        if sha256(path / name) != digest:
-            raise CheckpointError(f"{path / name} does not match its checksum.")
+        with open_regular(path / name) as (file, status):
+            if status.st_size != size:
+                raise CheckpointError(f"{path / name} has {status.st_size:,} bytes of {size:,}.")
+            if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+                raise CheckpointError(f"{path / name} does not match its checksum.")
 
 
 def _seal(folder: Path) -> None:
@@ -188,9 +187,7 @@ def _displace(final: Path) -> None:
 
 
 def _prune(folder: Path, newest: Path, keep: int, protected: int | None) -> None:
-    """Removes all but the `keep` newest complete checkpoints, and those of steps later than `newest`.
-
-    `protected` is kept in any case.
+    """Removes all but the `keep` newest complete checkpoints, and all of later steps than `newest`; `protected` stays.
 
     An incomplete checkpoint does not count, and is removed only when `keep` newer ones are complete: it may be
     unreadable for a moment only. A failed removal is repeated by the next commit.
@@ -218,17 +215,11 @@ def _discard(path: Path) -> None:
     remove(aside)
 
 
-def _order(path: Path) -> tuple[int, bool]:
-    match = STEP.fullmatch(path.name)
-    assert match is not None
-    return int(match[1]), not match[2]
-
-
 # Runs that replace a model
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether xlcli wrote a model or a run in this folder; it may be damaged.
+    """True if xlcli wrote a model or a run in this folder; it may be damaged.
 
     A staged run without weights does not count, because without a model to replace it has taken no step.
     """
@@ -253,7 +244,7 @@ def foreign_entry(folder: Path) -> str | None:
 
 
 def belongs_to_run(folder: Path, path: Path) -> bool:
-    """Whether replacing the run in `folder` would remove the file `path`."""
+    """True if replacing the run in `folder` would remove the file `path`."""
     inside = (folder / name for name in (STAGED, INSTALLING, CHECKPOINTS))
     if any(path.resolve().is_relative_to(place.resolve()) for place in inside):
         return True
@@ -310,7 +301,7 @@ def settle(folder: Path) -> Path:
 
 
 def _is_run(folder: Path) -> bool:
-    """Whether a folder holds a configuration, weights or a checkpoint of xlcli."""
+    """True if a folder holds a configuration, weights or a checkpoint of xlcli."""
     if not _is_folder(folder):
         return False
     with suppress(CheckpointError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ class ModelSummary:
     Attributes:
         name: Name of the folder.
         folder: The model folder.
-        bundled: Whether the model is bundled with xlcli.
+        bundled: True if the model is bundled with xlcli.
         bytes: Size of the weights file.
         modified: Time of its last change in seconds since 1970.
         encoding: Encoding of the weights, a key of `ENCODINGS`.
@@ -48,8 +49,8 @@ class ModelSummary:
     name: str
     folder: Path
     bundled: bool
-    bytes: int
-    modified: float
+    bytes: int = 0
+    modified: float = 0.0
     encoding: str | None = None
     parameters: int | None = None
     corpus: str | None = None
@@ -72,10 +73,10 @@ def find(name: str | None) -> Path:
 
 
 def choose(name: str | None) -> Choice:
-    """The model `name`, else that of `XLCLI_MODEL`, else the newest in `./models`, else the bundled model.
+    """The model `name`, else the one that `XLCLI_MODEL` names, else the newest in `./models`, else the bundled model.
 
-    A plain name is searched in `./models`, then as a folder, then among the bundled models. The newest is that of the
-    latest finished training, or of the latest training if none has finished.
+    A plain name is searched in `./models`, then as a folder, then among the bundled models. The newest comes
+    from the latest finished training, or from the latest training if none has finished.
 
     Raises:
         CheckpointError: There is no such model. The remedy names similar ones.
@@ -101,11 +102,11 @@ def local_models() -> tuple[ModelSummary, ...]:
 
 def bundled_models() -> tuple[ModelSummary, ...]:
     """Models bundled with xlcli, in alphabetical order."""
-    return tuple(summarize(folder, bundled=True) for folder in _bundled())
+    return tuple(map(summarize, _bundled()))
 
 
 def is_bundled(folder: Path) -> bool:
-    """Whether a model is bundled with xlcli: it lies beside the presets.
+    """True if a model is bundled with xlcli: it lies beside the presets.
 
     In a checkout models of the user lie there, too; then a bundled model is one with a card.
     """
@@ -113,7 +114,7 @@ def is_bundled(folder: Path) -> bool:
     return folder.parent.resolve() == place and (Path(LOCAL).resolve() != place or (folder / CARD).is_file())
 
 
-def summarize(folder: Path, *, bundled: bool = False) -> ModelSummary:
+def summarize(folder: Path) -> ModelSummary:
     """Summary of a model, read from its record and the header of its weights."""
     found: dict[str, Any] = {}
     try:
@@ -129,30 +130,27 @@ def summarize(folder: Path, *, bundled: bool = False) -> ModelSummary:
         found["problem"] = error.message
     except OverflowError:
         found["problem"] = f"{folder / RECORD} has a number that is too large"
-    try:
-        size = (folder / WEIGHTS).stat().st_size
-    except OSError:
-        size = 0
-    return ModelSummary(folder.resolve().name, folder, bundled, size, _modified(folder), **found)
+    with suppress(OSError):
+        status = (folder / WEIGHTS).stat()
+        found |= {"bytes": status.st_size, "modified": status.st_mtime}
+    return ModelSummary(folder.resolve().name, folder, is_bundled(folder), **found)
 
 
 def _named(wanted: str, source: str, known: Iterable[Path]) -> Path:
     plain = Path(wanted).name == wanted and wanted not in (".", "..")
     cwd = Path.cwd()
     places = [cwd / LOCAL / wanted, cwd / wanted, models_folder() / wanted] if plain else [cwd / wanted]
-    for place in places:
-        if is_model(place):
-            return place
-    for place in places:
-        if os.path.isdir(place / CHECKPOINTS):  # noqa: PTH112 (False where the name cannot be that of a file)
-            raise CheckpointError(
-                f"{place} has been trained too little to hold a model yet{source}.",
-                "Continue it with xlcli train --resume.",
-            )
-    for place in places:
-        if os.path.isdir(place):  # noqa: PTH112
-            missing = WEIGHTS if (place / CONFIG).is_file() else CONFIG
-            raise CheckpointError(f"{place} is not a model: it has no {missing}{source}.", _choices(wanted, known))
+    if found := next(filter(is_model, places), None):
+        return found
+    # os.path.isdir is False where the name is impossible.
+    if begun := next((place for place in places if os.path.isdir(place / CHECKPOINTS)), None):  # noqa: PTH112
+        raise CheckpointError(
+            f"{begun} has been trained too little to hold a model yet{source}.",
+            "Continue it with xlcli train --resume.",
+        )
+    if other := next((place for place in places if os.path.isdir(place)), None):  # noqa: PTH112
+        missing = WEIGHTS if (other / CONFIG).is_file() else CONFIG
+        raise CheckpointError(f"{other} is not a model: it has no {missing}{source}.", _choices(wanted, known))
     raise CheckpointError(f"there is no model '{wanted}'{source}.", _choices(wanted, known))
 
 
@@ -184,7 +182,7 @@ def _models(folder: Path) -> tuple[Path, ...]:
 
 
 def _is_finished(folder: Path) -> bool:
-    """Whether the training of a model has ended; a model without a readable record counts as finished."""
+    """True if the training of a model has ended; a model without a readable record counts as finished."""
     try:
         return read_record(folder).get("finished") is not False
     except CheckpointError:

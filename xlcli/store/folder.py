@@ -272,14 +272,14 @@ def _load(folder: Path, options: InferenceConfig, device: str | torch.device) ->
             f"its model {header.config.model.vocab_size:,}.",
             KEEP_TOGETHER,
         )
-    warnings = _warnings(folder.resolve().name, network)
+    warnings = list(_warnings(folder.resolve().name, network))
     if weight_dtype != "float32":
         round_weights(network, weight_dtype)
     record: dict[str, Any] = {}
     try:
         record = read_record(folder)
     except CheckpointError as error:  # it changes no number
-        warnings = (f"{error.message.rstrip('.')}; the model is used without it.", *warnings)
+        warnings.insert(0, f"{error.message.rstrip('.')}; the model is used without it.")
     return LoadedModel(
         folder=folder,
         name=folder.resolve().name,
@@ -292,22 +292,20 @@ def _load(folder: Path, options: InferenceConfig, device: str | torch.device) ->
             "weights": metadata["sha256"],
             "tokenizer": tokenizer.fingerprint,
         },
-        warnings=warnings,
+        warnings=tuple(warnings),
         files=header.files,
         weight_dtype=weight_dtype,
         encoding=header.encoding if weight_dtype == "float32" else weight_dtype,
     )
 
 
-def _versions(folder: Path) -> list[tuple[int, int, int] | None]:
-    """Inode, size and time of change of each file that `load` reads; None for a missing one."""
-    versions: list[tuple[int, int, int] | None] = []
+def _versions(folder: Path) -> list[tuple[str, int, int, int]]:
+    """Name, inode, size and time of change of each file that `load` reads, if it is there."""
+    versions = []
     for name in (CONFIG, WEIGHTS, *TOKENIZER):
-        try:
+        with suppress(OSError):
             status = os.lstat(folder / name)
-            versions.append((status.st_ino, status.st_size, status.st_mtime_ns))
-        except OSError:
-            versions.append(None)
+            versions.append((name, status.st_ino, status.st_size, status.st_mtime_ns))
     return versions
 
 

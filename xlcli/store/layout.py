@@ -27,16 +27,7 @@ from xlcli import config as settings
 from xlcli.config import BaseConfig, Config, ModelConfig, TextConfig, TrainConfig, Tree
 from xlcli.errors import CheckpointError, ConfigError
 from xlcli.events import ScoredText
-from xlcli.files import (
-    append_line,
-    as_utf8,
-    json_digest,
-    open_regular,
-    parse_json,
-    read_json,
-    sha256,
-    write_atomic,
-)
+from xlcli.files import append_line, as_utf8, json_digest, open_regular, parse_json, read_json, sha256, write_atomic
 
 SCHEMA = 2
 """Version of `config.json`, `model.safetensors`, checkpoints and state files. A reader refuses any other."""
@@ -100,7 +91,7 @@ class ConfigFile:
 
 
 def is_model(folder: Path) -> bool:
-    """Whether this folder holds a configuration and weights."""
+    """True if this folder holds a configuration and weights."""
     try:
         return (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file()
     except OSError:
@@ -242,12 +233,10 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 def scored_text(record: Mapping[str, Any]) -> ScoredText | None:
     """The text that `bits_per_byte` belongs to; None if the record does not say it, or has impossible numbers."""
-    found = record.get("scored")
-    names = ("bytes", "of_bytes", "mem_len")
-    if not isinstance(found, dict) or not all(type(found.get(name)) is int for name in names):
-        return None
-    scored = ScoredText(*(found[name] for name in names))
-    return scored if 0 <= scored.bytes <= scored.of_bytes < 2**63 and 0 <= scored.mem_len < 2**31 else None
+    match record.get("scored"):
+        case {"bytes": int(n), "of_bytes": int(of), "mem_len": int(mem_len)} if 0 <= n <= of < 2**63:
+            return ScoredText(n, of, mem_len) if 0 <= mem_len < 2**31 else None
+    return None
 
 
 def append_metrics(folder: Path, row: Mapping[str, Any]) -> None:
@@ -263,7 +252,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     if not os.path.lexists(folder / METRICS):
         return rows
-    with open_regular(folder / METRICS) as (descriptor, _), os.fdopen(descriptor, "rb", closefd=False) as file:
+    with open_regular(folder / METRICS) as (file, _):
         while line := file.readline(_LINE_LIMIT):
             try:
                 row = parse_json(line)
@@ -285,11 +274,10 @@ def trim_metrics(folder: Path, step: int, *, validated: bool) -> None:
 
     These are rows of later steps and, unless the run is `validated` at this step, the row of its validation.
     """
-
-    def is_kept(row: Mapping[str, Any]) -> bool:
-        own = row["step"]
-        return own < step or (own == step and (validated or "validation_bits_per_byte" not in row))
-
-    kept = [row for row in read_metrics(folder) if is_kept(row)]
+    kept = [
+        row
+        for row in read_metrics(folder)
+        if row["step"] < step or (row["step"] == step and (validated or "validation_bits_per_byte" not in row))
+    ]
     if os.path.lexists(folder / METRICS):
         write_atomic(folder / METRICS, (json.dumps(row, allow_nan=False).encode() + b"\n" for row in kept))

@@ -24,23 +24,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from xlcli.errors import BusyError, CheckpointError, XLError
 from xlcli.files import TEMPORARY, TEMPORARY_NAME, cannot_write, make_folder, read_json, write_atomic
-from xlcli.store.layout import (
-    BEST,
-    CHECKPOINT_FILES,
-    CHECKPOINTS,
-    CONFIG,
-    DOCUMENTS,
-    EVENTS,
-    HELD_OUT,
-    LATEST,
-    MANIFEST,
-    METRICS,
-    RECORD,
-    STEP,
-    TENSORBOARD,
-    TOKENIZER,
-    WEIGHTS,
-)
+from xlcli.store import layout
+from xlcli.store.layout import CHECKPOINTS, CONFIG, METRICS, RECORD, STEP, TOKENIZER, WEIGHTS
 
 if TYPE_CHECKING:
     from filelock import FileLock
@@ -124,24 +109,21 @@ def holder(folder: Path) -> Holder | None:
 
 
 def _busy(folder: Path) -> BusyError:
+    """The error for a folder in use, which names the holder unless that is a process of this host that has ended."""
     found = holder(folder)
-    if found is None or not _may_live(found):
+    if found is not None and found.host == socket.gethostname():
+        try:
+            os.kill(found.pid, 0)
+        except ProcessLookupError:
+            found = None
+        except OSError:
+            pass
+    if found is None:
         return BusyError(f"{folder} is in use by another process.", "Wait for it, or train into another folder.")
     return BusyError(
         f"{folder} is in use by process {found.pid} on {found.host[:64]!a}.".replace("'", ""),
         "Wait for it, stop it, or train into another folder with --out.",
     )
-
-
-def _may_live(found: Holder) -> bool:
-    """False only if the holder is a process of this host that no longer exists."""
-    try:
-        os.kill(found.pid, 0)
-    except ProcessLookupError:
-        return found.host != socket.gethostname()
-    except OSError:
-        pass
-    return True
 
 
 # Unfinished files and folders
@@ -150,25 +132,34 @@ def _may_live(found: Holder) -> bool:
 STAGED = ".replacement"
 INSTALLING = ".installing"
 
-RUN_FILES = (CONFIG, *TOKENIZER, *HELD_OUT.values(), *DOCUMENTS.values(), RECORD, METRICS, CHECKPOINTS, WEIGHTS)
+_TEXTS = (*layout.HELD_OUT.values(), *layout.DOCUMENTS.values())
+RUN_FILES = (CONFIG, *TOKENIZER, *_TEXTS, RECORD, METRICS, CHECKPOINTS, WEIGHTS)
 """Everything that belongs to a run, in the order in which it is put in place and in the opposite order removed. Without
 weights a reader finds no model; without a configuration a corpus reader would take the texts for its own."""
 
-_FILES = {*RUN_FILES, LOCK, HOLDER, MANIFEST, LATEST, *CHECKPOINT_FILES, BEST} - {CHECKPOINTS}
-_FOLDERS = {CHECKPOINTS, STAGED, INSTALLING, TENSORBOARD}
+_OF_CHECKPOINTS = (layout.MANIFEST, layout.LATEST, *layout.CHECKPOINT_FILES, layout.BEST)
+_FILES = {*RUN_FILES, *_OF_CHECKPOINTS, LOCK, HOLDER} - {CHECKPOINTS}
+_FOLDERS = {CHECKPOINTS, STAGED, INSTALLING, layout.TENSORBOARD}
 MODEL = f"{TEMPORARY}model-"
 _MODEL_NAME = re.compile(re.escape(MODEL) + "[0-9a-f]{16}")
 
 
 def is_own(path: Path) -> bool:
-    """Whether a path is a regular file, or a folder of files and folders with names that xlcli gives, at any depth."""
+    """True if a path is a regular file, or a folder of files and folders with names that xlcli gives, at any depth."""
     if path.is_symlink() or not path.is_dir():
         return path.is_file() and not path.is_symlink()
-    return all(_has_own_name(entry) and is_own(entry) for entry in path.iterdir())
+    for entry in path.iterdir():
+        if entry.is_dir():
+            is_named = entry.name in _FOLDERS or STEP.fullmatch(entry.name) is not None
+        else:
+            is_named = entry.name in _FILES or entry.name.startswith(layout.EVENTS)
+        if not (is_named or TEMPORARY_NAME.fullmatch(entry.name)) or not is_own(entry):
+            return False
+    return True
 
 
 def is_unfinished(path: Path) -> bool:
-    """Whether an entry of a model folder, or of its checkpoints, is an unfinished file or folder of xlcli."""
+    """True if an entry of a model folder, or of its checkpoints, is an unfinished file or folder of xlcli."""
     return TEMPORARY_NAME.fullmatch(path.name) is not None and is_own(path)
 
 
@@ -210,11 +201,3 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _has_own_name(path: Path) -> bool:
-    if TEMPORARY_NAME.fullmatch(path.name):
-        return True
-    if path.is_dir():
-        return path.name in _FOLDERS or STEP.fullmatch(path.name) is not None
-    return path.name in _FILES or path.name.startswith(EVENTS)

@@ -35,9 +35,9 @@ _WITHOUT_WEIGHTS = ("model.dropout", "model.loss_chunk", "model.feedforward.chun
 def configurations(
     changes: Mapping[str, Any], preset: str | None = None, folder: Path | None = None
 ) -> dict[str, Config]:
-    """The user's settings over those of the model in `folder`, by the name of the model's preset; see `presets`.
+    """The user's settings over the settings of the model in `folder`, by the name of the model's preset; see `presets`.
 
-    Shape and vocabulary are those of the model. Learning rates and budgets stay open, because they depend on the text.
+    Shape and vocabulary come from the model. Learning rates and budgets stay open, because they depend on the text.
 
     Raises:
         CheckpointError: The model's configuration is missing or damaged.

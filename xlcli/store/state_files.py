@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from xlcli.errors import CheckpointError, StateError
 from xlcli.files import as_utf8
@@ -107,7 +107,7 @@ class SessionState:
 
 
 def is_state_file(path: Path) -> bool:
-    """Whether a file is a state file, by its header. Imports no torch."""
+    """True if a file is a state file, by its header. Imports no torch."""
     try:
         return "state.memory" in read_header(path.resolve())[1]
     except CheckpointError:
@@ -174,16 +174,16 @@ def _check_model(path: Path, metadata: Mapping[str, str], model: LoadedModel) ->
 
 def _pack(session: SessionState) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and scalars of the session, without the memory."""
+    import numpy as np
     import torch
 
     pending, sampler, stream = session.pending, session.sampler, session.stream
     scalars: dict[str, object] = {"last_token": session.last_token, "pending.n_tokenized": pending.n_tokenized}
     tensors = {
-        "pending.text": _byte_tensor(pending.data),
+        "pending.text": torch.from_numpy(np.frombuffer(pending.data, np.uint8).copy()),
         "pending.ids": torch.tensor(pending.ids, dtype=torch.int32),
+        "pending.documents": torch.tensor(pending.documents, dtype=torch.int64),
     }
-    if pending.documents:
-        tensors["pending.documents"] = torch.tensor(pending.documents, dtype=torch.int64)
     if sampler is not None:
         scalars["sampler.seed"] = sampler.seed
         tensors["sampler.generator"] = sampler.generator
@@ -191,7 +191,7 @@ def _pack(session: SessionState) -> tuple[dict[str, Tensor], dict[str, str]]:
     if stream is not None:
         scalars |= {f"stream.{name}": getattr(stream, name) for name in (*_COUNTERS, "bits")}
         texts = [text for text, _ in stream.scored]
-        tensors["stream.scored_text"] = _byte_tensor(b"".join(texts))
+        tensors["stream.scored_text"] = torch.from_numpy(np.frombuffer(b"".join(texts), np.uint8).copy())
         tensors["stream.scored_sizes"] = torch.tensor([len(text) for text in texts], dtype=torch.int32)
         tensors["stream.scored_bits"] = torch.tensor([bits for _, bits in stream.scored], dtype=torch.float64)
     return tensors, {name: str(value) for name, value in scalars.items()}
@@ -204,7 +204,7 @@ def _unpack(
     import torch
 
     n_tokenized, ids = _count(scalars, "pending.n_tokenized"), _token_ids(tensors, "pending.ids", tokenizer)
-    pending = PendingText(_text(tensors, "pending.text"), ids, n_tokenized, _documents(tensors))
+    pending = PendingText(_array(tensors, "pending.text", "uint8").tobytes(), ids, n_tokenized, _documents(tensors))
     sizes = tokenizer.sizes(ids, pending.data[:n_tokenized])
     is_text = tokenizer.kind == "words" or tokenizer.decode(ids) == pending.data[:n_tokenized]
     if len(sizes) != len(ids) or int(sizes.sum()) != n_tokenized or not is_text:
@@ -215,7 +215,7 @@ def _unpack(
     sampler = stream = None
     if "sampler.seed" in scalars:
         recent = _token_ids(tensors, "sampler.recent", tokenizer).tolist()
-        generator = _column(tensors, "sampler.generator", "uint8")
+        generator = torch.from_numpy(_array(tensors, "sampler.generator", "uint8"))
         torch.Generator().set_state(generator)
         sampler = SamplerState(_count(scalars, "sampler.seed"), generator, tuple(recent))
     if "stream.bits" in scalars:
@@ -229,9 +229,7 @@ def _unpack(
 
 def _documents(tensors: Mapping[str, Tensor]) -> tuple[int, ...]:
     """Offsets in the unread text at which documents begin."""
-    if "pending.documents" not in tensors:
-        return ()
-    starts = tuple(_column(tensors, "pending.documents", "int64").tolist())
+    starts = tuple(_array(tensors, "pending.documents", "int64").tolist())
     within = (-1, *starts, len(tensors["pending.text"]) + 1)
     if any(b <= a for a, b in itertools.pairwise(within)):
         raise ValueError("'pending.documents' is not in order")
@@ -240,8 +238,9 @@ def _documents(tensors: Mapping[str, Tensor]) -> tuple[int, ...]:
 
 def _scored(tensors: Mapping[str, Tensor]) -> tuple[tuple[bytes, float], ...]:
     """Text and bits of each token of the unfinished line."""
-    text, sizes = _text(tensors, "stream.scored_text"), _column(tensors, "stream.scored_sizes", "int32").tolist()
-    bits = _column(tensors, "stream.scored_bits", "float64").tolist()
+    text = _array(tensors, "stream.scored_text", "uint8").tobytes()
+    sizes = _array(tensors, "stream.scored_sizes", "int32").tolist()
+    bits = _array(tensors, "stream.scored_bits", "float64").tolist()
     stops = [*itertools.accumulate(sizes)]
     if min(sizes, default=1) < 1 or (stops or [0])[-1] != len(text) or not all(map(math.isfinite, bits)):
         raise ValueError("scored text and its tokens do not fit together")
@@ -254,24 +253,14 @@ def _count(scalars: Mapping[str, str], name: str) -> int:
     return value
 
 
-def _column(tensors: Mapping[str, Tensor], name: str, dtype: str) -> Tensor:
+def _array(tensors: Mapping[str, Tensor], name: str, dtype: str) -> NDArray[Any]:
     if (str(tensors[name].dtype), tensors[name].ndim) != (f"torch.{dtype}", 1):
         raise ValueError(f"'{name}' is not a vector of {dtype}")
-    return tensors[name]
-
-
-def _byte_tensor(data: bytes) -> Tensor:
-    import torch
-
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-
-
-def _text(tensors: Mapping[str, Tensor], name: str) -> bytes:
-    return _column(tensors, name, "uint8").numpy().tobytes()
+    return tensors[name].numpy()
 
 
 def _token_ids(tensors: Mapping[str, Tensor], name: str, tokenizer: Tokenizer) -> NDArray[np.int32]:
-    ids: NDArray[np.int32] = _column(tensors, name, "int32").numpy()
+    ids = _array(tensors, name, "int32")
     if len(ids) and not 0 <= ids.min() <= ids.max() < tokenizer.vocab_size:
         raise ValueError(f"'{name}' holds a token that is not in the vocabulary")
     return ids

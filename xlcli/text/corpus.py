@@ -18,7 +18,6 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import BinaryIO
 
 from xlcli.errors import DataError
 from xlcli.events import Notice, Progress, ProgressMeter
@@ -28,8 +27,6 @@ from xlcli.text.sources import BLOCK, Block, Reading, Source, copy_stdin, files_
 
 MAX_NAMED = 3
 """Maximum number of files that a notice names."""
-MAX_REMARKED = 8
-"""Number of files whose first lines are looked at for a remark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +36,7 @@ class Facts:
     Attributes:
         n_bytes: Length of the text.
         n_chars: Number of characters; None if the text is not UTF-8.
-        has_nul: Whether it contains NUL bytes, a sign of binary data.
+        has_nul: True if it contains NUL bytes, a sign of binary data.
         sha256: Hash of the text.
         sizes: Bytes of each file.
         bad_byte: File and offset of the first byte that is not UTF-8; None if the text is UTF-8.
@@ -58,9 +55,10 @@ class Facts:
 class Corpus:
     """One text made of files in order. Made by `open_corpus` and `gather`.
 
-    Attributes:
+    Args:
         sources: The files.
         skipped: Files of folders that are not text, each with the reason.
+        documents: Offsets at which documents begin, ascending from 0; None: as the files say.
     """
 
     def __init__(
@@ -72,6 +70,7 @@ class Corpus:
         self.sources = tuple(sources)
         self.skipped = dict(skipped or {})
         self._documents = documents
+        self._remarks: list[str] = []
         self._facts: Facts | None = None
         self._checksums: list[list[int]] = []
         self._hashes: dict[tuple[int, int], str] = {}
@@ -81,11 +80,6 @@ class Corpus:
         """Names of the files, shortened if there are more than three."""
         names = [source.name for source in self.sources]
         return ", ".join(names) if len(names) <= 3 else f"{names[0]} and {len(names) - 1} more files"
-
-    @property
-    def seekable(self) -> bool:
-        """Whether reading can start anywhere; gzip files are decompressed from their beginning."""
-        return all(source.seekable for source in self.sources)
 
     @property
     def facts(self) -> Facts:
@@ -102,14 +96,13 @@ class Corpus:
         return self.facts.n_bytes
 
     def notices(self) -> Iterator[Notice]:
-        """A warning about files that were skipped, and a remark on JSON lines without a text."""
+        """A warning about files that were skipped, and, after the scan, a remark on JSON lines without a text."""
         if self.skipped:
             n = len(self.skipped)
             files = [f"{path} ({reason})" for path, reason in self.skipped.items()]
             more = f" and {n - MAX_NAMED} more" if n > MAX_NAMED else ""
             yield Notice(f"skipped {n} file{'s' if n > 1 else ''}: {', '.join(files[:MAX_NAMED])}{more}", "warning")
-        if remark := next(filter(None, (source.remark() for source in self.sources[:MAX_REMARKED])), None):
-            yield Notice(remark)
+        yield from map(Notice, self._remarks[:1])
 
     def scan(self) -> Generator[Progress, None, None]:
         """Scans the text at the first call. Yields progress.
@@ -120,7 +113,7 @@ class Corpus:
         if self._facts is not None:
             return
         meter = ProgressMeter("reading", sum(source.stored_bytes for source in self.sources), "B")
-        digest, utf8, nul, stored = sha256(), Utf8(), False, 0
+        digest, utf8, stored = sha256(), Utf8(), 0
         sizes: list[int] = []
         checksums: list[list[int]] = []
         documents = array("Q", [0])
@@ -128,28 +121,24 @@ class Corpus:
             start = sum(sizes)
             sizes.append(0)
             checksums.append([])
-            for block, done, inside in source.blocks():
+            for block, done, inside in source.blocks(notice=self._remarks.append):
                 begins = [] if sizes[-1] else [start]
                 documents.extend(at for at in (*begins, *(start + sizes[-1] + i for i in inside)) if at > documents[-1])
                 digest.update(block)
                 utf8.feed(block)
-                nul = nul or b"\0" in block
                 sizes[-1] += len(block)
-                if source.reading.requires_text:
-                    self._require_text(source, utf8.bad, sizes, nul)
+                self._require_text(utf8, sizes)
                 checksums[-1].append(zlib.crc32(block))
                 yield from meter.report(stored + done)
             stored += source.stored_bytes
         utf8.feed(b"", final=True)
-        last = self.sources[-1]
-        if last.reading.requires_text:
-            self._require_text(last, utf8.bad, sizes, nul)
+        self._require_text(utf8, sizes)
         if sum(sizes) == 0:
             raise DataError(f"{self.name} is empty.", "Give a file with text in it.")
         bad = None if utf8.bad is None else self._locate(utf8.bad, sizes)
         self._checksums = checksums
         starts = documents if self._documents is None else self._documents
-        self._facts = Facts(sum(sizes), utf8.n_chars, nul, digest.hexdigest(), tuple(sizes), bad, starts)
+        self._facts = Facts(sum(sizes), utf8.n_chars, utf8.has_nul, digest.hexdigest(), tuple(sizes), bad, starts)
 
     def read(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
         """Bytes from `start` to `stop` (None: the end), in portions of at most `BLOCK` bytes.
@@ -183,11 +172,15 @@ class Corpus:
             self._hashes[start, stop] = digest.hexdigest()
         return self._hashes[start, stop]
 
-    def _require_text(self, source: Source, bad: int | None, sizes: list[int], has_nul: bool) -> None:
-        if has_nul:
+    def _require_text(self, text: Utf8, sizes: list[int]) -> None:
+        """`DataError` if what was read of the files, the last one in part, is no text although it has to be."""
+        source = self.sources[len(sizes) - 1]
+        if source.reading.binary or source.reading.any_bytes:
+            return
+        if text.has_nul:
             raise not_text(source.name, "holds NUL bytes")
-        if bad is not None:
-            raise not_utf8(*self._locate(bad, sizes))
+        if text.bad is not None:
+            raise not_utf8(*self._locate(text.bad, sizes))
 
     def _locate(self, place: int, sizes: list[int]) -> tuple[str, int]:
         for source, size in zip(self.sources, sizes, strict=True):
@@ -197,15 +190,9 @@ class Corpus:
         return self.sources[-1].name, sizes[-1]
 
 
-def open_corpus(
-    paths: Sequence[str | Path],
-    *,
-    reading: Reading | None = None,
-    stdin: BinaryIO | None = None,
-    documents: Sequence[int] | None = None,
-) -> Corpus:
+def open_corpus(paths: Sequence[str | Path], *, reading: Reading | None = None) -> Corpus:
     """The text of files, folders and `-`, as by `gather`, without progress."""
-    work = gather(paths, reading=reading, stdin=stdin, documents=documents)
+    work = gather(paths, reading=reading)
     while True:
         try:
             next(work)
@@ -213,13 +200,7 @@ def open_corpus(
             return end.value  # type: ignore[no-any-return]
 
 
-def gather(
-    paths: Sequence[str | Path],
-    *,
-    reading: Reading | None = None,
-    stdin: BinaryIO | None = None,
-    documents: Sequence[int] | None = None,
-) -> Generator[Progress, None, Corpus]:
+def gather(paths: Sequence[str | Path], *, reading: Reading | None = None) -> Generator[Progress, None, Corpus]:
     """The text of files, folders and `-` (standard input), in this order. Yields progress of standard input.
 
     Of a folder all files that look like text are read, sorted by path, except hidden files.
@@ -227,8 +208,6 @@ def gather(
     Args:
         paths: Files, folders and `-`.
         reading: Interpretation of their bytes; None is the default one.
-        stdin: Stream that `-` reads; None is standard input of the process.
-        documents: Offsets at which documents begin, ascending from 0; None: as the files say.
 
     Raises:
         DataError: `paths` is empty, or a path is not text.
@@ -240,12 +219,11 @@ def gather(
     for given in paths:
         path = Path(given)
         if str(given) == "-":
-            if any(source.spool for source in sources):
+            if any(source.spool is not None for source in sources):
                 raise DataError("standard input is given twice.", "Give - once.")
-            if stdin is None and sys.stdin is None:
+            if sys.stdin is None:
                 raise DataError("standard input is closed.", "Give a file.")
-            stream = stdin if stdin is not None else sys.stdin.buffer
-            sources.append((yield from copy_stdin(stream, reading)))
+            sources.append((yield from copy_stdin(sys.stdin.buffer, reading)))
         elif os.path.isdir(path):  # noqa: PTH112 (a path that cannot be read is reported when it is opened)
             inside = [open_source(file, reading) for file in files_below(path)]
             faults = {source: fault for source in inside if (fault := source.fault())}
@@ -257,7 +235,7 @@ def gather(
             sources.append(open_source(path, reading))
     if not sources:
         raise DataError("no text was given.", "Give a file, a folder, or - for standard input.")
-    return Corpus(sources, skipped, documents)
+    return Corpus(sources, skipped)
 
 
 # Training, validation and test part
@@ -347,24 +325,19 @@ def split(
     if test is None and isinstance(valid, str):
         test = 0.0
     end = corpus.n_bytes
-    cut = _boundary(corpus, end - _size(corpus, test), end, by_document=by_document)
-    reading = corpus.sources[0].reading
-    test_part = _file_part(test, reading) if isinstance(test, str) else Part(corpus, cut, end)
-    end, cut = cut, _boundary(corpus, cut - _size(corpus, valid), cut, by_document=by_document)
-    valid_part = _file_part(valid, reading) if isinstance(valid, str) else Part(corpus, cut, end)
-    return Split(Part(corpus, 0, cut), valid_part, test_part)
-
-
-def _file_part(path: str, reading: Reading) -> Part:
-    corpus = open_corpus([path], reading=reading)
-    return Part(corpus, 0, corpus.n_bytes)
-
-
-def _size(corpus: Corpus, part: str | float | None) -> int:
-    """Bytes of the corpus that belong to a held-out part."""
-    if part is None:
-        return min(int(corpus.n_bytes * DEFAULT_FRACTION), LARGEST_DEFAULT)
-    return 0 if isinstance(part, str) else int(corpus.n_bytes * part)
+    held_out: list[Part] = []
+    for given in (test, valid):
+        if isinstance(given, str):
+            other = open_corpus([given], reading=corpus.sources[0].reading)
+            held_out.append(Part(other, 0, other.n_bytes))
+            continue
+        default = min(int(corpus.n_bytes * DEFAULT_FRACTION), LARGEST_DEFAULT)
+        size = default if given is None else int(corpus.n_bytes * given)
+        cut = _boundary(corpus, end - size, end, by_document=by_document)
+        held_out.append(Part(corpus, cut, end))
+        end = cut
+    test_part, valid_part = held_out
+    return Split(Part(corpus, 0, end), valid_part, test_part)
 
 
 def _boundary(corpus: Corpus, target: int, end: int, *, by_document: bool) -> int:
@@ -388,8 +361,8 @@ def _boundary(corpus: Corpus, target: int, end: int, *, by_document: bool) -> in
 
 
 def _spread(part: Part, starts: list[int]) -> Iterator[bytes]:
-    """Blocks of the part at these ascending offsets; in one pass if the corpus is not seekable."""
-    if part.corpus.seekable:
+    """Blocks of the part at these ascending offsets; in one pass if a file has to be converted from its beginning."""
+    if all(source.seekable for source in part.corpus.sources):
         for start in starts:
             yield b"".join(part.corpus.read(start, min(start + _SAMPLE_BLOCK, part.stop)))
         return

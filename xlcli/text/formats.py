@@ -13,6 +13,7 @@ from __future__ import annotations
 import bz2
 import codecs
 import gc
+import itertools
 import json
 import lzma
 import os
@@ -55,7 +56,7 @@ ENCODINGS = {
     codecs.BOM_UTF16_LE: "utf-16-le",
     codecs.BOM_UTF16_BE: "utf-16-be",
 }
-"""Byte-order marks; that of UTF-32 comes first, because it begins with that of UTF-16."""
+"""Byte-order marks; UTF-32 comes first, because its mark begins with the mark of UTF-16."""
 PARQUET = b"PAR1"
 BINARIES = {
     b"PK\x03\x04": "a zip archive or an office document",
@@ -99,7 +100,7 @@ def text_of(
 
 
 def is_plain(head: bytes, text_field: str | None) -> bool:
-    """Whether `text_of` passes data with these first bytes on unchanged."""
+    """True if `text_of` passes data with these first bytes on unchanged."""
     marks = (*COMPRESSIONS, *ENCODINGS, *BINARIES)
     if text_field is not None or head.startswith(marks):
         return False
@@ -110,21 +111,36 @@ def is_plain(head: bytes, text_field: str | None) -> bool:
 def unpacked(portions: Portions, name: str) -> Portions:
     """Decompressed data, or the data itself if it is not compressed.
 
+    There may be several frames; zero bytes between them are padding.
+
     Raises:
         DataError: The data is damaged or incomplete.
     """
-    head = yield from _head(portions, COMPRESSIONS)
-    kind = next((kind for mark, kind in COMPRESSIONS.items() if head.startswith(mark)), None)
-    data = _chain(head, portions)
-    if kind is None:
+    mark, head = yield from _begin(portions, COMPRESSIONS)
+    data = itertools.chain([head], portions)
+    if not mark:
         yield from data
         return
+    kind = COMPRESSIONS[mark]
+    size = ZSTD_INPUT if kind == "zstd" else BLOCK
+    frame: _Decoder = None
     try:
-        yield from decompressed(data, kind)
-    except EOFError:
-        raise DataError(f"{name} ends in the middle of its {kind} data.", f"Check it with: {kind} -t") from None
+        for portion in data:
+            if portion is None:
+                yield None
+                continue
+            for start in range(0, len(portion), size):
+                rest = portion[start : start + size]
+                while rest := rest.lstrip(b"\0") if frame is None else rest:
+                    frame = FRAMES[kind]() if frame is None else frame
+                    yield from filter(None, _pieces(frame, rest, kind))
+                    rest = frame.unused_data
+                    if frame.eof:
+                        frame = None
     except FAULTS as error:
         raise DataError(f"{name} is damaged {kind} data: {error}.", f"Check it with: {kind} -t") from None
+    if frame is not None:
+        raise DataError(f"{name} ends in the middle of its {kind} data.", f"Check it with: {kind} -t")
 
 
 def in_utf8(portions: Portions, name: str) -> Portions:
@@ -133,9 +149,8 @@ def in_utf8(portions: Portions, name: str) -> Portions:
     Raises:
         DataError: The data does not agree with its byte-order mark.
     """
-    head = yield from _head(portions, ENCODINGS)
-    mark, encoding = next(((m, e) for m, e in ENCODINGS.items() if head.startswith(m)), (b"", "utf-8"))
-    data = _chain(head[len(mark) :], portions)
+    mark, head = yield from _begin(portions, ENCODINGS)
+    encoding, data = ENCODINGS.get(mark, "utf-8"), itertools.chain([head.removeprefix(mark)], portions)
     if encoding == "utf-8":
         yield from data
         return
@@ -153,9 +168,8 @@ def in_utf8(portions: Portions, name: str) -> Portions:
         ) from None
 
 
-def keyless(head: bytes, name: str) -> str | None:
-    """Remark on plain text that begins with a JSON object whose text is not in `DEFAULT_FIELD`; else None."""
-    line = head.lstrip().partition(b"\n")[0]
+def keyless(line: bytes, name: str) -> str | None:
+    """Remark on plain text whose first line is a JSON object without a text in `DEFAULT_FIELD`; else None."""
     try:
         value = json.loads(line) if len(line) <= BLOCK else None
     except (ValueError, RecursionError):
@@ -178,9 +192,14 @@ def documents(
     Raises:
         DataError: A line is not a JSON object with a text in `text_field`, or is longer than `LONGEST_LINE`.
     """
-    head, first = yield from _first_line(portions)
+    head = yield from _read_while(portions, lambda head, new: len(head) < BLANKS and not new.strip())
+    start, first = len(head) - len(head.lstrip()), b""
+    if head[start:BLANKS].startswith(b"{"):  # it may be JSON lines
+        data = itertools.chain([head[start:]], portions)
+        begun = yield from _read_while(data, lambda begun, new: b"\n" not in new and len(begun) <= LONGEST_LINE)
+        head, first = head[:start] + begun, begun[: LONGEST_LINE + 1].partition(b"\n")[0]
     field = DEFAULT_FIELD if text_field is None else text_field
-    data = _chain(head, portions)
+    data = itertools.chain([head], portions)
     first_text = _field(first, field) if len(first) <= LONGEST_LINE else None
     if text_field is None and first_text is None:
         if len(first) > LONGEST_LINE and json.dumps(field).encode() in first:
@@ -225,18 +244,21 @@ def not_utf8(name: str, offset: int) -> DataError:
 
 
 class Utf8:
-    """Counts the characters of a text and finds its first byte that is not UTF-8.
+    """Counts the characters of a text and finds bytes that are not text.
 
     Attributes:
+        n_bytes: Number of bytes so far.
         n_chars: Number of characters so far; None if the text is not UTF-8.
         bad: Offset of the first byte that is not UTF-8.
+        has_nul: True if there is a NUL byte, a sign of binary data.
     """
 
     def __init__(self) -> None:
+        self.n_bytes = 0
         self.n_chars: int | None = 0
         self.bad: int | None = None
+        self.has_nul = False
         self._decoder = codecs.getincrementaldecoder("utf-8")()
-        self._place = 0
 
     def feed(self, block: bytes, *, final: bool = False) -> None:
         """Reads the next bytes of the text, `final` if they are the last ones."""
@@ -245,8 +267,9 @@ class Utf8:
             try:
                 self.n_chars += len(self._decoder.decode(block, final))
             except UnicodeDecodeError as error:
-                self.n_chars, self.bad = None, self._place - held + error.start
-        self._place += len(block)
+                self.n_chars, self.bad = None, self.n_bytes - held + error.start
+        self.n_bytes += len(block)
+        self.has_nul = self.has_nul or b"\0" in block
 
 
 def checked(portions: Portions, name: str) -> Portions:
@@ -255,78 +278,49 @@ def checked(portions: Portions, name: str) -> Portions:
     Raises:
         DataError: They are not.
     """
-    utf8, place = Utf8(), 0
+    utf8 = Utf8()
     for portion in portions:
-        if portion and place < HEAD:
-            head = portion[: HEAD - place]
-            if b"\0" in head:
+        if portion and utf8.n_bytes < HEAD:
+            utf8.feed(portion[: HEAD - utf8.n_bytes])
+            if utf8.has_nul:
                 raise not_text(name, "holds NUL bytes")
-            utf8.feed(head)
             if utf8.bad is not None:
                 raise not_utf8(name, utf8.bad)
-            place += len(head)
         yield portion
 
 
 def _without_binaries(portions: Portions, name: str, marks: Sequence[bytes]) -> Portions:
     """The data, unless it begins with one of these keys of `BINARIES`."""
-    head = yield from _head(portions, marks)
-    mark = next((mark for mark in marks if head.startswith(mark)), None)
+    mark, head = yield from _begin(portions, marks)
     if mark == PARQUET:
         raise DataError(
             f"{name} is a Parquet file, which is read from its end: it cannot come through a pipe or be compressed.",
             "Give the file by its name.",
         )
-    if mark is not None:
+    if mark:
         raise not_text(name, f"is {BINARIES[mark]}")
-    yield from _chain(head, portions)
+    yield from itertools.chain([head], portions)
 
 
-def _read_while(portions: Portions, is_short: Callable[[bytes], bool]) -> Generator[None, None, bytes]:
-    """First bytes, to which portions are added while `is_short` is true of them."""
-    head = b""
-    while is_short(head):
-        portion = next(portions, b"")
-        if portion is None:
-            yield None
-        elif portion:
-            head += portion
-        else:
-            break
-    return head
+def _begin(portions: Portions, marks: Iterable[bytes]) -> Generator[None, None, tuple[bytes, bytes]]:
+    """The mark that the data begins with, or nothing, and the first bytes with it."""
+    head = yield from _read_while(
+        portions, lambda head, _: any(len(mark) > len(head) and mark.startswith(head) for mark in marks)
+    )
+    return next(filter(head.startswith, marks), b""), head
 
 
-def _head(portions: Portions, marks: Iterable[bytes]) -> Generator[None, None, bytes]:
-    """First bytes, as many as show which of the marks they begin with."""
-    return _read_while(portions, lambda head: any(len(m) > len(head) and m.startswith(head) for m in marks))
-
-
-def _first_line(portions: Portions) -> Generator[None, None, tuple[bytes, bytes]]:
-    """First bytes, and the first line if they may be JSON lines, else nothing.
-
-    Only the first `BLANKS` bytes decide that. The line is cut if it is longer than `LONGEST_LINE`.
-    """
-    head = yield from _read_while(portions, lambda head: len(head) < BLANKS and not head.lstrip())
-    if not head[:BLANKS].lstrip().startswith(b"{"):
-        return head, b""
-    start = len(head) - len(head.lstrip())
-    parts, size, ended = [head], len(head), b"\n" in head[start:]
-    while not ended and size - start <= LONGEST_LINE:
-        portion = next(portions, b"")
+def _read_while(portions: Portions, is_short: Callable[[bytearray, bytes], bool]) -> Generator[None, None, bytes]:
+    """First bytes, to which portions are added while `is_short` is true of them and the last portion."""
+    head = bytearray()
+    for portion in portions:
         if portion is None:
             yield None
             continue
-        parts.append(portion)
-        size += len(portion)
-        ended = not portion or b"\n" in portion
-    head = b"".join(parts)
-    return head, head[start : start + LONGEST_LINE + 1].partition(b"\n")[0]
-
-
-def _chain(head: bytes, portions: Portions) -> Portions:
-    if head:
-        yield head
-    yield from portions
+        head += portion
+        if not is_short(head, portion):
+            return portion if len(portion) == len(head) else bytes(head)
+    return bytes(head)
 
 
 def _numbered_lines(portions: Portions, name: str) -> Iterator[tuple[int, bytes | None]]:
@@ -400,33 +394,6 @@ FRAMES: dict[str, Callable[[], _Decoder]] = {
 """Decompressor of each format."""
 
 
-def decompressed(data: Iterator[bytes | None], kind: str) -> Iterator[bytes | None]:
-    """Data in one or more frames of a format, a key of `FRAMES`; zero bytes between them are padding.
-
-    Portions have at most 2^23 bytes. None in place of a portion is passed on.
-
-    Raises:
-        EOFError: The last frame is incomplete.
-        FAULTS: The data is damaged.
-    """
-    size = ZSTD_INPUT if kind == "zstd" else BLOCK
-    frame: _Decoder = None
-    for portion in data:
-        if portion is None:
-            yield None
-            continue
-        for start in range(0, len(portion), size):
-            rest = portion[start : start + size]
-            while rest := rest.lstrip(b"\0") if frame is None else rest:
-                frame = FRAMES[kind]() if frame is None else frame
-                yield from filter(None, _pieces(frame, rest, kind))
-                rest = frame.unused_data
-                if frame.eof:
-                    frame = None
-    if frame is not None:
-        raise EOFError
-
-
 def _pieces(frame: _Decoder, data: bytes, kind: str) -> Iterator[bytes]:
     """Text of more data of a frame, at most `BLOCK` bytes at a time."""
     if kind == "zstd":
@@ -449,7 +416,7 @@ PARQUET_ROWS = 256
 
 
 def is_parquet(descriptor: int) -> bool:
-    """Whether an open file is a Parquet file; False for a pipe."""
+    """True if an open file is a Parquet file; False for a pipe."""
     try:
         return os.pread(descriptor, len(PARQUET), 0) == PARQUET
     except OSError:

@@ -6,6 +6,7 @@ The target at position p is token p, the input is token p - 1, and the input at 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,7 +49,6 @@ class TrainLoader:
     Args:
         ids: Tokens of the text, at least one.
         batch_size: Number of sequences.
-        segment_len: Tokens per segment, unless `next` is given another number.
         start_id: Input at the beginning of the text, and of each document.
         documents: First token of each document, ascending from 0; None if the text is one document.
         alignment: Number of tokens; sequences start at multiples of it.
@@ -65,7 +65,6 @@ class TrainLoader:
         self,
         ids: Ids,
         batch_size: int,
-        segment_len: int,
         start_id: int,
         documents: NDArray[np.int64] | None = None,
         alignment: int = 1,
@@ -74,7 +73,6 @@ class TrainLoader:
         if len(ids) == 0:
             raise DataError("the training text is empty.", "Give a file with text in it.")
         self.ids = ids
-        self.segment_len = segment_len
         self.start_id = start_id
         self.documents = documents
         self.n_read = 0
@@ -82,9 +80,8 @@ class TrainLoader:
         if rows is not None:
             self.starts = self.starts[rows]
 
-    def next(self, segment_len: int | None = None) -> TrainBatch:
-        """The batch of the next step."""
-        segment_len = segment_len or self.segment_len
+    def next(self, segment_len: int) -> TrainBatch:
+        """The batch of the next step, with segments of this many tokens."""
         positions = (self.starts[:, None] + self.n_read + np.arange(segment_len)) % len(self.ids)
         self.n_read += segment_len
         if self.documents is None:
@@ -98,7 +95,7 @@ class EvalBatch(NamedTuple):
 
     inputs     (b t)
     targets    (b n)  of the last n inputs
-    scored     (b n)  whether a target counts: it is neither warmup nor beyond the end of the text
+    scored     (b n)  True where a target counts: it is neither warmup nor beyond the end of the text
     positions  (b)    position in the text of the first target of each sequence
     """
 
@@ -108,10 +105,11 @@ class EvalBatch(NamedTuple):
     positions: NDArray[np.int64]
 
 
+@dataclass(frozen=True, eq=False)
 class EvalLoader:
     """Evaluation batches of sequences that are read one segment at a time, each from empty memory.
 
-    Args:
+    Attributes:
         ids: Tokens of the text; may be empty.
         starts: Position in the text at which each sequence starts (b).
         ends: Position at which it ends (b).
@@ -120,30 +118,25 @@ class EvalLoader:
         offsets: Position of each start in its text (b), from which absolute positions count; 0: it begins there.
         warmup_len: Number of tokens that are not scored of each sequence that does not begin its text.
 
-    Attributes:
-        batch_size: Number of sequences.
-        sequence_len: Tokens of the longest sequence.
     """
 
-    def __init__(
-        self,
-        ids: Ids,
-        starts: NDArray[np.int64],
-        ends: NDArray[np.int64],
-        segment_len: int,
-        start_id: int,
-        offsets: NDArray[np.int64],
-        warmup_len: int = 0,
-    ) -> None:
-        self.ids = ids
-        self.starts = starts
-        self.ends = ends
-        self.segment_len = segment_len
-        self.start_id = start_id
-        self.offsets = offsets
-        self.warmup_len = warmup_len
-        self.batch_size = len(starts)
-        self.sequence_len = int((ends - starts).max())
+    ids: Ids
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    segment_len: int
+    start_id: int
+    offsets: NDArray[np.int64]
+    warmup_len: int = 0
+
+    @property
+    def batch_size(self) -> int:
+        """Number of sequences."""
+        return len(self.starts)
+
+    @property
+    def sequence_len(self) -> int:
+        """Tokens of the longest sequence."""
+        return int((self.ends - self.starts).max())
 
     def __iter__(self) -> Iterator[EvalBatch]:
         """Batches of at most `segment_len` tokens per sequence; the last one may be shorter."""
@@ -224,7 +217,7 @@ class WindowLoader:
         self.offsets = np.zeros(self.batch_size, np.int64)
 
     def __iter__(self) -> Iterator[EvalBatch]:
-        """Batches of whole windows, in text order; targets are those of the columns in which a token is scored."""
+        """Batches of whole windows, in text order; targets cover the columns in which a token is scored."""
         n_windows = int(self._ends[-1])
         for first in range(0, n_windows, self.batch_size):
             windows = np.arange(first, min(first + self.batch_size, n_windows))
@@ -251,7 +244,7 @@ def document_loaders(
     start_id: int,
     n_tokens: int | None = None,
 ) -> Iterator[EvalLoader]:
-    """Loaders of all documents, in order of length, so that those of a batch are about equally long.
+    """Loaders of all documents, in order of length, so that a batch has documents of about the same length.
 
     Args:
         ids: Tokens of the text.

@@ -100,7 +100,7 @@ def whole_words(portions: Iterable[bytes], at_least: int = 2**18, documents: Seq
 
 
 def divided(portions: Iterable[bytes], documents: Sequence[int]) -> Iterator[tuple[bytes, bool]]:
-    """Portions, and whether a document ends with one within a line: after a line end a word begins in any case."""
+    """Portions, each with True if a document ends with it within a line: after a line end a word begins in any case."""
     place = 0
     for portion in portions:
         first, end = 0, place + len(portion)

@@ -11,7 +11,7 @@ import shlex
 import stat
 import tempfile
 import weakref
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -23,14 +23,6 @@ from xlcli.text import formats
 
 BLOCK = 2**20
 """Bytes of text per read."""
-
-
-class Spool:
-    """An unnamed file, open for the lifetime of this object."""
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-        weakref.finalize(self, os.close, descriptor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +39,6 @@ class Reading:
     text_field: str | None = None
     any_bytes: bool = False
 
-    @property
-    def requires_text(self) -> bool:
-        """Whether data that is not text is refused."""
-        return not (self.binary or self.any_bytes)
-
 
 class Block(NamedTuple):
     """A block of text, the number of stored bytes read so far, and the offsets in it at which documents begin."""
@@ -61,11 +48,11 @@ class Block(NamedTuple):
     documents: Sequence[int] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Source:
-    """A file, its size when it was opened, and the unnamed copy if it is standard input.
+    """A file, its size when it was opened, and the descriptor of the unnamed copy if it is standard input.
 
-    `seekable` is whether reading can start anywhere: whether the file holds nothing but its text.
+    `seekable`: reading can start anywhere, because the file holds nothing but its text.
     """
 
     name: str
@@ -73,17 +60,19 @@ class Source:
     stored_bytes: int
     reading: Reading
     seekable: bool
-    spool: Spool | None = None
+    spool: int | None = None
 
-    def blocks(self, first: int = 0) -> Iterator[Block]:
+    def blocks(self, first: int = 0, notice: Callable[[str], None] = lambda text: None) -> Iterator[Block]:
         """Blocks of `BLOCK` bytes of text (the last one shorter) from block `first` on.
+
+        Calls `notice` with a remark on JSON lines that are read as plain text (`formats.keyless`).
 
         Raises:
             DataError: The file cannot be read, has become shorter, is damaged, or is not text.
         """
-        descriptor = _open(self.path) if self.spool is None else self.spool.descriptor
+        descriptor = _open(self.path) if self.spool is None else self.spool
         try:
-            yield from (self._stored if self.seekable else self._converted)(descriptor, first)
+            yield from self._stored(descriptor, first) if self.seekable else self._converted(descriptor, first, notice)
         finally:
             if self.spool is None:
                 os.close(descriptor)
@@ -97,27 +86,20 @@ class Source:
     def fault(self) -> str | None:
         """Reason why this is not a text file, from its first bytes; None for a text file."""
         try:
-            head = next(self.blocks(), Block(b"", 0)).text
+            head = next(self.blocks(), Block(b"", 0)).text[: formats.HEAD]
         except XLError:
             return "not text, or damaged"
         if not head:
             return "empty"
         if self.reading.binary:
             return None
-        if b"\0" in head[: formats.HEAD]:
-            return "binary data"
         utf8 = formats.Utf8()
-        utf8.feed(head[: formats.HEAD])
+        utf8.feed(head)
+        if utf8.has_nul:
+            return "binary data"
         return None if self.reading.any_bytes or utf8.bad is None else "not UTF-8"
 
-    def remark(self) -> str | None:
-        """Remark on JSON lines that are read as plain text (`formats.keyless`); else None."""
-        if self.seekable or self.reading.text_field is not None:
-            return None
-        block = next(self.blocks(), Block(b"", 0))
-        return None if block.documents else formats.keyless(block.text, self.name)
-
-    def _converted(self, descriptor: int, first: int) -> Iterator[Block]:
+    def _converted(self, descriptor: int, first: int, notice: Callable[[str], None]) -> Iterator[Block]:
         place = 0
 
         def stored() -> Iterator[bytes | None]:
@@ -131,7 +113,7 @@ class Source:
         if formats.is_parquet(descriptor):
             texts = formats.parquet_texts(descriptor, self.name, field)
         else:
-            texts = formats.text_of(stored(), self.name, field, any_bytes=self.reading.any_bytes)
+            texts = formats.text_of(stored(), self.name, field, any_bytes=self.reading.any_bytes, notice=notice)
         held = bytearray()
         documents: list[int] = []
         for portion in texts:
@@ -195,14 +177,16 @@ def copy_stdin(stdin: BinaryIO, reading: Reading) -> Generator[Progress, None, S
                 n_bytes += len(portion)
                 yield from meter.report(n_bytes)
             file.flush()
-            spool = Spool(os.dup(file.fileno()))
+            spool = os.dup(file.fileno())
     except OSError as error:
         raise ResourceError(
             f"cannot keep a copy of standard input in {folder}: {error.strerror}.",
             "Free some space there, or set XLCLI_CACHE to a folder on a larger disk.",
         ) from None
-    name, size = "standard input", os.fstat(spool.descriptor).st_size
-    return Source(name, Path("-"), size, reading, _is_plain(spool.descriptor, name, reading), spool)
+    name, size = "standard input", os.fstat(spool).st_size
+    source = Source(name, Path("-"), size, reading, _is_plain(spool, name, reading), spool)
+    weakref.finalize(source, os.close, spool)
+    return source
 
 
 def files_below(folder: Path) -> list[Path]:
@@ -228,7 +212,7 @@ def files_below(folder: Path) -> list[Path]:
 
 
 def _is_plain(descriptor: int, name: str, reading: Reading) -> bool:
-    """Whether the stored bytes are the text."""
+    """True if the stored bytes are the text."""
     try:
         head = os.pread(descriptor, formats.HEAD, 0)
     except OSError as error:
@@ -237,7 +221,7 @@ def _is_plain(descriptor: int, name: str, reading: Reading) -> bool:
 
 
 def _is_model(folder: Path) -> bool:
-    """Whether xlcli trained or trains a model in this folder, whose texts are copies of its corpus."""
+    """True if xlcli trained or trains a model in this folder, whose texts are copies of its corpus."""
     try:
         return {"schema", "model", "sha256"} <= read_json(folder / "config.json").keys()
     except CheckpointError:

@@ -1,4 +1,4 @@
-"""Tokenizers: their protocol, bytes, words, sentencepiece; choosing, training and loading one.
+"""Tokenizers: bytes, words, sentencepiece; choosing, training and loading one.
 
 A tokenizer encodes each word (see `xlcli.text.pretokenize`) independently, so that the ids do not depend on how a text
 is cut into calls. There is no begin-of-text token: a text is treated as following a line end, `start_id`.
@@ -10,11 +10,12 @@ import io
 import json
 import math
 import re
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,44 +33,56 @@ SCHEMA = 1
 """Version of `tokenizer.json`; any other is refused."""
 
 
-class Tokenizer(Protocol):
+LARGEST_FILE = 2**26
+"""Maximum bytes of the vocabulary file of a tokenizer."""
+
+
+class Tokenizer(ABC):
     """A tokenizer.
+
+    Args:
+        data: Content of its vocabulary file.
+        name: Path of this file, for errors.
 
     Attributes:
         kind: Key of `TOKENIZERS`.
+        file: Name of the vocabulary file; None if there is none.
         vocab_size: Number of ids, which start at 0.
         start_id: Id of a line end, the input before the first token of a text.
         fingerprint: SHA-256 of kind and vocabulary.
         id_sizes: Bytes of text of each id (v); None if they depend on the text.
+
+    Raises:
+        CheckpointError: `data` is no such vocabulary.
     """
 
     kind: str
+    file: str | None = None
     vocab_size: int
     start_id: int
     fingerprint: str
     id_sizes: NDArray[np.int32] | None
 
+    def __init__(self, data: bytes = b"", name: str = "") -> None:
+        self.data, self._name = data, name
+
+    @abstractmethod
     def encode(self, data: bytes) -> NDArray[np.int32]:
         """Ids of `data`, any bytes that start at a word boundary."""
-        ...
 
     def sizes(self, ids: NDArray[np.int32] | Sequence[int], data: bytes) -> NDArray[np.int32]:
         """Bytes of text of each of `ids`, the tokens of `data`; their sum is `len(data)`."""
         assert self.id_sizes is not None
         return self.id_sizes[np.asarray(ids, np.intp)]
 
+    @abstractmethod
     def decode(self, ids: NDArray[np.int32] | Sequence[int]) -> bytes:
         """Text of `ids`, each decoded independently. Inverse of `encode`, except for the words tokenizer."""
-        ...
-
-    def files(self) -> dict[str, bytes]:
-        """Files to save in addition to `tokenizer.json`: name to content."""
-        return {}
 
     def save(self, folder: Path) -> None:
         """Writes the tokenizer into `folder`, `tokenizer.json` last."""
-        for name, data in self.files().items():
-            write_atomic(folder / name, data)
+        if self.file is not None:
+            write_atomic(folder / self.file, self.data)
         about = {
             "schema": SCHEMA,
             "kind": self.kind,
@@ -80,14 +93,11 @@ class Tokenizer(Protocol):
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """The tokenizer saved in `folder`.
-
-        Raises:
-            CheckpointError: Its files are missing or damaged.
-        """
-        ...
+        """The tokenizer saved in `folder`; `CheckpointError` if its vocabulary is missing, too large or damaged."""
+        return cls() if cls.file is None else cls(read_bounded(folder / cls.file, LARGEST_FILE), str(folder / cls.file))
 
     @classmethod
+    @abstractmethod
     def train(cls, chunks: Iterable[bytes], vocab_size: int | None = None) -> Self:
         """A tokenizer trained on the text `chunks`, with about `vocab_size` ids (None: a default).
 
@@ -95,7 +105,6 @@ class Tokenizer(Protocol):
             ConfigError: The vocabulary size is impossible.
             DataError: The text is empty.
         """
-        ...
 
 
 class BytesTokenizer(Tokenizer):
@@ -116,11 +125,6 @@ class BytesTokenizer(Tokenizer):
         return np.asarray(ids, np.uint8).tobytes()
 
     @classmethod
-    def load(cls, folder: Path) -> Self:
-        """The byte tokenizer."""
-        return cls()
-
-    @classmethod
     def train(cls, chunks: Iterable[bytes], vocab_size: int | None = None) -> Self:
         """The byte tokenizer; nothing is read."""
         return cls()
@@ -129,8 +133,6 @@ class BytesTokenizer(Tokenizer):
 # Words
 
 
-WORDS_FILE = "tokenizer.words"
-LARGEST_WORDS_FILE = 2**26
 LARGEST_VOCABULARY = 2**18
 """Default maximum number of words."""
 
@@ -140,21 +142,22 @@ _MAX_COUNTED = 2**22
 
 
 class WordsTokenizer(Tokenizer):
-    """Closed vocabulary of words.
-
-    Args:
-        vocabulary: Distinct words without white space, `<unk>` and `<eos>` first.
-    """
+    """Closed vocabulary of distinct words without white space, one per line of its file, `<unk>` and `<eos>` first."""
 
     kind = "words"
+    file = "tokenizer.words"
     start_id = 1
     id_sizes = None
 
-    def __init__(self, vocabulary: Sequence[bytes]) -> None:
-        self._vocabulary = list(vocabulary)
+    def __init__(self, data: bytes, name: str = file) -> None:
+        super().__init__(data, name)
+        self._vocabulary = data.removesuffix(b"\n").split(b"\n")
         self._ids = {word: i for i, word in enumerate(self._vocabulary)}
         self.vocab_size = len(self._vocabulary)
-        self.fingerprint = sha256(b"words" + b"\n".join(self._vocabulary)).hexdigest()
+        self.fingerprint = sha256(b"words" + data.removesuffix(b"\n")).hexdigest()
+        is_valid = all(len(word.split()) == 1 for word in self._vocabulary) and len(self._ids) == self.vocab_size
+        if self._vocabulary[:2] != [_UNKNOWN, _END] or not is_valid:
+            raise CheckpointError(f"{name} is not a list of distinct words that begins with <unk> and <eos>.", _REMEDY)
 
     def encode(self, data: bytes) -> NDArray[np.int32]:
         """Ids of `data`, which starts at a word boundary; unknown words become `<unk>`."""
@@ -168,34 +171,9 @@ class WordsTokenizer(Tokenizer):
         """Each word followed by a space, `<eos>` as a line end."""
         return b"".join([b"\n" if i == self.start_id else self._vocabulary[i] + b" " for i in ids])
 
-    def files(self) -> dict[str, bytes]:
-        """The vocabulary, one word per line."""
-        return {WORDS_FILE: b"".join(word + b"\n" for word in self._vocabulary)}
-
-    @classmethod
-    def load(cls, folder: Path) -> Self:
-        """The tokenizer saved in `folder`.
-
-        Raises:
-            CheckpointError: The file is missing, too large or not a list of distinct words.
-        """
-        vocabulary = read_bounded(folder / WORDS_FILE, LARGEST_WORDS_FILE).removesuffix(b"\n").split(b"\n")
-        is_valid = all(len(word.split()) == 1 for word in vocabulary) and len(set(vocabulary)) == len(vocabulary)
-        if vocabulary[:2] != [_UNKNOWN, _END] or not is_valid:
-            raise CheckpointError(
-                f"{folder / WORDS_FILE} is not a list of distinct words that begins with <unk> and <eos>.",
-                _REMEDY,
-            )
-        return cls(vocabulary)
-
     @classmethod
     def train(cls, chunks: Iterable[bytes], vocab_size: int | None = None) -> Self:
-        """The most frequent words of a text, by frequency; `vocab_size` (None: 2^18) counts `<unk>` and `<eos>`.
-
-        Raises:
-            ConfigError: `vocab_size` is less than 3.
-            DataError: The text has no words.
-        """
+        """The most frequent words of a text, by frequency; `vocab_size` (None: 2^18) counts `<unk>` and `<eos>`."""
         if vocab_size is not None and vocab_size < 3:
             raise ConfigError(
                 f"a vocabulary of {vocab_size} is too small for a word.", "Give --vocab-size 1000 or more."
@@ -210,7 +188,8 @@ class WordsTokenizer(Tokenizer):
         if not counts:
             raise DataError("the text to train the tokenizer on has no words.", "Give a file with text in it.")
         ranked = sorted(counts, key=lambda word: (-counts[word], word))
-        return cls([_UNKNOWN, _END, *ranked[: (vocab_size or LARGEST_VOCABULARY) - 2]])
+        words = (_UNKNOWN, _END, *ranked[: (vocab_size or LARGEST_VOCABULARY) - 2])
+        return cls(b"".join(word + b"\n" for word in words))
 
 
 def _word_tokens(data: bytes) -> list[tuple[bytes, int]]:
@@ -239,9 +218,6 @@ def n_unknown(ids: NDArray[Any]) -> int:
 # Sentencepiece
 
 
-SENTENCEPIECE_FILE = "tokenizer.model"
-LARGEST_SENTENCEPIECE_FILE = 2**25
-"""Maximum bytes of a sentencepiece model; one of 2^20 pieces is smaller."""
 SMALLEST_VOCABULARY = 300
 DEFAULT_VOCABULARY = 2048
 CACHED_WORDS = 2**15
@@ -252,6 +228,7 @@ _PICTURES = {"\t": "\u2409", "\n": "\u240a", "\r": "\u240d"}
 _TO_PICTURES = str.maketrans(_PICTURES)
 _DECODED = {picture: char for char, picture in _PICTURES.items()} | {_SPACE: " "}
 _FROM_PICTURES = str.maketrans(_DECODED)
+_SPECIAL = re.compile(f"([{''.join(_DECODED)}\\ud800-\\udfff])")
 _UNTRAINABLE = frozenset({*_DECODED, "\u2585", "\0"})
 """Characters with a special meaning here or in the trainer; words that contain one are not trained on."""
 _BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
@@ -264,34 +241,24 @@ _REMEDY = "Copy the model folder again from its source."
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """Sentencepiece model with byte fallback.
-
-    Args:
-        proto: Serialized sentencepiece model with all 256 byte pieces.
-        name: Its file, for error messages.
-
-    Raises:
-        CheckpointError: `proto` is not such a model.
-    """
+    """Sentencepiece model with all 256 byte pieces, serialized in its file."""
 
     kind = "sentencepiece"
+    file = "tokenizer.model"
 
-    def __init__(self, proto: bytes, name: str = SENTENCEPIECE_FILE) -> None:
+    def __init__(self, data: bytes, name: str = file) -> None:
         from sentencepiece import SentencePieceProcessor
 
-        if len(proto) > LARGEST_SENTENCEPIECE_FILE:
-            raise CheckpointError(f"{name} has {len(proto)} bytes, more than any tokenizer.", _REMEDY)
+        super().__init__(data, name)
         model = SentencePieceProcessor()
         try:
-            model.LoadFromSerializedProto(proto)
+            model.LoadFromSerializedProto(data)
             pieces = [model.IdToPiece(i) for i in range(model.GetPieceSize())]
         except (RuntimeError, ValueError, OSError):
             raise CheckpointError(f"{name} is not a sentencepiece model, or is damaged.", _REMEDY) from None
         self._model: SentencePieceProcessor = model
-        self._proto = proto
-        self._name = name
         self.vocab_size = len(pieces)
-        self.fingerprint = sha256(b"sentencepiece" + proto).hexdigest()
+        self.fingerprint = sha256(b"sentencepiece" + data).hexdigest()
         self._text: list[bytes] = []
         byte_ids: dict[int, int] = {}
         for i, piece in enumerate(pieces):
@@ -319,29 +286,11 @@ class SentencePieceTokenizer(Tokenizer):
         """Text of `ids`, each decoded independently."""
         return b"".join([self._text[i] for i in ids])
 
-    def files(self) -> dict[str, bytes]:
-        """The sentencepiece model."""
-        return {SENTENCEPIECE_FILE: self._proto}
-
-    @classmethod
-    def load(cls, folder: Path) -> Self:
-        """The tokenizer saved in `folder`.
-
-        Raises:
-            CheckpointError: The file is missing, too large, damaged or has no byte pieces.
-        """
-        path = folder / SENTENCEPIECE_FILE
-        return cls(read_bounded(path, LARGEST_SENTENCEPIECE_FILE), str(path))
-
     @classmethod
     def train(cls, chunks: Iterable[bytes], vocab_size: int | None = None) -> Self:
         """Trains a tokenizer of about `vocab_size` pieces (None: 2048), fewer for a short text.
 
         Deterministic, given the text in `chunks` and the size. Time and memory grow with the text, so give a sample.
-
-        Raises:
-            ConfigError: `vocab_size` is too small for the byte pieces.
-            DataError: The text is empty.
         """
         vocab_size = vocab_size or DEFAULT_VOCABULARY
         if vocab_size < SMALLEST_VOCABULARY:
@@ -357,36 +306,17 @@ class SentencePieceTokenizer(Tokenizer):
         return cls(_train(counts, vocab_size))
 
     def _encode_word(self, word: bytes) -> bytes:
-        try:
-            ids = self._pieces(word.decode())
-        except UnicodeDecodeError:
-            ids = []
-        if self.decode(ids) != word:
-            ids = list(self._spell(word))
+        """Ids as bytes of int32: pieces where they decode to the bytes of `word`, byte pieces elsewhere."""
+        ids: list[int] = []
+        for i, part in enumerate(_SPECIAL.split(word.decode(errors="surrogateescape"))):
+            data, found = part.encode(errors="surrogateescape"), []
+            if i % 2 == 0:  # the others are special characters
+                try:
+                    found = self._model.EncodeAsIds(part.translate(_TO_PICTURES))
+                except (RuntimeError, OSError):
+                    raise CheckpointError(f"{self._name} cannot encode text; it is damaged.", _REMEDY) from None
+            ids += found if self.decode(found) == data else [self._byte_ids[value] for value in data]
         return np.array(ids, np.int32).tobytes()
-
-    def _pieces(self, text: str) -> list[int]:
-        try:
-            ids: list[int] = self._model.EncodeAsIds(text.translate(_TO_PICTURES))
-        except (RuntimeError, OSError):
-            raise CheckpointError(f"{self._name} cannot encode text; it is damaged.", _REMEDY) from None
-        return ids
-
-    def _spell(self, word: bytes) -> Iterator[int]:
-        """Pieces where they decode to the bytes of `word`, byte pieces elsewhere."""
-        stretch = ""
-        for char in word.decode(errors="surrogateescape") + "\ud800":
-            if char in _DECODED or "\ud800" <= char <= "\udfff":
-                if stretch:
-                    ids = self._pieces(stretch)
-                    if self.decode(ids) != (text := stretch.encode()):
-                        ids = [self._byte_ids[value] for value in text]
-                    yield from ids
-                    stretch = ""
-                if char != "\ud800":
-                    yield from (self._byte_ids[value] for value in char.encode(errors="surrogateescape"))
-            else:
-                stretch += char
 
 
 class _WordCache(dict[bytes, bytes]):

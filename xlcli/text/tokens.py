@@ -5,7 +5,7 @@ uint16 if it does not follow from the id), and, if documents are separated, the 
 is a hash of text, documents and tokenizer. Files are written under a temporary name and renamed when complete.
 
 A process that uses or writes a token file holds a shared lock on it (`hold`), which ends with the last mapping of the
-file. A file without such a lock may be removed. The time of the last change of a file is that of its last use. Files
+file. A file without such a lock may be removed. Each use sets the time of the last change of a file. Files
 that do not begin as token files do are not ours, and stay.
 """
 

@@ -179,8 +179,8 @@ def _read(paths: Sequence[str], config: Config, stop: Callable[[], bool]) -> Gen
     text, by_document = config.text, config.train.reset_on_document
     reading = Reading(binary=text.binary, text_field=text.text_field, any_bytes=text.tokenizer == "bytes")
     corpus = yield from until(stop, gather(paths, reading=reading))
-    yield from corpus.notices()
     yield from until(stop, corpus.scan())
+    yield from corpus.notices()
     parts = split(corpus, text.valid, text.test, by_document=by_document)
     for part in (parts.valid, parts.test):
         if part.corpus is not corpus:

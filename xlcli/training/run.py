@@ -114,7 +114,6 @@ class TrainingRun:
         self.loader = TrainLoader(
             train_ids.ids,
             batch_size=train.batch_size,
-            segment_len=train.segment_len,
             start_id=start_id,
             documents=train_ids.documents,
             alignment=config.model.alignment,

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from xlcli import config, presets
-from xlcli.bench.cost import count_operations
+from xlcli.bench.timing import count_operations
 from xlcli.config import Config
 from xlcli.model.attention.lsh import LSHAttention
 from xlcli.model.build import build_on_meta

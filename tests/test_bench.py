@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from xlcli import bench, machine
-from xlcli.bench import cost, timing
+from xlcli.bench import timing
 from xlcli.config import BenchConfig, Config, RuntimeConfig
 from xlcli.config import make as make_config
 from xlcli.errors import ResourceError
@@ -52,14 +52,14 @@ def test_slow_calls_that_fill_the_memory_are_not_timed(monkeypatch):
 
 def _operations_of_a_product(x_has_gradient):
     x, w = torch.ones(2, 3, requires_grad=x_has_gradient), torch.ones(3, 5, requires_grad=True)
-    return cost.count_operations(lambda: (x @ w).sum().backward())
+    return timing.count_operations(lambda: (x @ w).sum().backward())
 
 
 def test_operations_of_a_step_are_those_that_are_computed():
     assert _operations_of_a_product(True) == 3 * 2 * 2 * 3 * 5
     assert _operations_of_a_product(False) == 2 * 2 * 2 * 3 * 5  # no gradient of an input, such as remembered ones
     out = torch.ones(1, 2, 2)
-    assert cost.count_operations(lambda: out.baddbmm_(torch.ones(1, 2, 7), torch.ones(1, 7, 2))) == 2 * 2 * 7 * 2
+    assert timing.count_operations(lambda: out.baddbmm_(torch.ones(1, 2, 7), torch.ones(1, 7, 2))) == 2 * 2 * 7 * 2
 
 
 def _network(*, position=None, **model):
@@ -72,7 +72,7 @@ def test_a_loss_of_frequent_words_computes_no_cluster_of_rare_ones():
     state, tokens = network.init_state(1, mem_len=4, segment_len=4), torch.zeros(1, 6, dtype=torch.int64)
 
     def operations(word):
-        return cost.count_operations(lambda: network.score(tokens, torch.full_like(tokens, word), state)[:2])
+        return timing.count_operations(lambda: network.score(tokens, torch.full_like(tokens, word), state)[:2])
 
     assert operations(5) < operations(25)
     assert operations(25) - operations(5) > operations(40) - operations(5) > 0  # later clusters are narrower
@@ -95,7 +95,7 @@ def test_operations_of_kernels_are_those_of_modules(model):
     network = _network(**model)
     state = _after_reading(network, 9)
     with torch.inference_mode():
-        modules = cost.count_operations(lambda: network.logits(torch.zeros(1, 1, dtype=torch.int64), state))
+        modules = timing.count_operations(lambda: network.logits(torch.zeros(1, 1, dtype=torch.int64), state))
     projected = 0
     if model["position"] == {"kind": "xl"}:  # 16 features, a head of width 8: keys are projected once
         projected = 2 * 2 * 2 * (16 * 8 + 6 * (16 - 8))

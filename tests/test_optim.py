@@ -123,7 +123,7 @@ def _learn(model, optimizers, seeds):
         state = model.init_state(2, mem_len=8, segment_len=8, memory="hidden")
         model.score(tokens[:, :-1], tokens[:, 1:], state)[0].mean().backward()
         optimizers.step(0.5)
-        optimizers.zero_grad()
+        model.zero_grad(set_to_none=False)
 
 
 def test_muon_gets_the_matrices_inside_and_adamw_the_rest():

@@ -9,19 +9,25 @@ from __future__ import annotations
 import builtins
 import time
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
-
-# Any workflow
-
 
 E = TypeVar("E")
 T = TypeVar("T")
 
 
+class Event:
+    """What a workflow yields."""
+
+    __slots__ = ()
+
+
+# Any workflow
+
+
 @dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(Event):
     """Message for the user: a choice made automatically, a warning, or a hint at a better choice."""
 
     text: str
@@ -29,7 +35,7 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Event):
     """Progress of a long stage, in `unit`s. `total` is None if unknown; `rate` is units per second."""
 
     stage: str
@@ -88,7 +94,7 @@ def until(stop: Callable[[], bool], work: Generator[E, None, T]) -> Generator[E,
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Event):
     """Plan of a training run, and the result of `--dry-run`.
 
     `memory_bytes` is an estimated peak, `available_bytes` the free memory of the device; `weights` and `weights_bytes`
@@ -124,7 +130,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Step(Event):
     """One optimizer step. `nats` is the mean loss per token, `fraction` the share of the budget spent, 0 to 1.
 
     `eta_seconds` is the time until the first budget is spent, at the mean speed of the steps of this process.
@@ -150,7 +156,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Validation:
+class Validation(Event):
     """Validation during training. `best`: the lowest value so far; the weights were saved."""
 
     step: int
@@ -161,7 +167,7 @@ class Validation:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class Saved(Event):
     """A checkpoint was written."""
 
     step: int
@@ -169,7 +175,7 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
-class Stopping:
+class Stopping(Event):
     """All ranks of a run have agreed to stop it, and have saved. Each of them has this event at the same time."""
 
 
@@ -186,10 +192,10 @@ class ScoredText:
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class Trained(Event):
     """End of a run. `bits_per_byte` is the score of the best weights on the text `scored`.
 
-    `seconds` are those of training, without the final score and sample. `stopped`: ended before the budget was spent.
+    `seconds` of training, without the final score and sample. `stopped`: ended before the budget was spent.
     """
 
     folder: Path
@@ -207,7 +213,7 @@ class Trained:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenScore:
+class TokenScore(Event):
     """One token of evaluated or streamed text: offset of its first byte, its text, its surprisal in bits."""
 
     byte: int
@@ -234,7 +240,7 @@ ROUNDING_TOKENS = 2**14
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class Score(Event):
     """One evaluation; its fields are the JSON keys of `xlcli eval`. `chars`, `words`: None if the text is not UTF-8.
 
     `unknown_words` is the number of words scored as `<unk>`, None unless the vocabulary is one of words.
@@ -243,7 +249,7 @@ class Score:
     `weight_dtype` and `memory_dtype` are the number types that weights and memory were rounded to. `rounding_cost` is
     the difference in bits per byte to the unrounded model over the first `ROUNDING_TOKENS` tokens, None without
     rounding.
-    `partial`: evaluation was stopped; all values are those of the tokens scored until then.
+    `partial`: evaluation was stopped; all values are of the tokens scored until then.
     `documents` is the number of documents that were scored to their end, each as if it were alone; 1 if the text was
     not divided.
     `stride` is the distance in tokens of overlapping windows of `segment_len` tokens, None without them; with windows,
@@ -284,11 +290,15 @@ class Score:
     recall: float | None = None
     recall_by_layer: tuple[float, ...] = ()
     partial: bool = False
-    by_context: tuple[ContextBin, ...] = field(default=())
+    by_context: tuple[ContextBin, ...] = ()
+
+    def text(self, of_bytes: int) -> ScoredText:
+        """The text that was scored, the beginning of one of `of_bytes` bytes."""
+        return ScoredText(self.bytes, of_bytes, self.mem_len)
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
+class Speed(Event):
     """Speed of a task with one memory length; its fields are the JSON keys of `xlcli bench`.
 
     Fields that do not apply to a task are None.
@@ -347,7 +357,7 @@ class Speed:
 
 
 @dataclass(frozen=True, slots=True)
-class LineScore:
+class LineScore(Event):
     """One line of a stream with its line end. `spans` are its tokens for coloring: (text, bits)."""
 
     line: int
@@ -361,7 +371,7 @@ class LineScore:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamStats:
+class StreamStats(Event):
     """Totals of a stream so far."""
 
     lines: int
@@ -380,7 +390,7 @@ class StreamStats:
 
 
 @dataclass(frozen=True, slots=True)
-class GeneratedText:
+class GeneratedText(Event):
     """Next text of a sample, in whole UTF-8 characters."""
 
     sample: int
@@ -401,7 +411,7 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
-class Generated:
+class Generated(Event):
     """One finished sample; its fields are the JSON keys of `xlcli generate`. `logprobs`: None unless asked for."""
 
     sample: int
@@ -416,7 +426,7 @@ class Generated:
 
 
 @dataclass(frozen=True, slots=True)
-class Coded:
+class Coded(Event):
     """A text that was compressed or decompressed to its end.
 
     `bits` is the sum of the surprisals of its tokens, `compressed_bytes` the size of the compressed text.
@@ -427,23 +437,3 @@ class Coded:
     tokens: int
     bits: float
     seconds: float
-
-
-Event = (
-    Notice
-    | Progress
-    | Plan
-    | Step
-    | Validation
-    | Saved
-    | Stopping
-    | Trained
-    | TokenScore
-    | Score
-    | Speed
-    | GeneratedText
-    | Generated
-    | LineScore
-    | StreamStats
-    | Coded
-)

@@ -4,8 +4,8 @@ Samples of a batch continue copies of the state after the prompt, each with its 
 output in order: the text of a sample is held back until all samples before it have ended.
 
 Of many prompts, each is read alone, and its first token predicted alone; then prompts of any length are the sequences
-of a batch. A result is that of the prompt alone with the same seed: compiled kernels compute a sequence to the bit as
-alone, modules up to rounding. States that cannot be joined (`State.join_keys`) are continued in batches of their own.
+of a batch. A prompt gives the same text as when run alone with the same seed: compiled kernels compute a sequence to
+the bit as alone, modules up to rounding. States that cannot be joined (`State.join_keys`) are continued apart.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ def generate(
         branch = session.select([0] * len(samples)) if several else session
         yield from _sample_batch(branch, samples, options, stop)
     if save:
-        save(text.saved())
+        rng = text.rng
+        sampler = SamplerState(rng.seed, rng.generator.get_state(), tuple(rng.recent))
+        save(SessionState(session.state, session.last_tokens[0], text.unread, sampler, None))
 
 
 def generate_prompts(
@@ -162,7 +164,7 @@ class Prompt:
         session: Session after the tokens that have been read.
         rng: Generator of the first sample.
         recent: Latest tokens of the prompt, for the repetition penalty.
-        n_tokens: Maximum number of tokens of its text, with those of a saved state and new ones.
+        n_tokens: Maximum number of tokens of its text, with a saved state and new ones.
         tokens_per_second: Rate of reading.
         unread: Text that was not read before an interruption.
     """
@@ -176,15 +178,9 @@ class Prompt:
     unread: PendingText
 
     def samples(self, numbers: Iterable[int], options: GenerateConfig, logits: Tensor | None) -> list[Sample]:
-        """Samples with these numbers; the seed of each is that of the first one plus its number."""
+        """Samples with these numbers, which are added to the seed of the first one."""
         rngs = {i: SampleRNG.seeded(self.rng.seed + i, self.recent) if i else self.rng for i in numbers}
         return [Sample(self, i, rng, StreamingDetokenizer(options.stop), logits) for i, rng in rngs.items()]
-
-    def saved(self) -> SessionState:
-        """The session as a value, with unread text, after the first sample."""
-        rng = self.rng
-        sampler = SamplerState(rng.seed, rng.generator.get_state(), tuple(rng.recent))
-        return self.session.saved(self.unread, sampler=sampler)
 
 
 def read_prompt(
@@ -237,8 +233,7 @@ def _last_document(tokenizer: Tokenizer, pending: PendingText) -> PendingText:
 class Sample:
     """A sample being generated.
 
-    `logits` are those (1 v) of its first token, if they are known; `unshown` is the part of `text` that has not been
-    output.
+    `logits` (1 v) predict its first token, if they are known; `n_shown` bytes of `text` have been output.
     """
 
     prompt: Prompt
@@ -247,16 +242,11 @@ class Sample:
     detokenizer: StreamingDetokenizer
     logits: Tensor | None = None
     text: bytearray = field(default_factory=bytearray)
-    unshown: bytes = b""
+    n_shown: int = 0
     n_tokens: int = 0
     logprobs: list[TokenLogprob] = field(default_factory=list)
     seconds: float = 0.0
     stop_reason: StopReason | None = None
-
-    def add(self, text: bytes) -> None:
-        """Appends text that can be shown."""
-        self.text += text
-        self.unshown += text
 
 
 def continue_session(
@@ -287,7 +277,7 @@ def _sample_batch(
             elif interrupted:
                 sample.stop_reason = "interrupted"
             if sample.stop_reason is not None:
-                sample.add(sample.detokenizer.finish())
+                sample.text += sample.detokenizer.finish()
                 sample.seconds = time.perf_counter() - started
         rows = [row for row, sample in enumerate(running) if sample.stop_reason is None]
         if 0 < len(rows) < len(running):
@@ -295,9 +285,9 @@ def _sample_batch(
         running = [running[row] for row in rows]
         while unfinished:
             sample = unfinished[0]
-            if sample.unshown:
-                yield GeneratedText(sample.number, sample.unshown)
-                sample.unshown = b""
+            if new := bytes(sample.text[sample.n_shown :]):
+                sample.n_shown = len(sample.text)
+                yield GeneratedText(sample.number, new)
             if sample.stop_reason is None:
                 break
             yield Generated(
@@ -326,5 +316,5 @@ def _sample_batch(
                 logprob, best = log_probabilities(logits[row], token, options.logprobs)
                 others = tuple(TokenLogprob(other, decode([other]), value) for other, value in best)
                 sample.logprobs.append(TokenLogprob(token, text, logprob, others))
-            sample.add(sample.detokenizer.feed(text))
+            sample.text += sample.detokenizer.feed(text)
         logits = None

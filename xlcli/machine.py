@@ -70,7 +70,7 @@ def fitting(
 
 
 def in_words(settings: Mapping[str, int]) -> str:
-    """Names and values of settings: `batch_size 8, mem_len 512`."""
+    """Names and values of settings: `batch_size 8, segment_len 64`."""
     return ", ".join(f"{name} {value}" for name, value in settings.items())
 
 

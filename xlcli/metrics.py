@@ -3,7 +3,7 @@
 Bits per byte is the main score because it does not depend on the vocabulary: nats / ln 2 / bytes of text, each token
 scored once. A character is a Unicode code point. A word is a run of bytes that are not ASCII white space, or a line
 end, as in the published word-level benchmarks (Mikolov et al. 2010, Merity et al. 2017). The perplexity per word of a
-word-level model is thus its perplexity per token, and comparable with that of a byte-level model.
+word-level model is thus its perplexity per token, and comparable with a byte-level model.
 """
 
 from __future__ import annotations

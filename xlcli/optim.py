@@ -146,11 +146,6 @@ class Optimizers:
                 group["lr"] = lr * factor
             optimizer.step()
 
-    def zero_grad(self) -> None:
-        """Sets all gradients to zero."""
-        for optimizer, _ in self.optimizers:
-            optimizer.zero_grad(set_to_none=False)
-
     def tensors(self) -> dict[str, Tensor]:
         """Optimizer state by name, `parameter:quantity`."""
         return {
@@ -198,12 +193,8 @@ def warmup_steps(train: TrainConfig) -> int:
     """Steps of learning-rate warmup."""
     if train.warmup_steps is not None:
         return train.warmup_steps
-    limits = [WARMUP_STEPS]
-    if train.max_steps is not None:
-        limits.append(train.max_steps // 10)
-    if train.max_tokens is not None:
-        limits.append(train.max_tokens // (train.batch_size * train.segment_len) // 10)
-    return min(limits)
+    n_tokens = None if train.max_tokens is None else train.max_tokens // (train.batch_size * train.segment_len)
+    return min([WARMUP_STEPS, *(budget // 10 for budget in (train.max_steps, n_tokens) if budget is not None)])
 
 
 def lr_factor(train: TrainConfig, fraction: float, step: int) -> float:

@@ -48,7 +48,7 @@ class Ranks:
     Attributes:
         rank: Number of this rank; rank 0, the first, alone writes files and reports.
         size: Number of ranks.
-        local_rank: Number of this rank among those of its machine, which is also that of its CUDA device.
+        local_rank: Number of this rank on its machine, and of its CUDA device.
         local_size: Number of ranks on this machine.
         restarts: Number of times that the launcher has started all ranks again.
         store: Key-value store of the process group; None in a single process.
@@ -65,7 +65,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0."""
+        """True on rank 0."""
         return self.rank == 0
 
     def rows(self, n_rows: int) -> slice:
@@ -325,7 +325,7 @@ def _rendezvous(rank: int, size: int, seconds: float) -> Any:
 
 
 def is_lost(error: RuntimeError) -> bool:
-    """Whether an error means that another rank has ended or does not answer."""
+    """True if an error means that another rank has ended or does not answer."""
     import torch.distributed as dist
 
     kinds = dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError
@@ -333,7 +333,7 @@ def is_lost(error: RuntimeError) -> bool:
 
 
 def is_timeout(error: RuntimeError) -> bool:
-    """Whether another rank does not answer although it may still run.
+    """True if another rank does not answer although it may still run.
 
     A refused connection is the end of a rank after it has published its address; gloo says "timed out connecting" too.
     """
@@ -342,7 +342,7 @@ def is_timeout(error: RuntimeError) -> bool:
 
 
 def is_divided(tensor: Tensor) -> bool:
-    """Whether each rank has a part of the tensor."""
+    """True if each rank has a part of the tensor."""
     return hasattr(tensor, "full_tensor")
 
 

@@ -166,7 +166,7 @@ def compile_stack(stack: Stack) -> None:
 
 
 def has_bfloat16_units(device: torch.device) -> bool:
-    """Whether the device has native bfloat16 matrix products, which are faster than float32."""
+    """True if the device has native bfloat16 matrix products, which are faster than float32."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())

@@ -26,7 +26,7 @@ _EXCLUDED = float("-inf")
 
 
 def apply_repetition_penalty(logits: Tensor, recent: Sequence[Iterable[int]], penalty: float) -> Tensor:
-    """Logits (b v) with those of each row's `recent` tokens divided by `penalty` if positive, else multiplied by it."""
+    """Logits (b v); at the `recent` tokens of each row divided by `penalty` if positive, else multiplied by it."""
     if penalty == 1.0:
         return logits
     logits = logits.clone()

@@ -72,7 +72,7 @@ def stream(
         resume: Saved session. Line numbers, byte offsets and totals continue from it.
         save: Called every `save_every` seconds if text has arrived, and at the end.
         stop: Called between calls of the model. Once true, unscored text is saved with the session and not scored.
-        sampling: Options of the `continue_tokens` sampled after the text; by default those of `generate`.
+        sampling: Options of the `continue_tokens` sampled after the text; by default as `generate`.
         seed: Seed of that sampling; random by default.
 
     Yields:
@@ -102,7 +102,9 @@ def stream(
                 scorer.last_stats = time.monotonic()
                 yield scorer.stats(final=False)
         if is_end:
-            yield from scorer.end_line()
+            if scorer.n_bytes > scorer.line_start:  # an unfinished line
+                yield from scorer.end_line_part()
+                scorer.n_lines += 1
             if options.continue_tokens:
                 changes = {"max_new_tokens": options.continue_tokens, "num_samples": 1, "logprobs": None}
                 chosen = (sampling or GenerateConfig()).model_copy(update=changes)
@@ -212,12 +214,6 @@ class _Scorer:
         self.arrived = self.arrived[stop:]
         self.n_ready = self._n_ready()
 
-    def end_line(self) -> Iterator[LineScore]:
-        """Outputs the unfinished last line."""
-        if self.n_bytes > self.line_start:
-            yield from self.end_line_part()
-            self.n_lines += 1
-
     def stats(self, *, final: bool) -> StreamStats:
         """Totals so far."""
         return StreamStats(
@@ -238,17 +234,10 @@ class _Scorer:
         unscored = PendingText(
             self.text + self.pretokenizer.pending + self.arrived, self.ids, len(self.text), tuple(self.documents)
         )
-        return self.session.saved(
-            unscored,
-            stream=StreamPosition(
-                n_lines=self.n_lines,
-                n_bytes=self.n_bytes,
-                n_tokens=self.n_tokens,
-                bits=self.bits,
-                line_start=self.line_start,
-                scored=tuple(self.line),
-            ),
+        position = StreamPosition(
+            self.n_lines, self.n_bytes, self.n_tokens, self.bits, self.line_start, scored=tuple(self.line)
         )
+        return SessionState(self.session.state, self.session.last_tokens[0], unscored, None, position)
 
     def _enqueue(self, words: bytes) -> None:
         """Tokenizes whole words and appends them to the queue."""

@@ -20,7 +20,7 @@ from xlcli.inference import InferenceSession
 from xlcli.memory.context_cache import N_LATEST, ORDERS, ContextIndex
 from xlcli.memory.online import UNKNOWN
 from xlcli.online.cache import CachedModel
-from xlcli.store.state_files import PendingText, load_state, save_state
+from xlcli.store.state_files import PendingText, SessionState, load_state, save_state
 
 WINDOW = 37
 TEXT = (PROSE[:90] * 2).encode()
@@ -234,7 +234,7 @@ def test_sessions_save_and_continue_the_cache(model, tmp_path):
     first = InferenceSession.open(model, RUNTIME, options(), None)
     found = list(first.score(ids[:70]))
     path = tmp_path / "state"
-    save_state(path, first.saved(PendingText(b"", ids[:0], 0)), model=model)
+    save_state(path, SessionState(first.state, first.last_tokens[0], PendingText(b"", ids[:0], 0)), model=model)
     loaded = load_state(path, model=model, device="cpu")
     found += list(InferenceSession.open(model, RUNTIME, options(), loaded.fork()).score(ids[70:]))
     assert found == expected

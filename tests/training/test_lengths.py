@@ -12,10 +12,11 @@ from toys import RUNTIME, VARIANTS, toy
 from xlcli import config
 from xlcli.errors import ConfigError
 from xlcli.events import Step, Trained
+from xlcli.ops.span import Span
 from xlcli.text.loaders import TrainLoader
 from xlcli.text.tokens import TokenFile
 from xlcli.training.run import TrainingRun
-from xlcli.training.schedule import Lengths, lengths, restored, shortened
+from xlcli.training.schedule import drawn_span, with_span
 from xlcli.training.validation import check_finite
 
 
@@ -53,15 +54,15 @@ def test_every_token_is_read_in_order_and_counted(monkeypatch):
 
 
 def test_lengths_depend_on_seed_and_step_and_stay_below_the_configured_ones():
-    train = config.make({"train": {"random_lengths": True, "segment_len": 5, "mem_len": 7}}).train
-    drawn = [lengths(train, seed, step) for seed in range(3) for step in range(100)]
-    assert drawn == [lengths(train, seed, step) for seed in range(3) for step in range(100)]
+    span = Span("growing", mem_len=7, segment_len=5)
+    drawn = [drawn_span(span, seed, step) for seed in range(3) for step in range(100)]
+    assert drawn == [drawn_span(span, seed, step) for seed in range(3) for step in range(100)]
     assert drawn[:100] != drawn[100:200]
     assert {length.segment_len for length in drawn} == {3, 4, 5}
     assert {length.mem_len for length in drawn} == set(range(1, 8))
-    plain = train.model_copy(update={"random_lengths": False})
-    assert lengths(plain, 0, 3) == Lengths(5, 7)
-    assert lengths(train.model_copy(update={"mem_len": 0, "segment_len": 1}), 0, 3) == Lengths(1, 0)
+    assert {length.kept_len for length in drawn} == {7}
+    single = Span("segment", mem_len=0, segment_len=1)
+    assert drawn_span(single, 0, 3) == single
 
 
 @pytest.mark.parametrize("memory", ["hidden", "keyvalue"])
@@ -72,12 +73,12 @@ def test_a_short_memory_is_read_as_if_there_were_no_more(variant, span, memory):
     ids = torch.randint(0, 256, (2, 40), generator=torch.Generator().manual_seed(1))
     state = network.init_state(2, mem_len=12, segment_len=10, span=span, memory=memory)
     state = network(ids[:, :20], state)[1]
-    drawn = Lengths(10, 4)
-    found = network.score(ids[:, 20:30], ids[:, 21:31], shortened(state, drawn))
+    drawn = replace(state.span, mem_len=4, kept_len=12)
+    found = network.score(ids[:, 20:30], ids[:, 21:31], with_span(state, drawn))
     short = replace(state.map(_last(4)), span=replace(state.span, mem_len=4))
     expected, _ = network.score(ids[:, 20:30], ids[:, 21:31], short)[:2]
     assert torch.equal(found.nll, expected)
-    after = restored(found.state, state.span)
+    after = with_span(found.state, state.span)
     assert network.is_compatible(after)
     assert [layer.length for layer in after.layers] == [layer.length for layer in state.layers]
     whole = network(ids[:, 20:30], state)[1].layers[0]
@@ -96,10 +97,9 @@ def test_without_memory_every_step_begins_an_independent_segment():
     for start, size in ((0, 5), (5, 8), (13, 6)):
         new = network.init_state(1, mem_len=0, segment_len=8)
         expected.append(network.score(ids[:, start : start + size], ids[:, start + 1 : start + size + 1], new)[0])
-        output = network.score(
-            ids[:, start : start + size], ids[:, start + 1 : start + size + 1], shortened(state, Lengths(size, 0))
-        )
-        state = restored(output.state, state.span)
+        drawn = with_span(state, replace(state.span, segment_len=size))
+        output = network.score(ids[:, start : start + size], ids[:, start + 1 : start + size + 1], drawn)
+        state = with_span(output.state, state.span)
         assert torch.equal(output.nll, expected[-1])
         assert network.is_compatible(state)
 

@@ -492,13 +492,11 @@ def test_a_damaged_model_can_be_replaced():
 
 
 def test_a_folder_left_by_a_kill_at_its_very_beginning_can_be_used(monkeypatch):
-    from xlcli.training import folder as run_folder
-
     def killed(folder, settings, encoding):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_folder, "write_config", killed)
+        patch.setattr(workflow.layout, "write_config", killed)
         with pytest.raises(KeyboardInterrupt):
             go(small(), corpus(), "m")
     assert Path("m/.replacement/valid.txt").exists()

@@ -78,18 +78,17 @@ def bench(
         ResourceError: The memory does not fit the machine.
     """
     options = config.bench
-    mem_lens = options.mem_lens or (options.reading(config.train).mem_len,)
     watch = Stopwatch(runtime, options.seconds, stop)
     if model is None:
-        measurements = [measure.training(name, config, mem_len, watch) for mem_len in mem_lens]
+        measurements = [measure.training(name, config, each, watch) for each in options.sweep]
     else:
         model.check_settings(options)
         start = measure.decoding if task == "decode" else measure.evaluation
-        measurements = [start(model, options.model_copy(update={"mem_len": each}), watch) for each in mem_lens]
+        measurements = [start(model, each, watch) for each in options.sweep]
     for measurement in measurements:
         next(measurement)
-    planned = 2 * min(options.seconds, PEAK_SECONDS) + options.seconds * FIGURES[task] * len(mem_lens)
-    lengths = ", ".join(map(str, mem_lens))
+    planned = 2 * min(options.seconds, PEAK_SECONDS) + options.seconds * FIGURES[task] * len(measurements)
+    lengths = ", ".join(map(str, options.mem_lens)) or "as trained"
     yield Notice(f"peaks of this machine, then {task} of {name} with memory {lengths}: about {planned:.0f} s")
     load = os.getloadavg()[0]
     if load > BUSY_LOAD:
@@ -100,8 +99,7 @@ def bench(
             forget_peak_rss()
             speed = yield from measurement
             if (ratio := speed.ms_per_token_p90 / speed.ms_per_token) > UNEVEN:
-                slow = f"memory {speed.mem_len:,}: a tenth of the calls took {ratio:.1f} times the median or longer"
-                yield Notice(f"{slow}; the machine was not quiet")
+                yield Notice(f"a tenth of the calls took {ratio:.1f} times the median or longer; the machine was busy")
             yield speed
     except StoppedEarlyError:
         yield Notice("stopped before all figures were measured.", "warning")

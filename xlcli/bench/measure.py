@@ -15,12 +15,10 @@ import torch
 from numpy.typing import NDArray
 
 from xlcli import config as settings
-from xlcli.bench.cost import count_operations
-from xlcli.bench.timing import Stopwatch
+from xlcli.bench.timing import Stopwatch, count_operations
 from xlcli.config import BenchConfig, Config, EvalConfig, Sampling
 from xlcli.errors import ResourceError
-from xlcli.evaluation.lengths import choose_lengths
-from xlcli.evaluation.text import TokenizedText
+from xlcli.evaluation.text import TokenizedText, choose_lengths
 from xlcli.events import Notice, Progress, Speed, StoppedEarlyError
 from xlcli.inference import InferenceSession, check_memory, describe_decoding
 from xlcli.metrics import TextCounts
@@ -47,11 +45,10 @@ def decoding(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Meas
         ResourceError: The memory does not fit the machine.
     """
     rows, config, reading = options.batch_size or 1, model.config, options.reading(model.config.train)
-    mem_len, memory_dtype = reading.mem_len, reading.memory_dtype
-    check_memory(model, watch.runtime, reading.longest, memory_dtype=memory_dtype, predicts=True)
-    check_memory(model, watch.runtime, reading.longest, batch_size=rows, segment_len=1, memory_dtype=memory_dtype)
-    yield Progress(f"memory {mem_len:,}", 0, None, "calls")
+    mem_len, dtype = reading.mem_len, reading.memory_dtype
     session = InferenceSession.open(model, watch.runtime, options, None)
+    check_memory(model, watch.runtime, reading.longest, batch_size=rows, segment_len=1, memory_dtype=dtype)
+    yield Progress(f"memory {mem_len:,}", 0, None, "calls")
     prompt = random_tokens(config.model.vocab_size, mem_len or 1)
     for _ in range(2):
         if notice := session.compilation():
@@ -68,10 +65,10 @@ def decoding(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Meas
 
     first = float(np.median((yield from watch.repeat(first_token, f"memory {mem_len:,}: first token", warmup=1))))
     branch = session.select([0] * rows) if rows > 1 else session
-    rngs, sampling = [SampleRNG.seeded(row) for row in range(rows)], Sampling()
+    rngs = [SampleRNG.seeded(row) for row in range(rows)]
 
     def next_token() -> None:
-        branch.last_tokens = sample_tokens(branch.predict(), rngs, sampling)
+        branch.last_tokens = sample_tokens(branch.predict(), rngs, Sampling())
 
     times = yield from watch.repeat(next_token, f"memory {mem_len:,}: decoding")
     peak = peak_rss_bytes()
@@ -98,7 +95,7 @@ def decoding(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Meas
         operations=operations,
         peak_rss_bytes=peak,
         weight_dtype=model.weight_dtype,
-        memory_dtype=session.state.memory_dtype,
+        memory_dtype=dtype,
         first_token_seconds=first,
         prompt_tokens=mem_len or 1,
         recomputed=(yield from _recompute(model, mem_len, first, watch)) if rows == 1 else None,
@@ -117,9 +114,8 @@ def evaluation(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Me
     counts = TextCounts(len(ids), 0, None, None)
     text = TokenizedText(Part(Corpus(()), 0, len(ids)), TokenFile(ids, len(ids)), counts)
     lengths = choose_lengths(model, watch.runtime, given, text)
-    mem_len, rows, segment_len = lengths.mem_len, lengths.batch_size, lengths.segment_len
-    kept, memory_dtype = mem_len or segment_len, lengths.memory_dtype
-    check_memory(model, watch.runtime, kept, batch_size=rows, segment_len=segment_len, memory_dtype=memory_dtype)
+    mem_len, rows, segment_len, dtype = lengths.mem_len, lengths.batch_size, lengths.segment_len, lengths.memory_dtype
+    check_memory(model, watch.runtime, lengths.longest, batch_size=rows, segment_len=segment_len, memory_dtype=dtype)
     yield Progress(f"memory {mem_len:,}", 0, None, "calls")
     tokens = random_tokens(model.config.model.vocab_size, rows * (segment_len + 1)).reshape(rows, segment_len + 1)
     whole = torch.from_numpy(tokens).to(watch.runtime.device)
@@ -148,26 +144,26 @@ def evaluation(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Me
         operations=count_operations(call),
         peak_rss_bytes=peak,
         weight_dtype=model.weight_dtype,
-        memory_dtype=memory_dtype,
+        memory_dtype=dtype,
         recomputed=(yield from _recompute(model, mem_len, fill * float(np.median(times)) / rows, watch)),
     )
 
 
-def training(name: str, config: Config, mem_len: int, watch: Stopwatch) -> Measurement:
+def training(name: str, config: Config, options: BenchConfig, watch: Stopwatch) -> Measurement:
     """Speed of training steps with full memory and full lengths.
 
     Raises:
         ConfigError: A setting is illegal.
         ResourceError: The run does not fit the machine.
     """
-    given = config.bench.model_dump(include={"segment_len", "batch_size"}, exclude_none=True)
-    config = settings.change(config, {"train": {**given, "mem_len": mem_len, "random_lengths": False}})
+    given = options.model_dump(include={"mem_len", "segment_len", "batch_size"}, exclude_none=True)
+    config = settings.change(config, {"train": {**given, "random_lengths": False}})
     vocab_size, tokenizer = config.model.vocab_size, config.text.tokenizer
     config = defaults.fill_in(config, tokenizer=tokenizer, vocab_size=vocab_size, device=watch.runtime.device)
     memory.require([config], watch.runtime)  # before the parameters of an impossible model are counted
     memory.require([config], watch.runtime, build_on_meta(config.model).n_parameters)
-    yield Progress(f"memory {mem_len:,}", 0, None, "calls")
-    shape = config.train
+    shape, stage = config.train, f"memory {config.train.mem_len:,}"
+    yield Progress(stage, 0, None, "calls")
     n_tokens = shape.batch_size * (shape.mem_len + 64 * shape.segment_len)
     ids = random_tokens(config.model.vocab_size, n_tokens)
     run = TrainingRun(config, watch.runtime, TokenFile(ids, len(ids)), 0)
@@ -176,7 +172,7 @@ def training(name: str, config: Config, mem_len: int, watch: Stopwatch) -> Measu
         run.train_step(0.5)
 
     fill = -(-shape.mem_len // shape.segment_len)
-    times = yield from watch.repeat(step, f"memory {shape.mem_len:,}: training", fill=fill)
+    times = yield from watch.repeat(step, f"{stage}: training", fill=fill)
     peak = peak_rss_bytes()
     with torch.compiler.set_stance("force_eager") if config.runtime.compile else contextlib.nullcontext():
         operations = count_operations(step)
@@ -243,7 +239,7 @@ def _speed(
     """The figures of timed calls that make or read `segment_len` tokens of each sequence.
 
     `read` is the number of bytes that a call reads, `operations` its floating-point operations, `recomputed` the
-    seconds of a token without memory, `fields` are those of `Speed` as they are.
+    seconds of a token without memory, `fields` other fields of `Speed`.
     """
     per_call, total = batch_size * segment_len, float(times.sum())
     median, p90, p99 = (float(seconds) for seconds in np.quantile(times, (0.5, 0.9, 0.99)))

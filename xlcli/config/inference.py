@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -50,7 +51,8 @@ _RESET_ON_DOCUMENT = Option("Memory", "--reset-on-document", "1")
 _SEGMENT_LEN = Option("Memory", "--segment-len TOKENS", "128")
 
 
-class Reading(NamedTuple):
+@dataclass(frozen=True)
+class Reading:
     """How a model reads a text, with nothing left open.
 
     Attributes:
@@ -58,12 +60,24 @@ class Reading(NamedTuple):
         segment_len: Length of an independent segment in tokens.
         memory_dtype: Number type of past keys and values.
         reset_on_document: Each document is read as if it were alone.
+        span: Tokens that a token attends to.
     """
 
     mem_len: int
     segment_len: int
     memory_dtype: MemoryDtype
     reset_on_document: bool
+    span: SpanKind = "uniform"
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Settings of `LanguageModel.init_state`."""
+        return {name: getattr(self, name) for name in ("mem_len", "segment_len", "span", "memory_dtype")}
+
+    @property
+    def has_memory(self) -> bool:
+        """True if a token attends to earlier segments."""
+        return self.mem_len > 0
 
     @property
     def longest(self) -> int:
@@ -127,10 +141,9 @@ class InferenceConfig(BaseConfig):
 
         A state that is continued keeps its own values.
         """
-        open_settings = {name: getattr(self, name, None) is None for name in ("mem_len", "reset_on_document")}
-        chosen = {name: getattr(train if is_open else self, name) for name, is_open in open_settings.items()}
-        memory_dtype = "float32" if self.memory_dtype == "auto" else self.memory_dtype
-        return Reading(**chosen, segment_len=train.segment_len, memory_dtype=memory_dtype)
+        given = {name: getattr(self, name, None) for name in ("mem_len", "reset_on_document", "memory_dtype", "span")}
+        chosen = {name: value for name, value in given.items() if value not in (None, "auto")}
+        return replace(train.reading, **{"span": "uniform"} | chosen)
 
 
 AdaptedWeights = Literal["all", "blocks"]
@@ -221,6 +234,11 @@ class EvalConfig(OnlineConfig):
             hashed = any(layer.supports_recall for layer in model.attentions)
             reason = "cannot be measured with adaptive computation time" if hashed else "needs LSH attention"
             raise ConfigError(f"recall {reason}.", "Leave it out.", key="recall", reason=reason)
+
+    @property
+    def sweep(self) -> list[EvalConfig]:
+        """The settings of each evaluation, one for each memory length."""
+        return [self.model_copy(update={"mem_len": each}) for each in self.sweep_mem_len or (self.mem_len,)]
 
     def check_stride(self, segment_len: int) -> None:
         """`ConfigError` if the stride is longer than the window, by default `segment_len` tokens."""
@@ -389,3 +407,8 @@ class BenchConfig(InferenceConfig):
     seconds: Annotated[float, Field(gt=0.0, le=3600.0), DURATION, Option("Results", "--seconds S", "3")] = Field(
         default=3.0, description="Time for each figure. Default: 3."
     )
+
+    @property
+    def sweep(self) -> list[BenchConfig]:
+        """The settings of each measurement, one for each memory length."""
+        return [self.model_copy(update={"mem_len": each}) for each in self.mem_lens or (self.mem_len,)]

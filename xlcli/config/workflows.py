@@ -31,6 +31,7 @@ from xlcli.config.inference import (
     CompressConfig,
     EvalConfig,
     GenerateConfig,
+    Reading,
     StreamConfig,
     TextField,
 )
@@ -186,6 +187,11 @@ class TrainConfig(BaseConfig):
         """Largest distance from a token to a key in the training of this model."""
         is_growing = self.span == "growing" or not self.mem_len
         return model.max_distance(self.mem_len, self.segment_len - 1 if is_growing else 0)
+
+    @property
+    def reading(self) -> Reading:
+        """How the model reads a text in training."""
+        return Reading(self.mem_len, self.segment_len, "float32", self.reset_on_document, self.span)
 
     def limits(self, model: ModelConfig, clamp_len: ClampLen | None) -> tuple[int | None, int | None]:
         """`Span.clamp_len` and `Span.far_len` at inference; None is the largest distance of training.

@@ -18,7 +18,7 @@ Documents that are scored as if each were alone are the sequences of a batch, ea
 
 Loss by context length: without memory, and by document, it comes from the pass over the text, whose segments or
 documents all start with empty memory. Otherwise nearly every token of that pass has full memory, so windows of up to
-`2 * mem_len` tokens, evenly spread over the text, are read again from empty memory, unless one is the whole text.
+twice the memory length, evenly spread over the text, are read again from empty memory, unless one is the whole text.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ import numpy as np
 from xlcli.config import EvalConfig
 from xlcli.errors import ConfigError, DataError
 from xlcli.evaluation.division import Division, assist
-from xlcli.evaluation.lengths import choose_lengths
 from xlcli.evaluation.passes import (
     Clock,
     ContextSums,
@@ -49,7 +48,7 @@ from xlcli.evaluation.passes import (
     text_loaders,
     window_share,
 )
-from xlcli.evaluation.text import TokenizedText, mapped_scores, tokenize
+from xlcli.evaluation.text import TokenizedText, choose_lengths, mapped_scores, tokenize
 from xlcli.events import (
     ROUNDING_TOKENS,
     ContextBin,
@@ -109,7 +108,7 @@ def evaluate(
     with Division(runtime.ranks) as divided:
         check_settings(model, options, runtime)
         options.check_stride(model.config.train.segment_len)
-        check_memory(model, runtime, 1, segment_len=1, changeable=())  # of any text
+        check_memory(model, runtime, 1, segment_len=1)  # of any text
         try:
             text = yield from until(stop, _read(model, source, options))
         except StoppedEarlyError:
@@ -117,28 +116,33 @@ def evaluate(
             return
         unknown = n_unknown(text.tokens.ids) if model.tokenizer.kind == "words" else None
         if unknown:
-            yield _unknown_notice(unknown, len(text.tokens))
+            yield Notice(
+                f"{100 * unknown / len(text.tokens):.1f} % of the words are not in the vocabulary and scored as <unk>: "
+                "bits per byte and per character are lower than for a model that spells every word.",
+                "warning",
+            )
         unrounded = model.unrounded()
         reader = divided.reader(0, make_reader(model.network, options))
         exact = divided.reader(1, make_reader(unrounded.network, options))
-        mem_lens = options.sweep_mem_len or (options.mem_len,)
-        for i, mem_len in enumerate(mem_lens):
-            lengths = choose_lengths(model, runtime, options.model_copy(update={"mem_len": mem_len}), text)
+        sweep = [choose_lengths(model, runtime, each, text) for each in options.sweep]
+        # The loss by context is measured in windows, but not without memory.
+        n_windowed = sum(each.has_memory and not (each.by_document or options.learns_by) for each in sweep)
+        clock: Clock | None = Clock(text.counts.bytes, len(sweep) + n_windowed * window_share(len(text.tokens)))
+        for lengths in sweep:
             run = Pass(model, reader, runtime, text, lengths, stop)
-            # The loss by context is measured in windows, but not without memory.
-            has_windows = not (lengths.by_document or options.learns_by)
-            n_windowed = has_windows * sum(length != 0 for length in (lengths.mem_len, *mem_lens[1:]))
-            scale = len(mem_lens) + n_windowed * window_share(len(text.tokens))
-            clock = Clock(text.counts.bytes, scale) if i == 0 else None
             is_rounded = unrounded is not model or lengths.memory_dtype != "float32"
             with ExitStack() as files:
                 nats = mapped_scores(len(text.tokens), files) if per_token or is_rounded else None
                 started = time.perf_counter()
                 loaders, totals = text_loaders(run)
-                if i == 0 and totals.batch_size < runtime.ranks.size:
-                    yield _few_sequences(totals.batch_size, runtime.ranks.size)
-                meter = ProgressMeter(f"memory {lengths.mem_len}", len(text.tokens), "tokens")
+                if clock is not None and totals.batch_size < runtime.ranks.size:
+                    n = totals.batch_size
+                    sequences = "one sequence, by one" if n == 1 else f"{n} sequences, by {n}"
+                    waiting = f"the text is read as {sequences} of {runtime.ranks.size} processes; the others wait"
+                    yield Notice(waiting, "warning")
+                meter = ProgressMeter(lengths.name, len(text.tokens), "tokens")
                 yield from score_text(run, loaders, totals, meter, nats=nats, clock=clock)
+                clock = None
                 divided.pause()
                 seconds = time.perf_counter() - started
                 if not totals.tokens:
@@ -154,7 +158,7 @@ def evaluate(
                 by_context = totals.by_context
                 if options.learns_by:
                     by_context = ContextSums(1)  # windows from empty memory are not the model that has learned
-                elif lengths.mem_len and not partial and not lengths.by_document:
+                elif lengths.has_memory and not partial and not lengths.by_document:
                     loaders, windows = context_loaders(run, totals)
                     n_tokens = sum(loader.batch_size * loader.sequence_len for loader in loaders)
                     yield from score_text(run, loaders, windows, ProgressMeter("loss by context", n_tokens, "tokens"))
@@ -180,7 +184,7 @@ def evaluate(
                 unknown=None if partial else unknown,
                 cost=cost,
                 recall=measure_recall(run) if options.recall and not stop() else (),
-                by_context=() if partial and lengths.mem_len else by_context.bins(),
+                by_context=() if partial and lengths.has_memory else by_context.bins(),
             )
             if stop():
                 return
@@ -244,6 +248,7 @@ def _score(
         unknown_words=unknown,
         documents=totals.documents if lengths.by_document else 1,
         stride=lengths.stride,
+        **lengths.state,
         adapt=options.adapt,
         context_cache=options.context_cache,
         nats=totals.nats,
@@ -251,17 +256,13 @@ def _score(
         bits_per_char=bits_per(totals.nats, counts.chars) if counts.chars else None,
         perplexity=perplexity(totals.nats, totals.tokens),
         word_perplexity=perplexity(totals.nats, counts.words) if counts.words else None,
-        mem_len=lengths.mem_len,
-        segment_len=lengths.segment_len,
         batch_size=totals.batch_size,
-        span=lengths.span,
         tokens_per_second=totals.tokens / seconds,
         peak_rss_bytes=peak_rss_bytes(),
         seconds=seconds,
         device=str(runtime.device),
         dtype=runtime.dtype_name,
         weight_dtype=model.weight_dtype,
-        memory_dtype=lengths.memory_dtype,
         rounding_cost=cost,
         mean_steps=None if totals.steps is None else totals.steps / totals.tokens,
         recall=math.fsum(recall) / len(recall) if recall else None,
@@ -269,19 +270,3 @@ def _score(
         partial=partial,
         by_context=by_context,
     )
-
-
-def _unknown_notice(unknown: int, n_words: int) -> Notice:
-    return Notice(
-        f"{100 * unknown / n_words:.1f} % of the words are not in the vocabulary and scored as <unk>: bits per byte "
-        "and per character are lower than those of a model that spells every word, and not comparable with them.",
-        "warning",
-    )
-
-
-def _few_sequences(n_sequences: int, n_ranks: int) -> Notice:
-    """Warning that a text is divided into fewer sequences than there are processes."""
-    if n_sequences == 1:
-        return Notice(f"the text is read as one sequence, by one of {n_ranks} processes; the others wait", "warning")
-    sequences = f"{n_sequences} sequences, by {n_sequences} of {n_ranks} processes"
-    return Notice(f"the text is read as {sequences}; the others wait", "warning")

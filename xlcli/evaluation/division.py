@@ -1,8 +1,8 @@
-"""Evaluation on several ranks: the first one reads the text and adds up scores, all compute those of their sequences.
+"""Evaluation on several ranks: the first one reads the text and adds up scores, all score their sequences.
 
 The sequences of each batch are divided among the ranks, and their scores return to the first rank, which goes on as a
-single process does. Results therefore differ from those of a single process by no more than those of another batch
-size do. A batch of one sequence is read by the first rank alone.
+single process does. Results therefore differ from a single process by no more than with another batch size. The first
+rank alone reads a batch of one sequence.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Division:
             self.ranks.barrier()  # the first rank may hold the values that are published
 
     def reader(self, number: int, reader: Reader) -> Reader:
-        """A reader that scores all sequences, of the one with this number in `assist`, which scores those of a rank."""
+        """A reader of all sequences on all ranks, with this number in `assist`; `reader` reads the sequences of one."""
         return reader if self.ranks.size == 1 else _DividedReader(self, number, reader)
 
     def send(self, command: Mapping[str, Any]) -> None:
@@ -92,7 +92,7 @@ def assist(readers: Sequence[Reader], runtime: Runtime) -> None:
 class _DividedReader:
     """Reader of all sequences, of which each rank reads equally many; the last one fills up.
 
-    A state holds the sequences of this rank. Tokens are those of the first rank, zeros on others; the first rank has
+    A state holds the sequences of this rank. The first rank has the tokens, the others zeros, and the first rank gets
     the result of all.
     """
 
@@ -110,7 +110,7 @@ class _DividedReader:
         return self.own.init_state(len(rows), offsets=own, **options)
 
     def score(self, tokens: Tensor, targets: Tensor, state: State) -> ScoreOutput:
-        """Surprisal (b n) of the targets of all sequences, and the state of those of this rank."""
+        """Surprisal (b n) of the targets of all sequences, and the state of this rank."""
         batch, ranks = len(tokens), self.divided.ranks
         if batch == 1:
             return self.own.score(tokens, targets, state)

@@ -15,10 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from xlcli.evaluation.lengths import DEFAULT_SEGMENT_LEN, Lengths
-from xlcli.evaluation.text import TokenizedText
+from xlcli.evaluation.text import DEFAULT_SEGMENT_LEN, Lengths, TokenizedText
 from xlcli.events import ContextBin, Notice, Progress, ProgressMeter
-from xlcli.inference import check_memory
+from xlcli.inference import check_memory, longest_memory
 from xlcli.metrics import LN2, bits_per, context_bin_edges, half_width
 from xlcli.model.recall import QUERIES, lsh_recall
 from xlcli.runtime import Runtime
@@ -116,7 +115,7 @@ def score_text(
             totals.documents += int((ends[np.searchsorted(ends, read)] == read).sum())
             first = n_read if totals.counts_context else 0
             n_read += inputs.shape[1]
-            if not lengths.mem_len:  # every segment starts with empty memory
+            if not lengths.has_memory:  # every segment starts with empty memory
                 totals.by_context.start(len(nll))
             if lengths.stride is None:
                 totals.by_context.add(first, nll, sizes, scored)
@@ -163,32 +162,31 @@ def text_loaders(run: Pass) -> tuple[list[Loader], Totals]:
     check_memory(
         run.model,
         runtime,
-        run.model.config.model.tokens_in_memory(lengths.mem_len, largest.sequence_len) or segment_len,
+        longest_memory(run.model, lengths, largest.sequence_len),
         batch_size=-(-largest.batch_size // runtime.ranks.size) * (runtime.ranks.local_size if on_cpu else 1),
         segment_len=segment_len,
         memory_dtype=lengths.memory_dtype,
-        changeable=("batch_size", "segment_len", "mem_len"),
     )
-    counts_context = lengths.mem_len > 0 and (lengths.by_document or _is_window(run, largest.batch_size))
-    longest = min(2 * lengths.mem_len, text.longest_document) if counts_context else segment_len
+    counts_context = lengths.has_memory and (lengths.by_document or _is_window(run, largest.batch_size))
+    longest = min(lengths.max_context, text.longest_document) if counts_context else segment_len
     return loaders, Totals(max(loader.batch_size for loader in loaders), ContextSums(longest), counts_context)
 
 
 def _is_window(run: Pass, batch_size: int) -> bool:
-    """Whether the pass over the text is itself a window for the loss by context length."""
-    return batch_size == 1 and 0 < len(run.text.tokens) <= 2 * run.lengths.mem_len
+    """True if the pass over the text is itself a window for the loss by context length."""
+    return batch_size == 1 and 0 < len(run.text.tokens) <= run.lengths.max_context
 
 
 def window_share(n_tokens: int) -> float:
-    """Tokens of the windows for the loss by context, relative to those of the text."""
+    """Tokens of the windows for the loss by context, divided by the tokens of the text."""
     return min(n_tokens // WINDOW_SHARE, WINDOW_LIMIT) / n_tokens
 
 
 def context_loaders(run: Pass, of_text: Totals) -> tuple[list[Loader], Totals]:
-    """Loaders of windows for the loss by context length, and their sums; `of_text` are those of the whole text."""
+    """Loaders of windows for the loss by context length, and their sums; `of_text` has the sums of the whole text."""
     lengths, ids, start_id = run.lengths, run.text.tokens.ids, run.model.tokenizer.start_id
     n, batch_size = len(ids), of_text.batch_size
-    longest = min(2 * lengths.mem_len, n)
+    longest = min(lengths.max_context, n)
     widths = sorted({min(SHORT_WINDOW, longest), longest})
     budget = min(n // WINDOW_SHARE, WINDOW_LIMIT) // len(widths)
     by_context = ContextSums(longest)
@@ -211,7 +209,7 @@ def context_loaders(run: Pass, of_text: Totals) -> tuple[list[Loader], Totals]:
 def measure_recall(run: Pass) -> tuple[float, ...]:
     """Recall of each LSH layer on the beginning of the text, or of its longest document."""
     text, lengths, network = run.text, run.lengths, run.model.network
-    longest = lengths.mem_len + QUERIES if lengths.mem_len else lengths.segment_len
+    longest = lengths.longest + QUERIES * lengths.has_memory
     start = text.documents[np.diff(text.documents, append=len(text.tokens)).argmax()]
     ids = text.tokens.ids[start : start + min(longest, RECALL_TOKENS, text.longest_document)].astype(np.int64)
     if len(ids) < 2:
@@ -248,7 +246,7 @@ class ContextSums:
         self._open = np.zeros((3, batch_size, len(self.nats)))
 
     def add(self, first: int, nats: NDArray[np.float64], n_bytes: NDArray[Any], n_tokens: NDArray[Any]) -> None:
-        """Adds values (b t) of the next tokens; those of the first column have a context of `first` + 1 tokens.
+        """Adds values (b t) of the next tokens; the first column has a context of `first` + 1 tokens.
 
         Tokens with a longer context than `longest` are left out.
         """
@@ -283,29 +281,32 @@ class ContextSums:
         return half_width(math.sqrt(squares * n / (n - 1)) / n_bytes / LN2, n - 1)
 
 
+@dataclass
 class Clock:
     """Reports, once, how long an evaluation takes and what makes it shorter.
 
-    Args:
+    Attributes:
         n_bytes: Length of the text.
         scale: Duration of the whole evaluation as a multiple of the one pass that is measured.
         clock: Time in seconds.
+        started: Time after the first call, until the report.
     """
 
-    def __init__(self, n_bytes: int, scale: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._n_bytes, self._scale, self._clock = n_bytes, scale, clock
-        self._started: float | None = None
+    n_bytes: int
+    scale: float
+    clock: Callable[[], float] = time.monotonic
+    started: float | None = None
 
     def report(self, n_done: int, n_calls: int) -> Iterator[Notice]:
         """A notice if it is long, after call `n_done` of `n_calls`; the first is slower and does not count."""
-        now = self._clock()
+        now = self.clock()
         if n_done == 1:
-            self._started = now
-        elif self._started is not None and now - self._started >= MEASURE_SECONDS:
-            seconds = self._scale * n_calls * (now - self._started) / (n_done - 1)
-            self._started = None
+            self.started = now
+        elif self.started is not None and now - self.started >= MEASURE_SECONDS:
+            seconds = self.scale * n_calls * (now - self.started) / (n_done - 1)
+            self.started = None
             if seconds >= LONG_SECONDS:
-                limit = 2 ** max(10, int(math.log2(self._n_bytes * SHORT_SECONDS / seconds)))
+                limit = 2 ** max(10, int(math.log2(self.n_bytes * SHORT_SECONDS / seconds)))
                 size = f"{limit // 2**20}MiB" if limit >= 2**20 else f"{limit // 2**10}KiB"
                 about = f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
                 yield Notice(f"this takes about {about}; --limit {size} gives a score in half a minute")

@@ -1,4 +1,4 @@
-"""A tokenized text for evaluation: cached tokens, counts of bytes, characters and words, and token scores on disk."""
+"""A text for evaluation: cached tokens, counts of bytes, characters and words, and the lengths by which it is read."""
 
 from __future__ import annotations
 
@@ -7,19 +7,39 @@ import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from xlcli.config import EvalConfig
+from xlcli.config.attention import FullAttentionConfig, LocalAttentionConfig
+from xlcli.config.inference import Reading
 from xlcli.errors import ResourceError
 from xlcli.events import Notice, Progress, TokenScore
 from xlcli.files import cache_folder
 from xlcli.metrics import LN2, TextCounter, TextCounts
+from xlcli.runtime import Runtime
 from xlcli.text.corpus import Corpus, Part
 from xlcli.text.pretokenize import divided, whole_characters, whole_words
 from xlcli.text.tokenizers import Tokenizer
 from xlcli.text.tokens import TokenFile, token_file
+
+if TYPE_CHECKING:
+    from xlcli.online import Reader
+    from xlcli.state import State
+    from xlcli.store.folder import LoadedModel
+
+TOKENS_PER_CALL = {"cpu": 2**11, "cuda": 2**14}
+"""Maximum of `tokens_per_call` by device: enough tokens to keep it busy."""
+CPU_ACTIVATIONS = 2**19
+"""Number of activations of a layer in a call above which a CPU is slower (measured for widths of 192 to 512)."""
+DEFAULT_SEGMENT_LEN = 512
+"""Longest segment chosen by default where hidden scores are computed; a longer one would hide most of its scores."""
+MAX_SEGMENT_LEN = 2**12
+"""Longest segment where the length does not change the result; bounds the size of the attention mask."""
+STATE_LIMIT = 2**28
+"""Maximum bytes of memory tensors for the default batch size."""
 
 
 @dataclass(frozen=True)
@@ -96,3 +116,85 @@ def mapped_scores(length: int, files: ExitStack) -> NDArray[Any]:
             f"cannot keep the score of each token in {cache_folder()}: {error.strerror}.",
             "Set XLCLI_CACHE to a folder on a larger disk, or use --limit.",
         ) from None
+
+
+@dataclass(frozen=True)
+class Lengths(Reading):
+    """How an evaluation reads a text, and its maximum number of sequences.
+
+    `tokens_per_call` limits batches of documents, and of windows for the loss by context; None if the batch size was
+    given. `stride` is the distance of overlapping windows of `segment_len` tokens, None without them.
+    """
+
+    batch_size: int = 1
+    warmup_len: int = 0
+    by_document: bool = False
+    tokens_per_call: int | None = None
+    stride: int | None = None
+
+    def init_state(self, reader: Reader, starts: NDArray[np.int64]) -> State:
+        """Empty memory of sequences that start at these positions (b) of the text."""
+        return reader.init_state(len(starts), offsets=starts.tolist(), **self.state)
+
+    @property
+    def name(self) -> str:
+        """Name of the evaluation with these lengths among others."""
+        return f"memory {self.mem_len}"
+
+    @property
+    def max_context(self) -> int:
+        """Longest context whose loss is measured, with memory."""
+        return 2 * self.mem_len
+
+
+def tokens_per_call(model: LoadedModel, runtime: Runtime) -> int:
+    """Default number of tokens per call of the model, over all sequences."""
+    kind = runtime.device.type
+    largest = TOKENS_PER_CALL.get(kind, TOKENS_PER_CALL["cuda"])
+    return min(largest, max(1, CPU_ACTIVATIONS // model.config.model.dim)) if kind == "cpu" else largest
+
+
+def choose_lengths(model: LoadedModel, runtime: Runtime, options: EvalConfig, text: TokenizedText) -> Lengths:
+    """Lengths that the options leave open are as trained, or chosen for speed where they do not change the result."""
+    reading = options.reading(model.config.train)
+    mem_len, memory_dtype = reading.mem_len, reading.memory_dtype
+    by_document = len(text.documents) > 1
+    n_tokens = text.longest_document
+    exact = mem_len > 0 and options.span == "uniform"
+    n_per_call = tokens_per_call(model, runtime)
+    n_ranks = runtime.ranks.size
+    if options.segment_len is not None:
+        segment_len = min(options.segment_len, n_tokens, MAX_SEGMENT_LEN if exact else n_tokens)
+    elif exact:
+        segment_len = min(DEFAULT_SEGMENT_LEN, max(64, 2 ** (mem_len - 1).bit_length()))
+        # Attention that reads visible keys only (`ops/attend_blocks.py`) makes longer segments cost no more.
+        shape = model.config.model
+        is_banded = all(isinstance(layer, FullAttentionConfig | LocalAttentionConfig) for layer in shape.attentions)
+        if is_banded and runtime.device.type == "cpu" and "bias" not in shape.position.needs:
+            segment_len = max(segment_len, min(n_tokens, n_per_call // (options.batch_size or 1)))
+        if options.adapt and options.adapt_block is not None:  # whole blocks are read once
+            segment_len = max(1, segment_len // options.adapt_block) * options.adapt_block
+    else:
+        segment_len = reading.segment_len
+    receptive_field = model.network.receptive_field(mem_len if exact else mem_len + segment_len) if mem_len else 0
+    warmup_len = n_tokens if receptive_field is None else receptive_field
+    state_bytes = model.config.model.memory_bytes(2 * mem_len + segment_len, memory_dtype)
+    one_by_one = by_document and options.stride is None
+    if one_by_one:
+        # The memory of a short document holds no more tokens than the document, unless its size is fixed.
+        shape = model.config.model
+        shortest = shape.memory_bytes(shape.tokens_in_memory(mem_len, 1) or 1, memory_dtype)
+        largest, warmup_len = n_ranks * min(n_per_call, STATE_LIMIT // shortest), 0
+    else:
+        by_warmup = 1 + n_tokens // (10 * warmup_len) if warmup_len else n_tokens
+        largest = min(n_ranks * min(n_per_call // segment_len, STATE_LIMIT // state_bytes), by_warmup)
+    is_single = options.learns_by is not None or (receptive_field is None and not one_by_one)
+    limit = n_ranks * min(n_per_call, max(1, STATE_LIMIT // state_bytes) * segment_len)
+    return Lengths(
+        **vars(reading) | {"segment_len": segment_len},
+        batch_size=1 if is_single else options.batch_size or max(1, largest),
+        warmup_len=warmup_len,
+        by_document=by_document,
+        tokens_per_call=None if options.batch_size else limit,
+        stride=options.stride,
+    )

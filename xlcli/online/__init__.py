@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from xlcli.config import InferenceConfig, MemoryDtype, OnlineConfig, validate
+from xlcli.config import InferenceConfig, OnlineConfig, validate
+from xlcli.config.base import Option
 from xlcli.errors import CheckpointError, ConfigError, DivergedError, StateError, XLError
 from xlcli.model.decoder import Decoder
 from xlcli.model.lm import LanguageModel, ScoreOutput
@@ -23,16 +24,7 @@ class Reader(Protocol):
     A prediction depends on earlier tokens only, not on the division of the text into calls.
     """
 
-    def init_state(
-        self,
-        batch: int,
-        *,
-        mem_len: int,
-        segment_len: int,
-        span: Literal["uniform", "growing"] = "uniform",
-        offsets: Sequence[int] | None = None,
-        memory_dtype: MemoryDtype = "float32",
-    ) -> State:
+    def init_state(self, batch: int, *args: Any, **settings: Any) -> State:
         """State before the first token; arguments as for `LanguageModel.init_state`."""
 
     def score(self, tokens: Tensor, targets: Tensor, state: State) -> ScoreOutput:
@@ -118,7 +110,8 @@ def continued(network: LanguageModel, options: InferenceConfig, state: State, dt
     if (given["memory_dtype"], state.memory_dtype) == ("float32", "bfloat16") and dtype != torch.float32:
         given["memory_dtype"] = "auto"  # keys and values are computed in 16 bits, and were not rounded
     for name, saved in (network.inference_settings(state) | learned | switches).items():
-        flag = f"--{name.replace('_', '-')}" if name in (*switches, "mem_len") else name
+        has_flag = any(isinstance(part, Option) for part in OnlineConfig.model_fields[name].metadata)
+        flag = f"--{name.replace('_', '-')}" if has_flag else name
         if name in switches and bool(given[name]) != bool(saved):
             preposition, verb = ("with", "Add") if saved else ("without", "Leave out")
             raise StateError(

@@ -9,7 +9,7 @@ A block that lies in one call is read once, with gradients. A block whose tokens
 more with gradients when it is complete, from a copy of the memory before it.
 
 The optimizer divides gradients by their root mean square, with decay toward the trained weights. Krause et al.
-(section 3.2) take the mean over training text. Here it runs over the blocks that were read, and that of a matrix is
+(section 3.2) take the mean over training text. Here it runs over the blocks that were read, and the mean of a matrix is
 factored into rows and columns (Shazeer and Stern 2018, algorithm 4): two vectors in place of a matrix, so a step reads
 and writes little more than weights and gradients.
 """
@@ -39,7 +39,7 @@ from xlcli.state import State
 class AdaptiveModel:
     """Reader of one sequence whose weights follow the text.
 
-    The network of this reader has weights of its own, those of the state that it reads, which `score` and `observe`
+    The network of this reader has the weights of the state that it reads, which `score` and `observe`
     change in place: they consume the old state. The given network is never changed.
 
     Args:
@@ -147,7 +147,8 @@ class AdaptiveModel:
         """State with tokens (1 n) added to the unfinished block, before they are read."""
         value, start = _value(state), {}
         if not len(value.inputs):
-            before = _copy(state)
+            with torch.inference_mode(False):  # a copy that nobody writes into, in tensors that autograd accepts
+                before = state.map(torch.clone)
             start = {"start": before.layers, "last": before.last}
         return replace(state, adaptation=value.extended(inputs[0], targets[0], **start))
 
@@ -170,7 +171,7 @@ class AdaptiveModel:
 
     def _stepped(self, value: Adaptation, nats: Tensor) -> Adaptation:
         """Value after a step on the sum () of the surprisal of a block, at the beginning of the next one."""
-        # The convolution of compressive attention has a loss of its own, and is not in the graph.
+        # The convolution of compressive attention has another loss, and is not in the graph.
         found = torch.autograd.grad(nats / self.block, list(self.parameters.values()), allow_unused=True)
         gradients = {name: t for name, t in zip(self.parameters, found, strict=True) if t is not None}
         with torch.no_grad():
@@ -186,7 +187,7 @@ class AdaptiveModel:
         return self._decoder.logits(tokens, state)
 
     def _load(self, state: State) -> None:
-        """Makes the weights of a state those of the network."""
+        """Loads the adapted weights of a state."""
         value = _value(state)
         if self._loaded is not None and self._loaded[0] is value.weights and self._loaded[1] == value.n_steps:
             return
@@ -196,7 +197,7 @@ class AdaptiveModel:
 
 
 def adapted_weights(network: LanguageModel, part: AdaptedWeights) -> tuple[str, ...]:
-    """Names of the weights that change: all, or those of the blocks without token vectors."""
+    """Names of the weights that change: all, or only the blocks, without token vectors."""
     if part == "all":
         return tuple(name for name, _ in network.named_parameters())
     tables = {id(module.weight) for module in network.modules() if isinstance(module, nn.Embedding)}
@@ -204,7 +205,7 @@ def adapted_weights(network: LanguageModel, part: AdaptedWeights) -> tuple[str, 
 
 
 def is_compatible(network: LanguageModel, optimizer: Optimizer, block: int, state: State) -> bool:
-    """Whether weights, unfinished block and its memory in a loaded state fit the model."""
+    """True if weights, unfinished block and its memory in a loaded state fit the model."""
     value = _value(state)
     weights = {name: p for name, p in network.named_parameters() if name in optimizer.names}
     expected = _shapes(weights), _shapes(optimizer.init_moments(weights))
@@ -257,12 +258,6 @@ def _gradients() -> Iterator[None]:
     with torch.inference_mode(False), torch.enable_grad():
         yield
     torch.clear_autocast_cache()
-
-
-def _copy(state: State) -> State:
-    """Copy of the memory that nobody writes into, in tensors that autograd accepts."""
-    with torch.inference_mode(False):
-        return state.map(torch.clone)
 
 
 def _ordinary(state: State) -> State:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,18 +38,18 @@ LIMITS = 1e-4, 0.9995
 """Minimum and maximum of a weight."""
 
 
+@dataclass(frozen=True)
 class CachedModel:
     """Reader of one sequence with a cache over another reader.
 
-    Args:
-        inner: Reader whose predictions are mixed with those of the cache.
+    Attributes:
+        inner: Reader whose predictions are mixed with the cache's.
         settings: Keys of the configuration by which a saved state must be continued, and their values;
             `context_cache` is the number of latest tokens that count.
     """
 
-    def __init__(self, inner: Reader, settings: Mapping[str, Any]) -> None:
-        self.inner = inner
-        self.settings = settings
+    inner: Reader
+    settings: Mapping[str, Any]
 
     def init_state(self, batch: int, **options: Any) -> State:
         """State before the first token, with an empty cache; arguments as for `LanguageModel.init_state`."""
@@ -119,7 +119,7 @@ def _class(followers: Followers) -> tuple[int, int, int]:
 
 
 def _update(weights: Any, index: ContextIndex, probability: float, target: int) -> float:
-    """Probability of the target by the mixture, from that of the model; the weights (2 o n d) are updated."""
+    """Probability of the target by the mixture, given the model's; the weights (2 o n d) are updated."""
     low, high = LIMITS
     probability = max(probability, sys.float_info.min)
     for followers in index.followers():

@@ -9,7 +9,7 @@ segment   a token attends to the earlier tokens of its segment of `segment_len` 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 FAR_BIAS = -2.0
@@ -41,6 +41,15 @@ class Span:
     ) -> Span:
         """Span of this kind, or `segment` if `mem_len` is 0."""
         return Span(kind if mem_len else "segment", mem_len, segment_len, clamp_len=clamp_len, far_len=far_len)
+
+    def shortened(self, segment: float, memory: float) -> Span:
+        """Span with at least half the segment and at least 1 token of memory, by two numbers from 0 to 1."""
+        least = -(-self.segment_len // 2)
+        segment_len = least + int(segment * (self.segment_len - least + 1))
+        if self.kind == "segment":
+            return replace(self, segment_len=segment_len)
+        mem_len = 1 + int(memory * self.mem_len)
+        return replace(self, segment_len=segment_len, mem_len=mem_len, kept_len=self.mem_len)
 
     @property
     def far_bias(self) -> float:

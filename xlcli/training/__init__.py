@@ -1,7 +1,7 @@
 """Training: from text to a model folder; a run can be resumed at every step.
 
-`workflow` has the generators `train` and `resume`, `prepare` turns text into tokens, `defaults` fills in settings that
-are not set, `run` is the run with its loop, its training step and its folder, `checkpoint` saves and restores a run,
+`workflow` has the generators `train` and `resume` and their loop, `prepare` turns text into tokens, `defaults` fills in
+settings that are not set, `run` takes training steps and keeps the folder, `checkpoint` saves and restores a run,
 `memory` estimates memory, `validation` scores the run.
 """
 

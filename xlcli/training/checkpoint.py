@@ -109,13 +109,12 @@ def gathered(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
     return whole_ones
 
 
-def load(run: TrainingRun, checkpoint: Path, folder: Path, ready: Prepared, *, allow_data_change: bool) -> list[Notice]:
+def load(run: TrainingRun, checkpoint: Path, ready: Prepared, *, allow_data_change: bool) -> list[Notice]:
     """Restores a run, and the best weights in the model folder, from a checkpoint; all ranks must call it.
 
     Args:
         run: A run just built from the same configuration.
         checkpoint: A verified checkpoint.
-        folder: The model folder.
         ready: Texts and tokenizer in use.
         allow_data_change: Accept other texts.
 
@@ -152,7 +151,7 @@ def load(run: TrainingRun, checkpoint: Path, folder: Path, ready: Prepared, *, a
             run.scaler.load_state_dict(state)
         warnings = []
         if run.ranks.is_first:
-            warnings += _restore_best(run, checkpoint, folder, ready.tokenizer)
+            warnings += _restore_best(run, checkpoint, ready.tokenizer)
         warnings += [
             f"{name} was {facts[name]} and is {now}: the resumed run will not equal the uninterrupted one to the bit"
             for name, now in _environment(run).items()
@@ -183,7 +182,7 @@ def runtime_settings(folder: Path) -> Tree:
 
 
 def _changed_texts(saved: Mapping[str, str], here: Mapping[str, str], allow_change: bool) -> list[str]:
-    """Names of the texts that differ from those of the checkpoint."""
+    """Names of the texts that differ from the texts of the checkpoint."""
     changed = [name for name, checksum in saved.items() if here.get(name) != checksum]
     if "tokenizer" in changed:
         raise CheckpointError("the tokenizer in the folder is not the one this run began with.", _ANEW)
@@ -236,18 +235,13 @@ def _limits(run: TrainingRun) -> dict[str, Any]:
     return {key: getattr(train, key) for key in (*defaults.BUDGETS, "patience")}
 
 
-def _restore_best(run: TrainingRun, checkpoint: Path, folder: Path, tokenizer: Tokenizer) -> list[str]:
+def _restore_best(run: TrainingRun, checkpoint: Path, tokenizer: Tokenizer) -> list[str]:
     """Restores the best weights up to this checkpoint, in the encoding of the run. Returns warnings.
 
     Later ones belong to steps that are undone. Without a best step the weights in the folder stay. If the copy in the
     checkpoint is damaged, the model and other checkpoints may hold the same weights.
-
-    Args:
-        run: The run, restored.
-        checkpoint: Its checkpoint.
-        folder: The model folder.
-        tokenizer: The tokenizer of the run.
     """
+    folder = checkpoint.parent.parent
     present, step, encoding = folder / WEIGHTS, run.counters.best_step, run.config.train.weights
     with suppress(CheckpointError):
         same = step is None or sha256(present) == manifest(checkpoint).get(BEST, (0, ""))[1]
@@ -261,7 +255,7 @@ def _restore_best(run: TrainingRun, checkpoint: Path, folder: Path, tokenizer: T
     for path in copies:
         with suppress(CheckpointError):
             metadata = read_header(path)[1]
-            if metadata.get("encoding") in ENCODINGS and step in (None, _step(metadata)):
+            if metadata.get("encoding") in ENCODINGS and (step is None or metadata.get("step") == str(step)):
                 best, metadata = read_weights(path, run.model, metadata["encoding"])
                 store.save_model(folder, run.config, best, tokenizer, metadata, encoding=encoding)
                 return []
@@ -280,9 +274,3 @@ def _lists_best(checkpoint: Path) -> bool:
     with suppress(CheckpointError):
         return BEST in manifest(checkpoint)
     return False
-
-
-def _step(metadata: Mapping[str, str]) -> int | None:
-    """Step that weights are from."""
-    text = metadata.get("step", "")
-    return int(text) if text.isdecimal() and len(text) < 20 else None

@@ -102,17 +102,17 @@ def adapt(config: Config, given: TrainConfig, n_tokens: int, model: LoadedModel 
 
 
 def ends_by_clock(train: TrainConfig) -> bool:
-    """Whether a run has a time budget, which is the default, so that it does not repeat to the bit."""
+    """True if a run has a time budget, which is the default, so that it does not repeat to the bit."""
     return train.max_time is not None or _is_open(train)
 
 
 def _is_open(train: TrainConfig) -> bool:
-    """Whether no budget is given."""
+    """True if no budget is given."""
     return all(getattr(train, budget) is None for budget in BUDGETS)
 
 
 def rate_factor(n_tokens: int) -> float:
-    """Peak learning rates relative to those of the model that a run starts from, for a text of this length."""
+    """Peak learning rates for a text of this length, divided by the rates of the model that a run starts from."""
     return min(max(n_tokens / LONG_TEXT, SHORT_TEXT_FACTOR), 1.0)
 
 

@@ -63,7 +63,12 @@ def memory_bytes(config: Config, runtime: Runtime, n_parameters: int = 0) -> int
     mem_len = _longest_memory(config)
     n_weights = n_parameters or model.n_matrix_weights
     n_moments = 2 * n_weights - (model.n_matrix_weights if train.optimizer == "muon" else 0)
-    states = model.n_repeats * sum(_state_bytes(config, layer, mem_len) for layer in model.attentions)
+    states = 0
+    for layer in model.attentions:  # inputs or keys and values of tokens, or what a kind has instead of them
+        size = layer.memory_bytes(mem_len, model.head_dim) if mem_len else 0
+        if train.memory == "hidden" and isinstance(layer, SoftmaxAttentionConfig):
+            size = min(size, 4 * model.dim * (layer.effective_mem_len(mem_len) or 0))
+        states += model.n_repeats * size
     activations = _activation_bytes(config, runtime, -(-batch_size // train.grad_accum), mem_len)
     own = 4 * (2 * n_weights + n_moments) + batch_size * states + int(FRAGMENTATION * activations)
     return own * (ranks.local_size if runtime.device.type == "cpu" else 1)
@@ -106,14 +111,6 @@ def _score_bytes(layer: AttentionConfig, head_dim: int, n_new: int, mem_len: int
         return 4 * slots * (7 * head_dim + 5 * layer.bucket_size // 2)
     reach = (layer.effective_mem_len(n_new) or 0) + (layer.effective_mem_len(mem_len) or 0)
     return 4 * layer.n_heads * n_new * reach
-
-
-def _state_bytes(config: Config, layer: AttentionConfig, mem_len: int) -> int:
-    """Memory of a sequence in a layer: inputs or keys and values of tokens, or what a kind has instead of them."""
-    size = layer.memory_bytes(mem_len, config.model.head_dim) if mem_len else 0
-    if config.train.memory == "hidden" and isinstance(layer, SoftmaxAttentionConfig):
-        return min(size, 4 * config.model.dim * (layer.effective_mem_len(mem_len) or 0))
-    return size
 
 
 def _longest_memory(config: Config) -> int:

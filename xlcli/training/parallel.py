@@ -51,7 +51,7 @@ def parallel(
 
     Returns:
         `LanguageModel.score` in training, and the context of the forward and backward passes of a microbatch that is
-        not the last of its step: gradients are added up, and averaged over the ranks with those of the last one.
+        not the last of its step: gradients are added up, and averaged over the ranks after the last one.
     """
     ranks = runtime.ranks
     if ranks.size == 1:
@@ -82,10 +82,10 @@ def own_rows(config: Config, ranks: Ranks) -> NDArray[np.int64]:
 
 
 def shard(model: LanguageModel, runtime: Runtime) -> Callable[[], AbstractContextManager[None]]:
-    """Divides the parameters of each block, and the other ones; or those of the whole model at once.
+    """Divides the parameters of each block, and the other ones; or the parameters of the whole model at once.
 
-    Blocks that share a parameter, those of a reversible stack, whose branches are called apart, and those of an
-    adaptive one, which are called until every token of the rank has halted, keep theirs until the backward pass ends.
+    Some blocks keep their parameters until the backward pass ends: blocks that share one, blocks of a reversible stack,
+    whose branches are called apart, and blocks of an adaptive stack, which run until every token has halted.
 
     If products are in bfloat16, blocks are gathered so, and their gradients are averaged in float32. Tables of token
     vectors, whose gradients are sums over all tokens of one kind, and hashed attention, whose products are in float32,
@@ -123,12 +123,12 @@ def shard(model: LanguageModel, runtime: Runtime) -> Callable[[], AbstractContex
 
 
 def is_divided_by_block(model: LanguageModel) -> bool:
-    """Whether a block gathers its parameters when it is used; else the model gathers all of them once."""
+    """True if a block gathers its parameters when it is used; else the model gathers all of them once."""
     return not (isinstance(model.stack, ReversibleStack | AdaptiveStack) or _share_parameters(model))
 
 
 def _share_parameters(model: LanguageModel) -> bool:
-    """Whether a parameter of a block also belongs to another module."""
+    """True if a parameter of a block also belongs to another module."""
     blocks = list(model.stack.layers())
     inside = {id(module) for block in blocks for module in block.modules()}
     outside = [p for module in model.modules() if id(module) not in inside for p in module.parameters(recurse=False)]
@@ -138,7 +138,7 @@ def _share_parameters(model: LanguageModel) -> bool:
 
 
 def continues(folder: Path, ranks: Ranks, *, overwrite: bool) -> bool:
-    """Whether a new run in this folder is to be resumed: it had begun when the launcher started all ranks again."""
+    """True if a new run in this folder is to be resumed: it had begun when the launcher started all ranks again."""
     is_own = holds_run(folder) and not overwrite
     return ranks.restarts > 0 and (is_own or place_of_run(folder) != folder)
 

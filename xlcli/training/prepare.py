@@ -54,7 +54,7 @@ class Prepared:
 
     @property
     def n_train_tokens(self) -> int:
-        """Number of training tokens; an estimate if `train_ids` are those of a sample, as in a dry run."""
+        """Number of training tokens; an estimate if `train_ids` are a sample, as in a dry run."""
         return len(self.train_ids) * self.parts.train.n_bytes // max(1, self.train_ids.n_bytes)
 
     @property
@@ -85,10 +85,7 @@ def prepare_new(
         ResourceError: No configuration fits the machine.
     """
     preset, config = next(iter(configs.items()))  # text and runtime settings are equal in all presets
-    runtime = make_runtime(config.runtime, training=True, by_clock=defaults.ends_by_clock(config.train), ranks=ranks)
-    ranks.require_files(paths)
-    memory.require(list(configs.values()), runtime, on_any_machine=dry_run)
-    parts = yield from _read(paths, config, stop)
+    runtime, parts = yield from _read(paths, list(configs.values()), stop, ranks, dry_run=dry_run)
     if model is None and (n_bytes := parts.train.n_bytes) < SHORT_TEXT:
         yield Notice(
             f"{n_bytes:,} byte{'' if n_bytes == 1 else 's'} of training text: the model will repeat this text and "
@@ -145,17 +142,18 @@ def prepare_resumed(
             f"this run uses the preset {saved_preset}, which cannot change when it is resumed.",
             "Leave --preset out, or train a new model with -o NAME.",
         )
-    origin = origin_of(record)
-    if init is not None and (origin is None or origin["model"] not in _names(init)):
+    origin, names = origin_of(record), set()
+    if init is not None:  # the record may have another name of this model
+        names.add(Path(init).resolve().name)
+        with suppress(CheckpointError):
+            names.add(find(init).resolve().name)
+    if names and (origin is None or origin["model"] not in names):
         raise ConfigError(
             f"this run started from {origin['model'] if origin else 'new weights'}, not from {init}.",
             "Leave --init out, or train a new model with -o NAME.",
         )
-    runtime = make_runtime(config.runtime, training=True, by_clock=defaults.ends_by_clock(config.train), ranks=ranks)
-    ranks.require_files(paths)
     config.check_division(ranks.size)
-    memory.require([config], runtime)
-    parts = yield from _read(paths, config, stop)
+    runtime, parts = yield from _read(paths, [config], stop, ranks)
     tokenizer = load_tokenizer(folder)
     return (yield from _tokenize(config, runtime, saved_preset, origin, parts, tokenizer, stop, dry_run=dry_run))
 
@@ -175,7 +173,14 @@ def _read_record(folder: Path) -> Generator[Notice, None, Tree]:
     return {"runtime": settings}
 
 
-def _read(paths: Sequence[str], config: Config, stop: Callable[[], bool]) -> Generator[Event, None, Split]:
+def _read(
+    paths: Sequence[str], configs: Sequence[Config], stop: Callable[[], bool], ranks: Ranks, *, dry_run: bool = False
+) -> Generator[Event, None, tuple[Runtime, Split]]:
+    """Runtime and texts of a run; its configurations differ in model and training settings only."""
+    config = configs[0]
+    runtime = make_runtime(config.runtime, training=True, by_clock=defaults.ends_by_clock(config.train), ranks=ranks)
+    ranks.require_files(paths)
+    memory.require(configs, runtime, on_any_machine=dry_run)
     text, by_document = config.text, config.train.reset_on_document
     reading = Reading(binary=text.binary, text_field=text.text_field, any_bytes=text.tokenizer == "bytes")
     corpus = yield from until(stop, gather(paths, reading=reading))
@@ -198,7 +203,7 @@ def _read(paths: Sequence[str], config: Config, stop: Callable[[], bool]) -> Gen
             "files are documents.",
             "warning",
         )
-    return parts
+    return runtime, parts
 
 
 def _train_tokenizer(
@@ -282,16 +287,8 @@ def _require_utf8(parts: Split, origin: Tree | None) -> None:
         raise DataError(error.message, remedy) from None
 
 
-def _names(model: str) -> set[str]:
-    """Names by which a record may know the model that the user calls `model`."""
-    names = {Path(model).resolve().name}
-    with suppress(CheckpointError):
-        names.add(find(model).resolve().name)
-    return names
-
-
 MISFIT = 0.4
-"""Bytes per token of a text, divided by those of the model's own text, below which the vocabulary fits badly."""
+"""Bytes per token of a text, relative to the model's own text, below which the vocabulary fits badly."""
 MANY_UNKNOWN = 0.1
 """Share of unknown words from which a vocabulary of words fits badly."""
 ALIKE = 0.75
@@ -324,7 +321,7 @@ def warn_of_misfit(model: LoadedModel, tokens: TokenFile) -> Iterator[Notice]:
 
 
 def hint_at_bundled(text: TextConfig, part: Part) -> Iterator[Notice]:
-    """Hint that a run would learn faster from the bundled model, if its text is short and like that of the model."""
+    """Hint that a run would learn faster from the bundled model, if its text is short and like the model's."""
     if text.tokenizer != "auto" or text.vocab_size is not None or part.n_bytes >= HINT_BELOW:
         return
     sample = b"".join(part.sample(_SAMPLE_BYTES)).strip()

@@ -1,10 +1,10 @@
-"""A training run: model, optimizers, loader, memory states and counters; its loop, and the folder that it keeps."""
+"""A training run: model, optimizers, loader, memory states and counters; its steps, and the folder that it keeps."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -14,9 +14,10 @@ import torch
 
 from xlcli.config import Config, UniversalStackConfig
 from xlcli.errors import CheckpointError, DivergedError
-from xlcli.events import Event, Notice, Saved, ScoredText, Step, Stopping, Trained, Validation
+from xlcli.events import Event, Notice, Saved, Score, Step, Trained, Validation
 from xlcli.files import sync_file
 from xlcli.model.build import build_model
+from xlcli.ops.span import Span
 from xlcli.optim import BUDGET_SCHEDULES, Optimizers, lr_factor
 from xlcli.ranks import local
 from xlcli.runtime import Runtime, compile_stack, has_bfloat16_units
@@ -28,10 +29,10 @@ from xlcli.store.layout import BEST, CHECKPOINTS
 from xlcli.store.weights import weights as weights_of
 from xlcli.text.loaders import TrainLoader
 from xlcli.text.tokens import TokenFile
-from xlcli.training import checkpoint, defaults
+from xlcli.training import checkpoint
 from xlcli.training.parallel import own_rows, parallel
-from xlcli.training.schedule import Clock, Counters, IntervalTrigger, Lengths, Patience, lengths, restored, shortened
-from xlcli.training.validation import check_finite, describe_run, final_evaluation, validation_bits
+from xlcli.training.schedule import Clock, Counters, Patience, drawn_span, with_span
+from xlcli.training.validation import check_finite, describe_run, validation_bits
 
 if TYPE_CHECKING:
     from xlcli.training.prepare import Prepared
@@ -63,7 +64,7 @@ class StepResult(NamedTuple):
 class TrainingRun:
     """A training run, new or restored by `checkpoint.load`.
 
-    Of several ranks, each has the loader and memory of its own sequences; the rest of the run is equal on all of them.
+    Each of several ranks has the loader and memory of its sequences; the rest of the run is equal on all of them.
 
     Args:
         config: Complete settings; see `defaults.fill_in`.
@@ -77,8 +78,8 @@ class TrainingRun:
         score: Call of the model in training.
         states: Memory of each microbatch.
         bytes_per_token: Mean over the training text.
-        ready: Inputs of the run, from `train` on.
-        model_folder: Model folder, from `train` on.
+        ready: Inputs of the run, from `start` on.
+        model_folder: Model folder, from `start` on.
         folder: Folder of this run: the model folder, or a staged one in it until the run has weights.
     """
 
@@ -125,57 +126,31 @@ class TrainingRun:
         self.counters = Counters(validation_due=weights is not None)
         self.clock = Clock(self.ranks)
 
-    def train(self, ready: Prepared, folder: Path, *, started: float, stop: Callable[[], bool]) -> Iterator[Event]:
-        """Trains until the budget is spent or `stop` is true, evaluates and saves. Only the first rank writes.
+    def start(self, ready: Prepared, folder: Path, started: float, stop: Callable[[], bool]) -> Clock:
+        """Prepares for steps from a checkpoint of the present state; returns the clock of the run.
 
         Args:
             ready: Inputs of the run.
-            folder: Model folder, locked by the caller, with a checkpoint of the present state. A staged run is put in
-                place there once it has weights.
+            folder: Model folder, locked by the caller. A staged run is put in place there once it has weights.
             started: Start of the time budget in this process, by `time.monotonic`.
-            stop: Called between steps.
-
-        Raises:
-            DivergedError: The run diverged, and is not to be rolled back or was too often.
+            stop: Asked between steps.
         """
-        train = self.config.train
         self.ready, self.model_folder = ready, folder
         self.folder = settle(folder) if self.ranks.is_first else folder
-        clock = self.clock = Clock(self.ranks, self.counters.seconds, started, stop)
-        clock.meet()
-        self.saved_at = self.counters.step, self.counters.validated_step
-        validate = IntervalTrigger(train.eval_every, parts=defaults.VALIDATIONS)
-        save = IntervalTrigger(defaults.SAVE_SECONDS if train.save_every is None else train.save_every)
-        while True:
-            try:
-                if self.counters.validation_due:
-                    yield from self._validate()
-                for trigger in (validate, save):  # intervals that have ended are over
-                    trigger.due(self.counters.step, clock.seconds, self.fraction(clock.seconds))
-                begin = time.monotonic(), self.counters.step, self.counters.tokens
-                while (fraction := self.fraction(clock.seconds)) < 1.0 and not clock.stops:
-                    yield self._log_step(self.train_step(fraction), *begin)
-                    fraction, step = self.fraction(clock.seconds), self.counters.step
-                    if fraction == 1.0:
-                        break
-                    if validate.due(step, clock.seconds, fraction) and not self._exceeds_share():
-                        self.counters.validation_due, had_patience = True, self.counters.plateau is None
-                        yield from self._validate()
-                        if had_patience and self.counters.plateau is not None:  # the rest is another part of the run
-                            validate.due(step, clock.seconds, self.fraction(clock.seconds))
-                    if save.due(step, clock.seconds, fraction):
-                        self.counters.anchor = step
-                        if not clock.stops:
-                            yield self._save()
-                spent = self.fraction(clock.seconds) == 1.0
-                if spent and self.counters.validated_step != self.counters.step:
-                    yield from self._validate()
-                if self.saved_at != (self.counters.step, self.counters.validated_step):
-                    yield self._save()
-                yield from self._finish(spent)
-                return
-            except DivergedError as error:
-                yield from self._roll_back(error)
+        self.clock = Clock(self.ranks, self.counters.seconds, started, stop)
+        self.clock.meet()
+        self.saved_at = self.place
+        return self.clock
+
+    @property
+    def place(self) -> tuple[int, int | None]:
+        """Step, and step of the last validation."""
+        return self.counters.step, self.counters.validated_step
+
+    @property
+    def is_validated(self) -> bool:
+        """True if a validation followed the last step."""
+        return self.counters.validated_step == self.counters.step
 
     def train_step(self, fraction: float) -> StepResult:
         """Forward and backward pass of each microbatch, gradient clipping, and one optimizer step.
@@ -191,15 +166,15 @@ class TrainingRun:
         """
         train = self.config.train
         self._redraw_features()
-        drawn, microbatches = self.next_batch()
-        count = len(self.loader.starts) * drawn.segment_len
+        span, microbatches = self.next_batch()
+        count = len(self.loader.starts) * span.segment_len
         self.model.train()
-        self.optimizers.zero_grad()
+        self.model.zero_grad(set_to_none=False)
         nats, steps = torch.zeros((2,), device=self.runtime.device)
         for i, (x, y, documents) in enumerate(microbatches):
             with self.delayed() if i + 1 < len(microbatches) else nullcontext():
                 with self.runtime.autocast():
-                    state = shortened(self.states[i], drawn) if train.random_lengths else self.states[i]
+                    state = with_span(self.states[i], span) if train.random_lengths else self.states[i]
                     nll, state, ponder, auxiliary = self.score(x, y, state, documents)
                 loss = nll.sum() / count
                 nats += loss.detach()
@@ -210,7 +185,7 @@ class TrainingRun:
                     loss = loss + auxiliary * (nll.numel() / count)
                 self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
                 if train.random_lengths:
-                    state = restored(state, self.states[i].span)
+                    state = with_span(state, self.states[i].span)
                 self.states[i] = state.overwrite_earlier()
         scales = self._unscale()
         gradients = [local(p.grad) for p in self.model.parameters() if p.grad is not None]
@@ -229,7 +204,7 @@ class TrainingRun:
         else:
             self.optimizers.step(factor)
         self.counters.step += 1
-        self.counters.tokens += train.batch_size * drawn.segment_len
+        self.counters.tokens += train.batch_size * span.segment_len
         scale = scales_now[-1] if scales_now else None
         return StepResult(loss_now, None if overflow else norm_now, factor, steps_now or None, scale)
 
@@ -254,13 +229,15 @@ class TrainingRun:
         decay = train.decay_fraction if train.lr_schedule in BUDGET_SCHEDULES else 0.0
         return Patience(train.patience, decay, self.counters)
 
-    def next_batch(self) -> tuple[Lengths, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]]:
-        """Lengths of the next step; inputs, targets and document positions (b t; on the CPU) of its microbatches."""
-        drawn = lengths(self.config.train, self.config.runtime.seed or 0, self.counters.step)
-        batch, n = self.loader.next(drawn.segment_len), self.config.train.grad_accum
+    def next_batch(self) -> tuple[Span, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]]:
+        """Span of the next step; inputs, targets and document positions (b t; on the CPU) of its microbatches."""
+        span, n = self.states[0].span, self.config.train.grad_accum
+        if self.config.train.random_lengths:
+            span = drawn_span(span, self.config.runtime.seed or 0, self.counters.step)
+        batch = self.loader.next(span.segment_len)
         x, y = (torch.from_numpy(array).to(self.runtime.device).tensor_split(n) for array in batch[:2])
         documents = None if batch.documents is None else torch.from_numpy(batch.documents).tensor_split(n)
-        return drawn, list(zip(x, y, documents or [None] * n, strict=True))
+        return span, list(zip(x, y, documents or [None] * n, strict=True))
 
     def skip_to(self, n_read: int) -> None:
         """Continues after `n_read` tokens of each sequence of the loader, with empty memory."""
@@ -268,12 +245,7 @@ class TrainingRun:
         self.loader.n_read = n_read
         self.states: list[State] = [
             self.model.init_state(
-                len(starts),
-                mem_len=train.mem_len,
-                segment_len=train.segment_len,
-                span=train.span,
-                memory=train.memory,
-                offsets=(starts + n_read).tolist(),
+                len(starts), memory=train.memory, offsets=(starts + n_read).tolist(), **train.reading.state
             )
             for starts in torch.from_numpy(self.loader.starts).tensor_split(train.grad_accum)
         ]
@@ -309,7 +281,7 @@ class TrainingRun:
             self.model.stack.redraw(due, torch.Generator().manual_seed((self.config.runtime.seed or 0) + step))
             self.states = [self.model.reset_layers(state, due) for state in self.states]
 
-    def _log_step(self, result: StepResult, began: float, first_step: int, first_token: int) -> Step:
+    def log_step(self, result: StepResult, began: float, first_step: int, first_token: int) -> Step:
         """The event of a step, which is appended to the metrics. The loop began at this time, step and token."""
         counters, seconds = self.counters, self.clock.seconds
         elapsed = max(time.monotonic() - began, 1e-9)
@@ -343,8 +315,9 @@ class TrainingRun:
         if self.ranks.is_first:
             layout.append_metrics(self.folder, row)
 
-    def _exceeds_share(self) -> bool:
-        """Whether validation takes too much of a time budget.
+    @property
+    def exceeds_share(self) -> bool:
+        """True if validation takes too much of a time budget.
 
         A run must not depend on the clock while a budget in steps or tokens will be spent before the time.
         """
@@ -353,7 +326,7 @@ class TrainingRun:
             return False
         return self.clock.validation_seconds > VALIDATION_SHARE * seconds
 
-    def _validate(self) -> Iterator[Event]:
+    def validate(self) -> Iterator[Event]:
         """Validates, and keeps the weights if they are the best so far or there is no validation text.
 
         If the run is to be stopped, validation stays due.
@@ -393,7 +366,7 @@ class TrainingRun:
         store.save_model(self.folder, self.config, weights, self.ready.tokenizer, metadata, encoding=encoding)
         self.folder = settle(self.model_folder)
 
-    def _save(self) -> Saved:
+    def save(self) -> Saved:
         """Writes a checkpoint."""
         check_finite(self)
         if self.ranks.is_first:
@@ -401,11 +374,13 @@ class TrainingRun:
         self.counters.seconds = self.clock.seconds
         path = checkpoint.save(self, self.folder, self.ready)
         self.clock.meet()
-        self.saved_at = self.counters.step, self.counters.validated_step
+        self.saved_at = self.place
         return Saved(self.counters.step, path)
 
-    def _roll_back(self, error: DivergedError) -> Iterator[Notice]:
+    def roll_back(self, error: DivergedError) -> Generator[Notice, None, bool]:
         """Restores the latest checkpoint that was due, with lower learning rates and at the present place in the text.
+
+        False if the run is not to be rolled back, or was too often.
 
         The time that was spent stays spent. The next checkpoint has the new rates; a run that is killed before it
         diverges again and is rolled back in the same way, so that it equals an uninterrupted one.
@@ -413,14 +388,14 @@ class TrainingRun:
         found = self.ranks.broadcast(str(self._anchor() or "") if self.ranks.is_first else None)
         n_rollbacks, n_read = self.counters.rollbacks + 1, self.loader.n_read
         if self.config.train.on_divergence == "stop" or n_rollbacks > MAX_ROLLBACKS or not found:
-            raise error
-        warnings = checkpoint.load(self, Path(found), self.folder, self.ready, allow_data_change=True)
+            return False
+        warnings = checkpoint.load(self, Path(found), self.ready, allow_data_change=True)
         counters = self.counters
         counters.rollbacks, counters.seconds = n_rollbacks, self.clock.seconds
         self.skip_to(n_read)
         if self.ranks.is_first:
-            layout.trim_metrics(self.folder, counters.step, validated=counters.validated_step == counters.step)
-        self.saved_at = counters.step, counters.validated_step
+            layout.trim_metrics(self.folder, counters.step, validated=self.is_validated)
+        self.saved_at = self.place
         rates = f"the learning rates are divided by {LR_DIVISOR**n_rollbacks:g}"
         yield from warnings
         yield Notice(
@@ -428,6 +403,7 @@ class TrainingRun:
             f"{MAX_ROLLBACKS}).",
             "warning",
         )
+        return True
 
     def _anchor(self) -> Path | None:
         """The checkpoint that a roll-back restores; if it is damaged, the newest undamaged one."""
@@ -437,23 +413,18 @@ class TrainingRun:
             return folder / step_name(self.counters.anchor)
         return latest(folder, spare={BEST}).path
 
-    def _finish(self, spent: bool) -> Iterator[Event]:
-        """Completes the model of a run that is saved, and evaluates it if the budget is spent."""
-        counters = self.counters
-        if counters.best_step is None and counters.step:
+    def keep_last_weights(self) -> None:
+        """Writes the weights of a run that ends without a validation."""
+        if self.counters.best_step is None and self.counters.step:
             check_finite(self)
             self._keep_weights(None)
-        if self.ranks.size > 1 and self.clock.stops:
-            yield Stopping()
-        if not self.ranks.is_first:
-            return
-        final = None
-        if spent and counters.validated_step == counters.step:
-            seed = self.config.runtime.seed or 0
-            final = yield from final_evaluation(self.folder, self.runtime, seed, self.clock.stop)
+
+    def finish(self, final: tuple[Score | None, str] | None) -> Trained:
+        """Completes the record of a run that is saved; `final` is its score and a sample, None if it was stopped."""
+        counters = self.counters
         score, sample = final or (None, "")
         bits = score.bits_per_byte if score else None
-        scored = ScoredText(score.bytes, self.ready.parts.valid.n_bytes, score.mem_len) if score else None
+        scored = score.text(self.ready.parts.valid.n_bytes) if score else None
         record = describe_run(self.ready, self) | {
             "steps": counters.step,
             "tokens": counters.tokens,
@@ -468,7 +439,7 @@ class TrainingRun:
         if self.patience.end < 1.0:
             record["stopped_early"] = True
         layout.write_record(self.folder, record)
-        yield Trained(
+        return Trained(
             folder=self.model_folder,
             step=counters.step,
             tokens=counters.tokens,

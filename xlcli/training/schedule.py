@@ -1,7 +1,7 @@
 """The course of a run: counters, clock, intervals of validations and checkpoints, early stopping, lengths of each step.
 
 With `train.random_lengths` segment and memory lengths are drawn in each step. A model then depends less on one segment
-length and one memory length. The idea of varying segments is that of Merity et al. 2018 (section 4.1). Memory keeps as
+length and one memory length. Varying segments are an idea of Merity et al. 2018 (section 4.1). Memory keeps as
 many tokens as configured; a step with a shorter one reads the latest of them.
 """
 
@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import torch
 from pydantic import ConfigDict, Field
 
-from xlcli.config import BaseConfig, TrainConfig
+from xlcli.config import BaseConfig
 from xlcli.ops.span import Span
 from xlcli.ranks import Ranks
 from xlcli.state import State
@@ -96,7 +96,7 @@ class Clock:
 
     @property
     def stops(self) -> bool:
-        """Whether the run is to be stopped."""
+        """True if the run is to be stopped."""
         return self.stop() if self.ranks.size == 1 else self._agreed[2] > 0.0
 
     @contextmanager
@@ -123,18 +123,19 @@ class Clock:
         return self._before + time.monotonic() - self._started
 
 
+@dataclass
 class IntervalTrigger:
     """Triggers an action at regular intervals.
 
-    Args:
+    Attributes:
         every: Interval in steps (int) or seconds (float); None divides the budget into `parts` intervals.
         parts: Number of intervals.
+        elapsed: Number of intervals that have ended.
     """
 
-    def __init__(self, every: int | float | None, *, parts: int = 1) -> None:
-        self.every = every
-        self.parts = parts
-        self.elapsed = 0
+    every: int | float | None
+    parts: int = 1
+    elapsed: int = 0
 
     def due(self, step: int, seconds: float, fraction: float) -> bool:
         """True if an interval has ended since the last call. Intervals in steps do not depend on the clock."""
@@ -157,7 +158,7 @@ class Patience:
     Attributes:
         limit: Number of validations without improvement; None never shortens the run.
         decay: Share of a run in which the learning rate decays at its end; 0 if it does not depend on the budget.
-        counters: Counters of the run, of which `stale` and `plateau` are those of its patience.
+        counters: Counters of the run, of which patience uses `stale` and `plateau`.
     """
 
     limit: int | None
@@ -199,35 +200,15 @@ class Patience:
         return 1.0 - self.decay * left if left > 1e-9 else 1.0
 
 
-class Lengths(NamedTuple):
-    """Tokens per segment and memory length of one step."""
+def drawn_span(span: Span, seed: int, step: int) -> Span:
+    """Span of a training step with random lengths, after `step` steps.
 
-    segment_len: int
-    mem_len: int
-
-
-def lengths(train: TrainConfig, seed: int, step: int) -> Lengths:
-    """Lengths of the training step after `step` steps.
-
-    If they are random: segments of at least half the configured length, and memory of at least 1 token, both uniform.
-    They depend on seed and step only, so a resumed run draws the same ones.
+    The lengths are uniform and depend on seed and step only, so a resumed run draws the same ones.
     """
-    if not train.random_lengths:
-        return Lengths(train.segment_len, train.mem_len)
     generator = random.Random(f"{seed} {step}")  # noqa: S311
-    least = -(-train.segment_len // 2)
-    segment_len = least + int(generator.random() * (train.segment_len - least + 1))
-    return Lengths(segment_len, 1 + int(generator.random() * train.mem_len) if train.mem_len else 0)
+    return span.shortened(generator.random(), generator.random())
 
 
-def shortened(state: State, drawn: Lengths) -> State:
-    """State for a step with these lengths. Without recurrence every step begins an independent segment."""
-    span = state.span
-    if span.kind == "segment":
-        return replace(state, seen=0, span=replace(span, segment_len=drawn.segment_len))
-    return replace(state, span=replace(span, mem_len=drawn.mem_len, kept_len=span.mem_len))
-
-
-def restored(state: State, span: Span) -> State:
-    """State after such a step, with the configured span."""
+def with_span(state: State, span: Span) -> State:
+    """The state with the span of the next step, or the configured one; an independent segment begins here."""
     return replace(state, span=span, seen=0 if span.kind == "segment" else state.seen)

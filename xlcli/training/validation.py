@@ -23,7 +23,7 @@ from xlcli.store.origin import INIT
 from xlcli.text.loaders import EvalLoader, document_loaders, text_loader
 from xlcli.text.tokens import TokenFile
 from xlcli.training.defaults import RATES
-from xlcli.training.schedule import shortened
+from xlcli.training.schedule import with_span
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,8 +41,8 @@ VALIDATION_TOKENS = 2**15
 MAX_SEQUENCES = 8
 """Maximum number of sequences in a batch of a validation."""
 MIN_CONTEXTS = 4
-"""A model with memory gets several sequences only if each has about this many times `mem_len + segment_len` tokens,
-because each starts with empty memory."""
+"""A model with memory gets several sequences only if each has about this many times the tokens of a memory and a
+segment, because each starts with empty memory."""
 
 
 def validation_bits(run: TrainingRun, valid: TokenFile, stop: Callable[[], bool]) -> float | None:
@@ -54,12 +54,12 @@ def validation_bits(run: TrainingRun, valid: TokenFile, stop: Callable[[], bool]
     Raises:
         DivergedError: The loss is not finite.
     """
-    train, ranks = run.config.train, run.ranks
+    reading, ranks = EvalConfig().reading(run.config.train), run.ranks
     ids = valid.ids[:VALIDATION_TOKENS]
-    settings = {"segment_len": train.segment_len, "start_id": run.loader.start_id}
+    settings = {"segment_len": reading.segment_len, "start_id": run.loader.start_id}
     n_sequences = MAX_SEQUENCES
-    if train.mem_len:
-        n_sequences = min(n_sequences, max(1, len(ids) // (MIN_CONTEXTS * (train.mem_len + train.segment_len))))
+    if reading.has_memory:
+        n_sequences = min(n_sequences, max(1, len(ids) // (MIN_CONTEXTS * (reading.longest + reading.segment_len))))
     loaders: Iterable[EvalLoader] = [text_loader(ids, n_sequences, warmup_len=0, **settings)]
     if valid.documents is not None:
         documents = valid.documents[valid.documents < len(ids)]
@@ -71,12 +71,7 @@ def validation_bits(run: TrainingRun, valid: TokenFile, stop: Callable[[], bool]
             own = ranks.rows(loader.batch_size)
             is_idle = own.start == own.stop
             rows = slice(0, 1) if is_idle else own  # every rank makes the same number of calls
-            state = run.model.init_state(
-                rows.stop - rows.start,
-                mem_len=train.mem_len,
-                segment_len=train.segment_len,
-                offsets=loader.offsets[rows].tolist(),
-            )
+            state = run.model.init_state(rows.stop - rows.start, offsets=loader.offsets[rows].tolist(), **reading.state)
             for batch in loader:
                 if ranks.size == 1 and stop():
                     return None
@@ -105,15 +100,15 @@ def check_finite(run: TrainingRun) -> None:
     if not run.counters.step:
         return
     train, n_read = run.config.train, run.loader.n_read
-    drawn, microbatches = run.next_batch()
+    span, microbatches = run.next_batch()
     run.loader.n_read = n_read
     run.model.eval()
     nats = torch.zeros((), device=run.runtime.device)
     with torch.no_grad(), run.runtime.autocast():  # kernels of training: others may overflow later
         for (x, y, documents), state in zip(microbatches, run.states, strict=True):
-            state = shortened(state, drawn) if train.random_lengths else state
+            state = with_span(state, span) if train.random_lengths else state
             nats += run.model.score(x, y, state, documents).nll.sum()
-    mean = run.ranks.sum(nats).item() / (train.batch_size * drawn.segment_len)
+    mean = run.ranks.sum(nats).item() / (train.batch_size * span.segment_len)
     if not mean < ABSURD_NATS:
         raise DivergedError(f"the loss has risen to {mean:.3g} nats per token after step {run.counters.step}.")
 

@@ -16,32 +16,28 @@ import torch
 from torch import Tensor
 
 from xlcli.config import Config, Tree
-from xlcli.errors import DivergedError
-from xlcli.events import Event, Notice, Plan, StoppedEarlyError
+from xlcli.errors import CheckpointError, ConfigError, DivergedError
+from xlcli.events import Event, Notice, Plan, StoppedEarlyError, Stopping
+from xlcli.files import write_atomic
 from xlcli.machine import available_bytes
 from xlcli.model.build import build_on_meta
 from xlcli.optim import ADAM_RATE
 from xlcli.ranks import SINGLE, Ranks
-from xlcli.store import commit
-from xlcli.store.commit import step_of
-from xlcli.store.layout import CHECKPOINTS
+from xlcli.store import commit, layout
+from xlcli.store import folder as store
+from xlcli.store.commit import latest, step_of
+from xlcli.store.discover import find
+from xlcli.store.folder import LoadedModel
+from xlcli.store.layout import BEST, CHECKPOINTS, DOCUMENTS, HELD_OUT, WEIGHTS
 from xlcli.store.lock import clean, lock
 from xlcli.store.weights import weights as weights_of
 from xlcli.store.weights import weights_bytes
-from xlcli.training import defaults, memory
-from xlcli.training.folder import (
-    check_has_run,
-    check_new,
-    check_texts,
-    load_origin,
-    newest_checkpoint,
-    origin_again,
-    restore,
-    write_new,
-)
+from xlcli.training import checkpoint, defaults, memory
 from xlcli.training.parallel import beginning, leading
 from xlcli.training.prepare import Prepared, prepare_new, prepare_resumed
 from xlcli.training.run import LR_DIVISOR, TrainingRun
+from xlcli.training.schedule import IntervalTrigger
+from xlcli.training.validation import describe_run, final_evaluation
 
 PREPARATION_SHARE = 0.1
 """Maximum share of a time budget that preparation counts for."""
@@ -82,13 +78,13 @@ def train(
     """
 
     def begin(contexts: ExitStack) -> Beginning:
-        model = None if init is None else load_origin(init, folder)
+        model = None if init is None else _load_origin(init, folder)
         if not dry_run:
-            check_new(folder, overwrite=overwrite)
+            _check_new(folder, overwrite=overwrite)
             yield from _lock(folder, contexts)
-            check_new(folder, overwrite=overwrite)  # another run may have ended in the meantime
+            _check_new(folder, overwrite=overwrite)  # another run may have ended in the meantime
         ready = yield from prepare_new(paths, configs, stop, model, dry_run=dry_run, ranks=ranks)
-        check_texts(folder, ready)
+        _check_texts(folder, ready)
         yield from _plan(folder, ready, 0)
         if dry_run:
             return None
@@ -119,7 +115,7 @@ def resume(
         init: Name or folder of a model; refused unless the run started from it.
         dry_run: As in `train`.
         stop: As in `train`.
-        ranks: As in `train`; their number may differ from that of the run so far.
+        ranks: As in `train`; their number may differ from the run so far.
 
     Raises:
         CheckpointError: There is no run, or every checkpoint is damaged.
@@ -127,7 +123,9 @@ def resume(
     """
 
     def begin(contexts: ExitStack) -> Beginning:
-        check_has_run(folder)
+        if not commit.holds_run(folder) and commit.place_of_run(folder) == folder:
+            remedy = "Drop --resume, or give its folder with -o."
+            raise CheckpointError(f"there is no run to resume in {folder}.", remedy)
         if not dry_run:
             yield from _lock(folder, contexts)
             commit.settle(folder)
@@ -137,12 +135,12 @@ def resume(
         ready = yield from prepare_resumed(
             paths, place, changes or {}, preset, init, stop, dry_run=dry_run, ranks=ranks
         )
-        point, notices = newest_checkpoint(place)
+        point, notices = _newest_checkpoint(place)
         yield from notices
         yield from _plan(folder, ready, step_of(point) if point else 0)
         if dry_run:
             return None
-        weights = origin_again(ready.origin) if point is None and ready.origin else None
+        weights = _origin_again(ready.origin) if point is None and ready.origin else None
         may_differ = bool((changes or {}).get("runtime", {}).get("allow_data_change"))
         _, run = yield from _make_run(ready, place, point, weights, allow_data_change=may_differ)
         yield from _spent_budgets(run)
@@ -159,7 +157,7 @@ def _run(
     stop: Callable[[], bool],
     ranks: Ranks,
 ) -> Iterator[Event]:
-    """Begins a run on the first rank, which the others follow, and trains."""
+    """Begins a run on the first rank, which the others follow, trains until its budget is spent, and scores it."""
     started = time.monotonic()
     with ExitStack() as contexts:
         contexts.callback(torch.set_num_threads, torch.get_num_threads())
@@ -175,12 +173,51 @@ def _run(
         if begun is None:
             return
         ready, run = begun
-        if run.config.train.max_time is not None:  # the budget begins later if preparation took too large a share
-            started = max(started, time.monotonic() - PREPARATION_SHARE * run.config.train.max_time)
-        try:
-            yield from run.train(ready, folder, started=started, stop=stop)
-        except DivergedError as error:
-            raise DivergedError(error.message, _lower_rate(run, paths, folder)) from None
+        train = run.config.train
+        if train.max_time is not None:  # the budget begins later if preparation took too large a share
+            started = max(started, time.monotonic() - PREPARATION_SHARE * train.max_time)
+        clock = run.start(ready, folder, started, stop)
+        validate = IntervalTrigger(train.eval_every, parts=defaults.VALIDATIONS)
+        save = IntervalTrigger(defaults.SAVE_SECONDS if train.save_every is None else train.save_every)
+        is_complete = False
+        while not is_complete:
+            try:
+                if run.counters.validation_due:
+                    yield from run.validate()
+                for trigger in (validate, save):  # intervals that have ended are over
+                    trigger.due(run.counters.step, clock.seconds, run.fraction(clock.seconds))
+                began = time.monotonic(), run.counters.step, run.counters.tokens
+                while (fraction := run.fraction(clock.seconds)) < 1.0 and not clock.stops:
+                    yield run.log_step(run.train_step(fraction), *began)
+                    fraction, step = run.fraction(clock.seconds), run.counters.step
+                    if fraction == 1.0:
+                        break
+                    if validate.due(step, clock.seconds, fraction) and not run.exceeds_share:
+                        run.counters.validation_due, had_patience = True, run.counters.plateau is None
+                        yield from run.validate()
+                        if had_patience and run.counters.plateau is not None:  # the rest is another part of the run
+                            validate.due(step, clock.seconds, run.fraction(clock.seconds))
+                    if save.due(step, clock.seconds, fraction):
+                        run.counters.anchor = step
+                        if not clock.stops:
+                            yield run.save()
+                is_spent = run.fraction(clock.seconds) == 1.0
+                if is_spent and not run.is_validated:
+                    yield from run.validate()
+                if run.saved_at != run.place:
+                    yield run.save()
+                run.keep_last_weights()
+                is_complete = True
+            except DivergedError as error:
+                if not (yield from run.roll_back(error)):
+                    raise DivergedError(error.message, _lower_rate(run, paths, folder)) from None
+        if ranks.size > 1 and clock.stops:
+            yield Stopping()
+        if ranks.is_first:
+            final = None
+            if is_spent and run.is_validated:
+                final = yield from final_evaluation(run.folder, run.runtime, run.config.runtime.seed or 0, clock.stop)
+            yield run.finish(final)
 
 
 def _follow(paths: Sequence[str], changes: Tree, stop: Callable[[], bool], ranks: Ranks) -> Beginning:
@@ -202,18 +239,110 @@ def _make_run(
     *,
     allow_data_change: bool = False,
 ) -> Generator[Event, None, tuple[Prepared, TrainingRun]]:
-    """The run of all ranks, restored from a checkpoint; without one the first rank writes a new run in `place`."""
+    """The run of all ranks, restored from a checkpoint; without one the first rank writes a new run in `place`.
+
+    A new run can be resumed as soon as `config.json` exists.
+    """
     ranks, inputs = ready.runtime.ranks, (ready.train_ids, ready.tokenizer.start_id)
+    encoding = ready.config.train.weights
     if point is None:
         run = TrainingRun(ready.config, replace(ready.runtime, ranks=SINGLE), *inputs, weights)
-        point = write_new(place, ready, run)
+        ready.tokenizer.save(place)
+        _write_held_out(place, ready)
+        layout.trim_metrics(place, -1, validated=False)
+        layout.write_record(place, describe_run(ready, run) | {"finished": False})
+        layout.write_config(place, ready.config, encoding=encoding)
+        point = checkpoint.save(run, place, ready)
         if ranks.size == 1:
             return ready, run
     if ranks.is_first:
         ranks.publish("run", {"point": str(point.absolute())})
     run = TrainingRun(ready.config, ready.runtime, *inputs)
-    yield from restore(run, point, ready, allow_data_change=allow_data_change)
+    yield from checkpoint.load(run, point, ready, allow_data_change=allow_data_change)
+    if ranks.is_first:
+        if allow_data_change:
+            _write_held_out(place, ready)
+        layout.trim_metrics(place, run.counters.step, validated=run.is_validated)
+        layout.write_config(place, ready.config, encoding=encoding)
     return ready, run
+
+
+def _load_origin(init: Path, folder: Path) -> LoadedModel:
+    """The model in `init`, checked: a run in `folder` can start from it."""
+    if init.resolve() == folder.resolve():
+        raise ConfigError(
+            f"{folder} is the folder of the model that the run starts from.", "Choose another one with -o NAME."
+        )
+    model = store.load(init)
+    bad = [name for name, tensor in weights_of(model.network).items() if not bool(tensor.isfinite().all())]
+    if bad:
+        raise CheckpointError(f"weights of {init} hold NaN or infinity, first in '{bad[0]}'.", "Use another model.")
+    return model
+
+
+def _origin_again(origin: Tree) -> dict[str, Tensor]:
+    """Weights that a run starts from which was killed before its first checkpoint."""
+    model = store.load(find(origin["model"]))
+    if model.fingerprints["weights"] != origin["weights"]:
+        raise CheckpointError(
+            f"the run had taken no step, and model {model.name} has changed since.", "Train anew with --overwrite."
+        )
+    return weights_of(model.network)
+
+
+def _check_new(folder: Path, *, overwrite: bool) -> None:
+    """Refuses a folder in which a new run would replace a model or a file of the user."""
+    if commit.holds_run(folder):
+        if not overwrite:
+            raise ConfigError(
+                f"{folder} already holds a model.",
+                "Add --resume to continue it, --overwrite to replace it, or -o NAME.",
+            )
+    elif name := commit.foreign_entry(folder):
+        raise ConfigError(
+            f"{folder} is not a model folder and not empty: it holds {name}.",
+            "Choose a new or empty folder with -o NAME.",
+        )
+
+
+def _check_texts(folder: Path, ready: Prepared) -> None:
+    """Refuses a text that is a file of the model in `folder`, with which it would be removed."""
+    parts = ready.parts
+    for corpus in (parts.train.corpus, parts.valid.corpus, parts.test.corpus):
+        for source in corpus.sources:
+            if source.spool is None and commit.belongs_to_run(folder, source.path):
+                raise ConfigError(
+                    f"{source.name} belongs to the model in {folder}, which the new one replaces.",
+                    "Copy the text to another folder first, or choose another model folder with -o NAME.",
+                )
+
+
+def _newest_checkpoint(folder: Path) -> tuple[Path | None, list[Notice]]:
+    """The newest undamaged checkpoint of the run in `folder`, None if it has taken no step, and remarks."""
+    found = latest(folder / CHECKPOINTS, spare={BEST})
+    notices = [Notice(f"{path} is damaged and was skipped: {why}", "warning") for path, why in found.rejected.items()]
+    if found.path is None:
+        if found.rejected:
+            raise CheckpointError(f"every checkpoint in {folder} is damaged.", "Train anew with --overwrite.")
+        if (folder / WEIGHTS).exists():
+            raise CheckpointError(
+                f"{folder} holds a model but no checkpoint to resume from.",
+                "Train anew with --overwrite, or into another folder with -o NAME.",
+            )
+        notices.append(Notice("the run had taken no step yet and starts again"))
+    return found.path, notices
+
+
+def _write_held_out(folder: Path, ready: Prepared) -> None:
+    for name, part in (("valid", ready.parts.valid), ("test", ready.parts.test)):
+        if part.n_bytes:
+            write_atomic(folder / HELD_OUT[name], part.read())
+        else:
+            (folder / HELD_OUT[name]).unlink(missing_ok=True)
+        if part.n_bytes and ready.config.train.reset_on_document:
+            write_atomic(folder / DOCUMENTS[name], (b"%d\n" % start for start in part.documents))
+        else:
+            (folder / DOCUMENTS[name]).unlink(missing_ok=True)
 
 
 def _lock(folder: Path, contexts: ExitStack) -> Iterator[Notice]:

@@ -110,7 +110,7 @@ FULLY: dict[str, str] = {
     "tokenizer words": "--tokenizer words",
     "optimizer adamw": "train.optimizer=adamw",
     "weights int8": "train.weights=int8",
-    "documents": "--reset-on-document",
+    "documents": "train.reset_on_document=true",
 }
 """Models that every command of `EVAL` and `ALL` runs with, and that are resumed."""
 WITHOUT: dict[str, tuple[str, ...]] = {"tokenizer words": ("compress", "decompress")}
@@ -215,13 +215,13 @@ BRIEFLY: dict[str, str] = {
     "threads 2": "--threads 2 --segment-len 64 --mem-len 64 --batch-size 8 model.dim=64 model.feedforward.ffn_dim=128",
     "threads 2, lsh": f"{LSH} --threads 2 --segment-len 64 --mem-len 64 --batch-size 8 model.dim=64",
     "wide": "--segment-len 64 --mem-len 64 --batch-size 8 model.dim=64 model.feedforward.ffn_dim=128",
-    "wide, documents": "--reset-on-document --segment-len 64 --mem-len 64 --batch-size 8 model.dim=64",
+    "wide, documents": "train.reset_on_document=true --segment-len 64 --mem-len 64 --batch-size 8 model.dim=64",
     "long segments": "--segment-len 600 --mem-len 300 --batch-size 1",
     "long segments, bfloat16": "--segment-len 600 --mem-len 300 --batch-size 1 runtime.dtype=bfloat16",
-    "documents, keyvalue": "--reset-on-document train.memory=keyvalue",
-    "documents, local": f"--reset-on-document {LOCAL}",
-    "documents, learned": "--reset-on-document model.position.kind=learned model.position.max_len=100",
-    "documents, t5": f"--reset-on-document model.position.kind=t5 {BUCKETS}",
+    "documents, keyvalue": "train.reset_on_document=true train.memory=keyvalue",
+    "documents, local": f"train.reset_on_document=true {LOCAL}",
+    "documents, learned": "train.reset_on_document=true model.position.kind=learned model.position.max_len=100",
+    "documents, t5": f"train.reset_on_document=true model.position.kind=t5 {BUCKETS}",
     "tokenizer sentencepiece, adaptive": (
         "--tokenizer sentencepiece --vocab-size 300 model.embedding.cutoffs=[50,150] model.embedding.div_val=2"
     ),
@@ -353,7 +353,7 @@ FURTHER: dict[str, tuple[str, ...]] = {
         "stream READ -m position,xl --json --emit tokens --threads 1",
         "stream READ -m position,xl --json --emit stats --threads 1",
         "stream READ -m position,xl --mem-len 40 --threads 1 -q",
-        "stream READ -m position,xl --json --continue 20 --seed 1 --threads 1",
+        "stream READ -m position,xl --json .continue_tokens=20 --seed 1 --threads 1",
         "stream READ -m position,xl --json --reset-on ^[A-Z]+: --threads 1",
         "stream DOCUMENTS -m documents --json --state-out OUT --threads 1",
         "stream DOCUMENTS -m attention,lsh --json --reset-on-document --threads 1",

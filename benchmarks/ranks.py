@@ -60,7 +60,7 @@ def measure(ranks: Ranks, arguments: argparse.Namespace, mem_len: int) -> None:
     matrices = hidden if arguments.optimizer == "muon" else 0
     numbers = 2 * size  # an all-reduce in a ring, with which gloo also reduces gradients that are divided
     if arguments.shard:
-        blocks = sum(p.numel() for block in run.model.stack.layers() for p in block.parameters())
+        blocks = sum(p.numel() for block in run.model.stack.blocks for p in block.parameters())
         numbers += arguments.grad_accum * (size + blocks) + matrices
     expected = (n - 1) / n * (4 * numbers + (2 if has_bfloat16_units(runtime.device) else 4) * matrices)
     speed = (run.counters.tokens - tokens) / seconds

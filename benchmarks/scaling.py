@@ -86,7 +86,7 @@ def sizes(model: LanguageModel, made: Config) -> Sizes:
     """Sizes of a model, which may be on the meta device."""
     chosen = hidden_matrices(model) if made.train.optimizer == "muon" else set()
     shapes = [parameter.shape for parameter in model.parameters() if id(parameter) in chosen]
-    blocks, narrow = list(model.stack.layers()), 0
+    blocks, narrow = model.stack.blocks, 0
     if made.runtime.shard:
         from xlcli.training.parallel import is_divided_by_block  # loads FSDP2
 

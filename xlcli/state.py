@@ -121,7 +121,7 @@ class State:
         )
 
     def overwrite_earlier(self) -> State:
-        """This state, with memories in the place of those of the state before it, which must not be used any more.
+        """This state, written over the memories of the state before it, which must not be used any more.
 
         Saves copies of large memories in training; after the backward pass, which needs the earlier state.
         """
@@ -144,12 +144,10 @@ class State:
 
     def describe(self) -> dict[str, str]:
         """Metadata to save with the tensors: memory kinds, tokens read, span, and entries of learned values."""
-        span = self.span
-        limits = [] if span.clamp_len is span.far_len is None else [span.clamp_len or "none", span.far_len or "none"]
         return {
             "memory": " ".join(layer.kind for layer in self.layers),
             "seen": str(self.seen),
-            "span": " ".join(map(str, (span.kind, span.mem_len, span.segment_len, *limits))),
+            "span": self.span.text,
         } | {f"{name}.{key}": text for name, value in self.online.items() for key, text in value.describe().items()}
 
     @staticmethod
@@ -162,7 +160,7 @@ class State:
         try:
             batch_size = len(tensors["offsets"])
             layers = restored(description["memory"], tensors, batch_size)
-            span = _span(description["span"])
+            span = Span.parse(description["span"])
             learned: dict[str, Any] = {
                 name: kind.restore(with_prefix(f"{name}.", tensors), entries)
                 for name, kind in ONLINE_MEMORIES.items()
@@ -186,16 +184,3 @@ class State:
 
 
 _REMEDY = "Start without --state-in."
-
-
-def _span(text: str) -> Span:
-    kind, *numbers = text.split()
-    if len(numbers) == 2:
-        numbers += ["none", "none"]
-    mem_len, segment_len, clamp_len, far_len = (None if n == "none" else int(n) for n in numbers)
-    span = Span(kind, mem_len, segment_len, clamp_len=clamp_len, far_len=far_len)  # type: ignore[arg-type]
-    legal = kind == "segment" if span.mem_len == 0 else kind in ("uniform", "growing") and span.mem_len > 0
-    lengths = span.segment_len, *(n for n in (clamp_len, far_len) if n is not None)
-    if not legal or min(lengths) < 1 or max(span.mem_len, *lengths) > 2**31:
-        raise ValueError(f"'{text}' is not a span")
-    return span

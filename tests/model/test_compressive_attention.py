@@ -1,5 +1,7 @@
 """Compressive attention against an index loop over its definition, its auxiliary loss, and what it refuses."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from oracles import compressive, positions
@@ -178,8 +180,7 @@ def test_the_loss_of_a_batch_is_the_mean_of_its_sequences():
     def last(x, offsets):
         state, losses = attention.init_memory(len(x), "hidden"), []
         for seen, part in ((0, x[:, :11]), (11, x[:, 11:])):
-            context = call(span, seen, part.shape[1])
-            context.positions.offsets = offsets
+            context = replace(call(span, seen, part.shape[1]), offsets=offsets)
             _, state = attention(part, state, context)
             losses += context.losses.values()
         return losses[-1]

@@ -5,7 +5,7 @@ from xlcli.ops import attend_blocks
 from xlcli.ops import attend_training as module
 from xlcli.ops.attend import attend, attend_plain
 from xlcli.ops.attend_blocks import Band, ScoreTerm
-from xlcli.ops.attend_training import attend_training
+from xlcli.ops.attend_training import BandAttention
 from xlcli.ops.context import Mask
 from xlcli.ops.positions import Positions
 
@@ -50,6 +50,10 @@ def close(found, expected, leaves, atol):
     return all(torch.allclose(a, b, rtol=0, atol=atol) for a, b in pairs)
 
 
+def attend_training(q, k, v, band, *, scale, term=None):
+    return BandAttention.apply(scale, band, q, k, v, *(term or ()))
+
+
 @pytest.mark.parametrize("with_term", [False, True])
 @pytest.mark.parametrize(("t", "m", "max_distance"), CALLS)
 def test_equals_the_plain_kernel_with_gradients(t, m, max_distance, with_term):
@@ -84,7 +88,8 @@ def test_attend_takes_it_for_the_mask_of_a_call(monkeypatch):
     q, k, v, query, key = tensors(9, 4)
     positions = Positions(n_memory=4, n_new=9, first=4, offsets=None, device=torch.device("cpu"))
     calls = []
-    monkeypatch.setattr("xlcli.ops.attend.attend_training", lambda *a, **b: calls.append(a) or attend_training(*a, **b))
+    apply = BandAttention.apply
+    monkeypatch.setattr(BandAttention, "apply", lambda *given: calls.append(given) or apply(*given))
     found = attend(q, k, v, visible=Mask(positions, 9), scale=0.3, term=ScoreTerm(query, key))
     expected = attend(q, k, v, visible=visible(4 + 5, 4, 9), scale=0.3, term=ScoreTerm(query, key))
     assert len(calls) == 1

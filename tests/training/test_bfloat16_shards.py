@@ -64,8 +64,8 @@ class Gather:
 
 def n_narrow(model):
     """Number of parameters of the blocks without their tables of token vectors."""
-    tables = [block.vectors for block in model.stack.layers() if block.vectors is not None]
-    in_blocks = sum(p.numel() for block in model.stack.layers() for p in block.parameters())
+    tables = [block.vectors for block in model.stack.blocks if block.vectors is not None]
+    in_blocks = sum(p.numel() for block in model.stack.blocks for p in block.parameters())
     return in_blocks - sum(p.numel() for table in tables for p in table.parameters())
 
 

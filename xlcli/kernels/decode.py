@@ -10,8 +10,8 @@ next step. Norms and residual sums are so short that every thread computes them 
 of its own, so a late thread, which finds all tasks done, reads the same numbers as the others.
 
 Weights are float32, bfloat16 (their bits as uint16) or int8 with a scale for each row; so are keys and values, with a
-scale for each head and token. Sums are in float32. No result depends on the number of threads, and that of a sequence
-not on the others of its batch.
+scale for each head and token. Sums are in float32. No result depends on the number of threads, nor on the other
+sequences of a batch.
 
 Compiled kernels are kept until a file of this package changes.
 """
@@ -156,7 +156,7 @@ def decode(call: tuple[Any, ...], n_threads: int, weight_type: Array, memory_typ
 
 
 def use_threads(n: int) -> int:
-    """Sets the number of CPU threads, at most that of the machine; returns it."""
+    """Sets the number of CPU threads, at most as many as the machine has; returns it."""
     n = min(n, numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
     numba.set_num_threads(n)
     return n
@@ -179,5 +179,5 @@ FILES = KernelFiles(
 
 
 def is_compiled(weight_type: Array, memory_type: Array) -> bool:
-    """Whether `decode_token` is compiled for weights and memories of these types, here or in a file."""
+    """True if `decode_token` is compiled for weights and memories of these types, here or in a file."""
     return FILES.has(np.empty(1, CALL), weight_type, memory_type)

@@ -2,7 +2,7 @@
 
 Numba's own cache reads files that other users can write, fails on files that a loss of power left incomplete, may read
 the kernel of another process if two compile at once, and does not show whether a kernel is in it. Here each combination
-of types of arguments has a file of its own, and incomplete ones are replaced. The files are pickles, as those of Numba.
+of types of arguments has one file, and incomplete ones are replaced. The files are pickles, as those of Numba.
 
 A process that compiles a parallel kernel runs other machine code, with other last bits, than one that reads it from a
 file: in the first, the linker finds the body of the loop as it was before it was optimized with the kernel. So another
@@ -61,7 +61,7 @@ class KernelFiles:
         kernel._cache = self
 
     def has(self, *arguments: Any) -> bool:
-        """Whether the kernel is compiled for arguments of these types, in this process or in a file."""
+        """True if the kernel is compiled for arguments of these types, in this process or in a file."""
         signature = tuple(map(numba.typeof, arguments))
         return signature in self.kernel.overloads or self._read(signature, self.kernel.targetctx) is not None
 

@@ -79,7 +79,7 @@ def add_rows(rows: Array, weights: Array, out: Array) -> None:
 
 @register_jitable
 def exp(x: Any) -> Any:
-    """e^x of float32 x ≤ 88 to 5 units in the last place; unlike that of the C library it can be vectorized.
+    """e^x of float32 x ≤ 88 to 5 units in the last place; unlike the function of the C library it can be vectorized.
 
     Argument reduction and polynomial of Cephes (Moshier 1989).
     """

@@ -50,7 +50,7 @@ CACHE = record("keys values key_scales value_scales capacity row start stop n_di
 """Memory of a block for one token: buffers of keys and values (b h capacity row) and, if they are int8, of their scales
 (b h capacity). The query attends to rows `start` to `stop`, whose last one is written by the call.
 
-Tables by position relative to the query, whose last column is that of the query itself: position keys (f n_distances)
+Tables by position relative to the query, whose last column belongs to the query itself: position keys (f n_distances)
 of Transformer-XL, cosines, then sines, or projected ones (h e n_distances), for distances up to `clamp_len`, which is
 that of all keys further back; additions (h n_distances) to the scores.
 `sin` and `cos` (b e/2) belong to the rotary angles of the queries. Rows of `turns` (n e), sines, then cosines, rotate a

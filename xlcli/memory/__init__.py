@@ -40,7 +40,7 @@ def restored(kinds: str, tensors: Mapping[str, Tensor], batch_size: int) -> tupl
 
     Raises:
         KeyError: A kind is unknown.
-        ValueError: The tensors are not those of such memories.
+        ValueError: The tensors do not belong to such memories.
     """
     memories = []
     for i, kind in enumerate(kinds.split()):

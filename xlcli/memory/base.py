@@ -22,7 +22,7 @@ class Memory:
     """Types of tensors that have one type only. The others are floating point; keys and values have the same type."""
 
     counts_tokens: ClassVar[bool] = False
-    """Whether the content depends on the number of tokens read before, besides the length."""
+    """True if the content depends on the number of tokens read before, besides the length."""
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
@@ -70,10 +70,15 @@ class Memory:
     @classmethod
     def join(cls, memories: Sequence[Memory]) -> Self:
         """Memory of the sequences of all `memories`, of this kind; zeros before the tokens of the shorter ones."""
-        parts = [memory.tensors() for memory in memories]
-        return cls.from_tensors(
-            {name: _joined([part[name] for part in parts], axes) for name, axes in cls.axes.items()}
-        )
+        joined, all_tensors = {}, [memory.tensors() for memory in memories]
+        for name, axes in cls.axes.items():
+            parts = [tensors[name] for tensors in all_tensors]
+            if "m" in axes:
+                at = axes.index("m")
+                longest = max(t.shape[at] for t in parts)
+                parts = [F.pad(t, [0, 0] * (t.ndim - 1 - at) + [longest - t.shape[at], 0]) for t in parts]
+            joined[name] = torch.cat(parts)
+        return cls.from_tensors(joined)
 
     @classmethod
     def check(cls, tensors: Mapping[str, Tensor], batch_size: int) -> None:
@@ -97,15 +102,6 @@ class Memory:
                 dtypes.add(t.dtype)
         if len(dtypes) > 1:
             raise ValueError(f"keys and values of memory '{cls.kind}' have different number types")
-
-
-def _joined(parts: Sequence[Tensor], axes: str) -> Tensor:
-    """The sequences of all parts; zeros before the tokens of the shorter ones."""
-    if "m" in axes:
-        at = axes.index("m")
-        longest = max(t.shape[at] for t in parts)
-        parts = [F.pad(t, [0, 0] * (t.ndim - 1 - at) + [longest - t.shape[at], 0]) for t in parts]
-    return torch.cat(list(parts))
 
 
 @dataclass(frozen=True)

@@ -107,11 +107,10 @@ class Buckets(Memory):
         return self.unwritten.write(self.stored)
 
     def extended(self, new: Unwritten) -> Buckets:
-        """Memory with new tokens. They are written at once in inference mode."""
-        memory = self.written()
+        """This memory, which has no unwritten tokens, with new ones. They are written at once in inference mode."""
         if not torch.is_inference_mode_enabled():
-            return Buckets(memory.stored, unwritten=new)
-        return new.write(memory.writable(new.bucket_size).stored)
+            return Buckets(self.stored, unwritten=new)
+        return new.write(self.writable(new.bucket_size).stored)
 
     def writable(self, bucket_size: int) -> Buckets:
         """This memory if it owns its table and is in inference mode, else a copy: its table may be changed in place."""

@@ -202,7 +202,7 @@ class ContextCache(OnlineMemory):
         return cls(settings, index, weights, predicted)
 
     def fits(self, vocab_size: int) -> bool:
-        """Whether all tokens are in a vocabulary of this size."""
+        """True if all tokens are in a vocabulary of this size."""
         tokens = (*self.index.inputs, *(token for token in self.index.targets if token != UNKNOWN))
         return len(self.predicted) in (0, vocab_size) and (not tokens or 0 <= min(tokens) <= max(tokens) < vocab_size)
 

@@ -45,7 +45,7 @@ class OnlineMemory(ABC):
 
         Raises:
             KeyError: An entry is missing.
-            ValueError: The entries are not those of one value.
+            ValueError: The entries do not belong to one value.
         """
 
     def fork(self) -> Self:

@@ -16,7 +16,7 @@ from xlcli.ops.quantize import dequantize, quantize
 MAX_SLACK = 1024
 """Maximum number of unused rows in a buffer. A larger number wastes memory, a smaller one moves rows more often."""
 ALIGNMENT = 64
-"""Alignment of floating-point rows in bytes: that of PyTorch's CPU allocator, and the size of a 512-bit register."""
+"""Alignment of floating-point rows in bytes: as PyTorch's CPU allocator aligns, and the size of a 512-bit register."""
 Project = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Function from the inputs (b n d) of the n latest tokens to their keys and values (b h n e)."""
 
@@ -94,8 +94,8 @@ class TokenBuffers(TokenMemory):
     def extend(self, x: Tensor, project: Project, keep: int, read: int | None = None) -> tuple[Tensor, Tensor, Self]:
         """Projects and appends the new inputs only: amortized O(1) per token.
 
-        New keys and values are rounded to the type of the memory before their first use, so a result does not depend on
-        the division of a text into calls.
+        At inference new keys and values are rounded to the type of the memory before their first use, so a result does
+        not depend on the division of a text into calls. In training the memory has no gradient.
         """
         k, v = project(x)
         new = self.encode(k, v)
@@ -103,12 +103,18 @@ class TokenBuffers(TokenMemory):
             whole = self.reserve(new[0].shape[2], keep, new)
             for buffer, rows in zip(whole.buffers, new, strict=True):
                 buffer[:, :, whole.stop - rows.shape[2] : whole.stop] = rows
+            kept = whole.keep(keep)
         else:
-            buffers = tuple(torch.cat(parts, dim=2) for parts in zip(self.rows(), new, strict=True))
-            whole = type(self)(buffers, 0, buffers[0].shape[2])
+            if self.length:
+                new = tuple(
+                    torch.cat((old.to(rows.dtype), rows), dim=2) for old, rows in zip(self.rows(), new, strict=True)
+                )
+            whole = type(self)(new, 0, new[0].shape[2])
+            # Copies: views would keep the keys and values of the whole call alive.
+            kept = type(self)(tuple(rows.detach().clone() for rows in whole.keep(keep).rows()), 0, keep)
         k, v = whole.decode(k, v)
         unread = 0 if read is None else self.length - read
-        return k[:, :, unread:], v[:, :, unread:], whole.keep(keep)
+        return k[:, :, unread:], v[:, :, unread:], kept
 
     def reserve(self, n_new: int, keep: int, like: Sequence[Tensor] | None = None) -> Self:
         """This memory with `n_new` more rows, to be written by the caller into its buffers, or into larger ones.
@@ -135,7 +141,7 @@ class TokenBuffers(TokenMemory):
 
 
 def _new_buffer(like: Tensor, old: Tensor, capacity: int) -> Tensor:
-    """Buffer for `capacity` rows such as those of `like`, in the type of `old`, or in theirs if it is narrower.
+    """Buffer for `capacity` rows like those in `like`, in the narrower type of `old` and `like`.
 
     Rows of floating-point numbers begin at multiples of `ALIGNMENT` bytes. Matrix products (MKL, cuBLAS) sum in an
     order that depends on the alignment of their operands: with packed rows of width 41, for example, results would
@@ -190,21 +196,6 @@ class KeyValue(TokenBuffers):
         """Slices of the buffers, or copies of them in a wider type."""
         keys, values = self.rows()
         return keys.to(k.dtype), values.to(v.dtype)
-
-    def extend(
-        self, x: Tensor, project: Project, keep: int, read: int | None = None
-    ) -> tuple[Tensor, Tensor, KeyValue]:
-        """As in the base class; in training without rounding and with gradients of the new tokens."""
-        if torch.is_inference_mode_enabled():
-            return super().extend(x, project, keep, read)
-        k, v = project(x)
-        if self.length:
-            past_k, past_v = self.rows()
-            k, v = torch.cat((past_k.to(k.dtype), k), dim=2), torch.cat((past_v.to(v.dtype), v), dim=2)
-        # Copies: views would keep the keys and values of the whole call alive.
-        keys, values = (part[:, :, part.shape[2] - keep :].detach().clone() for part in (k, v))
-        unread = 0 if read is None else self.length - read
-        return k[:, :, unread:], v[:, :, unread:], KeyValue((keys, values), 0, keep)
 
 
 class Int8KeyValue(TokenBuffers):

@@ -1,11 +1,11 @@
 """Construction of a `LanguageModel` from a `ModelConfig`.
 
-Attention kinds are built by their own files, position encodings in `build_position.py`, everything else here.
+Position encodings are built in `build_position.py`, everything else here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,14 +14,13 @@ from torch.overrides import TorchFunctionMode
 
 from xlcli import config as settings
 from xlcli.config import AttentionConfig, ModelConfig
-from xlcli.config.attention import (
-    CompressiveAttentionConfig,
-    FullAttentionConfig,
-    LinearAttentionConfig,
-    LocalAttentionConfig,
-    LSHAttentionConfig,
-)
-from xlcli.model.attention import Attention, compressive, full, linear, local, lsh
+from xlcli.config import attention as kinds
+from xlcli.model.attention import Attention
+from xlcli.model.attention.compressive import CompressiveAttention
+from xlcli.model.attention.full import FullAttention
+from xlcli.model.attention.linear import LinearAttention
+from xlcli.model.attention.local import LocalAttention
+from xlcli.model.attention.lsh import LSHAttention
 from xlcli.model.build_position import build_positions
 from xlcli.model.embedding import AdaptiveEmbedding, BigramEmbedding, TokenEmbedding
 from xlcli.model.head import AdaptiveHead, Head, SoftmaxHead
@@ -147,7 +146,7 @@ def _block(config: ModelConfig, attention: AttentionConfig, position: Position) 
         position = Position()
     return Block(
         vectors=nn.Embedding(config.vocab_size, config.dim) if config.embedding.per_layer else None,
-        attention=ATTENTION_BUILDERS[type(attention)](config, attention, position),
+        attention=_attention(config, attention, position),
         feedforward=FeedForward(
             kind=config.feedforward.kind,
             dim=config.dim,
@@ -159,6 +158,38 @@ def _block(config: ModelConfig, attention: AttentionConfig, position: Position) 
         attention_residual=_residual(config),
         feedforward_residual=_residual(config),
     )
+
+
+def _attention(config: ModelConfig, attention: AttentionConfig, position: Position) -> Attention:
+    dim, head_dim, dropout = config.dim, config.head_dim, config.dropout.attention
+    common: dict[str, Any] = {"dim": dim, "n_heads": attention.n_heads, "head_dim": head_dim, "position": position}
+    if isinstance(attention, kinds.SoftmaxAttentionConfig):
+        common |= {
+            "scale": attention.score_scale(position.n_terms, head_dim),
+            "dropout": dropout,
+            "qk_norm": attention.qk_norm,
+        }
+    match attention:
+        case kinds.FullAttentionConfig():
+            return FullAttention(**common)
+        case kinds.LocalAttentionConfig():
+            return LocalAttention(window=attention.window, **common)
+        case kinds.CompressiveAttentionConfig():
+            return CompressiveAttention(
+                rate=attention.rate, n_compressed=attention.n_compressed, pooling=attention.pooling, **common
+            )
+        case kinds.LinearAttentionConfig():
+            return LinearAttention(n_features=attention.n_features, orthogonal=attention.orthogonal, **common)
+        case kinds.LSHAttentionConfig():
+            return LSHAttention(
+                factors=attention.factors,
+                bucket_size=attention.bucket_size,
+                n_hashes=attention.n_hashes,
+                query_scale=attention.query_scale,
+                dropout=dropout,
+                **common,
+            )
+    raise NotImplementedError(f"no module for {type(attention).__name__}")
 
 
 def _norm(config: ModelConfig) -> nn.Module:
@@ -178,16 +209,6 @@ def _residual(config: ModelConfig) -> Residual:
             return ReZero(dropout)
 
 
-ATTENTION_BUILDERS: dict[type[AttentionConfig], Callable[[ModelConfig, Any, Position], Attention]] = {
-    FullAttentionConfig: full.build,
-    LocalAttentionConfig: local.build,
-    CompressiveAttentionConfig: compressive.build,
-    LinearAttentionConfig: linear.build,
-    LSHAttentionConfig: lsh.build,
-}
-"""Configuration class to builder of one attention branch."""
-
-
 def init_weights(model: LanguageModel, config: ModelConfig, generator: torch.Generator | None = None) -> None:
     """Fills all parameters in the order of `named_parameters`, then draws all random features.
 
@@ -201,8 +222,15 @@ def init_weights(model: LanguageModel, config: ModelConfig, generator: torch.Gen
     last_scale = (2 * config.depth) ** -0.5 if config.norm.placement == "pre" else 1.0
     if config.zero_init:
         last_scale = 0.0
-    last_matrices = {id(matrix) for block in model.stack.layers() for matrix in block.last_matrices}
-    constants = _constants(model)
+    last_matrices = {
+        id(branch.weight) for block in model.stack.blocks for branch in (block.attention.output, block.feedforward.down)
+    }
+    constants: dict[int, float] = {}
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+            constants[id(module.weight)] = 1.0
+        own = getattr(module, "initial_constants", {})
+        constants |= {id(module.get_parameter(name)): value for name, value in own.items()}
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if id(parameter) in constants:
@@ -213,14 +241,3 @@ def init_weights(model: LanguageModel, config: ModelConfig, generator: torch.Gen
                 std = config.init_std * (last_scale if id(parameter) in last_matrices else 1.0)
                 parameter.normal_(0.0, std, generator=generator)
     model.stack.redraw(range(config.n_layers), generator)
-
-
-def _constants(model: LanguageModel) -> dict[int, float]:
-    """Initial value of each parameter that is not drawn, by its id."""
-    constants = {}
-    for module in model.modules():
-        if isinstance(module, nn.LayerNorm | nn.RMSNorm):
-            constants[id(module.weight)] = 1.0
-        own = getattr(module, "initial_constants", {})
-        constants |= {id(module.get_parameter(name)): value for name, value in own.items()}
-    return constants

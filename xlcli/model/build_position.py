@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from torch import nn
 
 from xlcli.config import ModelConfig
@@ -22,97 +19,62 @@ from xlcli.model.position.xl import XLBiases, XLPosition
 
 def build_positions(config: ModelConfig) -> tuple[Position, list[Position]]:
     """Encoding at the embedding, and encoding of each layer, which is the same one for all if it is `shared`."""
-    kind, layers = config.position, range(config.n_layers)
-    make = POSITION_BUILDERS[type(kind)](config, kind)
+    kind, n = config.position, config.n_layers
     if getattr(kind, "placement", None) == "embedding":
-        return make(), [Position() for _ in layers]
+        return _build(config), [Position() for _ in range(n)]
     if getattr(kind, "shared", False):
-        return Position(), [make()] * len(layers)
-    return Position(), [make() for _ in layers]
+        return Position(), [_build(config)] * n
+    biases = XLBiases(config.attention.n_heads, config.head_dim) if getattr(kind, "tied", False) else None
+    return Position(), [_build(config, biases) for _ in range(n)]
 
 
-def _sinusoidal(config: ModelConfig, kind: kinds.SinusoidalPositionConfig) -> Callable[[], Position]:
-    if kind.placement == "qk":
-        return lambda: SinusoidalHeadPosition(amplitude=kind.amplitude or 1.0)
-    rms = config.embedding_rms if kind.placement == "embedding" else config.stream_rms
-    return lambda: SinusoidalPosition(amplitude=kind.amplitude or rms)
-
-
-def _learned(config: ModelConfig, kind: kinds.LearnedPositionConfig) -> Callable[[], Position]:
-    on_heads = kind.placement == "qk"
-    encoding = LearnedHeadPosition if on_heads else AxialPosition
-    width = config.attention.n_heads * config.head_dim if on_heads else config.dim
-    return lambda: encoding(shape=(kind.max_len,), dims=(width,), overflow=kind.overflow)
-
-
-def _axial(config: ModelConfig, kind: kinds.AxialPositionConfig) -> Callable[[], Position]:
-    return lambda: AxialPosition(shape=kind.shape, dims=kind.widths(config.dim), overflow=kind.overflow)
-
-
-def _rope(config: ModelConfig, kind: kinds.RopePositionConfig) -> Callable[[], Position]:
-    encoding = RopeEmbedding if kind.placement == "embedding" else RopePosition
-    return lambda: encoding(layout=kind.layout, base=kind.base)
-
-
-def _t5(config: ModelConfig, kind: kinds.T5PositionConfig) -> Callable[[], Position]:
-    return lambda: T5Position(
-        table=nn.Embedding(kind.n_buckets, config.attention.n_heads), max_distance=kind.max_distance
-    )
-
-
-def _shaw(config: ModelConfig, kind: kinds.ShawPositionConfig) -> Callable[[], Position]:
-    scale = _scale(config, ShawPosition)
-    return lambda: ShawPosition(head_dim=config.head_dim, max_distance=kind.max_distance, scale=scale)
-
-
-def _xl(config: ModelConfig, kind: kinds.XLPositionConfig) -> Callable[[], Position]:
+def _build(config: ModelConfig, biases: XLBiases | None = None) -> Position:
+    """One encoding; `biases` of Transformer-XL are given if layers share them."""
     heads, width = config.attention.n_heads, config.head_dim
-    shared = XLBiases(heads, width) if kind.tied else None
-    return lambda: XLPosition(
-        n_heads=heads,
-        head_dim=width,
-        n_features=kind.n_features or config.dim + config.dim % 2,
-        biases=shared or XLBiases(heads, width),
-        scale=_scale(config, XLPosition),
-    )
-
-
-def _contextual_1(config: ModelConfig, kind: kinds.Contextual1PositionConfig) -> Callable[[], Position]:
-    return lambda: Contextual1Position(
-        dim=config.dim,
-        n_heads=config.attention.n_heads,
-        head_dim=config.head_dim,
-        n_buckets=kind.n_buckets,
-        max_distance=kind.max_distance,
-        scale=_scale(config, Contextual1Position),
-    )
-
-
-def _contextual_2(config: ModelConfig, kind: kinds.Contextual2PositionConfig) -> Callable[[], Position]:
-    return lambda: Contextual2Position(
-        dim=config.dim,
-        n_buckets=kind.n_buckets,
-        max_distance=kind.max_distance,
-        scale=_scale(config, Contextual2Position),
-    )
-
-
-def _scale(config: ModelConfig, encoding: type[Position]) -> float:
-    """Factor on the scores of an encoding."""
-    return config.attention.score_scale(encoding.n_terms, config.head_dim)
-
-
-POSITION_BUILDERS: dict[type[kinds.PositionConfig], Callable[[ModelConfig, Any], Callable[[], Position]]] = {
-    kinds.NoPositionConfig: lambda config, kind: Position,
-    kinds.SinusoidalPositionConfig: _sinusoidal,
-    kinds.LearnedPositionConfig: _learned,
-    kinds.AxialPositionConfig: _axial,
-    kinds.RopePositionConfig: _rope,
-    kinds.AlibiPositionConfig: lambda config, kind: AlibiPosition,
-    kinds.T5PositionConfig: _t5,
-    kinds.ShawPositionConfig: _shaw,
-    kinds.XLPositionConfig: _xl,
-    kinds.Contextual1PositionConfig: _contextual_1,
-    kinds.Contextual2PositionConfig: _contextual_2,
-}
-"""Configuration class to a function that returns the constructor of one encoding."""
+    scale = config.attention.score_scale
+    match kind := config.position:
+        case kinds.NoPositionConfig():
+            return Position()
+        case kinds.SinusoidalPositionConfig(placement="qk"):
+            return SinusoidalHeadPosition(amplitude=kind.amplitude or 1.0)
+        case kinds.SinusoidalPositionConfig():
+            rms = config.embedding_rms if kind.placement == "embedding" else config.stream_rms
+            return SinusoidalPosition(amplitude=kind.amplitude or rms)
+        case kinds.LearnedPositionConfig(placement="qk"):
+            return LearnedHeadPosition(shape=(kind.max_len,), dims=(heads * width,), overflow=kind.overflow)
+        case kinds.LearnedPositionConfig():
+            return AxialPosition(shape=(kind.max_len,), dims=(config.dim,), overflow=kind.overflow)
+        case kinds.AxialPositionConfig():
+            return AxialPosition(shape=kind.shape, dims=kind.widths(config.dim), overflow=kind.overflow)
+        case kinds.RopePositionConfig():
+            encoding = RopeEmbedding if kind.placement == "embedding" else RopePosition
+            return encoding(layout=kind.layout, base=kind.base)
+        case kinds.AlibiPositionConfig():
+            return AlibiPosition()
+        case kinds.T5PositionConfig():
+            return T5Position(table=nn.Embedding(kind.n_buckets, heads), max_distance=kind.max_distance)
+        case kinds.Contextual1PositionConfig():
+            return Contextual1Position(
+                table=nn.Embedding(kind.n_buckets, config.dim),
+                max_distance=kind.max_distance,
+                n_heads=heads,
+                head_dim=width,
+                scale=scale(Contextual1Position.n_terms, width),
+            )
+        case kinds.Contextual2PositionConfig():
+            return Contextual2Position(
+                table=nn.Embedding(kind.n_buckets, config.dim),
+                max_distance=kind.max_distance,
+                scale=scale(Contextual2Position.n_terms, width),
+            )
+        case kinds.ShawPositionConfig():
+            return ShawPosition(
+                head_dim=width, max_distance=kind.max_distance, scale=scale(ShawPosition.n_terms, width)
+            )
+        case kinds.XLPositionConfig():
+            return XLPosition(
+                n_features=kind.n_features or config.dim + config.dim % 2,
+                biases=biases or XLBiases(heads, width),
+                scale=scale(XLPosition.n_terms, width),
+            )
+    raise NotImplementedError(f"no encoding for {type(kind).__name__}")

@@ -51,7 +51,7 @@ TYPES = {
 ENCODINGS = {"bfloat16": torch.bfloat16, "int8": torch.int8}
 """Types of packed weights other than float32, whose matrices are not copied unless several are joined."""
 Packed = tuple[Any, ...]
-"""Fields of a record of `kernels/records.py`; those of arrays are addresses."""
+"""Fields of a record of `kernels/records.py`; arrays are given by their addresses."""
 NO_HEAD = (0,) * 4, (0,) * 5, 0
 """Fields of a head of size 0."""
 
@@ -81,16 +81,16 @@ def make_decoder(network: LanguageModel, encoding: str) -> Decoder | None:
 
 
 def may_decode(network: LanguageModel) -> bool:
-    """Whether there is a decoder if compiled kernels can be kept."""
+    """True if there is a decoder wherever compiled kernels can be kept."""
     if type(network) is not LanguageModel or type(network.stack) is not Stack:
         return False
     parameter = next(network.parameters())
     is_float = (parameter.device.type, parameter.dtype) == ("cpu", torch.float32)
-    return is_float and importlib.util.find_spec("numba") is not None and any(map(has_kernel, network.stack.layers()))
+    return is_float and importlib.util.find_spec("numba") is not None and any(map(has_kernel, network.stack.blocks))
 
 
 def has_kernel(block: Block) -> bool:
-    """Whether there is a kernel for a block."""
+    """True if there is a kernel for the block."""
     attention = block.attention
     if type(attention) not in (FullAttention, LocalAttention):
         return False
@@ -113,7 +113,7 @@ class Decoder:
         with torch.inference_mode():
             self.parts: list[Part] = []
             for with_kernel, group in itertools.groupby(
-                enumerate(network.stack.layers()), lambda one: has_kernel(one[1])
+                enumerate(network.stack.blocks), lambda one: has_kernel(one[1])
             ):
                 blocks = list(group)
                 packed = [self._packer.block(i, block) for i, block in blocks] if with_kernel else []
@@ -123,7 +123,7 @@ class Decoder:
                 self.parts[-1].head = norm, self._packer.matrix(weight, network.head.bias), len(weight)
 
     def is_compiled(self, state: State, weight_type: torch.dtype) -> bool:
-        """Whether the kernels for weights of a type and this memory are compiled; else the next call takes seconds."""
+        """True if the kernels for weights of a type and this memory are compiled; else the next call takes seconds."""
         if os.getpid() != self.kernels.PROCESS:
             return True
         types = {part.memory_type(state) for part in self.parts} - {None}
@@ -401,7 +401,7 @@ class DistanceTables:
     def _table(self, key: Hashable, length: int, longest: int, make: Callable[[int], Tensor], axis: int = 1) -> Tensor:
         """Table with at least `length` columns, or rows with axis 0; grows by doubling, up to `longest`.
 
-        The last column is that of the query itself.
+        The last column belongs to the query itself.
         """
         table = self.tables.get(key)
         if table is None or table.shape[axis] < length:
@@ -449,12 +449,12 @@ def weight_bytes(network: LanguageModel, encoding: str) -> int:
     return total
 
 
-def table_bytes(network: LanguageModel, mem_len: int) -> int:
-    """Size in bytes of the tables by distance with memory of `mem_len` tokens; 0 if there is no decoder."""
+def table_bytes(network: LanguageModel, n_memory: int) -> int:
+    """Size in bytes of the tables by distance with `n_memory` tokens in memory; 0 if there is no decoder."""
     tables: dict[Hashable, int] = {}
     for attention, _ in _decoded(network):
         position, h, width = attention.position, attention.n_heads, attention.output.weight.shape[1]
-        n = 1 + (min(mem_len, attention.window) if isinstance(attention, LocalAttention) else mem_len)
+        n = 1 + (attention.receptive_field(n_memory) or 0)
         if isinstance(position, XLPosition):
             is_shared = position.n_features * h <= width  # else the position keys of each layer are projected
             key: Hashable = "xl" if is_shared else position.relative
@@ -469,6 +469,6 @@ def table_bytes(network: LanguageModel, mem_len: int) -> int:
 
 def _decoded(network: LanguageModel) -> Iterator[tuple[FullAttention, FeedForward]]:
     """Branches of the blocks with a kernel, if there is a decoder."""
-    for block in filter(has_kernel, network.stack.layers() if may_decode(network) else ()):
+    for block in filter(has_kernel, network.stack.blocks if may_decode(network) else ()):
         assert isinstance(block.attention, FullAttention)
         yield block.attention, block.feedforward

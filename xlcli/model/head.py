@@ -152,7 +152,7 @@ class AdaptiveHead(Head):
 
 
 def _widen(logits: Tensor) -> Tensor:
-    return logits.to(wide(logits.dtype))
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 CHUNK = 2**17
@@ -163,19 +163,14 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Surprisal in nats (n), in float32 or wider, of targets (n) under logits (n v) of any floating type."""
     if logits.device.type == "cpu":
         return _CrossEntropy.apply(logits, targets)  # type: ignore[no-any-return, no-untyped-call]
-    return F.cross_entropy(logits.to(wide(logits.dtype)), targets, reduction="none")
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """float32 for 16-bit types, other types unchanged."""
-    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+    return F.cross_entropy(_widen(logits), targets, reduction="none")
 
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
         ctx.save_for_backward(logits, targets)
-        dtype = wide(logits.dtype)
+        dtype = torch.promote_types(logits.dtype, torch.float32)
         nll = logits.new_empty(len(targets), dtype=dtype)
         for rows in _chunks(logits):
             log_p = logits[rows].log_softmax(-1, dtype=dtype)

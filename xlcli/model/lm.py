@@ -62,7 +62,7 @@ class LanguageModel(nn.Module):
         self.stack = stack
         self.head = head
         self.clamp_len = config.clamp_len
-        """`Span.clamp_len` of new states; loading a model sets that of inference."""
+        """`Span.clamp_len` of new states; loading a model sets the one for inference."""
         self.far_len: int | None = None
         """`Span.far_len` of new states, likewise."""
 
@@ -73,9 +73,9 @@ class LanguageModel(nn.Module):
 
     @property
     def read_bytes(self) -> int:
-        """Size in bytes of the weights that a call reads, those of blocks at each step; tables are looked up."""
+        """Size in bytes of the weights that a call reads, of blocks once for each step; tables are looked up."""
         once = parameter_bytes((self.embedding, self.stack.final, self.head))
-        return once + self.config.n_repeats * parameter_bytes(self.stack.layers())
+        return once + self.config.n_repeats * parameter_bytes(self.stack.blocks)
 
     def receptive_field(self, mem_len: int) -> int | None:
         """Number of earlier tokens that a prediction may depend on, the current token excluded; None if unbounded."""
@@ -126,18 +126,18 @@ class LanguageModel(nn.Module):
         return replace(state, layers=memories)
 
     def is_compatible(self, state: State) -> bool:
-        """Whether layers, shapes and lengths of a loaded state fit the model."""
+        """True if layers, shapes and lengths of a loaded state fit the model."""
         if (state.last is None) != (self.bigrams is None):
             return False
         if state.last is not None and not bool(((state.last >= -1) & (state.last < self.config.vocab_size)).all()):
             return False
         return self.stack.accepts_depth(len(state.layers)) and all(
             block.attention.accepts(memory, state.span, state.seen)
-            for block, memory in zip(itertools.cycle(self.stack.layers()), state.layers, strict=False)
+            for block, memory in zip(itertools.cycle(self.stack.blocks), state.layers, strict=False)
         )
 
     def inference_settings(self, state: State) -> dict[str, int | str]:
-        """Settings that the state was made with: lengths, and those of memories, which may differ from the model's."""
+        """Lengths and settings of memories that the state was made with; they may differ from the model's."""
         span = state.span
         settings: dict[str, int | str] = {
             "mem_len": span.mem_len,
@@ -172,13 +172,9 @@ class LanguageModel(nn.Module):
         hidden, ponders, done = [], [], 0
         losses: list[Tensor] = []
         for part in self._split_at_resets(tokens, state):
-            n_new = part.shape[1]
-            within = None
-            if documents is not None:
-                own = documents[:, done : done + n_new]
-                within = DocumentPositions.make(own, state.span, state.seen, tokens.device)
-            done += n_new
-            embedded, context = self.embed(part, state, within)
+            own = None if documents is None else documents[:, done : done + part.shape[1]]
+            done += part.shape[1]
+            embedded, context = self.embed(part, state, own)
             x, layers, ponder = self.stack(embedded, state.layers, context)
             state = self.advance(state, part, layers)
             hidden.append(self.stack.final(x))
@@ -200,14 +196,16 @@ class LanguageModel(nn.Module):
         x, state = self(tokens, state)
         return self.head.logits(x[:, -1]), state
 
-    def embed(
-        self, tokens: Tensor, state: State, documents: DocumentPositions | None = None
-    ) -> tuple[Tensor, AttentionContext]:
-        """Input (b t d) of the stack for tokens (b t) of one segment, and the context of the call."""
+    def embed(self, tokens: Tensor, state: State, documents: Tensor | None = None) -> tuple[Tensor, AttentionContext]:
+        """Input (b t d) of the stack for tokens (b t) of one segment, and the context of the call.
+
+        `documents` are positions (b t) of the tokens in their documents, on the CPU; None: one document.
+        """
         n_new = tokens.shape[1]
+        within = None if documents is None else DocumentPositions.make(documents, state.span, state.seen, tokens.device)
         if state.lag and state.span.n_read(state.seen) > state.seen - state.lag:  # some memories are padded
             positions = state.offsets[:, None] + torch.arange(state.seen, state.seen + n_new, device=tokens.device)
-            documents = DocumentPositions(positions, masked=True)
+            within = DocumentPositions(positions, masked=True)
         context = AttentionContext(
             state.span,
             n_memory=state.span.n_read(state.seen),
@@ -217,14 +215,14 @@ class LanguageModel(nn.Module):
             start=state.seen,
             offsets=state.offsets,
             tokens=tokens,
-            documents=documents,
+            documents=within,
         )
         x = self.embedding(tokens)
         if self.bigrams is not None:
             assert state.last is not None
             # At the start of an independent segment the token before it does not count.
             previous = state.last if context.n_memory else torch.full_like(state.last, -1)
-            begins = None if documents is None else documents.positions == 0
+            begins = None if within is None else within.positions == 0
             x = x + self.bigrams(tokens, previous, begins)
         return self.position.embed(x, context), context
 
@@ -250,5 +248,5 @@ def parameter_bytes(modules: Iterable[nn.Module]) -> int:
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """One tensor (b t ...) of those of successive parts."""
+    """Successive parts as one tensor (b t ...)."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1)

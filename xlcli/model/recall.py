@@ -31,17 +31,11 @@ class _LayerCall(NamedTuple):
     k: Tensor
     global_ranks: Tensor
 
-    @staticmethod
-    def joined(calls: Sequence[_LayerCall]) -> _LayerCall:
-        """Concatenation of successive calls."""
-        layers, q, k, global_ranks = zip(*calls, strict=True)
-        return _LayerCall(layers[0], torch.cat(q, 2), torch.cat(k, 2), torch.cat(global_ranks, 3))
-
 
 def lsh_recall(model: LanguageModel, tokens: Tensor, state: State, call_len: int) -> list[float]:
     """Mean recall of each LSH layer, in the order of use, 0 to 1.
 
-    Queries and keys are those of the model with LSH attention. Full attention is over the whole memory length.
+    The model with LSH attention computes queries and keys. Full attention is over the whole memory length.
 
     Args:
         model: Model under test; must not use adaptive computation time.
@@ -71,12 +65,14 @@ def lsh_recall(model: LanguageModel, tokens: Tensor, state: State, call_len: int
     n_layers = len(recorded) // len(parts)
     first = max(1, limit if limit < n else n // 2)
     positions = torch.linspace(first, n - 1, min(QUERIES, n - first), device=tokens.device).long()
-    return [_mean_recall(_LayerCall.joined(recorded[i::n_layers]), positions, limit) for i in range(n_layers)]
+    return [_mean_recall(recorded[i::n_layers], positions, limit) for i in range(n_layers)]
 
 
-def _mean_recall(recorded: _LayerCall, positions: Tensor, limit: int) -> float:
-    """Mean recall over heads and the queries at these positions (s)."""
-    layer, q, k, global_ranks = recorded
+def _mean_recall(calls: Sequence[_LayerCall], positions: Tensor, limit: int) -> float:
+    """Mean recall of a layer over heads and the queries at these positions (s), from its successive calls."""
+    layer = calls[0].layer
+    q, k = torch.cat([call.q for call in calls], dim=2), torch.cat([call.k for call in calls], dim=2)
+    global_ranks = torch.cat([call.global_ranks for call in calls], dim=3)
     keys = torch.arange(k.shape[2], device=k.device)
     total = 0.0
     for part in torch.split(positions, max(1, MAX_SCORES // (layer.n_heads * len(keys)))):

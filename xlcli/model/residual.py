@@ -61,7 +61,7 @@ class LayerNorm(nn.LayerNorm):
 class RMSNorm(nn.RMSNorm):
     """x / sqrt(mean(x²) + `EPSILON`) · weight over the last axis.
 
-    On a CPU the backward pass takes few operators; that of PyTorch has ten. A weight of 16 bits is widened: a rank may
+    On a CPU the backward pass takes few operators; PyTorch takes ten. A weight of 16 bits is widened: a rank may
     have gathered it so.
     """
 

@@ -170,14 +170,14 @@ class ReversibleStack(Stack):
 
     def coupled_layers(self, memories: tuple[Memory, ...], context: AttentionContext) -> list[Layer]:
         """Branches of all blocks; F also returns the new memory."""
-        return [_layer(block, memory, context) for block, memory in zip(self.layers(), memories, strict=True)]
+        return [_layer(block, memory, context) for block, memory in zip(self.blocks, memories, strict=True)]
 
 
 def _layer(block: Block, memory: Memory, context: AttentionContext) -> Layer:
     def attend(x: Tensor) -> tuple[Tensor, Memory]:
         x = block.embed(x, context)
         y, after = block.attention(block.attention_residual.pre(x), memory, context)
-        # Each branch has a graph of its own, so cached values computed from parameters cannot be shared by layers.
+        # Each branch has its own graph, so cached values computed from parameters cannot be shared by layers.
         context.clear_learned()
         if torch.is_grad_enabled():
             after = after.map(Tensor.detach)

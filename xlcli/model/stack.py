@@ -101,11 +101,6 @@ class Block(nn.Module):
         self.attention_residual = attention_residual
         self.feedforward_residual = feedforward_residual
 
-    @property
-    def last_matrices(self) -> tuple[Tensor, Tensor]:
-        """Output matrix of each branch."""
-        return self.attention.output.weight, self.feedforward.down.weight
-
     def forward(self, x: Tensor, memory: Memory, context: AttentionContext) -> tuple[Tensor, Memory]:
         """Output for input (b t d), and the new memory, which holds inputs of the attention branch."""
         x = self.embed(x, context)
@@ -132,6 +127,7 @@ class Stack(nn.Module):
     stack.
 
     Attributes:
+        blocks: The `n_layers` blocks.
         n_steps: Number of times that all blocks are applied.
         recompute_activations: Keep only the input of each block for the backward pass, which computes the block again
             with the same dropout (Chen et al. 2016). A reversible stack keeps less and ignores it.
@@ -141,7 +137,7 @@ class Stack(nn.Module):
 
     def __init__(self, blocks: Sequence[Block], final: nn.Module, *, input_residual: bool = False) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(blocks)
+        self.blocks: Sequence[Block] = nn.ModuleList(blocks)  # type: ignore[assignment]
         self.final = final
         self.input_residual = input_residual
         self.recompute_activations = False
@@ -152,17 +148,17 @@ class Stack(nn.Module):
 
     def redraw(self, layers: Collection[int], generator: torch.Generator | None = None) -> None:
         """Draws new random features in these layers. Their memories become invalid."""
-        for i, block in enumerate(self.layers()):
+        for i, block in enumerate(self.blocks):
             if i in layers:
                 block.attention.redraw(generator)
 
     def unrolled(self) -> Iterator[Block]:
         """Blocks in the order of use."""
         for _ in range(self.n_steps):
-            yield from self.layers()
+            yield from self.blocks
 
     def accepts_depth(self, depth: int) -> bool:
-        """Whether the stack can run with a state of `depth` memories."""
+        """True if the stack can run with a state of `depth` memories."""
         return depth == len(self.blocks)
 
     def prepare_compiling(self) -> None:
@@ -172,7 +168,7 @@ class Stack(nn.Module):
         """Output of the blocks for input (b t d), and the new memories."""
         after = []
         x0, before_last = x, context.for_rows(None)
-        for i, (block, before) in enumerate(zip(self.layers(), memories, strict=True)):
+        for i, (block, before) in enumerate(zip(self.blocks, memories, strict=True)):
             x = self.block_input(i, x, x0)
             own = context if i == len(self.blocks) - 1 else before_last
             if self.recompute_activations and torch.is_grad_enabled():
@@ -185,12 +181,6 @@ class Stack(nn.Module):
     def block_input(self, i: int, x: Tensor, x0: Tensor) -> Tensor:
         """Input of block i, from the output x of the block before it and the input x0 of the stack."""
         return self.stream_scale[i] * x + self.input_scale[i] * x0 if self.input_residual else x
-
-    def layers(self) -> Iterator[Block]:
-        """The `n_layers` blocks."""
-        for block in self.blocks:
-            assert isinstance(block, Block)
-            yield block
 
 
 def _recomputed(block: Block, x: Tensor, memory: Memory, context: AttentionContext) -> tuple[Tensor, Memory]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from xlcli.ops.attend_blocks import Clamp, Far, FarBias, FarKeys, ScoreTerm, attend_blocks, attend_rows, term_scores
-from xlcli.ops.attend_training import attend_training
+from xlcli.ops.attend_training import BandAttention
 from xlcli.ops.context import Mask
 from xlcli.ops.dropout import ALL_ROWS, Share
 from xlcli.ops.dropout import dropout as drop
@@ -47,7 +47,7 @@ def attend(
         bias: Added to the scores, (b h t s) or (h t s), or None.
         value_bias: Function from the weights (b h t s) to an addition (b h t w) to the output, or None.
         dropout: Dropout rate of the weights.
-        share: Rows of the batch that the queries are.
+        share: This part of the rows of the batch.
         needed: Boolean mask (b t) of the queries whose output is needed; None: all. Others may be left out.
 
     Returns:
@@ -67,7 +67,8 @@ def attend(
             if torch.is_inference_mode_enabled():
                 return attend_blocks(q, k, v, visible.band, scale=scale, term=term, far=far, far_bias=far_bias)
             if far is None and far_bias is None:
-                return attend_training(q, k, v, visible.band, scale=scale, term=term and term[:2])
+                inputs = (q, k.to(q.dtype), v.to(q.dtype), *(term[:2] if term else ()))
+                return BandAttention.apply(scale, visible.band, *inputs)  # type: ignore[no-any-return, no-untyped-call]
         visible = visible.visible
     if far is not None:
         difference = (far.queries @ far.keys.mT - q @ k.mT) * scale
@@ -81,7 +82,9 @@ def attend(
         term, bias = None, of_term if bias is None else bias + of_term
     if term is not None:
         if n_new == 1 and visible is None and products_only and bias is None:
-            return attend_one(q, k, v, term=term, scale=scale)
+            query = rearrange(term.queries, "b h 1 f -> (b h) f")  # without a copy of the keys
+            scores = q @ k.mT + rearrange(query @ term.keys.mT, "(b h) s -> b h 1 s", h=q.shape[1])
+            return (scores * scale).softmax(-1).to(v.dtype) @ v
         q, k = _append_term(q, k, term[:2])
     plain_is_faster = on_cpu and (q.dtype == torch.bfloat16 or n_new == 1 or dropout > 0)  # measured
     if value_bias is None and not plain_is_faster and not (dropout and share.parts > 1):
@@ -117,7 +120,7 @@ def attend_plain(
     out = weights.to(v.dtype) @ v
     if value_bias is not None:
         out = out + value_bias(weights).to(out.dtype)
-    return _zero_where(without_keys, out)
+    return out if without_keys is None else out.masked_fill(without_keys, 0.0)
 
 
 def attend_fused(
@@ -143,15 +146,8 @@ def attend_fused(
         mask = bias if mask is None else torch.where(mask, bias, float("-inf"))
         mask = mask.expand(*q.shape[:-1], k.shape[-2])
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, dropout_p=dropout)
-    return _zero_where(without_keys, out[..., :width])
-
-
-def attend_one(q: Tensor, k: Tensor, v: Tensor, *, term: ScoreTerm, scale: float) -> Tensor:
-    """`attend` of a single query over visible keys with a second term, without a copy of the keys."""
-    query, key, _ = term
-    scores = q @ k.mT
-    scores = scores + rearrange(rearrange(query, "b h 1 f -> (b h) f") @ key.mT, "(b h) s -> b h 1 s", h=q.shape[1])
-    return (scores * scale).softmax(-1).to(v.dtype) @ v
+    out = out[..., :width]
+    return out if without_keys is None else out.masked_fill(without_keys, 0.0)
 
 
 def _clamped_scores(queries: Tensor, keys: Tensor, clamp: Clamp, scale: float) -> Tensor:
@@ -167,7 +163,7 @@ def _clamped_scores(queries: Tensor, keys: Tensor, clamp: Clamp, scale: float) -
 
 
 def _append_term(q: Tensor, k: Tensor, term: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Queries and keys with those of the second term appended, so that one inner product is the sum of both."""
+    """Queries and keys with the second term appended to each, so that one inner product is the sum of both."""
     query, key = term
     keys = repeat(key, "s f -> b h s f", b=q.shape[0], h=q.shape[1])
     return torch.cat((q, query), dim=-1), torch.cat((k, keys), dim=-1)
@@ -176,7 +172,3 @@ def _append_term(q: Tensor, k: Tensor, term: tuple[Tensor, Tensor]) -> tuple[Ten
 def _without_keys(visible: Tensor | None) -> Tensor | None:
     """Boolean mask (... t 1) of the queries without visible keys."""
     return None if visible is None else ~visible.any(-1, keepdim=True)
-
-
-def _zero_where(without_keys: Tensor | None, out: Tensor) -> Tensor:
-    return out if without_keys is None else out.masked_fill(without_keys, 0.0)

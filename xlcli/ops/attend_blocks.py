@@ -20,7 +20,7 @@ from xlcli.ops.positions import Positions
 BLOCK = 256
 """Number of queries of a block (measured)."""
 SCORES = 2**21
-"""Number of scores in memory at once, unless those of one head are more (measured)."""
+"""Number of scores in memory at once, unless one head has more (measured)."""
 
 
 class Clamp(NamedTuple):
@@ -136,7 +136,7 @@ class Part(NamedTuple):
 def parts(q: Tensor, band: Band, limit: int) -> Iterator[Part]:
     """All parts of the scores of queries (b h t e): whole sequences, or some heads of one sequence.
 
-    A part has at most `limit` scores, unless those of one head are more.
+    A part has at most `limit` scores, unless one head has more.
     """
     n_rows, n_heads, n_new, _ = q.shape
     at = 0
@@ -151,30 +151,24 @@ def parts(q: Tensor, band: Band, limit: int) -> Iterator[Part]:
             at = end
 
 
-def term_scores(queries: Tensor, keys: Tensor, far: Far | None, out: Tensor) -> Tensor:
-    """Scores (n t s), written to `out`, of queries (n t f) and keys (s f) of a second term; None: no key is far."""
-    if far is None or far.term is None:
-        torch.mm(queries.flatten(0, 1), keys.T, out=out.flatten(0, 1))
-        return out
+def term_scores(queries: Tensor, keys: Tensor, far: Far, out: Tensor) -> None:
+    """Scores (n t s), written to `out`, of queries (n t f) and keys (s f) of a second term, some of which are far."""
+    assert far.term is not None
     n_far, mixed, mask = far.parts(out)
     torch.mm(queries.flatten(0, 1), keys[n_far:].T, out=out.flatten(0, 1)[:, n_far:])
     out[..., :n_far] = far.term
     mixed.copy_(torch.where(mask, far.term, mixed))
-    return out
 
 
-def product_scores(queries: Tensor, keys: Tensor, far: Far | None, out: Tensor) -> Tensor:
-    """Scores (n t s), written to `out`, of queries (n t e) and keys (n s e); None: no key is far."""
-    if far is None or far.products is None:
-        torch.bmm(queries, keys.mT, out=out)
-        return out
+def product_scores(queries: Tensor, keys: Tensor, far: Far, out: Tensor) -> None:
+    """Scores (n t s), written to `out`, of queries (n t e) and keys (n s e), some of which are far."""
+    assert far.products is not None
     n_far, mixed, mask = far.parts(out)
     far_queries, far_keys = far.products
     torch.bmm(queries, keys[:, n_far:].mT, out=out[..., n_far:])
     torch.bmm(far_queries, far_keys[:, :n_far].mT, out=out[..., :n_far])
     some = far_keys[:, n_far : n_far + mixed.shape[2]]
     mixed.copy_(torch.where(mask, torch.bmm(far_queries, some.mT), mixed))
-    return out
 
 
 def softmax_scores(
@@ -188,13 +182,19 @@ def softmax_scores(
 ) -> Tensor:
     """Weights (n t s), written to `out`, of queries (n t e) over keys (n s e).
 
-    `term` is a second score term (n t f) and (s f), or None; `edges` are those of `Band.edges`; `lowered` are far keys
+    `term` is a second score term (n t f) and (s f), or None; `edges` come from `Band.edges`; `lowered` are far keys
     and an addition to their scores.
     """
-    if term is None:
-        product_scores(queries, keys, far, out)
+    if term is not None:
+        if far is None:
+            torch.mm(term[0].flatten(0, 1), term[1].T, out=out.flatten(0, 1))
+        else:
+            term_scores(*term, far, out)
+        out.baddbmm_(queries, keys.mT)
+    elif far is None:
+        torch.bmm(queries, keys.mT, out=out)
     else:
-        term_scores(*term, far, out).baddbmm_(queries, keys.mT)
+        product_scores(queries, keys, far, out)
     if lowered is not None:
         n_far, mixed, mask = lowered[0].parts(out)
         out[..., :n_far] += lowered[1]
@@ -217,18 +217,7 @@ def attend_blocks(
     far: FarKeys | None = None,
     far_bias: FarBias | None = None,
 ) -> Tensor:
-    """Attention output (b h t w) of queries (b h t e) over keys (b h s e) and values (b h s w) in the band.
-
-    Args:
-        q: Queries.
-        k: Keys, in any floating-point type, as the values.
-        v: Values.
-        band: Visible keys.
-        scale: Factor on the inner products.
-        term: Second score term, or None.
-        far: Keys with other products, or None; not together with a term.
-        far_bias: Addition to the scores of far keys, or None.
-    """
+    """`attend` over the keys in the band. Keys and values may have any floating-point type."""
     n_rows, n_heads, n_new, _ = q.shape
     # In memory the heads of a token are neighbors, as the projection of the output reads them.
     out = q.new_empty(n_rows, n_new, n_heads, v.shape[-1]).transpose(1, 2)
@@ -276,7 +265,11 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor, needed: Tensor, band: Band, *, 
     """
     recompute = torch.is_grad_enabled() and q[..., 0].numel() * k.shape[2] > SAVED_SCORES
     k, v = k.to(q.dtype), v.to(q.dtype)
-    groups = list(_groups(needed, band))
+    groups: list[tuple[Tensor, slice, slice]] = []  # queries (b g), those that are needed first, and their block
+    for new, seen in blocks(needed.shape[1], band):
+        order = needed[:, new].byte().argsort(dim=1, descending=True, stable=True) + new.start
+        most = int(needed[:, new].sum(1).max())
+        groups += [(group, new, seen) for group in torch.split(order, GROUP, dim=1)[: -(-most // GROUP)]]
     index = torch.cat([group for group, _, _ in groups], dim=1)
     rows = (index + q.shape[2] * torch.arange(len(q))[:, None]).flatten()
     packed = rearrange(q * scale, "b h t e -> (b t) h e").index_select(0, rows)
@@ -291,15 +284,6 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor, needed: Tensor, band: Band, *, 
     y = rearrange(torch.cat(outputs, dim=2), "b h g w -> (b g) h w")
     out = y.new_zeros(q.shape[0] * q.shape[2], *y.shape[1:]).index_copy(0, rows, y)
     return rearrange(out, "(b t) h w -> b h t w", b=len(q))
-
-
-def _groups(needed: Tensor, band: Band) -> Iterator[tuple[Tensor, slice, slice]]:
-    """Groups (b g) of queries, those that are needed first, with the queries and keys of their block."""
-    for new, seen in blocks(needed.shape[1], band):
-        order = needed[:, new].byte().argsort(dim=1, descending=True, stable=True) + new.start
-        most = int(needed[:, new].sum(1).max())
-        for group in torch.split(order, GROUP, dim=1)[: -(-most // GROUP)]:
-            yield group, new, seen
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, last: Tensor, first: Tensor | None) -> Tensor:

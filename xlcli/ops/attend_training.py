@@ -14,23 +14,12 @@ from torch.autograd.function import once_differentiable
 from xlcli.ops.attend_blocks import Band, Part, parts, softmax_scores
 
 PART_BYTES = 2**22
-"""Maximum size in bytes of the scores of a part, unless those of one head and block of queries are more (measured)."""
+"""Maximum size in bytes of the scores of a part, unless one head and block of queries has more (measured)."""
 SAVED_BYTES = 2**25
 """Maximum size in bytes of the weights of a call that are saved for the backward pass."""
 
 QUERIES = (0, 3)
 """Places of the queries in queries, keys, values, and queries and keys of the second term."""
-
-
-def attend_training(
-    q: Tensor, k: Tensor, v: Tensor, band: Band, *, scale: float, term: tuple[Tensor, Tensor] | None = None
-) -> Tensor:
-    """Attention output (b h t w) of queries (b h t e) over keys (b h s e) and values (b h s w) in the band.
-
-    `scale` is a factor on the inner products, `term` a second score term of queries (b h t f) and keys (s f), or None.
-    Keys of a term get no gradient.
-    """
-    return _Attention.apply(scale, band, q, k.to(q.dtype), v.to(q.dtype), *(term or ()))  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _weights(part: Part, tensors: list[Tensor], saved: Tensor, band: Band) -> Tensor:
@@ -42,9 +31,16 @@ def _weights(part: Part, tensors: list[Tensor], saved: Tensor, band: Band) -> Te
     return softmax_scores(queries, keys, own_term, band.edges(part.new.start, queries), room)
 
 
-class _Attention(torch.autograd.Function):
+class BandAttention(torch.autograd.Function):
+    """`attend` over the keys in a band.
+
+    `apply` takes the factor on the inner products, the band, queries (b h t e), keys (b h s e) and values (b h s w) of
+    one type, and queries (b h t f) and keys (s f) of a second score term, if any. Keys of a term get no gradient.
+    """
+
     @staticmethod
     def forward(ctx: Any, scale: float, band: Band, *given: Tensor) -> Tensor:
+        """Output (b h t w)."""
         # Scaled and contiguous queries: every part of them is then a view.
         tensors = [torch.mul(x, scale, out=x.new_empty(x.shape)) if i in QUERIES else x for i, x in enumerate(given)]
         q, _, v, *_ = tensors
@@ -63,6 +59,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of all arguments."""
         *tensors, saved = ctx.saved_tensors
         q, k, v, *term = tensors
         once = ctx.parts[-1].new.start == ctx.parts[0].seen.start == 0  # one block of queries, which sees every key

@@ -4,7 +4,7 @@ Blocks of `rate` tokens are counted from the beginning of the text, so no result
 calls or batches. A query at position i attends to the tokens from the first one of block b(i) = (i - mem_len) div rate
 on, and to the `n_compressed` pooled blocks before block b(i). With a growing span, i is the first position of the call.
 
-Here blocks are counted from that of the first new token, which is block 0 and begins `begun` tokens before the call.
+Here the block of the first new token is block 0, and begins `begun` tokens before the call.
 Keys are pooled blocks, then tokens. A block has the position of its last token.
 """
 
@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from xlcli.ops.context import AttentionContext
 from xlcli.ops.positions import Positions
+
+Number = TypeVar("Number", int, Tensor)
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,13 @@ class Tiers:
     n_compressed: int
     begun: int
 
+    def reached(self, place: Number) -> Number:
+        """First block within the memory length before this place, counted from the first new token."""
+        return (place + self.begun - self.call.span.mem_len) // self.rate
+
     def border(self, query: int) -> int:
         """First block whose tokens the query attends to."""
-        return ((query if self.call.span.kind == "uniform" else 0) + self.begun - self.call.span.mem_len) // self.rate
+        return self.reached(query if self.call.span.kind == "uniform" else 0)
 
     @property
     def n_complete(self) -> int:
@@ -67,9 +73,9 @@ class Tiers:
 
     @property
     def leaving(self) -> range:
-        """Blocks whose tokens the first query of this call attends to, and that of the next call does not."""
-        border = (self.call.n_new + self.begun - self.call.span.mem_len) // self.rate
-        return range(max(self.border(0), self.oldest), max(self.border(0), self.oldest, border))
+        """Blocks whose tokens the first query of this call attends to, but not the first query of the next call."""
+        first = max(self.border(0), self.oldest)
+        return range(first, max(first, self.reached(self.call.n_new)))
 
     def end(self, block: int) -> int:
         """Position of the last token of a block, counted from the first new token."""
@@ -80,8 +86,7 @@ class Tiers:
         if self.call.n_new == 1:
             return None
         query = torch.arange(self.call.n_new, device=device)[:, None]
-        at = query if self.call.span.kind == "uniform" else torch.zeros_like(query)
-        border = (at + self.begun - self.call.span.mem_len) // self.rate
+        border = self.reached(query if self.call.span.kind == "uniform" else torch.zeros_like(query))
         block = torch.arange(self.blocks.start, self.blocks.stop, device=device)
         token = torch.arange(self.tokens.start, self.tokens.stop, device=device)
         blocks = (block < border) & (block >= border - self.n_compressed)
@@ -112,53 +117,42 @@ class CompressedCall(NamedTuple):
 
 
 def compressed_calls(call: AttentionContext, rate: int, n_compressed: int) -> list[CompressedCall]:
-    """Contexts of all sequences of a call."""
-    return call.cache.constant(
-        ("compressed", rate, n_compressed),
-        lambda: [_part(call, rate, n_compressed, *place) for place in _places(call, rate)],
-    )
+    """Contexts of all sequences of a call, by their place in a block."""
+
+    def part(begun: int, rows: Tensor | None) -> CompressedCall:
+        tiers = Tiers(call, rate, n_compressed, begun)
+
+        def derived(name: str, n_memory: int) -> AttentionContext:
+            return call.derive(("compressed", rate, n_compressed, begun, name), n_memory, call.keep, sequences=rows)
+
+        pooled, keys = derived("pooled", 0), derived("keys", len(tiers.blocks) + len(tiers.tokens) - call.n_new)
+        pooled.positions = _BlockPositions(**vars(pooled.positions), tiers=tiers)
+        keys.positions = _TierPositions(**vars(keys.positions), tiers=tiers)
+        new = call.for_rows(None) if rows is None else derived("new", call.n_memory)
+        return CompressedCall(tiers, rows, new, pooled, keys)
+
+    def parts() -> list[CompressedCall]:
+        if call.positions.offsets is None:
+            return [part(call.start % rate, None)]
+        places = (call.positions.offsets + call.start) % rate
+        low, high = int(places.min()), int(places.max())
+        if low == high:
+            return [part(low, None)]
+        found = [(place, (places == place).nonzero()[:, 0]) for place in range(low, high + 1)]
+        return [part(place, rows) for place, rows in found if len(rows)]
+
+    return call.cache.constant(("compressed", rate, n_compressed), parts)
 
 
-def _places(call: AttentionContext, rate: int) -> list[tuple[int, Tensor | None]]:
-    """Each place in a block at which sequences stand, and the indices of these sequences."""
-    if call.positions.offsets is None:
-        return [(call.start % rate, None)]
-    places = (call.positions.offsets + call.start) % rate
-    low, high = int(places.min()), int(places.max())
-    if low == high:
-        return [(low, None)]
-    found = [(place, (places == place).nonzero()[:, 0]) for place in range(low, high + 1)]
-    return [(place, rows) for place, rows in found if len(rows)]
-
-
-def _part(call: AttentionContext, rate: int, n_compressed: int, begun: int, rows: Tensor | None) -> CompressedCall:
-    tiers = Tiers(call, rate, n_compressed, begun)
-
-    def derived(name: str, n_memory: int) -> AttentionContext:
-        return call.derive(("compressed", rate, n_compressed, begun, name), n_memory, call.keep, sequences=rows)
-
-    pooled, keys = derived("pooled", 0), derived("keys", len(tiers.blocks) + len(tiers.tokens) - call.n_new)
-    pooled.positions, keys.positions = _BlockPositions(pooled.positions, tiers), _TierPositions(keys.positions, tiers)
-    new = call.for_rows(None) if rows is None else derived("new", call.n_memory)
-    return CompressedCall(tiers, rows, new, pooled, keys)
-
-
+@dataclass(eq=False, kw_only=True)
 class _TierPositions(Positions):
     """Positions whose keys are pooled blocks, then tokens."""
 
-    def __init__(self, positions: Positions, tiers: Tiers) -> None:
-        super().__init__(
-            n_memory=positions.n_memory,
-            n_new=positions.n_new,
-            first=positions.first,
-            offsets=positions.offsets,
-            device=positions.device,
-        )
-        self.tiers = tiers
+    tiers: Tiers
 
     @property
     def is_consecutive(self) -> bool:
-        """Whether there are no blocks."""
+        """True if there are no blocks."""
         return not self.tiers.blocks
 
     def farthest(self, max_distance: int | None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -70,6 +71,7 @@ class Cache:
         self._learned.clear()
 
 
+@dataclass(eq=False)
 class AttentionContext:
     """Context of a call with `n_memory` remembered tokens followed by `n_new` new tokens.
 
@@ -78,51 +80,47 @@ class AttentionContext:
         n_memory: Number of remembered tokens.
         n_new: Number of new tokens.
         keep: Number of tokens to remember after the call.
+        device: Device of the model.
         start: Number of tokens read before the call.
+        offsets: Position (b) in its text of the first token read, or None if it is 0.
         tokens: New tokens (b t), or None if no layer reads them.
-        positions: Distances and absolute positions.
+        window: Largest distance of a visible key in local attention; None: as the span says.
         documents: Positions of the new tokens in their documents, or None if the text is one document.
-        mask: Visible keys.
-        cache: Values shared by layers.
         rows: Positions whose output is needed, in the last block of a stack; None: all. Keys and values are needed of
             every position.
+        positions: Distances and absolute positions.
+        mask: Visible keys.
+        cache: Values shared by layers.
         losses: Auxiliary loss of each layer that has one, by the identity of its memory before the call, so that a
             layer which is computed again replaces its own.
     """
 
-    def __init__(
-        self,
-        span: Span,
-        *,
-        n_memory: int,
-        n_new: int,
-        keep: int,
-        device: torch.device,
-        start: int = 0,
-        offsets: Tensor | None = None,
-        tokens: Tensor | None = None,
-        window: int | None = None,
-        documents: DocumentPositions | None = None,
-    ) -> None:
-        self.span = span
-        self.n_memory = n_memory
-        self.n_new = n_new
-        self.keep = keep
-        self.start = start
-        self.tokens = tokens
-        self.documents = documents
+    span: Span
+    _: KW_ONLY
+    n_memory: int
+    n_new: int
+    keep: int
+    device: torch.device
+    start: int = 0
+    offsets: Tensor | None = None
+    tokens: Tensor | None = None
+    window: int | None = None
+    documents: DocumentPositions | None = None
+    rows: Rows | None = None
+
+    def __post_init__(self) -> None:
+        documents = self.documents
         self.positions = Positions(
-            n_memory=n_memory,
-            n_new=n_new,
-            first=span.next_position(start),
-            offsets=None if span.kind == "segment" else offsets,
-            device=device,
+            n_memory=self.n_memory,
+            n_new=self.n_new,
+            first=self.span.next_position(self.start),
+            offsets=None if self.span.kind == "segment" else self.offsets,
+            device=self.device,
             documents=documents and documents.positions,
         )
         reach = documents.positions if documents and documents.masked else None
-        self.mask = Mask(self.positions, span.max_distance(window), reach)
+        self.mask = Mask(self.positions, self.span.max_distance(self.window), reach)
         self.cache = Cache()
-        self.rows: Rows | None = None
         self.losses: dict[int, Tensor] = {}
         self._derived: dict[Hashable, AttentionContext] = {}
 
@@ -142,7 +140,7 @@ class AttentionContext:
 
     @property
     def needs_output(self) -> bool:
-        """Whether the output of any position is needed; if not, a layer only updates its memory."""
+        """True if the output of any position is needed; if not, a layer only updates its memory."""
         return self.rows is None or len(self.rows.index) > 0
 
     def for_rows(self, rows: Rows | None) -> AttentionContext:
@@ -168,7 +166,7 @@ class AttentionContext:
             self._derived,
             ("block", window),
             lambda: AttentionContext(
-                self.span, n_memory=window, n_new=window, keep=0, device=self.positions.device, window=window
+                self.span, n_memory=window, n_new=window, keep=0, device=self.device, window=window
             ),
         )
 
@@ -176,25 +174,15 @@ class AttentionContext:
         self, key: Hashable, n_memory: int, keep: int, *, window: int | None = None, sequences: Tensor | None = None
     ) -> AttentionContext:
         """Context of some layers and of the sequences with these indices (None: all), made at first use."""
-        offsets, tokens = (
-            x if x is None or sequences is None else x[sequences] for x in (self.positions.offsets, self.tokens)
-        )
-        return _get(
-            self._derived,
-            key,
-            lambda: AttentionContext(
-                self.span,
-                n_memory=n_memory,
-                n_new=self.n_new,
-                keep=keep,
-                device=self.positions.device,
-                start=self.start,
-                offsets=offsets,
-                tokens=tokens,
-                window=window,
-                documents=self.documents,
-            ),
-        )
+
+        def make() -> AttentionContext:
+            made = replace(self, n_memory=n_memory, keep=keep, window=window, rows=None)
+            if sequences is None:
+                return made
+            offsets, tokens = (None if x is None else x[sequences] for x in (self.offsets, self.tokens))
+            return replace(made, offsets=offsets, tokens=tokens)
+
+        return _get(self._derived, key, make)
 
     def clear_learned(self) -> None:
         """Removes cached values computed from parameters, here and in derived contexts."""

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 LEVELS = 2**16
 """Number of values of 16 bits: on a CPU, rates are rounded to multiples of 1 / `LEVELS`."""
 DISCARDED = 2**14
-"""Number of random words, of 64 bits, that are drawn at once for other rows than those of x: they stay in the cache."""
+"""Number of random words, of 64 bits, that are drawn at once for rows that x does not have: they stay in the cache."""
 
 
 class Share(NamedTuple):
@@ -74,7 +74,7 @@ class Dropout(nn.Dropout):
     """Dropout of inputs of any shape in training.
 
     Attributes:
-        share: Rows of the batch that the inputs are.
+        share: This rank's part of the rows of the batch.
     """
 
     share = ALL_ROWS

@@ -21,7 +21,7 @@ class Linear(nn.Linear):
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x Wᵀ + b for inputs (... i) and weights (o i).
 
-    At inference on a CPU the product of a single row is that of a batch of equal parts of the matrix, one per thread.
+    At inference on a CPU a single row is multiplied by a batch of equal parts of the matrix, one per thread.
     """
     if (
         torch.compiler.is_compiling()

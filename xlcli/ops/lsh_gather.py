@@ -1,6 +1,6 @@
 """LSH attention of a call with few tokens in each bucket: every query gathers the keys that it sees in each round.
 
-The cost is that of `n_rounds` times `bucket_size` keys for each query, whatever the number of buckets. Tiles
+A query costs as much as `n_rounds` times `bucket_size` keys, whatever the number of buckets. Tiles
 (`ops/lsh_tiles.py`) are padded, and would hold one query each.
 
 Axes: p query, of all sequences and heads; r round; c key of a round, earliest first; s key of any round; m key that is
@@ -71,7 +71,7 @@ class _Keys(NamedTuple):
 class _Call:
     """Tokens of a call, of all sequences and heads on one axis p, and the table of earlier ones.
 
-    cells         (p r)    bucket among those of all sequences, heads and rounds
+    cells         (p r)    bucket, counted through all sequences, heads and rounds
     begins        (p r)    place in `order` of the first token of the bucket
     ranks         (p r)    number of earlier tokens of the call in the bucket
     order         (r·p)    tokens, sorted by bucket

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from xlcli.ops.span import Span
 
 
 class DocumentPositions(NamedTuple):
-    """Positions (b t) of new tokens in their documents, and whether a key of the call is of an earlier document."""
+    """Positions (b t) of new tokens in their documents, and True if a key of the call is of an earlier one."""
 
     positions: Tensor
     masked: bool
@@ -34,6 +35,7 @@ class DocumentPositions(NamedTuple):
         return DocumentPositions(positions.to(device, non_blocking=True), masked)
 
 
+@dataclass(eq=False, kw_only=True)
 class Positions:
     """Positions of `n_memory` remembered tokens followed by `n_new` new tokens, together s keys.
 
@@ -44,25 +46,16 @@ class Positions:
         n_new: Number of new tokens.
         first: Position of the first new token, counted from the first token read.
         offsets: Position (b) in its text of the first token read, or None if it is 0.
+        device: Device of the model.
         documents: Positions (b t) of the new tokens in their documents, or None if the text is one document.
     """
 
-    def __init__(
-        self,
-        *,
-        n_memory: int,
-        n_new: int,
-        first: int,
-        offsets: Tensor | None,
-        device: torch.device,
-        documents: Tensor | None = None,
-    ) -> None:
-        self.n_memory = n_memory
-        self.n_new = n_new
-        self.first = first
-        self.offsets = offsets
-        self.documents = documents
-        self.device = device
+    n_memory: int
+    n_new: int
+    first: int
+    offsets: Tensor | None
+    device: torch.device
+    documents: Tensor | None = None
 
     @cached_property
     def keys(self) -> Tensor:
@@ -71,7 +64,7 @@ class Positions:
 
     @property
     def is_consecutive(self) -> bool:
-        """Whether the keys are successive tokens."""
+        """True if the keys are successive tokens."""
         return True
 
     def farthest(self, max_distance: int | None) -> int:
@@ -87,7 +80,7 @@ class Positions:
 
     @cached_property
     def absolute(self) -> Tensor:
-        """Positions (b t) of the new tokens in their texts or documents, or (1 t) if all sequences agree."""
+        """`latest` of the new tokens."""
         return self.latest(self.n_new)
 
     def latest(self, n: int) -> Tensor:

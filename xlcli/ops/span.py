@@ -51,6 +51,26 @@ class Span:
         mem_len = 1 + int(memory * self.mem_len)
         return replace(self, segment_len=segment_len, mem_len=mem_len, kept_len=self.mem_len)
 
+    @staticmethod
+    def parse(text: str) -> Span:
+        """Span from its `text`; raises ValueError if it is none."""
+        kind, *numbers = text.split()
+        if len(numbers) == 2:
+            numbers += ["none", "none"]
+        mem_len, segment_len, clamp_len, far_len = (None if n == "none" else int(n) for n in numbers)
+        span = Span(kind, mem_len, segment_len, clamp_len=clamp_len, far_len=far_len)  # type: ignore[arg-type]
+        legal = kind == "segment" if span.mem_len == 0 else kind in ("uniform", "growing") and span.mem_len > 0
+        lengths = span.segment_len, *(n for n in (clamp_len, far_len) if n is not None)
+        if not legal or min(lengths) < 1 or max(span.mem_len, *lengths) > 2**31:
+            raise ValueError(f"'{text}' is not a span")
+        return span
+
+    @property
+    def text(self) -> str:
+        """Kind and lengths, as saved states have them."""
+        limits = [] if self.clamp_len is self.far_len is None else [self.clamp_len or "none", self.far_len or "none"]
+        return " ".join(map(str, (self.kind, self.mem_len, self.segment_len, *limits)))
+
     @property
     def far_bias(self) -> float:
         """Addition to the scores of far keys, so that all of them together weigh no more for being many."""

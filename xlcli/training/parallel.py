@@ -100,7 +100,7 @@ def shard(model: LanguageModel, runtime: Runtime) -> Callable[[], AbstractContex
     narrow = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
     mesh = runtime.ranks.mesh(runtime.device.type)
     if is_divided_by_block(model):
-        for block in model.stack.layers():
+        for block in model.stack.blocks:
             is_narrow = runtime.dtype == torch.bfloat16 and not isinstance(block.attention, LSHAttention)
             if is_narrow and block.vectors is not None:
                 fully_shard(block.vectors, mesh=mesh)
@@ -129,7 +129,7 @@ def is_divided_by_block(model: LanguageModel) -> bool:
 
 def _share_parameters(model: LanguageModel) -> bool:
     """True if a parameter of a block also belongs to another module."""
-    blocks = list(model.stack.layers())
+    blocks = model.stack.blocks
     inside = {id(module) for block in blocks for module in block.modules()}
     outside = [p for module in model.modules() if id(module) not in inside for p in module.parameters(recurse=False)]
     users: Counter[Tensor] = Counter(p for block in blocks for p in block.parameters())

@@ -1,7 +1,6 @@
 """Attention branches. Each has a position encoding, and creates, reads and extends its memory.
 
-A kind is one file here with a function `build`, a configuration class in `config/attention.py`, and a line in
-`model/build.py`.
+A kind is one file here, a configuration class in `config/attention.py`, and a case in `model/build.py`.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ class Attention(nn.Module):
     def init_memory(self, batch: int, kind: Literal["keyvalue", "hidden"], dtype: MemoryDtype = "float32") -> Memory:
         """Empty memory of `batch` sequences.
 
-        `kind` and the number type of keys and values are those of softmax attention; other kinds ignore them.
+        `kind` and the number type of keys and values are for softmax attention; other kinds ignore them.
         """
         raise NotImplementedError
 
     def accepts(self, memory: Memory, span: Span, seen: int) -> bool:
-        """Whether `memory` can be the memory of this layer after `seen` tokens."""
+        """True if `memory` can be the memory of this layer after `seen` tokens."""
         kinds = (
             self.init_memory(0, "hidden"),
             self.init_memory(0, "keyvalue"),
@@ -46,9 +45,9 @@ class Attention(nn.Module):
         )
         return (memory.kind, memory.shape) in [(own.kind, own.shape) for own in kinds]
 
-    def receptive_field(self, mem_len: int) -> int | None:
-        """Number of earlier tokens that a token can attend to; None if unbounded."""
-        raise NotImplementedError
+    def receptive_field(self, n_memory: int) -> int | None:
+        """Number of earlier tokens that a token can attend to with `n_memory` tokens in memory; None if unbounded."""
+        return n_memory
 
     def redraw(self, generator: torch.Generator | None = None) -> None:
         """Draws new random features, if the kind has any. Memory made with the previous ones becomes invalid."""

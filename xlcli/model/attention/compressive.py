@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from xlcli.config import MemoryDtype, ModelConfig
-from xlcli.config.attention import CompressiveAttentionConfig
+from xlcli.config import MemoryDtype
 from xlcli.memory import (
     Compressive,
     CompressiveHidden,
@@ -24,8 +23,7 @@ from xlcli.memory import (
 )
 from xlcli.memory.compressive import Pool
 from xlcli.model.attention import ProjectedAttention
-from xlcli.model.attention.full import FullAttention, settings
-from xlcli.model.position import Position
+from xlcli.model.attention.full import FullAttention
 from xlcli.ops.attend import attend
 from xlcli.ops.compression import CompressedCall, compressed_calls
 from xlcli.ops.context import AttentionContext
@@ -48,18 +46,8 @@ class ConvolutionPooling(nn.Module):
         return blocks.mean(2) + F.linear(flat, self.mix.weight.to(flat.dtype))
 
 
-def build(model: ModelConfig, attention: CompressiveAttentionConfig, position: Position) -> CompressiveAttention:
-    """Attention of one layer."""
-    return CompressiveAttention(
-        rate=attention.rate,
-        n_compressed=attention.n_compressed,
-        pooling=attention.pooling,
-        **settings(model, attention, position),
-    )
-
-
 class CompressiveAttention(FullAttention):
-    """Attends to at least `mem_len` tokens and to `n_compressed` pooled blocks of `rate` tokens before them.
+    """Attends at least to the tokens of the span, and to `n_compressed` pooled blocks of `rate` tokens before them.
 
     A block of c layer inputs becomes one vector (Rae et al. 2020, section 3.2): the mean or maximum of each feature, or
     a convolution.
@@ -91,7 +79,7 @@ class CompressiveAttention(FullAttention):
         return KINDS[type(tokens)](tokens, pooled, tail)
 
     def accepts(self, memory: Memory, span: Span, seen: int) -> bool:
-        """Whether kind, shape and lengths agree."""
+        """True if kind, shape and lengths agree."""
         if not ProjectedAttention.accepts(self, memory, span, seen):
             return False
         assert isinstance(memory, Compressive)
@@ -101,9 +89,9 @@ class CompressiveAttention(FullAttention):
         n_slots = self.n_compressed - -span.longest // self.rate
         return lengths == (min(seen, span.longest + self.rate - 1), n_slots if seen else 0)
 
-    def receptive_field(self, mem_len: int) -> int | None:
+    def receptive_field(self, n_memory: int) -> int | None:
         """Both tiers, at the place in a block from which a token sees most."""
-        return mem_len + self.rate - 1 + self.rate * self.n_compressed
+        return n_memory + self.rate - 1 + self.rate * self.n_compressed
 
     def forward(self, x: Tensor, memory: Memory, context: AttentionContext) -> tuple[Tensor, Memory]:
         """Output (b t d) for input x (b t d), and the new memory."""
@@ -113,13 +101,20 @@ class CompressiveAttention(FullAttention):
             assert isinstance(tokens, TokenMemory)
             return y, type(memory)(tokens, memory.pooled, memory.tail)
         calls = compressed_calls(context, self.rate, self.n_compressed)
-        parts = [self._forward_rows(*_rows(x, memory, own), own) for own in calls]
-        if (
-            torch.is_grad_enabled()
-            and isinstance(memory, CompressiveHidden)
-            and isinstance(self.pooling, ConvolutionPooling)
-        ):
-            losses = [self._reconstruction_loss(*_rows(x, memory, own), own) for own in calls]
+        learns = isinstance(memory, CompressiveHidden) and isinstance(self.pooling, ConvolutionPooling)
+        parts, losses = [], []
+        for own in calls:
+            inputs, earlier = x, memory
+            if own.rows is not None:
+                inputs, earlier = x[own.rows], memory.map(partial(torch.index_select, dim=0, index=own.rows))
+            q = self.queries(inputs, own.new)
+            project, project_pooled = (partial(self.project, context=context) for context in (own.new, own.pooled))
+            k, v, after = earlier.extend(inputs, self.pooling, project, project_pooled, own.tiers)
+            y = self.attend(q, k, v, own.keys, own.visible)
+            parts.append((self.output(rearrange(y, "b h t e -> b t (h e)")), after))
+            if learns and torch.is_grad_enabled():
+                losses.append(self._reconstruction_loss(inputs, earlier, own))
+        if losses:
             context.losses[id(memory)] = torch.stack(losses).sum() / x.shape[0]
         if len(parts) == 1:
             return parts[0]
@@ -127,13 +122,6 @@ class CompressiveAttention(FullAttention):
         memories = [after.tensors() for _, after in parts]
         joined = {name: torch.cat([m[name] for m in memories])[order] for name in memories[0]}
         return torch.cat([y for y, _ in parts])[order], type(memory).from_tensors(joined)
-
-    def _forward_rows(self, x: Tensor, memory: Compressive, own: CompressedCall) -> tuple[Tensor, Memory]:
-        q = self.queries(x, own.new)
-        project, project_pooled = (partial(self.project, context=context) for context in (own.new, own.pooled))
-        k, v, after = memory.extend(x, self.pooling, project, project_pooled, own.tiers)
-        y = self.attend(q, k, v, own.keys, own.visible)
-        return self.output(rearrange(y, "b h t e -> b t (h e)")), after
 
     def _reconstruction_loss(self, x: Tensor, memory: Compressive, own: CompressedCall) -> Tensor:
         """Attention-reconstruction loss (section 3.2, algorithm 2) of the blocks that leave the tier of tokens.
@@ -165,12 +153,6 @@ class CompressiveAttention(FullAttention):
         norm = self.get_submodule(f"{name}_norm")
         normalized: Tensor = functional_call(norm, {n: p.detach() for n, p in norm.named_parameters()}, (heads,))
         return normalized
-
-
-def _rows(x: Tensor, memory: Compressive, own: CompressedCall) -> tuple[Tensor, Compressive]:
-    """Inputs and memory of some sequences."""
-    rows = own.rows
-    return (x, memory) if rows is None else (x[rows], memory.map(lambda t: t[rows]))
 
 
 KINDS: dict[type[Memory], type[Compressive]] = {

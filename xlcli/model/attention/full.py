@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from einops import rearrange
 from torch import Tensor
 
-from xlcli.config import MemoryDtype, ModelConfig
-from xlcli.config.attention import FullAttentionConfig, SoftmaxAttentionConfig
+from xlcli.config import MemoryDtype
 from xlcli.memory import Hidden, Int8KeyValue, KeyValue, Memory, TokenMemory
 from xlcli.model.attention import ProjectedAttention
 from xlcli.model.position import Position
@@ -20,29 +19,11 @@ from xlcli.ops.dropout import ALL_ROWS
 from xlcli.ops.span import Span
 
 
-def build(model: ModelConfig, attention: FullAttentionConfig, position: Position) -> FullAttention:
-    """Attention of one layer."""
-    return FullAttention(**settings(model, attention, position))
-
-
-def settings(model: ModelConfig, attention: SoftmaxAttentionConfig, position: Position) -> dict[str, Any]:
-    """Arguments of `FullAttention`, which other kinds of softmax attention take, too."""
-    return {
-        "dim": model.dim,
-        "n_heads": attention.n_heads,
-        "head_dim": model.head_dim,
-        "position": position,
-        "scale": attention.score_scale(position.n_terms, model.head_dim),
-        "dropout": model.dropout.attention,
-        "qk_norm": attention.qk_norm,
-    }
-
-
 class FullAttention(ProjectedAttention):
     """Multi-head attention; scores are multiplied by `scale`.
 
     Attributes:
-        share: Rows of the batch that the inputs are, for dropout.
+        share: This rank's part of the rows of the batch, for dropout.
     """
 
     share = ALL_ROWS
@@ -75,15 +56,10 @@ class FullAttention(ProjectedAttention):
         return KeyValue((rounded, rounded), 0, 0)
 
     def accepts(self, memory: Memory, span: Span, seen: int) -> bool:
-        """Whether kind, shape and length agree."""
-        if not super().accepts(memory, span, seen):
+        """True if kind, shape and length agree."""
+        if not (isinstance(memory, TokenMemory) and super().accepts(memory, span, seen)):
             return False
-        assert isinstance(memory, TokenMemory)
         return memory.length == self.receptive_field(span.n_kept(seen))
-
-    def receptive_field(self, mem_len: int) -> int | None:
-        """All tokens of the memory."""
-        return mem_len
 
     def forward(self, x: Tensor, memory: Memory, context: AttentionContext) -> tuple[Tensor, Memory]:
         """Output (b t d) for input x (b t d), and the new memory."""

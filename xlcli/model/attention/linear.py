@@ -9,25 +9,12 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from xlcli.config import MemoryDtype, ModelConfig
-from xlcli.config.attention import LinearAttentionConfig
+from xlcli.config import MemoryDtype
 from xlcli.memory import Memory, Sums
 from xlcli.model.attention import ProjectedAttention
 from xlcli.model.position import Position
 from xlcli.ops.context import AttentionContext
 from xlcli.ops.favor import attend_linear, draw_features, key_features, query_features
-
-
-def build(model: ModelConfig, attention: LinearAttentionConfig, position: Position) -> LinearAttention:
-    """Attention of one layer."""
-    return LinearAttention(
-        dim=model.dim,
-        n_heads=attention.n_heads,
-        head_dim=model.head_dim,
-        position=position,
-        n_features=attention.n_features,
-        orthogonal=attention.orthogonal,
-    )
 
 
 class LinearAttention(ProjectedAttention):
@@ -57,7 +44,7 @@ class LinearAttention(ProjectedAttention):
         s = self.features.new_zeros((batch, self.n_heads, f, e), dtype=torch.float64)
         return Sums(s, s.new_zeros(s.shape[:3]))
 
-    def receptive_field(self, mem_len: int) -> int | None:
+    def receptive_field(self, n_memory: int) -> int | None:
         """Unbounded."""
         return None
 

@@ -1,7 +1,7 @@
 """Banded softmax attention over a token and the `window` tokens before it. Cost is linear in the length.
 
-Queries are cut into blocks of `window` tokens. A block attends to its own keys and those of the previous block, and
-blocks are computed as sequences of a batch: distances are equal in all blocks, so any encoding of distances applies.
+Queries are cut into blocks of `window` tokens. A block attends to its own keys and to the keys of the previous block.
+Blocks are computed as sequences of a batch: distances are equal in all blocks, so any encoding of distances applies.
 """
 
 from __future__ import annotations
@@ -13,17 +13,9 @@ from einops import rearrange
 from torch import Tensor
 from torch.nn import functional as F
 
-from xlcli.config import ModelConfig
-from xlcli.config.attention import LocalAttentionConfig
 from xlcli.memory import Memory
-from xlcli.model.attention.full import FullAttention, settings
-from xlcli.model.position import Position
+from xlcli.model.attention.full import FullAttention
 from xlcli.ops.context import AttentionContext, Mask
-
-
-def build(model: ModelConfig, attention: LocalAttentionConfig, position: Position) -> LocalAttention:
-    """Attention of one layer."""
-    return LocalAttention(window=attention.window, **settings(model, attention, position))
 
 
 class LocalAttention(FullAttention):
@@ -33,9 +25,9 @@ class LocalAttention(FullAttention):
         super().__init__(**settings)
         self.window = window
 
-    def receptive_field(self, mem_len: int) -> int | None:
+    def receptive_field(self, n_memory: int) -> int | None:
         """At most `window` tokens."""
-        return min(mem_len, self.window)
+        return min(n_memory, self.window)
 
     def forward(self, x: Tensor, memory: Memory, context: AttentionContext) -> tuple[Tensor, Memory]:
         """Output (b t d) for input x (b t d), and the new memory."""
@@ -53,17 +45,24 @@ class LocalAttention(FullAttention):
         b, window = q.shape[0], self.window
         n_blocks = -(-context.n_new // window)
         tail = n_blocks * window - context.n_new
-        # Keys begin one window before the first query; the part that memory does not fill is padded and masked.
+        # Keys begin one window before the first query; the part that memory does not fill is padded and masked. Blocks
+        # of two windows overlap.
         pad = (0, 0, window - context.n_memory, tail)
-        keys, values = (_overlapping_blocks(F.pad(part, pad), window) for part in (k, v))
+        keys, values = (
+            rearrange(F.pad(part, pad).unfold(2, 2 * window, window), "b h c e s -> (b c) h s e") for part in (k, v)
+        )
         queries = rearrange(F.pad(q, (0, 0, 0, tail)), "b h (c w) e -> (b c) h w e", w=window)
-        block = context.block(window)
-        in_blocks = context.cache.constant("block mask", lambda: block_mask(block, n_blocks, context.n_memory))
-        reach = context.mask.reach
-        if reach is None:
-            in_blocks = in_blocks.repeat(b, 1, 1, 1)
-        else:
-            in_blocks = context.cache.constant("document mask", lambda: document_mask(block, in_blocks, reach))
+        block, reach = context.block(window), context.mask.reach
+
+        def visible_in_blocks() -> Tensor:
+            mask = block_mask(block, n_blocks, context.n_memory)
+            if reach is None:
+                return mask
+            near = block.positions.distance <= rearrange(F.pad(reach, (0, tail)), "b (c w) -> b c 1 w 1", w=window)
+            return rearrange(mask & near, "b c h w s -> (b c) h w s")
+
+        in_blocks = context.cache.constant("block mask", visible_in_blocks)
+        in_blocks = in_blocks.repeat(b, 1, 1, 1) if reach is None else in_blocks
         y = super().attend(queries, keys, values, block, in_blocks)
         return rearrange(y, "(b c) h w e -> b h (c w) e", b=b)[:, :, : context.n_new]
 
@@ -74,15 +73,3 @@ def block_mask(block: AttentionContext, n_blocks: int, n_memory: int) -> Tensor:
     first = torch.arange(n_blocks, device=device)[:, None] * window - window
     exists = rearrange(first + torch.arange(2 * window, device=device) >= -n_memory, "c s -> c 1 1 s")
     return exists if block.mask.visible is None else block.mask.visible & exists
-
-
-def document_mask(block: AttentionContext, visible: Tensor, reach: Tensor) -> Tensor:
-    """Boolean mask ((b c) 1 w 2w) of the keys visible (c 1 w 2w) that are at most `reach` (b t) tokens back."""
-    reach = F.pad(reach, (0, len(visible) * block.n_new - reach.shape[1]))
-    near = block.positions.distance <= rearrange(reach, "b (c w) -> b c 1 w 1", w=block.n_new)
-    return rearrange(visible & near, "b c h w s -> (b c) h w s")
-
-
-def _overlapping_blocks(x: Tensor, window: int) -> Tensor:
-    """Blocks of two windows, each beginning one window after the previous: (b h (c+1)w e) to ((b c) h 2w e)."""
-    return rearrange(x.unfold(2, 2 * window, window), "b h c e s -> (b c) h s e")

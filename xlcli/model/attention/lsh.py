@@ -11,8 +11,8 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from xlcli.config import MemoryDtype, ModelConfig
-from xlcli.config.attention import MAX_HASHES, LSHAttentionConfig
+from xlcli.config import MemoryDtype
+from xlcli.config.attention import MAX_HASHES
 from xlcli.memory import Buckets, Memory
 from xlcli.memory.buckets import Unwritten
 from xlcli.model.attention import Attention
@@ -25,28 +25,13 @@ from xlcli.ops.lsh_table import Table, draw_rotations, hash_buckets, rank_in_buc
 from xlcli.ops.span import Span
 
 
-def build(model: ModelConfig, attention: LSHAttentionConfig, position: Position) -> LSHAttention:
-    """Attention of one layer."""
-    return LSHAttention(
-        dim=model.dim,
-        n_heads=attention.n_heads,
-        head_dim=model.head_dim,
-        position=position,
-        factors=attention.factors,
-        bucket_size=attention.bucket_size,
-        n_hashes=attention.n_hashes,
-        query_scale=attention.query_scale,
-        dropout=model.dropout.attention,
-    )
-
-
 class LSHAttention(Attention):
     """Multi-head attention to the last `bucket_size` earlier tokens of a token's bucket in each of `n_hashes` rounds.
 
     A key is its query divided by its norm. With `query_scale` queries are multiplied by a learned factor of their head,
     exp(`log_scale`), which has that initial value (as the scale of Henry et al. 2020, section 3). The hash directions
-    `rotations` (r f e) are shared by all heads and saved with the model; they are NaN until `redraw`. The number of
-    rounds used is that of the memory.
+    `rotations` (r f e) are shared by all heads and saved with the model; they are NaN until `redraw`. The
+    memory fixes the number of rounds used.
     """
 
     rotations: Tensor
@@ -93,7 +78,7 @@ class LSHAttention(Attention):
         return Buckets(Table.empty(like, batch, self.n_heads, self.n_hashes, n_buckets))
 
     def accepts(self, memory: Memory, span: Span, seen: int) -> bool:
-        """Whether kind and shape agree; the number of rounds may be any that there are directions for."""
+        """True if kind and shape agree; the number of rounds may be any that there are directions for."""
         if not isinstance(memory, Buckets):
             return False
         n_heads, rounds, *rest = memory.shape
@@ -103,10 +88,6 @@ class LSHAttention(Attention):
             and 1 <= rounds <= len(self.rotations)
             and memory.table.n_slots in (0, self.bucket_size)
         )
-
-    def receptive_field(self, mem_len: int) -> int | None:
-        """All tokens of the memory, at most."""
-        return mem_len
 
     def forward(self, x: Tensor, memory: Memory, context: AttentionContext) -> tuple[Tensor, Memory]:
         """Output (b t d) for input x (b t d), and the new memory."""

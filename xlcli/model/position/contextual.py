@@ -9,48 +9,42 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from xlcli.model.position import Position, ProjectVectors
-from xlcli.model.position.t5 import relative_buckets
+from xlcli.model.position import ProjectVectors
+from xlcli.model.position.t5 import BucketPosition
 from xlcli.ops.context import AttentionContext
 
 
-class Contextual1Position(Position):
+class Contextual1Position(BucketPosition):
     """Position score q · W_r e(bucket)."""
 
     n_terms = 2
 
-    def __init__(
-        self, *, dim: int, n_heads: int, head_dim: int, n_buckets: int, max_distance: int, scale: float
-    ) -> None:
-        super().__init__()
+    def __init__(self, *, table: nn.Embedding, max_distance: int, n_heads: int, head_dim: int, scale: float) -> None:
+        super().__init__(table=table, max_distance=max_distance)
         self.n_heads = n_heads
-        self.max_distance = max_distance
         self.scale = scale
-        self.table = nn.Embedding(n_buckets, dim)
-        self.relative = nn.Linear(dim, n_heads * head_dim, bias=False)
+        self.relative = nn.Linear(table.embedding_dim, n_heads * head_dim, bias=False)
 
     def bias(self, q: Tensor, k: Tensor, context: AttentionContext, project: ProjectVectors) -> Tensor:
         """Position scores (b h t s)."""
-        index = relative_buckets(context, self.table.num_embeddings, self.max_distance)
+        index = self.buckets(context)
         keys = rearrange(self.relative(self.table.weight), "n (h e) -> h e n", h=self.n_heads)
         query_scores: Tensor = (q * self.scale) @ keys.to(q.dtype)
         return query_scores.gather(-1, index.expand(*q.shape[:-1], -1))
 
 
-class Contextual2Position(Position):
+class Contextual2Position(BucketPosition):
     """Position score q · W_k e(bucket) + k · W_q e(bucket), with the layer's projections (He et al. 2021, sec. 3.1)."""
 
     n_terms = 3
 
-    def __init__(self, *, dim: int, n_buckets: int, max_distance: int, scale: float) -> None:
-        super().__init__()
-        self.max_distance = max_distance
+    def __init__(self, *, table: nn.Embedding, max_distance: int, scale: float) -> None:
+        super().__init__(table=table, max_distance=max_distance)
         self.scale = scale
-        self.table = nn.Embedding(n_buckets, dim)
 
     def bias(self, q: Tensor, k: Tensor, context: AttentionContext, project: ProjectVectors) -> Tensor:
         """Position scores (b h t s)."""
-        index = relative_buckets(context, self.table.num_embeddings, self.max_distance)
+        index = self.buckets(context)
         queries, keys = (part.to(q.dtype) * self.scale for part in project(self.table.weight))
         query_scores = (q @ keys.mT).gather(-1, index.expand(*q.shape[:-1], -1))
         if len(index) == 1:

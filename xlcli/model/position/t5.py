@@ -13,34 +13,37 @@ from xlcli.model.position import Position, ProjectVectors
 from xlcli.ops.context import AttentionContext
 
 
-class T5Position(Position):
-    """Bias from a table (bucket h), which all layers may share; initially zero."""
-
-    initial_constants: ClassVar[Mapping[str, float]] = {"table.weight": 0.0}
+class BucketPosition(Position):
+    """Base of encodings with a table of one row for each relative bucket."""
 
     def __init__(self, *, table: nn.Embedding, max_distance: int) -> None:
         super().__init__()
         self.table = table
         self.max_distance = max_distance
 
+    def buckets(self, context: AttentionContext) -> Tensor:
+        """Relative bucket of each distance (t s)."""
+        sizes = {"n_buckets": self.table.num_embeddings, "max_distance": self.max_distance}
+        return context.cache.constant(
+            ("relative buckets", *sizes.values()), lambda: relative_bucket(context.positions.distance, **sizes)
+        )
+
+
+class T5Position(BucketPosition):
+    """Bias from a table (bucket h), which all layers may share; initially zero."""
+
+    initial_constants: ClassVar[Mapping[str, float]] = {"table.weight": 0.0}
+
     def bias(self, q: Tensor, k: Tensor, context: AttentionContext, project: ProjectVectors) -> Tensor:
         """Table entries (h t s)."""
-        index = relative_buckets(context, self.table.num_embeddings, self.max_distance)
+        index = self.buckets(context)
         return context.cache.learned((self.table, q.dtype), lambda: self.table.weight.T.to(q.dtype)[:, index])
-
-
-def relative_buckets(context: AttentionContext, n_buckets: int, max_distance: int) -> Tensor:
-    """Relative bucket of each distance (t s)."""
-    return context.cache.constant(
-        ("relative buckets", n_buckets, max_distance),
-        lambda: relative_bucket(context.positions.distance, n_buckets=n_buckets, max_distance=max_distance),
-    )
 
 
 def relative_bucket(distance: Tensor, *, n_buckets: int, max_distance: int) -> Tensor:
     """Relative bucket (int64, any shape) of each distance; negative distances are in bucket 0.
 
-    Each distance below n_buckets // 2 has a bucket of its own. The other buckets are log-spaced up to `max_distance`,
+    Each distance below n_buckets // 2 has its own bucket. The other buckets are log-spaced up to `max_distance`,
     and the last one contains all longer distances.
     """
     return torch.bucketize(distance, _edges(n_buckets, max_distance).to(distance.device), right=True)

@@ -39,20 +39,12 @@ class XLPosition(Position):
     Distances are clamped at the `clamp_len` of the span. Beyond it the term is one number for each query.
     """
 
-    def __init__(
-        self,
-        *,
-        n_heads: int,
-        head_dim: int,
-        n_features: int,
-        biases: XLBiases,
-        scale: float,
-    ) -> None:
+    def __init__(self, *, n_features: int, biases: XLBiases, scale: float) -> None:
         super().__init__()
-        self.n_heads = n_heads
+        self.n_heads = len(biases.content)
         self.n_features = n_features
         self.scale = scale
-        self.relative = nn.Linear(n_features, n_heads * head_dim, bias=False)
+        self.relative = nn.Linear(n_features, biases.content.numel(), bias=False)
         self.biases = biases
 
     def term(self, q: Tensor, context: AttentionContext) -> tuple[Tensor, ScoreTerm | None]:
@@ -101,7 +93,7 @@ class XLPosition(Position):
 
 
 def _uses_shift(context: AttentionContext) -> bool:
-    """Whether position scores are those of the relative shift, which are clamped and have gradients."""
+    """True if the relative shift computes the position scores, which are clamped and have gradients."""
     return context.clamp_len is not None and not torch.is_inference_mode_enabled()
 
 

@@ -77,6 +77,9 @@ def test_public_names_resolve_and_nothing_else_does():
         assert getattr(xlcli, name) is not None
     assert set(xlcli.__all__) <= set(dir(xlcli))
     assert xlcli.__all__ == sorted(xlcli.__all__)
+    types = (SOURCE / "xlcli" / "__init__.pyi").read_text()
+    typed = re.findall(r"^from (\S+) import (\w+) as \2$", types, re.MULTILINE)
+    assert {name: module for module, name in typed} == xlcli._MODULES
     with pytest.raises(AttributeError):
         _ = xlcli.no_such_name
 

@@ -111,7 +111,7 @@ def test_windows_begin_with_each_document(tmp_path):
 
 def test_a_stride_is_at_most_the_window(prose):
     assert scores(toy(), prose, mem_len=0, stride=8)[0].nats == scores(toy(), prose, mem_len=0)[0].nats
-    with pytest.raises(ConfigError, match="a stride of 9 tokens is longer than the window of 8 tokens"):
+    with pytest.raises(ConfigError, match="stride is 9 tokens, more than the window of 8 tokens"):
         scores(toy(), prose, mem_len=0, stride=9)
 
 

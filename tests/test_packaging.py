@@ -50,8 +50,8 @@ def test_wheel_holds_the_package_the_presets_and_nothing_else(built):
     presets = {f"xlcli/_models/{path.name}" for path in (SOURCE / "models").glob("*.toml")}
     assert len(modules) > 50
     assert len(presets) >= 4
-    assert modules | presets | {"xlcli/py.typed", "xlcli/_models/README.md"} <= found
-    assert found - modules - presets <= {"xlcli/py.typed", "xlcli/_models/README.md"} | bundled()
+    assert modules | presets | {"xlcli/py.typed", "xlcli/__init__.pyi", "xlcli/_models/README.md"} <= found
+    assert found - modules - presets <= {"xlcli/py.typed", "xlcli/__init__.pyi", "xlcli/_models/README.md"} | bundled()
 
 
 def bundled() -> set[str]:

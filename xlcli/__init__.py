@@ -4,98 +4,47 @@
     model = xlcli.load("books")
     model.score("It was a dark night.").bits_per_byte
 
-All names below are imported on first use, so that `import xlcli` does not import torch.
+The names below are imported on first use, so that `import xlcli` does not import torch. Their types are in
+`__init__.pyi`.
 """
-
-from __future__ import annotations
-
-TYPE_CHECKING = False  # as in `typing`, whose import would lengthen the time in which an interrupt prints a traceback
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "BusyError",
-    "CheckpointError",
-    "ConfigError",
-    "DataError",
-    "DivergedError",
-    "Document",
-    "Model",
-    "ResourceError",
-    "StateError",
-    "TextScore",
-    "TextState",
-    "XLError",
-    "__version__",
-    "copy_model",
-    "evaluate",
-    "generate",
-    "generate_prompts",
-    "list_presets",
-    "load",
-    "read_toml",
-    "resume",
-    "stream",
-    "train",
-]
-
 _MODULES = {
-    "xlcli.api": (
-        "Model",
-        "copy_model",
-        "evaluate",
-        "generate",
-        "generate_prompts",
-        "load",
-        "stream",
-    ),
-    "xlcli.api.runs": ("resume", "train"),
-    "xlcli.api.values": ("TextScore", "TextState"),
-    "xlcli.config": ("read_toml",),
-    "xlcli.errors": (
-        "BusyError",
-        "CheckpointError",
-        "ConfigError",
-        "DataError",
-        "DivergedError",
-        "ResourceError",
-        "StateError",
-        "XLError",
-    ),
-    "xlcli.presets": ("list_presets",),
-    "xlcli.text.formats": ("Document",),
+    "BusyError": "xlcli.errors",
+    "CheckpointError": "xlcli.errors",
+    "ConfigError": "xlcli.errors",
+    "DataError": "xlcli.errors",
+    "DivergedError": "xlcli.errors",
+    "Document": "xlcli.text.formats",
+    "Model": "xlcli.api",
+    "ResourceError": "xlcli.errors",
+    "StateError": "xlcli.errors",
+    "TextScore": "xlcli.api.values",
+    "TextState": "xlcli.api.values",
+    "XLError": "xlcli.errors",
+    "copy_model": "xlcli.api",
+    "evaluate": "xlcli.api",
+    "generate": "xlcli.api",
+    "generate_prompts": "xlcli.api",
+    "list_presets": "xlcli.presets",
+    "load": "xlcli.api",
+    "read_toml": "xlcli.config",
+    "resume": "xlcli.api.runs",
+    "stream": "xlcli.api",
+    "train": "xlcli.api.runs",
 }
 """Module of each public name."""
 
-if TYPE_CHECKING:
-    from typing import Any
-
-    from xlcli.api import Model, copy_model, evaluate, generate, generate_prompts, load, stream
-    from xlcli.api.runs import resume, train
-    from xlcli.api.values import TextScore, TextState
-    from xlcli.config import read_toml
-    from xlcli.errors import (
-        BusyError,
-        CheckpointError,
-        ConfigError,
-        DataError,
-        DivergedError,
-        ResourceError,
-        StateError,
-        XLError,
-    )
-    from xlcli.presets import list_presets
-    from xlcli.text.formats import Document
+__all__ = sorted(["__version__", *_MODULES])
 
 
-def __getattr__(name: str) -> Any:
-    module = next((module for module, names in _MODULES.items() if name in names), None)
-    if module is None:
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
         raise AttributeError(f"module 'xlcli' has no attribute '{name}'")
     import importlib
 
-    value = getattr(importlib.import_module(module), name)
-    globals()[name] = value
+    value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
     return value
 
 

@@ -11,7 +11,7 @@ class XLError(Exception):
 
     exit_code = 1
     is_of_first_rank = False
-    """Whether another process of the run, the first one, has met and reports this error."""
+    """True if the first process of the run reports this error."""
 
     def __init__(self, message: str, remedy: str = "") -> None:
         super().__init__(message)
@@ -23,19 +23,22 @@ class XLError(Exception):
 
 
 class ConfigError(XLError):
-    """A usage or configuration mistake: unknown key, illegal combination, value out of range.
-
-    Args:
-        message: As in `XLError`.
-        remedy: As in `XLError`.
-        key: Dotted key of the invalid setting, if there is one.
-        reason: Rest of the sentence that begins with the key, without its period.
-    """
+    """A usage or configuration mistake: unknown key, illegal combination, value out of range."""
 
     exit_code = 2
 
-    def __init__(self, message: str, remedy: str = "", *, key: str = "", reason: str = "") -> None:
-        super().__init__(message, remedy)
+
+class InvalidSettingError(ConfigError, ValueError):
+    """A setting that is illegal, alone or with others; a `ValueError`, because pydantic collects these.
+
+    Args:
+        key: Dotted key of the setting; within a validator also a name in its section.
+        reason: Rest of the sentence that begins with the key, without its period.
+        remedy: Sentence on how to correct it.
+    """
+
+    def __init__(self, key: str, reason: str, remedy: str) -> None:
+        super().__init__(f"{key} {reason}.", remedy)
         self.key = key
         self.reason = reason
 

@@ -62,9 +62,9 @@ def test_a_stride_without_memory(run, model):
     (["--set=eval.stride=1"], "eval.stride needs a memory length of 0, because each window is read anew.\n"),
     (["--set=eval.stride=1", "--mem-len", "8"], "Add --mem-len 0."),
     (["--set=eval.stride=1", "--mem-len", "0", "--sweep-mem-len", "0,8"], "Use --mem-len 0 instead of"),
-    (["--set=eval.stride=0", "--mem-len", "0"], "'eval.stride' is 0"),
+    (["--set=eval.stride=0", "--mem-len", "0"], "eval.stride is 0"),
     (["--set=eval.stride=17", "--mem-len", "0", "--segment-len", "16"], "Use a smaller eval.stride, or"),
-    (["--set=eval.stride=99", "--mem-len", "0"], "a stride of 99 tokens is longer than the window of 16 tokens."),
+    (["--set=eval.stride=99", "--mem-len", "0"], "eval.stride is 99 tokens, more than the window of 16 tokens."),
     (["--set=eval.stride=1", "--mem-len", "0", "--plot", "x.png"], "--plot shows the loss by context"),
 ])  # fmt: skip
 @pytest.mark.usefixtures("without_torch")

@@ -91,7 +91,7 @@ def make(tokens, title="text", **options):
         for text, bits in tokens:
             page.add(TokenScore(byte, text, bits))
             byte += len(text)
-        page.save(title, options.pop("facts", []), **options)
+        page.save(title, "m", "memory", options.pop("facts", []), **options)
         return page.path.read_text("utf-8")
 
 

@@ -9,7 +9,6 @@ from programs import Terminal
 
 from xlcli import config
 from xlcli.cli import render, report
-from xlcli.cli.eval import page_facts
 from xlcli.cli.render import Screen
 from xlcli.events import ContextBin, Notice, Plan, Progress, Score, Step, StreamStats, Trained
 
@@ -130,7 +129,8 @@ def test_a_score_names_the_memory(model, score, said):
     shape = config.make({"model": model}).model
     score = dataclasses.replace(SCORE, **score)
     assert said in report.score_text(score, shape)
-    assert dict(page_facts(score, shape))["context"] == said.split(", span")[0].split(", batch")[0]
+    kept = report.context(shape, score.mem_len, score.segment_len, score.stride)
+    assert kept == said.split(", span")[0].split(", batch")[0]
 
 
 def test_mean_steps_are_shown_for_adaptive_computation_time():
@@ -155,7 +155,7 @@ def test_a_narrow_line_keeps_what_matters_most():
 def test_messages_go_to_stderr_by_level(capsys):
     for made in (Screen(), Screen(quiet=True), Screen(verbose=True)):
         for level in ("detail", "info", "warning"):
-            made.notice(Notice(f"[{level}]", level))
+            made.shows(Notice(f"[{level}]", level))
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.split("\n") == [

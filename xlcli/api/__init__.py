@@ -67,7 +67,7 @@ def shows(section: type[BaseConfig], without: Iterable[str] = OF_LOAD) -> Callab
 class Model:
     """A model ready for use; made by `load`.
 
-    `mem_len` is the memory length in tokens; None uses that of the state, else of training. All methods raise
+    A setting that is None is as in the state, else as in training. All methods raise
     `ConfigError` for an illegal option, and `StateError` for a state of another model or memory length.
     """
 
@@ -185,7 +185,7 @@ class Model:
         return streaming.stream(self.loaded, portions, options, self.runtime, resume=resume, save=saves, stop=stop)
 
 
-@shows(InferenceConfig, ("mem_len", "memory_dtype"))
+@shows(InferenceConfig, InferenceConfig.model_fields.keys() - OF_LOAD)
 def load(
     model: str | os.PathLike[str] | None = None,
     *,
@@ -266,16 +266,9 @@ def generate(
         save: Called at the end with the state after the last token; one sample only.
         settings: Those of `GenerateConfig`.
     """
-    chosen = validate(GenerateConfig, settings)
-    return generation.generate(
-        model.loaded,
-        encoded(prompt),
-        chosen,
-        model.runtime,
-        seed=seed,
-        resume=resumed(state, model.loaded),
-        save=saving(save, model.loaded),
-    )
+    chosen, text = validate(GenerateConfig, settings), encoded(prompt)
+    resume, saves = resumed(state, model.loaded), saving(save, model.loaded)
+    return generation.generate(model.loaded, text, chosen, model.runtime, seed=seed, resume=resume, save=saves)
 
 
 @shows(GenerateConfig)
@@ -327,7 +320,7 @@ def stream(
 
 
 def _by_token(settings: dict[str, Any]) -> StreamConfig:
-    """Settings of a stream that scores every token, from those of `OnlineConfig`."""
+    """Settings of a stream that scores every token, from settings of `OnlineConfig`."""
     return validate(StreamConfig, validate(OnlineConfig, settings).model_dump() | {"emit": "tokens"})
 
 

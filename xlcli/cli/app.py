@@ -24,13 +24,17 @@ COMPLETION = "_XLCLI_COMPLETE"
 """Environment variable with which a shell asks for completions."""
 
 
-def build(names: Iterable[str] = COMMANDS, *, with_options: bool = True) -> TyperGroup:
-    """The program with these commands; without options it only lists them."""
+def build(names: Iterable[str] = COMMANDS, *, with_options: bool = True, with_completion: bool = True) -> TyperGroup:
+    """The program with these commands; without options it only lists them.
+
+    The options that set up completion take 30 ms to parse, also where they are not given.
+    """
     app = typer.Typer(
         cls=Program,
         invoke_without_command=True,
         rich_markup_mode=None,
         suggest_commands=False,
+        add_completion=with_completion,
         context_settings={name: CONTEXT[name] for name in ("help_option_names", "max_content_width")},
         epilog='xlcli train corpus.txt\nxlcli generate "Once upon a"',
     )
@@ -68,12 +72,13 @@ def run(arguments: Sequence[str]) -> int:
     """
     word = next((word for word in arguments if not word.startswith("-")), None)
     needed = () if arguments == ["--version"] else (word,) if word in COMMANDS else COMMANDS
-    completes = bool(os.environ.get(COMPLETION))
-    command = build(COMMANDS if completes else needed, with_options=completes or word in COMMANDS)
     if os.environ.get(COMPLETION):
+        command = build()
         with suppress(KeyError, ValueError, SystemExit):  # without the words of a shell there is nothing to complete
             command.main(args=list(arguments), prog_name="xlcli")
         return 0
+    runs = word in COMMANDS
+    command = build(needed, with_options=runs, with_completion=not runs)
     try:
         # Not `command.main`, which turns a broken pipe into exit code 1.
         with command.make_context("xlcli", list(arguments), obj=tuple(arguments)) as context:

@@ -10,7 +10,7 @@ import typer
 
 from xlcli.cli import options
 from xlcli.cli.help import CONTEXT, Command
-from xlcli.cli.options import option
+from xlcli.cli.options import option, plot_option
 from xlcli.cli.usage import source
 from xlcli.errors import ConfigError
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from xlcli.store.folder import LoadedModel
 
 VOCAB_SIZE = 2048
-"""Vocabulary of a preset whose vocabulary depends on the text: that of a text of 13 MB."""
+"""Vocabulary of a preset whose vocabulary depends on the text: as for a text of 13 MB."""
 COLUMN = 12
 """Maximum width of a column of figures with the gap before it."""
 MEANING = (
@@ -50,14 +50,11 @@ def bench(
     preset: Annotated[
         str | None, option("Model", "--preset NAME", "Measure this preset with random weights instead of a model.")
     ] = None,
-    plot: Annotated[
-        str | None,
-        option("Results", "--plot FILE.png", "Plot time per token by memory length (needs the extra xlcli[plot])."),
-    ] = None,
+    plot: Annotated[str | None, plot_option("Results", "Plot time per token by memory length")] = None,
     **_: Any,
 ) -> int:
     """Measure the speed of decoding (default), evaluation or training, beside the peaks of this machine."""
-    from xlcli.cli.plot import check_plot, draw_speed
+    from xlcli.cli.plot import draw_speed
     from xlcli.cli.prologue import check_files, check_settings, find_model, load_model, open_screen
     from xlcli.cli.settings import named, print_config, user_settings
     from xlcli.store.discover import choose
@@ -79,9 +76,7 @@ def bench(
             config = of_model(folder, settings)
         else:
             check_settings("bench", config.bench, config.model, f"preset {preset}")
-    if plot is not None:
-        check_plot(plot)
-        check_files(context, folder or Path(), (), ["plot"])
+    check_files(context, [] if folder is None else [folder], ["plot"])
     with screen.stop() as stop, screen.until(stop):
         screen.wait("loading the model")
         from xlcli.bench import bench as measure
@@ -132,7 +127,7 @@ def configure(task: str, preset: str | None, settings: Tree) -> Config:
 
 
 def of_model(folder: Path, settings: Tree) -> Config:
-    """The settings over those of a model."""
+    """The settings over the configuration of a model."""
     from xlcli import config
     from xlcli.store.layout import read_config
 

@@ -55,7 +55,7 @@ def compress(
     check_texts(texts, "xlcli compress -m {} FILE")
     folder = find_model(context, settings, screen)
     context.params["out"] = check_target(target, screen)
-    check_files(context, folder, texts, ["out"])
+    check_files(context, [folder, *texts], ["out"])
     source = open_source(file)
     check_standard_output(source)
     with screen.stop() as stop, screen.until(stop):

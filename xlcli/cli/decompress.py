@@ -25,12 +25,7 @@ def decompress(
     context: typer.Context,
     file: Annotated[str, typer.Argument(metavar="FILE.xl|-")],
     model: Annotated[
-        str | None,
-        option(
-            "Model",
-            "-m, --model NAME|FOLDER",
-            "Model that compressed the text. Default: the one with the name in the file.",
-        ),
+        str | None, option("Model", "-m, --model NAME|FOLDER", "Model. Default: the one that the file names.")
     ] = None,
     out: Annotated[
         str | None, option("Output", "-o, --out FILE", "Text; - is standard output. Default: the name without .xl.")
@@ -72,7 +67,7 @@ def decompress(
                 f"{reader.name} was compressed with another model than {folder.name}: {error.message}",
                 "Give that model (-m).",
             ) from None
-        check_files(context, folder, texts, ["out"])
+        check_files(context, [folder, *texts], ["out"])
         made = {"threads": given.threads or header.threads}
         made |= {name: getattr(header, name) for name in ("device", "dtype") if getattr(given, name) == "auto"}
         machine = given.model_copy(update=made)

@@ -14,7 +14,6 @@ import signal
 import sys
 from collections.abc import Sequence
 
-_CLOSE_FILES = "Close other programs, or raise the limit of open files: ulimit -n 4096."
 _OUT_OF_DISK = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS), "Free some space, or write elsewhere."),
     errno.EFBIG: "Raise the limit of file sizes (ulimit -f), or write to a disk that allows larger files.",
@@ -47,11 +46,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = run(arguments)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:
-        return _leave_quietly()
+    except BrokenPipeError:  # ends by SIGPIPE, as Unix tools do, which Python ignores by default
+        discard_stdout()
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGPIPE)
+        return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         _silence_stdout()
-        _end_line()
+        with contextlib.suppress(OSError, ValueError):
+            if sys.stderr.isatty():
+                sys.stderr.write("\n")  # after the ^C that the terminal has shown
+                sys.stderr.flush()
         return 128 + signal.SIGINT
     except Exception as error:
         if debug:
@@ -83,7 +88,11 @@ def _explain(error: Exception) -> tuple[int, str, str]:
 
     if isinstance(error, XLError):
         return error.exit_code, error.message, error.remedy
-    if _is_out_of_memory(error):
+    if (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"  # of torch, which is not imported for this
+        or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+    ):
         detail = str(error).strip().partition("\n")[0]
         message = f"out of memory{': ' + detail if detail else ''}."
         return 4, message, "Use a smaller --batch-size, --segment-len, --mem-len or model."
@@ -92,7 +101,7 @@ def _explain(error: Exception) -> tuple[int, str, str]:
     if isinstance(error, OSError) and error.errno is not None:
         where = f"{error.filename}: " if error.filename is not None else ""
         if error.errno in (errno.EMFILE, errno.ENFILE):
-            return 4, f"{where}{error.strerror}.", _CLOSE_FILES
+            return 4, f"{where}{error.strerror}.", "Close other programs, or raise the limit: ulimit -n 4096."
         if error.errno in _OUT_OF_DISK:
             return 4, f"cannot write: {where}{error.strerror}.", _OUT_OF_DISK[error.errno]
         if error.errno == errno.ENOENT and not where:  # of os.getcwd
@@ -110,13 +119,6 @@ def _explain(error: Exception) -> tuple[int, str, str]:
     )
 
 
-def _is_out_of_memory(error: Exception) -> bool:
-    """Whether the error is one of Python, of the CPU allocator or of CUDA; does not import torch."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-
-
 def discard_stdout() -> None:
     """Redirects stdout to the null device, after its reader has closed it."""
     null = os.open(os.devnull, os.O_WRONLY)
@@ -132,14 +134,6 @@ def _print_error(message: str, remedy: str) -> None:
         text = "".join(visible(line.replace("\n", "\\n")) + "\n" for line in lines if line)
         sys.stderr.write(wrapped(text, columns(sys.stderr)))
         sys.stderr.flush()
-
-
-def _end_line() -> None:
-    """Ends the line in which the terminal has shown ^C."""
-    with contextlib.suppress(OSError, ValueError):
-        if sys.stderr.isatty():
-            sys.stderr.write("\n")
-            sys.stderr.flush()
 
 
 def _ensure_standard_streams() -> None:
@@ -169,12 +163,3 @@ def _silence_stdout() -> None:
         sys.stdout.flush()
         return
     discard_stdout()
-
-
-def _leave_quietly() -> int:
-    """Ends the process by SIGPIPE, as Unix tools do. Python ignores the signal by default."""
-    discard_stdout()
-    if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGPIPE)
-    return 141

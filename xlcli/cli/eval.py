@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,13 +11,13 @@ import typer
 
 from xlcli.cli import options
 from xlcli.cli.help import CONTEXT, Command
-from xlcli.cli.options import option
+from xlcli.cli.options import option, plot_option
 from xlcli.cli.pipe import standard_input
 from xlcli.errors import ConfigError
 
 if TYPE_CHECKING:
     from xlcli.cli.render import Screen
-    from xlcli.config import EvalConfig, ModelConfig
+    from xlcli.config import ModelConfig
     from xlcli.events import Score, TokenScore
 
 app = typer.Typer()
@@ -35,27 +36,21 @@ def evaluate(
     per_token: Annotated[
         str | None, option("Results", "--per-token FILE.jsonl", "Write each token with its bits.")
     ] = None,
-    plot: Annotated[
-        str | None, option("Results", "--plot FILE.png", "Plot loss by context length (needs the extra xlcli[plot]).")
-    ] = None,
+    plot: Annotated[str | None, plot_option("Results", "Plot loss by context length")] = None,
     html: options.Html = None,
     dry_run: options.DryRun = False,
     **_: Any,
 ) -> int:
     """Score a text: bits per byte and more, every token once and in order."""
-    from xlcli.cli.prologue import begin, check_files, check_texts, find_model, load_model
+    from xlcli.cli.prologue import begin, check_files, check_texts, find_model, load_model, print_plan
 
     config, screen = begin(context)
     from xlcli.cli.launch import is_to_launch, launch
-    from xlcli.cli.page import check_page, open_page
-    from xlcli.cli.plot import check_plot, draw_by_context
+    from xlcli.cli.page import Page
+    from xlcli.cli.plot import draw_by_context
     from xlcli.ranks import environment, join
 
     settings = config.eval
-    if plot is not None:
-        check_plot(plot)
-    if html is not None:
-        check_page(html)
     if settings.sweep_mem_len and (per_token is not None or html is not None):
         option = "--html" if per_token is None else "--per-token"
         raise ConfigError(f"{option} needs one memory length, not a sweep.", "Use --mem-len M.")
@@ -64,9 +59,18 @@ def evaluate(
         raise ConfigError(f"--plot shows the loss by context, which {other} does not measure.", "Omit one of them.")
     check_texts(files or (), "xlcli eval -m {}")
     folder = find_model(context, settings, screen)
-    check_files(context, folder, files or (), ["per_token", "plot", "html"])
+    check_files(context, [folder, *(files or ())], ["per_token", "plot", "html"])
     if dry_run:
-        print_eval_plan(folder, files, settings, screen)
+        from xlcli.store.layout import read_config
+
+        trained = read_config(folder)
+        settings.check_stride(trained.train.segment_len)
+        text = (
+            ", ".join(files or ()) or f"the {'validation' if settings.split == 'valid' else 'test'} text of the model"
+        )
+        unbounded = trained.model.effective_mem_len(1) is None
+        batch_size = 1 if unbounded or settings.learns_by else settings.batch_size or 8
+        print_plan(folder, settings, screen, batch_size=batch_size, action=f"scores {text}")
         return 0
     nproc = config.runtime.nproc or 1
     if is_to_launch(nproc):
@@ -78,12 +82,13 @@ def evaluate(
         screen.stop() as stop,
         screen.until(stop),
         standard_input(stop, screen.keyboard_ended),
-        open_page(html) as page,
+        nullcontext() if html is None else Page(Path(html)) as page,
     ):
         if "-" in (files or ()):
             screen.expect_keyboard()
         loaded, runtime = load_model(folder, settings, config.runtime, screen, ranks)
         from xlcli import evaluation
+        from xlcli.cli import report
         from xlcli.events import Score
 
         shape = loaded.config.model
@@ -116,7 +121,12 @@ def evaluate(
                 draw_by_context(plot, scores)
                 screen.say(f"plot written to {plot}")
             if page is not None:
-                page.save(scores[0].file, page_facts(scores[0], shape), scores[0].by_context)
+                first = scores[0]
+                facts = [("perplexity per token", f"{first.perplexity:.5g}")]
+                if first.word_perplexity is not None:
+                    facts.append(("perplexity per word", f"{first.word_perplexity:.5g}"))
+                kept = report.context(shape, first.mem_len, first.segment_len, first.stride)
+                page.save(first.file, first.model, kept, facts, first.by_context)
                 screen.say(f"page written to {html}")
         for name in missing:
             screen.say(f"{name} was not written: the evaluation was stopped", "warning")
@@ -124,19 +134,6 @@ def evaluate(
             n_lengths = len(settings.sweep_mem_len or ())
             show_scores(scores, screen, shape, n_lengths=n_lengths, to_stderr=per_token == "-")  # noqa: S105
         return stop.exit_code
-
-
-def print_eval_plan(folder: Path, files: list[str] | None, settings: EvalConfig, screen: Screen) -> None:
-    """Prints the plan of an evaluation."""
-    from xlcli.cli.prologue import print_plan
-    from xlcli.store.layout import read_config
-
-    config = read_config(folder)
-    settings.check_stride(config.train.segment_len)
-    text = ", ".join(files or ()) or f"the {'validation' if settings.split == 'valid' else 'test'} text of the model"
-    unbounded = config.model.effective_mem_len(1) is None
-    batch_size = 1 if unbounded or settings.learns_by else settings.batch_size or 8
-    print_plan(folder, settings, screen, batch_size=batch_size, action=f"scores {text}")
 
 
 def write_tokens(path: Path, tokens: Iterable[TokenScore], stop: Callable[[], bool]) -> bool:
@@ -161,14 +158,9 @@ def write_tokens(path: Path, tokens: Iterable[TokenScore], stop: Callable[[], bo
 
 
 def show_scores(scores: list[Score], screen: Screen, model: ModelConfig, *, n_lengths: int, to_stderr: bool) -> None:
-    """Prints scores as text or JSON; as text on stderr if stdout holds the token scores.
+    """Prints at least one score of this model as text or JSON, or as text `to_stderr`.
 
-    Args:
-        scores: At least one score.
-        screen: Where to print.
-        model: Shape of the model.
-        n_lengths: Number of memory lengths of a sweep; 0 without one.
-        to_stderr: Whether stdout holds the token scores.
+    `n_lengths` is the number of memory lengths of a sweep; 0 without one.
     """
     from xlcli.cli import report
 
@@ -183,18 +175,3 @@ def show_scores(scores: list[Score], screen: Screen, model: ModelConfig, *, n_le
         screen.report(report.sweep_text(scores, n_lengths))
     else:
         screen.report(report.score_text(scores[0], model))
-
-
-def page_facts(score: Score, model: ModelConfig) -> list[tuple[str, str]]:
-    """Names and values at the top of the page of an evaluation."""
-    from xlcli.cli import report
-
-    facts = [("perplexity per token", f"{score.perplexity:.5g}")]
-    if score.word_perplexity is not None:
-        facts.append(("perplexity per word", f"{score.word_perplexity:.5g}"))
-    return [
-        *facts,
-        ("model", score.model),
-        ("context", report.context(model, score.mem_len, score.segment_len, score.stride)),
-        ("text", f"{report.size(score.bytes)}, {report.counted(score.tokens, 'token')}"),
-    ]

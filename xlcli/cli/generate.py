@@ -29,9 +29,8 @@ def generate(
         option(
             "Sampling",
             "--prompts FILE.jsonl|-",
-            'Continue many prompts in batches: lines {"prompt": TEXT}, with a string or number as "id" if '
-            "wanted. All lines are read first, also those of standard input (-). Prints a line of JSON for "
-            "each, in their order; with --seed each as the prompt alone.",
+            'Continue many prompts in batches: lines {"prompt": TEXT}, with an "id" if wanted, which are all read '
+            "first. Prints a line of JSON for each, in their order; with --seed each as the prompt alone.",
         ),
     ] = None,
     model: options.Model = None,
@@ -72,7 +71,7 @@ def generate(
     folder = prologue.find_model(context, settings, screen)
     texts = [prompts] if prompts not in (None, "-") else []
     prologue.check_texts(texts, "xlcli generate -m {}")
-    prologue.check_files(context, folder, texts, ["state_out"], state_in)
+    prologue.check_files(context, [folder, *texts], ["state_out"])
     if dry_run:
         action = f"generates {n_samples} x {settings.max_new_tokens} tokens" + (
             f" for each prompt of {prompts}" if prompts else ""
@@ -82,9 +81,7 @@ def generate(
     if interactive:
         from xlcli.cli.interactive import converse
 
-        loaded, runtime, resume, save = prologue.open_model(
-            folder, settings, config.runtime, screen, state_in=state_in, state_out=state_out
-        )
+        loaded, runtime, resume, save = prologue.open_model(context, folder, settings, config.runtime, screen)
         first, seed = os.fsencode(words[0]) if words else None, config.runtime.seed
         return converse(loaded, settings, runtime, screen, first=first, seed=seed, resume=resume, save=save)
     with screen.stop() as stopping, screen.until(stopping):
@@ -96,9 +93,7 @@ def generate(
         if named == []:
             screen.say(f"{'standard input' if prompts == '-' else prompts} has no prompts", "warning")
             return 0
-        loaded, runtime, resume, save = prologue.open_model(
-            folder, settings, config.runtime, screen, state_in=state_in, state_out=state_out
-        )
+        loaded, runtime, resume, save = prologue.open_model(context, folder, settings, config.runtime, screen)
         from xlcli import generation, inference
 
         seed = config.runtime.seed
@@ -113,5 +108,5 @@ def generate(
         )
         show(events, screen, prompt=b"" if no_prompt else prompt, several=n_samples > 1)
         if screen.verbose:
-            screen.notice(inference.describe_decoding(loaded, runtime))
+            screen.shows(inference.describe_decoding(loaded, runtime))
         return stopping.exit_code

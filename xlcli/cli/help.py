@@ -37,6 +37,7 @@ class _Page:
     """What all help pages share: the context of usage errors, and examples at the end, one per line of the `epilog`."""
 
     epilog: str | None
+    params: list[Any]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parses; errors have the context, which Typer omits where a value is missing or superfluous."""
@@ -47,6 +48,17 @@ class _Page:
             error.ctx = getattr(error, "ctx", None) or ctx
             raise
         return parsed
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """The option `--help`, false unless given: Typer would load pydantic's plugins to convert no value."""
+        option = super().get_help_option(ctx)  # type: ignore[misc]
+        option.default = False
+        return option
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Metavars of the arguments, or `COMMAND`, then `[OPTIONS]`."""
+        words = [str(param.metavar) for param in self.params if param.param_type_name == "argument"]
+        return [*(["COMMAND"] if isinstance(self, TyperGroup) else words), "[OPTIONS]"]
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """The examples."""
@@ -62,11 +74,6 @@ class Command(_Page, TyperCommand):
         os.getcwd()  # noqa: PTH109
         return super().invoke(ctx)
 
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Metavars of the arguments, then `[OPTIONS]`."""
-        arguments = (str(param.metavar) for param in self.params if param.param_type_name == "argument")
-        return [*arguments, "[OPTIONS]"]
-
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Writes one section per panel, and where all settings are listed."""
         _write_panels(self.get_params(ctx), self.callback, formatter, default="Output")
@@ -80,10 +87,6 @@ class Command(_Page, TyperCommand):
 
 class Program(_Page, TyperGroup):
     """The program, whose help lists commands before options."""
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """`COMMAND [OPTIONS]`."""
-        return ["COMMAND", "[OPTIONS]"]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Writes commands, then options."""

@@ -44,15 +44,8 @@ def converse(
     is. On a terminal, SIGINT stops the answer, or clears the line being typed; without one it ends the conversation, as
     SIGTERM and SIGHUP always do.
 
-    Args:
-        model: The model.
-        settings: Length of an answer and sampling.
-        runtime: Device and number type.
-        screen: Where to print.
-        first: First line, if it is known.
-        seed: Seed of the first answer; the others continue its generator.
-        resume: Session to continue, if any.
-        save: Called at the end with the session, if there is one.
+    `seed` is for the first answer; the others continue its generator. `save` is called at the end with the session, if
+    there is one.
 
     Raises:
         DataError: Standard input is closed, or has a line of more than `LONGEST_LINE` bytes.
@@ -66,7 +59,7 @@ def converse(
         session = made
 
     def at_line_start() -> bool:
-        """Whether the text so far is empty or ends with a line end."""
+        """True if the text so far is empty or ends with a line end."""
         return session is None or (session.pending.data or model.tokenizer.decode([session.last_token])).endswith(b"\n")
 
     if sys.stdin is None:
@@ -118,13 +111,11 @@ def _read_line(screen: Screen) -> bytes | None:
         while True:
             try:
                 return os.fsencode(input(PROMPT))
-            except EOFError:
+            except (EOFError, KeyboardInterrupt) as end:
                 sys.stdout.write("\n")
                 sys.stdout.flush()
-                return None
-            except KeyboardInterrupt:
-                sys.stdout.write("\n")
-                sys.stdout.flush()
+                if isinstance(end, EOFError):
+                    return None
             except UnicodeDecodeError:
                 screen.say("that line is not UTF-8 and was not read", "warning")
 

@@ -28,7 +28,7 @@ POLL_SECONDS = 0.02
 
 
 def is_to_launch(nproc: int) -> bool:
-    """Whether this process is to start `nproc` others; not if it is one of several itself.
+    """True if this process is to start `nproc` others; False if it is one of several itself.
 
     Raises:
         ConfigError: The machine is too small, or another number of processes has been started already.

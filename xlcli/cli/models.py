@@ -12,7 +12,7 @@ import typer
 
 from xlcli.cli import options
 from xlcli.cli.help import CONTEXT, Command, Program
-from xlcli.cli.options import option
+from xlcli.cli.options import option, plot_option
 from xlcli.cli.terminal import table
 from xlcli.cli.usage import nearest
 from xlcli.errors import CheckpointError, ConfigError
@@ -49,10 +49,7 @@ app = typer.Typer(
 
 
 @app.command("list", cls=Command, context_settings=CONTEXT, epilog="xlcli models list\nxlcli models list --json")
-def list_models(
-    context: typer.Context,
-    **_: Any,
-) -> None:
+def list_models(context: typer.Context, **_: Any) -> None:
     """List your models and the bundled ones."""
     from xlcli.cli.prologue import open_screen
     from xlcli.presets import list_presets
@@ -75,10 +72,7 @@ def list_models(
 
 
 @app.command(cls=Command, context_settings=CONTEXT, epilog="xlcli models presets\nxlcli models presets --json")
-def presets(
-    context: typer.Context,
-    **_: Any,
-) -> None:
+def presets(context: typer.Context, **_: Any) -> None:
     """List presets."""
     from xlcli.cli.prologue import open_screen
     from xlcli.presets import list_presets, read_preset
@@ -112,13 +106,7 @@ def show(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME")],
     plot: Annotated[
-        str | None,
-        option(
-            "Output",
-            "--plot FILE.png",
-            "Plot the training curve of the model (needs the extra xlcli[plot]).",
-            allow_from_autoenv=False,
-        ),
+        str | None, plot_option("Output", "Plot the training curve of the model", allow_from_autoenv=False)
     ] = None,
     force: options.Force = False,
     **_: Any,
@@ -133,7 +121,15 @@ def show(
 
     screen = open_screen(context)
     if plot is not None:
-        _plot(name, plot, screen, force=force)
+        from xlcli.cli.outputs import check_outputs
+        from xlcli.cli.plot import draw_training
+        from xlcli.store.layout import METRICS, read_metrics
+
+        check_outputs({"--plot": plot}, [], force=force)
+        folder = find(name)
+        if not draw_training(plot, read_metrics(folder), folder.name):
+            raise CheckpointError(f"{folder} has no {METRICS} with a training curve.", "Choose a model trained here.")
+        screen.say(f"plot written to {plot}")
     try:
         folder = find(name)
     except CheckpointError as error:
@@ -150,8 +146,7 @@ def show(
     summary, record = summarize(folder), read_record(folder)
     config = read_config(folder)
     if screen.json:
-        config_tree = config.model_dump(mode="json")
-        screen.object({**report.fields(summary), "record": record, "config": config_tree})
+        screen.object({**report.fields(summary), "record": record, "config": config.model_dump(mode="json")})
         return
     screen.print(f"{folder}\n" + _table([summary], screen))
     if summary.bits_per_byte is not None and summary.scored:
@@ -189,35 +184,15 @@ def copy(
     A preset is copied to a TOML file to edit, or to standard output (-); a model to a folder.
     """
     from xlcli.cli.prologue import open_screen
+    from xlcli.files import write_atomic
+    from xlcli.presets import find_preset
 
     screen = open_screen(context)
     if not (target == "-" or target.endswith(".toml")):
         _copy_model(name, target, encoding, screen)
-    elif encoding:
+        return
+    if encoding:
         raise ConfigError("--weights applies to copies of models only.", "Type xlcli models copy MODEL FOLDER.")
-    else:
-        _copy_preset(name, target, screen)
-
-
-def _plot(name: str, plot: str, screen: Screen, *, force: bool) -> None:
-    """Draws the training curve of a model."""
-    from xlcli.cli.outputs import check_outputs
-    from xlcli.cli.plot import check_plot, draw_training
-    from xlcli.store.discover import find
-    from xlcli.store.layout import METRICS, read_metrics
-
-    check_plot(plot)
-    folder = find(name)
-    check_outputs({"--plot": plot}, [], force=force)
-    if not draw_training(plot, read_metrics(folder), folder.name):
-        raise CheckpointError(f"{folder} has no {METRICS} with a training curve.", "Choose a model trained here.")
-    screen.say(f"plot written to {plot}")
-
-
-def _copy_preset(name: str, target: str, screen: Screen) -> None:
-    from xlcli.files import write_atomic
-    from xlcli.presets import find_preset
-
     text = find_preset(name).path.read_bytes()
     if target == "-":
         screen.write(text)

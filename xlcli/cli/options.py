@@ -1,4 +1,4 @@
-"""Options of the commands: those of their settings, which the fields of the configuration declare, and shared ones."""
+"""Options of the commands: their settings, which the fields of the configuration declare, and shared ones."""
 
 from __future__ import annotations
 
@@ -38,6 +38,11 @@ def option(panel: str, names: str, about: str, **settings: Any) -> Any:
     return typer.Option(*spelled.split(","), metavar=value or None, help=about, rich_help_panel=panel, **settings)
 
 
+def plot_option(panel: str, about: str, **settings: Any) -> Any:
+    """The option `--plot` for `Annotated`; arguments as of `option`."""
+    return option(panel, "--plot FILE.png", f"{about} (needs the extra xlcli[plot]).", **settings)
+
+
 Model = Annotated[
     str | None,
     option("Model", "-m, --model NAME|FOLDER", "Model. Default: the newest in ./models, else the bundled one."),
@@ -45,12 +50,7 @@ Model = Annotated[
 StateIn = Annotated[str | None, option("Memory", "--state-in FILE", "Continue from the state saved in this file.")]
 StateOut = Annotated[str | None, option("Memory", "--state-out FILE", "Save the state at the end, or when stopped.")]
 Html = Annotated[
-    str | None,
-    option(
-        "Output",
-        "--html FILE.html",
-        "Write a page with the text colored by surprisal, the curve along it and its most surprising lines.",
-    ),
+    str | None, option("Output", "--html FILE.html", "Write a page: text by surprisal, its curve, surprising lines.")
 ]
 DryRun = Annotated[
     bool, option("Settings", "--dry-run", "Print the plan, the model size and the memory needed, and exit.")
@@ -67,15 +67,12 @@ _OF_SETTINGS = {
         ),
     ],
     "print_config": Annotated[
-        bool,
-        option(
-            "Settings", "--print-config", "Print all settings with their meaning (TOML, or JSON with --json) and exit."
-        ),
+        bool, option("Settings", "--print-config", "Print all settings with their meaning, and exit.")
     ],
     "verbose": Annotated[bool, option("Output", "-v, --verbose", "Print details on stderr.")],
     "force": Force,
 }
-"""Parameters of the commands that have settings, beside those of `_OF_ALL`."""
+"""Parameters of the commands that have settings, beside `_OF_ALL`."""
 _OF_ALL = {
     "json": Annotated[bool, option("Output", "--json", "Print JSON on stdout.")],
     "quiet": Annotated[bool, option("Output", "-q, --quiet", "Print results, warnings and errors only.")],

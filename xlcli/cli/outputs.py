@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import json
 import os
 import shlex
 import stat
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from xlcli.coding import MAGIC
@@ -29,12 +31,20 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[Path], *, 
 
     Raises:
         ConfigError: An output is a folder, read-only, an input or a file of another kind; or, even with `force`,
-            another output.
+            another output, or no plot or page.
         ResourceError: An output cannot be written.
     """
-    used = _files_in_use(inputs)
+    used = dict.fromkeys(_identities((), 1, 2), "the output of this command")
+    used |= dict.fromkeys(_identities(inputs, 0), "an input of this command")
     places: dict[Path, str] = {}
     for option, name in outputs.items():
+        if option == "--plot" and name is not None:
+            if Path(name).suffix.lower() not in (".png", ".svg", ".pdf"):
+                raise ConfigError(f"--plot {name} is not a picture file.", "Try --plot loss.png.")
+            if importlib.util.find_spec("matplotlib") is None:
+                raise ConfigError("--plot needs matplotlib.", 'Install it: pip install "xlcli[plot]".')
+        if option == "--html" and name == "-":
+            raise ConfigError("--html needs a file; standard output holds the scores.", "Try --html page.html.")
         if name is None or name == "-":
             continue
         path = Path(name)
@@ -60,10 +70,17 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[Path], *, 
                 f"Create it: mkdir -p {shlex.quote(str(path.parent))}.",
             )
         check_writable(path)
-        if status is not None:
-            if not force:
-                _check_content(option, path, status, used)
-            used[_identity(status)] = f"the file of {option}"
+        if status is None:
+            continue
+        if not force:
+            if _identity(status) in used:
+                raise ConfigError(f"{option} {path} is also {used[_identity(status)]}.", _FORCE)
+            if status.st_mode & 0o222 == 0:
+                raise ConfigError(f"{option} {path} is read-only.", _FORCE)
+            is_own = is_state_file(path) if option == "--state-out" else _KINDS[option](_head(path))
+            if status.st_size and not is_own:
+                raise ConfigError(f"{option} {path} exists and was not written by {option}.", _FORCE)
+        used[_identity(status)] = f"the file of {option}"
 
 
 def write_output(path: Path, pieces: Iterable[bytes]) -> None:
@@ -92,23 +109,6 @@ def check_standard_output(source: int) -> None:
         raise ConfigError("standard output is the file that is read.", "Redirect it to another file.")
 
 
-def _check_content(option: str, path: Path, status: os.stat_result, used: Mapping[tuple[int, int], str]) -> None:
-    """Refuses to overwrite a file in use, of another kind, or read-only."""
-    if _identity(status) in used:
-        raise ConfigError(f"{option} {path} is also {used[_identity(status)]}.", _FORCE)
-    if status.st_mode & 0o222 == 0:
-        raise ConfigError(f"{option} {path} is read-only.", _FORCE)
-    is_own = status.st_size == 0 or (is_state_file(path) if option == "--state-out" else _KINDS[option](_head(path)))
-    if not is_own:
-        raise ConfigError(f"{option} {path} exists and was not written by {option}.", _FORCE)
-
-
-def _files_in_use(inputs: Iterable[Path]) -> dict[tuple[int, int], str]:
-    """Device and inode of each regular file that the command reads or prints to, and its role in words."""
-    used = dict.fromkeys(_identities(inputs, 0), "an input of this command")
-    return dict.fromkeys(_identities((), 1, 2), "the output of this command") | used
-
-
 def _identities(paths: Iterable[Path], *descriptors: int) -> set[tuple[int, int]]:
     """Device and inode of regular files: the paths, files in folders among them, and open descriptors."""
     found: list[os.stat_result] = []
@@ -118,15 +118,11 @@ def _identities(paths: Iterable[Path], *descriptors: int) -> set[tuple[int, int]
         except OSError:
             files = [path]
         for file in files:
-            try:
+            with suppress(OSError):  # reading it reports the reason
                 found.append(file.stat())
-            except OSError:  # reading it reports the reason
-                continue
     for descriptor in descriptors:
-        try:
+        with suppress(OSError):
             found.append(os.fstat(descriptor))
-        except OSError:
-            continue
     return {_identity(status) for status in found if stat.S_ISREG(status.st_mode)}
 
 
@@ -144,7 +140,7 @@ def _head(path: Path) -> bytes:
 
 
 def _is_token_list(head: bytes) -> bool:
-    """Whether a file with these first bytes begins with a token score as JSON."""
+    """True if a file with these first bytes begins with a token score as JSON."""
     try:
         first = json.loads(head.partition(b"\n")[0])
     except (ValueError, RecursionError):
@@ -158,4 +154,4 @@ _KINDS: Mapping[str, Callable[[bytes], bool]] = {
     "--html": lambda head: b'name="generator" content="xlcli' in head[:256],
     "--out": lambda head: head.startswith(MAGIC),
 }
-"""Option to check of the first bytes of an existing file: whether this option wrote it."""
+"""Option to a check of the first bytes of an existing file: True if this option wrote it."""

@@ -14,10 +14,11 @@ import heapq
 import math
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from html import escape
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
@@ -25,14 +26,10 @@ from typing import TYPE_CHECKING
 import xlcli
 from xlcli.cli import report
 from xlcli.cli.outputs import write_output
-from xlcli.cli.page_figures import Curve, context_section
 from xlcli.cli.terminal import Visible, visible
-from xlcli.errors import ConfigError
 from xlcli.files import cannot_write
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from xlcli.events import ContextBin, TokenScore
 
 COLORS = 8
@@ -50,7 +47,8 @@ TABLE_ROWS, LONG_LINE, PREVIEW = 12, 20, 240
 _DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 _BITS_STEP = 0.05
 """Precision of the bits in tooltips; two digits of base 64 reach 204 bits."""
-_COPY = 2**20
+CURVE_POINTS = 512
+"""Maximum number of points of the curve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +60,7 @@ class _Unit:
     bits: float
 
     def encode(self) -> str:
-        """Length in UTF-16 units, size in bytes unless it is that of the shown text, and bits."""
+        """Length in UTF-16 units, size in bytes unless the shown text has the same, and bits."""
         length = len(self.shown.encode("utf-16-le")) // 2
         is_plain = length < len(_DIGITS) and self.n_bytes == len(self.shown.encode())
         steps = self.bits / _BITS_STEP
@@ -85,7 +83,7 @@ class _Row:
         return self.bits / self.n_bytes
 
 
-class Page:
+class Page(AbstractContextManager["Page"]):
     """Page of a text whose tokens are added in order; a context manager.
 
     Memory is constant: rows go to an unnamed temporary file, and `save` writes the page.
@@ -114,14 +112,11 @@ class Page:
         except OSError as error:
             raise cannot_write(path, error) from None
 
-    def __enter__(self) -> Page:
-        return self
-
     def __exit__(self, *error: object) -> None:
         self._text.close()
 
     def add(self, token: TokenScore) -> None:
-        """Adds the next token. Offsets count from that of the first one, which may continue another text."""
+        """Adds the next token. Offsets count from the first one, which may continue another text."""
         text, bits = token.text, token.bits
         if not self.n_tokens:
             self._first = token.byte
@@ -138,15 +133,27 @@ class Page:
         elif self._row.n_bytes >= ROW_BYTES:
             self._end_row()
 
-    def save(self, title: str, facts: Sequence[tuple[str, str]], by_context: Sequence[ContextBin] = ()) -> None:
+    def save(
+        self,
+        title: str,
+        model: str,
+        context: str,
+        facts: Sequence[tuple[str, str]] = (),
+        by_context: Sequence[ContextBin] = (),
+    ) -> None:
         """Writes the page, atomically if the file is a regular one.
 
         Args:
-            title: Name of text and model.
-            facts: Names and values shown at the top.
+            title: Name of the text.
+            model: Name of the model.
+            context: Context of a token in words.
+            facts: Further names and values shown at the top, before these.
             by_context: Loss by context length, if measured.
         """
-        write_output(self.path, self._pieces(title, facts, by_context))
+        lines = f"{report.counted(self.n_lines, 'line')}, " if self.n_lines else ""
+        text = f"{report.size(self.n_bytes)}, {lines}{report.counted(self.n_tokens, 'token')}"
+        shown = [*facts, ("model", model), ("context", context), ("text", text)]
+        write_output(self.path, self._pieces(title, shown, by_context))
 
     def _add_unit(self, shown: str, n_bytes: int, bits: float) -> None:
         """Adds shown text to the row. Tokens that end within a character are shown with the token that completes it."""
@@ -166,7 +173,11 @@ class Page:
         self._n_rows += 1
         rank = (row.n_bytes >= LONG_LINE, row.bits_per_byte if math.isfinite(row.bits) else math.inf, -self._n_rows)
         if len(self._top) < TABLE_ROWS or rank > self._top[0][:3]:
-            entry = (*rank, _table_row(row, linked=is_shown))
+            line = f'<a href="#L{row.line}">{row.line:,}</a>' if is_shown else f"{row.line:,}"
+            length = len("".join(unit.shown for unit in row.units).rstrip("\n"))
+            text = _colored(row.units, min(length, PREVIEW)) + ("..." if length > PREVIEW else "")
+            bits = f"<i class=c{level(row.bits_per_byte)}>{row.bits_per_byte:.2f}</i>"
+            entry = (*rank, f"<tr><td>{bits}<td>{line}<td>{text}</tr>")
             (heapq.heappush if len(self._top) < TABLE_ROWS else heapq.heapreplace)(self._top, entry)
         if not is_shown:
             return
@@ -227,8 +238,7 @@ class Page:
         )
         yield head.encode()
         self._text.seek(0)
-        while data := self._text.read(_COPY):
-            yield data
+        yield from iter(lambda: self._text.read(2**20), b"")
         yield tail.encode()
 
     def _lines_section(self) -> str:
@@ -243,17 +253,6 @@ class Page:
             f"<details id=lines open><summary><h2>Most surprising lines</h2></summary><p class=note>{about}</p>"
             f"<table class=lines>{heading}{''.join(rows)}</table></details>"
         )
-
-
-def check_page(name: str) -> None:
-    """`ConfigError` unless `name` can be the file of a page."""
-    if name == "-":
-        raise ConfigError("--html needs a file; standard output holds the scores.", "Try --html page.html.")
-
-
-def open_page(name: str | None) -> AbstractContextManager[Page | None]:
-    """A page, unless there is no name."""
-    return nullcontext() if name is None else Page(Path(name))
 
 
 def level(bits_per_byte: float) -> int:
@@ -280,14 +279,92 @@ def _colored(units: Sequence[_Unit], end: int | None = None) -> str:
     return "".join(html)
 
 
-def _table_row(row: _Row, *, linked: bool) -> str:
-    """Row of the table of most surprising lines."""
-    line = f'<a href="#L{row.line}">{row.line:,}</a>' if linked else f"{row.line:,}"
-    length = len("".join(unit.shown for unit in row.units).rstrip("\n"))
-    text = _colored(row.units, min(length, PREVIEW)) + ("..." if length > PREVIEW else "")
-    return f"<tr><td><i class=c{level(row.bits_per_byte)}>{row.bits_per_byte:.2f}</i><td>{line}<td>{text}</tr>"
-
-
 def _hash(text: str) -> str:
     """Hash of an inline style or script for the Content-Security-Policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+class Curve:
+    """Bits per byte along the text, in at most `CURVE_POINTS` stretches of about equal size."""
+
+    def __init__(self) -> None:
+        self.points: list[tuple[int, float, int]] = []
+        self._width = 16
+
+    def add(self, n_bytes: int, bits: float, line: int) -> None:
+        """Adds a token of `n_bytes` bytes in this line."""
+        if self.points and self.points[-1][0] < self._width:
+            self.points[-1] = self._joined(self.points[-1], (n_bytes, bits, line))
+            return
+        if len(self.points) == CURVE_POINTS:
+            self._width *= 2
+            self.points = [self._joined(*self.points[at : at + 2]) for at in range(0, CURVE_POINTS, 2)]
+        self.points.append((n_bytes, bits, line))
+
+    @staticmethod
+    def _joined(first: tuple[int, float, int], second: tuple[int, float, int]) -> tuple[int, float, int]:
+        return first[0] + second[0], first[1] + second[1], first[2]
+
+    def figure(self, first_byte: int, last_line: int) -> str:
+        """The curve as SVG; each stretch links to the line where it begins.
+
+        Args:
+            first_byte: Offset of the text.
+            last_line: Number of the last line that the page shows.
+        """
+        points = self.points
+        if len(points) < 2:
+            return ""
+        total = sum(n for n, _, _ in points)
+        values = [bits / n if math.isfinite(bits) else 0.0 for n, bits, _ in points]
+        top = max(1, math.ceil(max(values)))
+        ends = [0]
+        for n, _, _ in points:
+            ends.append(ends[-1] + n)
+        x = [f"{1000 * end / total:.5g}" for end in ends]
+        y = [f"{100 - 100 * value / top:.4g}" for value in values]
+        path = f"M0 {y[0]}" + "".join(f"V{high}H{right}" for high, right in zip(y, x[1:], strict=True))
+        mean = 100 - 100 * sum(value * n for value, (n, _, _) in zip(values, points, strict=True)) / total / top
+        hits = []
+        for (left, right), value, (_, _, line) in zip(pairwise(ends), values, points, strict=True):
+            about = f"{value:.2f} bits per byte, line {line:,}, byte {first_byte + left:,}"
+            width = 1000 * (right - left) / total
+            hit = f'<rect x="{1000 * left / total:.5g}" width="{width:.4g}" height="100"><title>{about}</title></rect>'
+            hits.append(f'<a href="#L{line}" tabindex="-1">{hit}</a>' if line <= last_line else hit)
+        return (
+            "<figure class=curve><div class=scale>"
+            f"<span>{top}</span><span>{top / 2:g}</span><span>0</span></div>"
+            '<svg viewBox="0 0 1000 100" preserveAspectRatio="none" role="img" '
+            'aria-label="bits per byte along the text">'
+            f'<path class=area d="{path}V100H0Z"/><path class=line d="{path}"/>'
+            f'<path class=mean d="M0 {mean:.4g}H1000"/>{"".join(hits)}</svg>'
+            f"<div class=ends><span>byte {first_byte:,}</span><span>dashed: mean of the text</span>"
+            f"<span>{first_byte + total:,}</span></div>"
+            "<figcaption>Bits per byte along the text</figcaption></figure>"
+        )
+
+
+def context_section(bins: Sequence[ContextBin]) -> str:
+    """Table of the loss by context length with bars."""
+    if not bins:
+        return ""
+    longest = max(each.bits_per_byte for each in bins) or 1.0
+    rows = []
+    for each in bins:
+        cells = (
+            report.context_range(each),
+            f"{each.tokens:,}",
+            f"{each.bits_per_byte:.4f}",
+            "-" if each.margin is None else f"{each.margin:.4f}",
+        )
+        width = 100 * each.bits_per_byte / longest
+        bar = (
+            '<svg viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">'
+            f'<rect width="{width:.4g}" height="1"/></svg>'
+        )
+        rows.append(f"<tr>{''.join(f'<td>{cell}' for cell in (*cells, bar))}</tr>")
+    heading = "<tr><th>tokens of context<th>tokens<th>bits per byte<th>± (95 %)<th></tr>"
+    return (
+        "<details open><summary><h2>Loss by context</h2></summary>"
+        f"<table class=context>{heading}{''.join(rows)}</table></details>"
+    )

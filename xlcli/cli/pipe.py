@@ -113,22 +113,9 @@ class Output:
         except (OSError, ValueError):  # an object of Python that stands for the stream, as in tests
             self._descriptor = None
 
-    @property
-    def encoding(self) -> str:
-        """Encoding of text."""
-        return self._stream.encoding or "utf-8"
-
-    def isatty(self) -> bool:
-        """Whether the output is a terminal."""
-        return self._stream.isatty()
-
-    def flush(self) -> None:
-        """Does nothing: `write` does not buffer."""
-
-    def write(self, text: str) -> int:
+    def write(self, text: str) -> None:
         """Writes text."""
-        self.write_bytes(text.encode(self.encoding, self._stream.errors or "strict"))
-        return len(text)
+        self.write_bytes(text.encode(self._stream.encoding or "utf-8", self._stream.errors or "strict"))
 
     def write_bytes(self, data: bytes) -> None:
         """Writes bytes.

@@ -1,16 +1,15 @@
-"""Plots: loss by context length, training curve, speed. Matplotlib is optional and checked before any work."""
+"""Plots: loss by context length, training curve, speed. Matplotlib is optional."""
 
 from __future__ import annotations
 
-import importlib.util
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xlcli.cli.outputs import write_output
+from xlcli.cli.report import averaged
 from xlcli.cli.terminal import visible
-from xlcli.errors import ConfigError
 from xlcli.store.layout import numbers
 
 if TYPE_CHECKING:
@@ -19,20 +18,10 @@ if TYPE_CHECKING:
 
     from xlcli.events import Score, Speed
 
-_SUFFIXES = (".png", ".svg", ".pdf")
 _SMOOTHED = 50
 """Number of means in the smoothed training curve."""
 _TOO_LARGE = 10**18
 """Numbers of a forged curve with which Matplotlib cannot calculate."""
-
-
-def check_plot(name: str) -> None:
-    """Checks that the plot can be drawn; `ConfigError` otherwise."""
-    path = Path(name)
-    if path.suffix.lower() not in _SUFFIXES:
-        raise ConfigError(f"--plot {name} is not a picture file.", "Try --plot loss.png.")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib.", 'Install it: pip install "xlcli[plot]".')
 
 
 def draw_by_context(name: str, scores: Sequence[Score]) -> None:
@@ -66,8 +55,8 @@ def draw_training(name: str, rows: Sequence[Mapping[str, Any]], title: str) -> b
     figure, axes = _picture()
     if steps:
         axes.plot(*zip(*steps, strict=True), color="C0", alpha=0.25, linewidth=0.8)
-        smooth = _means(steps)
-        axes.plot(*zip(*smooth, strict=True), color="C0", label=f"training: {smooth[-1][1]:.4f}")
+        tokens, smooth = (averaged(values, _SMOOTHED) for values in zip(*steps, strict=True))
+        axes.plot(tokens, smooth, color="C0", label=f"training: {smooth[-1]:.4f}")
     if valid:
         best = min(value for _, value in valid)
         axes.plot(*zip(*valid, strict=True), color="C1", marker="o", label=f"validation: {best:.4f} at best")
@@ -100,13 +89,6 @@ def _curve(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, flo
     """Tokens and value of this key, of the rows that have both; not numbers too large to draw."""
     points = [(found["tokens"], found[key]) for found in map(numbers, rows) if "tokens" in found and key in found]
     return [(x, y) for x, y in points if abs(x) < _TOO_LARGE and abs(y) < _TOO_LARGE]
-
-
-def _means(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Means of consecutive points, at most `_SMOOTHED`."""
-    n = min(_SMOOTHED, len(points))
-    parts = [points[i * len(points) // n : (i + 1) * len(points) // n] for i in range(n)]
-    return [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts]
 
 
 def _picture() -> tuple[Figure, Axes]:

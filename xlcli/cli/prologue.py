@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from xlcli.cli.settings import named, print_config, resolve
+from xlcli.cli.settings import named, print_config, user_settings
 from xlcli.cli.usage import nearest, source
-from xlcli.config import Config, EvalConfig, InferenceConfig, ModelConfig, RuntimeConfig
-from xlcli.errors import CheckpointError, ConfigError, DataError, StateError
+from xlcli.config import Config, EvalConfig, InferenceConfig, ModelConfig, RuntimeConfig, make
+from xlcli.errors import CheckpointError, DataError, InvalidSettingError, StateError
 
 if TYPE_CHECKING:
     from xlcli.cli.render import Screen
@@ -30,7 +30,8 @@ _PROGRAM_BYTES = 300 * 2**20
 
 def begin(context: typer.Context) -> tuple[Config, Screen]:
     """The configuration of eval, generate or stream, and the screen. `--print-config` ends here."""
-    config = resolve(context)
+    with named(context):
+        config = make(user_settings(context))
     screen = open_screen(context)
     if context.params["print_config"]:
         screen.print(print_config(config, context, as_json=screen.json))
@@ -69,12 +70,12 @@ def find_model(context: typer.Context, settings: InferenceConfig, screen: Screen
 
 
 def check_settings(section: str, settings: InferenceConfig, model: ModelConfig, name: str) -> None:
-    """`ConfigError`, with the key of the setting, if a setting of this section does not apply to the model."""
+    """`InvalidSettingError` if a setting of this section does not apply to the model."""
     try:
         settings.check_model(model)
-    except ConfigError as error:
-        key, reason = f"{section}.{error.key}", f"does not apply to {name}; it {error.reason}"
-        raise ConfigError(f"{key} {reason}.", error.remedy, key=key, reason=reason) from None
+    except InvalidSettingError as error:
+        reason = f"does not apply to {name}; it {error.reason}"
+        raise InvalidSettingError(f"{section}.{error.key}", reason, error.remedy) from None
 
 
 def print_plan(
@@ -82,13 +83,7 @@ def print_plan(
 ) -> None:
     """Prints the plan of a command that uses a model: model size and memory needed. Nothing is loaded.
 
-    Args:
-        folder: Model folder.
-        settings: Settings of the command.
-        screen: Where to print.
-        batch_size: Number of texts at a time.
-        action: Purpose of the command.
-        is_endless: Whether the text is long enough to fill the memory.
+    `batch_size` texts are read at a time; if the text `is_endless`, it fills the memory.
 
     Raises:
         ResourceError: The machine has too little main memory.
@@ -161,9 +156,7 @@ def load_model(
 def check_texts(names: Iterable[str], command: str) -> None:
     """Refuses a missing file or a model as a text, before torch is loaded; reading it makes all other checks.
 
-    Args:
-        names: Files and folders.
-        command: Command that uses a model, with `{}` in place of its name.
+    `command` is a command that uses a model, with `{}` in place of its name.
     """
     from xlcli.store.discover import find
     from xlcli.store.layout import is_model
@@ -182,44 +175,32 @@ def check_texts(names: Iterable[str], command: str) -> None:
             )
 
 
-def check_files(
-    context: typer.Context, folder: Path, texts: Iterable[str], outputs: Iterable[str], state_in: str | None = None
-) -> None:
+def check_files(context: typer.Context, inputs: Iterable[str | Path], outputs: Iterable[str]) -> None:
     """Refuses a missing state file, and outputs that cannot be written, before a model is loaded.
 
-    Args:
-        context: Context of the command.
-        folder: The model folder.
-        texts: Names of the texts that the command reads.
-        outputs: Parameters whose values are names of output files.
-        state_in: Name of the state file to read.
+    `outputs` are parameters whose values are names of files; `inputs` are the files and folders that are read.
     """
     from xlcli.cli.outputs import check_outputs
     from xlcli.store.state_files import is_state_file
 
     params = context.params
+    state_in = params.get("state_in")
     if state_in is not None and not Path(state_in).is_file():
         raise StateError(f"there is no saved state {state_in}.", "Make one with --state-out FILE, or drop --state-in.")
     if state_in is not None and not is_state_file(Path(state_in)):
         raise StateError(f"{state_in} is damaged or no saved state.", "Start without --state-in.")
-    inputs = [folder, *map(Path, texts), *([Path(params["config_file"])] if params["config_file"] else ())]
-    names = {f"--{name.replace('_', '-')}": params[name] for name in outputs}
-    check_outputs(names, inputs, force=params["force"])
+    read = map(Path, [*inputs, *([params["config_file"]] if params["config_file"] else ())])
+    check_outputs({f"--{name.replace('_', '-')}": params[name] for name in outputs}, read, force=params["force"])
 
 
 def open_model(
-    folder: Path,
-    settings: InferenceConfig,
-    config: RuntimeConfig,
-    screen: Screen,
-    *,
-    state_in: str | None,
-    state_out: str | None,
+    context: typer.Context, folder: Path, settings: InferenceConfig, config: RuntimeConfig, screen: Screen
 ) -> tuple[LoadedModel, Runtime, SessionState | None, SaveState | None]:
     """`load_model`, the session saved in `--state-in`, and a function that writes `--state-out`; None if not given."""
     from xlcli.cli import report
     from xlcli.store.state_files import load_state, save_state
 
+    state_in, state_out = context.params["state_in"], context.params["state_out"]
     model, runtime = load_model(folder, settings, config, screen)
     resume = None
     if state_in is not None:
@@ -229,6 +210,6 @@ def open_model(
         screen.say(f"state {state_in}: {report.counted(state.seen, 'token')} read{rounded}", "detail")
 
     def save(session: SessionState) -> None:
-        save_state(Path(str(state_out)), session, model=model)
+        save_state(Path(state_out), session, model=model)
 
     return model, runtime, resume, None if state_out is None else save

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ PLAIN_SECONDS = 10.0
 FAREWELL_SECONDS = 0.2
 """Maximum wait of a process that ends at once for the output of another thread."""
 COLORS = ("39", "32", "36", "35", "31", "1;31")
-"""Colors of text by bits per byte, from 0 to 5 and more: that of letters, green, cyan, magenta, red, bold red.
+"""Colors of text by bits per byte, from 0 to 5 and more: of letters, green, cyan, magenta, red, bold red.
 
 They follow the theme of the terminal and can be read on light and dark ground; blue and yellow often cannot."""
 STYLES = {"warning": "33", "detail": "2"}
@@ -42,15 +43,15 @@ _ERASE = "\r\x1b[J"
 """Erases the live line, all rows of it if the terminal has become narrower and has broken it."""
 
 
-class Screen:
+class Screen(AbstractContextManager["Screen"]):
     """stdout and stderr of a command; a context manager that removes the live line.
 
     Args:
-        json: Whether results are JSON.
+        json: Print results as JSON.
         quiet: Hide progress and all messages but warnings.
         verbose: Show details.
         color: `auto`, `always` or `never`; None is `auto`.
-        hidden: Hide progress and all messages: those of the first process of a run are enough.
+        hidden: Hide progress and all messages, as all processes of a run but the first do.
     """
 
     def __init__(
@@ -87,9 +88,6 @@ class Screen:
         self._visible = Visible()
         self._legend_due = self._on_terminal and not quiet
         self._at_line_start = True
-
-    def __enter__(self) -> Screen:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -167,15 +165,11 @@ class Screen:
             self._err.write(text + "\n")
             self._draw(line)
 
-    def notice(self, event: Notice) -> None:
-        """Prints the notice of a workflow; a hint only beside text."""
-        if event.level != "hint" or not self.json:
-            self.say(event.text, event.level)
-
     def shows(self, event: object) -> TypeIs[Notice | Progress]:
-        """Shows an event of a workflow if it is a notice or progress, and says whether it is."""
+        """Shows an event of a workflow if it is a notice, or a hint beside text, or progress; True if it is."""
         if isinstance(event, Notice):
-            self.notice(event)
+            if event.level != "hint" or not self.json:
+                self.say(event.text, event.level)
         elif isinstance(event, Progress):
             self.progress(event)
         else:

@@ -18,14 +18,12 @@ from xlcli.events import (
     Generated,
     Plan,
     Progress,
-    Saved,
     Score,
     ScoredText,
     Step,
     StreamStats,
     TokenLogprob,
     Trained,
-    Validation,
 )
 from xlcli.files import as_utf8
 
@@ -65,16 +63,19 @@ def time(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
+def averaged(values: Sequence[float], n: int) -> list[float]:
+    """Means of consecutive values, at most `n`."""
+    n = min(n, len(values))
+    parts = [values[i * len(values) // n : (i + 1) * len(values) // n] for i in range(n)]
+    return [sum(part) / len(part) for part in parts]
+
+
 def sparkline(values: Sequence[float], width: int = 12) -> str:
     """A row of at most `width` bars, each the mean of consecutive values."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return ""
-    width = min(width, len(finite))
-    means = []
-    for i in range(width):
-        part = finite[i * len(finite) // width : (i + 1) * len(finite) // width]
-        means.append(sum(part) / len(part))
+    means = averaged(finite, width)
     low, high = min(means), max(means)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BARS[round((mean - low) * scale)] for mean in means)
@@ -122,17 +123,6 @@ def step_line(step: Step, history: Sequence[float] = ()) -> str:
     return "  ".join(filter(None, parts))
 
 
-def validation_line(event: Validation) -> str:
-    """A validation in one line."""
-    best = "  best so far" if event.best else ""
-    return f"step {event.step}  validation {event.bits_per_byte:.4f} bits/byte{best}"
-
-
-def saved_line(event: Saved) -> str:
-    """A checkpoint in one line."""
-    return f"step {event.step}  saved in {event.folder}"
-
-
 def plan_text(plan: Plan) -> str:
     """The plan of a training run."""
     tokens = f" = {counted(plan.train_tokens, 'token')}" if plan.train_tokens else ""
@@ -152,15 +142,11 @@ def plan_text(plan: Plan) -> str:
         ("tokens", f"{plan.tokenizer}, vocabulary of {plan.vocab_size}"),
         ("machine", f"{machine}; needs about {size(plan.memory_bytes)} of memory{free}"),
         ("budget", plan.budget + (f", resuming at step {plan.resumed_at}" if plan.resumed_at else "")),
-        *(() if plan.n_ranks == 1 else [("ranks", ranks(plan))]),
     ]
+    if plan.n_ranks > 1:
+        here = "on this machine" if plan.n_local_ranks == plan.n_ranks else f"({plan.n_local_ranks} on this machine)"
+        rows.append(("ranks", f"{plan.n_ranks:,} processes {here}, {counted(plan.rows or 0, 'sequence')} each"))
     return "".join(f"{name:8} {text}\n" for name, text in rows)
-
-
-def ranks(plan: Plan) -> str:
-    """Processes of a run: `2 processes on this machine, 4 sequences each`."""
-    here = "on this machine" if plan.n_local_ranks == plan.n_ranks else f"({plan.n_local_ranks} on this machine)"
-    return f"{plan.n_ranks:,} processes {here}, {counted(plan.rows or 0, 'sequence')} each"
 
 
 def scored(text: ScoredText) -> str:

@@ -17,7 +17,7 @@ from xlcli.cli.options import SECTIONS, settings_of
 from xlcli.cli.terminal import one_line
 from xlcli.cli.usage import example, source, spelling, variable
 from xlcli.config import Config, Tree
-from xlcli.errors import ConfigError
+from xlcli.errors import ConfigError, InvalidSettingError
 
 _LAYERS = "xlcli.settings"
 """Key of the layers of settings in the `meta` of a context."""
@@ -28,20 +28,19 @@ class _Layer:
     """Settings of one source; `explain` makes an error that names a key in the way in which the source gave it."""
 
     tree: Tree
-    explain: Callable[[ConfigError], ConfigError]
-
-
-def resolve(context: typer.Context) -> Config:
-    """The configuration of a command."""
-    with named(context):
-        return config.make(user_settings(context))
+    explain: Callable[[InvalidSettingError], ConfigError]
 
 
 def user_settings(context: typer.Context) -> Tree:
     """Settings of file, environment, `--set` and options, merged in this order; errors as in `named`."""
+    file = context.params["config_file"]
+    of_file = {} if file is None else config.read_toml(Path(file))
+    of_file.pop("about", None)
+    variables = {name: variable(name, each.option) for name, each in settings_of(context.info_name).items()}
+    given = {name: value for name in variables if (value := os.environ.get(variables[name]))}
     layers = context.meta[_LAYERS] = [
-        _read_file(context.params["config_file"]),
-        _read_variables(context),
+        _Layer(of_file, lambda error: ConfigError(f"{file}: {error.message}", error.remedy)),
+        _layer(context, variables, given),
         _Layer(_read_overrides(context), lambda error: error),
         _read_options(context),
     ]
@@ -56,15 +55,13 @@ def user_settings(context: typer.Context) -> Tree:
 
 @contextlib.contextmanager
 def named(context: typer.Context) -> Iterator[None]:
-    """Context in which a `ConfigError` names the key at fault as the user gave it: option, variable, key, file."""
+    """Context in which an `InvalidSettingError` names the key as the user gave it: option, variable, key, file."""
     try:
         yield
-    except ConfigError as error:
-        if not error.key:
-            raise
+    except InvalidSettingError as error:
         layer = next((layer for layer in reversed(context.meta[_LAYERS]) if _has(layer.tree, error.key)), None)
-        error = error if layer is None else layer.explain(error)
-        raise ConfigError(error.message, error.remedy or "Change that value.") from None
+        named = error if layer is None else layer.explain(error)
+        raise ConfigError(named.message, named.remedy or "Change that value.") from None
 
 
 def print_config(resolved: Config, context: typer.Context, *, as_json: bool) -> str:
@@ -101,13 +98,6 @@ def _toml_value(value: Any) -> str:
     return json.dumps(value)
 
 
-def _read_file(name: str | None) -> _Layer:
-    """Tables of `--config FILE`, which may hold sections of other commands."""
-    tree = {} if name is None else config.read_toml(Path(name))
-    tree.pop("about", None)
-    return _Layer(tree, lambda error: ConfigError(f"{name}: {error.message}", error.remedy))
-
-
 def _read_overrides(context: typer.Context) -> Tree:
     """Tables of all `--set a.b=c`; a section that the command does not use is refused."""
     tree, sections = Tree(), SECTIONS[str(context.info_name)]
@@ -121,12 +111,6 @@ def _read_overrides(context: typer.Context) -> Tree:
             )
         tree = config.merge(tree, override)
     return tree
-
-
-def _read_variables(context: typer.Context) -> _Layer:
-    """Settings of the environment."""
-    names = {name: variable(name, each.option) for name, each in settings_of(context.info_name).items()}
-    return _layer(context, names, {name: value for name in names if (value := os.environ.get(names[name]))})
 
 
 def _read_options(context: typer.Context) -> _Layer:
@@ -146,23 +130,20 @@ def _layer(context: typer.Context, names: Mapping[str, str], values: Mapping[str
     tree: Tree = {}
     for name, value in values.items():
         texts = value if isinstance(value, list) else [value]
-        if wrong := [text for text in texts if isinstance(text, str) and not _is_utf8(text)]:
-            raise ConfigError(f"{names[name]} '{one_line(wrong[0])}' is not UTF-8.", "Give a text in UTF-8.")
+        for text in texts:
+            if isinstance(text, str) and any("\ud800" <= character <= "\udfff" for character in text):
+                raise ConfigError(f"{names[name]} '{one_line(text)}' is not UTF-8.", "Give a text in UTF-8.")
         tree.setdefault(settings_of(context.info_name)[name].section, {})[name] = value
 
-    def explain(error: ConfigError) -> ConfigError:
+    def explain(error: InvalidSettingError) -> ConfigError:
         name = error.key.split(".")[1]
         return ConfigError(f"{names[name]} {error.reason}.", error.remedy or example(context, name, names[name]))
 
     return _Layer(tree, explain)
 
 
-def _is_utf8(text: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in text)
-
-
 def _has(tree: Any, key: str) -> bool:
-    """Whether a tree sets a dotted key, or a value in place of one of its tables."""
+    """True if a tree sets a dotted key, or a value in place of one of its tables."""
     for part in key.split("."):
         if not isinstance(tree, Mapping):
             return True

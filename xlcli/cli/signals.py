@@ -15,24 +15,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import TracebackType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that request a stop."""
 LAUNCHER = "XLCLI_LAUNCHER"
 """Environment variable with the process number of the launcher of `--nproc`."""
-
-
-def _ignore(number: int, frame: FrameType | None) -> None:
-    """Replaces the default action; the watcher thread has already read the signal from the socket."""
-
-
-def _write_unless_stalled(data: bytes) -> None:
-    """Writes to stderr if that does not have to wait for its reader."""
-    waiting = select.poll()
-    waiting.register(2, select.POLLOUT)
-    if data and waiting.poll(0):
-        os.write(2, data)
 
 
 class Stopped(Exception):  # noqa: N818
@@ -62,12 +50,8 @@ class Stop:
         self.fd, self._fd_writer = os.pipe()
 
     def __call__(self) -> bool:
-        """Whether a signal has arrived."""
+        """True once a signal has arrived."""
         return self.signal is not None
-
-    def follow(self, number: int) -> None:
-        """Stops as by this signal, which another process of the run has received."""
-        self.signal = number
 
     @property
     def exit_code(self) -> int:
@@ -76,9 +60,8 @@ class Stop:
 
     @property
     def message(self) -> str:
-        """Message about the first signal."""
-        if not self.signal:
-            return ""
+        """Message about the first signal, which has arrived."""
+        assert self.signal is not None
         if self.signal == signal.SIGINT:
             return "Ctrl-C: stopping; press it again to exit at once"
         return f"{signal.Signals(self.signal).name}: stopping; Ctrl-C exits at once"
@@ -92,7 +75,7 @@ class Stop:
         for number in SIGNALS:
             # A signal that is ignored at the start (nohup, background jobs of a shell) stays ignored.
             if signal.getsignal(number) is not signal.SIG_IGN:
-                self._previous[number] = signal.signal(number, _ignore)
+                self._previous[number] = signal.signal(number, lambda *_: None)  # `_watch` reads it from the socket
         self._watcher = threading.Thread(target=self._watch, name="signals", daemon=True)
         self._watcher.start()
         return self
@@ -123,7 +106,10 @@ class Stop:
         if self.signal is not None:
             if number == signal.SIGINT:
                 with contextlib.suppress(Exception):
-                    _write_unless_stalled(self._farewell().encode())
+                    waiting = select.poll()
+                    waiting.register(2, select.POLLOUT)
+                    if waiting.poll(0):  # else its reader has stalled
+                        os.write(2, self._farewell().encode())
                 os._exit(130)
             return
         self.signal = number

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +15,6 @@ from xlcli.cli.pipe import open_source, portions
 from xlcli.errors import ConfigError
 
 if TYPE_CHECKING:
-    from xlcli.cli.page import Page
     from xlcli.cli.render import Screen
     from xlcli.cli.signals import Stop
     from xlcli.config import StreamConfig
@@ -43,7 +44,7 @@ def stream(
     from xlcli.cli.outputs import check_standard_output
 
     config, screen = prologue.begin(context)
-    from xlcli.cli.page import check_page, open_page
+    from xlcli.cli.page import Page
 
     settings = config.stream
     name = files[0] if files else "-"
@@ -51,25 +52,22 @@ def stream(
         raise ConfigError("stream reads one file, or standard input.", "Join files first: cat FILE... | xlcli stream.")
     if settings.save_every is not None and not state_out:
         raise ConfigError("--save-every needs a file to save in.", "Add --state-out memory.state.")
-    if html is not None:
-        check_page(html)
     texts = [] if name == "-" else [name]
     prologue.check_texts(texts, "xlcli stream -m {}")
     folder = prologue.find_model(context, settings, screen)
-    prologue.check_files(context, folder, texts, ["state_out", "html"], state_in)
+    prologue.check_files(context, [folder, *texts], ["state_out", "html"])
     if dry_run:
         prologue.print_plan(folder, settings, screen, batch_size=1, action=f"scores {name}", is_endless=name == "-")
         return 0
     source = open_source(name)
     check_standard_output(source)
     label = "standard input" if name == "-" else name
-    with screen.stop() as stop, screen.until(stop), open_page(html) as page:
+    with screen.stop() as stop, screen.until(stop), nullcontext() if html is None else Page(Path(html)) as page:
         if name == "-":
             screen.expect_keyboard()
-        loaded, runtime, resume, save = prologue.open_model(
-            folder, settings, config.runtime, screen, state_in=state_in, state_out=state_out
-        )
+        loaded, runtime, resume, save = prologue.open_model(context, folder, settings, config.runtime, screen)
         from xlcli import streaming
+        from xlcli.cli import report
         from xlcli.events import LineScore, TokenScore
 
         needs_tokens = page is not None and settings.emit in ("stats", "none")
@@ -101,7 +99,8 @@ def stream(
             if page is not None and page.n_tokens:
                 reading = settings.reading(loaded.config.train)
                 mem_len = reading.mem_len if resume is None else resume.model_state.span.mem_len
-                page.save(label, page_facts(page, loaded, mem_len))
+                kept = report.context(loaded.config.model, mem_len, loaded.config.train.segment_len)
+                page.save(label, loaded.name, kept)
                 screen.say(f"page written to {html}")
         return stop.exit_code
 
@@ -128,19 +127,6 @@ def read_text(
     text = text_of(data, name, settings.text_field, any_bytes=any_bytes, notice=screen.say)
     # Text that continues a stream may begin within a character.
     return text if any_bytes or is_continued else checked(text, name)
-
-
-def page_facts(page: Page, model: LoadedModel, mem_len: int) -> list[tuple[str, str]]:
-    """Names and values at the top of the page of a stream."""
-    from xlcli.cli import report
-
-    context = report.context(model.config.model, mem_len, model.config.train.segment_len)
-    text = (
-        report.size(page.n_bytes),
-        report.counted(page.n_lines, "line"),
-        report.counted(page.n_tokens, "token"),
-    )
-    return [("model", model.name), ("context", context), ("text", ", ".join(text))]
 
 
 def show(event: Event, screen: Screen, *, emit: str, model: str) -> None:

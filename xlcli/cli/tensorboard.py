@@ -1,13 +1,12 @@
 """TensorBoard event files of `xlcli train --tensorboard`: the rows of `metrics.jsonl`. Needs the extra `tensorboard`.
 
-Each process writes a file of its own, which begins with a session log: readers then drop everything that the folder
+Each process writes its own file, which begins with a session log: readers then drop everything that the folder
 holds from step 0 on (the `purge_step` of other writers). All rows so far follow. The same happens at a roll-back. So no
 step occurs twice, whether a run is resumed, rolled back or replaced.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import socket
 import time
@@ -16,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from xlcli.errors import ConfigError, ResourceError
+from xlcli.errors import ResourceError
 from xlcli.events import Event, Step, Validation
 from xlcli.files import cannot_write
 from xlcli.store.commit import place_of_run
@@ -32,12 +31,6 @@ TAGS = {
     "validation_bits_per_byte": "validation/bits_per_byte",
 }
 """Key of `metrics.jsonl` to TensorBoard tag."""
-
-
-def check_tensorboard() -> None:
-    """Checks that event files can be written; `ConfigError` otherwise."""
-    if importlib.util.find_spec("tensorboard") is None:
-        raise ConfigError("--tensorboard needs TensorBoard.", "Install it: pip install 'xlcli[tensorboard]'")
 
 
 class EventFile:
@@ -64,7 +57,9 @@ class EventFile:
             if self._writer is None or event.step < self._step + isinstance(event, Step):
                 self._start_over(event.seconds)
             else:
-                self._write(_row(event), time.time())
+                is_step = isinstance(event, Step)
+                row = asdict(event) if is_step else {"validation_bits_per_byte": event.bits_per_byte}
+                self._write({**row, "step": event.step}, time.time())
             self._step = event.step
             self._writer.flush()
         except OSError as error:
@@ -105,10 +100,3 @@ class EventFile:
         values = [Summary.Value(tag=tag, simple_value=found[key]) for key, tag in TAGS.items() if key in found]
         record = Record(wall_time=wall_time, step=row["step"], summary=Summary(value=values))
         self._writer.write(record.SerializeToString())
-
-
-def _row(event: Step | Validation) -> dict[str, Any]:
-    """The keys of `metrics.jsonl` of an event."""
-    if isinstance(event, Step):
-        return asdict(event)
-    return {"step": event.step, "validation_bits_per_byte": event.bits_per_byte}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -13,7 +14,7 @@ import typer
 from xlcli.cli import options
 from xlcli.cli.entry import discard_stdout
 from xlcli.cli.help import CONTEXT, Command
-from xlcli.cli.options import option
+from xlcli.cli.options import option, plot_option
 from xlcli.cli.pipe import standard_input
 from xlcli.errors import CheckpointError, ConfigError, DivergedError
 
@@ -42,44 +43,22 @@ def train(
     overwrite: Annotated[bool, option("Run", "--overwrite", "Replace the model in that folder.")] = False,
     preset: Annotated[
         str | None,
-        option(
-            "Run",
-            "--preset NAME",
-            "Preset to start from, see xlcli models presets. Default: by text size and device.",
-        ),
+        option("Run", "--preset NAME", "Preset, see xlcli models presets. Default: by text and device."),
     ] = None,
     init: Annotated[
-        str | None,
-        option(
-            "Run",
-            "--init NAME|FOLDER",
-            "Start from the weights, vocabulary and shape of this model instead of new weights.",
-        ),
+        str | None, option("Run", "--init NAME|FOLDER", "Start from weights, vocabulary and shape of this model.")
     ] = None,
     tensorboard: Annotated[
-        bool,
-        option(
-            "Run",
-            "--tensorboard",
-            "Write the training curve for TensorBoard into the folder tensorboard of the model.",
-        ),
+        bool, option("Run", "--tensorboard", "Write the training curve for TensorBoard into the model folder.")
     ] = False,
-    plot: Annotated[
-        str | None,
-        option(
-            "Output",
-            "--plot FILE.png",
-            "Plot the training curve at the end or when stopped (needs the extra xlcli[plot]).",
-        ),
-    ] = None,
+    plot: Annotated[str | None, plot_option("Output", "Plot the training curve at the end or when stopped")] = None,
     dry_run: options.DryRun = False,
-    force: options.Force = False,
     **_: Any,
 ) -> int:
     """Train a model on a text and save it in models/. Everything has a default."""
     from xlcli.cli.launch import is_to_launch, launch
-    from xlcli.cli.prologue import open_screen
-    from xlcli.cli.settings import named, user_settings
+    from xlcli.cli.prologue import check_files, check_texts, open_screen
+    from xlcli.cli.settings import named, print_config, user_settings
     from xlcli.config import make
     from xlcli.store.discover import find
     from xlcli.store.origin import configurations
@@ -92,25 +71,29 @@ def train(
         configs = configurations(settings, preset, model) if is_new else {}
         screen = open_screen(context)
         if context.params["print_config"]:
-            print_preset(configs, context, screen, is_chosen=preset is not None or model is not None)
+            name, config = next(iter(configs.items()))
+            if preset is None and model is None and not screen.json:
+                screen.print(f"# No --preset: text size and device decide. This is preset {name}.\n\n")
+            screen.print(print_config(config, context, as_json=screen.json))
             return 0
-        check_paths(paths or (), settings.get("text", {}))
+        if not paths:
+            reason = "train needs a text: a file, a folder, or - for standard input."
+            raise ConfigError(reason, "Type xlcli train corpus.txt.")
+        held_out = map(settings.get("text", {}).get, ("valid", "test"))
+        check_texts([*paths, *(part for part in held_out if isinstance(part, str))], "xlcli train FILE --init {}")
         if plot is not None:
-            from xlcli.cli.outputs import check_outputs
-            from xlcli.cli.plot import check_plot
-
-            check_plot(plot)
-            check_outputs({"--plot": plot}, map(Path, paths or ()), force=force)
+            check_files(context, paths, ["plot"])
         if resume and overwrite:
             raise ConfigError("--resume and --overwrite exclude each other.", "Give one of them.")
         if tensorboard:
-            from xlcli.cli.tensorboard import EventFile, check_tensorboard
+            if importlib.util.find_spec("tensorboard") is None:
+                raise ConfigError("--tensorboard needs TensorBoard.", "Install it: pip install 'xlcli[tensorboard]'")
+            from xlcli.cli.tensorboard import EventFile
 
-            check_tensorboard()
-        folder = Path(out or Path("models") / model_name(paths or ()))
+        folder = Path(out or Path("models") / model_name(paths))
         nproc = runtime.nproc or 1
         if is_to_launch(nproc):
-            check_division(nproc, paths or (), folder, settings, configs)
+            check_division(nproc, paths, folder, settings, configs)
             if not dry_run:
                 return launch(context.obj, nproc, RESUME)
         from xlcli.ranks import join
@@ -121,7 +104,7 @@ def train(
             screen.until(stop),
             standard_input(stop, screen.keyboard_ended),
         ):
-            if "-" in (paths or ()):
+            if "-" in paths:
                 screen.expect_keyboard()
             screen.wait("starting")
             from xlcli import training
@@ -130,25 +113,11 @@ def train(
 
             if resume or continues(folder, ranks, overwrite=overwrite):
                 events = training.resume(
-                    paths or (),
-                    folder,
-                    settings,
-                    preset=preset,
-                    init=init,
-                    dry_run=dry_run,
-                    stop=stop,
-                    ranks=ranks,
+                    paths, folder, settings, preset=preset, init=init, dry_run=dry_run, stop=stop, ranks=ranks
                 )
             else:
                 events = training.train(
-                    paths or (),
-                    folder,
-                    configs,
-                    init=model,
-                    overwrite=overwrite,
-                    dry_run=dry_run,
-                    stop=stop,
-                    ranks=ranks,
+                    paths, folder, configs, init=model, overwrite=overwrite, dry_run=dry_run, stop=stop, ranks=ranks
                 )
             screen.wait("reading the text")
             event_file = EventFile(folder) if tensorboard and ranks.is_first else None
@@ -156,7 +125,7 @@ def train(
             try:
                 for event in events:
                     if isinstance(event, Stopping):  # all ranks take the signal that one of them has received
-                        stop.follow(max(ranks.gather(stop.signal or 0)))
+                        stop.signal = max(ranks.gather(stop.signal or 0))
                     if ranks.is_first and not screen.shows(event):
                         has_plan = has_plan or isinstance(event, Plan)
                         if event_file:
@@ -179,12 +148,7 @@ def check_division(
 ) -> None:
     """Refuses a run that cannot be divided among so many processes, before they are started.
 
-    Args:
-        n_ranks: Number of processes.
-        paths: Training text.
-        folder: Model folder; with `--resume` it has the configuration.
-        settings: Settings of the user.
-        configs: Configurations of a new run by preset; empty with `--resume`.
+    `configs` are the configurations of a new run by preset; with `--resume` the folder has the configuration.
     """
     from xlcli.config import make
     from xlcli.ranks import Ranks
@@ -220,28 +184,6 @@ def draw_run(plot: str | None, folder: Path, screen: Screen) -> None:
         screen.say(f"no step was taken, so {plot} was not written", "warning")
 
 
-def print_preset(configs: Mapping[str, Config], context: typer.Context, screen: Screen, *, is_chosen: bool) -> None:
-    """Prints the configuration of the first preset; unless the user chose it, a comment says so."""
-    from xlcli.cli.settings import print_config
-
-    name, config = next(iter(configs.items()))
-    if not is_chosen and not screen.json:
-        screen.print(f"# No --preset: text size and device decide. This is preset {name}.\n\n")
-    screen.print(print_config(config, context, as_json=screen.json))
-
-
-def check_paths(paths: Sequence[str], held_out: Mapping[str, object]) -> None:
-    """Refuses a missing file or a model as a text."""
-    from xlcli.cli.prologue import check_texts
-
-    if not paths:
-        raise ConfigError(
-            "train needs a text: a file, a folder, or - for standard input.", "Type xlcli train corpus.txt."
-        )
-    files = [part for part in map(held_out.get, ("valid", "test")) if isinstance(part, str)]
-    check_texts([*paths, *files], "xlcli train FILE --init {}")
-
-
 def model_name(paths: Sequence[str]) -> str:
     """Default name of a model: the name of its first file without suffixes."""
     if paths[0] == "-":
@@ -253,18 +195,14 @@ def model_name(paths: Sequence[str]) -> str:
 
 
 def show(event: Event, screen: Screen, *, dry_run: bool) -> None:
-    """Shows one event of the workflow; nothing more on standard output after its reader has gone."""
+    """Shows an event other than notices and progress; nothing more on standard output after its reader has gone."""
     from xlcli.cli import report
-    from xlcli.events import Notice, Plan, Progress, Saved, Step, Trained, Validation
+    from xlcli.events import Plan, Saved, Step, Trained, Validation
 
     try:
         if screen.json and isinstance(event, Plan | Step | Validation | Saved | Trained):
             screen.object({"event": type(event).__name__.lower(), **report.fields(event)})
         match event:
-            case Notice():
-                screen.notice(event)
-            case Progress():
-                screen.progress(event)
             case Plan() if dry_run and not screen.json:
                 screen.report(report.plan_text(event))
             case Plan():
@@ -272,9 +210,10 @@ def show(event: Event, screen: Screen, *, dry_run: bool) -> None:
             case Step():
                 screen.step(event)
             case Validation():
-                screen.say(report.validation_line(event))
+                best = "  best so far" if event.best else ""
+                screen.say(f"step {event.step}  validation {event.bits_per_byte:.4f} bits/byte{best}")
             case Saved():
-                screen.say(report.saved_line(event), "detail")
+                screen.say(f"step {event.step}  saved in {event.folder}", "detail")
             case Trained() if not screen.json:
                 screen.report(report.trained_text(event))
     except BrokenPipeError:

@@ -107,7 +107,7 @@ def _no_option(option: str, context: Any, arguments: Sequence[str]) -> ConfigErr
 
 def _wrong_words(context: Any) -> ConfigError:
     """`ConfigError` for too few or too many arguments."""
-    params = _arguments(context.command)
+    params = [param for param in context.command.params if param.param_type_name == "argument"]
     least, most = sum(param.required for param in params), len(params)
     if any(param.nargs < 0 for param in params):
         number = f"at least {least} word"
@@ -116,16 +116,8 @@ def _wrong_words(context: Any) -> ConfigError:
     else:
         number = f"{most or 'no'} word{'' if most == 1 else 's'}"
     path = context.command_path
-    return ConfigError(f"'{path}' takes {number}.", f"Type {_usage(path, context.command)}.")
-
-
-def _arguments(command: Any) -> list[Any]:
-    return [param for param in command.params if param.param_type_name == "argument"]
-
-
-def _usage(path: str, command: Any) -> str:
-    """The command line of a command with all its arguments, such as `xlcli models show NAME`."""
-    return " ".join([path, *(param.metavar.strip("[].") for param in _arguments(command))])
+    usage = " ".join([path, *(param.metavar.strip("[].") for param in params)])
+    return ConfigError(f"'{path}' takes {number}.", f"Type {usage}.")
 
 
 def _bad_value(message: str, context: Any, param: Any) -> ConfigError:

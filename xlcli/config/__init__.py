@@ -7,14 +7,13 @@ combinations raise `ConfigError` with the legal choices.
 from xlcli.config.attention import ATTENTIONS as ATTENTIONS
 from xlcli.config.attention import AttentionConfig as AttentionConfig
 from xlcli.config.attention import MemoryDtype as MemoryDtype
+from xlcli.config.attention import RandomAttentionConfig as RandomAttentionConfig
 from xlcli.config.base import BaseConfig as BaseConfig
-from xlcli.config.base import InvalidSettingError as InvalidSettingError
 from xlcli.config.base import Option as Option
 from xlcli.config.base import SpanKind as SpanKind
 from xlcli.config.base import WeightEncoding as WeightEncoding
 from xlcli.config.inference import AdaptedWeights as AdaptedWeights
 from xlcli.config.inference import BenchConfig as BenchConfig
-from xlcli.config.inference import CompressConfig as CompressConfig
 from xlcli.config.inference import EvalConfig as EvalConfig
 from xlcli.config.inference import GenerateConfig as GenerateConfig
 from xlcli.config.inference import InferenceConfig as InferenceConfig
@@ -39,5 +38,4 @@ from xlcli.config.tree import validate as validate
 from xlcli.config.workflows import Config as Config
 from xlcli.config.workflows import RuntimeConfig as RuntimeConfig
 from xlcli.config.workflows import TextConfig as TextConfig
-from xlcli.config.workflows import TokenizerKind as TokenizerKind
 from xlcli.config.workflows import TrainConfig as TrainConfig

@@ -1,15 +1,13 @@
 """Attention kinds. A configuration class has the settings of its kind and the properties derived from them."""
 
-from __future__ import annotations
-
 import itertools
 import math
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field, field_serializer, field_validator, model_validator
+from pydantic import Field, field_serializer, model_validator
 
-from xlcli.config.base import BaseConfig, Count, InvalidSettingError, Positive
+from xlcli.config.base import BaseConfig, Count, Positive
+from xlcli.errors import InvalidSettingError
 
 MemoryDtype = Literal["float32", "bfloat16", "int8"]
 """Number type of past keys and values at inference; `float32` is the type in which they are computed, unrounded."""
@@ -17,19 +15,6 @@ MemoryDtype = Literal["float32", "bfloat16", "int8"]
 
 class AttentionConfig(BaseConfig):
     """Base of every attention kind."""
-
-    inference_settings: ClassVar[frozenset[str]] = frozenset()
-    """Settings that may be changed at inference."""
-    supports_dropout: ClassVar[bool] = True
-    """Whether there are attention weights to drop."""
-    supports_recall: ClassVar[bool] = False
-    """Whether recall, the share of full-attention weight that is found, can be measured (`model/recall.py`)."""
-    separates_documents: ClassVar[bool] = False
-    """Whether earlier documents can be hidden from the tokens of a segment that holds several."""
-    rounds_memory: ClassVar[bool] = False
-    """Whether memory can be kept in another number type than float32."""
-    reserves_memory: ClassVar[bool] = False
-    """Whether memory grows with the memory length even if the text is shorter."""
 
     n_heads: Count = Field(default=4, description="Number of heads.")
     head_dim: Count | None = Field(
@@ -41,33 +26,13 @@ class AttentionConfig(BaseConfig):
         """Hooks of a position encoding that this attention calls."""
         return frozenset()
 
-    @property
-    def alignment(self) -> int:
-        """Number of tokens; sequences of a batch are fastest if they begin in the text at multiples of it."""
-        return 1
-
-    @property
-    def needs_hidden_memory(self) -> bool:
-        """Whether an auxiliary loss reads past inputs in training."""
-        return False
-
-    @property
-    def redraw_interval(self) -> int | None:
-        """Number of training steps between draws of random features; None if they are never redrawn."""
-        return None
-
     def score_scale(self, n_terms: int, head_dim: int) -> float:
         """Factor on scores that are sums of `n_terms` inner products: 1/sqrt(n_terms * head_dim)."""
         return float((n_terms * head_dim) ** -0.5)
 
-    def layer_configs(self, n_layers: int) -> tuple[AttentionConfig, ...]:
+    def layer_configs(self, n_layers: int) -> tuple["AttentionConfig", ...]:
         """Attention of each of `n_layers` layers."""
         return (self,) * n_layers
-
-    def with_settings(self, settings: Mapping[str, int]) -> Self:
-        """Validated copy with these values of `inference_settings`; other keys are ignored."""
-        own = {name: value for name, value in settings.items() if name in self.inference_settings}
-        return type(self)(**(dict(self) | own)) if own else self
 
     def sized_for(self, mem_len: int) -> Self:
         """This configuration with numbers for settings that follow from the memory length of training."""
@@ -110,9 +75,6 @@ def counted(n: int) -> str:
 
 class SoftmaxAttentionConfig(AttentionConfig):
     """Base of softmax attention."""
-
-    separates_documents: ClassVar[bool] = True
-    rounds_memory: ClassVar[bool] = True
 
     scaled: bool = Field(
         default=True, description="Divide scores by the square root of head_dim; T5 does not (Raffel et al. 2020)."
@@ -175,9 +137,6 @@ class CompressiveAttentionConfig(SoftmaxAttentionConfig):
     tokens, and to the `n_compressed` pooled blocks before that one. Blocks are counted from the beginning of the text.
     """
 
-    separates_documents: ClassVar[bool] = False
-    reserves_memory: ClassVar[bool] = True
-
     kind: Literal["compressive"] = "compressive"
     rate: Annotated[int, Field(ge=2, le=2**16)] = Field(
         default=4, description="Number of tokens that are pooled into one block."
@@ -188,18 +147,8 @@ class CompressiveAttentionConfig(SoftmaxAttentionConfig):
         description="Blocks are the mean or the maximum of layer inputs, or a learned convolution with its own loss.",
     )
 
-    @property
-    def alignment(self) -> int:
-        """`rate`."""
-        return self.rate
-
-    @property
-    def needs_hidden_memory(self) -> bool:
-        """Whether there is a convolution."""
-        return self.pooling == "convolution"
-
     def max_distance(self, mem_len: int, n_earlier: int) -> int:
-        """That of the last token of the oldest block."""
+        """Distance to the last token of the oldest block."""
         return mem_len + n_earlier + (self.rate * self.n_compressed if mem_len else 0)
 
     def memory_bytes(self, mem_len: int, head_dim: int, dtype: MemoryDtype = "float32") -> int:
@@ -245,19 +194,12 @@ class RandomAttentionConfig(AttentionConfig):
         "memory of the layer. Default: never.",
     )
 
-    @property
-    def redraw_interval(self) -> int | None:
-        """`redraw_every`."""
-        return self.redraw_every
-
 
 class LinearAttentionConfig(RandomAttentionConfig):
     """Performer (Choromanski et al. 2021): softmax kernel estimated with `n_features` random features.
 
     Memory is a running sum over all tokens read: constant size, no span.
     """
-
-    supports_dropout: ClassVar[bool] = False
 
     kind: Literal["linear"] = "linear"
     n_features: Annotated[int, Field(ge=1, le=2**16)] = Field(default=128, description="Number of random features.")
@@ -288,9 +230,6 @@ class LSHAttentionConfig(RandomAttentionConfig):
     memory length; to itself only if there are none. The memory is the table of buckets: its size and the
     cost of a look-up do not depend on the memory length.
     """
-
-    inference_settings: ClassVar[frozenset[str]] = frozenset({"n_hashes"})
-    supports_recall: ClassVar[bool] = True
 
     kind: Literal["lsh"] = "lsh"
     n_buckets: int | tuple[int, ...] | Literal["auto"] = Field(
@@ -340,31 +279,16 @@ class LSHAttentionConfig(RandomAttentionConfig):
         n_buckets = math.prod(self.factors)
         return f"the last {counted(self.bucket_size)} of {self.n_hashes} x {n_buckets} buckets"
 
-    @field_validator("n_buckets")
-    @classmethod
-    def _check_n_buckets(
-        cls, n_buckets: int | tuple[int, ...] | Literal["auto"]
-    ) -> int | tuple[int, ...] | Literal["auto"]:
-        if n_buckets == "auto":
-            return n_buckets
-        factors = (n_buckets,) if isinstance(n_buckets, int) else n_buckets
-        if n_buckets != 1 and (not factors or any(n < 2 or n % 2 for n in factors)):
-            raise InvalidSettingError(
-                "model.attention.n_buckets",
-                f"is {n_buckets}, but buckets are pairs of opposite directions",
-                "Make it even, a list of even numbers, 1 or auto.",
-            )
-        if math.prod(factors) > MAX_BUCKETS:
-            raise InvalidSettingError(
-                "model.attention.n_buckets", f"{n_buckets} is more than {MAX_BUCKETS}", "Use fewer buckets."
-            )
-        return n_buckets
-
     @model_validator(mode="after")
-    def _check_slots(self) -> LSHAttentionConfig:
+    def _check_buckets(self) -> Self:
         if self.n_buckets == "auto":
             return self
-        n_buckets = math.prod(self.factors)
+        key, n_buckets = "model.attention.n_buckets", math.prod(self.factors)
+        if self.n_buckets == () or any(n < 2 or n % 2 for n in self.factors):
+            reason = f"is {self.n_buckets}, but buckets are pairs of opposite directions"
+            raise InvalidSettingError(key, reason, "Make it even, a list of even numbers, 1 or auto.")
+        if n_buckets > MAX_BUCKETS:
+            raise InvalidSettingError(key, f"{self.n_buckets} is more than {MAX_BUCKETS}", "Use fewer buckets.")
         if n_buckets * self.bucket_size > MAX_SLOTS:
             raise InvalidSettingError(
                 "model.attention.bucket_size",
@@ -407,13 +331,9 @@ class MixedAttentionConfig(AttentionConfig):
         scales = [a.score_scale(n_terms, head_dim) for a in self.layers if isinstance(a, SoftmaxAttentionConfig)]
         return scales[0] if scales else super().score_scale(n_terms, head_dim)
 
-    def layer_configs(self, n_layers: int) -> tuple[AttentionConfig, ...]:
+    def layer_configs(self, n_layers: int) -> tuple["AttentionConfig", ...]:
         """`layers`, repeated."""
         return tuple(itertools.islice(itertools.cycle(self.layers), n_layers))
-
-    def with_settings(self, settings: Mapping[str, int]) -> Self:
-        """Copy in which each layer has these settings."""
-        return self.model_copy(update={"layers": tuple(layer.with_settings(settings) for layer in self.layers)})
 
     def sized_for(self, mem_len: int) -> Self:
         """Copy in which each layer is sized."""
@@ -429,13 +349,16 @@ class MixedAttentionConfig(AttentionConfig):
         if not isinstance(data["layers"], list | tuple):
             return data
         heads = {name: data[name] for name in HEADS if name in data}
-        layers = ({"kind": layer} if isinstance(layer, str) else layer for layer in data["layers"])
-        return data | {
-            "layers": tuple(heads | _strict(layer) if isinstance(layer, dict) else layer for layer in layers)
-        }
+        layers: list[Any] = [{"kind": layer} if isinstance(layer, str) else layer for layer in data["layers"]]
+        for i, layer in enumerate(layers):
+            if isinstance(layer, dict):  # tuples for lists: strict validation takes lists from JSON only
+                layers[i] = heads | {
+                    k: tuple(value) if isinstance(value, list) else value for k, value in layer.items()
+                }
+        return data | {"layers": tuple(layers)}
 
     @model_validator(mode="after")
-    def _check_layers(self) -> MixedAttentionConfig:
+    def _check_layers(self) -> Self:
         if any(getattr(layer, name) != getattr(self, name) for layer in self.layers for name in HEADS):
             raise InvalidSettingError(
                 "model.attention.layers",
@@ -449,11 +372,6 @@ class MixedAttentionConfig(AttentionConfig):
     @field_serializer("layers")
     def _without_heads(self, layers: tuple[AttentionConfig, ...]) -> list[dict[str, Any]]:
         return [layer.model_dump(mode="json", exclude=set(HEADS)) for layer in layers]
-
-
-def _strict(table: dict[str, Any]) -> dict[str, Any]:
-    """Table with tuples for lists: strict validation takes a list from JSON for a tuple, but not from a validator."""
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
 
 
 AnyAttentionConfig = Annotated[LayerKind | MixedAttentionConfig, Field(discriminator="kind")]

@@ -4,8 +4,6 @@ A setting is declared once, as a field of a section. Its type has the bounds and
 description is the help, and an `Option` makes it an option of the command line.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -13,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from xlcli.config import units
+from xlcli.errors import InvalidSettingError
 
 
 @dataclass(frozen=True)
@@ -42,11 +41,6 @@ class Option:
     def spellings(self) -> list[str]:
         """Its names: `["-n", "--max-new-tokens"]`."""
         return [name for name in self.names.replace(",", " ").split(" ") if name.startswith("-")]
-
-    @property
-    def metavar(self) -> str | None:
-        """Its value, None for a switch or a choice."""
-        return self.names.replace(", ", ",").partition(" ")[2] or None
 
 
 COUNT = Unit(units.count)
@@ -79,22 +73,6 @@ class BaseConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True, defer_build=True)
 
 
-class InvalidSettingError(ValueError):
-    """Raised by a validator; pydantic collects it and `tree.validate` turns it into a `ConfigError`.
-
-    Args:
-        key: Key of the invalid setting: a name within the section of the validator, or a dotted key.
-        reason: Rest of the sentence that begins with the key, without its period.
-        remedy: Sentence on how to correct it.
-    """
-
-    def __init__(self, key: str, reason: str, remedy: str) -> None:
-        super().__init__(f"{key} {reason}")
-        self.key = key
-        self.reason = reason
-        self.remedy = remedy
-
-
 def compile_pattern(pattern: str, key: str) -> Any:
     """Regular expression for lines of text, with the method `search` of `re`.
 
@@ -115,5 +93,5 @@ def compile_pattern(pattern: str, key: str) -> Any:
     except re2.error as error:
         reason = error.args[0].decode(errors="replace")
         raise InvalidSettingError(
-            key, f"is not a regular expression: {reason}", "Check the pattern; the syntax is that of RE2."
+            key, f"is not a regular expression: {reason}", "Check the pattern; the syntax is RE2."
         ) from None

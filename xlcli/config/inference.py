@@ -1,21 +1,18 @@
 """Configuration of the workflows that use a trained model: evaluation, generation, streaming, compression, bench."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
 from xlcli.config import units
-from xlcli.config.attention import ATTENTIONS, MAX_HASHES, MemoryDtype
+from xlcli.config.attention import ATTENTIONS, MAX_HASHES, LSHAttentionConfig, MemoryDtype, SoftmaxAttentionConfig
 from xlcli.config.base import (
     COUNT,
     DURATION,
     NUMBER,
     BaseConfig,
     Count,
-    InvalidSettingError,
     Length,
     Option,
     Rate,
@@ -28,7 +25,7 @@ from xlcli.config.base import (
 )
 from xlcli.config.model import ModelConfig
 from xlcli.config.position import ClampLen
-from xlcli.errors import ConfigError
+from xlcli.errors import InvalidSettingError
 
 if TYPE_CHECKING:
     from xlcli.config.workflows import TrainConfig
@@ -111,32 +108,29 @@ class InferenceConfig(BaseConfig):
     memory_dtype: Dtype = Field(
         default="auto",
         description="Number type of the keys and values in memory, which are rounded before their first use; auto is "
-        "float32, or that of a saved state.",
+        "float32, or as in a saved state.",
     )
 
     def shape(self, model: ModelConfig) -> ModelConfig:
-        """The model with these settings of its stack and its layers; `ConfigError` if it has no such setting."""
+        """The model with these settings of its stack and layers; `InvalidSettingError` if it has no such setting."""
         return model.for_inference(self.n_steps, self.n_hashes)
 
     def check_model(self, model: ModelConfig) -> None:
-        """`ConfigError` if a setting does not apply to this model."""
+        """`InvalidSettingError` if a setting does not apply to this model."""
         self.shape(model)
         if self.clamp_len is not None and not model.has_softmax:
-            reason = "needs softmax attention, but this model has none"
-            raise ConfigError(f"clamp_len {reason}.", "Leave it out.", key="clamp_len", reason=reason)
+            raise InvalidSettingError("clamp_len", "needs softmax attention, but this model has none", "Leave it out.")
         if self.memory_dtype in ("bfloat16", "int8") and not model.rounds_memory:
-            *kinds, last = (kind for kind, table in ATTENTIONS.items() if table.rounds_memory)
+            *kinds, last = (kind for kind, table in ATTENTIONS.items() if issubclass(table, SoftmaxAttentionConfig))
             reason = f"needs {', '.join(kinds)} or {last} attention in every layer"
-            raise ConfigError(
-                f"memory_dtype {reason}.", "Leave it out, or use float32.", key="memory_dtype", reason=reason
-            )
+            raise InvalidSettingError("memory_dtype", reason, "Leave it out, or use float32.")
 
     @property
     def weights(self) -> WeightEncoding:
         """Number type that the weights are rounded to; `auto` is float32, which does not round them."""
         return "float32" if self.weight_dtype == "auto" else self.weight_dtype
 
-    def reading(self, train: TrainConfig) -> Reading:
+    def reading(self, train: "TrainConfig") -> Reading:
         """How a text is read from its beginning: trained values for what is not set; `auto` is float32.
 
         A state that is continued keeps its own values.
@@ -147,7 +141,7 @@ class InferenceConfig(BaseConfig):
 
 
 AdaptedWeights = Literal["all", "blocks"]
-"""Weights that change during adaptation: all, or those of the blocks without embedding tables and head."""
+"""Weights that change during adaptation: all, or all but embedding tables and head."""
 
 
 class OnlineConfig(InferenceConfig):
@@ -163,15 +157,13 @@ class OnlineConfig(InferenceConfig):
         default=None, description="Number of tokens between steps of the optimizer that adapts."
     )
     adapt_lr: Annotated[float, Field(gt=0.0, le=1.0), NUMBER] | None = Field(
-        default=None,
-        description="Learning rate of adaptation: the root mean square of the changes that a step makes to a weight "
-        "matrix.",
+        default=None, description="Learning rate of adaptation: root mean square of the change of a matrix in a step."
     )
     adapt_decay: Rate | None = Field(
         default=None, description="Share of the distance to the trained weights that a step of adaptation takes back."
     )
     adapt_weights: AdaptedWeights | None = Field(
-        default=None, description="Weights that adapt: all, or those of the blocks without embedding tables and head."
+        default=None, description="Weights that adapt: all, or all but embedding tables and head (blocks)."
     )
     context_cache: Annotated[
         Annotated[int, Field(ge=1, le=2**22), COUNT] | None, Option("Memory", "--context-cache TOKENS", "100k")
@@ -228,44 +220,40 @@ class EvalConfig(OnlineConfig):
     text_field: TextField = None
 
     def check_model(self, model: ModelConfig) -> None:
-        """`ConfigError` if a setting does not apply to this model."""
+        """`InvalidSettingError` if a setting does not apply to this model."""
         super().check_model(model)
         if self.recall and not model.supports_recall:
-            hashed = any(layer.supports_recall for layer in model.attentions)
+            hashed = any(isinstance(layer, LSHAttentionConfig) for layer in model.attentions)
             reason = "cannot be measured with adaptive computation time" if hashed else "needs LSH attention"
-            raise ConfigError(f"recall {reason}.", "Leave it out.", key="recall", reason=reason)
+            raise InvalidSettingError("recall", reason, "Leave it out.")
 
     @property
-    def sweep(self) -> list[EvalConfig]:
+    def sweep(self) -> list[Self]:
         """The settings of each evaluation, one for each memory length."""
         return [self.model_copy(update={"mem_len": each}) for each in self.sweep_mem_len or (self.mem_len,)]
 
     def check_stride(self, segment_len: int) -> None:
-        """`ConfigError` if the stride is longer than the window, by default `segment_len` tokens."""
+        """`InvalidSettingError` if the stride is longer than the window, by default `segment_len` tokens."""
         window = self.segment_len or segment_len
         if self.stride is not None and self.stride > window:
-            raise ConfigError(
-                f"a stride of {self.stride} tokens is longer than the window of {window} tokens.",
+            raise InvalidSettingError(
+                "eval.stride",
+                f"is {self.stride} tokens, more than the window of {window} tokens",
                 "Use a smaller eval.stride, or a longer window with --segment-len.",
             )
 
     @model_validator(mode="after")
-    def _check_adaptation(self) -> EvalConfig:
-        if self.learns_by is None:
-            return self
+    def _check_reading(self) -> Self:
         conflicts = {
             "batch_size": self.batch_size not in (None, 1),
             "stride": self.stride is not None,
             "span": self.span != "uniform",
             "reset_on_document": bool(self.reset_on_document),
         }
-        if conflict := next((name for name, is_given in conflicts.items() if is_given), None):
+        conflict = next((name for name, is_given in conflicts.items() if is_given), None)
+        if self.learns_by is not None and conflict is not None:
             key = "adapt" if self.adapt else "context_cache"
             raise InvalidSettingError(key, f"reads one text in order, without {conflict}", f"Omit {conflict}.")
-        return self
-
-    @model_validator(mode="after")
-    def _check_mem_len(self) -> EvalConfig:
         if self.stride is not None and (self.mem_len != 0 or self.sweep_mem_len):
             raise InvalidSettingError(
                 "stride",
@@ -276,7 +264,7 @@ class EvalConfig(OnlineConfig):
 
 
 class Sampling(NamedTuple):
-    """Distribution of the next token, relative to that of the model; by default the same. See `GenerateConfig`."""
+    """Distribution of the next token, made from the one of the model; by default the same. See `GenerateConfig`."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -318,7 +306,7 @@ class GenerateConfig(OnlineConfig):
         Annotated[float, Field(gt=0.0, le=100.0, allow_inf_nan=False), NUMBER] | None,
         Option("Sampling", "--repetition-penalty X", "1.1"),
     ] = Field(default=None, description="Above 1: make recent tokens less probable (Keskar et al. 2019).")
-    stop: Annotated[tuple[str, ...], Unit(units.texts), Option("Sampling", "--stop TEXT", "END")] = Field(
+    stop: Annotated[tuple[str, ...], Unit(lambda text: [text]), Option("Sampling", "--stop TEXT", "END")] = Field(
         default=(), description="Stop before this text. May be repeated."
     )
     num_samples: Annotated[int, Field(ge=1, le=2**16), COUNT, Option("Sampling", "--num-samples N", "3")] = Field(
@@ -327,14 +315,13 @@ class GenerateConfig(OnlineConfig):
     logprobs: Annotated[Annotated[int, Field(ge=0, le=1000), COUNT] | None, Option("Output", "--logprobs N", "5")] = (
         Field(
             default=None,
-            description="With --json: log probability in nats of each new token and of the N best ones (0: none of "
-            "these), "
-            "by the model itself, before temperature, penalty and filters.",
+            description="With --json: log probability in nats of each new token and of the N best ones, before "
+            "temperature, penalty and filters.",
         )
     )
 
     @model_validator(mode="after")
-    def _check_cache(self) -> GenerateConfig:
+    def _check_cache(self) -> Self:
         if self.context_cache is not None and self.num_samples > 1:
             raise InvalidSettingError(
                 "context_cache", "continues one text, not several samples", "Leave out one of the two."
@@ -383,7 +370,7 @@ class StreamConfig(OnlineConfig):
     text_field: TextField = None
 
     @model_validator(mode="after")
-    def _check_pattern(self) -> StreamConfig:
+    def _check_pattern(self) -> Self:
         if self.reset_on is not None:
             compile_pattern(self.reset_on, "reset_on")
         return self
@@ -409,6 +396,6 @@ class BenchConfig(InferenceConfig):
     )
 
     @property
-    def sweep(self) -> list[BenchConfig]:
+    def sweep(self) -> list[Self]:
         """The settings of each measurement, one for each memory length."""
         return [self.model_copy(update={"mem_len": each}) for each in self.mem_lens or (self.mem_len,)]

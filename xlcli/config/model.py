@@ -1,24 +1,31 @@
 """Configuration of a model: its parts and their legal combinations."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from xlcli.config.attention import ATTENTIONS, AnyAttentionConfig, AttentionConfig, FullAttentionConfig, MemoryDtype
-from xlcli.config.base import BaseConfig, Count, InvalidSettingError, Positive, Rate
+from xlcli.config.attention import (
+    ATTENTIONS,
+    AnyAttentionConfig,
+    AttentionConfig,
+    CompressiveAttentionConfig,
+    FullAttentionConfig,
+    LinearAttentionConfig,
+    LSHAttentionConfig,
+    MemoryDtype,
+    MixedAttentionConfig,
+    SoftmaxAttentionConfig,
+)
+from xlcli.config.base import BaseConfig, Count, Positive, Rate
 from xlcli.config.position import (
     POSITIONS,
     AnyPositionConfig,
     XLPositionConfig,
 )
-from xlcli.config.stack import AnyStackConfig, StandardStackConfig
-from xlcli.errors import ConfigError
-
-_OMIT = "Omit it to use the trained value."
+from xlcli.config.stack import AnyStackConfig, ReversibleStackConfig, StandardStackConfig, UniversalStackConfig
+from xlcli.errors import InvalidSettingError
 
 
 class FeedForwardConfig(BaseConfig):
@@ -82,7 +89,7 @@ class EmbeddingConfig(BaseConfig):
     )
 
     @model_validator(mode="after")
-    def _check_clusters(self) -> EmbeddingConfig:
+    def _check_clusters(self) -> Self:
         if self.cutoffs and self.inner_dim is not None:
             raise InvalidSettingError(
                 "model.embedding.cutoffs", "and model.embedding.inner_dim exclude each other", "Leave one of them out."
@@ -119,7 +126,7 @@ class ModelConfig(BaseConfig):
     """Shape of the network."""
 
     vocab_size: Annotated[int, Field(ge=2, le=2**24)] = Field(
-        default=256, description="Vocabulary size; that of the tokenizer."
+        default=256, description="Vocabulary size, as of the tokenizer."
     )
     dim: Count = Field(default=128, description="Width of the model.")
     n_layers: Annotated[int, Field(ge=1, le=1024)] = Field(default=4, description="Number of blocks.")
@@ -178,7 +185,7 @@ class ModelConfig(BaseConfig):
     @property
     def n_repeats(self) -> int:
         """Number of times the blocks are applied."""
-        return self.stack.n_repeats
+        return self.stack.n_steps if isinstance(self.stack, UniversalStackConfig) else 1
 
     @property
     def depth(self) -> int:
@@ -193,21 +200,18 @@ class ModelConfig(BaseConfig):
     @property
     def alignment(self) -> int:
         """Number of tokens; sequences of a batch are fastest if they begin in the text at multiples of it."""
-        return math.lcm(*(layer.alignment for layer in self.attentions))
+        return math.lcm(*(layer.rate for layer in self.attentions if isinstance(layer, CompressiveAttentionConfig)))
 
     @property
     def rounds_memory(self) -> bool:
-        """Whether memory can be kept in another number type than float32: in all layers."""
-        return all(layer.rounds_memory for layer in self.attentions)
+        """True if memory can be kept in another number type than float32: if all layers have softmax attention."""
+        return all(isinstance(layer, SoftmaxAttentionConfig) for layer in self.attentions)
 
     @property
     def supports_recall(self) -> bool:
-        """Whether recall can be measured: some layer has LSH attention, and there is no adaptive computation time."""
-        return not self.stack.halts_early and any(attention.supports_recall for attention in self.attentions)
-
-    def of_layer(self, attention: AttentionConfig) -> ModelConfig:
-        """Copy in which all layers have this attention."""
-        return self.model_copy(update={"attention": attention})
+        """True if recall can be measured: some layer has LSH attention, and there is no adaptive computation time."""
+        halts = isinstance(self.stack, UniversalStackConfig) and self.stack.act
+        return not halts and any(isinstance(layer, LSHAttentionConfig) for layer in self.attentions)
 
     @property
     def clamp_len(self) -> int | None:
@@ -216,20 +220,16 @@ class ModelConfig(BaseConfig):
         return clamp_len
 
     @property
-    def clamps_distances(self) -> bool:
-        """Whether the position encoding of some layer can clamp distances."""
-        return "clamp_len" in self.position.inference_settings and self.has_softmax
-
-    @property
     def has_softmax(self) -> bool:
-        """Whether some layer has softmax attention."""
-        return any("bias" in attention.offers for attention in self.attentions)
+        """True if some layer has softmax attention."""
+        return any(isinstance(layer, SoftmaxAttentionConfig) for layer in self.attentions)
 
     def max_distance(self, mem_len: int, n_earlier: int) -> int:
         """Largest distance from a token to a key in any layer with softmax attention, see `AttentionConfig`."""
-        return max(layer.max_distance(mem_len, n_earlier) for layer in self.attentions if "bias" in layer.offers)
+        softmax = (layer for layer in self.attentions if isinstance(layer, SoftmaxAttentionConfig))
+        return max(layer.max_distance(mem_len, n_earlier) for layer in softmax)
 
-    def for_inference(self, n_steps: int | None = None, n_hashes: int | None = None) -> ModelConfig:
+    def for_inference(self, n_steps: int | None = None, n_hashes: int | None = None) -> Self:
         """Copy with other inference settings.
 
         Args:
@@ -237,21 +237,22 @@ class ModelConfig(BaseConfig):
             n_hashes: Number of hash rounds of LSH attention; None keeps the trained value.
 
         Raises:
-            ConfigError: The model has no such setting, or the value is out of range.
+            InvalidSettingError: The model has no such setting.
         """
-        stack, attention = self.stack, self.attention
-        try:
-            if n_steps is not None:
-                if "n_steps" not in stack.inference_settings:
-                    raise _not_applicable("n_steps", "needs a universal stack, but this model applies its blocks once")
-                stack = type(stack)(**(dict(stack) | {"n_steps": n_steps}))
-            if n_hashes is not None:
-                if not any("n_hashes" in layer.inference_settings for layer in self.attentions):
-                    raise _not_applicable("n_hashes", "needs LSH attention, but this model has none")
-                attention = attention.with_settings({"n_hashes": n_hashes})
-        except ValidationError as error:
-            [first, *_] = error.errors()
-            raise ConfigError(f"{first['loc'][-1]} is {first['input']}. {first['msg']}.", _OMIT) from None
+        stack, attention, remedy = self.stack, self.attention, "Omit it to use the trained value."
+        if n_steps is not None:
+            if not isinstance(stack, UniversalStackConfig):
+                reason = "needs a universal stack, but this model applies its blocks once"
+                raise InvalidSettingError("n_steps", reason, remedy)
+            stack = stack.model_copy(update={"n_steps": n_steps})
+        if n_hashes is not None:
+            if not any(isinstance(layer, LSHAttentionConfig) for layer in self.attentions):
+                raise InvalidSettingError("n_hashes", "needs LSH attention, but this model has none", remedy)
+            change: dict[str, Any] = {"n_hashes": n_hashes}
+            if isinstance(attention, MixedAttentionConfig):
+                layers = [each.model_copy(update=change if each.kind == "lsh" else {}) for each in attention.layers]
+                change = {"layers": tuple(layers)}
+            attention = attention.model_copy(update=change)
         return self.model_copy(update={"stack": stack, "attention": attention})
 
     def effective_mem_len(self, mem_len: int) -> int | None:
@@ -262,9 +263,8 @@ class ModelConfig(BaseConfig):
 
     def tokens_in_memory(self, mem_len: int, n_tokens: int) -> int:
         """Number of tokens for which memory takes space after `n_tokens` tokens; an upper bound if it is reserved."""
-        if any(layer.reserves_memory for layer in self.attentions):
-            return mem_len
-        return min(mem_len, n_tokens)
+        reserves = any(isinstance(layer, CompressiveAttentionConfig) for layer in self.attentions)
+        return mem_len if reserves else min(mem_len, n_tokens)
 
     def memory_bytes(self, mem_len: int, dtype: MemoryDtype = "float32") -> int:
         """Size in bytes of the memory of one sequence at inference."""
@@ -273,12 +273,9 @@ class ModelConfig(BaseConfig):
     @property
     def n_matrix_weights(self) -> int:
         """Number of weights in the matrices of blocks and vectors of token pairs; at most the number of parameters."""
-        pairs = self.embedding.n_bigrams * self.dim
-        return pairs + sum(map(self._n_block_weights, self.attentions))
-
-    def _n_block_weights(self, attention: AttentionConfig) -> int:
-        n_matrices = 3 if self.feedforward.kind in ("swiglu", "geglu") else 2
-        return attention.n_weights(self.dim, self.head_dim) + n_matrices * self.dim * self.ffn_dim
+        feedforward = (3 if self.feedforward.kind in ("swiglu", "geglu") else 2) * self.dim * self.ffn_dim
+        attention = sum(layer.n_weights(self.dim, self.head_dim) for layer in self.attentions)
+        return self.embedding.n_bigrams * self.dim + self.n_layers * feedforward + attention
 
     def mask_bytes(self, n_new: int, mem_len: int) -> int:
         """Size in bytes of the largest attention mask of a call with `n_new` tokens."""
@@ -312,36 +309,15 @@ class ModelConfig(BaseConfig):
         return None
 
     @model_validator(mode="after")
-    def _check_combinations(self) -> ModelConfig:
+    def _check_combinations(self) -> Self:
         if self.attention.head_dim is None and self.dim % self.attention.n_heads:
             raise InvalidSettingError(
                 "model.dim",
                 f"{self.dim} is not divisible by model.attention.n_heads {self.attention.n_heads}",
                 "Change one of them or set model.attention.head_dim.",
             )
-        self._check_position()
-        narrowest = self.dim // self.embedding.div_val ** len(self.cutoffs)
-        if narrowest < 1:
-            raise InvalidSettingError(
-                "model.embedding.div_val",
-                f"{self.embedding.div_val} leaves nothing of model.dim {self.dim} for the last of "
-                f"{len(self.cutoffs) + 1} clusters",
-                "Lower it, raise model.dim, or use fewer cutoffs.",
-            )
-        self.stack.check(dim=self.dim, norm_placement=self.norm.placement)
-        if self.dropout.attention and not all(layer.supports_dropout for layer in self.attentions):
-            without = [kind for kind, table in ATTENTIONS.items() if not table.supports_dropout]
-            raise InvalidSettingError(
-                "model.dropout.attention",
-                f"is {self.dropout.attention}, but attention '{_any(without)}' has no weights to drop",
-                "Set model.dropout.residual and model.dropout.feedforward instead, or another model.attention.kind.",
-            )
-        return self
-
-    def _check_position(self) -> None:
         position, attention = self.position, self.attention
-        offered = frozenset().union(*(layer.offers for layer in self.attentions))
-        missing = position.needs - offered
+        missing = position.needs.difference(*(layer.offers for layer in self.attentions))
         if missing:
             positions = [kind for kind, table in POSITIONS.items() if table().needs <= attention.offers]
             attentions = [kind for kind, table in ATTENTIONS.items() if position.needs <= table().offers]
@@ -352,10 +328,33 @@ class ModelConfig(BaseConfig):
                 f"Set model.position.kind to {_any(positions)}, or model.attention.kind to {_any(attentions)}.",
             )
         position.check_dims(self.dim, self.head_dim)
-
-
-def _not_applicable(key: str, reason: str) -> ConfigError:
-    return ConfigError(f"{key} {reason}.", _OMIT, key=key, reason=reason)
+        narrowest = self.dim // self.embedding.div_val ** len(self.cutoffs)
+        if narrowest < 1:
+            raise InvalidSettingError(
+                "model.embedding.div_val",
+                f"{self.embedding.div_val} leaves nothing of model.dim {self.dim} for the last of "
+                f"{len(self.cutoffs) + 1} clusters",
+                "Lower it, raise model.dim, or use fewer cutoffs.",
+            )
+        if isinstance(self.stack, UniversalStackConfig) and self.stack.time_signal and self.dim % 2:
+            raise InvalidSettingError(
+                "model.dim",
+                f"{self.dim} is odd, but the time signal consists of pairs",
+                "Make it even or set model.stack.time_signal to false.",
+            )
+        if isinstance(self.stack, ReversibleStackConfig) and self.norm.placement == "post":
+            raise InvalidSettingError(
+                "model.norm.placement",
+                "'post' does not allow stack 'reversible' to reconstruct its inputs by subtraction",
+                "Set model.norm.placement to pre, sandwich or rezero, or model.stack.kind to standard or universal.",
+            )
+        if self.dropout.attention and any(isinstance(layer, LinearAttentionConfig) for layer in self.attentions):
+            raise InvalidSettingError(
+                "model.dropout.attention",
+                f"is {self.dropout.attention}, but attention 'linear' has no weights to drop",
+                "Set model.dropout.residual and model.dropout.feedforward instead, or another model.attention.kind.",
+            )
+        return self
 
 
 def _any(kinds: list[str]) -> str:

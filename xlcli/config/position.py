@@ -1,14 +1,13 @@
 """Position encoding kinds. A configuration class has the settings of its kind and the properties derived from them."""
 
-from __future__ import annotations
-
 import math
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
 from xlcli.config import units
-from xlcli.config.base import BaseConfig, Count, InvalidSettingError, Positive, Unit
+from xlcli.config.base import BaseConfig, Count, Positive, Unit
+from xlcli.errors import InvalidSettingError
 
 ClampLen = Annotated[Count | Literal["none"], Unit(units.count_or_none)]
 """Largest distance of a position encoding, or `none` for any."""
@@ -21,14 +20,6 @@ PlacementOrQK = Literal["embedding", "layers", "qk"]
 class PositionConfig(BaseConfig):
     """Base of every position encoding."""
 
-    far_beyond_memory: ClassVar[bool] = False
-    """Whether keys beyond the trained memory are far, not only those beyond the largest trained distance (measured)."""
-
-    @property
-    def inference_settings(self) -> frozenset[str]:
-        """Settings that may be changed at inference."""
-        return frozenset()
-
     @property
     def needs(self) -> frozenset[str]:
         """Hooks that attention must offer: `place`, `term`, `bias`, `value_bias`."""
@@ -37,15 +28,9 @@ class PositionConfig(BaseConfig):
     def check_dims(self, dim: int, head_dim: int) -> None:
         """`InvalidSettingError` unless the encoding is possible with these model and head widths."""
 
-    def derived_settings(self, dim: int) -> dict[str, Any]:
-        """Settings to store with a model of this width in place of those that are not set."""
-        return {}
-
 
 class NoPositionConfig(PositionConfig):
     """No position information except the causal mask."""
-
-    far_beyond_memory: ClassVar[bool] = True
 
     kind: Literal["none"] = "none"
 
@@ -53,13 +38,10 @@ class NoPositionConfig(PositionConfig):
 class SinusoidalPositionConfig(PositionConfig):
     """Sinusoids of the absolute position (Vaswani et al. 2017); with placement `qk` of the width of a head."""
 
-    far_beyond_memory: ClassVar[bool] = True
-
     kind: Literal["sinusoidal"] = "sinusoidal"
     placement: PlacementOrQK = Field(
         default="embedding",
-        description="Add sinusoids to the embedding, to the input of every layer, or to the queries and keys of every "
-        "head.",
+        description="Add sinusoids to the embedding, the input of every layer, or queries and keys of every head.",
     )
     amplitude: Positive | None = Field(
         default=None,
@@ -88,13 +70,10 @@ class LearnedPositionConfig(PositionConfig):
     Placements `layers` and `qk` have one table per layer (as Al-Rfou et al. 2019) or, `shared`, one for all.
     """
 
-    far_beyond_memory: ClassVar[bool] = True
-
     kind: Literal["learned"] = "learned"
     placement: PlacementOrQK = Field(
         default="embedding",
-        description="Add vectors to the embedding, to the input of every layer, or to its queries and keys, each head "
-        "its part.",
+        description="Add vectors to the embedding, the input of every layer, or queries and keys, a part per head.",
     )
     shared: bool = Field(default=False, description="Share one table among all layers.")
     max_len: Count = Field(default=4096, description="Number of positions in a table.")
@@ -108,7 +87,7 @@ class LearnedPositionConfig(PositionConfig):
         return frozenset({"place"}) if self.placement == "qk" else frozenset()
 
     @model_validator(mode="after")
-    def _check_shared(self) -> LearnedPositionConfig:
+    def _check_shared(self) -> Self:
         if self.shared and self.placement == "embedding":
             raise InvalidSettingError(
                 "model.position.shared",
@@ -123,8 +102,6 @@ class AxialPositionConfig(PositionConfig):
 
     Ho et al. 2019; Kitaev et al. 2020, section "axial positional encodings" of the code.
     """
-
-    far_beyond_memory: ClassVar[bool] = True
 
     kind: Literal["axial"] = "axial"
     placement: Placement = Field(
@@ -150,10 +127,6 @@ class AxialPositionConfig(PositionConfig):
         axes = len(self.shape)
         return self.dims or tuple(dim // axes + (i < dim % axes) for i in range(axes))
 
-    def derived_settings(self, dim: int) -> dict[str, Any]:
-        """The widths."""
-        return {"dims": list(self.widths(dim))}
-
     def check_dims(self, dim: int, head_dim: int) -> None:
         """Widths must be positive and add up to the model width."""
         widths = self.widths(dim)
@@ -165,7 +138,7 @@ class AxialPositionConfig(PositionConfig):
             )
 
     @model_validator(mode="after")
-    def _check_axes(self) -> AxialPositionConfig:
+    def _check_axes(self) -> Self:
         if self.dims is not None and len(self.dims) != len(self.shape):
             raise InvalidSettingError(
                 "model.position.dims",
@@ -193,11 +166,6 @@ class RopePositionConfig(PositionConfig):
     clamp_len: Count | None = Field(
         default=None, description="Largest distance in softmax attention, as of position xl."
     )
-
-    @property
-    def inference_settings(self) -> frozenset[str]:
-        """`clamp_len`, with placement `layers`."""
-        return frozenset({"clamp_len"}) if self.placement == "layers" else frozenset()
 
     @property
     def needs(self) -> frozenset[str]:
@@ -241,7 +209,7 @@ class RelativeBucketConfig(PositionConfig):
         return frozenset({"bias"})
 
     @model_validator(mode="after")
-    def _check_max_distance(self) -> RelativeBucketConfig:
+    def _check_max_distance(self) -> Self:
         if self.max_distance < 2 * self.n_buckets:
             raise InvalidSettingError(
                 "model.position.max_distance",
@@ -288,11 +256,6 @@ class XLPositionConfig(PositionConfig):
     )
 
     @property
-    def inference_settings(self) -> frozenset[str]:
-        """`clamp_len`."""
-        return frozenset({"clamp_len"})
-
-    @property
     def needs(self) -> frozenset[str]:
         """A second score term, and a score bias if distances are clamped."""
         return frozenset({"term"}) if self.clamp_len is None else frozenset({"term", "bias"})
@@ -300,8 +263,6 @@ class XLPositionConfig(PositionConfig):
 
 class Contextual1PositionConfig(RelativeBucketConfig):
     """Inner product of query and projected vector of the relative bucket."""
-
-    far_beyond_memory: ClassVar[bool] = True
 
     kind: Literal["contextual-1"] = "contextual-1"
     shared: bool = Field(default=False, description="Share vectors and their projection among all layers.")
@@ -312,8 +273,6 @@ class Contextual2PositionConfig(RelativeBucketConfig):
 
     He et al. 2021 (DeBERTa), with causal relative buckets.
     """
-
-    far_beyond_memory: ClassVar[bool] = True
 
     kind: Literal["contextual-2"] = "contextual-2"
     shared: bool = Field(default=False, description="Share one table among all layers, as in the paper.")
@@ -337,3 +296,6 @@ POSITIONS: dict[str, type[PositionConfig]] = {
     c.model_fields["kind"].default: c for c in get_args(get_args(AnyPositionConfig)[0])
 }
 """Position kind to configuration class."""
+FAR_BEYOND_MEMORY = frozenset({"none", "sinusoidal", "learned", "axial", "contextual-1", "contextual-2"})
+"""Kinds for which keys beyond the trained memory are far, not only those beyond the largest trained distance; measured.
+"""

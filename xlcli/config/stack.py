@@ -1,40 +1,13 @@
 """Stack kinds. A configuration class has the settings of its kind and the properties derived from them."""
 
-from __future__ import annotations
-
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
-from xlcli.config.base import BaseConfig, InvalidSettingError
+from xlcli.config.base import BaseConfig
 
 
-class StackConfig(BaseConfig):
-    """Base of every stack kind."""
-
-    inference_settings: ClassVar[frozenset[str]] = frozenset()
-    """Settings that may be changed at inference."""
-
-    @property
-    def n_repeats(self) -> int:
-        """Number of times the blocks are applied."""
-        return 1
-
-    @property
-    def halts_early(self) -> bool:
-        """Whether a token may skip steps (adaptive computation time)."""
-        return False
-
-    @property
-    def recomputes_activations(self) -> bool:
-        """Whether the backward pass computes activations from the output of the stack."""
-        return False
-
-    def check(self, *, dim: int, norm_placement: str) -> None:
-        """`InvalidSettingError` unless the stack is possible with this model width and placement of the norm."""
-
-
-class StandardStackConfig(StackConfig):
+class StandardStackConfig(BaseConfig):
     """`n_layers` blocks in sequence."""
 
     kind: Literal["standard"] = "standard"
@@ -45,10 +18,8 @@ class StandardStackConfig(StackConfig):
     )
 
 
-class UniversalStackConfig(StackConfig):
+class UniversalStackConfig(BaseConfig):
     """Universal Transformer (Dehghani et al. 2019): the `n_layers` blocks are applied `n_steps` times."""
-
-    inference_settings: ClassVar[frozenset[str]] = frozenset({"n_steps"})
 
     kind: Literal["universal"] = "universal"
     n_steps: Annotated[int, Field(ge=1, le=1024)] = Field(
@@ -74,44 +45,11 @@ class UniversalStackConfig(StackConfig):
         description="Initial bias of the halting logit; a negative value makes training start with many steps.",
     )
 
-    @property
-    def n_repeats(self) -> int:
-        """`n_steps`."""
-        return self.n_steps
 
-    @property
-    def halts_early(self) -> bool:
-        """`act`."""
-        return self.act
-
-    def check(self, *, dim: int, norm_placement: str) -> None:
-        """With a time signal the model width must be even."""
-        if self.time_signal and dim % 2:
-            raise InvalidSettingError(
-                "model.dim",
-                f"{dim} is odd, but the time signal consists of pairs",
-                "Make it even or set model.stack.time_signal to false.",
-            )
-
-
-class ReversibleStackConfig(StackConfig):
+class ReversibleStackConfig(BaseConfig):
     """Two streams, from which the backward pass recomputes activations (Kitaev et al. 2020, section 3)."""
 
     kind: Literal["reversible"] = "reversible"
-
-    @property
-    def recomputes_activations(self) -> bool:
-        """True."""
-        return True
-
-    def check(self, *, dim: int, norm_placement: str) -> None:
-        """The norm must not be `post`."""
-        if norm_placement == "post":
-            raise InvalidSettingError(
-                "model.norm.placement",
-                "'post' does not allow stack 'reversible' to reconstruct its inputs by subtraction",
-                "Set model.norm.placement to pre, sandwich or rezero, or model.stack.kind to standard or universal.",
-            )
 
 
 AnyStackConfig = Annotated[

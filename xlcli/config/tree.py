@@ -15,11 +15,11 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from xlcli.config.attention import ATTENTIONS, HEADS
-from xlcli.config.base import BaseConfig, InvalidSettingError, Unit
+from xlcli.config.base import BaseConfig, Unit
 from xlcli.config.position import POSITIONS
 from xlcli.config.stack import STACKS
 from xlcli.config.workflows import Config
-from xlcli.errors import ConfigError, ResourceError
+from xlcli.errors import ConfigError, InvalidSettingError, ResourceError
 
 S = TypeVar("S", bound=BaseConfig)
 
@@ -51,7 +51,8 @@ def read_toml(path: str | Path) -> Tree:
             data = file.read(TOML_LIMIT + 1)
         if len(data) > TOML_LIMIT:
             raise ConfigError(f"{path} is larger than 1 MiB.", "A configuration file is short; check the path.")
-        return _check_depth(tomllib.loads(data.decode()))
+        tree: Tree = _check_depth(tomllib.loads(data.decode()))
+        return tree
     except OSError as error:
         if error.errno == errno.EIO:
             raise ResourceError(f"cannot read {path}: {error.strerror}.", "Check the disk.") from None
@@ -82,28 +83,23 @@ def parse_override(text: str) -> Tree:
     for part in reversed(key.strip().split(".")):
         parsed = {part: parsed}
     try:
-        return _check_depth(parsed)
+        tree: Tree = _check_depth(parsed)
+        return tree
     except RecursionError:
         raise too_deep from None
 
 
-def _check_depth(tree: Tree) -> Tree:
-    """The tree; `RecursionError` if it nests deeper than `DEPTH` levels."""
-    level: list[Any] = [tree]
-    for _ in range(DEPTH + 1):
-        level = [
-            below
-            for value in level
-            if isinstance(value, dict | list)
-            for below in (value.values() if isinstance(value, dict) else value)
-        ]
-    if level:
+def _check_depth(tree: Any, depth: int = DEPTH) -> Any:
+    """The tree; `RecursionError` if it nests deeper than this number of levels."""
+    if depth < 0:
         raise RecursionError
+    for below in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
+        _check_depth(below, depth - 1)
     return tree
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Tree:
-    """Tables of both; values of `above` override those of `below`.
+    """Tables of both; values of `above` win.
 
     A table of `UNIONS` whose `kind` changes keeps only the keys in `HEADS`, because other keys belong to the old kind.
     """
@@ -126,23 +122,19 @@ def make(*layers: Mapping[str, Any]) -> Config:
     Raises:
         ConfigError: With the key at fault and the legal values.
     """
-    tree: Tree = Config().model_dump(mode="json")
-    for layer in layers:
-        tree = merge(tree, layer)
-    return _sized(validate(Config, tree))
+    return change(Config(), *layers)
 
 
-def change(config: Config, changes: Mapping[str, Any]) -> Config:
-    """A configuration with tables merged over it.
+def change(config: Config, *layers: Mapping[str, Any]) -> Config:
+    """The configuration with these tables merged over it, and numbers for settings that follow from others.
 
     Raises:
         ConfigError: As in `make`.
     """
-    return _sized(validate(Config, merge(config.model_dump(mode="json"), changes)))
-
-
-def _sized(config: Config) -> Config:
-    """The configuration with numbers for settings of the attention that follow from the memory length."""
+    tree = config.model_dump(mode="json")
+    for layer in layers:
+        tree = merge(tree, layer)
+    config = validate(Config, tree)
     attention = config.model.attention.sized_for(config.train.mem_len or config.train.segment_len)
     return config.model_copy(update={"model": config.model.model_copy(update={"attention": attention})})
 
@@ -178,31 +170,37 @@ def read_units(kind: type[BaseConfig], tree: Mapping[str, Any], prefix: str = ""
             try:
                 result[name] = value if unit is None else unit.read(value)
             except ValueError as error:
-                raise _fault(f"{prefix}{name}", f"is {value!r}: {error}") from None
+                raise InvalidSettingError(f"{prefix}{name}", f"is {value!r}: {error}", "") from None
     return result
 
 
 def validate(kind: type[S], tree: Mapping[str, Any]) -> S:
     """`tree` as a section of this class; `ConfigError` names the first invalid key."""
+    tree = read_units(kind, tree)
     try:
-        return TypeAdapter(kind).validate_json(json.dumps(read_units(kind, tree)))
+        return TypeAdapter(kind).validate_json(json.dumps(tree))
+    except ValidationError as error:
+        raise _explain(kind, tree, error) from None
     except (TypeError, ValueError) as error:
-        if isinstance(error, ValidationError):
-            raise _explain(kind, error) from None
         raise ConfigError(
             f"the configuration holds a value of an unsupported type: {error}.", "Use numbers, strings, true or false."
         ) from None
 
 
-def _explain(kind: type[BaseConfig], error: ValidationError) -> ConfigError:
-    """`ConfigError` for the first error of a validation."""
+def _explain(kind: type[BaseConfig], tree: Mapping[str, Any], error: ValidationError) -> ConfigError:
+    """`ConfigError` for the first error of a validation of this tree."""
     first = error.errors(include_url=False)[0]
-    path = _path(first["loc"])
+    path: list[str] = []
+    below: Any = tree
+    for part in first["loc"]:  # pydantic puts names of validators, types and kinds between the keys
+        if part in below if isinstance(below, Mapping) else isinstance(below, list) and isinstance(part, int):
+            below = below[part]
+            path.append(str(part))
     name, value, details = ".".join(path), first["input"], first.get("ctx", {})
     fault = details.get("error")
     if isinstance(fault, InvalidSettingError):
         key = fault.key if "." in fault.key else ".".join([*path, fault.key])
-        return ConfigError(f"{key} {fault.reason}.", fault.remedy, key=key, reason=fault.reason)
+        return InvalidSettingError(key, fault.reason, fault.remedy)
     match first["type"]:
         case "json_invalid":
             return ConfigError("a setting is not valid UTF-8.", "Rename the file, or give the text in UTF-8.")
@@ -214,81 +212,46 @@ def _explain(kind: type[BaseConfig], error: ValidationError) -> ConfigError:
             return _no_choice(name, value, details["expected"])
         case "dict_type" | "model_type":
             remedy = f"Type for example --set {name}.kind={value}." if path[-1] in UNIONS else "Set one of its keys."
-            return _fault(name, f"is {value!r}, but should be a table", remedy)
+            return InvalidSettingError(name, f"is {value!r}, but should be a table", remedy)
         case "tuple_type":
-            return _fault(name, f"is {value!r}, not a list", f"Type for example --set {name}=[{value}].")
+            return InvalidSettingError(name, f"is {value!r}, not a list", f"Type for example --set {name}=[{value}].")
     reason = first["msg"].replace(" after validation", "").replace("Input should be", "it must be")
-    return _fault(name, f"is {value!r}: {reason[:1].lower() + reason[1:]}")
-
-
-def _fault(key: str, reason: str, remedy: str = "") -> ConfigError:
-    return ConfigError(f"'{key}' {reason}.", remedy, key=key, reason=reason)
+    return InvalidSettingError(name, f"is {value!r}: {reason[:1].lower() + reason[1:]}", "")
 
 
 def _no_choice(key: str, value: object, expected: str) -> ConfigError:
     """`ConfigError` for a value that is not one of `expected`, a text such as `'a', 'b' or 'c'`."""
-    choices = [choice.strip("'") for choice in expected.replace(" or ", ", ").split(", ")]
-    near = difflib.get_close_matches(str(value).lower(), choices, n=1)
-    quoted = [f"'{choice}'" for choice in choices]
-    return _fault(
-        key,
-        f"is {value!r}: it should be {', '.join(quoted[:-1])} or {quoted[-1]}",
-        f"Did you mean '{near[0]}'?" if near else "Use one of these.",
-    )
+    near = difflib.get_close_matches(str(value).lower(), re.findall(r"'([^']*)'", expected), n=1)
+    remedy = f"Did you mean '{near[0]}'?" if near else "Use one of these."
+    return InvalidSettingError(key, f"is {value!r}: it should be {expected}", remedy)
 
 
 def _unknown_key(kind: type[BaseConfig], name: str, loc: tuple[int | str, ...], *, tables: bool) -> ConfigError:
     """`ConfigError` for a key that does not exist, or only in another kind of its table.
 
-    A similar key is named; `tables`: a similar table.
+    A similar key is named, of the same table if there is one; `tables`: a similar table.
     """
     table, _, last = name.rpartition(".")
-    kinds = UNIONS.get(_LAYER.sub("", table).rpartition(".")[2], {})
+    in_layer = re.search(r"\.layers\.\d+$", table)
+    kinds = ATTENTIONS if in_layer else UNIONS.get(table.rpartition(".")[2], {})
     if others := [other for other, section in kinds.items() if last in section.model_fields]:
-        return ConfigError(
-            f"'{name}' belongs to {' and '.join(others)}, but '{table}.kind' is '{loc[-2]}'.",
-            f"Set {table}.kind to {' or '.join(others)}, or leave '{name}' out.",
-        )
-    keys = _keys(kinds[str(loc[-2])], f"{table}.") if _LAYER.search(table) else _keys(kind)
+        reason = f"belongs to {' and '.join(others)}, but {table}.kind is '{loc[-2]}'"
+        return InvalidSettingError(name, reason, f"Set {table}.kind to {' or '.join(others)}, or leave {name} out.")
+    keys = _keys(kinds[str(loc[-2])], f"{table}.") if in_layer else _keys(kind)
     known = [key for key, is_table in keys if is_table == tables]
-    near = _nearest(name, known)
-    return ConfigError(
-        f"unknown key '{name}'.",
-        f"Did you mean '{near}'?" if near else "xlcli train --print-config lists the keys.",
-        key=name,
-    )
-
-
-def _nearest(name: str, known: list[str]) -> str | None:
-    """The key of the same table whose last part is most similar, else of any table."""
-    table, _, last = name.rpartition(".")
-    for keys in ([key for key in known if key.rpartition(".")[0] == table], known):
-        if words := difflib.get_close_matches(last, [key.rpartition(".")[2] for key in keys], n=1, cutoff=0.5):
-            alike = [key for key in keys if key.rpartition(".")[2] == words[0]]
-            return difflib.get_close_matches(name, alike, n=1, cutoff=0.0)[0]
-    return None
-
-
-def _path(loc: tuple[int | str, ...]) -> list[str]:
-    """Keys of a pydantic error location, without its entries for validators, types and kinds."""
-    names: list[str] = []
-    for part in map(str, loc):
-        follows_table = names[-1:] and (names[-1] in UNIONS or names[-1].isdigit())
-        if not (_NO_KEY.match(part) or (follows_table and part in _TAGS)):
-            names.append(part)
-    return names
-
-
-_NO_KEY = re.compile(r"(int|float|str)$|function-|constrained-|tuple\[")
-_LAYER = re.compile(r"\.layers\.\d+$")
-_TAGS = frozenset({*POSITIONS, *ATTENTIONS, *STACKS})
+    remedy = "xlcli train --print-config lists the keys."
+    for among in ([key for key in known if key.rpartition(".")[0] == table], known):
+        if words := difflib.get_close_matches(last, [key.rpartition(".")[2] for key in among], n=1, cutoff=0.5):
+            alike = [key for key in among if key.rpartition(".")[2] == words[0]]
+            remedy = f"Did you mean '{difflib.get_close_matches(name, alike, n=1, cutoff=0.0)[0]}'?"
+            break
+    return InvalidSettingError(name, "is an unknown key", remedy)
 
 
 def _keys(kind: type[BaseConfig], prefix: str = "") -> Iterable[tuple[str, bool]]:
     """Dotted keys, and whether each is a table."""
     for name, field in kind.model_fields.items():
-        kinds = UNIONS[name].values() if name in UNIONS else filter(None, [table(field)])
-        sections = list(kinds)
+        sections = [*UNIONS[name].values()] if field.discriminator else [*filter(None, [table(field)])]
         yield prefix + name, bool(sections)
         for section in sections:
             yield from _keys(section, f"{prefix}{name}.")

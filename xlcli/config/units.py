@@ -86,16 +86,6 @@ def lengths(value: str) -> list[int]:
     return [count(part) for part in value.split(",")]
 
 
-def texts(value: str) -> list[str]:
-    """One text, as a list."""
-    return [value]
-
-
-def numbers(value: str) -> list[float]:
-    """Finite numbers separated by commas: `0.9,0.95`."""
-    return [number(part) for part in value.split(",")]
-
-
 def switch(value: str) -> bool:
     """Yes (`1`, `true`) or no (`0`, `false`)."""
     if value.lower() not in ("0", "1", "false", "true"):

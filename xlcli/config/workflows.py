@@ -1,20 +1,22 @@
 """Configuration of text, training and runtime, and the whole configuration."""
 
-from __future__ import annotations
-
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Literal, NoReturn, Self
 
 from pydantic import Field, model_validator
 
 from xlcli.config import units
-from xlcli.config.attention import LSHAttentionConfig
+from xlcli.config.attention import (
+    CompressiveAttentionConfig,
+    FullAttentionConfig,
+    LocalAttentionConfig,
+    LSHAttentionConfig,
+)
 from xlcli.config.base import (
     COUNT,
     DURATION,
     NUMBER,
     BaseConfig,
     Count,
-    InvalidSettingError,
     Length,
     Option,
     Positive,
@@ -36,9 +38,9 @@ from xlcli.config.inference import (
     TextField,
 )
 from xlcli.config.model import ModelConfig
-from xlcli.config.position import ClampLen
-from xlcli.config.stack import UniversalStackConfig
-from xlcli.errors import ConfigError
+from xlcli.config.position import FAR_BEYOND_MEMORY, ClampLen
+from xlcli.config.stack import ReversibleStackConfig, UniversalStackConfig
+from xlcli.errors import InvalidSettingError
 
 Interval = Annotated[Count | Positive, Unit(units.interval)]
 """Interval in steps (int) or in seconds (float)."""
@@ -68,7 +70,7 @@ class TextConfig(BaseConfig):
     text_field: TextField = None
 
     @model_validator(mode="after")
-    def _check_fractions(self) -> TextConfig:
+    def _check_fractions(self) -> Self:
         for name, value in (("valid", self.valid), ("test", self.test)):
             if isinstance(value, float) and not 0.0 <= value < 0.5:
                 raise InvalidSettingError(
@@ -111,9 +113,7 @@ class TrainConfig(BaseConfig):
         default=16, description="Sequences per batch."
     )
     grad_accum: Count = Field(
-        default=1,
-        description="Number of microbatches that a batch is split into; more need less memory, and the result is the "
-        "same.",
+        default=1, description="Number of microbatches of a batch; more need less memory, and the result is the same."
     )
     recompute_activations: Switch = Field(
         default=False,
@@ -122,15 +122,17 @@ class TrainConfig(BaseConfig):
     )
     optimizer: Literal["muon", "adamw"] = Field(default="muon", description="Optimizer.")
     lr: Annotated[Positive | None, Option("Training", "--lr RATE", "0.01")] = Field(
-        default=None, description="Peak learning rate. Default: that of the optimizer."
+        default=None, description="Peak learning rate. Default: by optimizer."
     )
     adam_lr: Positive | None = Field(
-        default=None, description="Peak learning rate of parameters that Muon leaves to AdamW. Default: that of AdamW."
+        default=None, description="Peak learning rate of parameters that Muon leaves to AdamW. Default: AdamW's."
     )
     weight_decay: Annotated[float, Field(ge=0.0, allow_inf_nan=False), NUMBER] = Field(
         default=0.01, description="Weight decay."
     )
-    betas: Annotated[tuple[Rate, Rate], Unit(units.numbers)] = Field(default=(0.9, 0.95), description="Betas of AdamW.")
+    betas: Annotated[tuple[Rate, Rate], Unit(lambda text: [units.number(part) for part in text.split(",")])] = Field(
+        default=(0.9, 0.95), description="Betas of AdamW."
+    )
     momentum: Rate = Field(default=0.95, description="Momentum of Muon.")
     warmup_steps: Length | None = Field(default=None, description="Steps of learning-rate warmup. Default: at most 40.")
     lr_schedule: Literal["cosine", "linear", "wsd", "constant", "inverse_sqrt"] = Field(
@@ -153,8 +155,7 @@ class TrainConfig(BaseConfig):
     )
     max_time: Annotated[Seconds | None, Option("Training", "--max-time TIME", "10m")] = Field(
         default=None,
-        description="Budget in time, without the final score and sample. Default without any budget: 10m on CPU, 30m "
-        "on CUDA, or less for a short text: 4 passes, 2 with --init.",
+        description="Budget in time. Default without any: 10m on CPU, 30m on CUDA; at most 4 passes, 2 with --init.",
     )
     eval_every: Interval | None = Field(
         default=None,
@@ -163,8 +164,7 @@ class TrainConfig(BaseConfig):
     )
     patience: Annotated[Count | None, Option("Training", "--patience N", "3")] = Field(
         default=None,
-        description="After N successive validations without improvement, decay the learning rate (by default over a "
-        "quarter of the steps so far, see train.decay_fraction) and end the run. Default: none.",
+        description="End the run, with a decay of the learning rate, after N validations without improvement.",
     )
     save_every: Interval | None = Field(
         default=None, description="Steps (such as 100) or time (such as 60s) between checkpoints. Default: 60s."
@@ -179,8 +179,7 @@ class TrainConfig(BaseConfig):
     )
     weights: WeightEncoding = Field(
         default="float32",
-        description="Encoding of the saved weights; int8 is a quarter of float32. The final score is that of the saved "
-        "weights; checkpoints are in float32.",
+        description="Encoding of the saved weights, which the final score is of; checkpoints are in float32.",
     )
 
     def max_distance(self, model: ModelConfig) -> int:
@@ -202,13 +201,15 @@ class TrainConfig(BaseConfig):
         if clamp_len == "none" or not model.has_softmax:
             return None, None
         farthest = self.max_distance(model)
-        clamp = (clamp_len or model.clamp_len or farthest) if model.clamps_distances else None
+        position = model.position
+        clamps = position.kind == "xl" or (position.kind == "rope" and position.placement == "layers")
+        clamp = (clamp_len or model.clamp_len or farthest) if clamps else None
         if clamp_len is not None:
             return clamp, max(clamp_len, farthest if model.clamp_len else 0)
-        return clamp, (self.mem_len if model.position.far_beyond_memory else 0) or farthest
+        return clamp, (self.mem_len if position.kind in FAR_BEYOND_MEMORY else 0) or farthest
 
     @model_validator(mode="after")
-    def _check_grad_accum(self) -> TrainConfig:
+    def _check_grad_accum(self) -> Self:
         if self.grad_accum > self.batch_size:
             raise InvalidSettingError(
                 "grad_accum",
@@ -234,8 +235,7 @@ class RuntimeConfig(BaseConfig):
     threads: Annotated[Annotated[int, Field(ge=1, le=1024), COUNT] | None, Option("Machine", "--threads N", "2")] = (
         Field(
             default=None,
-            description="Number of CPU threads. Default: that of PyTorch; of training with a time budget, the fastest, "
-            "measured at the start; of decompress, that of compression.",
+            description="CPU threads. Default: PyTorch's; to train for a time, the fastest; to decompress, the same.",
         )
     )
     seed: Annotated[
@@ -274,30 +274,24 @@ class Config(BaseConfig):
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
 
     @model_validator(mode="after")
-    def _check_documents(self) -> Config:
-        separate = all(layer.separates_documents for layer in self.model.attentions)
-        if self.train.reset_on_document and not separate:
+    def _check_training(self) -> Self:
+        train, layers = self.train, self.model.attentions
+        separate = all(isinstance(layer, FullAttentionConfig | LocalAttentionConfig) for layer in layers)
+        if train.reset_on_document and not separate:
             raise InvalidSettingError(
                 "train.reset_on_document",
                 f"needs full or local attention: attention '{self.model.attention.kind}' cannot hide the documents "
                 "before",
                 "Leave it out, or set model.attention.kind to full or local.",
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_auxiliary_losses(self) -> Config:
-        if self.train.memory == "keyvalue" and any(layer.needs_hidden_memory for layer in self.model.attentions):
+        pooled = (layer.pooling for layer in layers if isinstance(layer, CompressiveAttentionConfig))
+        if train.memory == "keyvalue" and "convolution" in pooled:
             raise InvalidSettingError(
                 "train.memory",
                 "keyvalue keeps no inputs, which the loss of a convolution (model.attention.pooling) reads",
                 "Set train.memory to hidden, or model.attention.pooling to mean or max.",
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_training(self) -> Config:
-        if self.train.recompute_activations and self.model.stack.recomputes_activations:
+        if self.train.recompute_activations and isinstance(self.model.stack, ReversibleStackConfig):
             raise InvalidSettingError(
                 "train.recompute_activations",
                 f"does not apply: stack '{self.model.stack.kind}' keeps no activations",
@@ -318,7 +312,7 @@ class Config(BaseConfig):
         return self
 
     def check_division(self, n_ranks: int) -> None:
-        """Raises `ConfigError` if a run with this configuration cannot be divided among so many ranks."""
+        """`InvalidSettingError` if a run with this configuration cannot be divided among so many ranks."""
         if n_ranks == 1:
             return
         train, model = self.train, self.model
@@ -328,7 +322,7 @@ class Config(BaseConfig):
             nearest = f"--batch-size {below} or {below + unit}" if below else f"--batch-size {unit}"
             parts = f"{n_ranks} processes" + (f" with {train.grad_accum} microbatches" if train.grad_accum > 1 else "")
             reason = f"is {train.batch_size}, which {parts} cannot divide equally"
-            raise ConfigError(f"train.batch_size {reason}.", f"Use {nearest}.", key="train.batch_size", reason=reason)
+            raise InvalidSettingError("train.batch_size", reason, f"Use {nearest}.")
         stack = model.stack
         if isinstance(stack, UniversalStackConfig) and stack.act and any(model.dropout.model_dump().values()):
             _refuse("model.dropout", "with adaptive computation time depends on the number of processes", "Set it to 0")
@@ -347,4 +341,4 @@ class Config(BaseConfig):
 
 def _refuse(key: str, reason: str, remedy: str) -> NoReturn:
     """Refuses a run on several ranks."""
-    raise ConfigError(f"{key} {reason}.", f"{remedy}, or train in a single process.", key=key, reason=reason)
+    raise InvalidSettingError(key, reason, f"{remedy}, or train in a single process.")

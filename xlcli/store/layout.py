@@ -25,6 +25,7 @@ from typing import Any
 
 from xlcli import config as settings
 from xlcli.config import BaseConfig, Config, ModelConfig, TextConfig, TrainConfig, Tree
+from xlcli.config.position import AxialPositionConfig
 from xlcli.errors import CheckpointError, ConfigError
 from xlcli.events import ScoredText
 from xlcli.files import append_line, as_utf8, json_digest, open_regular, parse_json, read_json, sha256, write_atomic
@@ -197,7 +198,8 @@ def _model_section(folder: Path, model: ModelConfig) -> Tree:
     tree = model.model_dump(mode="json")
     tree["attention"]["head_dim"] = model.head_dim
     tree["feedforward"]["ffn_dim"] = model.ffn_dim
-    tree["position"] |= model.position.derived_settings(model.dim)
+    if isinstance(model.position, AxialPositionConfig):
+        tree["position"]["dims"] = list(model.position.widths(model.dim))
     with suppress(CheckpointError):
         stored = _read_tree(folder / CONFIG)
         if _sections(folder / CONFIG, stored, strict=False).model == settings.validate(ModelConfig, tree):

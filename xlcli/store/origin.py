@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from xlcli import config as settings
 from xlcli import presets
 from xlcli.config import Config, Tree
-from xlcli.errors import ConfigError
+from xlcli.errors import ConfigError, InvalidSettingError
 from xlcli.files import read_json
 from xlcli.store.layout import TOKENIZER, SavedConfig, read_config_file, read_record, verify_file
 
@@ -89,7 +89,7 @@ def text_size(record: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def _check(config: Config, saved: SavedConfig, tokenizer: str, name: str) -> None:
-    """`ConfigError` if the configuration contradicts shape or vocabulary of the model."""
+    """`InvalidSettingError` if the configuration contradicts shape or vocabulary of the model."""
     before: Tree = {"model": saved.model.model_dump(), "text": {"tokenizer": tokenizer}}
     now: Tree = {"model": config.model.model_dump(), "text": {"tokenizer": config.text.tokenizer}}
     if config.text.vocab_size not in (None, saved.text.vocab_size):
@@ -102,4 +102,4 @@ def _check(config: Config, saved: SavedConfig, tokenizer: str, name: str) -> Non
         for part in key.split("."):
             value = value.get(part)
         reason = f"must be {value} as in {name}, whose weights the run starts from"
-        raise ConfigError(f"{key} {reason}.", "Leave it out, or train without --init.", key=key, reason=reason)
+        raise InvalidSettingError(key, reason, "Leave it out, or train without --init.")

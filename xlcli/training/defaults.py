@@ -6,7 +6,7 @@ import torch
 
 from xlcli import config as settings
 from xlcli.config import Config, RuntimeConfig, TrainConfig, Tree
-from xlcli.errors import ConfigError
+from xlcli.errors import InvalidSettingError
 from xlcli.optim import ADAM_RATE
 from xlcli.store.folder import LoadedModel
 from xlcli.store.origin import origin_of, text_size
@@ -120,7 +120,7 @@ def resumed(saved: Config, changes: Tree) -> Config:
     """The saved configuration of a run with the user's changes. A budget unlike the saved one replaces all budgets.
 
     Raises:
-        ConfigError: A changed key is not in `CHANGEABLE`.
+        InvalidSettingError: A changed key is not in `CHANGEABLE`.
     """
     given = changes.get("train", {})
     if any(key in given and given[key] != getattr(saved.train, key) for key in BUDGETS):
@@ -132,10 +132,8 @@ def resumed(saved: Config, changes: Tree) -> Config:
     changed = settings.differences(saved.model_dump(include=sections), config.model_dump(include=sections))
     if wrong := [key for key in changed if key not in CHANGEABLE]:
         key = next((key for key in wrong if key.endswith(".kind")), wrong[0])  # a kind implies its other keys
-        reason = "cannot change when a run is resumed"
-        raise ConfigError(
-            f"{key} {reason}.", "Leave it out, or train a new model with -o NAME.", key=key, reason=reason
-        )
+        remedy = "Leave it out, or train a new model with -o NAME."
+        raise InvalidSettingError(key, "cannot change when a run is resumed", remedy)
     return config
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from xlcli.config import Config
+from xlcli.config import Config, ReversibleStackConfig
 from xlcli.config.attention import AttentionConfig, LinearAttentionConfig, LSHAttentionConfig, SoftmaxAttentionConfig
 from xlcli.machine import available_bytes, fitting, in_words, require_memory
 from xlcli.ops.lsh_attention import GATHERED_TOKENS
@@ -93,7 +93,7 @@ def _activation_bytes(config: Config, runtime: Runtime, rows: int, mem_len: int)
             scores = 2 * scores if dense else scores * (scores <= LARGEST_SCORES)
         blocks.append(block + scores)
     kept = model.n_repeats * sum(blocks)
-    if train.recompute_activations or model.stack.recomputes_activations:
+    if train.recompute_activations or isinstance(model.stack, ReversibleStackConfig):
         kept = max(blocks) + 8 * tokens * model.dim * model.depth
     n_logits = rows * min(n_new, model.loss_chunk or n_new) * (model.vocab_size or 0)
     return kept + 24 * tokens * model.dim + 2 * min(LARGEST_SCORES, 4 * n_logits)

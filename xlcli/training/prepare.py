@@ -12,7 +12,7 @@ from typing import Any
 
 from xlcli import config as settings
 from xlcli.config import Config, TextConfig, Tree
-from xlcli.errors import CheckpointError, ConfigError, DataError
+from xlcli.errors import CheckpointError, ConfigError, DataError, InvalidSettingError
 from xlcli.events import PROGRESS_INTERVAL, Event, Notice, Progress, StoppedEarlyError, until
 from xlcli.ranks import SINGLE, Ranks
 from xlcli.runtime import Runtime, make_runtime
@@ -193,10 +193,7 @@ def _read(
     if parts.train.n_bytes == 0:
         raise DataError("the held-out parts leave nothing to train on.", "Give a longer text or a smaller --valid.")
     if parts.valid.n_bytes == 0 and config.train.patience is not None:
-        reason = "needs a validation text"
-        raise ConfigError(
-            f"train.patience {reason}.", "Leave it out, or give --valid.", key="train.patience", reason=reason
-        )
+        raise InvalidSettingError("train.patience", "needs a validation text", "Leave it out, or give --valid.")
     if by_document and len(parts.train.documents) == 1:
         yield Notice(
             "the text is one document, so train.reset_on_document has no effect: JSON lines, Parquet files and several "

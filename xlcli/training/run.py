@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from xlcli.config import Config, UniversalStackConfig
+from xlcli.config import Config, RandomAttentionConfig, UniversalStackConfig
 from xlcli.errors import CheckpointError, DivergedError
 from xlcli.events import Event, Notice, Saved, Score, Step, Trained, Validation
 from xlcli.files import sync_file
@@ -275,7 +275,8 @@ class TrainingRun:
 
     def _redraw_features(self) -> None:
         """Draws new random features in the layers whose redraw interval has ended, and empties their memories."""
-        every, step = {i: a.redraw_interval for i, a in enumerate(self.config.model.attentions)}, self.counters.step
+        step, layers = self.counters.step, enumerate(self.config.model.attentions)
+        every = {i: layer.redraw_every for i, layer in layers if isinstance(layer, RandomAttentionConfig)}
         due = {i for i, steps in every.items() if steps and step and step % steps == 0}
         if due:
             self.model.stack.redraw(due, torch.Generator().manual_seed((self.config.runtime.seed or 0) + step))

@@ -123,7 +123,7 @@ def training(kind: str) -> Callable[[Tally, Iterator[int], Path], None]:
                 assert kind == "train", "the old model is gone"
             with lock(model):
                 place_of_run = commit.place_of_run(commit.settle(model))
-            found = latest(place_of_run / "checkpoints", spare={"best.safetensors"})
+            found = latest(place_of_run / "checkpoints")
             assert not found.rejected, found.rejected
             step = -1
             if found.path and json.loads((found.path / "state.json").read_bytes())["seed"] != OLD_SEED:

@@ -12,7 +12,7 @@ import pytest
 from conftest import save_untrained
 
 from xlcli.coding import WORD_TOKENS, End, Frame, Header
-from xlcli.coding.workflow import TokenCoder
+from xlcli.coding.workflow import Predictions
 from xlcli.config import OnlineConfig
 
 TEXT = b"a line\nand another one\n\x00\xff\xfe"
@@ -119,8 +119,8 @@ def header(model, run, monkeypatch):
 def test_the_size_of_a_forged_file_limits_its_tokens(n_tokens, limit, header, run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     read = []
-    probabilities = TokenCoder._probabilities
-    monkeypatch.setattr(TokenCoder, "_probabilities", lambda self: read.append(1) or probabilities(self))
+    predict = Predictions.next
+    monkeypatch.setattr(Predictions, "next", lambda self: read.append(1) or predict(self))
     words = bytes(4) if limit else b""
     sizes = struct.pack("<II", n_tokens, len(words) // 4)
     frame = sizes + struct.pack("<I", zlib.crc32(sizes + words)) + words

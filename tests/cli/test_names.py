@@ -56,7 +56,6 @@ def test_a_plot_of_a_text_whose_name_is_not_utf8(run, text, model):
     [
         (["models", "copy", "small", "a b.toml"], "a b.toml"),
         (["models", "copy", "tiny", "models/a b"], "models/a b"),
-        (["eval", "-m", "tiny", "t.txt", "--html", "a b/c/x.html"], "a b/c"),
         (["eval", "models/a $b"], "models/a $b"),
         (["train", "t.txt", "-o", "models/a b", "--max-steps", "1", *SMALL], "models/a b"),
     ],

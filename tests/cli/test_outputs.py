@@ -59,11 +59,11 @@ def test_a_file_of_another_kind(name, option, refused, model, text):
 @pytest.mark.parametrize(("name", "option"), [STATE, TOKENS, PLOT])
 def test_outputs_that_cannot_be_written(name, option, refused, model, text):
     refused("is a folder", name, text, option, text.parent if option != "--plot" else _folder("a.png"))
-    refused("does not exist", name, text, option, "absent/out.png")
+    refused("cannot write absent/out.png", name, text, option, "absent/out.png")
     frozen = Path("frozen.png")
     frozen.touch(mode=0o444)
     refused("is read-only", name, text, option, frozen)
-    refused("not a regular file" if name == "stream" else "", "stream", text, "--state-out", "/dev/null")
+    refused("it is a device" if name == "stream" else "", "stream", text, "--state-out", "/dev/null")
     if os.access("/proc", os.W_OK):  # as root, for whom no folder is closed
         refused("cannot write /proc/out.png", name, text, option, "/proc/out.png")
 

@@ -14,7 +14,6 @@ from programs import Terminal, command
 from xlcli.cli import render
 from xlcli.cli.entry import main
 from xlcli.cli.render import Screen
-from xlcli.cli.signals import Stop
 from xlcli.events import Progress
 
 PLAIN = {"NO_COLOR": ""}
@@ -23,7 +22,7 @@ import sys, time
 from xlcli.cli.render import Screen
 from xlcli.events import Progress
 screen = Screen()
-with screen.stop() as stop, screen.until(stop):
+with screen.stop() as stop:
     {first}
     while not (stop() and {polite}):
         {work}
@@ -150,7 +149,7 @@ def test_the_loading_line_goes_before_the_first_score(model, tmp_path, monkeypat
 
 def test_a_message_of_a_signal_comes_before_all_others(capsys):
     screen = Screen()
-    with Stop() as stop, screen.until(stop):
+    with screen.stop() as stop:
         os.kill(os.getpid(), signal.SIGTERM)
         select.select([stop.fd], [], [])
         screen.say("totals")

@@ -54,30 +54,30 @@ def test_order_of_choice(cwd, bundled):
     (cwd / "models" / "not-a-model").mkdir()
     (cwd / "models" / "file").touch()
     assert find(None) == new
-    assert choose_with("old", None).folder == old
-    assert choose_with("old", "new").folder == new
+    assert choose_with("old", None)[0] == old
+    assert choose_with("old", "new")[0] == new
     assert find("books") == books
-    assert choose_with("", "").folder == new
+    assert choose_with("", "")[0] == new
 
 
 def test_newest_is_that_of_the_newest_finished_training(cwd, bundled):
     make(bundled / "books")
-    assert choose(None).reason == "bundled"
+    assert choose(None)[1] == "bundled"
     write_record(make(cwd / "models" / "older", age=9), {"finished": False})
     running = make(cwd / "models" / "running")
     write_record(running, {"finished": False})
     chosen = choose(None)
-    assert (chosen.folder, chosen.reason) == (running, "the newest in models/, training not finished")
+    assert chosen == (running, "the newest in models/, training not finished")
     done = make(cwd / "models" / "done", age=50)
     write_record(done, {"finished": True})
     chosen = choose(None)
-    assert (chosen.folder, chosen.reason) == (done, "the newest in models/")
+    assert chosen == (done, "the newest in models/")
     imported = make(cwd / "models" / "imported", age=20)
     assert find(None) == imported, "it has no record"
     (running / "record.json").write_text("{torn")
     assert find(None) == running
-    assert choose("done").reason is None
-    assert choose_with("done", None).reason == "XLCLI_MODEL"
+    assert choose("done")[1] is None
+    assert choose_with("done", None)[1] == "XLCLI_MODEL"
 
 
 def test_names_and_folders(cwd, bundled, monkeypatch):
@@ -173,10 +173,10 @@ def test_an_unfinished_copy_is_not_a_model(cwd, bundled):
     assert local_models() == ()
 
 
-def test_a_record_with_an_endless_number_is_a_problem_of_its_model_only(cwd, bundled):
+def test_a_record_with_an_endless_number_has_no_score(cwd, bundled):
     make(cwd / "models" / "a")
     record = cwd / "models" / "a" / "record.json"
     record.write_text('{"bits_per_byte": 1' + "0" * 400 + "}")
     [found] = local_models()
     assert found.bits_per_byte is None
-    assert found.problem == f"{record} has a number that is too large"
+    assert found.parameters == 10

@@ -58,7 +58,7 @@ def compress(
     check_files(context, [folder, *texts], ["out"])
     source = open_source(file)
     check_standard_output(source)
-    with screen.stop() as stop, screen.until(stop):
+    with screen.stop() as stop:
         if file == "-":
             screen.expect_keyboard()
         loaded, runtime = load_model(folder, settings, config.runtime, screen)

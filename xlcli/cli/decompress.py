@@ -48,7 +48,7 @@ def decompress(
     context.params["out"] = check_target(target, screen) if screen.json else target
     source = open_source(file)
     check_standard_output(source)
-    with screen.stop() as stop, screen.until(stop):
+    with screen.stop() as stop:
         reader = FileReader(portions(source, stop, None), "standard input" if file == "-" else file)
         with ending(stop):
             header = reader.header()

@@ -14,12 +14,6 @@ import signal
 import sys
 from collections.abc import Sequence
 
-_OUT_OF_DISK = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS), "Free some space, or write elsewhere."),
-    errno.EFBIG: "Raise the limit of file sizes (ulimit -f), or write to a disk that allows larger files.",
-}
-"""Error number of a failed write to remedy."""
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code."""
@@ -85,6 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _explain(error: Exception) -> tuple[int, str, str]:
     """Exit code, message and remedy of an error."""
     from xlcli.errors import XLError
+    from xlcli.files import CLOSE_FILES, DISK_REMEDIES, TOO_MANY_FILES
 
     if isinstance(error, XLError):
         return error.exit_code, error.message, error.remedy
@@ -100,10 +95,11 @@ def _explain(error: Exception) -> tuple[int, str, str]:
         return 4, "no more threads can be started.", "Close other programs, or raise the limit: ulimit -u."
     if isinstance(error, OSError) and error.errno is not None:
         where = f"{error.filename}: " if error.filename is not None else ""
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            return 4, f"{where}{error.strerror}.", "Close other programs, or raise the limit: ulimit -n 4096."
-        if error.errno in _OUT_OF_DISK:
-            return 4, f"cannot write: {where}{error.strerror}.", _OUT_OF_DISK[error.errno]
+        if error.errno in TOO_MANY_FILES:
+            return 4, f"{where}{error.strerror}.", CLOSE_FILES
+        if error.errno in (*DISK_REMEDIES, errno.EROFS):
+            remedy = DISK_REMEDIES.get(error.errno, "Write elsewhere.")
+            return 4, f"cannot write: {where}{error.strerror}.", remedy
         if error.errno == errno.ENOENT and not where:  # of os.getcwd
             return 3, "the working folder was removed.", "Change to another folder with cd."
         return 3, f"{where}{error.strerror}.", "Check that path."

@@ -80,7 +80,6 @@ def evaluate(
     with (
         join(config.runtime.timeout) as ranks,
         screen.stop() as stop,
-        screen.until(stop),
         standard_input(stop, screen.keyboard_ended),
         nullcontext() if html is None else Page(Path(html)) as page,
     ):

@@ -84,7 +84,7 @@ def generate(
         loaded, runtime, resume, save = prologue.open_model(context, folder, settings, config.runtime, screen)
         first, seed = os.fsencode(words[0]) if words else None, config.runtime.seed
         return converse(loaded, settings, runtime, screen, first=first, seed=seed, resume=resume, save=save)
-    with screen.stop() as stopping, screen.until(stopping):
+    with screen.stop() as stopping:
         if "-" in (prompts, *(words or ())):
             screen.expect_keyboard()
         prompt = read_prompt(words, stopping)

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from xlcli.cli.prompts import show
-from xlcli.cli.signals import Stop, Stopped
+from xlcli.cli.signals import Stopped
 from xlcli.errors import DataError
 
 if TYPE_CHECKING:
@@ -76,14 +76,13 @@ def converse(
         with _ending_signals():
             line = _read_line(screen) if first is None else first
             while line is not None:
-                with Stop() as stop, screen.until(stop, announced=True):
+                with screen.stop(announced=True) as stop:
                     prompt = line if at_line_start() or not line else b"\n" + line
                     events = generate(model, prompt, settings, runtime, seed=seed, resume=session, save=keep, stop=stop)
                     show(events, screen, prompt=b"", several=False)
                     if not (screen.json or screen.on_terminal or at_line_start()):
                         screen.write(b"\n")
                 seed = None
-                screen.until(None)
                 if stop() and not (on_keyboard and stop.signal == signal.SIGINT):
                     raise Stopped(stop.exit_code)
                 line = _read_line(screen)

@@ -214,11 +214,13 @@ def _copy_model(name: str, target: str, encoding: WeightEncoding | None, screen:
         is_preset = any(preset.name == name for preset in list_presets())
         remedy = f"Copy the preset into a file: xlcli models copy {name} FILE.toml." if is_preset else error.remedy
         raise CheckpointError(error.message, remedy) from None
-    with screen:
-        screen.wait("copying")
-        from xlcli.store.folder import copy_model
+    screen.wait("copying")
+    from xlcli.store.folder import copy_model
 
+    try:
         copy_model(folder, Path(target), encoding)
+    finally:
+        screen.clear()
     made = summarize(Path(target))
     if screen.json:
         screen.object(made)

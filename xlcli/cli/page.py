@@ -87,9 +87,6 @@ class Page(AbstractContextManager["Page"]):
     """Page of a text whose tokens are added in order; a context manager.
 
     Memory is constant: rows go to an unnamed temporary file, and `save` writes the page.
-
-    Args:
-        path: File of the page.
     """
 
     def __init__(self, path: Path) -> None:
@@ -99,7 +96,7 @@ class Page(AbstractContextManager["Page"]):
         self._first = 0
         self._visible = Visible()
         self._pending = (0, 0.0)
-        self._row: _Row | None = None
+        self._row = _Row(1)
         self._block: list[str] = []
         self._units: list[str] = []
         self._block_bytes = self._shown_bytes = self._shown_lines = 0
@@ -123,14 +120,11 @@ class Page(AbstractContextManager["Page"]):
         self.n_bytes += len(text)
         self.n_tokens += 1
         self.bits += bits
-        if self._row is None:
-            self._row = _Row(self.n_lines + 1)
         self._curve.add(len(text), bits, self._row.line)
         self._add_unit(self._visible.feed(text), len(text), bits)
-        if text.endswith(b"\n"):
-            self._end_row()
-            self.n_lines += 1
-        elif self._row.n_bytes >= ROW_BYTES:
+        ends_line = text.endswith(b"\n")
+        self.n_lines += ends_line
+        if ends_line or self._row.n_bytes >= ROW_BYTES:
             self._end_row()
 
     def save(
@@ -143,12 +137,7 @@ class Page(AbstractContextManager["Page"]):
     ) -> None:
         """Writes the page, atomically if the file is a regular one.
 
-        Args:
-            title: Name of the text.
-            model: Name of the model.
-            context: Context of a token in words.
-            facts: Further names and values shown at the top, before these.
-            by_context: Loss by context length, if measured.
+        `facts` are names and values shown at the top, before the model and the context of a token in words.
         """
         lines = f"{report.counted(self.n_lines, 'line')}, " if self.n_lines else ""
         text = f"{report.size(self.n_bytes)}, {lines}{report.counted(self.n_tokens, 'token')}"
@@ -157,7 +146,6 @@ class Page(AbstractContextManager["Page"]):
 
     def _add_unit(self, shown: str, n_bytes: int, bits: float) -> None:
         """Adds shown text to the row. Tokens that end within a character are shown with the token that completes it."""
-        assert self._row is not None
         n_bytes, bits = n_bytes + self._pending[0], bits + self._pending[1]
         self._pending = (0, 0.0) if shown else (n_bytes, bits)
         if shown:
@@ -166,8 +154,8 @@ class Page(AbstractContextManager["Page"]):
             self._row.bits += bits
 
     def _end_row(self) -> None:
-        row, self._row = self._row, None
-        if row is None or not row.units:
+        row, self._row = self._row, _Row(self.n_lines + 1)
+        if not row.units:
             return
         is_shown = self._shown_bytes < TEXT_BYTES
         self._n_rows += 1
@@ -207,7 +195,6 @@ class Page(AbstractContextManager["Page"]):
         self, title: str, facts: Sequence[tuple[str, str]], by_context: Sequence[ContextBin]
     ) -> Iterator[bytes]:
         if rest := self._visible.feed(b"", final=True):
-            self._row = self._row or _Row(self.n_lines + 1)
             self._add_unit(rest, 0, 0.0)
         self._end_row()
         self._end_block()
@@ -293,25 +280,17 @@ class Curve:
 
     def add(self, n_bytes: int, bits: float, line: int) -> None:
         """Adds a token of `n_bytes` bytes in this line."""
-        if self.points and self.points[-1][0] < self._width:
-            self.points[-1] = self._joined(self.points[-1], (n_bytes, bits, line))
-            return
-        if len(self.points) == CURVE_POINTS:
-            self._width *= 2
-            self.points = [self._joined(*self.points[at : at + 2]) for at in range(0, CURVE_POINTS, 2)]
-        self.points.append((n_bytes, bits, line))
-
-    @staticmethod
-    def _joined(first: tuple[int, float, int], second: tuple[int, float, int]) -> tuple[int, float, int]:
-        return first[0] + second[0], first[1] + second[1], first[2]
+        if not self.points or self.points[-1][0] >= self._width:
+            if len(self.points) == CURVE_POINTS:
+                self._width *= 2
+                pairs = zip(self.points[::2], self.points[1::2], strict=True)
+                self.points = [(one[0] + other[0], one[1] + other[1], one[2]) for one, other in pairs]
+            self.points.append((0, 0.0, line))
+        stretch_bytes, stretch_bits, first_line = self.points[-1]
+        self.points[-1] = stretch_bytes + n_bytes, stretch_bits + bits, first_line
 
     def figure(self, first_byte: int, last_line: int) -> str:
-        """The curve as SVG; each stretch links to the line where it begins.
-
-        Args:
-            first_byte: Offset of the text.
-            last_line: Number of the last line that the page shows.
-        """
+        """The curve as SVG, from the offset `first_byte`; a stretch links to its first line, up to `last_line`."""
         points = self.points
         if len(points) < 2:
             return ""
@@ -351,18 +330,12 @@ def context_section(bins: Sequence[ContextBin]) -> str:
     longest = max(each.bits_per_byte for each in bins) or 1.0
     rows = []
     for each in bins:
-        cells = (
-            report.context_range(each),
-            f"{each.tokens:,}",
-            f"{each.bits_per_byte:.4f}",
-            "-" if each.margin is None else f"{each.margin:.4f}",
-        )
         width = 100 * each.bits_per_byte / longest
         bar = (
             '<svg viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">'
             f'<rect width="{width:.4g}" height="1"/></svg>'
         )
-        rows.append(f"<tr>{''.join(f'<td>{cell}' for cell in (*cells, bar))}</tr>")
+        rows.append(f"<tr>{''.join(f'<td>{cell}' for cell in (*report.context_cells(each), bar))}</tr>")
     heading = "<tr><th>tokens of context<th>tokens<th>bits per byte<th>± (95 %)<th></tr>"
     return (
         "<details open><summary><h2>Loss by context</h2></summary>"

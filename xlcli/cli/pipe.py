@@ -63,23 +63,21 @@ class _Input(io.RawIOBase):
 
     def __init__(self, stop: Stop, at_end: Callable[[], None]) -> None:
         self._stop, self._at_end = stop, at_end
+        self._portions, self._rest = portions(0, stop, None), b""
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
         view = memoryview(buffer).cast("B")
-        waiting = poll({0: select.POLLIN, self._stop.fd: select.POLLIN})
-        data = None
-        while data is None:
-            if self._stop() or self._stop.fd in dict(waiting.poll()):
-                raise Stopped(self._stop.exit_code)
-            with contextlib.suppress(BlockingIOError):  # another process has read what arrived
-                data = os.read(0, len(view))
+        data = self._rest or next(self._portions, None) or b""
         if not data:
+            if self._stop():
+                raise Stopped(self._stop.exit_code)
             self._at_end()
-        view[: len(data)] = data
-        return len(data)
+        n, self._rest = min(len(view), len(data)), data[len(view) :]
+        view[:n] = data[:n]
+        return n
 
 
 @contextlib.contextmanager

@@ -55,12 +55,10 @@ def find_model(context: typer.Context, settings: InferenceConfig, screen: Screen
     Raises:
         ConfigError: A setting does not apply to this model.
     """
-    from xlcli.store.discover import VARIABLE, choose
+    from xlcli.store.discover import choose
     from xlcli.store.layout import read_config
 
-    choice = choose(context.params["model"])
-    folder = choice.folder
-    reason = VARIABLE if source(context, "model") == "ENVIRONMENT" else choice.reason
+    folder, reason = choose(None if source(context, "model") == "ENVIRONMENT" else context.params["model"])
     if reason is not None:
         screen.say(f"model {folder.name} ({reason}); -m NAME takes another")
     section = str(context.info_name)

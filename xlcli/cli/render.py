@@ -11,9 +11,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from types import TracebackType
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from xlcli.cli import report
@@ -43,15 +42,10 @@ _ERASE = "\r\x1b[J"
 """Erases the live line, all rows of it if the terminal has become narrower and has broken it."""
 
 
-class Screen(AbstractContextManager["Screen"]):
-    """stdout and stderr of a command; a context manager that removes the live line.
+class Screen:
+    """stdout and stderr of a command, with its output options.
 
-    Args:
-        json: Print results as JSON.
-        quiet: Hide progress and all messages but warnings.
-        verbose: Show details.
-        color: `auto`, `always` or `never`; None is `auto`.
-        hidden: Hide progress and all messages, as all processes of a run but the first do.
+    `hidden` hides progress and all messages, as all processes of a run but the first do.
     """
 
     def __init__(
@@ -89,25 +83,22 @@ class Screen(AbstractContextManager["Screen"]):
         self._legend_due = self._on_terminal and not quiet
         self._at_line_start = True
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.clear()
-        if self._out.discarded:
-            self.say(f"standard output was not read; its last {self._out.discarded:,} bytes are lost", "warning")
+    @contextmanager
+    def stop(self, *, announced: bool = False) -> Iterator[Stop]:
+        """Stop request by signal, after which output does not wait for a reader that has stalled.
 
-    def stop(self) -> Stop:
-        """Stop request by signal, whose messages this screen prints."""
-        return Stop(self.interrupted, self.farewell)
-
-    def until(self, stop: Stop | None, *, announced: bool = False) -> Screen:
-        """This screen; after a signal it does not wait for a reader that has stalled. None: it always waits.
-
-        `announced`: the signal needs no message.
+        At its end the live line is removed. `announced`: the signal needs no message.
         """
         self._announced = announced
-        self._out.stop = self._err.stop = stop
-        return self
+        with Stop(self.interrupted, self.farewell) as stop:
+            self._out.stop = self._err.stop = stop
+            try:
+                yield stop
+            finally:
+                self.clear()
+                if lost := self._out.discarded:
+                    self.say(f"standard output was not read; its last {lost:,} bytes are lost", "warning")
+        self._out.stop = self._err.stop = None
 
     def expect_keyboard(self) -> None:
         """If standard input is a keyboard: prints how to end it, and shows no progress until `keyboard_ended`."""

@@ -211,11 +211,7 @@ def score_text(score: Score, model: ModelConfig) -> str:
     text = "\n".join(lines) + "\n"
     if score.by_context:
         heading = ("context seen", "tokens", "bits per byte", "± (95 %)")
-        context_rows = [
-            (context_range(b), str(b.tokens), f"{b.bits_per_byte:.4f}", "-" if b.margin is None else f"{b.margin:.4f}")
-            for b in score.by_context
-        ]
-        text += "\n" + table([heading, *context_rows])
+        text += "\n" + table([heading, *map(context_cells, score.by_context)])
     return text
 
 
@@ -246,10 +242,12 @@ def _signed(value: float) -> str:
     return f"{round(value, 4) + 0.0:+.4f}"
 
 
-def context_range(context: ContextBin) -> str:
-    """Tokens of context of a bin: `1`, `2 to 3`."""
+def context_cells(context: ContextBin) -> tuple[str, str, str, str]:
+    """Tokens of context, as `1` or `2 to 3`, number of tokens, bits per byte and margin of a bin."""
     last = context.stop - 1
-    return str(last) if last == context.start else f"{context.start} to {last}"
+    seen = str(last) if last == context.start else f"{context.start} to {last}"
+    margin = "-" if context.margin is None else f"{context.margin:.4f}"
+    return seen, str(context.tokens), f"{context.bits_per_byte:.4f}", margin
 
 
 def sweep_text(scores: Sequence[Score], n_lengths: int) -> str:

@@ -15,7 +15,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that request a stop."""
@@ -67,8 +66,6 @@ class Stop:
         return f"{signal.Signals(self.signal).name}: stopping; Ctrl-C exits at once"
 
     def __enter__(self) -> Stop:
-        if threading.current_thread() is not threading.main_thread():
-            return self
         self._inbox, self._wakeup = socket.socketpair()
         self._wakeup.setblocking(False)
         self._old_wakeup = signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
@@ -80,17 +77,14 @@ class Stop:
         self._watcher.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._previous or hasattr(self, "_watcher"):
-            for number, handler in self._previous.items():
-                signal.signal(number, handler)  # type: ignore[arg-type]
-            signal.set_wakeup_fd(self._old_wakeup)
-            self._wakeup.send(b"\0")
-            self._watcher.join()
-            self._wakeup.close()
-            self._inbox.close()
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        signal.set_wakeup_fd(self._old_wakeup)
+        self._wakeup.send(b"\0")
+        self._watcher.join()
+        self._wakeup.close()
+        self._inbox.close()
         os.close(self.fd)
         os.close(self._fd_writer)
 

@@ -62,7 +62,7 @@ def stream(
     source = open_source(name)
     check_standard_output(source)
     label = "standard input" if name == "-" else name
-    with screen.stop() as stop, screen.until(stop), nullcontext() if html is None else Page(Path(html)) as page:
+    with screen.stop() as stop, nullcontext() if html is None else Page(Path(html)) as page:
         if name == "-":
             screen.expect_keyboard()
         loaded, runtime, resume, save = prologue.open_model(context, folder, settings, config.runtime, screen)

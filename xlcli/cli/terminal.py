@@ -65,13 +65,9 @@ def clipped(text: str, width: int) -> str:
 def table(
     rows: Sequence[Sequence[str]], width: int | None = None, *, left: Collection[int] = (0,), clip: bool = False
 ) -> str:
-    """Aligned columns; control characters are escaped.
+    """Aligned columns in lines of `width` cells, or of as many as needed; control characters are escaped.
 
-    Args:
-        rows: Cells of each row, all of the same number.
-        width: Number of cells of a line; None is as many as needed.
-        left: Numbers of the columns of texts, which are flush left, and broken if they do not fit.
-        clip: Shorten texts that do not fit instead.
+    The columns of texts, by number, are flush left; they are broken if they do not fit, or shortened to `clip` them.
     """
     from rich.console import Console
     from rich.table import Table

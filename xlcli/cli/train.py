@@ -101,7 +101,6 @@ def train(
         with (
             join(runtime.timeout, RESUME) as ranks,
             screen.stop() as stop,
-            screen.until(stop),
             standard_input(stop, screen.keyboard_ended),
         ):
             if "-" in paths:

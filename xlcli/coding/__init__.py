@@ -1,13 +1,7 @@
 """Compression of text by arithmetic coding with the predictions of a model: the file, header, frames and end.
 
-    magic    8 bytes
-    header   size (u32), JSON, deflated with a dictionary
-    frame    number of tokens (u32, 1 to `FRAME_TOKENS`), number of words (u32, one for each `WORD_TOKENS` tokens or
-             more), CRC-32 (u32) of both numbers and the words, words (u32)
-    end      0 (u32), number of bytes of the text (u64), SHA-256 of the text (32 bytes)
-
-All numbers are little-endian. docs/format.md specifies the file; `workflow` writes and reads it. Its size is the
-surprisal of the text, as `eval` reports it, and about 0.1 % more for the frames. Imports no torch.
+docs/format.md specifies the file; `workflow` writes and reads it. Its size is the surprisal of the text, as `eval`
+reports it, and about 0.1 % more for the frames. Imports no torch.
 """
 
 from __future__ import annotations
@@ -49,12 +43,8 @@ class Header(BaseConfig):
     """What a decoder needs to compute the same predictions.
 
     Attributes:
-        model: Name of the model.
         fingerprint: First 16 hexadecimal digits of the SHA-256 of the model's fingerprints.
         settings: Inference settings, of which the file holds those that differ from the defaults.
-        threads: Number of CPU threads.
-        device: Type of the device.
-        dtype: Number type of matrix products.
         software: Versions and processor, for messages.
         check: Hash of the predictions for a fixed text, 16 hexadecimal digits.
     """
@@ -114,11 +104,7 @@ class End:
 
 
 class FileReader:
-    """Reads a compressed text from portions of bytes.
-
-    Args:
-        portions: Bytes of the file, divided anywhere; None is skipped.
-        name: Name of the file, for messages.
+    """Reads a compressed text from portions of bytes, divided anywhere; None is skipped.
 
     Attributes:
         n_read: Number of bytes read.

@@ -30,8 +30,6 @@ from xlcli.online import not_finite
 from xlcli.text.pretokenize import whole_words
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from xlcli.runtime import Runtime
     from xlcli.store.folder import LoadedModel
 
@@ -42,11 +40,8 @@ MOST_READ = 1024
 """Maximum number of tokens that it reads before them."""
 
 
-class TokenCoder:
-    """Codes the tokens of one text in order by their predictions.
-
-    Args:
-        session: A session at the start of a text.
+class Predictions:
+    """Predictions of the tokens of one text, in order, by a session at its start.
 
     Attributes:
         bits: Sum of the surprisals of the tokens so far.
@@ -56,43 +51,26 @@ class TokenCoder:
         self.bits = 0.0
         self._session = session
 
-    def _probabilities(self) -> NDArray[np.float64]:
-        """Probabilities (v) of the next token."""
+    def next(self) -> stream.model.Categorical:
+        """Distribution of the next token, for `constriction`; `observe` comes after it."""
         logits = self._session.predict()[0].double().cpu().numpy()
         if not np.isfinite(logits).all():
             raise not_finite(self._session.model.name, self._session.options)
         weights = np.exp(logits - logits.max())
-        probabilities: NDArray[np.float64] = weights / weights.sum()
-        return probabilities
+        self._probabilities = weights / weights.sum()
+        return stream.model.Categorical(self._probabilities, lazy=True)
 
-    def _observe(self, token: int, probabilities: NDArray[np.float64]) -> None:
-        self.bits -= float(np.log2(max(probabilities[token], 2.0**-1074)))
+    def observe(self, token: int) -> None:
+        """Reads the next token."""
+        self.bits -= float(np.log2(max(self._probabilities[token], 2.0**-1074)))
         self._session.observe(token)
-
-    def encode(self, token: int, coder: stream.queue.RangeEncoder) -> None:
-        """Codes the next token."""
-        probabilities = self._probabilities()
-        coder.encode(token, stream.model.Categorical(probabilities, lazy=True))
-        self._observe(token, probabilities)
-
-    def decode(self, coder: stream.queue.RangeDecoder) -> int | None:
-        """The next token; None if with the probabilities of this machine no token has these words."""
-        probabilities = self._probabilities()
-        try:
-            token = int(coder.decode(stream.model.Categorical(probabilities, lazy=True)))
-        except AssertionError:
-            return None
-        self._observe(token, probabilities)
-        return token
 
 
 def check_hash(session: InferenceSession) -> Generator[Notice, None, str]:
     """Hash, 16 hexadecimal digits, of the logits before each of `N_CHECKED` fixed tokens, to the bit.
 
-    Before them the session reads as many tokens as its memory or a block of adaptation holds, at most `MOST_READ`.
-
-    Args:
-        session: A session at the start of a text, which is used up.
+    Before them the session, which is at the start of a text, reads as many tokens as its memory or a block of
+    adaptation holds, at most `MOST_READ`.
 
     Yields:
         Notices about kernels.
@@ -125,15 +103,10 @@ def compress(
     size: int | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Output]:
-    """Compresses a text; memory use does not depend on its length.
+    """Compresses a text, which comes divided anywhere; memory use does not depend on its length.
 
-    Args:
-        model: The model.
-        portions: The bytes of the text, divided anywhere; None is skipped.
-        options: Inference settings, which the result contains.
-        runtime: Device, number type and threads.
-        size: Number of bytes of the text, for the progress; None if unknown.
-        stop: Called before every token.
+    The result contains the options. `size` is the number of bytes of the text, if it is known. `stop` is called before
+    every token.
 
     Yields:
         The bytes of the compressed text in order, notices and progress, and `Coded` last.
@@ -160,7 +133,7 @@ def compress(
         check=check,
     ).encode()
     yield header
-    tokens, hashed = TokenCoder(InferenceSession.open(model, runtime, options, None)), hashlib.sha256()
+    predictions, hashed = Predictions(InferenceSession.open(model, runtime, options, None)), hashlib.sha256()
     coder, n_coded = stream.queue.RangeEncoder(), 0
 
     def frame() -> bytes:
@@ -177,7 +150,8 @@ def compress(
         for token, n in zip(ids.tolist(), model.tokenizer.sizes(ids, words).tolist(), strict=True):
             if stop():
                 raise StoppedEarlyError
-            tokens.encode(token, coder)
+            coder.encode(token, predictions.next())
+            predictions.observe(token)
             n_tokens, n_bytes, n_coded = n_tokens + 1, n_bytes + n, n_coded + 1
             if n_coded == FRAME_TOKENS:
                 n_written += len(whole := frame())
@@ -188,7 +162,7 @@ def compress(
         raise StoppedEarlyError
     end = (frame() if n_coded else b"") + End(n_bytes, hashed.digest()).encode()
     yield end
-    yield Coded(n_bytes, n_written + len(end), n_tokens, tokens.bits, time.monotonic() - started)
+    yield Coded(n_bytes, n_written + len(end), n_tokens, predictions.bits, time.monotonic() - started)
 
 
 def decompress(
@@ -199,14 +173,9 @@ def decompress(
     *,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Output]:
-    """Restores a text; memory use does not depend on its length.
+    """Restores a text from `reader`, after its header was read; memory use does not depend on its length.
 
-    Args:
-        model: The model of the header.
-        header: The header, which has been read from `reader`.
-        reader: The compressed text.
-        runtime: Device, number type and threads.
-        stop: Called before every token.
+    `stop` is called before every token.
 
     Yields:
         The bytes of the text in order, notices and progress, and `Coded` last.
@@ -237,7 +206,7 @@ def decompress(
             f"here are {software()}.",
             "Decompress it with the same versions on a processor of the same type.",
         )
-    tokens, hashed = TokenCoder(InferenceSession.open(model, runtime, header.settings, None)), hashlib.sha256()
+    predictions, hashed = Predictions(InferenceSession.open(model, runtime, header.settings, None)), hashlib.sha256()
     meter = ProgressMeter("decompressing", None, "bytes")
     n_tokens = n_bytes = 0
     not_restored = DataError(
@@ -251,8 +220,11 @@ def decompress(
             break
         coder = stream.queue.RangeDecoder(np.frombuffer(frame.words, "<u4").astype(np.uint32))
         for _ in range(frame.n_tokens):
-            if (token := tokens.decode(coder)) is None:
-                raise not_restored
+            try:
+                token = int(coder.decode(predictions.next()))
+            except AssertionError:  # with the probabilities of this machine no token has these words
+                raise not_restored from None
+            predictions.observe(token)
             text = model.tokenizer.decode([token])
             hashed.update(text)
             n_tokens, n_bytes = n_tokens + 1, n_bytes + len(text)
@@ -260,7 +232,7 @@ def decompress(
             yield from meter.report(n_bytes)
             if stop():
                 raise StoppedEarlyError
-    yield Coded(n_bytes, reader.n_read, n_tokens, tokens.bits, time.monotonic() - started)
+    yield Coded(n_bytes, reader.n_read, n_tokens, predictions.bits, time.monotonic() - started)
 
 
 def model_fingerprint(model: LoadedModel) -> str:

@@ -45,6 +45,13 @@ TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 """Error numbers for too many open files."""
 CLOSE_FILES = "Close other programs, or raise the limit of open files: ulimit -n 4096."
 """Remedy for too many open files."""
+DISK_REMEDIES = {
+    errno.ENOSPC: "Free some space on that disk, or choose another folder, and run the same command again.",
+    errno.EDQUOT: "Free some of your quota, or choose another folder, and run the same command again.",
+    errno.EFBIG: "Raise the limit of file sizes (ulimit -f), or choose a disk that allows larger files.",
+    errno.EIO: "The disk reports errors: choose a folder on another one.",
+}
+"""Error number of a failed write to remedy."""
 RESTORE = "Restore the file from a copy, or choose another model."
 """Remedy for a damaged file."""
 
@@ -155,12 +162,7 @@ def cannot_write(path: Path, error: OSError) -> XLError:
         return ResourceError(f"cannot write {path}: {reason}.", CLOSE_FILES)
     if error.errno in _PATH_MISTAKES:
         return ConfigError(f"cannot write {path}: {reason}.", "Choose a path in a folder that exists.")
-    remedy = {
-        errno.ENOSPC: "Free some space on that disk, or choose another folder, and run the same command again.",
-        errno.EDQUOT: "Free some of your quota, or choose another folder, and run the same command again.",
-        errno.EFBIG: "Raise the limit of file sizes (ulimit -f), or choose a disk that allows larger files.",
-        errno.EIO: "The disk reports errors: choose a folder on another one.",
-    }.get(error.errno or 0, "Choose a folder that you may write to.")
+    remedy = DISK_REMEDIES.get(error.errno or 0, "Choose a folder that you may write to.")
     return ResourceError(f"cannot write {path}: {reason}.", remedy)
 
 
@@ -320,10 +322,7 @@ def own_folder(folder: Path, variable: str) -> Path:
     """A folder without links in its path; it is made with mode 0700 if it is missing.
 
     The folders above it are checked, too, but for those above the home folder: who can replace that needs no cache.
-
-    Args:
-        folder: The folder.
-        variable: Environment variable that chooses it.
+    The environment variable `variable` chooses it.
 
     Raises:
         ConfigError: Another user owns or can write the folder, or one above it that is not sticky.

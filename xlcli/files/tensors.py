@@ -51,9 +51,7 @@ def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
 def read_tensors(path: Path, *, expected: Mapping[str, TensorInfo] | None) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and metadata of a file that `write_tensors` wrote. Tensors own their memory: the file may change later.
 
-    Args:
-        path: The file.
-        expected: Type and shape of every tensor, compared before anything is allocated; None accepts any.
+    Types and shapes are compared with the expected ones, if given, before anything is allocated.
 
     Raises:
         CheckpointError: The file is missing, damaged, without checksums, or holds other tensors than expected.

@@ -21,7 +21,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -38,7 +38,7 @@ from xlcli.files import (
     write_atomic,
 )
 from xlcli.files.tensors import read_header
-from xlcli.store.layout import CHECKPOINTS, CONFIG, LATEST, MANIFEST, SCHEMA, STEP, WEIGHTS
+from xlcli.store.layout import BEST, CHECKPOINTS, CONFIG, LATEST, MANIFEST, SCHEMA, STEP, WEIGHTS
 from xlcli.store.lock import HOLDER, INSTALLING, LOCK, RUN_FILES, STAGED, clean, is_own, is_unfinished, remove
 
 # Checkpoints
@@ -65,15 +65,11 @@ def step_of(path: Path) -> int:
 
 
 def commit(folder: Path, step: int, write: Callable[[Path], None], keep: int, *, protected: int | None = None) -> Path:
-    """Writes a checkpoint durably, makes it the newest and returns its path.
+    """Writes a checkpoint durably into a folder of checkpoints, makes it the newest and returns its path.
 
-    Args:
-        folder: The folder of checkpoints; made if missing.
-        step: Number of training steps. A checkpoint of this step is replaced. Checkpoints of later steps, which a
-            resumed run has undone, are removed.
-        write: Function that writes the files of the checkpoint durably (`write_atomic`) into an empty folder.
-        keep: Number of checkpoints to keep, at least 1. None is removed before this one is durable.
-        protected: Step of an earlier checkpoint that is kept, too.
+    `write` writes its files durably into an empty folder. A checkpoint of this step is replaced. Then checkpoints of
+    later steps, which a resumed run has undone, and all but the newest `keep` are removed; the one of step `protected`
+    is kept.
     """
     temporary = temporary_path(folder)
     final = folder / step_name(step)
@@ -102,13 +98,8 @@ def commit(folder: Path, step: int, write: Callable[[Path], None], keep: int, *,
     return final
 
 
-def latest(folder: Path, spare: Container[str] = ()) -> Latest:
-    """The newest checkpoint with all files undamaged, and the damaged ones before it.
-
-    Args:
-        folder: The folder of checkpoints.
-        spare: Names of files that are not verified, because a checkpoint can be used without them.
-    """
+def latest(folder: Path) -> Latest:
+    """The newest checkpoint in a folder of checkpoints that `verify` accepts, and the damaged ones before it."""
     rejected: dict[Path, str] = {}
     try:
         candidates = checkpoints(folder)
@@ -116,7 +107,7 @@ def latest(folder: Path, spare: Container[str] = ()) -> Latest:
         raise cannot_read(folder, error) from None
     for path in candidates:
         try:
-            verify(path, spare)
+            verify(path)
         except CheckpointError as error:
             rejected[path] = error.message
         else:
@@ -131,10 +122,10 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: (step_of(path), not path.name.endswith("~")), reverse=True)
 
 
-def verify(path: Path, spare: Container[str] = ()) -> None:
-    """Raises `CheckpointError` if a file of a checkpoint, not in `spare`, differs from its manifest."""
+def verify(path: Path) -> None:
+    """Raises `CheckpointError` if a file of a checkpoint, other than `BEST`, differs from its manifest."""
     for name, (size, digest) in manifest(path).items():
-        if name in spare:
+        if name == BEST:
             continue
         with open_regular(path / name) as (file, status):
             if status.st_size != size:
@@ -245,14 +236,8 @@ def foreign_entry(folder: Path) -> str | None:
 
 def belongs_to_run(folder: Path, path: Path) -> bool:
     """True if replacing the run in `folder` would remove the file `path`."""
-    inside = (folder / name for name in (STAGED, INSTALLING, CHECKPOINTS))
-    if any(path.resolve().is_relative_to(place.resolve()) for place in inside):
-        return True
-    for name in RUN_FILES:
-        with suppress(OSError):
-            if path.samefile(folder / name):
-                return True
-    return False
+    file = path.resolve()
+    return any(file.is_relative_to((folder / name).resolve()) for name in (STAGED, INSTALLING, *RUN_FILES))
 
 
 def place_of_run(folder: Path) -> Path:

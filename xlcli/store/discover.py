@@ -12,10 +12,10 @@ from typing import Any
 
 from xlcli.errors import CheckpointError
 from xlcli.events import ScoredText
-from xlcli.files import TEMPORARY
+from xlcli.files import TEMPORARY, as_utf8
 from xlcli.files.tensors import read_header
 from xlcli.presets import models_folder
-from xlcli.store.layout import CHECKPOINTS, CONFIG, ENCODINGS, RECORD, WEIGHTS, is_model, read_record, scored_text
+from xlcli.store.layout import CHECKPOINTS, CONFIG, ENCODINGS, WEIGHTS, is_model, read_record, scored_text
 from xlcli.store.weights import n_weights
 
 LOCAL = "models"
@@ -33,17 +33,12 @@ class ModelSummary:
     """One row of `xlcli models`. Values that could not be read are None, and `problem` is the reason.
 
     Attributes:
-        name: Name of the folder.
-        folder: The model folder.
-        bundled: True if the model is bundled with xlcli.
         bytes: Size of the weights file.
         modified: Time of its last change in seconds since 1970.
         encoding: Encoding of the weights, a key of `ENCODINGS`.
         parameters: Number of stored weights.
         corpus: Name of the training text.
-        bits_per_byte: Score of the model on its validation text.
-        scored: Part of that text, and memory length.
-        problem: Error message, or None.
+        bits_per_byte: Score of the model on the text `scored`.
     """
 
     name: str
@@ -59,21 +54,15 @@ class ModelSummary:
     problem: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A model folder, and the reason for choosing it if the user did not name it."""
-
-    folder: Path
-    reason: str | None
-
-
 def find(name: str | None) -> Path:
     """Folder of the model that `choose` chooses."""
-    return choose(name).folder
+    return choose(name)[0]
 
 
-def choose(name: str | None) -> Choice:
-    """The model `name`, else the one that `XLCLI_MODEL` names, else the newest in `./models`, else the bundled model.
+def choose(name: str | None) -> tuple[Path, str | None]:
+    """A model folder, and the reason for choosing it if the user did not name it.
+
+    It is the model `name`, else the one that `XLCLI_MODEL` names, else the newest in `./models`, else the bundled one.
 
     A plain name is searched in `./models`, then as a folder, then among the bundled models. The newest comes
     from the latest finished training, or from the latest training if none has finished.
@@ -85,13 +74,13 @@ def choose(name: str | None) -> Choice:
     local, bundled = _local(), _bundled()
     if wanted:
         folder = _named(wanted, "" if name else f" (from {VARIABLE})", (*local, *bundled))
-        return Choice(folder, None if name else VARIABLE)
+        return folder, None if name else VARIABLE
     if finished := next(filter(_is_finished, local), None):
-        return Choice(finished, f"the newest in {LOCAL}/")
+        return finished, f"the newest in {LOCAL}/"
     if local:
-        return Choice(local[0], f"the newest in {LOCAL}/, training not finished")
+        return local[0], f"the newest in {LOCAL}/, training not finished"
     if bundled:
-        return Choice(bundled[0], "bundled")
+        return bundled[0], "bundled"
     raise CheckpointError("there is no model yet.", "Train one: xlcli train FILE.")
 
 
@@ -124,12 +113,10 @@ def summarize(folder: Path) -> ModelSummary:
         record = read_record(folder)
         found["corpus"] = record["corpus"] if isinstance(record.get("corpus"), str) else None
         score = record.get("bits_per_byte")
-        found["bits_per_byte"] = float(score) if isinstance(score, int | float) else None
+        found["bits_per_byte"] = score if isinstance(score, float) else None
         found["scored"] = scored_text(record)
     except CheckpointError as error:
         found["problem"] = error.message
-    except OverflowError:
-        found["problem"] = f"{folder / RECORD} has a number that is too large"
     with suppress(OSError):
         status = (folder / WEIGHTS).stat()
         found |= {"bytes": status.st_size, "modified": status.st_mtime}
@@ -140,7 +127,8 @@ def _named(wanted: str, source: str, known: Iterable[Path]) -> Path:
     plain = Path(wanted).name == wanted and wanted not in (".", "..")
     cwd = Path.cwd()
     places = [cwd / LOCAL / wanted, cwd / wanted, models_folder() / wanted] if plain else [cwd / wanted]
-    if found := next(filter(is_model, places), None):
+    shown = (folder for folder in known if as_utf8(folder.name) == wanted)  # as a compressed text names its model
+    if found := next(filter(is_model, places), None) or next(shown, None):
         return found
     # os.path.isdir is False where the name is impossible.
     if begun := next((place for place in places if os.path.isdir(place / CHECKPOINTS)), None):  # noqa: PTH112

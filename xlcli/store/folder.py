@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import time
@@ -62,10 +61,7 @@ class LoadedModel:
     """A model ready for inference.
 
     Attributes:
-        folder: The model folder.
-        name: Name of the folder.
         config: Sections model, text and train of the configuration, with the inference settings given to `load`.
-        tokenizer: The model's tokenizer.
         network: In evaluation mode, with float32 weights.
         record: Content of `record.json`.
         fingerprints: SHA-256 of config, weights and tokenizer as stored, which tie a state file to this model.
@@ -181,13 +177,8 @@ def save_model(
     Existing weights are replaced atomically. Weights of another configuration, tokenizer or encoding are removed
     first, so that a crash never leaves files of different models together.
 
-    Args:
-        folder: Made if missing.
-        config: Resolved configuration.
-        network_state: `weights(network)` or a `state_dict()`.
-        tokenizer: The tokenizer that the weights were trained with.
-        metadata: Further entries for the metadata of the weights.
-        encoding: Encoding of the stored weights, a key of `ENCODINGS`.
+    `network_state` is `weights(network)` or a `state_dict()`, `metadata` are further entries for the metadata of the
+    weights, and `encoding` is a key of `ENCODINGS`.
 
     Raises:
         CheckpointError: `network_state` lacks a tensor of the network, or has it in another shape, or the encoding
@@ -225,11 +216,8 @@ def save_model(
 def load(folder: Path, options: InferenceConfig | None = None, *, device: str | torch.device = "cpu") -> LoadedModel:
     """The model in `folder`, verified, with float32 weights.
 
-    Args:
-        folder: The model folder.
-        options: Settings of the stack, the layers and the position encoding, and number type that the weights are
-            rounded to, as if they were stored in it; None is as trained.
-        device: Device of the network.
+    Of `options`, the settings of the stack, the layers and the position encoding apply, and the number type that the
+    weights are rounded to, as if they were stored in it; None is as trained.
 
     Raises:
         ConfigError: The model has no such setting.
@@ -272,17 +260,19 @@ def _load(folder: Path, options: InferenceConfig, device: str | torch.device) ->
             f"its model {header.config.model.vocab_size:,}.",
             KEEP_TOGETHER,
         )
-    warnings = list(_warnings(folder.resolve().name, network))
+    name, warnings = folder.resolve().name, []
+    if bad := next((key for key, tensor in weights(network).items() if not bool(tensor.isfinite().all())), None):
+        warnings.append(f"weights of {name} hold NaN or infinity, first in '{bad}'; its output will make no sense.")
     if weight_dtype != "float32":
         round_weights(network, weight_dtype)
     record: dict[str, Any] = {}
     try:
         record = read_record(folder)
     except CheckpointError as error:  # it changes no number
-        warnings.insert(0, f"{error.message.rstrip('.')}; the model is used without it.")
+        warnings.append(f"{error.message.rstrip('.')}; the model is used without it.")
     return LoadedModel(
         folder=folder,
-        name=folder.resolve().name,
+        name=name,
         config=header.config.model_copy(update={"model": shape}),
         tokenizer=tokenizer,
         network=network,
@@ -309,31 +299,12 @@ def _versions(folder: Path) -> list[tuple[str, int, int, int]]:
     return versions
 
 
-def _warnings(name: str, network: torch.nn.Module) -> tuple[str, ...]:
-    """Warning about weights that training cannot have produced."""
-    import torch
-
-    for key, tensor in weights(network).items():
-        if tensor.is_floating_point() and tensor.numel():
-            largest = float(tensor.detach().abs().max())
-            if not math.isfinite(largest):
-                return (f"weights of {name} hold NaN or infinity, first in '{key}'; its output will make no sense.",)
-            if 0 < largest < torch.finfo(torch.float32).tiny:
-                return (f"weights of {name} are almost zero throughout '{key}'; its output may make no sense.",)
-    return ()
-
-
 def copy_model(source: Path, target: Path, encoding: WeightEncoding | None = None) -> None:
     """Copies configuration, tokenizer, weights, held-out texts and record of a model.
 
     The copy is made under a temporary name and then renamed; unfinished copies of killed processes beside it are
     removed. Weights are rounded to the encoding; converting rounded weights back to float32 does not restore them. The
-    record loses its `bits_per_byte` if a weight changes.
-
-    Args:
-        source: Model folder.
-        target: Path of the copy; must not exist.
-        encoding: Encoding of the weights of the copy; None keeps the present one.
+    record loses its `bits_per_byte` if a weight changes. Without `encoding` the present one is kept.
 
     Raises:
         CheckpointError: The model is damaged, or has weights that the encoding cannot represent.
@@ -355,7 +326,7 @@ def copy_model(source: Path, target: Path, encoding: WeightEncoding | None = Non
             weights(model.network),
             model.tokenizer,
             read_header(source / WEIGHTS)[1],
-            encoding=encoding or read_config_file(source).encoding,
+            encoding=encoding or model.encoding,
         )
         record = dict(model.record)
         if digest(weights(load(temporary).network)) != digest(weights(model.network)):

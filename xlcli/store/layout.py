@@ -1,14 +1,6 @@
 """Format of a model folder: file names, `config.json`, checksums, records. Imports no torch.
 
-    config.json         sections model, text and train; encoding of the weights; checksums
-    model.safetensors   weights; metadata holds the fingerprints of model section and tokenizer
-    tokenizer.*         vocabulary, see `xlcli.text.tokenizers`
-    record.json         corpus, hardware, scores             metrics.jsonl   training curve, one row per step
-    valid.txt test.txt  held-out text                        checkpoints/    see `xlcli.store.commit`
-    valid.documents test.documents  places in it at which documents begin, if the model was trained by document
-    tensorboard/        training curve for TensorBoard, never read
-
-A model folder holds no symbolic link, no script and no pickle. docs/format.md specifies the files.
+docs/format.md specifies the files. A model folder holds no symbolic link, no script and no pickle.
 """
 
 from __future__ import annotations
@@ -107,10 +99,8 @@ def read_config(folder: Path) -> SavedConfig:
 def read_config_file(folder: Path, *, strict: bool = False) -> ConfigFile:
     """The content of `config.json`, verified.
 
-    Args:
-        folder: The model folder.
-        strict: Refuse unknown keys of text and train, as resuming a run requires. By default they are ignored, so that
-            a new training option of a later release does not make its models unreadable.
+    Unknown keys of text and train are ignored, so that a new training option of a later release does not make its
+    models unreadable; `strict` refuses them, as resuming a run requires.
 
     Raises:
         CheckpointError: The file is missing, damaged, invalid or of another format.

@@ -41,7 +41,6 @@ class PendingText:
     differently.
 
     Attributes:
-        data: All of the text.
         ids: Tokens (n) of its first `n_tokenized` bytes.
         n_tokenized: Number of bytes of text of `ids`.
         documents: Ascending offsets in `data` before which the memory is to be cleared.
@@ -64,13 +63,9 @@ class SamplerState:
 
 @dataclass(frozen=True)
 class StreamPosition:
-    """Totals of a stream, and its unfinished line.
+    """Complete lines, bytes and tokens scored of a stream, with the sum of their surprisals, and its unfinished line.
 
     Attributes:
-        n_lines: Number of complete lines scored.
-        n_bytes: Number of bytes scored.
-        n_tokens: Number of tokens scored.
-        bits: Sum of their surprisals in bits.
         line_start: Offset in bytes of the unfinished line.
         scored: Text and surprisal in bits of each token scored but not yet output.
     """
@@ -88,11 +83,8 @@ class SessionState:
     """State of an inference session as a value. A session that continues it equals one that never stopped.
 
     Attributes:
-        model_state: Memory of the model.
         last_token: Token that has been scored or sampled, but not read by the model.
         pending: Unread text, which comes before any new text.
-        sampler: State of sampling, if the text was generated.
-        stream: Position in a stream, if it was streamed.
     """
 
     model_state: State
@@ -160,12 +152,9 @@ def _check_model(path: Path, metadata: Mapping[str, str], model: LoadedModel) ->
         there = metadata.get(f"model.{name}", "")
         if there != here:
             own = metadata.get("model.name", "")
+            maker, remedy = f"model {own}, not {model.name}", f"Give that model (-m {shlex.quote(own)})"
             if own == as_utf8(model.name):
                 maker, remedy = f"another version of model {own}", "Give that version (-m)"
-            elif own:
-                maker, remedy = f"model {own}, not {model.name}", f"Give that model (-m {shlex.quote(own)})"
-            else:
-                maker, remedy = f"another model than {model.name}", "Give the model it was made with (-m)"
             raise StateError(
                 f"{path} was made with {maker} ({name} {there[:12] or 'unknown'}, not {here[:12]}).",
                 f"{remedy}, or start without --state-in.",

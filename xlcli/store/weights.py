@@ -1,10 +1,6 @@
 """Weights of a network: their names, their encodings, and reading them from a model folder, which may be untrusted.
 
-    float32 bfloat16 float16 float64   every floating-point tensor in that type
-    int8                               parameters with two or more axes as rows of int8 with a scale per row, see
-                                       `quantize`; all other floating-point tensors in float32
-
-Integer tensors are stored as they are. `read_network` checks sizes before it allocates: the network is built on the
+docs/format.md specifies the encodings. `read_network` checks sizes before it allocates: the network is built on the
 meta device, its shapes are compared with the file, then tensors are read. Torch is imported in functions only.
 """
 
@@ -36,12 +32,7 @@ _TYPES = {**{stored: name for name, stored in ENCODINGS.items()}, "I64": "int64"
 
 
 def stored_infos(tensors: Mapping[str, Tensor], encoding: str) -> dict[str, TensorInfo]:
-    """Type and shape of every stored tensor of a network.
-
-    Args:
-        tensors: Parameters and buffers by name; may be on the meta device.
-        encoding: A key of `ENCODINGS`.
-    """
+    """Type and shape of every stored tensor of a network with these tensors, which may be on the meta device."""
     from torch import nn
 
     infos = {}
@@ -63,15 +54,13 @@ def n_weights(infos: Mapping[str, TensorInfo]) -> int:
 
 
 def encode(tensors: Mapping[str, Tensor], infos: Mapping[str, TensorInfo]) -> dict[str, Tensor]:
-    """Tensors to store.
-
-    Args:
-        tensors: Weights by name.
-        infos: The result of `stored_infos`.
+    """Tensors to store, with the types that `stored_infos` gives.
 
     Raises:
         CheckpointError: A weight is NaN, infinite or too large, and its stored type differs from its present one.
     """
+    import torch
+
     from xlcli.ops.quantize import quantize
 
     stored = {}
@@ -80,8 +69,8 @@ def encode(tensors: Mapping[str, Tensor], infos: Mapping[str, TensorInfo]) -> di
             _check_finite(name, weight, "int8")
             stored[name], stored[name + SCALE] = quantize(weight.detach())
         else:
-            stored[name] = weight.detach().to(dtype := _dtype(infos[name]))
-            if dtype != weight.dtype:
+            stored[name] = weight.detach().to(getattr(torch, _TYPES[infos[name].dtype]))
+            if stored[name].dtype != weight.dtype:
                 _check_finite(name, stored[name], _TYPES[infos[name].dtype])
     return stored
 
@@ -115,13 +104,6 @@ def _check_finite(name: str, tensor: Tensor, encoding: str) -> None:
         )
 
 
-def _dtype(info: TensorInfo) -> torch.dtype:
-    import torch
-
-    dtype: torch.dtype = getattr(torch, _TYPES[info.dtype])
-    return dtype
-
-
 KEEP_TOGETHER = "The files belong to different models: keep each model's files together."
 
 
@@ -141,8 +123,10 @@ def empty_weights(model: ModelConfig) -> dict[str, Tensor]:
 
 def weights_bytes(model: ModelConfig, encoding: str) -> int:
     """Size of the stored weights of a model in bytes, without the header of their file (less than 1 MiB)."""
+    import torch
+
     infos = stored_infos(empty_weights(model), encoding).values()
-    return sum(math.prod(info.shape) * _dtype(info).itemsize for info in infos)
+    return sum(math.prod(info.shape) * getattr(torch, _TYPES[info.dtype]).itemsize for info in infos)
 
 
 def round_weights(network: torch.nn.Module, encoding: str) -> None:
@@ -160,12 +144,7 @@ def round_weights(network: torch.nn.Module, encoding: str) -> None:
 
 
 def read_weights(path: Path, network: torch.nn.Module, encoding: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Weights in float32 and metadata of a weights file, verified.
-
-    Args:
-        path: The file.
-        network: The network that the weights belong to; may be on the meta device.
-        encoding: Encoding of the file, a key of `ENCODINGS`.
+    """Weights in float32 and metadata of the weights file of a network, which may be on the meta device; verified.
 
     Raises:
         CheckpointError: The file is missing, damaged, or of another network or encoding.
@@ -181,12 +160,6 @@ def read_network(
     folder: Path, model: ModelConfig, encoding: str, device: str | torch.device
 ) -> tuple[LanguageModel, dict[str, str]]:
     """The network in a model folder, in evaluation mode with float32 weights, and the metadata of its weights file.
-
-    Args:
-        folder: The model folder.
-        model: Shape of the network.
-        encoding: Encoding of the weights file, a key of `ENCODINGS`.
-        device: Device of the network.
 
     Raises:
         CheckpointError: The weights file is missing, damaged, or of another network or encoding.
@@ -229,9 +202,6 @@ def _fill(network: torch.nn.Module, tensors: Mapping[str, Tensor], device: str |
     filled: dict[int, Tensor] = {}
     for name, empty in weights(network).items():
         tensor = tensors[name].to(device)
-        is_parameter = isinstance(empty, nn.Parameter)
-        filled[id(empty)] = nn.Parameter(tensor, requires_grad=empty.requires_grad) if is_parameter else tensor
-    for module in network.modules():
-        own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-        for name, empty in own:
-            setattr(module, name, filled[id(empty)])
+        filled[id(empty)] = nn.Parameter(tensor) if isinstance(empty, nn.Parameter) else tensor
+    saved = network.state_dict(keep_vars=True).items()
+    network.load_state_dict({name: filled[id(empty)] for name, empty in saved}, assign=True)

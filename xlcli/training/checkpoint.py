@@ -174,7 +174,7 @@ def load(run: TrainingRun, checkpoint: Path, ready: Prepared, *, allow_data_chan
 
 def runtime_settings(folder: Path) -> Tree:
     """Settings of section `runtime` by the newest checkpoint of the run in `folder`; empty if there is none."""
-    point = latest(folder / CHECKPOINTS, spare={BEST}).path
+    point = latest(folder / CHECKPOINTS).path
     if point is None:
         return {}
     facts = read_json(point / "state.json")

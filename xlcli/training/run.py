@@ -25,7 +25,7 @@ from xlcli.state import State
 from xlcli.store import folder as store
 from xlcli.store import layout
 from xlcli.store.commit import latest, settle, step_name, verify
-from xlcli.store.layout import BEST, CHECKPOINTS
+from xlcli.store.layout import CHECKPOINTS
 from xlcli.store.weights import weights as weights_of
 from xlcli.text.loaders import TrainLoader
 from xlcli.text.tokens import TokenFile
@@ -410,9 +410,9 @@ class TrainingRun:
         """The checkpoint that a roll-back restores; if it is damaged, the newest undamaged one."""
         folder = self.folder / CHECKPOINTS
         with suppress(CheckpointError):
-            verify(folder / step_name(self.counters.anchor), {BEST})
+            verify(folder / step_name(self.counters.anchor))
             return folder / step_name(self.counters.anchor)
-        return latest(folder, spare={BEST}).path
+        return latest(folder).path
 
     def keep_last_weights(self) -> None:
         """Writes the weights of a run that ends without a validation."""

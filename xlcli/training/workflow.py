@@ -28,7 +28,7 @@ from xlcli.store import folder as store
 from xlcli.store.commit import latest, step_of
 from xlcli.store.discover import find
 from xlcli.store.folder import LoadedModel
-from xlcli.store.layout import BEST, CHECKPOINTS, DOCUMENTS, HELD_OUT, WEIGHTS
+from xlcli.store.layout import CHECKPOINTS, DOCUMENTS, HELD_OUT, WEIGHTS
 from xlcli.store.lock import clean, lock
 from xlcli.store.weights import weights as weights_of
 from xlcli.store.weights import weights_bytes
@@ -319,7 +319,7 @@ def _check_texts(folder: Path, ready: Prepared) -> None:
 
 def _newest_checkpoint(folder: Path) -> tuple[Path | None, list[Notice]]:
     """The newest undamaged checkpoint of the run in `folder`, None if it has taken no step, and remarks."""
-    found = latest(folder / CHECKPOINTS, spare={BEST})
+    found = latest(folder / CHECKPOINTS)
     notices = [Notice(f"{path} is damaged and was skipped: {why}", "warning") for path, why in found.rejected.items()]
     if found.path is None:
         if found.rejected:

@@ -430,7 +430,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 """Configurations, which differ if a key or a default does."""
 
 DROPPED = {
-    "seconds", "tokens_per_second", "prompt_tokens_per_second", "peak_rss_bytes", "versions", "hardware", "file", "out",
+    "seconds", "tokens_per_second", "peak_rss_bytes", "versions", "hardware", "file", "out",
     "model", "model.name", "corpus", "rank_tokens_per_second", "waiting_seconds",
 }  # fmt: skip
 """Keys of output that are times, speeds, versions or paths."""

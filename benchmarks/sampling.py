@@ -177,7 +177,7 @@ def generate_batch(model: Model, passages, n_tokens: int, options, seed: int) ->
     tokens = torch.tensor([[tokenizer.start_id, *passage.prompt[:-1]] for passage in passages])
     with torch.inference_mode(), runtime.autocast():
         _, session.state = loaded.network.logits(tokens, state)
-    rngs = [SampleRNG.seeded(seed + i, passage.prompt) for i, passage in enumerate(passages)]
+    rngs = [SampleRNG(seed + i, passage.prompt) for i, passage in enumerate(passages)]
     ids: list[list[int]] = [[] for _ in passages]
     bits: list[list[float]] = [[] for _ in passages]
     for t in range(n_tokens):

@@ -8,10 +8,9 @@ import pytest
 import torch
 from toys import PROSE, RUNTIME, VARIANTS, prose_bits, slow_bits, toy
 
-from xlcli import evaluation
 from xlcli.config import EvalConfig
 from xlcli.errors import CheckpointError, ConfigError, DataError, ResourceError
-from xlcli.evaluation import evaluate, passes
+from xlcli.evaluation import evaluate
 from xlcli.events import Notice, Score, TokenScore
 from xlcli.metrics import half_width
 from xlcli.presets import models_folder
@@ -356,34 +355,6 @@ def test_stopped_before_the_first_call_gives_no_score(prose):
     events = stopped(prose, -1)
     assert not any(isinstance(event, Score) for event in events)
     assert events[-1] == Notice("stopped before anything was scored.", "warning")
-
-
-def test_a_long_evaluation_says_how_long_it_takes(prose, monkeypatch):
-    def clock(n_bytes, scale):
-        return passes.Clock(n_bytes, scale, lambda: next(now))
-
-    monkeypatch.setattr(evaluation, "Clock", clock)
-    n_calls = -(-len(PROSE.encode()) // 4)
-    # The windows of the loss by context are a fourth of the text; there are none without memory.
-    for lengths, n_passes in (({"mem_len": 4}, 1.25), ({"mem_len": 0}, 1), ({"sweep_mem_len": (0, 4, 8)}, 3.5)):
-        now = itertools.count(0.0, 3.0)  # read once per call of the model
-        options = EvalConfig(segment_len=4, batch_size=1, **lengths)
-        events = list(evaluate(toy(), [prose], options, RUNTIME))
-        (notice,) = [e for e in events if isinstance(e, Notice) and "takes" in e.text]
-        about = f"{3 * n_calls * n_passes / 60:.0f} minutes"
-        assert notice.text == f"this takes about {about}; --limit 1KiB gives a score in half a minute"
-
-
-@pytest.mark.parametrize(("n_calls", "said"), [
-    (39, []),
-    (41, ["2 minutes; --limit 16MiB"]),
-    (4000, ["3.3 hours; --limit 256KiB"]),
-])  # fmt: skip
-def test_a_duration_is_reported_from_two_minutes_on(n_calls, said):
-    now = itertools.count(0.0, 3.0)
-    clock = passes.Clock(100 * 2**20, 1.0, lambda: next(now))
-    notices = [notice.text for i in range(1, 5) for notice in clock.report(i, n_calls)]
-    assert notices == [f"this takes about {text} gives a score in half a minute" for text in said]
 
 
 def test_damaged_weights_are_not_a_score(prose):

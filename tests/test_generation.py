@@ -37,7 +37,7 @@ def run(
 def slow_sample(model, prompt, options, seed, n, mem_len=9):
     """One token at a time, everything before it read afresh for each."""
     ids = [model.tokenizer.start_id, *model.tokenizer.encode(prompt).tolist()]
-    rng = SampleRNG.seeded(seed, ids[1:])
+    rng = SampleRNG(seed, ids[1:])
     start = len(ids)
     with torch.inference_mode():
         for _ in range(n):

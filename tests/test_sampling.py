@@ -69,7 +69,7 @@ def test_invert_cdf():
 
 def test_samples_follow_the_probabilities():
     logits = LOGITS[:1]
-    rngs = [SampleRNG.seeded(3)]
+    rngs = [SampleRNG(3)]
     options = Sampling(temperature=1.0)
     counts = torch.zeros(5)
     for _ in range(3000):
@@ -78,12 +78,12 @@ def test_samples_follow_the_probabilities():
 
 
 def test_temperature_zero_is_greedy():
-    assert sample_tokens(LOGITS[1:], [SampleRNG.seeded(1)], Sampling(temperature=0.0)) == [0]
+    assert sample_tokens(LOGITS[1:], [SampleRNG(1)], Sampling(temperature=0.0)) == [0]
 
 
 def test_a_row_is_sampled_with_its_own_generator():
     options = Sampling(temperature=1.5, repetition_penalty=1.3)
-    together, alone = [SampleRNG.seeded(7), SampleRNG.seeded(8)], [SampleRNG.seeded(7), SampleRNG.seeded(8)]
+    together, alone = [SampleRNG(7), SampleRNG(8)], [SampleRNG(7), SampleRNG(8)]
     for _ in range(50):
         both = sample_tokens(LOGITS, together, options)
         assert both == [sample_tokens(LOGITS[i : i + 1], alone[i : i + 1], options)[0] for i in range(2)]
@@ -92,16 +92,16 @@ def test_a_row_is_sampled_with_its_own_generator():
 
 def test_nan_is_an_error():
     with pytest.raises(CheckpointError, match="NaN"):
-        sample_tokens(torch.tensor([[0.0, math.nan]]), [SampleRNG.seeded(1)], Sampling())
+        sample_tokens(torch.tensor([[0.0, math.nan]]), [SampleRNG(1)], Sampling())
 
 
 def test_the_latest_tokens_are_remembered():
-    rng = SampleRNG.seeded(11, recent=range(3))
+    rng = SampleRNG(11, recent=range(3))
     options = Sampling(temperature=1.0, repetition_penalty=1.2)
     drawn = [sample_tokens(LOGITS[:1], [rng], options)[0] for _ in range(REPETITION_WINDOW - 1)]
     assert REPETITION_WINDOW == 256
     assert list(rng.recent) == [2, *drawn]
-    assert list(SampleRNG.seeded(12, rng.recent).recent) == [2, *drawn]
+    assert list(SampleRNG(12, rng.recent).recent) == [2, *drawn]
 
 
 def shown_by(detokenizer, portions):

@@ -420,7 +420,6 @@ class Generated(Event):
     tokens: int
     seed: int
     stop_reason: Literal["length", "stop", "interrupted"]
-    prompt_tokens_per_second: float
     tokens_per_second: float
     logprobs: tuple[TokenLogprob, ...] | None = None
 

@@ -100,14 +100,7 @@ def generate_prompts(
 ) -> Iterator[tuple[Generated, ...] | Notice]:
     """Continues each prompt as `generate` continues it alone.
 
-    Args:
-        model: The model.
-        prompts: Texts to continue, which may be empty; taken as they are needed.
-        options: Length, sampling and stop texts.
-        runtime: Device and number type.
-        seed: Seed of the first sample of every prompt; None takes a random one for each.
-        resume: Saved session, whose text every prompt follows.
-        stop: Called before every call of the model; once true, samples in progress end as "interrupted".
+    Args as for `generate`; `prompts` are taken as they are needed, and every one has the same `seed` and `resume`.
 
     Yields:
         The results of each prompt, one for each sample, in the order of the prompts; and notices.
@@ -135,22 +128,15 @@ def _generated(
     for sample in samples:
         key = None if sample.logits is None else sample.prompt.session.state.join_keys[0]
         groups.setdefault(id(sample) if key is None else key, []).append(sample)
-    found: dict[int, Generated] = {}
     for group in groups.values():
         limit = min(sample.prompt.session.max_rows(sample.prompt.n_tokens) for sample in group)
         for first in range(0, len(group), limit):
             batch = group[first : first + limit]
-            done = iter(batch)
-            sessions = [sample.prompt.session for sample in batch]
-            joined = InferenceSession.join(sessions) if len(batch) > 1 else sessions[0]
-            if len(batch) == 1 and options.num_samples > 1:  # other samples continue this session, too
-                joined = joined.fork()
+            joined = InferenceSession.join([sample.prompt.session for sample in batch])
             for event in _sample_batch(joined, batch, options, stop):
-                if isinstance(event, Generated):
-                    found[id(next(done))] = event
-                elif isinstance(event, Notice):
+                if isinstance(event, Notice):
                     yield event
-    results = [found[id(sample)] for sample in samples]
+    results = [sample.result for sample in samples if sample.result is not None]
     for first in range(0, len(results), options.num_samples):
         yield tuple(results[first : first + options.num_samples])
 
@@ -165,7 +151,6 @@ class Prompt:
         rng: Generator of the first sample.
         recent: Latest tokens of the prompt, for the repetition penalty.
         n_tokens: Maximum number of tokens of its text, with a saved state and new ones.
-        tokens_per_second: Rate of reading.
         unread: Text that was not read before an interruption.
     """
 
@@ -174,12 +159,11 @@ class Prompt:
     rng: SampleRNG
     recent: tuple[int, ...]
     n_tokens: int
-    tokens_per_second: float
     unread: PendingText
 
     def samples(self, numbers: Iterable[int], options: GenerateConfig, logits: Tensor | None) -> list[Sample]:
         """Samples with these numbers, which are added to the seed of the first one."""
-        rngs = {i: SampleRNG.seeded(self.rng.seed + i, self.recent) if i else self.rng for i in numbers}
+        rngs = {i: SampleRNG(self.rng.seed + i, self.recent) if i else self.rng for i in numbers}
         return [Sample(self, i, rng, StreamingDetokenizer(options.stop), logits) for i, rng in rngs.items()]
 
 
@@ -208,17 +192,13 @@ def read_prompt(
         session.reset()
     saved = resume.sampler if resume else None
     chosen = seed if seed is not None else saved.seed if saved else secrets.randbits(31)
-    rng = SampleRNG.seeded(chosen, saved.recent if saved else ())
+    rng = SampleRNG(chosen, saved.recent if saved else ())
     if saved and seed is None:
         rng.generator.set_state(saved.generator)
-    started = time.perf_counter()
     n_read = session.read(ids, stop)
-    rate = n_read / max(time.perf_counter() - started, 1e-9)
     rng.recent.extend(ids[max(n_read - REPETITION_WINDOW, 0) : n_read].tolist())
     unread = text[int(model.tokenizer.sizes(ids, text)[:n_read].sum()) :]
-    return Prompt(
-        prompt, session, rng, tuple(rng.recent), n_tokens, rate, PendingText(unread, ids[n_read:], len(unread))
-    )
+    return Prompt(prompt, session, rng, tuple(rng.recent), n_tokens, PendingText(unread, ids[n_read:], len(unread)))
 
 
 def _last_document(tokenizer: Tokenizer, pending: PendingText) -> PendingText:
@@ -247,14 +227,15 @@ class Sample:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     seconds: float = 0.0
     stop_reason: StopReason | None = None
+    result: Generated | None = None
 
 
 def continue_session(
     session: InferenceSession, options: GenerateConfig, seed: int | None, stop: Callable[[], bool]
 ) -> Iterator[GeneratedText | Generated | Notice]:
     """Continues the text of a session of one row, whose prompt is not known, with one sample."""
-    rng = SampleRNG.seeded(secrets.randbits(31) if seed is None else seed)
-    prompt = Prompt(b"", session, rng, (), 0, 0.0, PendingText(b"", np.empty(0, np.int32), 0))
+    rng = SampleRNG(secrets.randbits(31) if seed is None else seed)
+    prompt = Prompt(b"", session, rng, (), 0, PendingText(b"", np.empty(0, np.int32), 0))
     yield from _sample_batch(session, prompt.samples([0], options, None), options, stop)
 
 
@@ -290,17 +271,17 @@ def _sample_batch(
                 yield GeneratedText(sample.number, new)
             if sample.stop_reason is None:
                 break
-            yield Generated(
+            sample.result = Generated(
                 sample=sample.number,
                 prompt=sample.prompt.text.decode("utf-8", "replace"),
                 text=sample.text.decode("utf-8", "replace"),
                 tokens=sample.n_tokens,
                 seed=sample.rng.seed,
                 stop_reason=sample.stop_reason,
-                prompt_tokens_per_second=sample.prompt.tokens_per_second,
                 tokens_per_second=sample.n_tokens / sample.seconds if sample.seconds else 0.0,
                 logprobs=None if options.logprobs is None else tuple(sample.logprobs),
             )
+            yield sample.result
             unfinished.popleft()
         if not running:
             return

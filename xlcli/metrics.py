@@ -8,9 +8,10 @@ word-level model is thus its perplexity per token, and comparable with a byte-le
 
 from __future__ import annotations
 
-import codecs
 import math
 from dataclasses import dataclass
+
+from xlcli.text.formats import Utf8
 
 LN2 = math.log(2.0)
 """Nats per bit."""
@@ -42,50 +43,38 @@ def perplexity(nats: float, count: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TextCounts:
-    """Size of a text. `chars` and `words` are None if it is not UTF-8; `lines` is the number of line ends."""
+    """Size of a text. `chars` and `words` are None if it is not UTF-8."""
 
     bytes: int
-    lines: int
-    chars: int | None
-    words: int | None
+    chars: int | None = None
+    words: int | None = None
 
 
 class TextCounter:
     """Counts a text read in portions, in constant memory; the counts do not depend on the division."""
 
     def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("strict")
-        self._bytes = self._lines = self._chars = self._words = 0
+        self._utf8 = Utf8()
+        self._words = 0
         self._inside = False
-        self._valid = True
 
     def feed(self, data: bytes) -> None:
         """Adds the next portion."""
         if not data:
             return
-        self._bytes += len(data)
-        self._lines += data.count(b"\n")
-        self._words += len(data.split()) - (self._inside and not data[:1].isspace())
+        self._utf8.feed(data)
+        self._words += len(data.split()) + data.count(b"\n") - (self._inside and not data[:1].isspace())
         self._inside = not data[-1:].isspace()
-        if self._valid:
-            try:
-                self._chars += len(self._decoder.decode(data))
-            except UnicodeDecodeError:
-                self._valid = False
 
     def end_word(self) -> None:
         """Ends the word at the end of the text so far."""
         self._inside = False
 
     def counts(self) -> TextCounts:
-        """Counts of the text so far. A text that ends in an unfinished character is not UTF-8."""
-        valid = self._valid and not self._decoder.getstate()[0]
-        return TextCounts(
-            bytes=self._bytes,
-            lines=self._lines,
-            chars=self._chars if valid else None,
-            words=self._words + self._lines if valid else None,
-        )
+        """Counts of the text, at its end. A text that ends in an unfinished character is not UTF-8."""
+        self._utf8.feed(b"", final=True)
+        chars = self._utf8.n_chars
+        return TextCounts(self._utf8.n_bytes, chars, None if chars is None else self._words)
 
 
 def context_bin_edges(longest: int) -> list[int]:

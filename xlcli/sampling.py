@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -75,18 +74,13 @@ def invert_cdf(logits: Tensor, uniforms: Tensor) -> Tensor:
     return (cumulative <= levels).sum(-1).clamp(max=logits.shape[-1] - 1)
 
 
-@dataclass
 class SampleRNG:
     """Random-number generator of one sample, its seed, and the latest tokens of the text for the repetition penalty."""
 
-    generator: torch.Generator
-    seed: int
-    recent: deque[int] = field(default_factory=lambda: deque(maxlen=REPETITION_WINDOW))
-
-    @classmethod
-    def seeded(cls, seed: int, recent: Iterable[int] = ()) -> SampleRNG:
-        """A generator on the CPU, so that a seed gives the same numbers on every device."""
-        return cls(torch.Generator().manual_seed(seed), seed, deque(recent, REPETITION_WINDOW))
+    def __init__(self, seed: int, recent: Iterable[int] = ()) -> None:
+        self.seed = seed
+        self.generator = torch.Generator().manual_seed(seed)  # on the CPU: the same numbers on every device
+        self.recent = deque(recent, REPETITION_WINDOW)
 
 
 def sample_tokens(logits: Tensor, rngs: Sequence[SampleRNG], sampling: Sampling) -> list[int]:

@@ -120,11 +120,9 @@ def stream(
             scorer.flush_due = False
             yield from scorer.end_line_part()
         is_due = options.save_every is not None and time.monotonic() - saved >= options.save_every
-        if save and is_due:
-            saved = time.monotonic()
-            if scorer.has_new_text:
-                save(scorer.session_state())
-                scorer.has_new_text = False
+        if save and is_due and scorer.has_new_text:
+            saved, scorer.has_new_text = time.monotonic(), False
+            save(scorer.session_state())
     yield scorer.stats(final=True)
 
 
@@ -289,7 +287,7 @@ class _Scorer:
     def output(self, bits: NDArray[np.float64]) -> Iterator[StreamEvent]:
         """Takes scored tokens from the queue, counts them, and outputs them, or the lines that they complete."""
         n = len(bits)
-        sizes = self.sizes[:n]
+        sizes, emit = self.sizes[:n], self.options.emit
         n_bytes = int(sizes.sum())
         text = self.text[:n_bytes]
         self.ids, self.sizes, self.text = self.ids[n:], self.sizes[n:], self.text[n_bytes:]
@@ -297,19 +295,13 @@ class _Scorer:
         self.n_ready -= n
         self.n_tokens += n
         self.bits += float(bits.sum())
-        if self.options.emit in ("stats", "none"):
-            self.n_lines += text.count(b"\n")
-            if line_end := text.rfind(b"\n") + 1:
-                self.line_start = self.n_bytes + line_end
-            self.n_bytes += len(text)
-            return
         start = 0
         for size, token_bits in zip(sizes.tolist(), bits.tolist(), strict=True):
             token = text[start : start + size]
             start += size
-            if self.options.emit == "tokens":
+            if emit == "tokens":
                 yield TokenScore(self.n_bytes, token, token_bits)
-            else:
+            elif emit == "lines":
                 self.line.append((token, token_bits))
                 self.line_bytes += size
             self.n_bytes += size

@@ -30,7 +30,7 @@ def test_a_model_that_was_not_named_is_reported(run, model, command, monkeypatch
 def test_json(run, model):
     one = json.loads(run("generate", "Once", "-n", "5", "--json").out)
     assert set(one) == {
-        "prompt", "text", "tokens", "seed", "stop_reason", "prompt_tokens_per_second", "tokens_per_second",
+        "prompt", "text", "tokens", "seed", "stop_reason", "tokens_per_second",
     }  # fmt: skip
     assert (one["prompt"], one["tokens"], one["stop_reason"]) == ("Once", 5, "length")
     again = json.loads(run("generate", "Once", "-n", "5", "--json", "--seed", str(one["seed"])).out)

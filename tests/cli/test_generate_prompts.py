@@ -6,7 +6,7 @@ import json
 import pytest
 from programs import standard_input
 
-from xlcli.cli.prompts import NamedPrompt, read_prompts, show_results
+from xlcli.cli.prompts import read_prompts, show_results
 from xlcli.cli.render import Screen
 from xlcli.events import Generated
 
@@ -46,7 +46,7 @@ def test_prompts_may_be_compressed_or_in_other_encodings(tmp_path):
         (tmp_path / "p").write_bytes(data)
         with Screen().stop() as stop:
             found = read_prompts(str(tmp_path / "p"), stop)
-        assert found == [NamedPrompt("Über".encode(), (1,))]
+        assert found == [("Über".encode(), {"id": 1})]
 
 
 def test_a_variable_names_the_prompts(run, model, tmp_path, monkeypatch):
@@ -63,10 +63,10 @@ def test_no_prompts(run, model, tmp_path):
 
 def test_prompts_that_a_signal_left_without_a_token_are_not_printed(capsysbinary):
     def result(tokens, reason):
-        return (Generated(0, "", "", tokens, 1, reason, 1.0, 1.0),)
+        return (Generated(0, "", "", tokens, 1, reason, 1.0),)
 
     events = [result(9, "length"), result(0, "interrupted"), result(3, "interrupted"), result(0, "interrupted")]
-    show_results([NamedPrompt(b"")] * 6, events, Screen(), n_samples=1, without_prompt=False)
+    show_results([(b"", {})] * 6, events, Screen(), n_samples=1, without_prompt=False)
     out, err = capsysbinary.readouterr()
     assert [row["tokens"] for row in objects(out)] == [9, 0, 3]
     assert b"1 of 6 prompts were continued to their end" in err

@@ -20,7 +20,7 @@ TEXT = variants.tokens(1, 45)
 
 def reader_of(model, part="all", *, decodes=False, **settings):
     optimizer = Optimizer(adapted_weights(model, part), **SETTINGS | settings)
-    return AdaptiveModel(model, optimizer, block=BLOCK, settings={"adapt_block": BLOCK}, decodes=decodes)
+    return AdaptiveModel(model, optimizer, {"adapt_block": BLOCK}, decodes=decodes)
 
 
 def start(reader, **options):
@@ -54,7 +54,7 @@ def test_as_the_loop_of_the_paper(name, part):
     model = variants.make(name)
     names = adapted_weights(model, part)
     dense = [n for n in names if "bigrams" not in n and "vectors" not in n]
-    reader = AdaptiveModel(model, Optimizer(dense, **SETTINGS), block=BLOCK, settings={}, decodes=False)
+    reader = AdaptiveModel(model, Optimizer(dense, **SETTINGS), {"adapt_block": BLOCK}, decodes=False)
     expected, weights = dynamic_nats(model, TEXT[0], block=BLOCK, mem_len=7, names=dense, **SETTINGS)
     nats, state = read(reader, TEXT, [99])
     torch.testing.assert_close(nats[0], expected, rtol=1e-9, atol=1e-9)

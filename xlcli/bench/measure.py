@@ -65,7 +65,7 @@ def decoding(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Meas
 
     first = float(np.median((yield from watch.repeat(first_token, f"memory {mem_len:,}: first token", warmup=1))))
     branch = session.select([0] * rows) if rows > 1 else session
-    rngs = [SampleRNG.seeded(row) for row in range(rows)]
+    rngs = [SampleRNG(row) for row in range(rows)]
 
     def next_token() -> None:
         branch.last_tokens = sample_tokens(branch.predict(), rngs, Sampling())
@@ -111,8 +111,7 @@ def evaluation(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Me
     """
     given = EvalConfig(**options.model_dump(include={"mem_len", "segment_len", "batch_size", "memory_dtype"}))
     ids = np.broadcast_to(np.zeros(1, np.uint16), (2**40,))  # one document, longer than any measurement
-    counts = TextCounts(len(ids), 0, None, None)
-    text = TokenizedText(Part(Corpus(()), 0, len(ids)), TokenFile(ids, len(ids)), counts)
+    text = TokenizedText(Part(Corpus(()), 0, len(ids)), TokenFile(ids, len(ids)), TextCounts(len(ids)))
     lengths = choose_lengths(model, watch.runtime, given, text)
     mem_len, rows, segment_len, dtype = lengths.mem_len, lengths.batch_size, lengths.segment_len, lengths.memory_dtype
     check_memory(model, watch.runtime, lengths.longest, batch_size=rows, segment_len=segment_len, memory_dtype=dtype)

@@ -99,7 +99,7 @@ def generate(
         seed = config.runtime.seed
         if named is not None:
             results = generation.generate_prompts(
-                loaded, (each.text for each in named), settings, runtime, seed=seed, resume=resume, stop=stopping
+                loaded, (text for text, _ in named), settings, runtime, seed=seed, resume=resume, stop=stopping
             )
             show_results(named, results, screen, n_samples=n_samples, without_prompt=no_prompt)
             return stopping.exit_code

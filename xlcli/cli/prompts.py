@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from xlcli.cli.pipe import open_source, portions
@@ -22,13 +21,8 @@ MAX_BYTES = 2**28
 """Maximum size of a file of prompts."""
 _EXAMPLE = 'Write each as {"prompt": "Once upon a"}.'
 
-
-@dataclass(frozen=True)
-class NamedPrompt:
-    """A line of the file: the text of the prompt, and its key `id`, a tuple of one value, if it has one."""
-
-    text: bytes
-    id: tuple[str | float | bool | None, ...] = ()
+Prompt = tuple[bytes, dict[str, Any]]
+"""A line of the file: the text of the prompt, and the table with its `id`, empty without one."""
 
 
 def read_prompt(words: Sequence[str] | None, stop: Stop) -> bytes:
@@ -44,7 +38,7 @@ def read_prompt(words: Sequence[str] | None, stop: Stop) -> bytes:
     return data
 
 
-def read_prompts(name: str, stop: Stop) -> list[NamedPrompt]:
+def read_prompts(name: str, stop: Stop) -> list[Prompt]:
     """The prompts of a file, which may be compressed or in UTF-16 or UTF-32, or of standard input for `-`.
 
     Raises:
@@ -68,7 +62,7 @@ def _joined(parts: Iterable[bytes | None], label: str, limit: int = MAX_BYTES, r
     return bytes(data)
 
 
-def _parsed(data: bytes, label: str) -> Iterator[NamedPrompt]:
+def _parsed(data: bytes, label: str) -> Iterator[Prompt]:
     for number, line in enumerate(data.split(b"\n"), start=1):
         if not line.strip():
             continue
@@ -88,7 +82,7 @@ def _parsed(data: bytes, label: str) -> Iterator[NamedPrompt]:
             str(value.get("id")).encode()
         except UnicodeEncodeError:
             raise DataError(f"{place} has half of a surrogate pair.", "Write characters as UTF-8.") from None
-        yield NamedPrompt(text, (value["id"],) if "id" in value else ())
+        yield text, {"id": value["id"]} if "id" in value else {}
 
 
 def show(events: Iterable[GeneratedText | Generated | Notice], screen: Screen, *, prompt: bytes, several: bool) -> None:
@@ -118,7 +112,7 @@ def show(events: Iterable[GeneratedText | Generated | Notice], screen: Screen, *
 
 
 def show_results(
-    prompts: Iterable[NamedPrompt],
+    prompts: Sequence[Prompt],
     events: Iterable[tuple[Generated, ...] | Notice],
     screen: Screen,
     *,
@@ -132,19 +126,17 @@ def show_results(
     from xlcli.cli import report
     from xlcli.events import ProgressMeter
 
-    prompts = list(prompts)
     meter, n_complete = ProgressMeter("generating", len(prompts), "prompts"), 0
     held: list[dict[str, Any]] = []
-    remaining = iter(prompts)
+    names = (name for _, name in prompts)
     for event in events:
         if screen.shows(event):
             continue
-        prompt = next(remaining)
         samples = [report.generated_object(result) for result in event]
         if without_prompt:
             samples = [{key: value for key, value in sample.items() if key != "prompt"} for sample in samples]
         tree = samples[0] if n_samples == 1 else {"samples": samples}
-        held.append({"id": prompt.id[0]} | tree if prompt.id else tree)
+        held.append(next(names) | tree)
         is_complete = all(result.stop_reason != "interrupted" for result in event)
         if is_complete or any(result.tokens for result in event):
             for each in held:

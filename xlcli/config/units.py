@@ -31,12 +31,7 @@ def count(value: str) -> int:
 
 def count_or_none(value: str) -> int | str:
     """Whole number, or `none`."""
-    if value.strip() == "none":
-        return "none"
-    try:
-        return count(value)
-    except ValueError as error:
-        raise ValueError(f"{error}, or none") from None
+    return "none" if value.strip() == "none" else count(value)
 
 
 def number(value: str) -> float:

@@ -297,18 +297,10 @@ class Config(BaseConfig):
                 f"does not apply: stack '{self.model.stack.kind}' keeps no activations",
                 "Leave it out, or set model.stack.kind to standard or universal.",
             )
-        if self.train.recompute_activations and self.runtime.compile:
-            raise InvalidSettingError(
-                "train.recompute_activations",
-                "and runtime.compile exclude each other: the compiler chooses itself what to recompute",
-                "Leave one of them out.",
-            )
-        if self.train.random_lengths and self.runtime.compile:
-            raise InvalidSettingError(
-                "train.random_lengths",
-                "and runtime.compile exclude each other: one segment length and one memory length are compiled",
-                "Leave one of them out.",
-            )
+        for name in ("recompute_activations", "random_lengths"):
+            if getattr(train, name) and self.runtime.compile:
+                reason = "and runtime.compile exclude each other"
+                raise InvalidSettingError(f"train.{name}", reason, "Leave one of them out.")
         return self
 
     def check_division(self, n_ranks: int) -> None:

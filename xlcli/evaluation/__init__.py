@@ -2,15 +2,10 @@
 
 Batch size and segment length change the speed, not the result: each sequence but the first starts with unscored warmup
 tokens, as many as the receptive field; an unbounded receptive field allows one sequence only. Exceptions: without
-memory, and with the span "growing" of published setups, the result depends on the segment length. Sequences start at
-multiples of the segment length.
+memory, and with the span "growing" of published setups, the result depends on the segment length.
 
-With a stride, the text is read in overlapping windows of the segment length, each from empty memory: the first scores
-all of its tokens, every other one its last `stride` tokens. There is no loss by context, because nearly all tokens have
-the same context.
-
-With `adapt` the weights follow the text (`xlcli.online.adaptation`), which is one sequence. There is no loss by
-context.
+A stride reads overlapping windows of the segment length, each from empty memory. With `adapt` the weights follow the
+text (`xlcli.online.adaptation`), which is one sequence. Neither has a loss by context.
 
 With rounded weights or memory the beginning of the text is scored a second time without, for the cost of rounding.
 
@@ -18,7 +13,7 @@ Documents that are scored as if each were alone are the sequences of a batch, ea
 
 Loss by context length: without memory, and by document, it comes from the pass over the text, whose segments or
 documents all start with empty memory. Otherwise nearly every token of that pass has full memory, so windows of up to
-twice the memory length, evenly spread over the text, are read again from empty memory, unless one is the whole text.
+twice the memory length, evenly spread over the text, are read again from empty memory.
 """
 
 from __future__ import annotations
@@ -38,7 +33,6 @@ from xlcli.config import EvalConfig
 from xlcli.errors import ConfigError, DataError
 from xlcli.evaluation.division import Division, assist
 from xlcli.evaluation.passes import (
-    Clock,
     ContextSums,
     Pass,
     Totals,
@@ -46,7 +40,6 @@ from xlcli.evaluation.passes import (
     measure_recall,
     score_text,
     text_loaders,
-    window_share,
 )
 from xlcli.evaluation.text import TokenizedText, choose_lengths, mapped_scores, tokenize
 from xlcli.events import (
@@ -125,24 +118,20 @@ def evaluate(
         reader = divided.reader(0, make_reader(model.network, options))
         exact = divided.reader(1, make_reader(unrounded.network, options))
         sweep = [choose_lengths(model, runtime, each, text) for each in options.sweep]
-        # The loss by context is measured in windows, but not without memory.
-        n_windowed = sum(each.has_memory and not (each.by_document or options.learns_by) for each in sweep)
-        clock: Clock | None = Clock(text.counts.bytes, len(sweep) + n_windowed * window_share(len(text.tokens)))
-        for lengths in sweep:
+        for index, lengths in enumerate(sweep):
             run = Pass(model, reader, runtime, text, lengths, stop)
             is_rounded = unrounded is not model or lengths.memory_dtype != "float32"
             with ExitStack() as files:
                 nats = mapped_scores(len(text.tokens), files) if per_token or is_rounded else None
                 started = time.perf_counter()
                 loaders, totals = text_loaders(run)
-                if clock is not None and totals.batch_size < runtime.ranks.size:
+                if not index and totals.batch_size < runtime.ranks.size:
                     n = totals.batch_size
                     sequences = "one sequence, by one" if n == 1 else f"{n} sequences, by {n}"
                     waiting = f"the text is read as {sequences} of {runtime.ranks.size} processes; the others wait"
                     yield Notice(waiting, "warning")
-                meter = ProgressMeter(lengths.name, len(text.tokens), "tokens")
-                yield from score_text(run, loaders, totals, meter, nats=nats, clock=clock)
-                clock = None
+                meter = ProgressMeter(f"evaluation {index + 1} of {len(sweep)}", len(text.tokens), "tokens")
+                yield from score_text(run, loaders, totals, meter, nats=nats)
                 divided.pause()
                 seconds = time.perf_counter() - started
                 if not totals.tokens:
@@ -159,7 +148,7 @@ def evaluate(
                 if options.learns_by:
                     by_context = ContextSums(1)  # windows from empty memory are not the model that has learned
                 elif lengths.has_memory and not partial and not lengths.by_document:
-                    loaders, windows = context_loaders(run, totals)
+                    loaders, windows = context_loaders(run, totals.batch_size)
                     n_tokens = sum(loader.batch_size * loader.sequence_len for loader in loaders)
                     yield from score_text(run, loaders, windows, ProgressMeter("loss by context", n_tokens, "tokens"))
                     by_context = windows.by_context
@@ -237,7 +226,7 @@ def _score(
     """The score of a pass over the text; characters and words of a part of it were not counted."""
     model, runtime, text, lengths = run.model, run.runtime, run.text, run.lengths
     partial = totals.tokens < len(text.tokens)
-    counts = TextCounts(totals.bytes, 0, None, None) if partial else text.counts
+    counts = TextCounts(totals.bytes) if partial else text.counts
     return Score(
         model=model.name,
         file=text.part.corpus.name,

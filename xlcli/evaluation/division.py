@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from xlcli.state import State
 _END = "end"
 
 
-class Division:
+class Division(AbstractContextManager["Division"]):
     """The ranks of an evaluation, on the first of them; in a single process it does nothing.
 
     Args:
@@ -36,9 +37,6 @@ class Division:
         self.name = ranks.broadcast(os.urandom(8).hex())
         self.n_passes = 0
         self.is_open = False
-
-    def __enter__(self) -> Division:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """Ends the evaluation on the other ranks, unless one may be lost."""

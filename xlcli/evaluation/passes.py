@@ -1,13 +1,12 @@
 """Passes of the model over a text: the text in order, windows of it from empty memory, and recall of LSH attention.
 
-`ContextSums` collects the loss by context length, `Clock` estimates the duration.
+`ContextSums` collects the loss by context length.
 """
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +15,12 @@ import torch
 from numpy.typing import NDArray
 
 from xlcli.evaluation.text import DEFAULT_SEGMENT_LEN, Lengths, TokenizedText
-from xlcli.events import ContextBin, Notice, Progress, ProgressMeter
+from xlcli.events import ContextBin, Progress, ProgressMeter
 from xlcli.inference import check_memory, longest_memory
 from xlcli.metrics import LN2, bits_per, context_bin_edges, half_width
 from xlcli.model.recall import QUERIES, lsh_recall
 from xlcli.runtime import Runtime
-from xlcli.text.loaders import EvalLoader, WindowLoader, document_loaders, text_loader
+from xlcli.text.loaders import EvalLoader, document_loaders, text_loader, window_loaders
 
 if TYPE_CHECKING:
     from xlcli.online import Reader
@@ -37,12 +36,6 @@ RECALL_TOKENS = 2**17
 """Maximum number of tokens on which recall is measured; their keys are kept."""
 LEAST_SEQUENCES = 5
 """Number of sequences with tokens in a bin from which its uncertainty is estimated."""
-MEASURE_SECONDS = 2.0
-"""Time over which calls are measured."""
-LONG_SECONDS = 120.0
-"""Duration from which the estimate is reported."""
-SHORT_SECONDS = 30.0
-"""Duration of the shorter evaluation that is recommended."""
 
 
 @dataclass(frozen=True)
@@ -75,18 +68,14 @@ class Totals:
     steps: float | None = None
 
 
-Loader = EvalLoader | WindowLoader
-
-
 def score_text(
     run: Pass,
-    loaders: Sequence[Loader],
+    loaders: Sequence[EvalLoader],
     totals: Totals,
     meter: ProgressMeter,
     *,
     nats: NDArray[Any] | None = None,
-    clock: Clock | None = None,
-) -> Generator[Notice | Progress]:
+) -> Iterator[Progress]:
     """Adds the scores of all sequences to `totals` until stopped, and fills `nats`, the surprisal of each token."""
     text, lengths, runtime, n = run.text, run.lengths, run.runtime, len(run.text.tokens)
     ends = np.append(text.documents[1:], n)
@@ -97,8 +86,9 @@ def score_text(
         for inputs, targets, scored, positions in loader:
             if run.stop():
                 return
-            if state is None or lengths.stride is not None:
-                state = lengths.init_state(run.reader, loader.offsets[: len(positions)])
+            if state is None:  # absolute positions count from the beginning of a window
+                offsets = loader.offsets if lengths.stride is None else np.zeros_like(loader.offsets)
+                state = lengths.init_state(run.reader, offsets)
             x, y = (torch.from_numpy(array).to(runtime.device) for array in (inputs, targets))
             with torch.inference_mode(), runtime.autocast():
                 surprisal, state, ponder, _ = run.reader.score(x, y, state)
@@ -123,11 +113,9 @@ def score_text(
                 nats[index[scored]] = nll[scored]
             n_called += 1
             yield from meter.report((meter.total or 0) * n_called // n_calls)  # also calls that only warm up take time
-            if clock is not None:
-                yield from clock.report(n_called, n_calls)
 
 
-def text_loaders(run: Pass) -> tuple[list[Loader], Totals]:
+def text_loaders(run: Pass) -> tuple[list[EvalLoader], Totals]:
     """Loaders that together score each token once, each from empty memory, and their sums.
 
     Batches of documents, which are of similar length, come in random order, so that a stopped evaluation is not one of
@@ -139,20 +127,12 @@ def text_loaders(run: Pass) -> tuple[list[Loader], Totals]:
     text, lengths, runtime = run.text, run.lengths, run.runtime
     ids, start_id = text.tokens.ids, run.model.tokenizer.start_id
     size, segment_len = lengths.batch_size, lengths.segment_len
-    loaders: list[Loader]
+    settings: dict[str, int] = {"batch_size": size, "start_id": start_id}
     if lengths.stride is not None:
-        loaders = [WindowLoader(ids, text.documents, size, segment_len, lengths.stride, start_id)]
+        loaders = [*window_loaders(ids, text.documents, window=segment_len, stride=lengths.stride, **settings)]
     elif lengths.by_document:
-        found = list(
-            document_loaders(
-                ids,
-                text.documents,
-                batch_size=size,
-                segment_len=segment_len,
-                start_id=start_id,
-                n_tokens=lengths.tokens_per_call,
-            )
-        )
+        n_tokens = lengths.tokens_per_call
+        found = [*document_loaders(ids, text.documents, segment_len=segment_len, n_tokens=n_tokens, **settings)]
         loaders = [found[i] for i in np.random.default_rng(0).permutation(len(found))]
     else:
         loaders = [text_loader(ids, size, segment_len, lengths.warmup_len, start_id)]
@@ -167,33 +147,19 @@ def text_loaders(run: Pass) -> tuple[list[Loader], Totals]:
         segment_len=segment_len,
         memory_dtype=lengths.memory_dtype,
     )
-    counts_context = lengths.has_memory and (lengths.by_document or _is_window(run, largest.batch_size))
+    counts_context = lengths.has_memory and lengths.by_document
     longest = min(lengths.max_context, text.longest_document) if counts_context else segment_len
     return loaders, Totals(max(loader.batch_size for loader in loaders), ContextSums(longest), counts_context)
 
 
-def _is_window(run: Pass, batch_size: int) -> bool:
-    """True if the pass over the text is itself a window for the loss by context length."""
-    return batch_size == 1 and 0 < len(run.text.tokens) <= run.lengths.max_context
-
-
-def window_share(n_tokens: int) -> float:
-    """Tokens of the windows for the loss by context, divided by the tokens of the text."""
-    return min(n_tokens // WINDOW_SHARE, WINDOW_LIMIT) / n_tokens
-
-
-def context_loaders(run: Pass, of_text: Totals) -> tuple[list[Loader], Totals]:
-    """Loaders of windows for the loss by context length, and their sums; `of_text` has the sums of the whole text."""
+def context_loaders(run: Pass, batch_size: int) -> tuple[list[EvalLoader], Totals]:
+    """Loaders of windows for the loss by context length, and their sums."""
     lengths, ids, start_id = run.lengths, run.text.tokens.ids, run.model.tokenizer.start_id
-    n, batch_size = len(ids), of_text.batch_size
+    n = len(ids)
     longest = min(lengths.max_context, n)
     widths = sorted({min(SHORT_WINDOW, longest), longest})
     budget = min(n // WINDOW_SHARE, WINDOW_LIMIT) // len(widths)
-    by_context = ContextSums(longest)
-    if _is_window(run, batch_size):
-        by_context = of_text.by_context
-        widths.pop()
-    loaders: list[Loader] = []
+    loaders: list[EvalLoader] = []
     for width in widths:
         skipped = int(width < longest)  # position 0, at which the longest window begins
         places = np.linspace(0, n - width, max(1, budget // width) + skipped)
@@ -203,7 +169,7 @@ def context_loaders(run: Pass, of_text: Totals) -> tuple[list[Loader], Totals]:
             EvalLoader(ids, batch, batch + width, lengths.segment_len, start_id, offsets=batch)
             for batch in np.split(starts, range(rows, len(starts), rows))
         ]
-    return loaders, Totals(batch_size, by_context, counts_context=True)
+    return loaders, Totals(batch_size, ContextSums(longest), counts_context=True)
 
 
 def measure_recall(run: Pass) -> tuple[float, ...]:
@@ -279,34 +245,3 @@ class ContextSums:
         ratio = float(self.nats[i]) / n_bytes
         squares = max(0.0, float(np.dot(self.products[:, i], (1.0, -2 * ratio, ratio * ratio))))
         return half_width(math.sqrt(squares * n / (n - 1)) / n_bytes / LN2, n - 1)
-
-
-@dataclass
-class Clock:
-    """Reports, once, how long an evaluation takes and what makes it shorter.
-
-    Attributes:
-        n_bytes: Length of the text.
-        scale: Duration of the whole evaluation as a multiple of the one pass that is measured.
-        clock: Time in seconds.
-        started: Time after the first call, until the report.
-    """
-
-    n_bytes: int
-    scale: float
-    clock: Callable[[], float] = time.monotonic
-    started: float | None = None
-
-    def report(self, n_done: int, n_calls: int) -> Iterator[Notice]:
-        """A notice if it is long, after call `n_done` of `n_calls`; the first is slower and does not count."""
-        now = self.clock()
-        if n_done == 1:
-            self.started = now
-        elif self.started is not None and now - self.started >= MEASURE_SECONDS:
-            seconds = self.scale * n_calls * (now - self.started) / (n_done - 1)
-            self.started = None
-            if seconds >= LONG_SECONDS:
-                limit = 2 ** max(10, int(math.log2(self.n_bytes * SHORT_SECONDS / seconds)))
-                size = f"{limit // 2**20}MiB" if limit >= 2**20 else f"{limit // 2**10}KiB"
-                about = f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
-                yield Notice(f"this takes about {about}; --limit {size} gives a score in half a minute")

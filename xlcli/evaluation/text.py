@@ -137,11 +137,6 @@ class Lengths(Reading):
         return reader.init_state(len(starts), offsets=starts.tolist(), **self.state)
 
     @property
-    def name(self) -> str:
-        """Name of the evaluation with these lengths among others."""
-        return f"memory {self.mem_len}"
-
-    @property
     def max_context(self) -> int:
         """Longest context whose loss is measured, with memory."""
         return 2 * self.mem_len
@@ -149,9 +144,9 @@ class Lengths(Reading):
 
 def tokens_per_call(model: LoadedModel, runtime: Runtime) -> int:
     """Default number of tokens per call of the model, over all sequences."""
-    kind = runtime.device.type
-    largest = TOKENS_PER_CALL.get(kind, TOKENS_PER_CALL["cuda"])
-    return min(largest, max(1, CPU_ACTIVATIONS // model.config.model.dim)) if kind == "cpu" else largest
+    if runtime.device.type != "cpu":
+        return TOKENS_PER_CALL["cuda"]
+    return min(TOKENS_PER_CALL["cpu"], max(1, CPU_ACTIVATIONS // model.config.model.dim))
 
 
 def choose_lengths(model: LoadedModel, runtime: Runtime, options: EvalConfig, text: TokenizedText) -> Lengths:

@@ -71,8 +71,7 @@ def make_reader(network: LanguageModel, options: InferenceConfig, decoder: Decod
         return reader  # type: ignore[no-any-return]
     if options.adapt:
         settings = _settings(options, "adaptation")
-        optimizer, decodes = _optimizer(network, settings), decoder is not None
-        reader = AdaptiveModel(network, optimizer, block=settings["adapt_block"], settings=settings, decodes=decodes)
+        reader = AdaptiveModel(network, _optimizer(network, settings), settings, decodes=decoder is not None)
     return reader if options.context_cache is None else CachedModel(reader, _settings(options, "cache"))
 
 

@@ -45,17 +45,17 @@ class AdaptiveModel:
     Args:
         network: The trained model.
         optimizer: Optimizer of the weights.
-        block: Number of tokens of a block.
-        settings: Keys of the configuration by which a saved state must be continued, and their values.
+        settings: Keys of the configuration by which a saved state must be continued, and their values; `adapt_block`
+            is the number of tokens of a block.
         decodes: Whether `logits` of one token may use compiled kernels, for which weights are packed after each step.
     """
 
     def __init__(
-        self, network: LanguageModel, optimizer: Optimizer, *, block: int, settings: Mapping[str, Any], decodes: bool
+        self, network: LanguageModel, optimizer: Optimizer, settings: Mapping[str, Any], *, decodes: bool
     ) -> None:
         self.trained = network
         self.optimizer = optimizer
-        self.block = block
+        self.block = settings["adapt_block"]
         self.settings = settings
         self.decodes = decodes
         self.network = _with_own_weights(network)

@@ -200,8 +200,7 @@ def documents(
         head, first = head[:start] + begun, begun[: LONGEST_LINE + 1].partition(b"\n")[0]
     field = DEFAULT_FIELD if text_field is None else text_field
     data = itertools.chain([head], portions)
-    first_text = _field(first, field) if len(first) <= LONGEST_LINE else None
-    if text_field is None and first_text is None:
+    if text_field is None and (len(first) > LONGEST_LINE or _field(first, field) is None):
         if len(first) > LONGEST_LINE and json.dumps(field).encode() in first:
             raise _too_long(1, name)
         if remark := keyless(first, name):
@@ -212,13 +211,12 @@ def documents(
         if line is None:
             yield None
         elif line.strip():
-            text = first_text if line == first else _field(line, field)  # a long line is parsed once
+            text = _field(line, field)
             if text is None:
                 raise DataError(
                     f"line {number} of {name} is not a JSON object with a text in '{field}'.",
                     "Name the key with --text-field, or use --binary to take the lines as they are.",
                 )
-            first, first_text = b"", None
             yield from as_document(text)
         else:
             yield b""  # the reader may want to stop

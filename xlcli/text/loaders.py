@@ -117,7 +117,6 @@ class EvalLoader:
         start_id: Input at the beginning of a text.
         offsets: Position of each start in its text (b), from which absolute positions count; 0: it begins there.
         warmup_len: Number of tokens that are not scored of each sequence that does not begin its text.
-
     """
 
     ids: Ids
@@ -139,14 +138,15 @@ class EvalLoader:
         return int((self.ends - self.starts).max())
 
     def __iter__(self) -> Iterator[EvalBatch]:
-        """Batches of at most `segment_len` tokens per sequence; the last one may be shorter."""
+        """Batches of at most `segment_len` tokens per sequence; targets begin where one of a batch counts."""
         starts, ends, begins = self.starts[:, None], self.ends[:, None], (self.starts - self.offsets)[:, None]
         for done in range(0, self.sequence_len, self.segment_len):
             read = np.arange(done, min(done + self.segment_len, self.sequence_len))
             positions = starts + read
             scored = (positions < ends) & ((read >= self.warmup_len) | (starts == begins))
             inputs, targets = inputs_and_targets(self.ids, np.minimum(positions, ends - 1), self.start_id, begins)
-            yield EvalBatch(inputs, targets, scored, positions[:, 0])
+            column = int(scored.any(0).argmax())
+            yield EvalBatch(inputs, targets[:, column:], scored[:, column:], positions[:, column])
 
 
 def text_loader(ids: Ids, batch_size: int, segment_len: int, warmup_len: int, start_id: int) -> EvalLoader:
@@ -155,13 +155,6 @@ def text_loader(ids: Ids, batch_size: int, segment_len: int, warmup_len: int, st
     The first sequence starts with the text. The others start with `warmup_len` tokens that are not scored, so that
     their memory is as full as in one pass over the text. All start at multiples of `segment_len`, like the segments of
     one pass. Fewer sequences than `batch_size` are used if warmup would be half of the tokens or more.
-
-    Args:
-        ids: Tokens of the text; may be empty.
-        batch_size: Maximum number of sequences.
-        segment_len: Tokens per segment.
-        warmup_len: Receptive field of the model in tokens.
-        start_id: Input at the beginning of the text.
     """
     n = len(ids)
 
@@ -180,59 +173,24 @@ def text_loader(ids: Ids, batch_size: int, segment_len: int, warmup_len: int, st
     return EvalLoader(ids, starts, ends, segment_len, start_id, starts, warmup_len)
 
 
-class WindowLoader:
-    """Evaluation batches of overlapping windows, each read from empty memory; every token is scored exactly once.
+def window_loaders(
+    ids: Ids, documents: NDArray[np.int64], *, batch_size: int, window: int, stride: int, start_id: int
+) -> Iterator[EvalLoader]:
+    """Loaders of batches of overlapping windows, in text order; every token is scored exactly once.
 
-    Windows of `window` tokens begin every `stride` tokens of a document. The first one of a document scores all of its
-    tokens, every other one its last `stride` tokens, so that a score does not depend on later text.
-
-    Args:
-        ids: Tokens of the text, at least one.
-        documents: First token of each document, ascending from 0.
-        batch_size: Maximum number of windows per batch.
-        window: Tokens per window; the last one of a document may be shorter.
-        stride: Tokens between the starts of windows, at most `window`.
-        start_id: Input at the beginning of a document.
-
-    Attributes:
-        batch_size: Number of windows per batch; the last batch may have fewer.
-        sequence_len: Tokens of the windows of all batches, per row.
-        segment_len: Equal to `window`.
-        offsets: Position in its window at which each sequence starts (b): 0.
+    Windows begin every `stride` tokens of a document. The first one of a document scores all of its tokens, every other
+    one its last `stride` tokens, so that a score does not depend on later text. `documents` are the first tokens of the
+    documents, ascending from 0; `batch_size` is the maximum number of windows; `stride` is at most `window`.
     """
-
-    def __init__(
-        self, ids: Ids, documents: NDArray[np.int64], batch_size: int, window: int, stride: int, start_id: int
-    ) -> None:
-        self.ids = ids
-        self.documents = documents
-        self.segment_len = window
-        self.stride = stride
-        self.start_id = start_id
-        self._lengths = np.diff(documents, append=len(ids))
-        self._ends = np.cumsum(1 + -(-np.maximum(self._lengths - window, 0) // stride))
-        """Number of windows up to the end of each document."""
-        self.batch_size = min(batch_size, int(self._ends[-1]))
-        self.sequence_len = -(-int(self._ends[-1]) // self.batch_size) * window
-        self.offsets = np.zeros(self.batch_size, np.int64)
-
-    def __iter__(self) -> Iterator[EvalBatch]:
-        """Batches of whole windows, in text order; targets cover the columns in which a token is scored."""
-        n_windows = int(self._ends[-1])
-        for first in range(0, n_windows, self.batch_size):
-            windows = np.arange(first, min(first + self.batch_size, n_windows))
-            document = np.searchsorted(self._ends, windows, side="right")
-            starts, lengths = self.documents[document], self._lengths[document]
-            n_before = windows - np.append(0, self._ends)[document]
-            begins = n_before * self.stride
-            ends = np.minimum(begins + self.segment_len, lengths)
-            old = np.where(n_before > 0, begins + self.segment_len - self.stride, 0)
-            places = begins[:, None] + np.arange(int((ends - begins).max()))
-            scored = (places >= old[:, None]) & (places < ends[:, None])
-            positions = starts[:, None] + np.minimum(places, ends[:, None] - 1)
-            inputs, targets = inputs_and_targets(self.ids, positions, self.start_id, starts[:, None])
-            column = int((old - begins).min())
-            yield EvalBatch(inputs, targets[:, column:], scored[:, column:], positions[:, column])
+    lengths = np.diff(documents, append=len(ids))
+    offsets = [np.arange(0, max(1, length - window + stride), stride) for length in lengths.tolist()]
+    counts = [len(each) for each in offsets]
+    begins, ends = np.repeat(documents, counts), np.repeat(documents + lengths, counts)
+    starts = begins + np.concatenate(offsets)
+    for first in range(0, len(starts), batch_size):
+        part = slice(first, first + batch_size)
+        stops = np.minimum(starts[part] + window, ends[part])
+        yield EvalLoader(ids, starts[part], stops, window, start_id, starts[part] - begins[part], window - stride)
 
 
 def document_loaders(
@@ -246,13 +204,8 @@ def document_loaders(
 ) -> Iterator[EvalLoader]:
     """Loaders of all documents, in order of length, so that a batch has documents of about the same length.
 
-    Args:
-        ids: Tokens of the text.
-        documents: First token of each document, ascending from 0.
-        batch_size: Maximum number of documents per batch.
-        segment_len: Tokens per segment of a document.
-        start_id: Input at the beginning of a document.
-        n_tokens: Maximum number of tokens per segment of a batch with several documents; None if unlimited.
+    A batch has at most `batch_size` documents, and several only if a segment has at most `n_tokens` tokens of them all
+    (None: any number). `documents` are the first tokens of the documents, ascending from 0.
     """
     lengths = np.diff(documents, append=len(ids))
     order = np.argsort(lengths, kind="stable")

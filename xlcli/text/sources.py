@@ -5,9 +5,7 @@ Files of the user are read, never memory-mapped: a mapped file that shrinks kill
 
 from __future__ import annotations
 
-import errno
 import os
-import shlex
 import stat
 import tempfile
 import weakref
@@ -239,28 +237,16 @@ def _open(path: Path) -> int:
     """Descriptor of a regular file. Does not block on a pipe."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        raise DataError(f"there is no file {path}.", "Check the path.") from None
     except (OSError, ValueError) as error:
-        raise _cannot_open(path, error) from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise DataError(f"cannot open {str(path)!r}: {reason}.", "Give a file that you may read.") from None
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
         return descriptor
     os.close(descriptor)
     if stat.S_ISFIFO(mode):
         raise DataError(f"{path} is a pipe, not a file.", f"Give - and read it from standard input: - < {path}")
-    if stat.S_ISDIR(mode):
-        raise DataError(f"{path} is a folder, not a file.", "Give a file.")
-    raise DataError(f"{path} is a device, not a file.", "Give a file, or - for standard input.")
-
-
-def _cannot_open(path: Path, error: OSError | ValueError) -> DataError:
-    if not isinstance(error, OSError):
-        return DataError(f"{str(path)!r} cannot be the name of a file: {error}.", "Check the path.")
-    if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        return DataError(f"there is no file {path}.", "Check the path.")
-    if error.errno == errno.ELOOP:
-        return DataError(f"{path} is a link that leads back to itself.", "Give the file itself.")
-    if error.errno in (errno.EACCES, errno.EPERM):
-        return DataError(f"{path} cannot be read by this user.", f"Allow it with: chmod u+r {shlex.quote(str(path))}")
-    if error.errno == errno.ENXIO:
-        return DataError(f"{path} is a socket or a device, not a file.", "Give a file, or - for standard input.")
-    return DataError(f"cannot open {path}: {error.strerror}.", "Check the path.")
+    kind = "a folder" if stat.S_ISDIR(mode) else "a device"
+    raise DataError(f"{path} is {kind}, not a file.", "Give a file, or - for standard input.")

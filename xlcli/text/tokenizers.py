@@ -92,11 +92,6 @@ class Tokenizer(ABC):
         write_atomic(folder / FILE, (json.dumps(about, indent=2) + "\n").encode())
 
     @classmethod
-    def load(cls, folder: Path) -> Self:
-        """The tokenizer saved in `folder`; `CheckpointError` if its vocabulary is missing, too large or damaged."""
-        return cls() if cls.file is None else cls(read_bounded(folder / cls.file, LARGEST_FILE), str(folder / cls.file))
-
-    @classmethod
     @abstractmethod
     def train(cls, chunks: Iterable[bytes], vocab_size: int | None = None) -> Self:
         """A tokenizer trained on the text `chunks`, with about `vocab_size` ids (None: a default).
@@ -454,7 +449,9 @@ def load_tokenizer(folder: Path) -> Tokenizer:
             f"{folder / FILE} names an unknown tokenizer, {about.get('kind')!r}.",
             f"Known: {', '.join(TOKENIZERS)}.",
         )
-    tokenizer = TOKENIZERS[about["kind"]].load(folder)
+    kind = TOKENIZERS[about["kind"]]
+    path = None if kind.file is None else folder / kind.file
+    tokenizer = kind() if path is None else kind(read_bounded(path, LARGEST_FILE), str(path))
     for key, found in (("vocab_size", tokenizer.vocab_size), ("fingerprint", tokenizer.fingerprint)):
         if about.get(key) != found:
             raise CheckpointError(

@@ -198,7 +198,6 @@ def test_parts_of_an_axial_position():
 
     assert dims(shape=[2, 3, 4]).position.widths(11) == (4, 4, 3)
     assert dims(shape=[2, 3], dims=[1, 10]).position.widths(11) == (1, 10)
-    assert dims(shape=[2, 3, 4]).position.max_len == 24
 
 
 def test_clusters_beyond_the_vocabulary_are_left_out():

@@ -21,7 +21,7 @@ from xlcli.model.position.t5 import T5Position
 from xlcli.model.residual import ReZero
 from xlcli.ops import attend_blocks
 from xlcli.ops.attend_blocks import Band, Far
-from xlcli.ops.context import AttentionContext, Cache, Mask
+from xlcli.ops.context import AttentionContext, Mask
 from xlcli.ops.positions import Positions
 from xlcli.ops.span import Span
 from xlcli.state import State
@@ -58,7 +58,7 @@ def altered(context, **facts):
     """Context with other positions and the same mask."""
     other = copy.copy(context)
     other.positions = altered_positions(context.positions, **facts)
-    other.cache = Cache()
+    other._constants, other._learned = {}, {}
     return other
 
 

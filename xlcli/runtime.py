@@ -148,7 +148,10 @@ def compile_stack(stack: Stack) -> None:
     Only one shape is compiled. Results therefore do not depend on earlier compilations, and a resumed run equals an
     uninterrupted one to the bit.
     """
-    stack.prepare_compiling()
+    from xlcli.model.reversible import ReversibleStack
+
+    if isinstance(stack, ReversibleStack):  # the compiler cannot trace the backward pass of its blocks
+        stack.couple = torch.compiler.disable(stack.couple)  # type: ignore[no-untyped-call]
     plain = stack.forward
     # Precompiled headers are in the temporary folder of all users, in any case.
     compiled = torch.compile(plain, dynamic=False, options={"cpp_cache_precompile_headers": False})

@@ -129,11 +129,11 @@ def test_gradients_equal_those_of_a_band(name, window):
 def test_long_calls_are_read_in_blocks(window, monkeypatch):
     own, _ = blocks("local-none-0-pre-0", window)
     shapes = []
-    attend = local.FullAttention.attend
+    terms = local.FullAttention.terms
     monkeypatch.setattr(
         local.FullAttention,
-        "attend",
-        lambda self, q, k, *rest: (shapes.append((len(q), q.shape[2], k.shape[2])), attend(self, q, k, *rest))[1],
+        "terms",
+        lambda self, q, k, context: (shapes.append((len(q), q.shape[2], k.shape[2])), terms(self, q, k, context))[1],
     )
     for t, expected in (
         (2 * window, (2, 2 * window, 2 * window + 1)),

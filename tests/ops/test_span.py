@@ -101,27 +101,27 @@ def test_what_layers_share_is_made_once():
     made = []
     shared = context(UNIFORM, 4, 3)
     for _ in range(2):
-        assert shared.cache.constant("a", lambda: made.append("a") or len(made)) == 1
-        assert shared.cache.constant(("a", 1), lambda: made.append("b") or len(made)) == 2
-        assert shared.cache.constant("nothing", lambda: made.append("c")) is None
-        assert shared.cache.learned("a", lambda: made.append("d") or len(made)) == 4
+        assert shared.constant("a", lambda: made.append("a") or len(made)) == 1
+        assert shared.constant(("a", 1), lambda: made.append("b") or len(made)) == 2
+        assert shared.constant("nothing", lambda: made.append("c")) is None
+        assert shared.learned("a", lambda: made.append("d") or len(made)) == 4
     assert made == ["a", "b", "c", "d"]
     assert shared.narrow(3) is shared.narrow(3)
     assert shared.narrow(3) is not shared.narrow(2)
     assert shared.block(3) is shared.block(3)
-    assert context(UNIFORM, 4, 3).cache.constant("a", lambda: "another") == "another"
+    assert context(UNIFORM, 4, 3).constant("a", lambda: "another") == "another"
 
 
 def test_learned_values_can_be_cleared_in_all_contexts_of_a_call():
     shared = context(UNIFORM, 4, 3)
     contexts = [shared, shared.narrow(3), shared.narrow(3).block(2)]
     for made in contexts:
-        made.cache.constant("a", lambda: "constant")
-        made.cache.learned("a", lambda: "old")
+        made.constant("a", lambda: "constant")
+        made.learned("a", lambda: "old")
     shared.clear_learned()
     for made in contexts:
-        assert made.cache.constant("a", lambda: "new") == "constant"
-        assert made.cache.learned("a", lambda: "new") == "new"
+        assert made.constant("a", lambda: "new") == "constant"
+        assert made.learned("a", lambda: "new") == "new"
 
 
 @pytest.mark.parametrize(("m", "t"), [(0, 4), (3, 4)])

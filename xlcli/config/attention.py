@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, field_serializer, model_validator
 
@@ -21,10 +21,12 @@ class AttentionConfig(BaseConfig):
         default=None, description="Width of a head. Default: model.dim divided by the number of heads."
     )
 
-    @property
-    def offers(self) -> frozenset[str]:
-        """Hooks of a position encoding that this attention calls."""
-        return frozenset()
+    offers: ClassVar[frozenset[str]] = frozenset()
+    """Hooks of a position encoding that this attention calls."""
+    rounds_memory: ClassVar[bool] = False
+    """True if memory can be kept in another number type than float32."""
+    is_banded: ClassVar[bool] = False
+    """True if a token attends to successive tokens: a call reads no others, and can hide earlier documents."""
 
     def score_scale(self, n_terms: int, head_dim: int) -> float:
         """Factor on scores that are sums of `n_terms` inner products: 1/sqrt(n_terms * head_dim)."""
@@ -85,10 +87,8 @@ class SoftmaxAttentionConfig(AttentionConfig):
         "section 2).",
     )
 
-    @property
-    def offers(self) -> frozenset[str]:
-        """All hooks."""
-        return frozenset({"place", "term", "bias", "value_bias"})
+    offers = frozenset({"place", "term", "bias", "value_bias"})
+    rounds_memory = True
 
     def score_scale(self, n_terms: int, head_dim: int) -> float:
         """1/sqrt(n_terms * head_dim), or 1 if `scaled` is off."""
@@ -113,12 +113,14 @@ class FullAttentionConfig(SoftmaxAttentionConfig):
     """Softmax attention over the whole span."""
 
     kind: Literal["full"] = "full"
+    is_banded = True
 
 
 class LocalAttentionConfig(SoftmaxAttentionConfig):
     """Softmax attention over a token and the `window` tokens before it, in blocks; cost is linear in the length."""
 
     kind: Literal["local"] = "local"
+    is_banded = True
     window: Count = Field(default=128, description="Number of tokens before it that a token attends to.")
 
     def effective_mem_len(self, mem_len: int) -> int | None:
@@ -205,10 +207,7 @@ class LinearAttentionConfig(RandomAttentionConfig):
     n_features: Annotated[int, Field(ge=1, le=2**16)] = Field(default=128, description="Number of random features.")
     orthogonal: bool = Field(default=True, description="Draw orthogonal features.")
 
-    @property
-    def offers(self) -> frozenset[str]:
-        """Rotation of queries and keys before their features are computed."""
-        return frozenset({"place"})
+    offers = frozenset({"place"})
 
     def effective_mem_len(self, mem_len: int) -> int | None:
         """None: unbounded, unless `mem_len` is 0."""
@@ -243,10 +242,7 @@ class LSHAttentionConfig(RandomAttentionConfig):
         default=None, description="Initial value of a learned factor of each head on the queries. Default: no factor."
     )
 
-    @property
-    def offers(self) -> frozenset[str]:
-        """Rotation of queries and keys after they are hashed."""
-        return frozenset({"place"})
+    offers = frozenset({"place"})
 
     @property
     def factors(self) -> tuple[int, ...]:
@@ -320,11 +316,8 @@ class MixedAttentionConfig(AttentionConfig):
         default_factory=lambda: (LocalAttentionConfig(), LSHAttentionConfig()),
         description="Kinds or tables of the layers from the first one on, repeated over the depth.",
     )
-
-    @property
-    def offers(self) -> frozenset[str]:
-        """Union of the hooks of all layers."""
-        return frozenset().union(*(layer.offers for layer in self.layers))
+    offers = SoftmaxAttentionConfig.offers
+    """Hooks of the default layers."""
 
     def score_scale(self, n_terms: int, head_dim: int) -> float:
         """Factor of the softmax layers, which all share it."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from xlcli.config import units
-from xlcli.config.attention import ATTENTIONS, MAX_HASHES, LSHAttentionConfig, MemoryDtype, SoftmaxAttentionConfig
+from xlcli.config.attention import ATTENTIONS, MAX_HASHES, LSHAttentionConfig, MemoryDtype
 from xlcli.config.base import (
     COUNT,
     DURATION,
@@ -121,7 +121,7 @@ class InferenceConfig(BaseConfig):
         if self.clamp_len is not None and not model.has_softmax:
             raise InvalidSettingError("clamp_len", "needs softmax attention, but this model has none", "Leave it out.")
         if self.memory_dtype in ("bfloat16", "int8") and not model.rounds_memory:
-            *kinds, last = (kind for kind, table in ATTENTIONS.items() if issubclass(table, SoftmaxAttentionConfig))
+            *kinds, last = (kind for kind, table in ATTENTIONS.items() if table.rounds_memory)
             reason = f"needs {', '.join(kinds)} or {last} attention in every layer"
             raise InvalidSettingError("memory_dtype", reason, "Leave it out, or use float32.")
 

@@ -19,11 +19,7 @@ from xlcli.config.attention import (
     SoftmaxAttentionConfig,
 )
 from xlcli.config.base import BaseConfig, Count, Positive, Rate
-from xlcli.config.position import (
-    POSITIONS,
-    AnyPositionConfig,
-    XLPositionConfig,
-)
+from xlcli.config.position import POSITIONS, AnyPositionConfig, XLPositionConfig
 from xlcli.config.stack import AnyStackConfig, ReversibleStackConfig, StandardStackConfig, UniversalStackConfig
 from xlcli.errors import InvalidSettingError
 
@@ -204,8 +200,8 @@ class ModelConfig(BaseConfig):
 
     @property
     def rounds_memory(self) -> bool:
-        """True if memory can be kept in another number type than float32: if all layers have softmax attention."""
-        return all(isinstance(layer, SoftmaxAttentionConfig) for layer in self.attentions)
+        """True if the memory of every layer can be kept in another number type than float32."""
+        return all(layer.rounds_memory for layer in self.attentions)
 
     @property
     def supports_recall(self) -> bool:
@@ -319,8 +315,9 @@ class ModelConfig(BaseConfig):
         position, attention = self.position, self.attention
         missing = position.needs.difference(*(layer.offers for layer in self.attentions))
         if missing:
-            positions = [kind for kind, table in POSITIONS.items() if table().needs <= attention.offers]
-            attentions = [kind for kind, table in ATTENTIONS.items() if position.needs <= table().offers]
+            offered = frozenset().union(*(layer.offers for layer in self.attentions))
+            positions = [kind for kind, table in POSITIONS.items() if table().needs <= offered]
+            attentions = [kind for kind, table in ATTENTIONS.items() if position.needs <= table.offers]
             raise InvalidSettingError(
                 "model.position.kind",
                 f"'{position.kind}' needs {' and '.join(HOOKS[hook] for hook in sorted(missing))}, which "

@@ -1,7 +1,6 @@
 """Position encoding kinds. A configuration class has the settings of its kind and the properties derived from them."""
 
-import math
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -20,10 +19,12 @@ PlacementOrQK = Literal["embedding", "layers", "qk"]
 class PositionConfig(BaseConfig):
     """Base of every position encoding."""
 
+    hooks: ClassVar[frozenset[str]] = frozenset()
+
     @property
     def needs(self) -> frozenset[str]:
         """Hooks that attention must offer: `place`, `term`, `bias`, `value_bias`."""
-        return frozenset()
+        return self.hooks
 
     def check_dims(self, dim: int, head_dim: int) -> None:
         """`InvalidSettingError` unless the encoding is possible with these model and head widths."""
@@ -117,11 +118,6 @@ class AxialPositionConfig(PositionConfig):
         default="wrap", description="Positions beyond the table start again at 0 (wrap) or raise an error."
     )
 
-    @property
-    def max_len(self) -> int:
-        """Number of distinct positions."""
-        return math.prod(self.shape)
-
     def widths(self, dim: int) -> tuple[int, ...]:
         """Width of the vectors of each digit: `dims`, or equal parts of `dim`, the first ones wider."""
         axes = len(self.shape)
@@ -186,11 +182,7 @@ class AlibiPositionConfig(PositionConfig):
     """Score penalty that is linear in the distance, with a fixed slope for each head (Press et al. 2022)."""
 
     kind: Literal["alibi"] = "alibi"
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """A score bias."""
-        return frozenset({"bias"})
+    hooks = frozenset({"bias"})
 
 
 class RelativeBucketConfig(PositionConfig):
@@ -202,11 +194,7 @@ class RelativeBucketConfig(PositionConfig):
 
     n_buckets: Annotated[int, Field(ge=2, le=2**16)] = Field(default=32, description="Number of buckets of distances.")
     max_distance: Count = Field(default=128, description="Distance from which on all are in the last bucket.")
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """A score bias."""
-        return frozenset({"bias"})
+    hooks = frozenset({"bias"})
 
     @model_validator(mode="after")
     def _check_max_distance(self) -> Self:
@@ -234,11 +222,7 @@ class ShawPositionConfig(PositionConfig):
     max_distance: Count = Field(
         default=64, description="Distance from which on all share one vector; the published code uses 16 to 20."
     )
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """A score bias and a value bias."""
-        return frozenset({"bias", "value_bias"})
+    hooks = frozenset({"bias", "value_bias"})
 
 
 class XLPositionConfig(PositionConfig):

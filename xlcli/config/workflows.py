@@ -5,12 +5,7 @@ from typing import Annotated, Literal, NoReturn, Self
 from pydantic import Field, model_validator
 
 from xlcli.config import units
-from xlcli.config.attention import (
-    CompressiveAttentionConfig,
-    FullAttentionConfig,
-    LocalAttentionConfig,
-    LSHAttentionConfig,
-)
+from xlcli.config.attention import CompressiveAttentionConfig, LSHAttentionConfig
 from xlcli.config.base import (
     COUNT,
     DURATION,
@@ -276,8 +271,7 @@ class Config(BaseConfig):
     @model_validator(mode="after")
     def _check_training(self) -> Self:
         train, layers = self.train, self.model.attentions
-        separate = all(isinstance(layer, FullAttentionConfig | LocalAttentionConfig) for layer in layers)
-        if train.reset_on_document and not separate:
+        if train.reset_on_document and not all(layer.is_banded for layer in layers):
             raise InvalidSettingError(
                 "train.reset_on_document",
                 f"needs full or local attention: attention '{self.model.attention.kind}' cannot hide the documents "

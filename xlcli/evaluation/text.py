@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xlcli.config import EvalConfig
-from xlcli.config.attention import FullAttentionConfig, LocalAttentionConfig
 from xlcli.config.inference import Reading
 from xlcli.errors import ResourceError
 from xlcli.events import Notice, Progress, TokenScore
@@ -164,7 +163,7 @@ def choose_lengths(model: LoadedModel, runtime: Runtime, options: EvalConfig, te
         segment_len = min(DEFAULT_SEGMENT_LEN, max(64, 2 ** (mem_len - 1).bit_length()))
         # Attention that reads visible keys only (`ops/attend_blocks.py`) makes longer segments cost no more.
         shape = model.config.model
-        is_banded = all(isinstance(layer, FullAttentionConfig | LocalAttentionConfig) for layer in shape.attentions)
+        is_banded = all(layer.is_banded for layer in shape.attentions)
         if is_banded and runtime.device.type == "cpu" and "bias" not in shape.position.needs:
             segment_len = max(segment_len, min(n_tokens, n_per_call // (options.batch_size or 1)))
         if options.adapt and options.adapt_block is not None:  # whole blocks are read once

@@ -17,9 +17,6 @@ from xlcli.memory.base import Memory as Memory
 from xlcli.memory.base import Sums as Sums
 from xlcli.memory.buckets import Buckets as Buckets
 from xlcli.memory.compressive import Compressive as Compressive
-from xlcli.memory.compressive import CompressiveHidden as CompressiveHidden
-from xlcli.memory.compressive import CompressiveInt8 as CompressiveInt8
-from xlcli.memory.compressive import CompressiveKeyValue as CompressiveKeyValue
 from xlcli.memory.tokens import Hidden as Hidden
 from xlcli.memory.tokens import Int8KeyValue as Int8KeyValue
 from xlcli.memory.tokens import KeyValue as KeyValue
@@ -27,11 +24,8 @@ from xlcli.memory.tokens import Project as Project
 from xlcli.memory.tokens import TokenBuffers as TokenBuffers
 from xlcli.memory.tokens import TokenMemory as TokenMemory
 
-_KINDS: tuple[type[Memory], ...] = (
-    *(Hidden, KeyValue, Int8KeyValue, Sums, Buckets),
-    *(CompressiveHidden, CompressiveKeyValue, CompressiveInt8),
-)
-MEMORIES: dict[str, type[Memory]] = {memory.kind: memory for memory in _KINDS}
+_KINDS: tuple[type[Memory], ...] = (Hidden, KeyValue, Int8KeyValue, Sums, Buckets, *Compressive.kinds.values())
+MEMORIES = {memory.kind: memory for memory in _KINDS}
 """Memory kind to class."""
 
 

@@ -54,11 +54,6 @@ class Memory:
         return tuple(n for axis, n in sizes.items() if axis not in "bmc")
 
     @property
-    def settings(self) -> Mapping[str, int]:
-        """Inference settings that the memory was made with, read from its shape."""
-        return {}
-
-    @property
     def dtype(self) -> torch.dtype | None:
         """Number type of past keys and values; None if there are none."""
         return None

@@ -89,11 +89,6 @@ class Buckets(Memory):
         """Number of hash rounds."""
         return self.stored.counts.shape[2]
 
-    @property
-    def settings(self) -> Mapping[str, int]:
-        """The number of hash rounds."""
-        return {"n_hashes": self.n_hashes}
-
     def written(self) -> Buckets:
         """This memory without unwritten tokens. The table is copied if there are any."""
         if self.unwritten is None:

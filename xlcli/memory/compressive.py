@@ -35,10 +35,13 @@ class Compressive(Memory):
     pooled: TokenMemory
     tail: Tensor
     tier: ClassVar[type[TokenMemory]]
+    kinds: ClassVar[dict[type[Memory], type[Compressive]]] = {}
+    """Kind of both tiers to subclass."""
     counts_tokens = True
 
     def __init_subclass__(cls, tier: type[TokenMemory]) -> None:
         cls.tier, cls.kind = tier, f"compressive-{tier.kind}"
+        cls.kinds[tier] = cls
         pooled = {f"pooled_{name}": axes.replace("m", "c") for name, axes in tier.axes.items()}
         cls.axes = {f"token_{name}": axes for name, axes in tier.axes.items()} | pooled | {"tail": "btd"}
         cls.dtypes = {f"{part}_{name}": dtype for part in ("token", "pooled") for name, dtype in tier.dtypes.items()}
@@ -63,14 +66,7 @@ class Compressive(Memory):
     def extend(
         self, x: Tensor, pool: Pool, project: Project, project_pooled: Project, tiers: Tiers
     ) -> tuple[Tensor, Tensor, Self]:
-        """Appends new tokens, and the blocks that they complete. No gradient flows into a pooled block.
-
-        Args:
-            x: Inputs (b t d) of the new tokens.
-            pool: Pooling function.
-            project: Projection of the inputs of the latest tokens to keys and values.
-            project_pooled: Projection of the latest pooled blocks to keys and values.
-            tiers: Extents of the tiers.
+        """Appends tokens with inputs x (b t d), and the blocks that they complete, into which no gradient flows.
 
         Returns:
             Keys and values (b h s e) of the blocks, then of the tokens that some query attends to; and the new memory.

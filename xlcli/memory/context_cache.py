@@ -154,7 +154,6 @@ class ContextCache(OnlineMemory):
     """The latest tokens, and the weights of what followed their contexts.
 
     Attributes:
-        settings: As in the base class.
         index: The latest tokens.
         weights: Weights and numbers of updates (2 o n d), by order, number and distinct number of followers.
         predicted: Log-probabilities (v) of the token after the last one read, if it is not known yet; else empty.

@@ -59,7 +59,6 @@ class Adaptation(OnlineMemory):
     """Adapted weights, state of their optimizer, and the unfinished block of text.
 
     Attributes:
-        settings: As in the base class.
         weights: Adapted weights by name.
         moments: Mean squared gradients, by name (`online/adaptation.py`).
         n_steps: Number of optimizer steps.

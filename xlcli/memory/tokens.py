@@ -119,10 +119,7 @@ class TokenBuffers(TokenMemory):
     def reserve(self, n_new: int, keep: int, like: Sequence[Tensor] | None = None) -> Self:
         """This memory with `n_new` more rows, to be written by the caller into its buffers, or into larger ones.
 
-        Args:
-            n_new: Number of rows.
-            keep: Number of tokens in the memory after the call.
-            like: Rows to be written, as `encode` returns them; None: of the type of the memory.
+        The memory after the call has `keep` tokens. `like` are the rows, if they may be of another type.
         """
         buffers, length = self.buffers, self.length
         capacity = buffers[0].shape[2]

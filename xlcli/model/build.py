@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from xlcli import config as settings
 from xlcli.config import AttentionConfig, ModelConfig
 from xlcli.config import attention as kinds
+from xlcli.config import stack as stacks
 from xlcli.model.attention import Attention
 from xlcli.model.attention.compressive import CompressiveAttention
 from xlcli.model.attention.full import FullAttention
@@ -26,7 +26,7 @@ from xlcli.model.embedding import AdaptiveEmbedding, BigramEmbedding, TokenEmbed
 from xlcli.model.head import AdaptiveHead, Head, SoftmaxHead
 from xlcli.model.lm import LanguageModel
 from xlcli.model.position import Position
-from xlcli.model.residual import PostNorm, PreNorm, Residual, ReZero, Sandwich, build_norm
+from xlcli.model.residual import EPSILON, LayerNorm, PostNorm, PreNorm, Residual, ReZero, RMSNorm, Sandwich
 from xlcli.model.reversible import ReversibleStack
 from xlcli.model.stack import Block, FeedForward, Stack
 from xlcli.model.universal import AdaptiveStack, UniversalStack
@@ -70,48 +70,22 @@ class _NoInitialValues(TorchFunctionMode):
 
 
 def _embedding(config: ModelConfig) -> TokenEmbedding | AdaptiveEmbedding:
-    embedding = config.embedding
-    if not config.cutoffs:
-        return TokenEmbedding(
-            vocab_size=config.vocab_size,
-            dim=config.dim,
-            inner_dim=embedding.inner_dim,
-            scaled=embedding.scaled,
-            dropout=config.dropout.embedding,
-        )
-    return AdaptiveEmbedding(
-        vocab_size=config.vocab_size,
-        dim=config.dim,
-        cutoffs=config.cutoffs,
-        div_val=embedding.div_val,
-        scaled=embedding.scaled,
-        dropout=config.dropout.embedding,
-    )
+    settings: dict[str, Any] = {"vocab_size": config.vocab_size, "dim": config.dim}
+    settings |= {"scaled": config.embedding.scaled, "dropout": config.dropout.embedding}
+    if config.cutoffs:
+        return AdaptiveEmbedding(cutoffs=config.cutoffs, div_val=config.embedding.div_val, **settings)
+    return TokenEmbedding(inner_dim=config.embedding.inner_dim, **settings)
 
 
 def _head(config: ModelConfig, source: TokenEmbedding | AdaptiveEmbedding) -> Head:
     """Head that shares the matrices of `source`."""
-    if isinstance(source, TokenEmbedding):
-        return _softmax(config, source, config.loss_chunk)
-    clusters = [_softmax(config, table) for table in source.clusters]
-    return AdaptiveHead(
-        clusters=clusters,
-        cutoffs=config.cutoffs,
-        bias=config.bias,
-        softcap=config.logit_softcap,
-        loss_chunk=config.loss_chunk,
-    )
-
-
-def _softmax(config: ModelConfig, source: TokenEmbedding, loss_chunk: int | None = None) -> SoftmaxHead:
-    projection = None if source.up is None else source.up.weight
-    return SoftmaxHead(
-        weight=source.table.weight,
-        projection=projection,
-        bias=config.bias,
-        softcap=config.logit_softcap,
-        loss_chunk=loss_chunk,
-    )
+    tables = [source] if isinstance(source, TokenEmbedding) else source.clusters
+    settings: dict[str, Any] = {"bias": config.bias, "softcap": config.logit_softcap, "loss_chunk": config.loss_chunk}
+    heads = [
+        SoftmaxHead(weight=table.table.weight, projection=None if table.up is None else table.up.weight, **settings)
+        for table in tables
+    ]
+    return heads[0] if len(heads) == 1 else AdaptiveHead(clusters=heads, cutoffs=config.cutoffs, **settings)
 
 
 def _stack(config: ModelConfig, blocks: list[Block]) -> Stack:
@@ -121,23 +95,15 @@ def _stack(config: ModelConfig, blocks: list[Block]) -> Stack:
     else:
         final = nn.Identity() if config.norm.placement == "rezero" else _norm(config)
     kind = config.stack
-    if isinstance(kind, settings.ReversibleStackConfig):
+    if isinstance(kind, stacks.ReversibleStackConfig):
         return ReversibleStack(blocks, final)
-    if not isinstance(kind, settings.UniversalStackConfig):
-        assert isinstance(kind, settings.StandardStackConfig)
+    if not isinstance(kind, stacks.UniversalStackConfig):
+        assert isinstance(kind, stacks.StandardStackConfig)
         return Stack(blocks, final, input_residual=kind.input_residual)
-    signal = config.stream_rms if kind.time_signal else 0.0
+    steps: dict[str, Any] = {"n_steps": kind.n_steps, "time_signal": config.stream_rms if kind.time_signal else 0.0}
     if not kind.act:
-        return UniversalStack(blocks, final, n_steps=kind.n_steps, time_signal=signal)
-    return AdaptiveStack(
-        blocks,
-        final,
-        dim=config.dim,
-        n_steps=kind.n_steps,
-        time_signal=signal,
-        epsilon=kind.epsilon,
-        halt_bias=kind.halt_bias,
-    )
+        return UniversalStack(blocks, final, **steps)
+    return AdaptiveStack(blocks, final, dim=config.dim, epsilon=kind.epsilon, halt_bias=kind.halt_bias, **steps)
 
 
 def _block(config: ModelConfig, attention: AttentionConfig, position: Position) -> Block:
@@ -193,7 +159,9 @@ def _attention(config: ModelConfig, attention: AttentionConfig, position: Positi
 
 
 def _norm(config: ModelConfig) -> nn.Module:
-    return build_norm(config.norm.kind, config.dim, bias=config.bias)
+    if config.norm.kind == "layer":
+        return LayerNorm(config.dim, eps=EPSILON, bias=config.bias)
+    return RMSNorm(config.dim, eps=EPSILON)
 
 
 def _residual(config: ModelConfig) -> Residual:

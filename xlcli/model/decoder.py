@@ -390,7 +390,7 @@ class DistanceTables:
                 """Sines, then cosines (n e), of the rotations by 0 to n - 1 positions."""
                 return torch.cat(rope_angles(torch.arange(n), e, position.base), dim=-1).float()
 
-            sin, cos = context.cache.constant(("rope step", e, position.base), angles)
+            sin, cos = context.constant(("rope step", e, position.base), angles)
             turns, clamp_len = None, context.span.clamp_len
             if clamp_len is not None and length > clamp_len + 1:
                 n_far = length - clamp_len

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from xlcli.config import MemoryDtype, ModelConfig
-from xlcli.memory import Memory
+from xlcli.memory import Buckets, Memory
 from xlcli.model.embedding import BigramEmbedding
 from xlcli.model.head import Head
 from xlcli.model.position import Position
@@ -146,7 +146,8 @@ class LanguageModel(nn.Module):
             "memory_dtype": state.memory_dtype,
         }
         for memory in state.layers:
-            settings |= memory.settings
+            if isinstance(memory, Buckets):
+                settings["n_hashes"] = memory.n_hashes
         return settings
 
     def forward(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
@@ -201,16 +202,22 @@ class LanguageModel(nn.Module):
 
         `documents` are positions (b t) of the tokens in their documents, on the CPU; None: one document.
         """
-        n_new = tokens.shape[1]
-        within = None if documents is None else DocumentPositions.make(documents, state.span, state.seen, tokens.device)
-        if state.lag and state.span.n_read(state.seen) > state.seen - state.lag:  # some memories are padded
+        span, n_new, within = state.span, tokens.shape[1], None
+        n_memory = span.n_read(state.seen)
+        if documents is not None:
+            new = torch.arange(n_new)
+            if span.kind == "segment":  # a segment begins anew even within a document
+                documents = documents.minimum(span.next_position(state.seen) + new)
+            is_masked = bool((documents - new < n_memory).any())  # on the CPU: no device has to be waited for
+            within = DocumentPositions(documents.to(tokens.device, non_blocking=True), is_masked)
+        if state.lag and n_memory > state.seen - state.lag:  # some memories are padded
             positions = state.offsets[:, None] + torch.arange(state.seen, state.seen + n_new, device=tokens.device)
             within = DocumentPositions(positions, masked=True)
         context = AttentionContext(
-            state.span,
-            n_memory=state.span.n_read(state.seen),
+            span,
+            n_memory=n_memory,
             n_new=n_new,
-            keep=state.span.n_kept(state.seen + n_new),
+            keep=span.n_kept(state.seen + n_new),
             device=tokens.device,
             start=state.seen,
             offsets=state.offsets,

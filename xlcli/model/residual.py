@@ -41,15 +41,8 @@ EPSILON = 1e-5
 """Addition to the mean square."""
 
 
-def build_norm(kind: str, dim: int, *, bias: bool) -> nn.Module:
-    """Norm over the last axis: LayerNorm (Ba et al. 2016), or RMSNorm, which has no bias (Zhang and Sennrich 2019)."""
-    if kind == "layer":
-        return LayerNorm(dim, eps=EPSILON, bias=bias)
-    return RMSNorm(dim, eps=EPSILON)
-
-
 class LayerNorm(nn.LayerNorm):
-    """LayerNorm over the last axis. Parameters of 16 bits are widened: a rank may have gathered them so."""
+    """LayerNorm over the last axis (Ba et al. 2016). 16-bit parameters are widened: a rank may have such ones."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalized input (... d)."""
@@ -59,7 +52,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class RMSNorm(nn.RMSNorm):
-    """x / sqrt(mean(x²) + `EPSILON`) · weight over the last axis.
+    """x / sqrt(mean(x²) + `EPSILON`) · weight over the last axis (Zhang and Sennrich 2019).
 
     On a CPU the backward pass takes few operators; PyTorch takes ten. A weight of 16 bits is widened: a rank may
     have gathered it so.

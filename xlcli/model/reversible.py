@@ -159,10 +159,6 @@ class ReversibleStack(Stack):
 
     couple = staticmethod(reversible_forward)
 
-    def prepare_compiling(self) -> None:
-        """Leaves the blocks out: the compiler cannot trace their backward pass."""
-        self.couple = torch.compiler.disable(reversible_forward)  # type: ignore[no-untyped-call]
-
     def forward(self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> StackOutput:
         """Output for input (b t d), and the new memories."""
         y1, y2, after = self.couple(x, x, self.coupled_layers(memories, context))

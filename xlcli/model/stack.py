@@ -161,9 +161,6 @@ class Stack(nn.Module):
         """True if the stack can run with a state of `depth` memories."""
         return depth == len(self.blocks)
 
-    def prepare_compiling(self) -> None:
-        """Called once before the stack is compiled."""
-
     def forward(self, x: Tensor, memories: tuple[Memory, ...], context: AttentionContext) -> StackOutput:
         """Output of the blocks for input (b t d), and the new memories."""
         after = []

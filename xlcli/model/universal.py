@@ -10,6 +10,7 @@ positions.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -65,17 +66,9 @@ class AdaptiveStack(UniversalStack):
     """
 
     def __init__(
-        self,
-        blocks: Sequence[Block],
-        final: nn.Module,
-        *,
-        dim: int,
-        n_steps: int,
-        time_signal: float,
-        epsilon: float,
-        halt_bias: float,
+        self, blocks: Sequence[Block], final: nn.Module, *, dim: int, epsilon: float, halt_bias: float, **steps: Any
     ) -> None:
-        super().__init__(blocks, final, n_steps=n_steps, time_signal=time_signal)
+        super().__init__(blocks, final, **steps)
         self.epsilon = epsilon
         self.halt = nn.Linear(dim, 1)
         self.initial_constants = {"halt.bias": halt_bias}

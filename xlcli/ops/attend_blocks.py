@@ -171,39 +171,11 @@ def product_scores(queries: Tensor, keys: Tensor, far: Far, out: Tensor) -> None
     mixed.copy_(torch.where(mask, torch.bmm(far_queries, some.mT), mixed))
 
 
-def softmax_scores(
-    queries: Tensor,
-    keys: Tensor,
-    term: tuple[Tensor, Tensor] | None,
-    edges: tuple[Tensor, Tensor | None],
-    out: Tensor,
-    far: Far | None = None,
-    lowered: tuple[Far, float] | None = None,
-) -> Tensor:
-    """Weights (n t s), written to `out`, of queries (n t e) over keys (n s e).
-
-    `term` is a second score term (n t f) and (s f), or None; `edges` come from `Band.edges`; `lowered` are far keys
-    and an addition to their scores.
-    """
-    if term is not None:
-        if far is None:
-            torch.mm(term[0].flatten(0, 1), term[1].T, out=out.flatten(0, 1))
-        else:
-            term_scores(*term, far, out)
-        out.baddbmm_(queries, keys.mT)
-    elif far is None:
-        torch.bmm(queries, keys.mT, out=out)
-    else:
-        product_scores(queries, keys, far, out)
-    if lowered is not None:
-        n_far, mixed, mask = lowered[0].parts(out)
-        out[..., :n_far] += lowered[1]
-        mixed += mask.to(out.dtype) * lowered[1]
-    last, first = edges
-    out[..., -len(last) :] += last
+def add_edges(scores: Tensor, last: Tensor, first: Tensor | None) -> None:
+    """Adds the results of `Band.edges` to the last and first scores (... s), in place."""
+    scores[..., -last.shape[-1] :] += last
     if first is not None:
-        out[..., : len(first)] += first
-    return torch.softmax(out, -1, out=out)
+        scores[..., : first.shape[-1]] += first
 
 
 def attend_blocks(
@@ -239,16 +211,27 @@ def attend_blocks(
         new, seen = part.new, part.seen
         n, query = new.stop - new.start, new.start + band.n_memory - seen.start
         first = -n if limit is None else query - limit.max_distance
-        lowered = own_far = None
-        if far_bias is not None and query + n - 1 > far_bias.max_distance:
-            lowered = Far(query - far_bias.max_distance), far_bias.bias
-        if first + n > 1:
-            products = far and (part.of(far.queries, new), part.of(far.keys, seen).to(q.dtype))
-            own_far = Far(first, clamp and part.of(clamp.scores, new), products)
+        has_far = first + n > 1
         queries, keys, values = (part.of(x, at).to(q.dtype) for x, at in ((q, new), (k, seen), (v, seen)))
-        own_term = term and (part.of(term.queries, new), term.keys[seen])
-        weights = softmax_scores(queries, keys, own_term, edges, part.scores(buffer), own_far, lowered)
-        part.write(out, new, torch.bmm(weights, values))
+        scores = part.scores(buffer)
+        if term is not None:
+            of_term = part.of(term.queries, new)
+            if clamp is not None and has_far:
+                term_scores(of_term, term.keys[seen], Far(first, part.of(clamp.scores, new)), scores)
+            else:
+                torch.mm(of_term.flatten(0, 1), term.keys[seen].T, out=scores.flatten(0, 1))
+            scores.baddbmm_(queries, keys.mT)
+        elif far is not None and has_far:
+            products = part.of(far.queries, new), part.of(far.keys, seen).to(q.dtype)
+            product_scores(queries, keys, Far(first, None, products), scores)
+        else:
+            torch.bmm(queries, keys.mT, out=scores)
+        if far_bias is not None and query + n - 1 > far_bias.max_distance:
+            n_far, mixed, mask = Far(query - far_bias.max_distance).parts(scores)
+            scores[..., :n_far] += far_bias.bias
+            mixed += mask.to(scores.dtype) * far_bias.bias
+        add_edges(scores, *edges)
+        part.write(out, new, torch.bmm(torch.softmax(scores, -1, out=scores), values))
     return out
 
 
@@ -290,7 +273,5 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, last: Tensor, first: Tensor | None)
     """Attention output; `last` and `first` (b 1 t n) are added to the last and first n scores."""
     scores = q @ k.mT
     with torch.no_grad():  # the gradient of an addition of constants is the identity
-        scores[..., -last.shape[-1] :] += last
-        if first is not None:
-            scores[..., : first.shape[-1]] += first
+        add_edges(scores, last, first)
     return scores.softmax(-1) @ v

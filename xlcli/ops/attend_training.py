@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from xlcli.ops.attend_blocks import Band, Part, parts, softmax_scores
+from xlcli.ops.attend_blocks import Band, Part, add_edges, parts
 
 PART_BYTES = 2**22
 """Maximum size in bytes of the scores of a part, unless one head and block of queries has more (measured)."""
@@ -26,9 +26,14 @@ def _weights(part: Part, tensors: list[Tensor], saved: Tensor, band: Band) -> Te
     """Attention weights (n t s) of a part, from queries, keys, values and term; in `saved` unless it is empty."""
     q, k, _, *term = tensors
     queries, keys = part.of(q, part.new), part.of(k, part.seen)
-    own_term = (part.of(term[0], part.new), term[1][part.seen]) if term else None
-    room = part.scores(saved[part.place] if len(saved) else q.new_empty(part.size))
-    return softmax_scores(queries, keys, own_term, band.edges(part.new.start, queries), room)
+    scores = part.scores(saved[part.place] if len(saved) else q.new_empty(part.size))
+    if term:
+        torch.mm(part.of(term[0], part.new).flatten(0, 1), term[1][part.seen].T, out=scores.flatten(0, 1))
+        scores.baddbmm_(queries, keys.mT)
+    else:
+        torch.bmm(queries, keys.mT, out=scores)
+    add_edges(scores, *band.edges(part.new.start, queries))
+    return torch.softmax(scores, -1, out=scores)
 
 
 class BandAttention(torch.autograd.Function):

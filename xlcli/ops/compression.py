@@ -113,7 +113,7 @@ class CompressedCall(NamedTuple):
     @property
     def visible(self) -> Tensor | None:
         """Boolean mask (t s), true where the query attends to the block or token; None if to all."""
-        return self.keys.cache.constant("visible", lambda: self.tiers.visible(self.keys.positions.device))
+        return self.keys.constant("visible", lambda: self.tiers.visible(self.keys.positions.device))
 
 
 def compressed_calls(call: AttentionContext, rate: int, n_compressed: int) -> list[CompressedCall]:
@@ -141,7 +141,7 @@ def compressed_calls(call: AttentionContext, rate: int, n_compressed: int) -> li
         found = [(place, (places == place).nonzero()[:, 0]) for place in range(low, high + 1)]
         return [part(place, rows) for place, rows in found if len(rows)]
 
-    return call.cache.constant(("compressed", rate, n_compressed), parts)
+    return call.constant(("compressed", rate, n_compressed), parts)
 
 
 @dataclass(eq=False, kw_only=True)

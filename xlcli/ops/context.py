@@ -1,4 +1,4 @@
-"""Context of one call of the model, shared by all layers: mask, positions and a cache."""
+"""Context of one call of the model, shared by all layers: mask, positions and values that several layers need."""
 
 from __future__ import annotations
 
@@ -51,26 +51,6 @@ class Mask:
         return seen if self.reach is None else seen & (distance <= self.reach[:, None, :, None])
 
 
-class Cache:
-    """Values that several layers need, computed at most once per call."""
-
-    def __init__(self) -> None:
-        self._constants: dict[Hashable, Any] = {}
-        self._learned: dict[Hashable, Any] = {}
-
-    def constant(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Value of `key`, from `make` at first use; it depends on no parameter."""
-        return _get(self._constants, key, make)
-
-    def learned(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Value of `key`, from `make` at first use; it is computed from parameters, so it carries gradients."""
-        return _get(self._learned, key, make)
-
-    def clear_learned(self) -> None:
-        """Removes the values computed from parameters, and with them their autograd graph."""
-        self._learned.clear()
-
-
 @dataclass(eq=False)
 class AttentionContext:
     """Context of a call with `n_memory` remembered tokens followed by `n_new` new tokens.
@@ -90,7 +70,6 @@ class AttentionContext:
             every position.
         positions: Distances and absolute positions.
         mask: Visible keys.
-        cache: Values shared by layers.
         losses: Auxiliary loss of each layer that has one, by the identity of its memory before the call, so that a
             layer which is computed again replaces its own.
     """
@@ -120,9 +99,18 @@ class AttentionContext:
         )
         reach = documents.positions if documents and documents.masked else None
         self.mask = Mask(self.positions, self.span.max_distance(self.window), reach)
-        self.cache = Cache()
         self.losses: dict[int, Tensor] = {}
+        self._constants: dict[Hashable, Any] = {}
+        self._learned: dict[Hashable, Any] = {}
         self._derived: dict[Hashable, AttentionContext] = {}
+
+    def constant(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Value that several layers need, from `make` at first use; it depends on no parameter."""
+        return _get(self._constants, key, make)
+
+    def learned(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Value that several layers need, computed from parameters, so it carries gradients."""
+        return _get(self._learned, key, make)
 
     @property
     def clamp_len(self) -> int | None:
@@ -185,8 +173,8 @@ class AttentionContext:
         return _get(self._derived, key, make)
 
     def clear_learned(self) -> None:
-        """Removes cached values computed from parameters, here and in derived contexts."""
-        self.cache.clear_learned()
+        """Removes the values computed from parameters, and with them their graph, here and in derived contexts."""
+        self._learned.clear()
         for context in self._derived.values():
             context.clear_learned()
 

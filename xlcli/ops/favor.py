@@ -41,11 +41,9 @@ def draw_features(
 
 
 def query_features(q: Tensor, w: Tensor) -> Tensor:
-    """Features (b h t f) of queries (b h t e), scaled for each query so that the largest is 1; attention is unchanged.
+    """Features (b h t f) of unscaled queries (b h t e) with Gaussian matrix w (f e), in float32 or wider.
 
-    Args:
-        q: Queries, unscaled. The result is float64 for float64 queries, else float32.
-        w: Gaussian matrix (f e).
+    They are scaled for each query so that the largest is 1; attention is unchanged.
     """
     q, w = _scaled(q, w)
     exponent = F.linear(q, w, -_share(w))
@@ -54,15 +52,11 @@ def query_features(q: Tensor, w: Tensor) -> Tensor:
 
 
 def key_features(k: Tensor, w: Tensor) -> Tensor:
-    """Features (b h t f) of keys (b h t e), at most e^LIMIT.
+    """Features (b h t f) of unscaled keys (b h t e) with Gaussian matrix w (f e), at most e^LIMIT; float32 or wider.
 
     Since w·k - |k|²/2 <= |w|²/2, features can be bounded for each key alone: the key feature is multiplied by
     e^(LIMIT - |w|²/2) and the query feature divided by it. For |w|²/2 > LIMIT the factor is 1, because ordinary keys
     would underflow; features of keys close to such a w are clamped.
-
-    Args:
-        k: Keys, unscaled. The result is float64 for float64 keys, else float32.
-        w: Gaussian matrix (f e).
     """
     k, w = _scaled(k, w)
     exponent = F.linear(k, w, _share(w)) - _half_square(k)

@@ -223,15 +223,9 @@ def _codes_of(global_ranks: Tensor, codes: _Codes, table: Table, heads: Tensor) 
 
 
 def attend_hashed_one(q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, table: Table, key_window: KeyWindow) -> Tensor:
-    """LSH attention (b h 1 w) of one new token, without gradient. The token is then written into the table.
+    """LSH attention (b h 1 w) of one new token in `buckets` (b h r 1), without gradient.
 
-    Args:
-        q: Query (b h 1 e).
-        k: Key (b h 1 e).
-        v: Value (b h 1 w).
-        buckets: Buckets of the token (b h r 1).
-        table: Earlier tokens; changed in place.
-        key_window: Positions of visible keys.
+    The token, with key (b h 1 e) and value (b h 1 w), is then written into the table, in place.
     """
     b, h, r, n, size, _ = table.keys.shape
     bucket_ids = (flat_index(buckets, b, h, r) * n + buckets).squeeze(-1)
@@ -266,11 +260,7 @@ def share_bucket(query_ranks: Tensor, key_ranks: Tensor, bucket_size: int) -> Te
 def recall(q: Tensor, k: Tensor, found: Tensor, visible: Tensor) -> Tensor:
     """Share (b h s), 0 to 1, of the weight of full attention that falls on the keys found by LSH attention.
 
-    Args:
-        q: Queries (b h s e).
-        k: Keys (b h t e).
-        found: Mask (b h s t) of the keys that LSH attention sees.
-        visible: Mask (s t) of the keys that full attention sees, at least one per query.
+    `found` (b h s t) masks the keys that LSH attention sees, `visible` (s t) those of full attention, one at least.
     """
     weights = (q @ k.mT).masked_fill(~visible, -torch.inf).softmax(-1)
     return (weights * found).sum(-1)

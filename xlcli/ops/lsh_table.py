@@ -35,11 +35,8 @@ def draw_rotations(
 def hash_buckets(x: Tensor, rotations: Tensor, factors: Sequence[int]) -> Tensor:
     """Buckets (b h r t) of vectors x (b h t e): argmax([xR; -xR]), independent of the norm (Andoni et al. 2015).
 
-    Args:
-        x: Queries or keys.
-        rotations: Random directions (r f e), shared by all heads.
-        factors: Even factors of the number of buckets, each with n/2 directions. They give the digits of the bucket
-            number, least significant last; no factors mean a single bucket.
+    All heads share the directions R (r f e). Each even factor n of the number of buckets has n/2 of them, and gives a
+    digit of the bucket number, least significant last; no factors mean a single bucket.
     """
     n = max(1, MAX_PRODUCTS // (x.shape[0] * x.shape[1] * max(1, rotations.shape[1])))
     parts = [torch.stack([_buckets(part, r, factors) for r in rotations], dim=2) for part in torch.split(x, n, dim=2)]
@@ -138,15 +135,7 @@ def rank_in_buckets(buckets: Tensor, counts: Tensor) -> BucketRanks:
 
 @torch.no_grad()
 def insert(table: Table, ranks: BucketRanks, k: Tensor, v: Tensor, start: int) -> None:
-    """Writes new tokens into the table, in place.
-
-    Args:
-        table: Earlier tokens.
-        ranks: Buckets and ranks of the new tokens.
-        k: Keys (b h t e).
-        v: Values (b h t w).
-        start: Position of the first new token.
-    """
+    """Writes tokens with keys (b h t e) and values (b h t w), the first at position `start`, into a table, in place."""
     r, t = ranks.buckets.shape[2:]
     n, size = table.positions.shape[-2:]
     kept = (ranks.sizes.gather(-1, ranks.buckets) - ranks.ranks <= size).flatten().nonzero().squeeze(1)
@@ -194,10 +183,7 @@ def latest(table: Table, bucket_ids: Tensor, counts: Tensor) -> tuple[Tensor, Te
 def seen_before(own: Tensor, global_ranks: Tensor, bucket_size: int) -> Tensor:
     """Mask (... r c) of the keys found in each round that a query sees in an earlier round, too.
 
-    Args:
-        own: Global ranks (... r) of the query.
-        global_ranks: Those (... r c r) of the keys.
-        bucket_size: Largest number of keys that a query sees in a round.
+    `own` (... r) are the global ranks of the query, `global_ranks` (... r c r) the ranks of the keys.
     """
     r = own.shape[-1]
     met = (own[..., None, None, :] - global_ranks).abs() <= bucket_size

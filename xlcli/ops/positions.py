@@ -9,30 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from xlcli.ops.span import Span
-
 
 class DocumentPositions(NamedTuple):
     """Positions (b t) of new tokens in their documents, and True if a key of the call is of an earlier one."""
 
     positions: Tensor
     masked: bool
-
-    @staticmethod
-    def make(positions: Tensor, span: Span, start: int, device: torch.device) -> DocumentPositions:
-        """Positions on `device` of a call after `start` tokens.
-
-        Args:
-            positions: Positions (b t) on the CPU, so that no device has to be waited for.
-            span: Independent segments begin anew even within a document.
-            start: Number of tokens read before the call.
-            device: Device of the model.
-        """
-        new = torch.arange(positions.shape[1])
-        if span.kind == "segment":
-            positions = positions.minimum(span.next_position(start) + new)
-        masked = bool((positions - new < span.n_read(start)).any())
-        return DocumentPositions(positions.to(device, non_blocking=True), masked)
 
 
 @dataclass(eq=False, kw_only=True)

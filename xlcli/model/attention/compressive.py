@@ -12,15 +12,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from xlcli.config import MemoryDtype
-from xlcli.memory import (
-    Compressive,
-    CompressiveHidden,
-    CompressiveInt8,
-    CompressiveKeyValue,
-    Hidden,
-    Memory,
-    TokenMemory,
-)
+from xlcli.memory import Compressive, Hidden, Memory, TokenMemory
 from xlcli.memory.compressive import Pool
 from xlcli.model.attention import ProjectedAttention
 from xlcli.model.attention.full import FullAttention
@@ -76,7 +68,7 @@ class CompressiveAttention(FullAttention):
         assert isinstance(pooled, TokenMemory)
         weight = self.key.weight
         tail = torch.zeros(batch, self.rate - 1, self.key.in_features, dtype=weight.dtype, device=weight.device)
-        return KINDS[type(tokens)](tokens, pooled, tail)
+        return Compressive.kinds[type(tokens)](tokens, pooled, tail)
 
     def accepts(self, memory: Memory, span: Span, seen: int) -> bool:
         """True if kind, shape and lengths agree."""
@@ -101,7 +93,7 @@ class CompressiveAttention(FullAttention):
             assert isinstance(tokens, TokenMemory)
             return y, type(memory)(tokens, memory.pooled, memory.tail)
         calls = compressed_calls(context, self.rate, self.n_compressed)
-        learns = isinstance(memory, CompressiveHidden) and isinstance(self.pooling, ConvolutionPooling)
+        learns = isinstance(memory.tokens, Hidden) and isinstance(self.pooling, ConvolutionPooling)
         parts, losses = [], []
         for own in calls:
             inputs, earlier = x, memory
@@ -110,7 +102,7 @@ class CompressiveAttention(FullAttention):
             q = self.queries(inputs, own.new)
             project, project_pooled = (partial(self.project, context=context) for context in (own.new, own.pooled))
             k, v, after = earlier.extend(inputs, self.pooling, project, project_pooled, own.tiers)
-            y = self.attend(q, k, v, own.keys, own.visible)
+            y = attend(k=k, v=v, visible=own.visible, **self.terms(q, k, own.keys))
             parts.append((self.output(rearrange(y, "b h t e -> b t (h e)")), after))
             if learns and torch.is_grad_enabled():
                 losses.append(self._reconstruction_loss(inputs, earlier, own))
@@ -153,9 +145,3 @@ class CompressiveAttention(FullAttention):
         norm = self.get_submodule(f"{name}_norm")
         normalized: Tensor = functional_call(norm, {n: p.detach() for n, p in norm.named_parameters()}, (heads,))
         return normalized
-
-
-KINDS: dict[type[Memory], type[Compressive]] = {
-    made.tier: made for made in (CompressiveHidden, CompressiveKeyValue, CompressiveInt8)
-}
-"""Kind of both tiers to kind of memory."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from einops import rearrange
@@ -12,9 +12,8 @@ from torch import Tensor
 from xlcli.config import MemoryDtype
 from xlcli.memory import Hidden, Int8KeyValue, KeyValue, Memory, TokenMemory
 from xlcli.model.attention import ProjectedAttention
-from xlcli.model.position import Position
 from xlcli.ops.attend import attend
-from xlcli.ops.context import AttentionContext, Mask
+from xlcli.ops.context import AttentionContext
 from xlcli.ops.dropout import ALL_ROWS
 from xlcli.ops.span import Span
 
@@ -28,18 +27,8 @@ class FullAttention(ProjectedAttention):
 
     share = ALL_ROWS
 
-    def __init__(
-        self,
-        *,
-        dim: int,
-        n_heads: int,
-        head_dim: int,
-        position: Position,
-        scale: float,
-        dropout: float,
-        qk_norm: bool = False,
-    ) -> None:
-        super().__init__(dim=dim, n_heads=n_heads, head_dim=head_dim, position=position, qk_norm=qk_norm)
+    def __init__(self, *, scale: float, dropout: float, **settings: Any) -> None:
+        super().__init__(**settings)
         self.scale = scale
         self.dropout = dropout
 
@@ -68,31 +57,26 @@ class FullAttention(ProjectedAttention):
         k, v, memory = memory.extend(x, partial(self.project, context=context), context.keep, context.n_memory)
         if q is None:
             return x, memory
-        y = self.attend(q, k, v, context, context.mask)
+        y = attend(k=k, v=v, visible=context.mask, **self.terms(q, k, context))
         return context.apply(self.output, rearrange(y, "b h t e -> b t (h e)")), memory
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, visible: Tensor | Mask | None
-    ) -> Tensor:
-        """Attention output (b h t e) of queries (b h t e) over keys and values (b h s e), with all position terms."""
+    def terms(self, q: Tensor, k: Tensor, context: AttentionContext) -> dict[str, Any]:
+        """Arguments of `attend` for queries (b h t e) and keys (b h s e), with all position terms."""
         bias = self.position.bias(q, k, context, self._project_vectors)
         far = self.position.far(q, k, context)
         q, term = self.position.term(q, context)
-        return attend(
-            q,
-            k,
-            v,
-            visible=visible,
-            scale=self.scale,
-            term=term,
-            far=far,
-            far_bias=context.far_bias,
-            bias=bias,
-            value_bias=self.position.value_bias(context),
-            dropout=self.dropout if self.training else 0.0,
-            share=self.share,
-            needed=None if context.rows is None else context.rows.needed,
-        )
+        return {
+            "q": q,
+            "scale": self.scale,
+            "term": term,
+            "far": far,
+            "far_bias": context.far_bias,
+            "bias": bias,
+            "value_bias": self.position.value_bias(context),
+            "dropout": self.dropout if self.training else 0.0,
+            "share": self.share,
+            "needed": None if context.rows is None else context.rows.needed,
+        }
 
     def _project_vectors(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys (h n e) of vectors x (n d)."""

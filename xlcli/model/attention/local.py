@@ -6,6 +6,7 @@ Blocks are computed as sequences of a batch: distances are equal in all blocks, 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,9 +14,10 @@ from einops import rearrange
 from torch import Tensor
 from torch.nn import functional as F
 
-from xlcli.memory import Memory
+from xlcli.memory import Memory, TokenMemory
 from xlcli.model.attention.full import FullAttention
-from xlcli.ops.context import AttentionContext, Mask
+from xlcli.ops.attend import attend
+from xlcli.ops.context import AttentionContext
 
 
 class LocalAttention(FullAttention):
@@ -30,18 +32,16 @@ class LocalAttention(FullAttention):
         return min(n_memory, self.window)
 
     def forward(self, x: Tensor, memory: Memory, context: AttentionContext) -> tuple[Tensor, Memory]:
-        """Output (b t d) for input x (b t d), and the new memory."""
-        return super().forward(x, memory, context.narrow(self.window))
-
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, visible: Tensor | Mask | None
-    ) -> Tensor:
-        """Attention output (b h t e) of all queries of a call, in blocks of w = `window` queries if there are many.
+        """Output (b t d) for input x (b t d), and the new memory; in blocks of w = `window` queries if there are many.
 
         Clamped distances need absolute positions, which blocks do not have.
         """
-        if context.n_new <= 2 * self.window or context.clamp_len is not None:
-            return super().attend(q, k, v, context, visible)
+        context = context.narrow(self.window)
+        if context.n_new <= 2 * self.window or context.clamp_len is not None or not context.needs_output:
+            return super().forward(x, memory, context)
+        assert isinstance(memory, TokenMemory)
+        q = self.queries(x, context)
+        k, v, memory = memory.extend(x, partial(self.project, context=context), context.keep, context.n_memory)
         b, window = q.shape[0], self.window
         n_blocks = -(-context.n_new // window)
         tail = n_blocks * window - context.n_new
@@ -61,10 +61,11 @@ class LocalAttention(FullAttention):
             near = block.positions.distance <= rearrange(F.pad(reach, (0, tail)), "b (c w) -> b c 1 w 1", w=window)
             return rearrange(mask & near, "b c h w s -> (b c) h w s")
 
-        in_blocks = context.cache.constant("block mask", visible_in_blocks)
+        in_blocks = context.constant("block mask", visible_in_blocks)
         in_blocks = in_blocks.repeat(b, 1, 1, 1) if reach is None else in_blocks
-        y = super().attend(queries, keys, values, block, in_blocks)
-        return rearrange(y, "(b c) h w e -> b h (c w) e", b=b)[:, :, : context.n_new]
+        y = attend(k=keys, v=values, visible=in_blocks, **self.terms(queries, keys, block))
+        y = rearrange(y, "(b c) h w e -> b h (c w) e", b=b)[:, :, : context.n_new]
+        return context.apply(self.output, rearrange(y, "b h t e -> b t (h e)")), memory
 
 
 def block_mask(block: AttentionContext, n_blocks: int, n_memory: int) -> Tensor:

@@ -22,7 +22,7 @@ class AlibiPosition(Position):
             slope = torch.tensor(slopes(n_heads), device=q.device, dtype=torch.float64)
             return (-slope[:, None, None] * context.positions.distance).to(q.dtype)
 
-        return context.cache.constant(("alibi", n_heads, q.dtype), make)
+        return context.constant(("alibi", n_heads, q.dtype), make)
 
 
 def slopes(n_heads: int) -> list[float]:

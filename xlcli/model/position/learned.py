@@ -36,7 +36,7 @@ class AxialPosition(Position):
 
     def vectors(self, n: int, context: AttentionContext) -> Tensor:
         """Vectors (b n d), or (1 n d) for all sequences, of the positions of the n latest tokens."""
-        digits = context.cache.constant(
+        digits = context.constant(
             ("digits", self.shape, self.overflow, n), lambda: self._digits(context.positions.latest(n))
         )
         return torch.cat([axis(digit) for axis, digit in zip(self.axes, digits, strict=True)], dim=-1)
@@ -66,5 +66,5 @@ class LearnedHeadPosition(AxialPosition):
     def place(self, x: Tensor, context: AttentionContext) -> Tensor:
         """Queries or keys (b h n e) plus position vectors."""
         n = x.shape[2]
-        vectors = context.cache.learned((self.axes, n), lambda: self.vectors(n, context))
+        vectors = context.learned((self.axes, n), lambda: self.vectors(n, context))
         return x + rearrange(vectors, "b n (h e) -> b h n e", h=x.shape[1]).to(x.dtype)

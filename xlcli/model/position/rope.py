@@ -38,7 +38,7 @@ class RopePosition(Position):
         def make() -> tuple[Tensor, Tensor]:
             return rope_angles(context.positions.latest(n)[:, None], width, self.base)
 
-        return apply_rope(x, *context.cache.constant(("rope_angles", n, width, self.base), make), self.layout)
+        return apply_rope(x, *context.constant(("rope_angles", n, width, self.base), make), self.layout)
 
     def far(self, q: Tensor, k: Tensor, context: AttentionContext) -> FarKeys | None:
         """Queries rotated by the largest distance, and keys that are not rotated.
@@ -51,9 +51,7 @@ class RopePosition(Position):
         width = q.shape[-1]
 
         def turned(x: Tensor, name: str, by: Callable[[], Tensor]) -> Tensor:
-            angles = context.cache.constant(
-                (name, width, self.base), lambda: rope_angles(by()[:, None], width, self.base)
-            )
+            angles = context.constant((name, width, self.base), lambda: rope_angles(by()[:, None], width, self.base))
             return apply_rope(x, *angles, self.layout)
 
         queries = turned(q, "far queries", lambda: limit - positions.absolute)

@@ -38,6 +38,6 @@ class ShawPosition(Position):
         return values
 
     def _clipped(self, context: AttentionContext) -> Tensor:
-        return context.cache.constant(
+        return context.constant(
             ("clipped", self.max_distance), lambda: context.positions.distance.clamp(0, self.max_distance)
         )

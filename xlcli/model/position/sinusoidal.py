@@ -21,7 +21,7 @@ class SinusoidalPosition(Position):
     def embed(self, x: Tensor, context: AttentionContext) -> Tensor:
         """Input (b t d) plus sinusoids."""
         width = x.shape[-1]
-        signal = context.cache.constant(("sinusoids", width), lambda: sinusoids(context.positions.absolute, width))
+        signal = context.constant(("sinusoids", width), lambda: sinusoids(context.positions.absolute, width))
         return x + (self.amplitude * signal).to(x.dtype)
 
 
@@ -35,7 +35,7 @@ class SinusoidalHeadPosition(SinusoidalPosition):
     def place(self, x: Tensor, context: AttentionContext) -> Tensor:
         """Queries or keys (b h n e) plus sinusoids."""
         n, width = x.shape[-2:]
-        signal = context.cache.constant(("sinusoids", n, width), lambda: sinusoids(context.positions.latest(n), width))
+        signal = context.constant(("sinusoids", n, width), lambda: sinusoids(context.positions.latest(n), width))
         return x + rearrange(self.amplitude * signal, "b n e -> b 1 n e").to(x.dtype)
 
 

@@ -24,7 +24,7 @@ class BucketPosition(Position):
     def buckets(self, context: AttentionContext) -> Tensor:
         """Relative bucket of each distance (t s)."""
         sizes = {"n_buckets": self.table.num_embeddings, "max_distance": self.max_distance}
-        return context.cache.constant(
+        return context.constant(
             ("relative buckets", *sizes.values()), lambda: relative_bucket(context.positions.distance, **sizes)
         )
 
@@ -37,7 +37,7 @@ class T5Position(BucketPosition):
     def bias(self, q: Tensor, k: Tensor, context: AttentionContext, project: ProjectVectors) -> Tensor:
         """Table entries (h t s)."""
         index = self.buckets(context)
-        return context.cache.learned((self.table, q.dtype), lambda: self.table.weight.T.to(q.dtype)[:, index])
+        return context.learned((self.table, q.dtype), lambda: self.table.weight.T.to(q.dtype)[:, index])
 
 
 def relative_bucket(distance: Tensor, *, n_buckets: int, max_distance: int) -> Tensor:

@@ -52,7 +52,7 @@ class XLPosition(Position):
         content = q + rearrange(self.biases.content, "h e -> h 1 e").to(q.dtype)
         if _uses_shift(context):
             return content, None
-        sin, cos = context.cache.constant(
+        sin, cos = context.constant(
             ("angles", self.n_features, q.dtype), lambda: context.positions.angles(self.n_features, q.dtype)
         )
         weight = rearrange(self.relative.weight, "(h e) f -> h e f", h=self.n_heads)
@@ -60,7 +60,7 @@ class XLPosition(Position):
         query = rotate_query(c, sin[context.n_memory :], cos[context.n_memory :])
         clamp, clamp_len = None, context.clamp_len
         if clamp_len is not None:
-            farthest = context.cache.constant(
+            farthest = context.constant(
                 ("farthest", self.n_features, q.dtype),
                 lambda: self._sinusoids(torch.tensor([clamp_len], device=q.device), q),
             )
@@ -109,14 +109,9 @@ def position_keys(sin: Tensor, cos: Tensor) -> Tensor:
 
 
 def shifted_scores(q: Tensor, r: Tensor) -> Tensor:
-    """Position term by the relative shift of the paper (appendix B).
+    """Position scores (b h t s) by the relative shift of the paper (appendix B); future keys must be masked.
 
-    Args:
-        q: Queries plus position bias, q + v (b h t e).
-        r: Projected sinusoids W_R R (h s e) for distances s-1 down to 0.
-
-    Returns:
-        Scores (b h t s). Entries of future keys are arbitrary and must be masked.
+    `q` are queries q + v (b h t e), `r` projected sinusoids W_R R (h s e) for distances s-1 down to 0.
     """
     scores = torch.einsum("bhte,hse->bhts", q, r)
     b, h, t, s = scores.shape

@@ -3,7 +3,7 @@
 import pytest
 
 from xlcli.errors import ResourceError
-from xlcli.machine import available_bytes, fitting, in_words, require_memory
+from xlcli.machine import available_bytes, fitting, require_memory
 
 
 def write(root, **files):
@@ -59,8 +59,7 @@ def test_the_first_setting_that_suffices_is_lowered_to_a_power_of_two():
     def need(sizes):
         return sizes["batch_size"] * sizes["mem_len"]
 
-    assert fitting({"batch_size": 100, "mem_len": 7}, need, 200) == {"batch_size": 16}
-    assert fitting({"batch_size": 3, "mem_len": 1000}, need, 200) == {"mem_len": 64}
-    assert fitting({"batch_size": 1000, "mem_len": 1000}, need, 10) == {"batch_size": 1, "mem_len": 8}
-    assert fitting({"batch_size": 8}, lambda sizes: 5, 4) is None
-    assert in_words({"batch_size": 1, "mem_len": 8}) == "batch_size 1, mem_len 8"
+    assert fitting({"batch_size": 100, "mem_len": 7}, need, 200) == "batch_size 16"
+    assert fitting({"batch_size": 3, "mem_len": 1000}, need, 200) == "mem_len 64"
+    assert fitting({"batch_size": 1000, "mem_len": 1000}, need, 10) == "batch_size 1, mem_len 8"
+    assert fitting({"batch_size": 8}, lambda sizes: 5, 4) == ""

@@ -50,13 +50,7 @@ PROGRESS_INTERVAL = 0.2
 
 
 class ProgressMeter:
-    """Makes the `Progress` events of one stage, at most one every `PROGRESS_INTERVAL` seconds.
-
-    Args:
-        stage: Name of the stage, such as "tokenizing".
-        total: Amount of work; None if unknown.
-        unit: Its unit.
-    """
+    """Makes the `Progress` events of one stage, at most one every `PROGRESS_INTERVAL` seconds."""
 
     def __init__(self, stage: str, total: int | None, unit: str) -> None:
         self.stage, self.total, self.unit = stage, total, unit
@@ -75,7 +69,7 @@ class StoppedEarlyError(Exception):
 
 
 def until(stop: Callable[[], bool], work: Generator[E, None, T]) -> Generator[E, None, T]:
-    """Events and result of `work`, which is closed as soon as `stop` is true.
+    """Events and result of `work`, which is closed once `stop` is true.
 
     Raises:
         StoppedEarlyError: It was.
@@ -84,8 +78,10 @@ def until(stop: Callable[[], bool], work: Generator[E, None, T]) -> Generator[E,
         try:
             event = next(work)
         except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-        yield event
+            if not stop():
+                return end.value  # type: ignore[no-any-return]
+        else:
+            yield event
     work.close()
     raise StoppedEarlyError
 
@@ -311,7 +307,7 @@ class Speed(Event):
             from 100 calls on.
         first_token_seconds: Time from a prompt of `prompt_tokens` tokens to the next token.
         recompute_ms_per_token: Time of a call over one token and the `mem_len` tokens before it of one sequence, from
-            empty memory. None if it takes long or does not fit the machine.
+            empty memory. None if it does not fit the machine.
         recompute_ratio: That time over `ms_per_token`.
         read_bytes_per_token: Size of the weights, memory and tables that a call reads, as they are stored.
         read_share: Share of the machine's bandwidth with which they are read; None if that is more, from a cache.

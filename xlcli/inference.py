@@ -19,7 +19,7 @@ import torch
 from xlcli.config import OnlineConfig
 from xlcli.errors import ConfigError
 from xlcli.events import Notice
-from xlcli.machine import available_bytes, fitting, in_words, require_memory
+from xlcli.machine import available_bytes, fitting, require_memory
 from xlcli.model.decoder import Decoder
 from xlcli.online import continued, make_reader, not_finite
 from xlcli.ops.span import Span
@@ -274,7 +274,7 @@ def check_memory(
     if need({}) <= available:
         return
     changes = fitting({name: sizes[name] for name in (sizes if changeable is None else changeable)}, need, available)
-    remedy = f"Use {in_words(changes)}." if changes else "Use a smaller model."
+    remedy = f"Use {changes}." if changes else "Use a smaller model."
     require_memory(f"the memory of model {model.name}", need({}), remedy, device)
 
 

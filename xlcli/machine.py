@@ -52,10 +52,8 @@ def require_memory(purpose: str, n_bytes: int, remedy: str, device: str = "cpu")
         )
 
 
-def fitting(
-    settings: Mapping[str, int], need: Callable[[Mapping[str, int]], int], available: int
-) -> dict[str, int] | None:
-    """Changes of the settings with which `need` is at most `available` bytes; None if no smaller values suffice.
+def fitting(settings: Mapping[str, int], need: Callable[[Mapping[str, int]], int], available: int) -> str:
+    """Settings with which `need` is at most `available` bytes: `batch_size 8, mem_len 64`. Empty if none suffice.
 
     One setting, the first that suffices, is lowered to a power of two; if none suffices alone, all are.
     """
@@ -65,13 +63,8 @@ def fitting(
             while chosen[name] > 1 and need(chosen) > available:
                 chosen[name] = 1 << (chosen[name] - 1).bit_length() - 1
         if need(chosen) <= available:
-            return {name: chosen[name] for name in names if chosen[name] != settings[name]}
-    return None
-
-
-def in_words(settings: Mapping[str, int]) -> str:
-    """Names and values of settings: `batch_size 8, segment_len 64`."""
-    return ", ".join(f"{name} {value}" for name, value in settings.items())
+            return ", ".join(f"{name} {chosen[name]}" for name in names if chosen[name] != settings[name])
+    return ""
 
 
 def cgroup_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[Path, int]]:

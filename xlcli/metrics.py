@@ -15,7 +15,6 @@ from xlcli.text.formats import Utf8
 
 LN2 = math.log(2.0)
 """Nats per bit."""
-BITS_OF_A_BYTE = 8.0
 
 
 def bits_per(nats: float, count: int) -> float:
@@ -25,7 +24,7 @@ def bits_per(nats: float, count: int) -> float:
 
 def misfit(model: str, bits_per_byte: float) -> str | None:
     """Remark about a score that is worse than the size of the text itself; None for other scores."""
-    if bits_per_byte <= BITS_OF_A_BYTE:
+    if bits_per_byte <= 8.0:
         return None
     return (
         "more than 8 bits per byte, the size of the text itself: "

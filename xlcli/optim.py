@@ -35,18 +35,9 @@ class BatchedMuon(Muon):
     """
 
     def __init__(
-        self,
-        parameters: list[nn.Parameter],
-        *,
-        lr: float,
-        weight_decay: float,
-        momentum: float,
-        dtype: torch.dtype,
-        ranks: Ranks = SINGLE,
+        self, parameters: list[nn.Parameter], *, dtype: torch.dtype, ranks: Ranks = SINGLE, **settings: Any
     ) -> None:
-        super().__init__(
-            parameters, lr=lr, weight_decay=weight_decay, momentum=momentum, adjust_lr_fn="match_rms_adamw"
-        )
+        super().__init__(parameters, adjust_lr_fn="match_rms_adamw", **settings)
         self.dtype = dtype
         self.ranks = ranks
 
@@ -72,7 +63,7 @@ class BatchedMuon(Muon):
         made = orthogonalize(own, group["ns_coefficients"], group["ns_steps"], group["eps"])
         if len(made) < most:
             made = torch.cat((made, updates.new_zeros(most - len(made), *updates.shape[1:])))
-        return self.ranks.all_rows(made)[:n]
+        return self.ranks.gather_rows(made, everywhere=True)[:n]
 
     def _nesterov(self, parameters: list[Tensor], momentum: float) -> list[Tensor]:
         """Gradients with Nesterov momentum (r c); updates the momentum buffers."""

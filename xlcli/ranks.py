@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
 
-TIMEOUT = 600.0
-"""Default number of seconds after which a rank that does not answer is given up."""
 JOIN_SECONDS = 180.0
 """Maximum number of seconds until all ranks have joined."""
 STORE = "XLCLI_RANK_STORE"
@@ -85,47 +83,35 @@ class Ranks:
             dist.all_reduce(tensor)
         return tensor
 
-    def gather_rows(self, tensor: Tensor) -> Tensor:
-        """Concatenation (b ...) of the tensors (r ...) of all ranks on the first rank; the tensor itself on others.
+    def gather_rows(self, tensor: Tensor, *, everywhere: bool = False) -> Tensor:
+        """Concatenation (b ...) of the tensors (r ...) of all ranks, which have one shape.
 
-        The tensors have one shape.
+        It is on the first rank, and on the others if `everywhere` is set; they have the tensor itself otherwise.
         """
         if self.size == 1:
             return tensor
         import torch
         import torch.distributed as dist
 
-        own = tensor.contiguous()
-        parts = [torch.empty_like(own) for _ in range(self.size)] if self.is_first else None
-        dist.gather(own, parts)
-        return torch.cat(parts) if parts else tensor
-
-    def all_rows(self, tensor: Tensor) -> Tensor:
-        """Concatenation (b ...) of the tensors (r ...) of all ranks, which have one shape, on every rank."""
-        if self.size == 1:
-            return tensor
-        import torch
-        import torch.distributed as dist
-
         own = tensor.contiguous().view(torch.uint8)  # bytes, because gloo lacks some number types
-        parts = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(parts, own)
-        return torch.cat(parts).view(tensor.dtype)
+        parts = [torch.empty_like(own) for _ in range(self.size)] if everywhere or self.is_first else None
+        if everywhere:
+            dist.all_gather(parts, own)
+        else:
+            dist.gather(own, parts)
+        return torch.cat(parts).view(tensor.dtype) if parts else tensor
 
     def gather(self, value: Any) -> list[Any]:
         """JSON values of all ranks in order, on every rank."""
         if self.size == 1:
             return [value]
         import torch
-        import torch.distributed as dist
 
         own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(lengths, torch.tensor([len(own)]))
-        longest = max(int(length) for length in lengths)
-        texts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
-        dist.all_gather(texts, torch.nn.functional.pad(own, (0, longest - len(own))))
-        return [json.loads(bytes(text[: int(n)].tolist()).decode()) for text, n in zip(texts, lengths, strict=True)]
+        lengths = self.gather_rows(torch.tensor([len(own)]), everywhere=True).tolist()
+        padded = torch.nn.functional.pad(own, (0, max(lengths) - len(own)))
+        texts = self.gather_rows(padded[None], everywhere=True)
+        return [json.loads(bytes(text[:n].tolist()).decode()) for text, n in zip(texts, lengths, strict=True)]
 
     def broadcast(self, value: Any) -> Any:
         """JSON value of the first rank, on every rank."""
@@ -206,7 +192,7 @@ def environment(variables: Mapping[str, str] = os.environ) -> Ranks:
 
 
 @contextmanager
-def join(timeout: float = TIMEOUT, remedy: str = "Run the command again.") -> Iterator[Ranks]:
+def join(timeout: float = 600.0, remedy: str = "Run the command again.") -> Iterator[Ranks]:
     """The ranks of the environment, joined until the context ends: gloo between CPUs, NCCL between CUDA devices.
 
     Args:

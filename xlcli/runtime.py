@@ -37,14 +37,7 @@ LOOP_ROUNDS = 3
 
 @dataclass(frozen=True)
 class Runtime:
-    """Device, number type of matrix products (weights stay float32), and number of CPU threads.
-
-    Attributes:
-        device: Device of the model.
-        dtype: Number type of matrix products.
-        threads: Number of CPU threads.
-        ranks: Processes of the run.
-    """
+    """Device, number type of matrix products (weights stay float32), number of CPU threads, and ranks."""
 
     device: torch.device
     dtype: torch.dtype
@@ -74,7 +67,7 @@ def make_runtime(
 
     Args:
         config: Settings.
-        training: Whether the process trains.
+        training: The process trains.
         by_clock: Whether training ends by the clock, so that it may depend on the load of the machine: on a CPU it then
             takes `fastest_threads`, unless the number is given (`threads`, `OMP_NUM_THREADS` or `MKL_NUM_THREADS`) or
             `deterministic` is set.
@@ -121,14 +114,10 @@ def fastest_threads(limit: int) -> int:
 
 
 def parallel_loop_seconds(threads: int, n_parts: int) -> float:
-    """Mean duration of a short parallel loop with this number of CPU threads, in seconds.
+    """Mean duration in seconds of a short parallel loop of `n_parts` parts with as many CPU threads, or fewer.
 
     A part of the loop takes about 20 microseconds. If threads wait for cores, which they get milliseconds later, the
     loop takes many times as long as with one thread. Measures for about `LOOP_SECONDS`.
-
-    Args:
-        threads: Number of threads.
-        n_parts: Number of parts of the loop, at least the number of threads.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

@@ -50,13 +50,17 @@ def test_rates_are_decided_and_kept():
     assert fill_in({}, preset="txl-enwik8-12l").train.lr == 2.5e-4
 
 
+def fill_in_text(given, n_tokens, model):
+    made = defaults.fill_in(given, tokenizer="bytes", vocab_size=256, device=CPU, n_tokens=n_tokens, model=model)
+    return made.train
+
+
 def adapt(train, n_tokens, *, source=None, record=None):
     """Section `train` of a run on a text of `n_tokens` that starts from a model."""
     given = config.make({"train": train})
-    made = defaults.fill_in(given, tokenizer="bytes", vocab_size=256, device=CPU)
     trained = config.make({"train": {"lr": 0.01, "adam_lr": 0.02} if source is None else source})
     model = SimpleNamespace(config=trained, record=record or {})
-    return defaults.adapt(made, given.train, n_tokens, model).train
+    return fill_in_text(given, n_tokens, model)
 
 
 def test_rates_grow_with_the_text_up_to_those_of_the_model():
@@ -111,8 +115,7 @@ def test_a_run_from_a_model_ends_after_some_passes(train, n_tokens, budget):
 )  # fmt: skip
 def test_without_a_budget_a_run_ends_after_some_passes(train, n_tokens, budget):
     given = config.make({"train": train})
-    made = defaults.fill_in(given, tokenizer="bytes", vocab_size=256, device=CPU)
-    limited = defaults.adapt(made, given.train, n_tokens, None).train
+    limited = fill_in_text(given, n_tokens, None)
     assert (limited.max_steps, limited.max_tokens, limited.max_time) == budget
 
 

@@ -35,6 +35,11 @@ def _in_float64(run):
     return run
 
 
+def _figures(step):
+    """Figures of a step that do not depend on the clock."""
+    return step.nats, step.grad_norm, step.lr
+
+
 def _weights(run):
     return {name: p.detach().clone() for name, p in run.model.named_parameters()}
 
@@ -52,7 +57,7 @@ def test_grad_accum_gives_the_same_update(optimizer, parts, monkeypatch):
     )
     for _ in range(3):
         one, other = whole.train_step(0.2), cut.train_step(0.2)
-        assert other[:3] == pytest.approx(one[:3], rel=1e-6)  # summed in float32
+        assert _figures(other) == pytest.approx(_figures(one), rel=1e-6)  # summed in float32
         assert one.mean_steps is other.mean_steps is None
     for name, weight in _weights(whole).items():
         assert torch.allclose(weight, _weights(cut)[name], rtol=0, atol=1e-12), name
@@ -138,7 +143,7 @@ def test_recomputed_activations_change_no_bit(kind, memory, dtype):
     for recompute in (False, True):
         tree = small(model=RECOMPUTED[kind], train={"memory": memory, "recompute_activations": recompute})
         run = _run(tree, Runtime(torch.device("cpu"), dtype, 1))
-        steps.append([run.train_step(0.0) for _ in range(3)])
+        steps.append([_figures(run.train_step(0.0)) for _ in range(3)])
         weights.append(_weights(run))
     assert steps[0] == steps[1]
     assert all(torch.equal(weight, weights[1][name]) for name, weight in weights[0].items())
@@ -194,7 +199,7 @@ def test_the_schedule_lands_on_a_budget(budget, steps, fractions):
     run = _run(small(train={**budget, "warmup_steps": 0}))
     found, factors = [], []
     while (fraction := run.fraction(0.0)) < 1.0:
-        factors.append(run.train_step(fraction)[2])
+        factors.append(run.train_step(fraction).lr / run.config.train.lr)
         found.append(run.fraction(0.0))
     assert run.counters.step == steps
     assert found == pytest.approx(fractions)
@@ -205,14 +210,14 @@ def test_the_schedule_lands_on_a_time():
     run = _run(small(train={"max_steps": None, "max_time": 8.0}))
     assert [run.fraction(seconds) for seconds in (0.0, 2.0, 8.0, 9.0)] == [0.0, 0.25, 1.0, 1.0]
     run.config = config.make(run.config.model_dump(mode="json"), {"train": {"warmup_steps": 0}})
-    assert run.train_step(0.25)[2] == pytest.approx(0.75)
+    assert run.train_step(0.25).lr / run.config.train.lr == pytest.approx(0.75)
 
 
 @pytest.mark.parametrize("rollbacks", [0, 1, 2, 3])
 def test_each_roll_back_divides_the_rates_by_three(rollbacks):
     run = _run(small(train={"max_steps": 4, "warmup_steps": 0, "lr_schedule": "linear", "min_lr_ratio": 0.0}))
     run.counters.rollbacks = rollbacks
-    assert run.train_step(0.25).lr_factor == pytest.approx(0.75 / 3**rollbacks)
+    assert run.train_step(0.25).lr / run.config.train.lr == pytest.approx(0.75 / 3**rollbacks)
     assert [group["lr"] / lr for of, lr in run.optimizers.optimizers for group in of.param_groups] == pytest.approx(
         [0.75 / 3**rollbacks] * 3
     )
@@ -281,11 +286,11 @@ def test_weights_beyond_all_bounds_are_not_fit_either():
 def test_a_look_ahead_leaves_the_run_as_it_was():
     looked, other = _run(small()), _run(small())
     torch.manual_seed(5)
-    expected = [other.train_step(0.0) for _ in range(3)]
+    expected = [_figures(other.train_step(0.0)) for _ in range(3)]
     torch.manual_seed(5)
     found = []
     for _ in range(3):
-        found.append(looked.train_step(0.0))
+        found.append(_figures(looked.train_step(0.0)))
         check_finite(looked)
         validation_bits(looked, _text(PROSE[:300].encode()), lambda: False)
     assert found == expected
@@ -337,7 +342,7 @@ def test_a_compiled_run_has_the_same_losses():
     counters.clear()
     for _ in range(4):
         one, other = plain.train_step(0.0), compiled.train_step(0.0)
-        assert other[:2] == pytest.approx(one[:2], rel=1e-5)
+        assert _figures(other) == pytest.approx(_figures(one), rel=1e-5)
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["graph_break"]
     for name, weight in _weights(plain).items():

@@ -105,5 +105,5 @@ def test_a_short_text_is_named_for_new_weights_only():
     go(small(train={"max_steps": 1}), corpus(), "base")
     configs = configurations({"train": {"max_steps": 1}}, None, Path("base"))
     for model, n_notices in ((None, 1), (load(Path("base")), 0)):
-        events = prepare_new([corpus()], configs, lambda: False, model)
+        events = prepare_new([corpus()], configs, model)
         assert sum("learn nothing general" in notice.text for notice in of_kind(events, Notice)) == n_notices

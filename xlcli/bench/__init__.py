@@ -8,10 +8,8 @@ softmax.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -26,14 +24,10 @@ from xlcli.store.folder import LoadedModel
 from xlcli.store.weights import round_weights
 from xlcli.text.tokenizers import BytesTokenizer
 
-BUSY_LOAD = 0.5
-"""Load average at the start above which other programs use the machine."""
 UNEVEN = 1.5
 """Ratio of the 90th percentile to the median above which the machine was not quiet."""
 FIGURES = {"decode": 3, "eval": 2, "train": 1}
 """Number of timed figures of a task."""
-Event = Notice | Progress | Speed
-Task = Literal["decode", "eval", "train"]
 
 
 def untrained(name: str, config: Config, runtime: Runtime) -> LoadedModel:
@@ -43,8 +37,7 @@ def untrained(name: str, config: Config, runtime: Runtime) -> LoadedModel:
         ResourceError: The weights do not fit the machine.
     """
     options, shape = config.bench, config.bench.shape(config.model)
-    least = 4 * shape.n_matrix_weights
-    require_memory(f"the weights of {name}", least, "Use a smaller preset.", str(runtime.device))
+    require_memory(f"the weights of {name}", 4 * shape.n_matrix_weights, "Use a smaller preset.", str(runtime.device))
     torch.manual_seed(config.runtime.seed or 0)
     network = build_model(shape).to(runtime.device).eval()
     if options.clamp_len is not None:
@@ -58,8 +51,8 @@ def untrained(name: str, config: Config, runtime: Runtime) -> LoadedModel:
 
 
 def bench(
-    task: Task, name: str, model: LoadedModel | None, config: Config, runtime: Runtime, *, stop: Callable[[], bool]
-) -> Iterator[Event]:
+    task: str, name: str, model: LoadedModel | None, config: Config, runtime: Runtime, *, stop: Callable[[], bool]
+) -> Iterator[Notice | Progress | Speed]:
     """Measures a workflow, with a line about the plan first.
 
     Args:
@@ -90,9 +83,6 @@ def bench(
     planned = 2 * min(options.seconds, PEAK_SECONDS) + options.seconds * FIGURES[task] * len(measurements)
     lengths = ", ".join(map(str, options.mem_lens)) or "as trained"
     yield Notice(f"peaks of this machine, then {task} of {name} with memory {lengths}: about {planned:.0f} s")
-    load = os.getloadavg()[0]
-    if load > BUSY_LOAD:
-        yield Notice(f"load of the last minute: {load:.1f}; calls take longer if other programs are running")
     try:
         yield from watch.measure_peaks()
         for measurement in measurements:

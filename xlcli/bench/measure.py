@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,8 +32,6 @@ from xlcli.text.tokens import TokenFile
 from xlcli.training import defaults, memory
 from xlcli.training.run import TrainingRun
 
-SLOW = 10.0
-"""Time to read a window, in multiples of the time for a figure, from which on recomputing it is not measured."""
 LEAST_FOR_P99 = 100
 """Minimum number of calls for their 99th percentile."""
 Measurement = Generator[Progress | Notice, None, Speed]
@@ -98,7 +97,7 @@ def decoding(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Meas
         memory_dtype=dtype,
         first_token_seconds=first,
         prompt_tokens=mem_len or 1,
-        recomputed=(yield from _recompute(model, mem_len, first, watch)) if rows == 1 else None,
+        recomputed=(yield from _recompute(model, mem_len, watch)) if rows == 1 else None,
         kernels=decoder is not None,
     )
 
@@ -129,7 +128,6 @@ def evaluation(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Me
 
     fill = -(-mem_len // segment_len)
     times = yield from watch.repeat(call, f"memory {mem_len:,}: evaluation", fill=fill)
-    peak = peak_rss_bytes()
     return _speed(
         watch,
         times,
@@ -139,12 +137,12 @@ def evaluation(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Me
         mem_len=mem_len,
         segment_len=segment_len,
         batch_size=rows,
+        peak_rss_bytes=peak_rss_bytes(),
         read=model.network.read_bytes + state.bytes,
         operations=count_operations(call),
-        peak_rss_bytes=peak,
         weight_dtype=model.weight_dtype,
         memory_dtype=dtype,
-        recomputed=(yield from _recompute(model, mem_len, fill * float(np.median(times)) / rows, watch)),
+        recomputed=(yield from _recompute(model, mem_len, watch)),
     )
 
 
@@ -166,10 +164,7 @@ def training(name: str, config: Config, options: BenchConfig, watch: Stopwatch) 
     n_tokens = shape.batch_size * (shape.mem_len + 64 * shape.segment_len)
     ids = random_tokens(config.model.vocab_size, n_tokens)
     run = TrainingRun(config, watch.runtime, TokenFile(ids, len(ids)), 0)
-
-    def step() -> None:
-        run.train_step(0.5)
-
+    step = partial(run.train_step, 0.5)
     fill = -(-shape.mem_len // shape.segment_len)
     times = yield from watch.repeat(step, f"{stage}: training", fill=fill)
     peak = peak_rss_bytes()
@@ -190,20 +185,14 @@ def training(name: str, config: Config, options: BenchConfig, watch: Stopwatch) 
     )
 
 
-def _recompute(
-    model: LoadedModel, mem_len: int, read_seconds: float, watch: Stopwatch
-) -> Generator[Progress | Notice, None, float | None]:
+def _recompute(model: LoadedModel, mem_len: int, watch: Stopwatch) -> Generator[Progress | Notice, None, float | None]:
     """Median seconds of one call over `mem_len` + 1 tokens of one sequence from empty memory.
 
-    None, with a notice, if reading these tokens takes `read_seconds` that exceed the limit, or if they do not fit the
-    machine; None for `mem_len` 0.
+    None, with a notice, if they do not fit the machine; None for `mem_len` 0.
     """
     if not mem_len:
         return None
     window, network, stage = mem_len + 1, model.network, f"memory {mem_len:,}: recomputing the window"
-    if read_seconds >= SLOW * watch.seconds:
-        yield Notice(f"{stage} was not measured, because it takes long; a longer --seconds includes it")
-        return None
     try:
         check_memory(model, watch.runtime, window, segment_len=window)
     except ResourceError as error:
@@ -254,9 +243,9 @@ def _speed(
         recompute_ms_per_token=None if recomputed is None else 1e3 * recomputed,
         recompute_ratio=None if recomputed is None else recomputed * per_call / median,
         read_bytes_per_token=None if read is None else read / per_call,
-        read_share=None if read is None else _share(read / median, watch.bytes_per_second),
+        read_share=_share(read, median * watch.bytes_per_second),
         flops_per_token=operations / per_call,
-        flops_share=_share(operations / median, watch.flops_per_second),
+        flops_share=_share(operations, median * watch.flops_per_second),
         machine_read_bytes_per_second=watch.bytes_per_second,
         machine_flops_per_second=watch.flops_per_second,
         seconds=total,
@@ -267,6 +256,6 @@ def _speed(
     )
 
 
-def _share(rate: float, peak: float) -> float | None:
-    """Share of a peak; None above it, where data come from a cache."""
-    return rate / peak if rate <= peak else None
+def _share(amount: float | None, most: float) -> float | None:
+    """Share of the most that is possible; None above it, where data come from a cache."""
+    return None if amount is None or amount > most else amount / most

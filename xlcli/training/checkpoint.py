@@ -35,12 +35,10 @@ from xlcli.store import folder as store
 from xlcli.store.commit import checkpoints, commit, latest, manifest, step_name
 from xlcli.store.layout import BEST, CHECKPOINT_FILES, CHECKPOINTS, ENCODINGS, SCHEMA, WEIGHTS
 from xlcli.store.weights import read_weights, weights
-from xlcli.text.tokenizers import Tokenizer
 from xlcli.training import defaults
 from xlcli.training.schedule import Counters, Steps
 
 if TYPE_CHECKING:
-    from xlcli.training.prepare import Prepared
     from xlcli.training.run import TrainingRun
 
 _ANEW = "Train anew with --overwrite."
@@ -53,7 +51,7 @@ class LossScale(BaseConfig):
     steps: Steps
 
 
-def save(run: TrainingRun, folder: Path, ready: Prepared) -> Path:
+def save(run: TrainingRun, folder: Path) -> Path:
     """Writes a checkpoint of the run, whose tensors are finite, and returns its folder.
 
     Raises:
@@ -88,7 +86,7 @@ def save(run: TrainingRun, folder: Path, ready: Prepared) -> Path:
             "limits": _limits(run),
             "loss_scale": {"scale": scaler["scale"], "steps": scaler["_growth_tracker"]} if scaler else None,
             "lr": run.config.train.lr,
-            "corpus": ready.identity,
+            "corpus": run.ready.identity,
             "states": [state.describe() for state in states],
             "seed": run.config.runtime.seed,
             **_environment(run),
@@ -109,13 +107,12 @@ def gathered(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
     return whole_ones
 
 
-def load(run: TrainingRun, checkpoint: Path, ready: Prepared, *, allow_data_change: bool) -> list[Notice]:
+def load(run: TrainingRun, checkpoint: Path, *, allow_data_change: bool) -> list[Notice]:
     """Restores a run, and the best weights in the model folder, from a checkpoint; all ranks must call it.
 
     Args:
         run: A run just built from the same configuration.
         checkpoint: A verified checkpoint.
-        ready: Texts and tokenizer in use.
         allow_data_change: Accept other texts.
 
     Returns:
@@ -134,7 +131,7 @@ def load(run: TrainingRun, checkpoint: Path, ready: Prepared, *, allow_data_chan
             )
         if facts["seed"] != run.config.runtime.seed:
             raise CheckpointError(f"{checkpoint} is of a run with the seed {facts['seed']}.", _ANEW)
-        changed = _changed_texts(facts["corpus"], ready.identity, allow_data_change)
+        changed = _changed_texts(facts["corpus"], run.ready.identity, allow_data_change)
         _load_tensors(run, checkpoint, facts["states"])
         counters = validate(Counters, {name: facts[name] for name in Counters.model_fields})
         if facts["lr"] != run.config.train.lr:  # a new rate is as given
@@ -151,7 +148,7 @@ def load(run: TrainingRun, checkpoint: Path, ready: Prepared, *, allow_data_chan
             run.scaler.load_state_dict(state)
         warnings = []
         if run.ranks.is_first:
-            warnings += _restore_best(run, checkpoint, ready.tokenizer)
+            warnings += _restore_best(run, checkpoint)
         warnings += [
             f"{name} was {facts[name]} and is {now}: the resumed run will not equal the uninterrupted one to the bit"
             for name, now in _environment(run).items()
@@ -235,7 +232,7 @@ def _limits(run: TrainingRun) -> dict[str, Any]:
     return {key: getattr(train, key) for key in (*defaults.BUDGETS, "patience")}
 
 
-def _restore_best(run: TrainingRun, checkpoint: Path, tokenizer: Tokenizer) -> list[str]:
+def _restore_best(run: TrainingRun, checkpoint: Path) -> list[str]:
     """Restores the best weights up to this checkpoint, in the encoding of the run. Returns warnings.
 
     Later ones belong to steps that are undone. Without a best step the weights in the folder stay. If the copy in the
@@ -249,15 +246,16 @@ def _restore_best(run: TrainingRun, checkpoint: Path, tokenizer: Tokenizer) -> l
             return []
     copies = [present]
     if step is not None:
-        own = [checkpoint / BEST] if _lists_best(checkpoint) else []
         others = [path for path in checkpoints(checkpoint.parent) if path != checkpoint]
-        copies = [*own, present, *(path / BEST for path in others if _lists_best(path))]
+        copies = [checkpoint / BEST, present, *(path / BEST for path in others)]
     for path in copies:
         with suppress(CheckpointError):
+            if path != present and BEST not in manifest(path.parent):
+                continue
             metadata = read_header(path)[1]
             if metadata.get("encoding") in ENCODINGS and (step is None or metadata.get("step") == str(step)):
                 best, metadata = read_weights(path, run.model, metadata["encoding"])
-                store.save_model(folder, run.config, best, tokenizer, metadata, encoding=encoding)
+                store.save_model(folder, run.config, best, run.ready.tokenizer, metadata, encoding=encoding)
                 return []
     counters = run.counters
     counters.best_bits = counters.best_step = None
@@ -265,12 +263,6 @@ def _restore_best(run: TrainingRun, checkpoint: Path, tokenizer: Tokenizer) -> l
         return []
     counters.validated_step, counters.validation_due = None, True
     metadata = {"step": str(counters.step), "validation_bits_per_byte": ""}
-    store.save_model(folder, run.config, weights(run.model), tokenizer, metadata, encoding=encoding)
+    store.save_model(folder, run.config, weights(run.model), run.ready.tokenizer, metadata, encoding=encoding)
     lost = "the stored weights are" if step is None else f"the best weights, of step {step}, are"
     return [f"{lost} missing or damaged in every copy; those of step {counters.step} replace them"]
-
-
-def _lists_best(checkpoint: Path) -> bool:
-    with suppress(CheckpointError):
-        return BEST in manifest(checkpoint)
-    return False

@@ -53,15 +53,38 @@ def choose_preset(train_bytes: int, device: torch.device) -> str:
     return "base" if device.type == "cuda" and train_bytes >= BASE_ABOVE else "small"
 
 
-def fill_in(config: Config, *, tokenizer: str, vocab_size: int, device: torch.device) -> Config:
-    """The configuration with tokenizer and vocabulary of the text, and defaults for budget, learning rates and seed."""
-    train: Tree = {}
-    if _is_open(config.train):
+def fill_in(
+    config: Config,
+    *,
+    tokenizer: str,
+    vocab_size: int,
+    device: torch.device,
+    n_tokens: int = LARGEST_BUDGET,
+    model: LoadedModel | None = None,
+) -> Config:
+    """The configuration with tokenizer and vocabulary of the text, and defaults for budget, learning rates and seed.
+
+    A run on a text of `n_tokens` takes a limited number of passes over it, unless a budget is given. If it starts from
+    `model`, it takes the learning rates of that model in part.
+    """
+    given, lr, adam_lr = config.train, RATES[config.train.optimizer], ADAM_RATE
+    of_step = given.batch_size * given.segment_len
+    limit = max(PASSES * n_tokens, LEAST_TOKENS, LEAST_STEPS * of_step)
+    if model is not None:
+        limit = max(INIT_PASSES * n_tokens, INIT_LEAST_STEPS * of_step)
+        source, factor = model.config.train, rate_factor(n_tokens)
+        if origin_of(model.record) and (before := text_size(model.record)):
+            factor /= rate_factor(before[1])  # the rates of this model are those of a run that started from another
+        if given.optimizer == source.optimizer and source.lr is not None:
+            lr = source.lr
+        lr, adam_lr = factor * lr, factor * (source.adam_lr or ADAM_RATE)
+    train: Tree = {
+        "lr": lr if given.lr is None else given.lr,
+        "adam_lr": adam_lr if given.adam_lr is None else given.adam_lr,
+    }
+    if _is_open(given):
         train["max_time"] = CUDA_SECONDS if device.type == "cuda" else CPU_SECONDS
-    if config.train.lr is None:
-        train["lr"] = RATES[config.train.optimizer]
-    if config.train.adam_lr is None:
-        train["adam_lr"] = ADAM_RATE
+        train["max_tokens"] = limit if limit < LARGEST_BUDGET else None
     return settings.change(
         config,
         {
@@ -71,34 +94,6 @@ def fill_in(config: Config, *, tokenizer: str, vocab_size: int, device: torch.de
             "runtime": {"seed": config.runtime.seed or 0},
         },
     )
-
-
-def adapt(config: Config, given: TrainConfig, n_tokens: int, model: LoadedModel | None) -> Config:
-    """The configuration with defaults that depend on the text: a limit of passes over it, unless a budget is given.
-
-    Args:
-        config: Result of `fill_in`.
-        given: Section `train` before `fill_in`.
-        n_tokens: Length of the training text.
-        model: The model that the run starts from, whose learning rates it takes in part; None: new weights.
-    """
-    train: Tree = {}
-    of_step = given.batch_size * given.segment_len
-    if model is None:
-        limit = max(PASSES * n_tokens, LEAST_TOKENS, LEAST_STEPS * of_step)
-    else:
-        limit = max(INIT_PASSES * n_tokens, INIT_LEAST_STEPS * of_step)
-        source, factor = model.config.train, rate_factor(n_tokens)
-        if origin_of(model.record) and (before := text_size(model.record)):
-            factor /= rate_factor(before[1])  # the rates of this model are those of a run that started from another
-        if given.lr is None:
-            same = given.optimizer == source.optimizer
-            train["lr"] = factor * (source.lr if same and source.lr is not None else RATES[given.optimizer])
-        if given.adam_lr is None:
-            train["adam_lr"] = factor * (source.adam_lr or ADAM_RATE)
-    if _is_open(given) and limit < LARGEST_BUDGET:
-        train["max_tokens"] = limit
-    return settings.change(config, {"train": train})
 
 
 def ends_by_clock(train: TrainConfig) -> bool:

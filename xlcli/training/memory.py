@@ -12,7 +12,7 @@ import torch
 
 from xlcli.config import Config, ReversibleStackConfig
 from xlcli.config.attention import AttentionConfig, LinearAttentionConfig, LSHAttentionConfig, SoftmaxAttentionConfig
-from xlcli.machine import available_bytes, fitting, in_words, require_memory
+from xlcli.machine import available_bytes, fitting, require_memory
 from xlcli.ops.lsh_attention import GATHERED_TOKENS
 from xlcli.runtime import Runtime
 
@@ -43,7 +43,7 @@ def require(
     settings = {name: getattr(config.train, name) for name in ("batch_size", "segment_len", "mem_len")}
     changes = fitting(settings, lambda sizes: ACCURACY * need(config, sizes), available)
     smaller = "Use a smaller model, such as --preset tiny."
-    remedy = f"Use {in_words(changes)}, or a smaller model." if changes else smaller
+    remedy = f"Use {changes}, or a smaller model." if changes else smaller
     require_memory("this training run", need(config, {}), remedy, device)
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from xlcli import config as settings
 from xlcli.config import Config, TextConfig, Tree
 from xlcli.errors import CheckpointError, ConfigError, DataError, InvalidSettingError
-from xlcli.events import PROGRESS_INTERVAL, Event, Notice, Progress, StoppedEarlyError, until
+from xlcli.events import PROGRESS_INTERVAL, Event, Notice, Progress, StoppedEarlyError
 from xlcli.ranks import SINGLE, Ranks
 from xlcli.runtime import Runtime, make_runtime
 from xlcli.store.discover import bundled_models, find
@@ -71,7 +70,6 @@ class Prepared:
 def prepare_new(
     paths: Sequence[str],
     configs: Mapping[str, Config],
-    stop: Callable[[], bool],
     model: LoadedModel | None,
     *,
     dry_run: bool = False,
@@ -80,12 +78,11 @@ def prepare_new(
     """Inputs of a new run, which starts from the weights of `model`; see `workflow.train` for the other arguments.
 
     Raises:
-        StoppedEarlyError: `stop` became true; only token files were written.
         ConfigError: `configs` lacks the preset that fits text and device.
         ResourceError: No configuration fits the machine.
     """
     preset, config = next(iter(configs.items()))  # text and runtime settings are equal in all presets
-    runtime, parts = yield from _read(paths, list(configs.values()), stop, ranks, dry_run=dry_run)
+    runtime, parts = yield from _read(paths, list(configs.values()), ranks, dry_run=dry_run)
     if model is None and (n_bytes := parts.train.n_bytes) < SHORT_TEXT:
         yield Notice(
             f"{n_bytes:,} byte{'' if n_bytes == 1 else 's'} of training text: the model will repeat this text and "
@@ -105,14 +102,20 @@ def prepare_new(
     if model is not None:
         tokenizer = model.tokenizer
     else:
-        tokenizer = yield from _train_tokenizer(config.text, parts, stop, dry_run=dry_run)
-    given = config.train
-    config = defaults.fill_in(config, tokenizer=tokenizer.kind, vocab_size=tokenizer.vocab_size, device=runtime.device)
+        tokenizer = yield from _train_tokenizer(config.text, parts, dry_run=dry_run)
     origin = None if model is None else describe(model)
-    ready = yield from _tokenize(config, runtime, preset, origin, parts, tokenizer, stop, dry_run=dry_run)
+    ready = yield from _tokenize(config, runtime, preset, origin, parts, tokenizer, dry_run=dry_run)
     if model is not None:
         yield from warn_of_misfit(model, ready.train_ids)
-    return replace(ready, config=defaults.adapt(config, given, ready.n_train_tokens, model))
+    config = defaults.fill_in(
+        config,
+        tokenizer=tokenizer.kind,
+        vocab_size=tokenizer.vocab_size,
+        device=runtime.device,
+        n_tokens=ready.n_train_tokens,
+        model=model,
+    )
+    return replace(ready, config=config)
 
 
 def prepare_resumed(
@@ -121,7 +124,6 @@ def prepare_resumed(
     changes: Tree,
     preset: str | None,
     init: str | None,
-    stop: Callable[[], bool],
     *,
     dry_run: bool = False,
     ranks: Ranks = SINGLE,
@@ -129,7 +131,6 @@ def prepare_resumed(
     """Inputs of the run in `folder` when it is resumed; see `workflow.resume` for the arguments.
 
     Raises:
-        StoppedEarlyError: `stop` became true; only token files were written.
         ConfigError: A change that a resumed run cannot have.
     """
     record = yield from _read_record(folder)
@@ -153,9 +154,9 @@ def prepare_resumed(
             "Leave --init out, or train a new model with -o NAME.",
         )
     config.check_division(ranks.size)
-    runtime, parts = yield from _read(paths, [config], stop, ranks)
+    runtime, parts = yield from _read(paths, [config], ranks)
     tokenizer = load_tokenizer(folder)
-    return (yield from _tokenize(config, runtime, saved_preset, origin, parts, tokenizer, stop, dry_run=dry_run))
+    return (yield from _tokenize(config, runtime, saved_preset, origin, parts, tokenizer, dry_run=dry_run))
 
 
 def _read_record(folder: Path) -> Generator[Notice, None, Tree]:
@@ -174,7 +175,7 @@ def _read_record(folder: Path) -> Generator[Notice, None, Tree]:
 
 
 def _read(
-    paths: Sequence[str], configs: Sequence[Config], stop: Callable[[], bool], ranks: Ranks, *, dry_run: bool = False
+    paths: Sequence[str], configs: Sequence[Config], ranks: Ranks, *, dry_run: bool = False
 ) -> Generator[Event, None, tuple[Runtime, Split]]:
     """Runtime and texts of a run; its configurations differ in model and training settings only."""
     config = configs[0]
@@ -183,8 +184,8 @@ def _read(
     memory.require(configs, runtime, on_any_machine=dry_run)
     text, by_document = config.text, config.train.reset_on_document
     reading = Reading(binary=text.binary, text_field=text.text_field, any_bytes=text.tokenizer == "bytes")
-    corpus = yield from until(stop, gather(paths, reading=reading))
-    yield from until(stop, corpus.scan())
+    corpus = yield from gather(paths, reading=reading)
+    yield from corpus.scan()
     yield from corpus.notices()
     parts = split(corpus, text.valid, text.test, by_document=by_document)
     for part in (parts.valid, parts.test):
@@ -203,9 +204,7 @@ def _read(
     return runtime, parts
 
 
-def _train_tokenizer(
-    text: TextConfig, parts: Split, stop: Callable[[], bool], *, dry_run: bool
-) -> Generator[Progress | Notice, None, Tokenizer]:
+def _train_tokenizer(text: TextConfig, parts: Split, *, dry_run: bool) -> Generator[Progress | Notice, None, Tokenizer]:
     """Learns the vocabulary in a thread, since sentencepiece reports no progress; yields the time that it takes.
 
     Says if the text yields fewer tokens than requested, except in a dry run, which reads only a sample.
@@ -219,7 +218,7 @@ def _train_tokenizer(
 
     def read() -> Iterator[bytes]:
         for portion in portions:
-            if stop() or abandoned:
+            if abandoned:
                 raise StoppedEarlyError
             yield portion
 
@@ -234,8 +233,6 @@ def _train_tokenizer(
                 wait([learned], PROGRESS_INTERVAL)
         finally:
             abandoned = True
-    if stop():
-        raise StoppedEarlyError
     tokenizer = learned.result()
     if text.vocab_size is not None and tokenizer.vocab_size < text.vocab_size and not dry_run:
         yield Notice(
@@ -252,7 +249,6 @@ def _tokenize(
     origin: Tree | None,
     parts: Split,
     tokenizer: Tokenizer,
-    stop: Callable[[], bool],
     *,
     dry_run: bool,
 ) -> Generator[Event, None, Prepared]:
@@ -263,11 +259,9 @@ def _tokenize(
     by_document = config.train.reset_on_document
     if dry_run:
         sample = sample_tokens(parts.train, tokenizer, DRY_RUN_BYTES)
-        if stop():
-            raise StoppedEarlyError
         return Prepared(config, runtime, preset, origin, parts, tokenizer, sample, sample)
-    train_ids = yield from until(stop, token_file(parts.train, tokenizer, by_document=by_document))
-    valid_ids = yield from until(stop, token_file(parts.valid, tokenizer, by_document=by_document))
+    train_ids = yield from token_file(parts.train, tokenizer, by_document=by_document)
+    valid_ids = yield from token_file(parts.valid, tokenizer, by_document=by_document)
     return Prepared(config, runtime, preset, origin, parts, tokenizer, train_ids, valid_ids)
 
 
@@ -295,26 +289,21 @@ HINT_BELOW = 20_000_000
 SHORTEST = 1000
 """Bytes of text below which nothing is said, because their tokens say little."""
 _SAMPLE_BYTES = 2**18
-_REMEDY = "without --init, the run learns a vocabulary of its own"
 
 
 def warn_of_misfit(model: LoadedModel, tokens: TokenFile) -> Iterator[Notice]:
     """Warning if the vocabulary of `model` fits these tokens of the training text badly."""
+    reason = ""
     if model.tokenizer.kind == "words":
         if (share := n_unknown(tokens.ids) / len(tokens)) >= MANY_UNKNOWN:
-            yield Notice(
-                f"{100 * share:.0f} % of the words are not in the vocabulary of {model.name} and become <unk>; "
-                f"{_REMEDY}",
-                "warning",
-            )
-    elif tokens.n_bytes >= SHORTEST and (own := _bytes_per_token(model.record)):
-        here = tokens.n_bytes / len(tokens)
+            reason = f"{100 * share:.0f} % of the words are not in the vocabulary of {model.name} and become <unk>"
+    elif tokens.n_bytes >= SHORTEST and (size := text_size(model.record)):
+        here, own = tokens.n_bytes / len(tokens), size[0] / size[1]
         if here < MISFIT * own:
-            yield Notice(
-                f"the vocabulary of {model.name} fits this text badly: {here:.1f} bytes per token, {own:.1f} in its "
-                f"own training text; {_REMEDY}",
-                "warning",
-            )
+            bytes_per_token = f"{here:.1f} bytes per token, {own:.1f} in its own training text"
+            reason = f"the vocabulary of {model.name} fits this text badly: {bytes_per_token}"
+    if reason:
+        yield Notice(f"{reason}; without --init, the run learns a vocabulary of its own", "warning")
 
 
 def hint_at_bundled(text: TextConfig, part: Part) -> Iterator[Notice]:
@@ -326,17 +315,11 @@ def hint_at_bundled(text: TextConfig, part: Part) -> Iterator[Notice]:
         return
     for model in bundled_models()[:1]:
         with suppress(CheckpointError):
-            own = _bytes_per_token(read_record(model.folder))
+            size = text_size(read_record(model.folder))
             ids = load_tokenizer(model.folder).encode(sample)
-            if own and len(sample) >= ALIKE * own * len(ids):
+            if size and len(sample) >= ALIKE * size[0] / size[1] * len(ids):
                 yield Notice(
                     f"this text resembles that of the bundled model {model.name}: --init {model.name} would start "
                     "from its weights",
                     "hint",
                 )
-
-
-def _bytes_per_token(record: Mapping[str, Any]) -> float | None:
-    """Mean size of a token in a model's training text, by its record."""
-    size = text_size(record)
-    return size[0] / size[1] if size else None

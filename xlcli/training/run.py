@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -32,7 +32,7 @@ from xlcli.text.tokens import TokenFile
 from xlcli.training import checkpoint
 from xlcli.training.parallel import own_rows, parallel
 from xlcli.training.schedule import Clock, Counters, Patience, drawn_span, with_span
-from xlcli.training.validation import check_finite, describe_run, validation_bits
+from xlcli.training.validation import describe_run, validation_bits
 
 if TYPE_CHECKING:
     from xlcli.training.prepare import Prepared
@@ -45,20 +45,6 @@ MAX_ROLLBACKS = 3
 """Maximum number of roll-backs of a run that diverges."""
 VALIDATION_SHARE = 0.1
 """Maximum share of a time budget for validation at the default interval."""
-
-
-class StepResult(NamedTuple):
-    """Result of a training step.
-
-    Mean nats per token, gradient norm before clipping (None if the step was skipped), learning-rate factor, mean
-    adaptive steps or None, and loss scale of the next step in float16 or None.
-    """
-
-    nats: float
-    grad_norm: float | None
-    lr_factor: float
-    mean_steps: float | None
-    loss_scale: float | None
 
 
 class TrainingRun:
@@ -78,8 +64,9 @@ class TrainingRun:
         score: Call of the model in training.
         states: Memory of each microbatch.
         bytes_per_token: Mean over the training text.
-        ready: Inputs of the run, from `start` on.
+        ready: Inputs of a run that is kept in a folder.
         model_folder: Model folder, from `start` on.
+        began: Time, step and tokens at the first step of this process, or after a roll-back.
         folder: Folder of this run: the model folder, or a staged one in it until the run has weights.
     """
 
@@ -125,20 +112,19 @@ class TrainingRun:
         self.scaler = torch.amp.GradScaler(runtime.device.type, enabled=runtime.dtype == torch.float16)
         self.counters = Counters(validation_due=weights is not None)
         self.clock = Clock(self.ranks)
+        self.began = time.monotonic(), 0, 0
 
-    def start(self, ready: Prepared, folder: Path, started: float, stop: Callable[[], bool]) -> Clock:
+    def start(self, folder: Path, started: float, stop: Callable[[], bool]) -> Clock:
         """Prepares for steps from a checkpoint of the present state; returns the clock of the run.
 
         Args:
-            ready: Inputs of the run.
             folder: Model folder, locked by the caller. A staged run is put in place there once it has weights.
             started: Start of the time budget in this process, by `time.monotonic`.
             stop: Asked between steps.
         """
-        self.ready, self.model_folder = ready, folder
+        self.model_folder = folder
         self.folder = settle(folder) if self.ranks.is_first else folder
         self.clock = Clock(self.ranks, self.counters.seconds, started, stop)
-        self.clock.meet()
         self.saved_at = self.place
         return self.clock
 
@@ -152,7 +138,7 @@ class TrainingRun:
         """True if a validation followed the last step."""
         return self.counters.validated_step == self.counters.step
 
-    def train_step(self, fraction: float) -> StepResult:
+    def train_step(self, fraction: float) -> Step:
         """Forward and backward pass of each microbatch, gradient clipping, and one optimizer step.
 
         In float16 the loss is multiplied by a scale before the backward pass and gradients are divided by it. If they
@@ -189,7 +175,11 @@ class TrainingRun:
                 self.states[i] = state.overwrite_earlier()
         scales = self._unscale()
         gradients = [local(p.grad) for p in self.model.parameters() if p.grad is not None]
-        nats, steps, norm = self._over_ranks(nats, steps, torch.nn.utils.get_total_norm(gradients))
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if self.ranks.size > 1:  # means over all ranks, and the norm of the whole gradient
+            sums = self.ranks.sum(torch.stack((nats.double(), steps.double(), norm.double().square())))
+            nats, steps = (sums[:2] / self.ranks.size).unbind()
+            norm = sums[2].sqrt() if self.config.runtime.shard else norm.double()
         # Waits for the device: weights must not change before the loss is known to be finite.
         loss_now, norm_now, steps_now, *scales_now = torch.stack((nats, norm, steps, *scales)).tolist()
         # Scaled gradients overflowed if the next loss scale is below the present one, and not below the least.
@@ -205,8 +195,23 @@ class TrainingRun:
             self.optimizers.step(factor)
         self.counters.step += 1
         self.counters.tokens += train.batch_size * span.segment_len
-        scale = scales_now[-1] if scales_now else None
-        return StepResult(loss_now, None if overflow else norm_now, factor, steps_now or None, scale)
+        seconds = self.clock.now()
+        tokens_per_second, eta_seconds = self._pace(seconds)
+        return Step(
+            step=self.counters.step,
+            tokens=self.counters.tokens,
+            seconds=seconds,
+            nats=loss_now,
+            bits_per_byte=loss_now / math.log(2) / self.bytes_per_token,
+            lr=(train.lr or 0.0) * factor,
+            grad_norm=None if overflow else norm_now,
+            tokens_per_second=tokens_per_second,
+            fraction=self.fraction(seconds),
+            eta_seconds=eta_seconds,
+            mean_steps=steps_now or None,
+            loss_scale=scales_now[-1] if scales_now else None,
+            skipped=self.counters.skipped if scales_now else None,
+        )
 
     def fraction(self, seconds: float) -> float:
         """Share of the run that is done, 0 to 1, after `seconds` of training: of its budget, or of a shortened one."""
@@ -250,18 +255,6 @@ class TrainingRun:
             for starts in torch.from_numpy(self.loader.starts).tensor_split(train.grad_accum)
         ]
 
-    def _over_ranks(
-        self, nats: torch.Tensor, steps: torch.Tensor, norm: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Mean of `nats` and `steps` over all ranks, and norm of the whole gradient; one message, also of the clock."""
-        if self.ranks.size == 1:
-            return nats, steps, norm
-        own = torch.stack((nats.double(), steps.double(), norm.double().square()))
-        sums = self.ranks.sum(torch.cat((own, own.new_tensor(self.clock.votes()))))
-        self.clock.agree(sums[3:].tolist())
-        nats, steps = (sums[:2] / self.ranks.size).unbind()
-        return nats, steps, sums[2].sqrt() if self.config.runtime.shard else norm.double()
-
     def _unscale(self) -> tuple[torch.Tensor, ...]:
         """Divides the gradients by the loss scale. Scales of this and of the next step in float16, else nothing."""
         if not self.scaler.is_enabled():
@@ -282,33 +275,22 @@ class TrainingRun:
             self.model.stack.redraw(due, torch.Generator().manual_seed((self.config.runtime.seed or 0) + step))
             self.states = [self.model.reset_layers(state, due) for state in self.states]
 
-    def log_step(self, result: StepResult, began: float, first_step: int, first_token: int) -> Step:
-        """The event of a step, which is appended to the metrics. The loop began at this time, step and token."""
-        counters, seconds = self.counters, self.clock.seconds
+    def _pace(self, seconds: float) -> tuple[float, float]:
+        """Tokens per second, and seconds until the first budget is spent; `seconds` of training are over."""
+        counters, (began, first_step, first_token) = self.counters, self.began
         elapsed = max(time.monotonic() - began, 1e-9)
         n_steps, n_tokens = counters.step - first_step, counters.tokens - first_token
         pace = {"max_steps": elapsed / n_steps, "max_tokens": elapsed / n_tokens, "max_time": 1.0}
         end = self.patience.end
         left = [(end * budget - used) * pace[key] for key, (used, budget) in self.budgets(seconds).items()]
-        step = Step(
-            step=counters.step,
-            tokens=counters.tokens,
-            seconds=seconds,
-            nats=result.nats,
-            bits_per_byte=result.nats / math.log(2) / self.bytes_per_token,
-            lr=(self.config.train.lr or 0.0) * result.lr_factor,
-            grad_norm=result.grad_norm,
-            tokens_per_second=n_tokens / elapsed,
-            fraction=self.fraction(seconds),
-            eta_seconds=max(0.0, min(left)),
-            mean_steps=result.mean_steps,
-            loss_scale=result.loss_scale,
-            skipped=None if result.loss_scale is None else counters.skipped,
-        )
+        return n_tokens / elapsed, max(0.0, min(left))
+
+    def log_step(self, step: Step) -> Step:
+        """Appends a step to the metrics, and returns it."""
         row = {key: value for key, value in asdict(step).items() if value is not None or key == "grad_norm"}
-        row |= {"seconds": round(seconds, 3), "tokens_per_second": round(step.tokens_per_second, 1)}
+        row |= {"seconds": round(step.seconds, 3), "tokens_per_second": round(step.tokens_per_second, 1)}
         del row["fraction"], row["eta_seconds"]
-        self._log(row | ({"rollbacks": counters.rollbacks} if counters.rollbacks else {}))
+        self._log(row | ({"rollbacks": self.counters.rollbacks} if self.counters.rollbacks else {}))
         return step
 
     def _log(self, row: Mapping[str, Any]) -> None:
@@ -325,25 +307,24 @@ class TrainingRun:
         seconds = self.clock.seconds
         if self.config.train.eval_every is not None or self.fraction(seconds) == self.fraction(0.0):
             return False
-        return self.clock.validation_seconds > VALIDATION_SHARE * seconds
+        return self.clock.validation > VALIDATION_SHARE * seconds
 
     def validate(self) -> Iterator[Event]:
-        """Validates, and keeps the weights if they are the best so far or there is no validation text.
+        """Validates the weights, which are finite; keeps them if they are the best so far, or without validation text.
 
         If the run is to be stopped, validation stays due.
         """
-        counters, bits = self.counters, None
-        with self.clock.validation():
-            if len(self.ready.valid_ids):
-                bits = validation_bits(self, self.ready.valid_ids, self.clock.stop)
-                if bits is None:
-                    return
-            best = bits is None or counters.best_bits is None or bits < counters.best_bits
-            if best:
-                check_finite(self)
-                self._keep_weights(bits)
-                counters.best_bits, counters.best_step = bits, counters.step
-        self.clock.meet()
+        counters, bits, began = self.counters, None, time.monotonic()
+        if len(self.ready.valid_ids):
+            bits = validation_bits(self, self.ready.valid_ids, self.clock.stop)
+            if bits is None:
+                self.clock.meet()
+                return
+        best = bits is None or counters.best_bits is None or bits < counters.best_bits
+        if best:
+            self.keep_weights(bits)
+            counters.best_bits, counters.best_step = bits, counters.step
+        self.clock.meet(time.monotonic() - began)
         counters.validated_step, counters.validation_due = counters.step, False
         spent = self.spent(self.clock.seconds)
         impatient = bits is not None and spent < 1.0 and self.patience.observe(spent, best=best)
@@ -354,7 +335,7 @@ class TrainingRun:
         if impatient:
             yield Notice(self.patience.describe())
 
-    def _keep_weights(self, bits: float | None) -> None:
+    def keep_weights(self, bits: float | None) -> None:
         """Writes the present weights, which are finite, as the weights of the model."""
         weights = checkpoint.gathered(weights_of(self.model), self.ranks)
         if not self.ranks.is_first:
@@ -368,13 +349,11 @@ class TrainingRun:
         self.folder = settle(self.model_folder)
 
     def save(self) -> Saved:
-        """Writes a checkpoint."""
-        check_finite(self)
+        """Writes a checkpoint of the present state, which is finite."""
         if self.ranks.is_first:
             sync_file(self.folder / layout.METRICS)
         self.counters.seconds = self.clock.seconds
-        path = checkpoint.save(self, self.folder, self.ready)
-        self.clock.meet()
+        path = checkpoint.save(self, self.folder)
         self.saved_at = self.place
         return Saved(self.counters.step, path)
 
@@ -390,7 +369,7 @@ class TrainingRun:
         n_rollbacks, n_read = self.counters.rollbacks + 1, self.loader.n_read
         if self.config.train.on_divergence == "stop" or n_rollbacks > MAX_ROLLBACKS or not found:
             return False
-        warnings = checkpoint.load(self, Path(found), self.ready, allow_data_change=True)
+        warnings = checkpoint.load(self, Path(found), allow_data_change=True)
         counters = self.counters
         counters.rollbacks, counters.seconds = n_rollbacks, self.clock.seconds
         self.skip_to(n_read)
@@ -414,19 +393,13 @@ class TrainingRun:
             return folder / step_name(self.counters.anchor)
         return latest(folder).path
 
-    def keep_last_weights(self) -> None:
-        """Writes the weights of a run that ends without a validation."""
-        if self.counters.best_step is None and self.counters.step:
-            check_finite(self)
-            self._keep_weights(None)
-
     def finish(self, final: tuple[Score | None, str] | None) -> Trained:
         """Completes the record of a run that is saved; `final` is its score and a sample, None if it was stopped."""
         counters = self.counters
         score, sample = final or (None, "")
         bits = score.bits_per_byte if score else None
         scored = score.text(self.ready.parts.valid.n_bytes) if score else None
-        record = describe_run(self.ready, self) | {
+        record = describe_run(self) | {
             "steps": counters.step,
             "tokens": counters.tokens,
             "seconds": round(counters.seconds, 1),

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -63,64 +62,39 @@ class Counters(BaseConfig):
 
 
 class Clock:
-    """Seconds of a run, and whether to stop it.
-
-    A single process reads both when they are needed. Several ranks use the seconds of the first one, and stop if one of
-    them is to stop, as of their latest `agree` or `meet`.
+    """Seconds of a run, and whether to stop it. All ranks use the seconds of the first one, and stop if one is to stop.
 
     Args:
         ranks: Ranks of the run.
         before: Seconds before this process.
         started: Start of the seconds in this process, by `time.monotonic`.
         stop: Whether this process is to stop.
+
+    Attributes:
+        seconds: Seconds spent on this run at the latest `meet`, in this process and before it was resumed.
+        validation: Seconds of the first rank that validation took in this process.
+        stops: True if the run is to be stopped.
     """
 
     def __init__(
         self, ranks: Ranks, before: float = 0.0, started: float = 0.0, stop: Callable[[], bool] = lambda: False
     ) -> None:
-        self.ranks = ranks
-        self.stop = stop
+        self.ranks, self.stop = ranks, stop
         self._before, self._started = before, started
-        self._validation = 0.0
-        self._agreed: tuple[float, ...] = before, 0.0, 0.0
+        self.seconds, self.validation, self.stops = before, 0.0, False
 
-    @property
-    def seconds(self) -> float:
-        """Seconds spent on this run, in this process and before it was resumed."""
-        return self._now() if self.ranks.size == 1 else self._agreed[0]
-
-    @property
-    def validation_seconds(self) -> float:
-        """Seconds spent on validation in this process."""
-        return self._validation if self.ranks.size == 1 else self._agreed[1]
-
-    @property
-    def stops(self) -> bool:
-        """True if the run is to be stopped."""
-        return self.stop() if self.ranks.size == 1 else self._agreed[2] > 0.0
-
-    @contextmanager
-    def validation(self) -> Iterator[None]:
-        """Counts the time in this context."""
-        started = time.monotonic()
-        yield
-        self._validation += time.monotonic() - started
-
-    def votes(self) -> tuple[float, ...]:
-        """Numbers whose sums over all ranks are the arguments of `agree`."""
-        own = (self._now(), self._validation) if self.ranks.is_first else (0.0, 0.0)
-        return *own, float(self.stop())
-
-    def agree(self, sums: Sequence[float]) -> None:
-        """Takes the sums of all votes."""
-        self._agreed = tuple(sums)
-
-    def meet(self) -> None:
-        """Agrees after work between two steps."""
-        self.agree(self.ranks.sum(torch.tensor(self.votes(), dtype=torch.float64)).tolist())
-
-    def _now(self) -> float:
+    def now(self) -> float:
+        """Seconds spent on this run, by this process."""
         return self._before + time.monotonic() - self._started
+
+    def meet(self, validation: float = 0.0) -> None:
+        """Agrees with the other ranks, after as many seconds of validation."""
+        times = (self.now(), validation) if self.ranks.is_first else (0.0, 0.0)
+        sums = [*times, float(self.stop())]
+        if self.ranks.size > 1:
+            sums = self.ranks.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
+        self.seconds, self.stops = sums[0], sums[2] > 0.0
+        self.validation += sums[1]
 
 
 @dataclass

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from xlcli.store.folder import LoadedModel
-    from xlcli.training.prepare import Prepared
     from xlcli.training.run import TrainingRun
 
 ABSURD_NATS = 100.0
@@ -182,8 +181,9 @@ def _compare_with_frequencies(model: LoadedModel, score: Score) -> Iterator[Noti
     )
 
 
-def describe_run(ready: Prepared, run: TrainingRun) -> dict[str, Any]:
+def describe_run(run: TrainingRun) -> dict[str, Any]:
     """Data, size, machine and versions of a run, for `record.json`."""
+    ready = run.ready
     parts, runtime = ready.parts, ready.runtime
     corpus = parts.train.corpus
     return {

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from xlcli.config import Config, Tree
 from xlcli.errors import CheckpointError, ConfigError, DivergedError
-from xlcli.events import Event, Notice, Plan, StoppedEarlyError, Stopping
+from xlcli.events import Event, Notice, Plan, StoppedEarlyError, Stopping, until
 from xlcli.files import write_atomic
 from xlcli.machine import available_bytes
 from xlcli.model.build import build_on_meta
@@ -37,12 +37,12 @@ from xlcli.training.parallel import beginning, leading
 from xlcli.training.prepare import Prepared, prepare_new, prepare_resumed
 from xlcli.training.run import LR_DIVISOR, TrainingRun
 from xlcli.training.schedule import IntervalTrigger
-from xlcli.training.validation import describe_run, final_evaluation
+from xlcli.training.validation import check_finite, describe_run, final_evaluation
 
 PREPARATION_SHARE = 0.1
 """Maximum share of a time budget that preparation counts for."""
-Beginning = Generator[Event, None, tuple[Prepared, TrainingRun] | None]
-"""Preparation of a run, with the run and its inputs; None if none is to be trained."""
+Beginning = Generator[Event, None, TrainingRun | None]
+"""Preparation of a run; None if none is to be trained."""
 
 
 def train(
@@ -83,7 +83,7 @@ def train(
             _check_new(folder, overwrite=overwrite)
             yield from _lock(folder, contexts)
             _check_new(folder, overwrite=overwrite)  # another run may have ended in the meantime
-        ready = yield from prepare_new(paths, configs, stop, model, dry_run=dry_run, ranks=ranks)
+        ready = yield from until(stop, prepare_new(paths, configs, model, dry_run=dry_run, ranks=ranks))
         _check_texts(folder, ready)
         yield from _plan(folder, ready, 0)
         if dry_run:
@@ -132,9 +132,8 @@ def resume(
         place = commit.place_of_run(folder)
         if place != folder:
             yield Notice(f"this run is to replace the model in {folder}; to keep that model, remove {place}")
-        ready = yield from prepare_resumed(
-            paths, place, changes or {}, preset, init, stop, dry_run=dry_run, ranks=ranks
-        )
+        preparation = prepare_resumed(paths, place, changes or {}, preset, init, dry_run=dry_run, ranks=ranks)
+        ready = yield from until(stop, preparation)
         point, notices = _newest_checkpoint(place)
         yield from notices
         yield from _plan(folder, ready, step_of(point) if point else 0)
@@ -142,9 +141,9 @@ def resume(
             return None
         weights = _origin_again(ready.origin) if point is None and ready.origin else None
         may_differ = bool((changes or {}).get("runtime", {}).get("allow_data_change"))
-        _, run = yield from _make_run(ready, place, point, weights, allow_data_change=may_differ)
+        run = yield from _make_run(ready, place, point, weights, allow_data_change=may_differ)
         yield from _spent_budgets(run)
-        return ready, run
+        return run
 
     return _run(begin, paths, folder, changes or {}, stop, ranks)
 
@@ -164,58 +163,57 @@ def _run(
         if ranks.is_first:
             contexts.enter_context(leading(ranks))
         try:
-            begun = yield from (begin(contexts) if ranks.is_first else _follow(paths, changes, stop, ranks))
+            run = yield from (begin(contexts) if ranks.is_first else _follow(paths, changes, stop, ranks))
         except StoppedEarlyError:
             if ranks.is_first:
                 message = "stopped before the first step; nothing was saved, so run the same command again."
                 yield Notice(message, "warning")
             return
-        if begun is None:
+        if run is None:
             return
-        ready, run = begun
         train = run.config.train
         if train.max_time is not None:  # the budget begins later if preparation took too large a share
             started = max(started, time.monotonic() - PREPARATION_SHARE * train.max_time)
-        clock = run.start(ready, folder, started, stop)
+        clock = run.start(folder, started, stop)
         validate = IntervalTrigger(train.eval_every, parts=defaults.VALIDATIONS)
         save = IntervalTrigger(defaults.SAVE_SECONDS if train.save_every is None else train.save_every)
-        is_complete = False
-        while not is_complete:
+        begins = True  # intervals are counted from here, also after a roll-back
+        while True:
             try:
-                if run.counters.validation_due:
+                clock.meet()
+                fraction, step = run.fraction(clock.seconds), run.counters.step
+                is_spent, had_patience = fraction == 1.0, run.counters.plateau is None
+                if validate.due(step, clock.seconds, fraction) and not (begins or is_spent or run.exceeds_share):
+                    run.counters.validation_due = True
+                if run.counters.validation_due or (is_spent and not run.is_validated):
+                    check_finite(run)
                     yield from run.validate()
-                for trigger in (validate, save):  # intervals that have ended are over
-                    trigger.due(run.counters.step, clock.seconds, run.fraction(clock.seconds))
-                began = time.monotonic(), run.counters.step, run.counters.tokens
-                while (fraction := run.fraction(clock.seconds)) < 1.0 and not clock.stops:
-                    yield run.log_step(run.train_step(fraction), *began)
-                    fraction, step = run.fraction(clock.seconds), run.counters.step
-                    if fraction == 1.0:
-                        break
-                    if validate.due(step, clock.seconds, fraction) and not run.exceeds_share:
-                        run.counters.validation_due, had_patience = True, run.counters.plateau is None
-                        yield from run.validate()
-                        if had_patience and run.counters.plateau is not None:  # the rest is another part of the run
-                            validate.due(step, clock.seconds, run.fraction(clock.seconds))
-                    if save.due(step, clock.seconds, fraction):
-                        run.counters.anchor = step
-                        if not clock.stops:
-                            yield run.save()
-                is_spent = run.fraction(clock.seconds) == 1.0
-                if is_spent and not run.is_validated:
-                    yield from run.validate()
-                if run.saved_at != run.place:
+                    fraction = run.fraction(clock.seconds)
+                    if begins or (had_patience and run.counters.plateau is not None):  # another part of the run
+                        validate.due(step, clock.seconds, fraction)
+                is_over = fraction == 1.0 or clock.stops
+                is_due = save.due(step, clock.seconds, fraction) and not (begins or is_spent)
+                if is_due:
+                    run.counters.anchor = step
+                if (is_due or is_over) and run.saved_at != run.place:
+                    check_finite(run)
                     yield run.save()
-                run.keep_last_weights()
-                is_complete = True
+                if is_over:
+                    break
+                if begins:
+                    run.began, begins = (time.monotonic(), step, run.counters.tokens), False
+                yield run.log_step(run.train_step(fraction))
             except DivergedError as error:
                 if not (yield from run.roll_back(error)):
                     raise DivergedError(error.message, _lower_rate(run, paths, folder)) from None
+                begins = True
+        if run.counters.best_step is None and run.counters.step:  # it ends without a validation
+            run.keep_weights(None)
         if ranks.size > 1 and clock.stops:
             yield Stopping()
         if ranks.is_first:
             final = None
-            if is_spent and run.is_validated:
+            if fraction == 1.0 and run.is_validated:
                 final = yield from final_evaluation(run.folder, run.runtime, run.config.runtime.seed or 0, clock.stop)
             yield run.finish(final)
 
@@ -227,7 +225,7 @@ def _follow(paths: Sequence[str], changes: Tree, stop: Callable[[], bool], ranks
         return None
     place = point.parent.parent
     # A signal from here on stops all ranks after the same step.
-    ready = yield from prepare_resumed(paths, place, changes, None, None, lambda: False, ranks=ranks)
+    ready = yield from prepare_resumed(paths, place, changes, None, None, ranks=ranks)
     return (yield from _make_run(ready, place, point, None, allow_data_change=True))
 
 
@@ -238,7 +236,7 @@ def _make_run(
     weights: Mapping[str, Tensor] | None,
     *,
     allow_data_change: bool = False,
-) -> Generator[Event, None, tuple[Prepared, TrainingRun]]:
+) -> Generator[Event, None, TrainingRun]:
     """The run of all ranks, restored from a checkpoint; without one the first rank writes a new run in `place`.
 
     A new run can be resumed as soon as `config.json` exists.
@@ -247,24 +245,26 @@ def _make_run(
     encoding = ready.config.train.weights
     if point is None:
         run = TrainingRun(ready.config, replace(ready.runtime, ranks=SINGLE), *inputs, weights)
+        run.ready = ready
         ready.tokenizer.save(place)
         _write_held_out(place, ready)
         layout.trim_metrics(place, -1, validated=False)
-        layout.write_record(place, describe_run(ready, run) | {"finished": False})
+        layout.write_record(place, describe_run(run) | {"finished": False})
         layout.write_config(place, ready.config, encoding=encoding)
-        point = checkpoint.save(run, place, ready)
+        point = checkpoint.save(run, place)
         if ranks.size == 1:
-            return ready, run
+            return run
     if ranks.is_first:
         ranks.publish("run", {"point": str(point.absolute())})
     run = TrainingRun(ready.config, ready.runtime, *inputs)
-    yield from checkpoint.load(run, point, ready, allow_data_change=allow_data_change)
+    run.ready = ready
+    yield from checkpoint.load(run, point, allow_data_change=allow_data_change)
     if ranks.is_first:
         if allow_data_change:
             _write_held_out(place, ready)
         layout.trim_metrics(place, run.counters.step, validated=run.is_validated)
         layout.write_config(place, ready.config, encoding=encoding)
-    return ready, run
+    return run
 
 
 def _load_origin(init: Path, folder: Path) -> LoadedModel:

@@ -188,9 +188,9 @@ def training(name: str, config: Config, options: BenchConfig, watch: Stopwatch) 
 def _recompute(model: LoadedModel, mem_len: int, watch: Stopwatch) -> Generator[Progress | Notice, None, float | None]:
     """Median seconds of one call over `mem_len` + 1 tokens of one sequence from empty memory.
 
-    None, with a notice, if they do not fit the machine; None for `mem_len` 0.
+    None, with a notice, if they do not fit the machine; None for `mem_len` 0 and beyond 2**15 tokens.
     """
-    if not mem_len:
+    if not 0 < mem_len <= 2**15:  # a longer window takes minutes
         return None
     window, network, stage = mem_len + 1, model.network, f"memory {mem_len:,}: recomputing the window"
     try:

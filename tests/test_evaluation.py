@@ -2,6 +2,7 @@ import itertools
 import json
 import math
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -110,7 +111,7 @@ def test_windows_begin_with_each_document(tmp_path):
 
 def test_a_stride_is_at_most_the_window(prose):
     assert scores(toy(), prose, mem_len=0, stride=8)[0].nats == scores(toy(), prose, mem_len=0)[0].nats
-    with pytest.raises(ConfigError, match="stride is 9 tokens, more than the window of 8 tokens"):
+    with pytest.raises(ConfigError, match=r"stride\D+9\D+8\b"):
         scores(toy(), prose, mem_len=0, stride=9)
 
 
@@ -300,14 +301,14 @@ def test_the_models_own_held_out_text(tmp_path):
     (tmp_path / "valid.txt").write_text("held out\n")
     model = toy(folder=tmp_path)
     assert scores(model, None)[0].bytes == 9
-    with pytest.raises(DataError, match="no test text"):
+    with pytest.raises(DataError, match=r"\btest\b"):
         scores(model, None, split="test")
 
 
 def test_unknown_words_are_a_warning(tmp_path):
     (tmp_path / "t").write_text("the zebra is lazy\n")
     notices = [e for e in evaluate(toy("words"), [tmp_path / "t"], EvalConfig(), RUNTIME) if isinstance(e, Notice)]
-    assert any("not in the vocabulary" in n.text and n.level == "warning" for n in notices)
+    assert any("vocabulary" in n.text and n.level == "warning" for n in notices)
 
 
 def test_unknown_words_are_counted(tmp_path):
@@ -339,9 +340,8 @@ def test_stopped_gives_the_score_of_what_was_read(mem_len, prose):
     assert (score.chars, score.words, score.bits_per_char, score.word_perplexity) == (None,) * 4
     assert sum(b.tokens for b in score.by_context) == (0 if mem_len else score.tokens)
     assert not any(isinstance(event, TokenScore) for event in events)
-    assert [e.text for e in events if isinstance(e, Notice) and e.level == "warning"] == [
-        f"stopped: {score.bytes:,} of {len(PROSE.encode()):,} bytes were scored."
-    ]
+    [warning] = [e.text for e in events if isinstance(e, Notice) and e.level == "warning"]
+    assert re.findall(r"[\d,]+", warning) == [f"{score.bytes:,}", f"{len(PROSE.encode()):,}"]
 
 
 def test_a_stopped_sweep_keeps_whole_scores(prose):
@@ -354,7 +354,7 @@ def test_a_stopped_sweep_keeps_whole_scores(prose):
 def test_stopped_before_the_first_call_gives_no_score(prose):
     events = stopped(prose, -1)
     assert not any(isinstance(event, Score) for event in events)
-    assert events[-1] == Notice("stopped before anything was scored.", "warning")
+    assert (events[-1].level, "stopped" in events[-1].text) == ("warning", True)
 
 
 def test_damaged_weights_are_not_a_score(prose):
@@ -393,7 +393,7 @@ def test_a_full_disk_is_a_resource_error(failing, prose, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, failing, full)
-    with pytest.raises(ResourceError, match="No space left") as caught:
+    with pytest.raises(ResourceError, match="space") as caught:
         scores(toy(), prose, per_token=True)
     assert "XLCLI_CACHE" in caught.value.remedy
 
@@ -403,7 +403,7 @@ def test_skipped_files_of_a_folder_are_named(tmp_path):
     (tmp_path / "folder" / "text.txt").write_text(PROSE[:50])
     (tmp_path / "folder" / "picture.png").write_bytes(b"\x89PNG\0")
     notice, *_ = evaluate(toy(), [tmp_path / "folder"], EvalConfig(), RUNTIME)
-    assert (notice.level, "picture.png (binary data)" in notice.text) == ("warning", True)
+    assert (notice.level, "picture.png" in notice.text) == ("warning", True)
 
 
 def test_a_score_above_eight_bits_is_explained(tmp_path):
@@ -415,4 +415,4 @@ def test_a_score_above_eight_bits_is_explained(tmp_path):
         for name in ("chinese", "english")
     }
     assert texts["english"] == []
-    assert ["more than 8 bits per byte" in text for text in texts["chinese"]] == [True]
+    assert ["kind" in text for text in texts["chinese"]] == [True]

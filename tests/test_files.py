@@ -119,7 +119,7 @@ def test_only_files_are_replaced(tmp_path, what):
     else:
         path = Path("/dev/null")
     before = path.lstat().st_mode
-    with pytest.raises(ConfigError, match="cannot write"):
+    with pytest.raises(ConfigError, match=path.name):
         files.write_atomic(path, b"new")
     assert path.lstat().st_mode == before
 
@@ -127,7 +127,7 @@ def test_only_files_are_replaced(tmp_path, what):
 @pytest.mark.parametrize("path", ["missing/file", "file/inside", "x" * 300])
 def test_paths_that_cannot_be(tmp_path, path):
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="cannot write") as caught:
+    with pytest.raises(ConfigError, match="write") as caught:
         files.write_atomic(tmp_path / path, b"")
     assert caught.value.remedy
 
@@ -226,7 +226,7 @@ def test_read_bounded(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"12345")
     assert files.read_bounded(path, 5) == b"12345"
-    with pytest.raises(CheckpointError, match="larger than the 4 bytes allowed"):
+    with pytest.raises(CheckpointError, match=r"\b4\b"):
         files.read_bounded(path, 4)
     assert files.sha256(path) == "5994471abb01112afcc18159f6cc74b4f511b99806da59b3caf5a9c173cacfc5"
 
@@ -255,13 +255,13 @@ def test_a_regular_file_is_read(tmp_path, what):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("missing", "does not exist"),
-        ("folder", "is a folder, not a file"),
-        ("fifo", "is a pipe, not a file"),
-        ("link", "is a symbolic link"),
-        ("loop", "is a symbolic link"),
-        ("dangling", "is a symbolic link"),
-        ("/dev/zero", "is a device, not a file"),
+        ("missing", "exist"),
+        ("folder", "folder"),
+        ("fifo", "pipe"),
+        ("link", "link"),
+        ("loop", "link"),
+        ("dangling", "link"),
+        ("/dev/zero", "device"),
     ],
 )
 @pytest.mark.parametrize("what", READS)
@@ -282,7 +282,7 @@ def test_only_regular_files_are_read(tmp_path, kind, message, what):
     elif kind.startswith("/"):
         path = Path(kind)
     start = time.process_time()
-    with pytest.raises(CheckpointError, match=f"^{path} {message}") as caught:
+    with pytest.raises(CheckpointError, match=rf"^{path}\b.*{message}") as caught:
         read(path)
     assert time.process_time() - start < 0.5
     assert caught.value.remedy
@@ -355,7 +355,7 @@ def test_a_file_that_changes_while_read(tmp_path, monkeypatch):
         return status
 
     monkeypatch.setattr(os, "fstat", fstat)
-    with pytest.raises(CheckpointError, match="changed while it was read"):
+    with pytest.raises(CheckpointError, match="changed"):
         files.read_bounded(path, 9000)
 
 
@@ -416,10 +416,10 @@ def test_tensors_outlive_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("expected", "message"),
     [
-        ({"a": ("F32", (2, 3))}, "an unexpected tensor 'b'"),
-        ({"a": ("F32", (2, 3)), "b": ("F32", (1,)), "c": ("F32", (1,))}, "no tensor 'c'"),
-        ({"a": ("F32", (3, 2)), "b": ("F32", (1,))}, r"'a' is F32 \[2, 3\] where F32 \[3, 2\]"),
-        ({"a": ("F16", (2, 3)), "b": ("F32", (1,))}, r"'a' is F32 \[2, 3\] where F16 \[2, 3\]"),
+        ({"a": ("F32", (2, 3))}, "'b'"),
+        ({"a": ("F32", (2, 3)), "b": ("F32", (1,)), "c": ("F32", (1,))}, "'c'"),
+        ({"a": ("F32", (3, 2)), "b": ("F32", (1,))}, r"'a'.*\[2, 3\].*\[3, 2\]"),
+        ({"a": ("F16", (2, 3)), "b": ("F32", (1,))}, r"'a'.*F32.*F16"),
     ],
 )
 def test_mismatch_is_named(tmp_path, expected, message):
@@ -432,9 +432,9 @@ def test_mismatch_is_named(tmp_path, expected, message):
 
 
 def test_what_could_not_be_read_is_not_written(tmp_path):
-    with pytest.raises(ValueError, match="not a tensor name"):
+    with pytest.raises(ValueError, match="name"):
         write_tensors(tmp_path / "file", {"a b": torch.ones(1)}, {})
-    with pytest.raises(ConfigError, match=r"cannot write .*file: 0 tensors need a header of 16,777,\d+ bytes"):
+    with pytest.raises(ConfigError, match=r"\b16,777,\d+\b"):
         write_tensors(tmp_path / "file", {}, {"a": "x" * 2**24})
     assert not (tmp_path / "file").exists()
     assert leftovers(tmp_path) == []
@@ -451,7 +451,7 @@ def test_headers_of_up_to_16_mebibytes(tmp_path):
             assert read_header(path)[0] == {"a": TensorInfo("F32", (2,))}
         else:
             for read in (read_header, lambda path: read_tensors(path, expected=None)):
-                with pytest.raises(CheckpointError, match="its header claims 16,777,224 bytes"):
+                with pytest.raises(CheckpointError, match="16,777,224"):
                     read(path)
 
 
@@ -482,7 +482,7 @@ def test_truncation_at_every_place(tmp_path):
     for length in range(len(data)):
         path.write_bytes(data[:length])
         for read in (read_header, lambda path: read_tensors(path, expected=None)):
-            with pytest.raises(CheckpointError, match="is damaged or no safetensors file"):
+            with pytest.raises(CheckpointError, match="damaged"):
                 read(path)
 
 
@@ -551,7 +551,7 @@ def test_damaged_headers(tmp_path, name, read):
     path.write_bytes(DAMAGED[name])
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.process_time()
-    with pytest.raises(CheckpointError, match=f"^{path} is damaged") as caught:
+    with pytest.raises(CheckpointError, match=rf"^{path}\b.*damaged") as caught:
         read(path)
     assert time.process_time() - start < 0.25
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 * 2**10
@@ -561,14 +561,14 @@ def test_damaged_headers(tmp_path, name, read):
 
 
 UNSEALED = {
-    "30,000 names": (many(30_000), "has no checksum"),
-    "no checksums": (pack({"a": entry()}, b"\0" * 8), "has no checksum"),
-    "one checksum": (pack({"__metadata__": {"sha256": "0" * 64}, "a": entry()}, b"\0" * 8), "has no checksum"),
-    "other tensors": (sealed({"a": entry()}, b"\0" * 8)[:-1] + b"\1", "its tensors do not match"),
-    "other metadata": (sealed({"a": entry()}, b"\0" * 8, k="v").replace(b'"v"', b'"w"'), "its metadata does not match"),
+    "30,000 names": (many(30_000), r"\bno\b"),
+    "no checksums": (pack({"a": entry()}, b"\0" * 8), r"\bno\b"),
+    "one checksum": (pack({"__metadata__": {"sha256": "0" * 64}, "a": entry()}, b"\0" * 8), r"\bno\b"),
+    "other tensors": (sealed({"a": entry()}, b"\0" * 8)[:-1] + b"\1", "tensors"),
+    "other metadata": (sealed({"a": entry()}, b"\0" * 8, k="v").replace(b'"v"', b'"w"'), "metadata"),
     "empty": (
         pack({"__metadata__": {"sha256": "", "metadata_sha256": ""}, "a": entry()}, b"\0" * 8),
-        "its metadata does not match",
+        "metadata",
     ),
 }
 
@@ -596,12 +596,12 @@ def test_unusual_headers_that_are_harmless(tmp_path):
     path.write_bytes(pack(path.read_bytes()[8:-8], data))
     assert read_tensors(path, expected=None)[0]["a"].tolist() == [1.5, -2.0]
     path.write_bytes(sealed({"a": entry(dtype="BOOL")}, b"\0\1".ljust(8, b"\0")).replace(b"[2]", b"[8]"))
-    with pytest.raises(CheckpointError, match="do not match their checksum"):
+    with pytest.raises(CheckpointError, match="tensors"):
         read_tensors(path, expected=None)
     path.write_bytes(sealed({"a": entry(shape=(0, 2**62), offsets=(0, 0))}))
     assert read_tensors(path, expected=None)[0]["a"].shape == (0, 2**62)
     path.write_bytes(sealed({"a": entry(shape=(0, 2**40, 2**40), offsets=(0, 0))}))
-    with pytest.raises(CheckpointError, match="is damaged"):
+    with pytest.raises(CheckpointError, match="damaged"):
         read_tensors(path, expected=None)
 
 
@@ -710,7 +710,7 @@ def test_a_file_replaced_while_read(tmp_path, monkeypatch):
         return opened
 
     monkeypatch.setattr(safetensors, "safe_open", slow)
-    with pytest.raises(CheckpointError, match="changed while it was read"):
+    with pytest.raises(CheckpointError, match="changed"):
         read_tensors(path, expected=None)
     monkeypatch.undo()
     assert read_tensors(path, expected=None)[0]["a"].tolist() == [0.0, 0.0, 0.0]

@@ -225,13 +225,13 @@ def test_interrupted():
 
 def test_misuse():
     model, saved = toy(), []
-    with pytest.raises(ConfigError, match="several samples"):
+    with pytest.raises(ConfigError, match="--num-samples"):
         run(model, num_samples=2, save=saved.append)
     run(model, save=saved.append)
     with pytest.raises(StateError, match="--mem-len 9"):
         run(model, mem_len=4, resume=saved[0])
     two = replace(saved[0], model_state=saved[0].model_state.select([0, 0]))
-    with pytest.raises(StateError, match="2 texts"):
+    with pytest.raises(StateError, match=r"\b2\b"):
         run(model, resume=two)
 
 
@@ -241,7 +241,7 @@ def test_hash_rounds_are_those_of_the_state():
     run(model, b"The fox", max_new_tokens=0, save=lambda session: saved.append(session.fork()))
     for n_hashes in (None, 2):
         assert run(model, b"", temperature=0.0, n_hashes=n_hashes, resume=saved[0].fork())[0] == whole
-    with pytest.raises(ConfigError, match="fixed when a model is loaded"):
+    with pytest.raises(ConfigError, match="n_hashes"):
         run(model, n_hashes=3, resume=saved[0])
 
 
@@ -309,7 +309,7 @@ def test_a_memory_that_is_exact_in_16_bits_is_continued():
     options = {"runtime": replace(RUNTIME, dtype=torch.bfloat16), "memory_dtype": "float32", "max_new_tokens": 3}
     run(model, save=saved.append, **options)
     run(model, resume=saved[0].fork(), **options)
-    with pytest.raises(StateError, match="saved with memory_dtype bfloat16"):
+    with pytest.raises(StateError, match=r"memory_dtype.*bfloat16"):
         run(model, resume=saved[0], **options | {"runtime": RUNTIME})
 
 

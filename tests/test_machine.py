@@ -51,7 +51,7 @@ def test_this_machine_has_memory():
 
 def test_a_need_is_compared_with_the_machine():
     require_memory("nothing", 0, "")
-    with pytest.raises(ResourceError, match=r"^a run needs at least 1,073,741,824.0 GiB of memory, and .* available"):
+    with pytest.raises(ResourceError, match=r"\b1,073,741,824\.0\b"):
         require_memory("a run", 2**60, "Use less.")
 
 

@@ -198,7 +198,7 @@ def test_half_of_what_adamw_remembers_is_refused():
     _learn(model, optimizers, [1])
     saved = dict(optimizers.tensors())
     del saved["embedding.table.weight:exp_avg"]
-    with pytest.raises(CheckpointError, match=r"'embedding\.table\.weight' is incomplete"):
+    with pytest.raises(CheckpointError, match=r"'embedding\.table\.weight'"):
         _optimizers(_model()).load(saved)
     _optimizers(_model()).load({})
 

@@ -78,7 +78,7 @@ def test_the_scripts_of_transformer_xl_are_followed(name, shape, recipe):
 
 @pytest.mark.parametrize("name", ["none", "../models/tiny", "tiny.toml", "", "*"])
 def test_another_name_is_refused_with_those_there_are(name):
-    with pytest.raises(ConfigError, match=r"there is no preset .*Try .*xlcli models"):
+    with pytest.raises(ConfigError, match="presets"):
         presets.read_preset(name)
 
 
@@ -98,9 +98,9 @@ def test_settings_are_combined_with_the_named_or_every_automatic_preset():
     assert set(presets.configurations({})) == set(presets.AUTOMATIC)
     assert list(presets.configurations({"model": {"attention": {"n_heads": 3}}})) == ["small"]
     assert all(made.train.batch_size == 3 for made in presets.configurations({"train": {"batch_size": 3}}).values())
-    with pytest.raises(ConfigError, match="not divisible"):
+    with pytest.raises(ConfigError, match="n_heads"):
         presets.configurations({"model": {"attention": {"n_heads": 7}}})
-    with pytest.raises(ConfigError, match="no preset 'smal'"):
+    with pytest.raises(ConfigError, match="'smal'"):
         presets.configurations({}, "smal")
 
 
@@ -108,6 +108,6 @@ def test_a_choice_without_the_preset_that_fits_the_text_is_refused(tmp_path):
     (tmp_path / "text").write_text("a line\n" * 99)
     configs = presets.configurations({})
     del configs["tiny"]
-    with pytest.raises(ConfigError, match=r"illegal with preset 'tiny'.*--preset small or base") as caught:
+    with pytest.raises(ConfigError, match=r"'tiny'.*\bsmall\b.*\bbase\b") as caught:
         list(training.train([str(tmp_path / "text")], tmp_path / "m", configs, dry_run=True))
     assert caught.value.exit_code == 2

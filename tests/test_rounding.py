@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 
 import pytest
 import torch
@@ -78,8 +79,8 @@ def test_a_state_keeps_the_number_type_of_its_memory(dtype, tmp_path):
     for other in {"float32", *ROUNDED} - {dtype}:
         with pytest.raises(StateError) as error:
             generated(model, memory_dtype=other, resume=saved.fork())
-        assert error.value.message == f"the state was saved with memory_dtype {dtype}, but memory_dtype is {other}."
-        assert error.value.remedy == "Leave out memory_dtype."
+        assert re.search(f"{dtype}.*{other}", error.value.message)
+        assert "memory_dtype" in error.value.remedy
 
 
 @pytest.mark.parametrize("dtype", ROUNDED)
@@ -115,7 +116,7 @@ def test_weights_as_stored_can_be_read_again(folder):
     assert all(torch.equal(weight, expected[name]) for name, weight in weights_of(unrounded.network).items())
     other = toy(dtype=torch.float32, seed=1)
     store.save_model(folder, plain.config, weights_of(other.network), plain.tokenizer, {})
-    with pytest.raises(CheckpointError, match="have changed"):
+    with pytest.raises(CheckpointError, match="changed"):
         loaded.unrounded()
 
 
@@ -123,9 +124,9 @@ def test_the_number_type_of_weights_is_an_option_of_loading(folder):
     model = store.load(folder, InferenceConfig(weight_dtype="int8"))
     for dtype in ("auto", "int8"):
         assert generated(model, weight_dtype=dtype)
-    with pytest.raises(ConfigError, match="weights are rounded when a model is loaded") as error:
+    with pytest.raises(ConfigError, match="weight_dtype") as error:
         generated(model, weight_dtype="bfloat16")
-    assert error.value.remedy == "Give weight_dtype to load()."
+    assert "weight_dtype" in error.value.remedy
 
 
 @pytest.mark.parametrize("variant", ["linear", "lsh"])
@@ -133,11 +134,9 @@ def test_the_number_type_of_weights_is_an_option_of_loading(folder):
 def test_memories_without_keys_and_values_are_not_rounded(variant, dtype):
     model = toy(variant=variant)
     assert generated(model, memory_dtype="float32")
-    with pytest.raises(
-        ConfigError, match="memory_dtype needs full, local or compressive attention in every layer"
-    ) as error:
+    with pytest.raises(ConfigError, match="memory_dtype") as error:
         generated(model, memory_dtype=dtype)
-    assert error.value.remedy == "Leave it out, or use float32."
+    assert "float32" in error.value.remedy
 
 
 @pytest.mark.parametrize("options", [{}, {"mem_len": 0}, {"span": "growing"}, {"sweep_mem_len": (4, 9)}])

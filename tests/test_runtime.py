@@ -33,7 +33,7 @@ def test_evaluation_is_in_float32_and_training_in_what_is_fast(monkeypatch):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_device_that_is_not_there_is_refused():
-    with pytest.raises(ConfigError, match=r"no CUDA device is available\. Use --device cpu"):
+    with pytest.raises(ConfigError, match="--device"):
         make_runtime(RuntimeConfig(device="cuda"))
     assert make_runtime(RuntimeConfig()).device.type == "cpu"
 
@@ -71,7 +71,7 @@ def test_compiling_without_a_compiler_is_refused(compiler, monkeypatch, tmp_path
         monkeypatch.setenv("CXX", compiler)
     else:
         monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(ConfigError, match=f"needs a C\\+\\+ compiler.*{compiler or 'clang'}.*Drop runtime.compile"):
+    with pytest.raises(ConfigError, match=rf"{compiler or 'clang'}.*runtime\.compile"):
         make_runtime(RuntimeConfig(device="cpu", compile=True), training=True)
     make_runtime(RuntimeConfig(device="cpu", compile=True))
 

@@ -175,7 +175,7 @@ def test_a_description_that_does_not_fit_is_refused(model, change):
     _, state = _read(model, variants.tokens(1, 9), "hidden")
     description = {**state.describe(), **change}
     description = {key: value for key, value in description.items() if value is not None}
-    with pytest.raises(StateError, match="Start without --state-in"):
+    with pytest.raises(StateError, match="--state-in"):
         State.restore(state.tensors(), description)
 
 
@@ -193,7 +193,7 @@ def test_tensors_that_do_not_fit_together_are_refused(model, name, change):
         del tensors[name]
     else:
         tensors[name] = change(tensors.get(name, tensors["1.k"]))
-    with pytest.raises(StateError, match="the state is damaged"):
+    with pytest.raises(StateError, match="damaged"):
         State.restore(tensors, state.describe())
 
 
@@ -208,7 +208,7 @@ def test_numbers_of_a_hash_table_that_are_out_of_range_are_refused(name, value):
     State.restore(tensors, state.describe())
     tensors[key] = tensors[key].clone()
     tensors[key].view(-1)[-1] = value
-    with pytest.raises(StateError, match=f"'{name}' of memory 'buckets' holds a number that is out of range"):
+    with pytest.raises(StateError, match=f"'{name}'.*'buckets'"):
         State.restore(tensors, state.describe())
 
 
@@ -373,7 +373,7 @@ def test_damaged_int8_memory_is_refused(model, name, change):
     _, state = variants.read(model, variants.tokens(2, 9), [4], state=state)
     tensors = state.tensors()
     tensors[name] = None if change is None else change(tensors[name])
-    with pytest.raises(StateError, match="the state is damaged"):
+    with pytest.raises(StateError, match="damaged"):
         State.restore({n: t for n, t in tensors.items() if t is not None}, state.describe())
 
 

@@ -86,7 +86,7 @@ def test_depth_chosen_for_a_stream_lasts_over_a_fresh_start_and_a_saved_state(va
     bits = [event.bits for event in only(first + second, TokenScore)]
     slow = slow_bits(model, b"ab\n") + slow_bits(model, b"cd\nef")
     assert bits == pytest.approx(slow, abs=1e-9)
-    with pytest.raises(StateError, match="Leave out n_steps"):
+    with pytest.raises(StateError, match="n_steps"):
         run(toy(variant=variant, n_steps=n_steps + 1), [b"ef"], n_steps=n_steps + 1, resume=kept[-1])
 
 
@@ -355,6 +355,6 @@ def test_scores_that_are_not_finite_are_an_error_and_are_not_saved():
     model, saved = toy(), []
     with torch.no_grad():
         next(model.network.parameters()).fill_(float("nan"))
-    with pytest.raises(CheckpointError, match="no finite score"):
+    with pytest.raises(CheckpointError, match="finite"):
         run(model, [b"ab\n"], save=saved.append)
     assert saved == []

@@ -18,7 +18,7 @@ def test_counts(text, value):
     "text", ["", "abc", "1.5", "1e999999999", "9" * 40, "nan", "inf", "0x10", "1 2", "k", "1e", "5i", "--5"]
 )
 def test_invalid_counts(text):
-    with pytest.raises(ValueError, match=r"whole number|too large"):
+    with pytest.raises(ValueError, match=r"whole|large"):
         units.count(text)
 
 
@@ -32,7 +32,7 @@ def test_durations(text, seconds):
 
 @pytest.mark.parametrize("text", ["", "m", "5 parsecs", "nan", "inf", "1h-5m"])
 def test_invalid_durations(text):
-    with pytest.raises(ValueError, match="not a"):
+    with pytest.raises(ValueError, match="not"):
         units.duration(text)
 
 

@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 
@@ -40,7 +41,7 @@ def test_a_preset(task, run):
         assert speed["recompute_ratio"] == pytest.approx(speed["recompute_ms_per_token"] / speed["ms_per_token"])
         read = speed["read_bytes_per_token"] * rate / speed["machine_read_bytes_per_second"]
         assert speed["read_share"] == (pytest.approx(read) if read <= 1 else None)
-    assert f"peaks of this machine, then {task} of tiny with memory 0, 9: about" in result.err
+    assert re.search(rf"\b{task}\b.*\btiny\b.*\b0, 9\b", result.err)
 
 
 def test_a_model_as_a_table(run, model):
@@ -78,15 +79,15 @@ def test_a_plot(run, model, tmp_path):
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    (("--preset", "tiny", "-m", "tiny"), "exclude each other"),
-    (("--set", "model.dim=32"), "model.dim cannot be changed in a trained model"),
-    (("--preset", "tinny"), "no preset 'tinny'"),
+    (("--preset", "tiny", "-m", "tiny"), "--preset"),
+    (("--set", "model.dim=32"), "model.dim"),
+    (("--preset", "tinny"), "'tinny'"),
     (("--mem-len", "-3"), "--mem-len"),
     (("--seconds", "0"), "--seconds"),
-    (("--segment-len", "8"), "--segment-len does not apply to xlcli bench decode"),
-    (("--set=bench.n_steps=2",), "bench.n_steps does not apply to model tiny"),
-    (("--preset", "small-performer", "--set=bench.memory_dtype=int8"), "bench.memory_dtype does not apply"),
-    (("--preset", "small", "--set=bench.n_hashes=2"), "bench.n_hashes does not apply to preset small"),
+    (("--segment-len", "8"), "--segment-len"),
+    (("--set=bench.n_steps=2",), "bench.n_steps"),
+    (("--preset", "small-performer", "--set=bench.memory_dtype=int8"), "bench.memory_dtype"),
+    (("--preset", "small", "--set=bench.n_hashes=2"), "bench.n_hashes"),
 ])  # fmt: skip
 def test_mistakes(options, message, run, model):
     done = run("bench", "decode", *options)
@@ -131,7 +132,7 @@ def test_a_comparison_that_does_not_fit_the_machine_is_left_out(run, monkeypatch
     monkeypatch.setattr(measure, "check_memory", refuse)
     done = run("bench", "decode", *SHORT, "--mem-len", "9", "--json")
     assert _first(done)["recompute_ratio"] is None
-    assert "memory 9: recomputing the window was not measured: the memory needs 9 TB." in done.err
+    assert re.search(r"\b9\b.*recomputing.*\b9 TB\b", done.err)
 
 
 @pytest.mark.parametrize("task", ["decode", "eval", "train"])

@@ -16,14 +16,14 @@ RAISED = [
     (errors.ResourceError("a."), 4, "xlcli: a.\n"),
     (errors.BusyError("a."), 5, "xlcli: a.\n"),
     (errors.DivergedError("a."), 6, "xlcli: a.\n"),
-    (MemoryError(), 4, "xlcli: out of memory."),
-    (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), 4, "xlcli: out of memory: Default"),
-    (OSError(errno.ENOSPC, "No space left on device", "x"), 4, "xlcli: cannot write: x: No space left on device."),
-    (OSError(errno.EMFILE, "Too many open files", "x"), 4, "xlcli: x: Too many open files.\n       Close other"),
-    (OSError(errno.EFBIG, "File too large", "x"), 4, "xlcli: cannot write: x: File too large.\n       Raise the limit"),
-    (RuntimeError("can't start new thread"), 4, "xlcli: no more threads can be started."),
-    (PermissionError(errno.EACCES, "Permission denied", "x"), 3, "xlcli: x: Permission denied."),
-    (KeyError("x"), 1, "xlcli: this is a bug: KeyError: 'x' at "),
+    (MemoryError(), 4, "memory"),
+    (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), 4, "DefaultCPUAllocator"),
+    (OSError(errno.ENOSPC, "No space left on device", "x"), 4, "space"),
+    (OSError(errno.EMFILE, "Too many open files", "x"), 4, "ulimit -n"),
+    (OSError(errno.EFBIG, "File too large", "x"), 4, "ulimit -f"),
+    (RuntimeError("can't start new thread"), 4, "ulimit -u"),
+    (PermissionError(errno.EACCES, "Permission denied", "x"), 3, "Permission"),
+    (KeyError("x"), 1, "KeyError"),
     (KeyboardInterrupt(), 130, ""),
 ]
 
@@ -36,7 +36,8 @@ def test_exit_code_and_sentence(error, code, said, run, monkeypatch):
     monkeypatch.setattr(app, "run", fail)
     done = run()
     assert (done.code, done.out) == (code, b"")
-    assert done.err.startswith(said)
+    assert done.err.startswith("xlcli: ") == (code != 130)
+    assert said in done.err
     assert "Traceback" not in done.err
 
 
@@ -51,7 +52,7 @@ def test_a_traceback_is_shown_on_request(how, run, monkeypatch):
     done = run("eval", *(["--debug"] if how == "flag" else []))
     assert done.code == 1
     assert "Traceback" in done.err
-    assert "this is a bug" in done.err
+    assert "KeyError" in done.err
 
 
 COMMANDS = ["train /dev/null", "eval", "generate a", "stream", "compress x", "decompress x", "models", "models show x"]
@@ -64,7 +65,7 @@ def test_a_removed_working_folder(line, run, monkeypatch):
     Path("../gone").rmdir()
     done = run(*line.split())
     needs_none = line.startswith("-") or line.endswith("--help")
-    assert (done.code, "working folder" in done.err) == ((0, False) if needs_none else (3, True))
+    assert (done.code, "folder" in done.err) == ((0, False) if needs_none else (3, True))
 
 
 def test_hostile_names_in_messages_are_shown(run, monkeypatch):

@@ -59,13 +59,13 @@ def test_a_stride_without_memory(run, model):
 
 
 @pytest.mark.parametrize(("options", "said"), [
-    (["--set=eval.stride=1"], "eval.stride needs a memory length of 0, because each window is read anew.\n"),
-    (["--set=eval.stride=1", "--mem-len", "8"], "Add --mem-len 0."),
-    (["--set=eval.stride=1", "--mem-len", "0", "--sweep-mem-len", "0,8"], "Use --mem-len 0 instead of"),
-    (["--set=eval.stride=0", "--mem-len", "0"], "eval.stride is 0"),
-    (["--set=eval.stride=17", "--mem-len", "0", "--segment-len", "16"], "Use a smaller eval.stride, or"),
-    (["--set=eval.stride=99", "--mem-len", "0"], "eval.stride is 99 tokens, more than the window of 16 tokens."),
-    (["--set=eval.stride=1", "--mem-len", "0", "--plot", "x.png"], "--plot shows the loss by context"),
+    (["--set=eval.stride=1"], "eval.stride"),
+    (["--set=eval.stride=1", "--mem-len", "8"], "--mem-len"),
+    (["--set=eval.stride=1", "--mem-len", "0", "--sweep-mem-len", "0,8"], "--sweep-mem-len"),
+    (["--set=eval.stride=0", "--mem-len", "0"], "eval.stride"),
+    (["--set=eval.stride=17", "--mem-len", "0", "--segment-len", "16"], "--segment-len"),
+    (["--set=eval.stride=99", "--mem-len", "0"], "99"),
+    (["--set=eval.stride=1", "--mem-len", "0", "--plot", "x.png"], "--plot"),
 ])  # fmt: skip
 @pytest.mark.usefixtures("without_torch")
 def test_a_stride_that_cannot_be_is_refused(run, model, options, said):
@@ -115,7 +115,7 @@ def test_a_failing_disk_is_no_mistake_of_the_path(run, model, monkeypatch, numbe
     monkeypatch.setattr(os, "fsync", fail)
     done = run("eval", "--per-token", "t.jsonl")
     assert done.code == 4
-    assert "cannot write t.jsonl" in done.err
+    assert "t.jsonl" in done.err
 
 
 @pytest.fixture
@@ -142,13 +142,13 @@ def test_an_interrupt_prints_the_score_of_what_was_read(run, model, interrupted,
     done = run("eval", "--json", *options, "--per-token", tmp_path / "t.jsonl")
     score = json.loads(done.out)
     assert (done.code, score["partial"], score["bytes"], score["chars"]) == (130, True, 80, None)
-    assert f"stopped: 80 of {len(TEXT) * 8} bytes were scored." in done.err
+    assert re.search(rf"\b80\b.*\b{len(TEXT) * 8}\b", done.err)
     assert not list(tmp_path.iterdir())
-    assert f"{tmp_path / 't.jsonl'} was not written: the evaluation was stopped" in done.err
+    assert str(tmp_path / "t.jsonl") in done.err
     interrupted(5)
     done = run("eval", *options, "--html", "page.html")
     assert done.code == 130
-    assert "page.html was not written: the evaluation was stopped" in done.err
+    assert "page.html" in done.err
     assert not Path("page.html").exists()
     assert re.match(r"tiny on .*, PARTIAL: stopped before the end\n80 bytes, ", done.out.decode())
 
@@ -177,13 +177,13 @@ def test_a_plot_without_its_library_says_how_to_install_it(run, model, monkeypat
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     done = run("eval", "--plot", "x.png")
     assert done.code == 2
-    assert 'pip install "xlcli[plot]"' in done.err
+    assert "xlcli[plot]" in done.err
 
 
 def test_plot(run, model):
     pytest.importorskip("matplotlib")
     done = run("eval", "--plot", "x.png")
-    assert (done.code, "plot written to x.png\n" in done.err) == (0, True)
+    assert (done.code, "x.png" in done.err) == (0, True)
     assert Path("x.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -244,9 +244,9 @@ def test_a_number_of_steps_is_for_universal_models(run, model, monkeypatch, comm
     Path("present.txt").write_text("text")
     done = run(command, f"--set={command}.n_steps=2", *dry, *(["present.txt"] if command == "eval" else []))
     assert (done.code, done.out) == (2, b"")
-    assert f"{command}.n_steps does not apply to model tiny" in done.err
+    assert f"{command}.n_steps" in done.err
     monkeypatch.setenv("XLCLI_N_STEPS", "2")
-    assert "XLCLI_N_STEPS does not apply to model tiny" in run(command, *dry).err
+    assert "XLCLI_N_STEPS" in run(command, *dry).err
 
 
 def test_a_universal_model_is_applied_as_often_as_asked(run, untrained):
@@ -272,7 +272,7 @@ def test_a_rounded_memory_is_for_softmax_attention(run, untrained, command):
         command, "-m", "summed", f"--set={command}.memory_dtype=int8", *(["present.txt"] if command == "eval" else [])
     )
     assert (done.code, done.out) == (2, b"")
-    assert f"{command}.memory_dtype does not apply to model summed" in done.err
+    assert f"{command}.memory_dtype" in done.err
 
 
 def test_the_cost_of_rounding_is_printed(run, model):
@@ -294,11 +294,11 @@ def test_the_cost_of_rounding_is_printed(run, model):
 
 def test_a_memory_length_without_effect_causes_a_warning(run, untrained):
     untrained("local", attention={"kind": "local", "window": 6})
-    assert "at most 6 earlier tokens" in run("eval", "--mem-len", "8").err
-    assert "at most 6 earlier tokens" in run("eval", "--sweep-mem-len", "0,8").err
+    assert re.search(r"\b6\b", run("eval", "--mem-len", "8").err)
+    assert re.search(r"\b6\b", run("eval", "--sweep-mem-len", "0,8").err)
     assert run("eval", "--mem-len", "6", "-q").err == run("eval", "-q").err == ""
     untrained("linear", **LINEAR)
-    assert "remembers all tokens" in run("generate", "a", "-n", "1", "--mem-len", "8", "-m", "linear").err
+    assert "remembers" in run("generate", "a", "-n", "1", "--mem-len", "8", "-m", "linear").err
     assert run("eval", "--mem-len", "0", "-m", "linear", "-q").err == run("eval", "-m", "linear", "-q").err == ""
     assert "memory of all tokens read, batch 1" in run("eval", "-m", "linear").out.decode()
 
@@ -306,14 +306,14 @@ def test_a_memory_length_without_effect_causes_a_warning(run, untrained):
 def test_no_model_at_all(run, monkeypatch):
     monkeypatch.setattr("xlcli.store.discover.models_folder", lambda: Path("nowhere"))
     done = run("eval")
-    assert (done.code, done.err) == (3, "xlcli: there is no model yet.\n       Train one: xlcli train FILE.\n")
+    assert (done.code, "xlcli train FILE" in done.err) == (3, True)
 
 
 @pytest.mark.usefixtures("without_torch")
 def test_a_misspelled_model(run, model):
     done = run("eval", "-m", "tinny")
     assert done.code == 3
-    assert "Did you mean tiny?" in done.err
+    assert "tiny?" in done.err
 
 
 def test_json_on_a_terminal_is_escaped_and_exact(model, tmp_path):

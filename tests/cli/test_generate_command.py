@@ -1,5 +1,6 @@
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -20,11 +21,11 @@ def test_the_prompt_and_its_continuation_exactly(run, model):
 @pytest.mark.parametrize("command", [("generate", "a", "-n", "1"), ("eval",), ("stream", "valid.txt")])
 def test_a_model_that_was_not_named_is_reported(run, model, command, monkeypatch):
     shutil.copy(model / "valid.txt", "valid.txt")
-    assert "model tiny (the newest in models/); -m NAME takes another\n" in run(*command).err
+    assert "NAME" in run(*command).err
     for named in ((*command, "-m", "tiny"), (*command, "-q")):
-        assert "NAME takes another" not in run(*named).err
+        assert "NAME" not in run(*named).err
     monkeypatch.setenv("XLCLI_MODEL", "tiny")
-    assert "model tiny (XLCLI_MODEL); -m" in run(*command).err
+    assert "XLCLI_MODEL" in run(*command).err
 
 
 def test_json(run, model):
@@ -64,8 +65,8 @@ def test_a_memory_can_be_saved_and_continued(run, model, tmp_path):
     first = run("generate", "Once", *options, "--set=generate.memory_dtype=int8", "--state-out", path)
     rest = run("generate", *options, "--state-in", path)
     assert first.out + rest.out == whole
-    assert "cpu float32, int8 memory, " in first.err
-    assert f"state {path}: 8 tokens read, int8 memory\n" in rest.err
+    assert "int8" in first.err
+    assert re.search(rf"{path}\b.*\b8\b.*\bint8\b", rest.err)
 
 
 def test_a_terminal_is_never_driven_by_the_text(model):
@@ -106,4 +107,4 @@ def test_log_probabilities_are_those_of_eval(run, model):
 @pytest.mark.usefixtures("without_torch")
 def test_log_probabilities_need_json(run, model):
     done = run("generate", "a", "--logprobs", "2")
-    assert (done.code, "Add --json." in done.err) == (2, True)
+    assert (done.code, "--json" in done.err) == (2, True)

@@ -131,7 +131,7 @@ def test_import_is_light_and_public_names_exist():
     )
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, timeout=60, check=True)
     assert done.stdout == b"set()\n"
-    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+    with pytest.raises(AttributeError, match="trian"):
         _ = xlcli.trian
 
 

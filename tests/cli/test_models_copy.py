@@ -8,7 +8,8 @@ import pytest
 def test_a_model_is_copied_in_an_encoding(run, model, encoding):
     done = run("models", "copy", "tiny", "models/copy", "--weights", encoding)
     assert (done.code, done.out) == (0, b"")
-    assert f"in {encoding}; score it: xlcli eval -m models/copy" in done.err
+    assert encoding in done.err
+    assert "xlcli eval -m models/copy" in done.err
     shown = json.loads(run("models", "show", "copy", "--json").out)
     before = json.loads(run("models", "show", "tiny", "--json").out)
     assert shown["encoding"] == encoding
@@ -30,7 +31,7 @@ def test_copies_that_are_refused(run, model):
     done = run("models", "copy", "tiny", "models/tiny")
     assert (done.code, "exists" in done.err) == (2, True)
     done = run("models", "copy", "tny", "models/copy")
-    assert (done.code, "Did you mean tiny?" in done.err) == (3, True)
+    assert (done.code, "tiny?" in done.err) == (3, True)
     (model / "valid.txt").unlink()
     (model / "model.safetensors").write_bytes(b"junk")
     assert run("models", "copy", "tiny", "models/copy").code == 3

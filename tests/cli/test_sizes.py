@@ -10,20 +10,20 @@ HUGE = str(2**31)
 @pytest.mark.parametrize(
     ("flags", "fits"),
     [
-        (["--batch-size", HUGE, "--max-steps", "2"], r"batch_size \d+, or"),
-        (["--segment-len", HUGE, "--max-steps", "2"], r"segment_len \d+, or"),
-        (["--mem-len", HUGE, "--max-time", "9s"], r"mem_len \d+, or"),
-        (["--set", "model.dim=131072", "--set", "model.n_layers=1000"], "a smaller model"),
-        (["--set", f"model.feedforward.ffn_dim={HUGE}"], "a smaller model"),
-        (["--set", f"model.dim={HUGE}", "--dry-run"], "a smaller model"),
-        (["--set", "model.position.kind=learned", "--set", f"model.position.max_len={HUGE}"], "a smaller model"),
+        (["--batch-size", HUGE, "--max-steps", "2"], r"\bbatch_size \d+"),
+        (["--segment-len", HUGE, "--max-steps", "2"], r"\bsegment_len \d+"),
+        (["--mem-len", HUGE, "--max-time", "9s"], r"\bmem_len \d+"),
+        (["--set", "model.dim=131072", "--set", "model.n_layers=1000"], r"^\D+$"),
+        (["--set", f"model.feedforward.ffn_dim={HUGE}"], r"^\D+$"),
+        (["--set", f"model.dim={HUGE}", "--dry-run"], r"^\D+$"),
+        (["--set", "model.position.kind=learned", "--set", f"model.position.max_len={HUGE}"], r"^\D+$"),
     ],
 )
 def test_a_run_larger_than_any_machine_is_refused(run, flags, fits, tmp_path):
     (tmp_path / "text.txt").write_bytes(b"A line of text.\n" * 40)
     done = run("train", tmp_path / "text.txt", "-o", "out", "--preset", "tiny", "--device", "cpu", *flags)
     assert done.code == 4
-    assert re.search(rf"needs at least [\d,.]+ GiB of memory, and [\d,.]+ GiB is available.\n +Use {fits}", done.err)
+    assert re.search(fits, re.search(r"[\d,.]+ GiB\b.*[\d,.]+ GiB\b.*\n(.*)\n$", done.err)[1])
 
 
 def test_a_plan_that_does_not_fit_is_shown_and_refused(run, model, tmp_path):
@@ -31,22 +31,19 @@ def test_a_plan_that_does_not_fit_is_shown_and_refused(run, model, tmp_path):
     wide = ["--set", "model.dim=16384", "--set", "model.n_layers=200"]
     done = run("train", tmp_path / "text.txt", "--preset", "tiny", "--device", "cpu", "--dry-run", *wide)
     assert done.code == 4
-    assert re.search(r"needs about [\d,.]+ GiB of memory; [\d.]+ GiB available", done.out.decode())
-    assert re.search(
-        r"\nxlcli: this training run needs at least [\d,.]+ GiB of memory, and [\d,.]+ GiB is available\.\n +Use .*\n$",
-        done.err,
-    )
+    assert re.search(r"[\d,.]+ GiB\b.*[\d.]+ GiB\b", done.out.decode())
+    assert re.search(r"\nxlcli: .*[\d,.]+ GiB\b.*[\d,.]+ GiB\b.*\n +.*\n$", done.err)
     endless = run("stream", "--dry-run", "--mem-len", HUGE)
     assert endless.code == 4
-    assert "available\n" in endless.out.decode()
-    assert "needs at least" in endless.err
+    assert "GiB" in endless.out.decode()
+    assert "GiB" in endless.err
     assert run("eval", "--dry-run", "--mem-len", HUGE).code == 0  # the text is short
 
 
 def test_settings_that_fit_are_those_of_a_run_that_starts(run, tmp_path):
     (tmp_path / "text.txt").write_bytes(b"A line of text.\n" * 40)
     start = ["train", tmp_path / "text.txt", "-o", "out", "--preset", "tiny", "--max-steps", "2", "--device", "cpu"]
-    found = re.search(r"Use (\S+) (\d+), or", run(*start, "--batch-size", HUGE).err)
+    found = re.search(r"(batch_size) (\d+)", run(*start, "--batch-size", HUGE).err)
     assert run(*start, f"--set=train.{found[1]}={found[2]}", "--dry-run").code == 0
 
 
@@ -56,7 +53,7 @@ def test_slots_of_pooled_blocks_that_do_not_fit_are_refused(run, untrained, argu
     untrained("pooled", attention={"kind": "compressive", "n_heads": 2})
     done = run(*arguments, "-m", "pooled", "--mem-len", HUGE)
     assert done.code == 4
-    assert re.search(r"the memory of model pooled needs at least .* is available\.\n +Use mem_len \d+\.", done.err)
+    assert re.search(r"\bpooled\b.*GiB.*\n.*\bmem_len \d+", done.err)
 
 
 def hashed(untrained, name="hashed", **changes):
@@ -69,13 +66,13 @@ def test_tables_that_do_not_fit_are_refused(run, untrained, arguments):
     hashed(untrained, stack={"kind": "universal", "n_steps": 1024})
     done = run(*arguments, "-m", "hashed")
     assert (done.code, done.out) == (4, b"")
-    assert re.search(r"the memory of model hashed needs at least [\d,]+\.\d GiB of memory, and", done.err)
+    assert re.search(r"\bhashed\b.*[\d,]+\.\d GiB\b", done.err)
 
 
 def test_a_stream_has_room_for_its_whole_memory(run, model):
     done = run("stream", model / "valid.txt", "--mem-len", HUGE)
     assert done.code == 4
-    length = int(re.search(r"Use mem_len (\d+)\.", done.err)[1])
+    length = int(re.search(r"\bmem_len (\d+)", done.err)[1])
     assert run("stream", model / "valid.txt", "--mem-len", str(length)).code == 0
 
 

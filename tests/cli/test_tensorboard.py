@@ -137,7 +137,7 @@ def test_a_link_out_of_the_model_is_not_followed(tmp_path):
     elsewhere.mkdir()
     (MODEL / "tensorboard").symlink_to(elsewhere)
     append_metrics(MODEL, row(1, 5.0))
-    with pytest.raises(XLError, match="tensorboard is a link"):
+    with pytest.raises(XLError, match="link"):
         EventFile(MODEL).add(event(1, 5.0))
     assert list(elsewhere.iterdir()) == []
 
@@ -146,7 +146,7 @@ def test_a_missing_package_is_named_before_anything_is_loaded(run, text, without
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     done = run("train", text, *SMALL)
     assert done.code == 2
-    assert "pip install 'xlcli[tensorboard]'" in done.err
+    assert "xlcli[tensorboard]" in done.err
     assert not MODEL.exists()
 
 

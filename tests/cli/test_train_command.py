@@ -55,7 +55,7 @@ def test_from_a_text_to_the_next_commands(run, text):
 def test_the_curve_is_drawn_at_the_end(run, text):
     pytest.importorskip("matplotlib")
     done = run("train", text, "--max-steps", "4", "--set=train.eval_every=2", "--plot", "curve.png", *SMALL)
-    assert (done.code, "plot written to curve.png\n" in done.err) == (0, True), done.err
+    assert (done.code, "curve.png" in done.err) == (0, True), done.err
     first = Path("curve.png").read_bytes()
     assert first.startswith(b"\x89PNG")
     Path("curve.png").unlink()
@@ -77,7 +77,7 @@ def test_an_interrupt_before_the_plan_draws_no_earlier_model(run, text, monkeypa
 
     monkeypatch.setattr("xlcli.training.train", interrupted)
     done = run("train", text, "--overwrite", "--plot", "curve.png", *SMALL)
-    assert (done.code, "plot written" in done.err, Path("curve.png").exists()) == (130, False, False)
+    assert (done.code, "curve.png" in done.err, Path("curve.png").exists()) == (130, False, False)
 
 
 def test_json_lines(run, text):
@@ -176,7 +176,7 @@ def test_unreadable_text_is_refused(run, kind, tmp_path):
 @pytest.mark.usefixtures("without_torch")
 def test_a_misspelled_file(run, text):
     done = run("train", "corpsu.txt")
-    assert (done.code, "Did you mean corpus.txt?" in done.err) == (3, True)
+    assert (done.code, "corpus.txt?" in done.err) == (3, True)
     assert run("train", text, "--valid", "absent.txt").code == 3
 
 
@@ -200,10 +200,8 @@ def test_a_stop_before_the_first_step_says_so_and_leaves_no_folder(run, text, mo
     monkeypatch.setattr(prepare, "choose_tokenizer", interrupted)
     done = run("train", text, *SMALL)
     assert done.code == 130
-    assert [line for line in done.err.splitlines() if "top" in line] == [
-        "Ctrl-C: stopping; press it again to exit at once",
-        "warning: stopped before the first step; nothing was saved, so run the same command again.",
-    ]
+    interrupted, stopped = (line for line in done.err.splitlines() if "top" in line)
+    assert (interrupted[:8], stopped[:9]) == ("Ctrl-C: ", "warning: ")
     assert list(Path("models").iterdir()) == []
 
 
@@ -216,8 +214,8 @@ def test_a_signal_saves_and_a_terminal_shows_progress(run, text):
     assert re.search("[▁▂▃▄▅▆▇█]", terminal.received.decode("utf-8", "replace"))
     terminal.process.send_signal(signal.SIGINT)
     assert terminal.finish() == 130
-    assert "Ctrl-C: stopping" in terminal.text
-    assert "plot written to curve.svg" in terminal.text
+    assert "Ctrl-C" in terminal.text
+    assert "curve.svg" in terminal.text
     assert Path("curve.svg").exists()
     assert "--resume" in terminal.text
     assert not terminal.screen.cursor.hidden
@@ -269,24 +267,24 @@ def test_a_run_starts_from_a_model(run, text, model):
     for init in ((), ("--init", "tiny"), ("--init", model)):
         assert run("train", text, *init, *more).code == 0
     other = run("train", text, "--init", "corpus", *more)
-    assert (other.code, "this run started from tiny, not from corpus" in other.err) == (2, True)
+    assert (other.code, "--init" in other.err) == (2, True)
     dry = run("train", text, "--init", "models/tiny", "-o", "models/other", "--dry-run")
     assert "models/other (from tiny, " in dry.out.decode()
     same = run("train", text, "--init", "tiny", "-o", "models/tiny", "--overwrite")
-    assert (same.code, "Choose another one with -o NAME" in same.err) == (2, True)
+    assert (same.code, "-o NAME" in same.err) == (2, True)
 
 
 @pytest.mark.usefixtures("without_torch")
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
-        (("--preset", "small"), 2, "--preset and --init exclude each other: a model has its own shape. Give one"),
-        (("--tokenizer", "words"), 2, "--tokenizer must be sentencepiece as in books, whose weights the run starts"),
-        (("--vocab-size", "77"), 2, "--vocab-size must be 4096 as in books, whose weights the run starts from."),
-        (("--set", "model.dim=8"), 2, "model.dim must be 256 as in books, whose weights the run starts from. Leave"),
-        (("--set", "model.position.kind=rope"), 2, "model.position.kind must be xl as in books"),
-        (("--init", "boks"), 3, "there is no model 'boks'. Did you mean books?"),
-        (("--set=train.grad_accum=99",), 2, "train.grad_accum 99 is more than"),
+        (("--preset", "small"), 2, "--preset"),
+        (("--tokenizer", "words"), 2, "sentencepiece"),
+        (("--vocab-size", "77"), 2, "4096"),
+        (("--set", "model.dim=8"), 2, "256"),
+        (("--set", "model.position.kind=rope"), 2, "model.position.kind"),
+        (("--init", "boks"), 3, "books?"),
+        (("--set=train.grad_accum=99",), 2, "train.grad_accum"),
         (("--print-config", "--set=model.dropout=0.25", "--tokenizer", "auto", "--lr", "0.125"), 0, ""),
     ],
 )
@@ -302,4 +300,4 @@ def test_settings_that_contradict_a_model_are_refused_at_once(run, text, options
 def test_a_hint_is_hidden_from_json_and_quiet(run):
     Path("story.txt").write_text("It was a dark night, and the wind was in the trees. He had not spoken.\n" * 99)
     said = {option: run("train", "story.txt", "--dry-run", *option).err for option in ((), ("-q",), ("--json",))}
-    assert [err.count("--init books") for err in said.values()] == [1, 0, 0]
+    assert ["books" in err for err in said.values()] == [True, False, False]

@@ -13,44 +13,44 @@ from xlcli.config.base import Unit
 pytestmark = pytest.mark.usefixtures("without_torch")
 
 MISTAKES = [
-    (["train", "--mem-length", "5"], "no option --mem-length", "Did you mean --mem-len?"),
-    (["--json", "eval"], "no option --json", "xlcli eval --json"),
-    (["evl"], "no 'xlcli evl'", "Did you mean xlcli eval?"),
-    (["frobnicate"], "no 'xlcli frobnicate'", "See xlcli --help."),
-    (["train", "--lr"], "--lr needs a value", "Try --lr 0.01."),
-    (["train", "--resume=yes"], "--resume takes no value", "See xlcli train --help."),
-    (["train", "--set=train.optimizer=adam"], "train.optimizer is 'adam'", "Did you mean 'adamw'?"),
-    (["train", "--mem-len", "-5"], "--mem-len is -5: ", "Try --mem-len 512."),
-    (["train", "--mem-len", "1e12"], "--mem-len is 1000000000000: ", "Try --mem-len 512."),
-    (["train", "--lr", "inf"], "--lr is 'inf': not a finite number", "Try --lr 0.01."),
-    (["train", "--valid", "0.7"], "--valid 0.7", "0.05"),
-    (["train", "--tokenizer", "byte"], "--tokenizer 'byte' is not one of", "Did you mean --tokenizer bytes?"),
-    (["train", "--device", "gpu"], "--device is 'gpu': not a device", "Try --device cpu."),
-    (["train", "--max-time", "soon"], "--max-time is 'soon': not a duration", "Try --max-time 10m."),
-    (["train", "--set", "model.dmi=3"], "model.dmi is an unknown key", "Did you mean 'model.dim'?"),
-    (["train", "--set", "model.dim"], "'model.dim' is not of the form a.b=c", "--set model.dim=256"),
-    (["train", "--set", "model.dim=30", "--set", "model.attention.n_heads=4"], "not divisible", "Change one of them"),
-    (["eval", "--set", "model.dim=3"], "does not use model.*", "eval.*"),
-    (["train", "--config", "none.toml"], "none.toml", "Check the path."),
-    (["train", "--preset", "smal", "x"], "no preset 'smal'", "small"),
-    (["train"], "needs a text", "Type xlcli train corpus.txt."),
-    (["train", "--resume", "--overwrite", "here.txt"], "exclude each other", "Give one"),
-    (["generate", "Once", "upon", "a"], "the prompt is one argument", "quotes"),
-    (["generate", "--state-out", "s", "--num-samples", "2"], "--num-samples asks for several", "Drop one"),
-    (["stream", "--save-every", "5m"], "needs a file to save in", "--state-out"),
-    (["stream", "--reset-on", "("], "not a regular expression", ""),
-    (["stream", "a", "b"], "reads one file", "cat"),
-    (["eval", "-m", "books", "--plot", "x.txt"], "not a picture file", "Try --plot loss.png."),
-    (["models", "shwo", "x"], "no 'xlcli models shwo'", "Did you mean xlcli models show?"),
-    (["bench", "nope"], "xlcli: 'nope' is not one of 'decode'", "Try xlcli bench decode."),
-    (["models", "copy", "small"], "takes 2 words", "copy PRESET|MODEL FILE.toml|FOLDER."),
-    (["models", "presets", "x"], "takes no words", "Type xlcli models presets."),
-    (["models", "show", "x", "--color", "alwys"], "--color 'alwys' is not one of", "Did you mean --color always?"),
-    (["models", "copy", "x", "y", "--weights"], "--weights needs a value", "Try --weights float32."),
-    (["models", "--color"], "--color needs a value", "Try --color auto."),
-    (["models", "copy", "x", "y", "--force"], "--force applies to xlcli models show only", "Leave it out."),
-    (["models", "show", "x", "--polt"], "no option --polt", "Did you mean --plot?"),
-    (["eval", "--mem-len", ""], "empty value", "Try --mem-len 512."),
+    (["train", "--mem-length", "5"], "--mem-length", "--mem-len?"),
+    (["--json", "eval"], "--json", "xlcli eval --json"),
+    (["evl"], "'xlcli evl'", "xlcli eval?"),
+    (["frobnicate"], "'xlcli frobnicate'", "xlcli --help"),
+    (["train", "--lr"], "--lr", "--lr 0.01"),
+    (["train", "--resume=yes"], "--resume", "xlcli train --help"),
+    (["train", "--set=train.optimizer=adam"], "train.optimizer", "'adamw'?"),
+    (["train", "--mem-len", "-5"], "-5", "--mem-len 512"),
+    (["train", "--mem-len", "1e12"], "1000000000000", "--mem-len 512"),
+    (["train", "--lr", "inf"], "'inf'", "--lr 0.01"),
+    (["train", "--valid", "0.7"], "0.7", "0.05"),
+    (["train", "--tokenizer", "byte"], "'byte'", "--tokenizer bytes?"),
+    (["train", "--device", "gpu"], "'gpu'", "--device cpu"),
+    (["train", "--max-time", "soon"], "'soon'", "--max-time 10m"),
+    (["train", "--set", "model.dmi=3"], "model.dmi", "'model.dim'?"),
+    (["train", "--set", "model.dim"], "'model.dim'", "--set model.dim=256"),
+    (["train", "--set", "model.dim=30", "--set=model.attention.n_heads=4"], "n_heads", "model.attention.head_dim"),
+    (["eval", "--set", "model.dim=3"], "model.*", "eval.*"),
+    (["train", "--config", "none.toml"], "none.toml", ""),
+    (["train", "--preset", "smal", "x"], "'smal'", "small"),
+    (["train"], "text", "xlcli train corpus.txt"),
+    (["train", "--resume", "--overwrite", "here.txt"], "--resume", "--overwrite"),
+    (["generate", "Once", "upon", "a"], "argument", "quotes"),
+    (["generate", "--state-out", "s", "--num-samples", "2"], "--num-samples", "--state-out"),
+    (["stream", "--save-every", "5m"], "--save-every", "--state-out"),
+    (["stream", "--reset-on", "("], "--reset-on", ""),
+    (["stream", "a", "b"], "stream", "cat"),
+    (["eval", "-m", "books", "--plot", "x.txt"], "x.txt", "--plot loss.png"),
+    (["models", "shwo", "x"], "'xlcli models shwo'", "xlcli models show?"),
+    (["bench", "nope"], "'nope'", "xlcli bench decode"),
+    (["models", "copy", "small"], "2", "copy PRESET|MODEL FILE.toml|FOLDER"),
+    (["models", "presets", "x"], "words", "xlcli models presets"),
+    (["models", "show", "x", "--color", "alwys"], "'alwys'", "--color always?"),
+    (["models", "copy", "x", "y", "--weights"], "--weights", "--weights float32"),
+    (["models", "--color"], "--color", "--color auto"),
+    (["models", "copy", "x", "y", "--force"], "--force", ""),
+    (["models", "show", "x", "--polt"], "--polt", "--plot?"),
+    (["eval", "--mem-len", ""], "empty", "--mem-len 512"),
 ]  # fmt: skip
 
 
@@ -119,7 +119,7 @@ def test_absurd_numbers_are_refused_and_the_remedy_works(command, option, run):
         done = run(command, *task, "--print-config", name, value)
         assert (done.code, done.out) == (2, b""), value
         assert name in done.err.split("\n")[0]
-        assert re.search(rf"Try {name} \S+\.", done.err), done.err
+        assert re.search(rf"{name} \S+\.$", done.err.rstrip("\n")), done.err
     example = done.err.rpartition(f"{name} ")[2].strip().rstrip(".")
     assert run(command, *task, "--print-config", name, example).code == 0
 
@@ -131,14 +131,14 @@ def test_the_environment_is_checked_as_strictly(command, option, run, monkeypatc
     monkeypatch.setenv(variable(option), "-3")
     done = run(command, *(["here.txt"] if command == "compress" else []), "--print-config")
     assert done.code == 2
-    assert re.search(rf"{variable(option)} is '?-3(\.0)?'?: ", done.err)
-    assert f"Try {variable(option)}=" in done.err
+    assert re.search(rf"{variable(option)}\b.*-3\b", done.err)
+    assert f"{variable(option)}=" in done.err
 
 
 def test_an_override_wins_over_the_environment_and_is_named(run, monkeypatch):
     monkeypatch.setenv("XLCLI_MEM_LEN", "5")
     done = run("train", "--print-config", "--set", "train.mem_len=-1")
-    assert "train.mem_len is -1: " in done.err
+    assert "train.mem_len" in done.err
     assert "XLCLI_MEM_LEN" not in done.err
 
 

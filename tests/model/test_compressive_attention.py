@@ -212,8 +212,8 @@ def test_the_memory_is_as_large_as_announced(dtype):
 
 
 @pytest.mark.parametrize(("settings", "said"), [
-    ({"train": {"memory": "keyvalue"}, "pooling": "convolution"}, "keyvalue keeps no inputs"),
-    ({"train": {"reset_on_document": True}, "pooling": "mean"}, "attention 'compressive' cannot hide"),
+    ({"train": {"memory": "keyvalue"}, "pooling": "convolution"}, "keyvalue"),
+    ({"train": {"reset_on_document": True}, "pooling": "mean"}, "reset_on_document"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused(settings, said):
     attention = {"kind": "compressive", "pooling": settings["pooling"]}

@@ -284,7 +284,7 @@ def test_the_factor_of_queries_begins_at_its_setting_and_learns():
 
 def test_tables_of_too_many_tokens_are_refused():
     assert LSHAttentionConfig(n_buckets=(256, 256), bucket_size=16).bucket_size == 16
-    with pytest.raises(ValidationError, match="bucket_size 200 is too large for 65,536 buckets"):
+    with pytest.raises(ValidationError, match=r"200\D+65,536"):
         LSHAttentionConfig(n_buckets=(256, 256), bucket_size=200)
 
 

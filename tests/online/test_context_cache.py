@@ -220,7 +220,7 @@ def test_nothing_is_learned_of_sampled_tokens(model):
 def test_a_damaged_value_is_refused(model, name, change):
     value = read(reader(model), TEXT[:60], [64])[1].cache
     tensors = value.tensors()
-    with pytest.raises(ValueError, match="context cache"):
+    with pytest.raises(ValueError, match="cache"):
         type(value).restore(tensors | {name: change(tensors[name])}, value.describe())
 
 
@@ -239,9 +239,9 @@ def test_sessions_save_and_continue_the_cache(model, tmp_path):
     found += list(InferenceSession.open(model, RUNTIME, options(), loaded.fork()).score(ids[70:]))
     assert found == expected
     for changes, said in (
-        ({"context_cache": None}, "saved with --context-cache"),
-        ({"context_cache": 5}, "context-cache 37, but --context-cache is 5"),
-        ({"adapt": False}, "saved with --adapt"),
+        ({"context_cache": None}, "--context-cache"),
+        ({"context_cache": 5}, r"\b37\b.*\b5\b"),
+        ({"adapt": False}, "--adapt"),
     ):
         with pytest.raises(StateError, match=said):
             InferenceSession.open(model, RUNTIME, options(**changes), loaded.fork())

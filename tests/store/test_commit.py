@@ -180,7 +180,7 @@ def test_a_manifest_never_leads_outside(place):
     manifest = place / step_name(1) / "manifest.json"
     for name in ("../LATEST", "/etc/passwd", ".hidden", "a/b", ""):
         manifest.write_text(json.dumps({"schema": 2, "files": {name: {"bytes": 14, "sha256": ""}}}))
-        with pytest.raises(CheckpointError, match="invalid entry"):
+        with pytest.raises(CheckpointError, match="entry"):
             verify(place / step_name(1))
 
 
@@ -202,7 +202,7 @@ def test_links_are_not_checkpoints(place):
     linked = place / "linked"
     linked.symlink_to(place / "real")
     assert latest(linked) == (None, {})
-    with pytest.raises(CheckpointError, match="symbolic link"):
+    with pytest.raises(CheckpointError, match="symbolic"):
         save(linked, 2)
     assert names(place / "real") == ["LATEST", step_name(1)]
 

@@ -170,14 +170,14 @@ def test_what_exists_is_never_replaced(tmp_path, model):
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for name in ("file", "folder", "link", "models/m"):
-        with pytest.raises(ConfigError, match=f"{name} exists"):
+        with pytest.raises(ConfigError, match=rf"/{name}\b"):
             copy_model(model, tmp_path / name, "int8")
     assert not any((tmp_path / "folder").iterdir())
 
 
 def test_a_damaged_model_is_not_copied(tmp_path, model):
     (model / "valid.txt").write_text("other")
-    with pytest.raises(CheckpointError, match="does not match its checksum"):
+    with pytest.raises(CheckpointError, match=r"valid\.txt"):
         copy_model(model, tmp_path / "copy")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["models"]
 
@@ -185,7 +185,7 @@ def test_a_damaged_model_is_not_copied(tmp_path, model):
 def test_a_model_that_an_encoding_cannot_represent(tmp_path, model, config):
     weights = {name: torch.full_like(tensor, float("nan")) for name, tensor in tensors(model).items()}
     store.save_model(model, config, weights, BytesTokenizer(), {})
-    with pytest.raises(CheckpointError, match="holds NaN, infinity or a number too large for int8"):
+    with pytest.raises(CheckpointError, match="int8"):
         copy_model(model, tmp_path / "copy", "int8")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["models"]
     copy_model(model, tmp_path / "copy")
@@ -229,5 +229,5 @@ def test_a_copy_that_was_killed_is_not_a_model(tmp_path, model, monkeypatch):
     assert len(list(model.parent.iterdir())) == 2
     monkeypatch.chdir(tmp_path)
     assert [summary.name for summary in local_models()] == ["m"]
-    with pytest.raises(CheckpointError, match="no model 'copy'"):
+    with pytest.raises(CheckpointError, match="'copy'"):
         find("copy")

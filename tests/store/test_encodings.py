@@ -60,14 +60,14 @@ def test_stored_tensors_are_as_announced_and_decode_once_and_for_all(encoding):
 def test_a_scale_that_is_not_a_positive_number(scale):
     stored = encode(some_tensors(), stored_infos(some_tensors(), "int8"))
     stored["matrix:scale"][2] = scale
-    with pytest.raises(ValueError, match=r"'matrix:scale' has a scale that is not a positive number"):
+    with pytest.raises(ValueError, match="matrix:scale"):
         decode(stored)
 
 
 def test_a_value_that_is_not_used():
     stored = encode(some_tensors(), stored_infos(some_tensors(), "int8"))
     stored["cube"][1, 2, 3] = -128
-    with pytest.raises(ValueError, match="'cube' holds -128"):
+    with pytest.raises(ValueError, match="-128"):
         decode(stored)
 
 
@@ -86,7 +86,7 @@ def test_a_weight_that_an_encoding_cannot_represent(encoding, name, value):
     tensors = some_tensors()
     with torch.no_grad():
         tensors[name].view(-1)[-1] = value
-    with pytest.raises(CheckpointError, match=f"weight '{name}' holds .* {encoding}") as caught:
+    with pytest.raises(CheckpointError, match=f"{name}.*{encoding}") as caught:
         encode(tensors, stored_infos(tensors, encoding))
     assert caught.value.remedy
 

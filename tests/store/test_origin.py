@@ -93,9 +93,9 @@ def test_a_record_may_lack_an_origin(entry):
 
 def test_microbatches_never_exceed_sequences():
     assert only({"train": {"batch_size": 2}}, model("m")).train.grad_accum == 2
-    with pytest.raises(ConfigError, match="grad_accum 4 is more than"):
+    with pytest.raises(ConfigError, match=r"grad_accum\b.*\b4\b"):
         only({"train": {"batch_size": 2, "grad_accum": 4}}, Path("m"))
-    with pytest.raises(ConfigError, match=r"train\.batch_size is 'many'"):
+    with pytest.raises(ConfigError, match="'many'"):
         only({"train": {"batch_size": "many"}}, Path("m"))
 
 
@@ -107,15 +107,15 @@ def test_the_name_is_that_of_the_preset():
 @pytest.mark.parametrize(
     ("tree", "message"),
     [
-        ({"model": {"dim": 32}}, r"^model\.dim must be 16 as in m, whose weights the run starts from\. Leave it out"),
-        ({"model": {"attention": {"n_heads": 4}}}, r"^model\.attention\.n_heads must be 2"),
-        ({"model": {"attention": {"kind": "local"}}}, r"^model\.attention\.kind must be full"),
-        ({"model": {"position": {"kind": "rope"}}}, r"^model\.position\.kind must be xl"),
-        ({"model": {"embedding": {"tied": False}}}, r"^model\.embedding\.tied must be True"),
-        ({"text": {"tokenizer": "words"}}, r"^text\.tokenizer must be sentencepiece as in m"),
-        ({"text": {"tokenizer": "bytes"}}, r"^text\.tokenizer must be sentencepiece as in m"),
-        ({"text": {"vocab_size": 2000}}, r"^text\.vocab_size must be \d+ as in m"),
-        ({"model": {"dmi": 3}}, "model.dmi is an unknown key"),
+        ({"model": {"dim": 32}}, r"^model\.dim\b.*\b16\b"),
+        ({"model": {"attention": {"n_heads": 4}}}, r"^model\.attention\.n_heads\b.*\b2\b"),
+        ({"model": {"attention": {"kind": "local"}}}, r"^model\.attention\.kind\b.*\bfull\b"),
+        ({"model": {"position": {"kind": "rope"}}}, r"^model\.position\.kind\b.*\bxl\b"),
+        ({"model": {"embedding": {"tied": False}}}, r"^model\.embedding\.tied\b.*\bTrue\b"),
+        ({"text": {"tokenizer": "words"}}, r"^text\.tokenizer\b.*\bsentencepiece\b"),
+        ({"text": {"tokenizer": "bytes"}}, r"^text\.tokenizer\b.*\bsentencepiece\b"),
+        ({"text": {"vocab_size": 2000}}, r"^text\.vocab_size\b"),
+        ({"model": {"dmi": 3}}, "model.dmi"),
     ],
 )
 def test_settings_that_contradict_the_model_are_refused(tree, message):
@@ -140,7 +140,7 @@ def test_dropout_and_chunks_may_change():
 
 
 def test_a_preset_and_a_model_exclude_each_other():
-    with pytest.raises(ConfigError, match="--preset and --init exclude each other"):
+    with pytest.raises(ConfigError, match="--preset"):
         configurations({}, "small", model("m"))
 
 

@@ -85,7 +85,7 @@ def test_other_peoples_lines_do_no_harm(tmp_path):
 def test_what_could_not_be_read_is_not_written(tmp_path):
     with pytest.raises(ValueError, match="JSON"):
         append_metrics(tmp_path, {"step": 1, "nats": float("nan")})
-    with pytest.raises(ValueError, match="could not be read"):
+    with pytest.raises(ValueError, match=r"\b70,\d"):
         append_metrics(tmp_path, {"step": 1, "text": "x" * 70_000})
     assert read_metrics(tmp_path) == []
 

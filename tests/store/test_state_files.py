@@ -131,21 +131,21 @@ def test_a_fork_is_not_touched(model):
 @pytest.mark.parametrize("other", [{"n_layers": 3}, {"variant": "local"}, {"variant": "linear"}])
 def test_a_model_of_another_shape_refuses_it(other, path):
     """Even one that claims the same fingerprints, as these do."""
-    with pytest.raises(StateError, match="shape of model toy"):
+    with pytest.raises(StateError, match="toy"):
         load_state(path, model=toy(**other), device="cpu")
 
 
 @pytest.mark.parametrize("name", ["config", "weights", "tokenizer"])
 def test_a_model_of_another_fingerprint_is_named(name, path, model):
     other = replace(model, name="other", fingerprints=model.fingerprints | {name: "123"})
-    with pytest.raises(StateError, match=rf"made with model toy, not other \({name} .*, not 123\)"):
+    with pytest.raises(StateError, match=rf"{name}\b.*\b123\b"):
         load_state(path, model=other, device="cpu")
 
 
 @pytest.mark.parametrize("metadata", [{"schema": "1"}, {"schema": "3"}, {"schema": None}, {"state.memory": None}])
 def test_another_format_is_refused(metadata, path, model):
     rewritten(path, **metadata)
-    with pytest.raises(StateError, match="not a state file of format 2"):
+    with pytest.raises(StateError, match=r"\b2\."):
         load_state(path, model=model, device="cpu")
 
 
@@ -155,7 +155,7 @@ def test_another_format_is_refused(metadata, path, model):
 ])  # fmt: skip
 def test_a_description_that_makes_no_sense_is_refused(metadata, path, model):
     rewritten(path, **metadata)
-    with pytest.raises(StateError, match="the state is damaged"):
+    with pytest.raises(StateError, match="damaged"):
         load_state(path, model=model, device="cpu")
 
 
@@ -164,13 +164,13 @@ def test_a_description_that_makes_no_sense_is_refused(metadata, path, model):
 )
 def test_a_description_of_another_length_is_refused(metadata, path, model):
     rewritten(path, **metadata)
-    with pytest.raises(StateError, match="does not have the shape"):
+    with pytest.raises(StateError, match="shape"):
         load_state(path, model=model, device="cpu")
 
 
 def test_memory_of_another_type_is_refused(path, model):
     rewritten(path, tensors={"state.0.k": torch.zeros(1, 2, 9, 8, dtype=torch.int64)})
-    with pytest.raises(StateError, match="tensor 'k' of memory 'keyvalue'"):
+    with pytest.raises(StateError, match=r"'k'.*'keyvalue'"):
         load_state(path, model=model, device="cpu")
 
 
@@ -261,11 +261,11 @@ def test_a_damaged_file_is_refused(path, model):
 
 
 def test_a_missing_file_is_refused(path, model):
-    with pytest.raises(StateError, match="does not exist"):
+    with pytest.raises(StateError, match="exist"):
         load_state(path.with_name("missing"), model=model, device="cpu")
 
 
 def test_another_kind_of_file_is_refused(path, model):
     write_tensors(path, model.network.state_dict(), {"schema": "2"})
-    with pytest.raises(StateError, match="not a state file"):
+    with pytest.raises(StateError, match=r"\b2\."):
         load_state(path, model=model, device="cpu")

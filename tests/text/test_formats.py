@@ -87,15 +87,15 @@ def test_other_text_in_braces_is_text(head):
 
 
 def test_a_later_line_that_is_no_document_is_named():
-    with pytest.raises(DataError, match="line 3 of x is not a JSON object with a text in 'text'") as caught:
+    with pytest.raises(DataError, match=r"\b3\b.*'text'") as caught:
         read(b'{"text": "a"}\n\n{"texts": "b"}\n')
     assert "--text-field" in caught.value.remedy
     data = json_lines("body")
     assert read(data) == data
     assert b"".join(text_of(iter([data]), "x", "body")) == JOINED.encode()
-    with pytest.raises(DataError, match=r"line 1 of x .* 'title'"):
+    with pytest.raises(DataError, match=r"\b1\b.*'title'"):
         list(text_of(iter([data]), "x", "title"))
-    with pytest.raises(DataError, match="line 1 of x"):
+    with pytest.raises(DataError, match=r"\b1\b"):
         list(text_of(iter([b"plain\n"]), "x", "title"))
 
 
@@ -133,13 +133,13 @@ def test_a_small_file_of_much_text_takes_bounded_memory(kind):
 @pytest.mark.parametrize(
     ("data", "kind"),
     [
-        (b"PK\x03\x04rest of it all", "zip archive"), (b"%PDF-1.7 and so on", "PDF document"),
+        (b"PK\x03\x04rest of it all", "zip"), (b"%PDF-1.7 and so on", "PDF"),
         (b"\x7fELF\x02\x01\x01 program", "program"),
-        (gzip.compress(b"PK\x03\x04inside of gzip", mtime=0), "zip archive"),
+        (gzip.compress(b"PK\x03\x04inside of gzip", mtime=0), "zip"),
     ],
 )  # fmt: skip
 def test_well_known_files_that_are_not_text_are_named(data, kind):
-    with pytest.raises(DataError, match=f"x is an? {kind}.*, not text"):
+    with pytest.raises(DataError, match=kind):
         read(data)
     assert read(data, any_bytes=True)
 
@@ -200,7 +200,7 @@ def test_a_json_line_has_a_maximum_size(size):
     line = b'{"text": "%s"}' % (b"a" * (2**24 - 12))
     assert sum(map(len, text_of(portions(line), "x", None))) == 2**24 - 11
     for number, lines in ((1, [line + b" "]), (2, [b'{"text": "b"}', line + b" "])):
-        with pytest.raises(DataError, match=f"line {number} of x is JSON of more than 16 MiB"):
+        with pytest.raises(DataError, match=rf"\b{number}\b.*\b16\b"):
             list(text_of(portions(*lines, b"{}"), "x", None))
     other = line.replace(b"text", b"code") + b" "
     assert b"".join(text_of(portions(other, b"{}"), "x", None)) == other + b"\n{}"
@@ -212,9 +212,9 @@ def test_the_first_bytes_of_a_stream_must_be_text():
 
     good = "漢".encode()
     assert check(good[:1], None, good[1:], b"a" * HEAD, b"\xff\0") == good + b"a" * HEAD + b"\xff\0"
-    with pytest.raises(DataError, match="offset 4 is invalid"):
+    with pytest.raises(DataError, match=r"\b4\b"):
         check(b"abc", b"d\xff")
-    with pytest.raises(DataError, match="offset 1 is invalid"):
+    with pytest.raises(DataError, match=r"\b1\b"):
         check(b"a\xe6", b"b")
     with pytest.raises(DataError, match="NUL"):
         check(b"a", b"\0")
@@ -240,23 +240,23 @@ def test_texts_of_parquet_files(tmp_path: Path):
     with path.open("rb") as file, patch("sys.stdin", SimpleNamespace(buffer=file)):
         assert b"".join(open_corpus(["-"]).read()) == JOINED.encode()
     assert b"".join(open_corpus([path], reading=Reading(text_field="title")).read()) == b"a\nb\nc\nd\ne\n"
-    with pytest.raises(DataError, match="no column 'body' of texts") as caught:
+    with pytest.raises(DataError, match="'body'") as caught:
         open_corpus([path], reading=Reading(text_field="body")).facts  # noqa: B018
-    assert "columns: text, title" in caught.value.remedy
+    assert "text, title" in caught.value.remedy
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(DataError, match="damaged Parquet"):
+    with pytest.raises(DataError, match="Parquet"):
         open_corpus([path]).facts  # noqa: B018
 
 
 def test_a_parquet_file_with_text_that_is_not_utf8_is_damaged(tmp_path: Path):
     invalid = pa.array([b"\xff\xfe"], pa.binary()).view(pa.string())
     parquet.write_table(pa.table({"text": invalid}), tmp_path / "table")
-    with pytest.raises(DataError, match=r"damaged Parquet file: .*utf-8"):
+    with pytest.raises(DataError, match="utf-8"):
         open_corpus([tmp_path / "table"]).facts  # noqa: B018
 
 
 def test_text_that_is_not_text_is_refused_unless_it_is_meant(tmp_path: Path):
-    for data, message in [(b"a\0b", "holds NUL bytes"), (b"Z\xfcrich", "not UTF-8"), (b"a\xe6", "not UTF-8")]:
+    for data, message in [(b"a\0b", "NUL"), (b"Z\xfcrich", "UTF-8"), (b"a\xe6", "UTF-8")]:
         path = tmp_path / "file"
         path.write_bytes(data)
         with pytest.raises(DataError, match=message) as caught:

@@ -145,9 +145,9 @@ def test_an_empty_text_is_refused(kind: str, chunks: list[bytes]) -> None:
 
 
 def test_sizes_without_room_are_refused() -> None:
-    with pytest.raises(ConfigError, match="too small"):
+    with pytest.raises(ConfigError, match="small"):
         TOKENIZERS["sentencepiece"].train([b"text"], 256)
-    with pytest.raises(ConfigError, match="too small"):
+    with pytest.raises(ConfigError, match="small"):
         TOKENIZERS["words"].train([b"text"], 2)
 
 
@@ -180,9 +180,9 @@ def test_fingerprints_differ(tokenizers: dict[str, Tokenizer]) -> None:
     ("change", "reason"),
     [
         ({"schema": 2}, "format"),
-        ({"kind": "os.system"}, "unknown tokenizer"),
-        ({"kind": None}, "unknown tokenizer"),
-        ({"kind": ["bytes"]}, "unknown tokenizer"),
+        ({"kind": "os.system"}, "unknown"),
+        ({"kind": None}, "unknown"),
+        ({"kind": ["bytes"]}, "unknown"),
         ({"vocab_size": 3}, "vocab_size"),
         ({"fingerprint": "0"}, "fingerprint"),
     ],
@@ -258,7 +258,7 @@ def test_a_foreign_model_stays_lossless() -> None:
         hard_vocab_limit=False,
         minloglevel=4,
     )
-    with pytest.raises(CheckpointError, match="byte pieces"):
+    with pytest.raises(CheckpointError, match="byte"):
         SentencePieceTokenizer(proto.getvalue())
 
 

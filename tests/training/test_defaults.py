@@ -166,9 +166,9 @@ def test_differences_are_named(old, new, keys):
 def test_what_a_resumed_run_cannot_change_is_named_by_its_kind():
     saved = fill_in({"model": {"position": {"kind": "learned"}}})
     assert defaults.resumed(saved, {"train": {"max_steps": 5}}).train.max_steps == 5
-    with pytest.raises(ConfigError, match=r"^model\.dim cannot change"):
+    with pytest.raises(ConfigError, match=r"^model\.dim\b"):
         defaults.resumed(saved, {"model": {"dim": 32}})
-    with pytest.raises(ConfigError, match=r"^model\.position\.kind cannot change"):
+    with pytest.raises(ConfigError, match=r"^model\.position\.kind\b"):
         defaults.resumed(saved, {"model": {"position": {"kind": "rope"}}})
 
 
@@ -178,7 +178,7 @@ def test_what_is_free_exists():
 
 
 def test_no_more_microbatches_than_sequences():
-    with pytest.raises(ConfigError, match=r"train\.grad_accum 9 is more than train\.batch_size 8"):
+    with pytest.raises(ConfigError, match=r"train\.grad_accum\D+9\D+8\b"):
         fill_in({"train": {"grad_accum": 9}})
 
 

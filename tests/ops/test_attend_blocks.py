@@ -83,14 +83,14 @@ def test_far_keys_have_other_products(t, m, max_distance, clamp_len):
     assert torch.allclose(attend(q, k, v, visible=keys, scale=0.3, far=far), expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("far_len", [1, 11, 40])
+@pytest.mark.parametrize("full_len", [1, 11, 40])
 @pytest.mark.parametrize(("t", "m", "max_distance"), CALLS)
-def test_far_keys_have_lower_scores(t, m, max_distance, far_len):
+def test_far_keys_have_lower_scores(t, m, max_distance, full_len):
     (q, k, v, term), keys = tensors(t, m), mask(t, m, max_distance)
-    addition = -1.5 * (keys.positions.distance > far_len)
+    addition = -1.5 * (keys.positions.distance > full_len)
     bias = torch.einsum("bhtf,sf->bhts", *term[:2]) * 0.3 + addition
     expected = attend_plain(q, k, v, visible=keys.visible, scale=0.3, bias=bias)
-    given = {"scale": 0.3, "term": term, "far_bias": FarBias(-1.5, far_len, keys.positions)}
+    given = {"scale": 0.3, "term": term, "far_bias": FarBias(-1.5, full_len, keys.positions)}
     with torch.inference_mode():
         for out in (
             attend_blocks(q, k, v, Band(m, max_distance), **given),

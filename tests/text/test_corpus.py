@@ -27,7 +27,7 @@ from xlcli.errors import DataError, ResourceError
 from xlcli.events import Progress
 from xlcli.files import cache_folder
 from xlcli.text.corpus import LARGEST_DEFAULT, Corpus, Part, gather, open_corpus, split
-from xlcli.text.sources import Reading
+from xlcli.text.sources import InputFormat
 from xlcli.text.tokenizers import TOKENIZERS, WordsTokenizer
 from xlcli.text.tokens import HEADER, TokenFile, token_file
 
@@ -46,14 +46,14 @@ def whole(corpus: Corpus | Part) -> bytes:
     return b"".join(corpus.read())
 
 
-ANY = Reading(any_bytes=True)
+ANY = InputFormat(any_bytes=True)
 
 
 def piped(stream: BinaryIO) -> AbstractContextManager[object]:
     return patch("sys.stdin", SimpleNamespace(buffer=stream))
 
 
-def corpus_of(data: bytes, reading: Reading = ANY) -> Corpus:
+def corpus_of(data: bytes, reading: InputFormat = ANY) -> Corpus:
     with piped(io.BytesIO(data)):
         return open_corpus(["-"], reading=reading)
 
@@ -246,7 +246,7 @@ def test_utf8_is_judged_over_the_whole_text(files: list[bytes]) -> None:
     assert name == "standard input"
     assert offset in {invalid.value.start - start for start in starts}
     with pytest.raises(DataError, match=rf"\b{offset}\b") as caught:
-        Corpus([replace(source, reading=Reading()) for source in corpus.sources]).facts  # noqa: B018
+        Corpus([replace(source, reading=InputFormat()) for source in corpus.sources]).facts  # noqa: B018
     assert "--binary" in caught.value.remedy
 
 
@@ -323,7 +323,7 @@ def test_a_file_may_be_held_out_instead(tmp_path: Path) -> None:
 
 @given(st.one_of(st.binary(min_size=1, max_size=300), st.text(min_size=1, max_size=300).map(str.encode)))
 def test_parts_join_to_the_text(text: bytes) -> None:
-    parts = split(corpus_of(text, Reading(binary=True)), 0.2, 0.3)
+    parts = split(corpus_of(text, InputFormat(binary=True)), 0.2, 0.3)
     assert whole(parts.train) + whole(parts.valid) + whole(parts.test) == text
     # Each of the two boundaries lies at most 3 bytes, an unfinished character, before its target.
     assert parts.train.n_bytes > 0 or len(text) <= 12

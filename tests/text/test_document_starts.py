@@ -19,7 +19,7 @@ from pyarrow import parquet
 from xlcli.text.corpus import Corpus, Part, open_corpus, split
 from xlcli.text.formats import Document, text_of
 from xlcli.text.pretokenize import split_words, whole_words
-from xlcli.text.sources import BLOCK, Reading, open_source
+from xlcli.text.sources import BLOCK, InputFormat, open_source
 from xlcli.text.tokenizers import TOKENIZERS
 from xlcli.text.tokens import token_file
 
@@ -59,7 +59,7 @@ def test_every_file_and_every_text_in_it_is_a_document(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(data)
     parquet.write_table(pa.table({"text": TEXTS}), tmp_path / "e.parquet")
     assert contents(open_corpus([tmp_path])) == [files["a.txt"], *lines, *lines, files["d.txt"], *lines]
-    binary = open_corpus([tmp_path / "b.jsonl", tmp_path / "c.gz"], reading=Reading(binary=True))
+    binary = open_corpus([tmp_path / "b.jsonl", tmp_path / "c.gz"], reading=InputFormat(binary=True))
     assert contents(binary) == [files["b.jsonl"], files["c.gz"]]
     (tmp_path / "empty").touch()
     paths = [tmp_path / name for name in ("empty", "d.txt", "empty", "d.txt", "empty")]
@@ -89,7 +89,7 @@ def test_documents_of_a_part_begin_with_it(texts: list[str], a: int, b: int) -> 
     start, stop = sorted((a % (len(data) + 1), b % (len(data) + 1)))
     path = Path("text")
     path.write_bytes(data)
-    corpus = Corpus([open_source(path, Reading())], documents=edges[:-1])
+    corpus = Corpus([open_source(path, InputFormat())], documents=edges[:-1])
     if start < stop:
         inside = [start, *(edge for edge in edges if start < edge < stop), stop]
         assert contents(corpus, start, stop) == [data[x:y] for x, y in itertools.pairwise(inside)]
@@ -168,7 +168,7 @@ def test_a_damaged_list_of_documents_is_built_anew(tmp_path: Path) -> None:
 
 def test_the_fingerprint_covers_where_documents_begin() -> None:
     Path("text").write_bytes(b"one\ntwo\n")
-    whole, parted = (Corpus([open_source(Path("text"), Reading())], documents=starts) for starts in ([0], [0, 4]))
+    whole, parted = (Corpus([open_source(Path("text"), InputFormat())], documents=starts) for starts in ([0], [0, 4]))
     parts = [Part(corpus, 0, corpus.n_bytes) for corpus in (whole, parted)]
     assert len({part.fingerprint(by_document=False) for part in parts}) == 1
     assert len({part.fingerprint(by_document=True) for part in parts}) == 2

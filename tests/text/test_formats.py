@@ -24,7 +24,7 @@ from pyarrow import parquet
 from xlcli.errors import DataError
 from xlcli.text.corpus import open_corpus
 from xlcli.text.formats import FRAMES, HEAD, checked, is_plain, text_of
-from xlcli.text.sources import Reading
+from xlcli.text.sources import InputFormat
 
 TEXT = "Zürich, 漢字 and {braces}\r\n\n" * 40 + "the end without a line end"
 DOCUMENTS = ["first\nof two lines", "second\n", "", "dritte Zürich", "{}"]
@@ -230,7 +230,7 @@ def test_files_and_standard_input_of_every_format_are_the_same_corpus(tmp_path: 
         assert b"".join(corpus.read()) == b"".join(piped.read()) == TEXT.encode()
         assert corpus.facts.sha256 == piped.facts.sha256
         assert b"".join(corpus.read(100, 200)) == TEXT.encode()[100:200]
-        assert b"".join(open_corpus([path], reading=Reading(binary=True)).read()) == data
+        assert b"".join(open_corpus([path], reading=InputFormat(binary=True)).read()) == data
 
 
 def test_texts_of_parquet_files(tmp_path: Path):
@@ -239,9 +239,9 @@ def test_texts_of_parquet_files(tmp_path: Path):
     assert b"".join(open_corpus([path]).read()) == JOINED.encode()
     with path.open("rb") as file, patch("sys.stdin", SimpleNamespace(buffer=file)):
         assert b"".join(open_corpus(["-"]).read()) == JOINED.encode()
-    assert b"".join(open_corpus([path], reading=Reading(text_field="title")).read()) == b"a\nb\nc\nd\ne\n"
+    assert b"".join(open_corpus([path], reading=InputFormat(text_field="title")).read()) == b"a\nb\nc\nd\ne\n"
     with pytest.raises(DataError, match="'body'") as caught:
-        open_corpus([path], reading=Reading(text_field="body")).facts  # noqa: B018
+        open_corpus([path], reading=InputFormat(text_field="body")).facts  # noqa: B018
     assert "text, title" in caught.value.remedy
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(DataError, match="Parquet"):
@@ -262,7 +262,7 @@ def test_text_that_is_not_text_is_refused_unless_it_is_meant(tmp_path: Path):
         with pytest.raises(DataError, match=message) as caught:
             open_corpus([path]).facts  # noqa: B018
         assert "--binary" in caught.value.remedy
-        for reading in (Reading(binary=True), Reading(any_bytes=True)):
+        for reading in (InputFormat(binary=True), InputFormat(any_bytes=True)):
             assert b"".join(open_corpus([path], reading=reading).read()) == data
 
 

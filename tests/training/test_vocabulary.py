@@ -13,7 +13,7 @@ from xlcli.store.folder import load
 from xlcli.store.layout import read_record, write_record
 from xlcli.store.origin import configurations
 from xlcli.text.corpus import Part, open_corpus
-from xlcli.text.sources import Reading
+from xlcli.text.sources import InputFormat
 from xlcli.training import prepare
 from xlcli.training.prepare import prepare_new
 
@@ -75,7 +75,7 @@ def test_a_record_without_sizes_says_nothing():
 
 
 def hints(text, **options):
-    part = open_corpus([corpus(text=text)], reading=Reading(binary=True))
+    part = open_corpus([corpus(text=text)], reading=InputFormat(binary=True))
     return [notice.text for notice in prepare.hint_at_bundled(TextConfig(**options), Part(part, 0, part.n_bytes))]
 
 

@@ -41,7 +41,7 @@ def untrained(name: str, config: Config, runtime: Runtime) -> LoadedModel:
     torch.manual_seed(config.runtime.seed or 0)
     network = build_model(shape).to(runtime.device).eval()
     if options.clamp_len is not None:
-        network.clamp_len, network.far_len = config.train.limits(shape, options.clamp_len)
+        network.clamp_len, network.full_len = config.train.limits(shape, options.clamp_len)
     if (weights := options.weights) != "float32":
         round_weights(network, weights)
     config = config.model_copy(update={"model": shape})

@@ -52,11 +52,11 @@ def evaluate(
 
     settings = config.eval
     if settings.sweep_mem_len and (per_token is not None or html is not None):
-        option = "--html" if per_token is None else "--per-token"
-        raise ConfigError(f"{option} needs one memory length, not a sweep.", "Use --mem-len M.")
-    other = "a stride" if settings.stride is not None else settings.learns_by
-    if other is not None and plot is not None:
-        raise ConfigError(f"--plot shows the loss by context, which {other} does not measure.", "Omit one of them.")
+        output = "--html" if per_token is None else "--per-token"
+        raise ConfigError(f"{output} needs one memory length, not a sweep.", "Use --mem-len M.")
+    unplotted = "a stride" if settings.stride is not None else settings.online_option
+    if unplotted is not None and plot is not None:
+        raise ConfigError(f"--plot shows the loss by context, which {unplotted} does not measure.", "Omit one of them.")
     check_texts(files or (), "xlcli eval -m {}")
     folder = find_model(context, settings, screen)
     check_files(context, [folder, *(files or ())], ["per_token", "plot", "html"])
@@ -69,7 +69,7 @@ def evaluate(
             ", ".join(files or ()) or f"the {'validation' if settings.split == 'valid' else 'test'} text of the model"
         )
         unbounded = trained.model.effective_mem_len(1) is None
-        batch_size = 1 if unbounded or settings.learns_by else settings.batch_size or 8
+        batch_size = 1 if unbounded or settings.online_option else settings.batch_size or 8
         print_plan(folder, settings, screen, batch_size=batch_size, action=f"scores {text}")
         return 0
     nproc = config.runtime.nproc or 1
@@ -165,7 +165,7 @@ def show_scores(scores: list[Score], screen: Screen, model: ModelConfig, *, n_le
 
     if to_stderr:
         for score in scores:
-            screen.say(report.score_text(score, model))
+            screen.say(report.score_table(score, model))
     elif screen.json:
         objects = [report.score_object(score) for score in scores]
         is_partial = scores[0].partial or len(scores) != n_lengths
@@ -173,4 +173,4 @@ def show_scores(scores: list[Score], screen: Screen, model: ModelConfig, *, n_le
     elif n_lengths and not scores[0].partial:
         screen.report(report.sweep_text(scores, n_lengths))
     else:
-        screen.report(report.score_text(scores[0], model))
+        screen.report(report.score_table(scores[0], model))

@@ -29,7 +29,7 @@ _PROGRAM_BYTES = 300 * 2**20
 
 
 def begin(context: typer.Context) -> tuple[Config, Screen]:
-    """The configuration of eval, generate or stream, and the screen. `--print-config` ends here."""
+    """The configuration of a command that uses a model, and the screen. `--print-config` ends here."""
     with named(context):
         config = make(user_settings(context))
     screen = open_screen(context)

@@ -175,7 +175,7 @@ def trained_text(event: Trained) -> str:
     return "\n".join(lines) + f'\n\nNext:\n  xlcli eval {text}-m {folder}\n  xlcli generate -m {folder} "Once upon a"\n'
 
 
-def score_text(score: Score, model: ModelConfig) -> str:
+def score_table(score: Score, model: ModelConfig) -> str:
     """An evaluation as text: metrics, set-up, loss by context."""
     rows = [("bits per byte", f"{score.bits_per_byte:.4f}")]
     if score.bits_per_char is not None:

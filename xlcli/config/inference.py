@@ -173,7 +173,7 @@ class OnlineConfig(InferenceConfig):
     )
 
     @property
-    def learns_by(self) -> str | None:
+    def online_option(self) -> str | None:
         """Option that makes a model learn while it reads, None if there is none."""
         return "--adapt" if self.adapt else "--context-cache" if self.context_cache else None
 
@@ -251,7 +251,7 @@ class EvalConfig(OnlineConfig):
             "reset_on_document": bool(self.reset_on_document),
         }
         conflict = next((name for name, is_given in conflicts.items() if is_given), None)
-        if self.learns_by is not None and conflict is not None:
+        if self.online_option is not None and conflict is not None:
             key = "adapt" if self.adapt else "context_cache"
             raise InvalidSettingError(key, f"reads one text in order, without {conflict}", f"Omit {conflict}.")
         if self.stride is not None and (self.mem_len != 0 or self.sweep_mem_len):

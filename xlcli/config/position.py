@@ -23,7 +23,7 @@ class PositionConfig(BaseConfig):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Hooks that attention must offer: `place`, `term`, `bias`, `value_bias`."""
+        """Hooks that attention must offer: `place`, `term`, `bias`, `value_bias`. `embed` and `far` need no offer."""
         return self.hooks
 
     def check_dims(self, dim: int, head_dim: int) -> None:

@@ -188,7 +188,7 @@ class TrainConfig(BaseConfig):
         return Reading(self.mem_len, self.segment_len, "float32", self.reset_on_document, self.span)
 
     def limits(self, model: ModelConfig, clamp_len: ClampLen | None) -> tuple[int | None, int | None]:
-        """`Span.clamp_len` and `Span.far_len` at inference; None is the largest distance of training.
+        """`Span.clamp_len` and `Span.full_len` at inference; None is the largest distance of training.
 
         A model that was trained with clamped distances keeps its own, and has given full weight to keys further back.
         With some encodings more keys of full weight than the trained memory has are too many.

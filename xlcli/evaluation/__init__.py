@@ -31,15 +31,15 @@ import numpy as np
 
 from xlcli.config import EvalConfig
 from xlcli.errors import ConfigError, DataError
-from xlcli.evaluation.division import Division, assist
+from xlcli.evaluation.division import Division, worker_loop
 from xlcli.evaluation.passes import (
     ContextSums,
     Pass,
     Totals,
     context_loaders,
     measure_recall,
+    pass_loaders,
     score_text,
-    text_loaders,
 )
 from xlcli.evaluation.text import TokenizedText, choose_lengths, mapped_scores, tokenize
 from xlcli.events import (
@@ -58,7 +58,7 @@ from xlcli.metrics import TextCounts, bits_per, misfit, perplexity
 from xlcli.online import make_reader, not_finite
 from xlcli.runtime import Runtime, peak_rss_bytes
 from xlcli.text.corpus import Corpus, gather
-from xlcli.text.sources import Reading, open_source
+from xlcli.text.sources import InputFormat, open_source
 from xlcli.text.tokenizers import n_unknown
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def evaluate(
         ResourceError: The memory does not fit the machine, or the disk is too full for the tokens.
     """
     if not runtime.ranks.is_first:
-        assist([make_reader(each.network, options) for each in (model, model.unrounded())], runtime)
+        worker_loop([make_reader(each.network, options) for each in (model, model.unrounded())], runtime)
         return
     with Division(runtime.ranks) as divided:
         check_settings(model, options, runtime)
@@ -124,7 +124,7 @@ def evaluate(
             with ExitStack() as files:
                 nats = mapped_scores(len(text.tokens), files) if per_token or is_rounded else None
                 started = time.perf_counter()
-                loaders, totals = text_loaders(run)
+                loaders, totals = pass_loaders(run)
                 if not index and totals.batch_size < runtime.ranks.size:
                     n = totals.batch_size
                     sequences = "one sequence, by one" if n == 1 else f"{n} sequences, by {n}"
@@ -145,7 +145,7 @@ def evaluate(
                 if remark := misfit(model.name, bits_per(totals.nats, totals.bytes)):
                     yield Notice(remark)
                 by_context = totals.by_context
-                if options.learns_by:
+                if options.online_option:
                     by_context = ContextSums(1)  # windows from empty memory are not the model that has learned
                 elif lengths.has_memory and not partial and not lengths.by_document:
                     loaders, windows = context_loaders(run, totals.batch_size)
@@ -158,7 +158,7 @@ def evaluate(
                     beginning = replace(text, tokens=text.tokens.first(n))
                     unrounded_lengths = replace(lengths, memory_dtype="float32")
                     whole = Pass(unrounded, exact, runtime, beginning, unrounded_lengths, stop)
-                    loaders, without = text_loaders(whole)
+                    loaders, without = pass_loaders(whole)
                     yield from score_text(whole, loaders, without, ProgressMeter("unrounded", n, "tokens"))
                     if without.tokens == n:
                         cost = bits_per(float(nats[:n].sum(dtype=np.float64)) - without.nats, without.bytes)
@@ -188,21 +188,21 @@ def _read(
     """The text of `evaluate`, tokenized."""
     if source is not None:
         any_bytes = model.tokenizer.kind == "bytes"
-        reading = Reading(binary=options.binary, text_field=options.text_field, any_bytes=any_bytes)
+        reading = InputFormat(binary=options.binary, text_field=options.text_field, any_bytes=any_bytes)
         corpus = yield from gather(source, reading=reading)
     else:
         path = model.held_out(options.split)
         if path is None:
             raise DataError(f"model {model.name} keeps no {options.split} text.", "Give a file: xlcli eval FILE.")
         documents = model.held_out_documents(options.split)
-        corpus = Corpus([open_source(path, Reading(binary=True))], documents=documents)
+        corpus = Corpus([open_source(path, InputFormat(binary=True))], documents=documents)
     by_document = options.reading(model.config.train).reset_on_document
     text = yield from tokenize(corpus, model.tokenizer, options.limit, by_document=by_document)
-    if options.learns_by and len(text.documents) > 1:
+    if options.online_option and len(text.documents) > 1:
         raise ConfigError(
             f"{len(text.documents):,} documents are scored each as if it were alone, as in training, but "
-            f"{options.learns_by} learns from one to the next.",
-            f"Add --set eval.reset_on_document=false, or use xlcli stream {options.learns_by}.",
+            f"{options.online_option} learns from one to the next.",
+            f"Add --set eval.reset_on_document=false, or use xlcli stream {options.online_option}.",
         )
     if options.reset_on_document is None and len(text.documents) > 1:
         yield Notice(

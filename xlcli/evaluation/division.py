@@ -46,7 +46,7 @@ class Division(AbstractContextManager["Division"]):
             self.ranks.barrier()  # the first rank may hold the values that are published
 
     def reader(self, number: int, reader: Reader) -> Reader:
-        """A reader of all sequences on all ranks, with this number in `assist`; `reader` reads the sequences of one."""
+        """Wraps a per-rank reader to score the full batch; `number` is its index in `worker_loop`."""
         return reader if self.ranks.size == 1 else _DividedReader(self, number, reader)
 
     def send(self, command: Mapping[str, Any]) -> None:
@@ -66,7 +66,7 @@ class Division(AbstractContextManager["Division"]):
             self.is_open = False
 
 
-def assist(readers: Sequence[Reader], runtime: Runtime) -> None:
+def worker_loop(readers: Sequence[Reader], runtime: Runtime) -> None:
     """Scores the sequences of this rank, not the first one, until the first one ends the evaluation.
 
     Args:

@@ -115,7 +115,7 @@ def score_text(
             yield from meter.report((meter.total or 0) * n_called // n_calls)  # also calls that only warm up take time
 
 
-def text_loaders(run: Pass) -> tuple[list[EvalLoader], Totals]:
+def pass_loaders(run: Pass) -> tuple[list[EvalLoader], Totals]:
     """Loaders that together score each token once, each from empty memory, and their sums.
 
     Batches of documents, which are of similar length, come in random order, so that a stopped evaluation is not one of

@@ -182,7 +182,7 @@ def choose_lengths(model: LoadedModel, runtime: Runtime, options: EvalConfig, te
     else:
         by_warmup = 1 + n_tokens // (10 * warmup_len) if warmup_len else n_tokens
         largest = min(n_ranks * min(n_per_call // segment_len, STATE_LIMIT // state_bytes), by_warmup)
-    is_single = options.learns_by is not None or (receptive_field is None and not one_by_one)
+    is_single = options.online_option is not None or (receptive_field is None and not one_by_one)
     limit = n_ranks * min(n_per_call, max(1, STATE_LIMIT // state_bytes) * segment_len)
     return Lengths(
         **vars(reading) | {"segment_len": segment_len},

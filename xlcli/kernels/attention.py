@@ -225,7 +225,7 @@ def attend_chunk(
         bias = array(cache.bias, (attention.n_heads, cache.n_distances))[h, before:]
         for s in range(n):
             scores[s] += bias[s]
-    for s in range(min(n, n_keys - 1 - cache.far_len - first)):
+    for s in range(min(n, n_keys - 1 - cache.full_len - first)):
         scores[s] += cache.far_bias
     largest = np.float32(-3e38)
     for s in range(n):

@@ -45,7 +45,7 @@ BLOCK = record("width vectors", "stream_scale input_scale", attention=ATTENTION,
 """Block: feed-forward branch down(up(x)) of this width, token vectors (v d), factors on stream and stack input."""
 HEAD = record("size", norm=NORM, matrix=MATRIX)
 """Last norm, and logits of `size` symbols."""
-CACHE = record("keys values key_scales value_scales capacity row start stop n_distances clamp_len far_len "
+CACHE = record("keys values key_scales value_scales capacity row start stop n_distances clamp_len full_len "
                "position_keys bias sin cos turns", "far_bias")  # fmt: skip
 """Memory of a block for one token: buffers of keys and values (b h capacity row) and, if they are int8, of their scales
 (b h capacity). The query attends to rows `start` to `stop`, whose last one is written by the call.
@@ -55,7 +55,7 @@ of Transformer-XL, cosines, then sines, or projected ones (h e n_distances), for
 that of all keys further back; additions (h n_distances) to the scores.
 `sin` and `cos` (b e/2) belong to the rotary angles of the queries. Rows of `turns` (n e), sines, then cosines, rotate a
 key by its distance beyond `clamp_len`; 0: no key is further back. `far_bias` is added to the scores of those beyond
-`far_len`.
+`full_len`.
 """
 CALL = record("n_blocks blocks caches tokens x x0 reach batch dim n_threads", head=HEAD)
 """Arguments of `decode_token`: `BLOCK` and `CACHE` of each block, tokens (b) in int64, inputs (b d) of the first block

@@ -198,7 +198,7 @@ class Decoder:
             buffers = memory.buffers
             addresses = [buffer.data_ptr() for buffer in buffers] + [0] * (4 - len(buffers))
             row = buffers[0].stride(2)
-            limits = own.span.clamp_len or memory.length, own.span.far_len or memory.length
+            limits = own.span.clamp_len or memory.length, own.span.full_len or memory.length
             own_tables = self._tables.of(block, memory.length, own)
             tables += own_tables
             n_distances = max(0 if table is None else table.shape[1] for table in own_tables[:2])

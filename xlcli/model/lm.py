@@ -63,8 +63,8 @@ class LanguageModel(nn.Module):
         self.head = head
         self.clamp_len = config.clamp_len
         """`Span.clamp_len` of new states; loading a model sets the one for inference."""
-        self.far_len: int | None = None
-        """`Span.far_len` of new states, likewise."""
+        self.full_len: int | None = None
+        """`Span.full_len` of new states, likewise."""
 
     @property
     def n_parameters(self) -> int:
@@ -110,7 +110,13 @@ class LanguageModel(nn.Module):
         starts = torch.as_tensor([0] * batch if offsets is None else offsets, dtype=torch.int64)
         device = next(self.parameters()).device
         last = None if self.bigrams is None else torch.full_like(starts, -1).to(device)
-        rule = Span.make(span, mem_len=mem_len, segment_len=segment_len, clamp_len=self.clamp_len, far_len=self.far_len)
+        rule = Span.make(
+            span,
+            mem_len=mem_len,
+            segment_len=segment_len,
+            clamp_len=self.clamp_len,
+            full_len=self.full_len,
+        )
         return State(layers, 0, rule, starts.to(device), last)
 
     def reset(self, state: State) -> State:
@@ -142,7 +148,7 @@ class LanguageModel(nn.Module):
         settings: dict[str, int | str] = {
             "mem_len": span.mem_len,
             "n_steps": len(state.layers) // self.config.n_layers,
-            "clamp_len": span.clamp_len or span.far_len or "none",
+            "clamp_len": span.clamp_len or span.full_len or "none",
             "memory_dtype": state.memory_dtype,
         }
         for memory in state.layers:

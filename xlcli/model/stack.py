@@ -102,7 +102,7 @@ class Block(nn.Module):
         self.feedforward_residual = feedforward_residual
 
     def forward(self, x: Tensor, memory: Memory, context: AttentionContext) -> tuple[Tensor, Memory]:
-        """Output for input (b t d), and the new memory, which holds inputs of the attention branch."""
+        """Output for input (b t d), and the new memory, whose kind the attention chooses."""
         x = self.embed(x, context)
         y, memory = self.attention(self.attention_residual.pre(x), memory, context)
         return context.apply(self._after_attention, x, y) if context.needs_output else y, memory

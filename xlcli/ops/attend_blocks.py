@@ -24,7 +24,7 @@ SCORES = 2**21
 
 
 class Clamp(NamedTuple):
-    """Scores (b h t 1) of a second term for the keys further back than `max_distance`, one for each query."""
+    """Scores (b h t 1) that a second term has for all keys further back than `max_distance`, one for each query."""
 
     scores: Tensor
     max_distance: int
@@ -32,7 +32,10 @@ class Clamp(NamedTuple):
 
 
 class ScoreTerm(NamedTuple):
-    """Second score term: queries (b h t f), and keys (s f) shared by all sequences and heads; None: no clamp."""
+    """Second score term: queries (b h t f), and keys (s f) shared by all sequences and heads.
+
+    Far keys have the scores of `clamp`, if there is one.
+    """
 
     queries: Tensor
     keys: Tensor

@@ -121,7 +121,7 @@ class AttentionContext:
     @property
     def far_bias(self) -> FarBias | None:
         """Addition to the scores of far keys; None if no visible key is far."""
-        limit = self.span.far_len
+        limit = self.span.full_len
         if limit is None or self.positions.farthest(self.mask.max_distance) <= limit:
             return None
         return FarBias(self.span.far_bias, limit, self.positions)

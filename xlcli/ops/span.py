@@ -27,7 +27,7 @@ class Span:
     """Number of tokens that memory keeps for later calls, if a call with a drawn `mem_len` reads fewer of them."""
     clamp_len: int | None = None
     """Largest distance in position encodings that clamp distances: keys further back are at this one; None: any."""
-    far_len: int | None = None
+    full_len: int | None = None
     """Largest distance of keys with full weight; `far_bias` is added to the scores of the others; None: any."""
 
     @staticmethod
@@ -37,10 +37,10 @@ class Span:
         mem_len: int,
         segment_len: int,
         clamp_len: int | None = None,
-        far_len: int | None = None,
+        full_len: int | None = None,
     ) -> Span:
         """Span of this kind, or `segment` if `mem_len` is 0."""
-        return Span(kind if mem_len else "segment", mem_len, segment_len, clamp_len=clamp_len, far_len=far_len)
+        return Span(kind if mem_len else "segment", mem_len, segment_len, clamp_len=clamp_len, full_len=full_len)
 
     def shortened(self, segment: float, memory: float) -> Span:
         """Span with at least half the segment and at least 1 token of memory, by two numbers from 0 to 1."""
@@ -57,10 +57,10 @@ class Span:
         kind, *numbers = text.split()
         if len(numbers) == 2:
             numbers += ["none", "none"]
-        mem_len, segment_len, clamp_len, far_len = (None if n == "none" else int(n) for n in numbers)
-        span = Span(kind, mem_len, segment_len, clamp_len=clamp_len, far_len=far_len)  # type: ignore[arg-type]
+        mem_len, segment_len, clamp_len, full_len = (None if n == "none" else int(n) for n in numbers)
+        span = Span(kind, mem_len, segment_len, clamp_len=clamp_len, full_len=full_len)  # type: ignore[arg-type]
         legal = kind == "segment" if span.mem_len == 0 else kind in ("uniform", "growing") and span.mem_len > 0
-        lengths = span.segment_len, *(n for n in (clamp_len, far_len) if n is not None)
+        lengths = span.segment_len, *(n for n in (clamp_len, full_len) if n is not None)
         if not legal or min(lengths) < 1 or max(span.mem_len, *lengths) > 2**31:
             raise ValueError(f"'{text}' is not a span")
         return span
@@ -68,14 +68,14 @@ class Span:
     @property
     def text(self) -> str:
         """Kind and lengths, as saved states have them."""
-        limits = [] if self.clamp_len is self.far_len is None else [self.clamp_len or "none", self.far_len or "none"]
+        limits = [] if self.clamp_len is self.full_len is None else [self.clamp_len or "none", self.full_len or "none"]
         return " ".join(map(str, (self.kind, self.mem_len, self.segment_len, *limits)))
 
     @property
     def far_bias(self) -> float:
         """Addition to the scores of far keys, so that all of them together weigh no more for being many."""
         longest = self.mem_len + (0 if self.kind == "uniform" else self.segment_len - 1)
-        return 0.0 if self.far_len is None else FAR_BIAS + min(0.0, math.log(self.far_len / max(1, longest)))
+        return 0.0 if self.full_len is None else FAR_BIAS + min(0.0, math.log(self.full_len / max(1, longest)))
 
     @property
     def longest(self) -> int:

@@ -139,7 +139,7 @@ class LoadedModel:
         device = next(self.network.parameters()).device
         encoding = read_config_file(self.folder).encoding
         network, metadata = read_network(self.folder, self.config.model, encoding, device)
-        network.clamp_len, network.far_len = self.network.clamp_len, self.network.far_len
+        network.clamp_len, network.full_len = self.network.clamp_len, self.network.full_len
         if metadata["sha256"] != self.fingerprints["weights"]:
             raise CheckpointError(f"the weights in {self.folder} have changed.", "Run the command again.")
         return replace(self, network=network, weight_dtype="float32", encoding="float32")
@@ -148,7 +148,7 @@ class LoadedModel:
         """`ConfigError` if a setting does not apply to the model, or differs from the one it was loaded with."""
         options.check_model(self.config.model)
         is_same = options.shape(self.config.model) == self.config.model
-        clamp_len = self.network.clamp_len or self.network.far_len or "none"
+        clamp_len = self.network.clamp_len or self.network.full_len or "none"
         if not is_same or options.clamp_len not in (None, clamp_len):
             raise ConfigError(
                 "n_steps, n_hashes and clamp_len are fixed when a model is loaded.", "Give them to load()."
@@ -248,7 +248,7 @@ def _load(folder: Path, options: InferenceConfig, device: str | torch.device) ->
     shape = options.shape(trained)
     weight_dtype = options.weights
     network, metadata = read_network(folder, shape, header.encoding, device)
-    network.clamp_len, network.far_len = header.config.train.limits(trained, options.clamp_len)
+    network.clamp_len, network.full_len = header.config.train.limits(trained, options.clamp_len)
     tokenizer = load_tokenizer(folder)
     if metadata.get("config", "") != header.fingerprint:
         raise CheckpointError(f"{path} was saved with another model configuration than {CONFIG}.", KEEP_TOGETHER)

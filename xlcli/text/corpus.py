@@ -23,7 +23,7 @@ from xlcli.errors import DataError
 from xlcli.events import Notice, Progress, ProgressMeter
 from xlcli.text.formats import Utf8, not_text, not_utf8
 from xlcli.text.pretokenize import stable_prefix_len, whole_characters
-from xlcli.text.sources import BLOCK, Block, Reading, Source, copy_stdin, files_below, open_source
+from xlcli.text.sources import BLOCK, Block, InputFormat, Source, copy_stdin, files_below, open_source
 
 MAX_NAMED = 3
 """Maximum number of files that a notice names."""
@@ -190,7 +190,7 @@ class Corpus:
         return self.sources[-1].name, sizes[-1]
 
 
-def open_corpus(paths: Sequence[str | Path], *, reading: Reading | None = None) -> Corpus:
+def open_corpus(paths: Sequence[str | Path], *, reading: InputFormat | None = None) -> Corpus:
     """The text of files, folders and `-`, as by `gather`, without progress."""
     work = gather(paths, reading=reading)
     while True:
@@ -200,7 +200,7 @@ def open_corpus(paths: Sequence[str | Path], *, reading: Reading | None = None) 
             return end.value  # type: ignore[no-any-return]
 
 
-def gather(paths: Sequence[str | Path], *, reading: Reading | None = None) -> Generator[Progress, None, Corpus]:
+def gather(paths: Sequence[str | Path], *, reading: InputFormat | None = None) -> Generator[Progress, None, Corpus]:
     """The text of files, folders and `-` (standard input), in this order. Yields progress of standard input.
 
     Of a folder all files that look like text are read, sorted by path, except hidden files.
@@ -213,7 +213,7 @@ def gather(paths: Sequence[str | Path], *, reading: Reading | None = None) -> Ge
         DataError: `paths` is empty, or a path is not text.
         ResourceError: The disk is too full for a copy of standard input.
     """
-    reading = Reading() if reading is None else reading
+    reading = InputFormat() if reading is None else reading
     sources: list[Source] = []
     skipped: dict[Path, str] = {}
     for given in paths:

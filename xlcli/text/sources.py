@@ -24,7 +24,7 @@ BLOCK = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class InputFormat:
     """Interpretation of the bytes of files.
 
     Attributes:
@@ -56,7 +56,7 @@ class Source:
     name: str
     path: Path
     stored_bytes: int
-    reading: Reading
+    reading: InputFormat
     seekable: bool
     spool: int | None = None
 
@@ -146,7 +146,7 @@ class Source:
             yield Block(block, place)
 
 
-def open_source(path: Path, reading: Reading) -> Source:
+def open_source(path: Path, reading: InputFormat) -> Source:
     """The file at `path`.
 
     Raises:
@@ -159,7 +159,7 @@ def open_source(path: Path, reading: Reading) -> Source:
         os.close(descriptor)
 
 
-def copy_stdin(stdin: BinaryIO, reading: Reading) -> Generator[Progress, None, Source]:
+def copy_stdin(stdin: BinaryIO, reading: InputFormat) -> Generator[Progress, None, Source]:
     """Standard input, copied to an unnamed file because a corpus is read more than once. Yields progress.
 
     Raises:
@@ -209,7 +209,7 @@ def files_below(folder: Path) -> list[Path]:
     return sorted(path for path in found if path.is_file())
 
 
-def _is_plain(descriptor: int, name: str, reading: Reading) -> bool:
+def _is_plain(descriptor: int, name: str, reading: InputFormat) -> bool:
     """True if the stored bytes are the text."""
     try:
         head = os.pread(descriptor, formats.HEAD, 0)

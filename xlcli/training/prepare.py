@@ -21,7 +21,7 @@ from xlcli.store.layout import RECORD, read_config_file, read_record
 from xlcli.store.origin import describe, origin_of, text_size
 from xlcli.text.corpus import Part, Split, gather, split
 from xlcli.text.formats import not_utf8
-from xlcli.text.sources import Reading
+from xlcli.text.sources import InputFormat
 from xlcli.text.tokenizers import SAMPLE_BYTES, TOKENIZERS, Tokenizer, choose_tokenizer, load_tokenizer, n_unknown
 from xlcli.text.tokens import TokenFile, sample_tokens, token_file
 from xlcli.training import checkpoint, defaults, memory
@@ -183,7 +183,7 @@ def _read(
     ranks.require_files(paths)
     memory.require(configs, runtime, on_any_machine=dry_run)
     text, by_document = config.text, config.train.reset_on_document
-    reading = Reading(binary=text.binary, text_field=text.text_field, any_bytes=text.tokenizer == "bytes")
+    reading = InputFormat(binary=text.binary, text_field=text.text_field, any_bytes=text.tokenizer == "bytes")
     corpus = yield from gather(paths, reading=reading)
     yield from corpus.scan()
     yield from corpus.notices()

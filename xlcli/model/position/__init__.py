@@ -1,7 +1,7 @@
 """Position encodings: modules with hooks that attention calls, all of which do nothing by default.
 
-An attention kind calls the hooks that it offers (`config/attention.py`), in the order of this file. `embed` and
-`place` use absolute positions, all others distances only, so one encoding serves every kind of softmax attention.
+An attention kind calls the hooks that it offers (`config/attention.py`). `embed`, `place` and `far` read absolute
+positions, all others distances only, so one encoding serves every kind of softmax attention.
 """
 
 from __future__ import annotations

@@ -475,7 +475,7 @@ def test_absurd_sizes_allocate_nothing(tmp_path, change, encoding):
     assert time.process_time() - start < 1.0
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e-42])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_weights_that_make_no_sense_are_pointed_at(tmp_path, value):
     config, network = tiny()
     name, parameter = next(iter(network.named_parameters()))

@@ -4,6 +4,7 @@ import ast
 import contextlib
 import inspect
 import io
+import json
 import math
 import re
 import subprocess
@@ -315,3 +316,19 @@ def test_examples_of_the_page_print_what_it_says(tmp_path, monkeypatch):
             assert printed.getvalue().strip() == line.partition("  # ")[2], line
             checked += 1
     assert checked >= 4
+
+
+def test_settings_of_a_resumed_run_are_read_from_text(tmp_path):
+    """Text is read before it is compared: an unchanged budget keeps the others, and "0" is no."""
+    text, folder = tmp_path / "t.txt", tmp_path / "m"
+    text.write_text(TEXT * 20)
+    small = {"model": {"dim": 16, "n_layers": 1}, "text": {"tokenizer": "bytes"}}
+    budget = {"max_steps": 2, "max_time": 100.0, "segment_len": 16, "mem_len": 16, "batch_size": 2}
+    list(xlcli.train(text, folder, settings={**small, "train": budget}, preset="tiny"))
+    list(xlcli.resume(text, folder, settings={"train": {"max_steps": "2"}}))
+    assert json.loads((folder / "config.json").read_text())["train"]["max_time"] == 100.0
+    text.write_text("other " + TEXT * 20)
+    with pytest.raises(xlcli.CheckpointError):
+        list(xlcli.resume(text, folder, settings={"runtime": {"allow_data_change": "0"}}))
+    with pytest.raises(xlcli.ConfigError, match="nproc"):
+        list(xlcli.resume(text, folder, settings={"runtime": {"nproc": 2}}))

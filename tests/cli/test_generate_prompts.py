@@ -77,11 +77,14 @@ def test_prompts_that_a_signal_left_without_a_token_are_not_printed(capsysbinary
     ("Once", "JSON"), ('{"prompt": 5}', "'prompt'"),
     ('["a"]', "'prompt'"), ('{"text": "a"}', "'prompt'"),
     ('{"prompt": "a", "seed": 1}', "'seed'"),
-    ('{"prompt": "\\ud800"}', "surrogate"),
-    ('{"prompt": "", "id": "\\ud800"}', "surrogate"),
+    ('{"prompt": "\\ud800"}', "JSON"),
+    ('{"prompt": "", "id": "\\ud800"}', "JSON"),
+    ('{"prompt": "", "id": NaN}', "JSON"),
+    ('{"prompt": "", "id": 1e999}', "JSON"),
+    ('{"prompt": "a", "prompt": "b"}', "JSON"),
     ("[" * 9999, "JSON"),
     ('{"prompt": "", "id": [1]}', "id"),
-    ('{"prompt": "", "id": ' + "[" * 900 + "]" * 900 + "}", "id"),
+    ('{"prompt": "", "id": ' + "[" * 900 + "]" * 900 + "}", "JSON"),
     ('{"prompt": "", "id": ' + "9" * 5000 + "}", "JSON"),
 ])  # fmt: skip
 def test_bad_lines_are_named_before_the_model_is_loaded(run, model, tmp_path, monkeypatch, line, said):

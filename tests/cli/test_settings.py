@@ -152,3 +152,20 @@ def test_a_section_that_is_no_table_is_refused(flags, run, without_torch):
         done = run("train", "corpus.txt", *flags, "--set", f"{section}=3")
         assert done.code == 2
         assert re.search(r"'\w+'\D+3\b", done.err)
+
+
+@pytest.mark.parametrize("key", ["train.betas=[0.9]", "train.betas=[]", "text.valid=[1]"])
+def test_a_list_of_another_length_is_refused(key, run):
+    done = run("train", "--print-config", f"--set={key}")
+    assert (done.code, key.partition("=")[0] in done.err) == (2, True), done.err
+
+
+def test_units_in_tables_of_several_kinds(run):
+    made = printed(run, "--set=model.position.clamp_len=1k", "--set=model.attention.n_heads=0.004k")
+    assert (made["model"]["position"]["clamp_len"], made["model"]["attention"]["n_heads"]) == (1000, 4)
+
+
+def test_a_variable_is_of_the_setting_with_the_option(run, monkeypatch):
+    monkeypatch.setenv("XLCLI_MEM_LEN", "0,64")
+    made = json.loads(run("bench", "--preset", "tiny", "--print-config", "--json").out)
+    assert (made["bench"]["mem_lens"], made["bench"]["mem_len"]) == ([0, 64], None)

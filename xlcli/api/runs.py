@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from xlcli import training
-from xlcli.config import RuntimeConfig, validate
+from xlcli.config import Config, RuntimeConfig, read_units, validate
+from xlcli.errors import ConfigError
 from xlcli.events import Event
 from xlcli.ranks import Ranks, join
 from xlcli.store.discover import find
@@ -43,7 +44,7 @@ def train(
         stop: Called between steps; once it returns True, the run is saved and ends.
     """
     model = None if init is None else find(os.fspath(init))
-    changes, place = dict(settings or {}), Path(folder)
+    changes, place = read_units(Config, settings or {}), Path(folder)
     configs = configurations(changes, preset, model)
 
     def events(ranks: Ranks) -> Iterator[Event]:
@@ -73,7 +74,7 @@ def resume(
         settings: Settings that replace saved ones, such as a new budget.
         stop: As in `train`.
     """
-    changes = dict(settings or {})
+    changes = read_units(Config, settings or {})
 
     def events(ranks: Ranks) -> Iterator[Event]:
         yield from training.resume(paths(text), Path(folder), changes, stop=stop, ranks=ranks)
@@ -83,8 +84,12 @@ def resume(
 
 def _on_ranks(settings: Mapping[str, Any], events: Callable[[Ranks], Iterator[Event]]) -> Iterator[Event]:
     """Events of a run on the processes that `torchrun` has started; without them, on this one."""
-    timeout = validate(RuntimeConfig, dict(settings.get("runtime", {}))).timeout
-    with join(timeout, "If there is a checkpoint, xlcli.resume continues from it.") as ranks:
+    runtime = validate(RuntimeConfig, dict(settings.get("runtime", {})))
+    with join(runtime.timeout, "If there is a checkpoint, xlcli.resume continues from it.") as ranks:
+        if runtime.nproc not in (None, ranks.size):
+            raise ConfigError(
+                f"runtime.nproc is {runtime.nproc}, but here are {ranks.size}.", "Start them with torchrun."
+            )
         yield from events(ranks)
 
 

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import re
 import stat
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,8 @@ from xlcli.errors import ConfigError, ResourceError
 from xlcli.files import check_writable, write_atomic
 from xlcli.store.state_files import is_state_file
 
+READER_SECONDS = 5.0
+"""Time to wait for the reader of a named pipe."""
 _OTHER = "Choose another file"
 _FORCE = f"{_OTHER}, or add --force to overwrite it."
 
@@ -79,12 +82,17 @@ def write_output(path: Path, pieces: Iterable[bytes]) -> None:
         ResourceError: It is a pipe that nobody reads.
     """
     if path.exists() and not path.is_file():  # a device or a pipe
-        try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # a pipe without a reader would block for ever
-        except OSError as error:
-            if error.errno != errno.ENXIO:
-                raise
-            raise ResourceError(f"nobody reads {path}, so nothing was written to it.", "Start its reader.") from None
+        until = time.monotonic() + READER_SECONDS
+        descriptor = None
+        while descriptor is None:
+            try:
+                descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+            except OSError as error:
+                if error.errno != errno.ENXIO:
+                    raise
+                if time.monotonic() > until:
+                    raise ResourceError(f"nobody reads {path}; nothing was written.", "Start its reader.") from None
+                time.sleep(0.05)
         os.set_blocking(descriptor, True)
         with os.fdopen(descriptor, "wb") as out:
             out.writelines(pieces)

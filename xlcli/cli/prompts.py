@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from xlcli.cli.pipe import open_source, portions
 from xlcli.cli.signals import Stop, Stopped
 from xlcli.errors import DataError
+from xlcli.files import parse_json
 
 if TYPE_CHECKING:
     from xlcli.cli.render import Screen
@@ -68,8 +68,8 @@ def _parsed(data: bytes, label: str) -> Iterator[Prompt]:
             continue
         place = f"line {number} of {label}"
         try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):  # also nested too deeply, or a number of more than 4,300 digits
+            value = parse_json(line)
+        except ValueError:
             raise DataError(f"{place} is not JSON that can be read.", _EXAMPLE) from None
         if not isinstance(value, dict) or not isinstance(value.get("prompt"), str):
             raise DataError(f"{place} has no text in 'prompt'.", _EXAMPLE)
@@ -77,12 +77,7 @@ def _parsed(data: bytes, label: str) -> Iterator[Prompt]:
             raise DataError(f"{place} has the unknown key '{unknown[0]}'.", "The keys are prompt and id.")
         if isinstance(value.get("id"), list | dict):
             raise DataError(f"the id in {place} is a list or an object.", "Write a string or a number.")
-        try:
-            text = value["prompt"].encode()
-            str(value.get("id")).encode()
-        except UnicodeEncodeError:
-            raise DataError(f"{place} has half of a surrogate pair.", "Write characters as UTF-8.") from None
-        yield text, {"id": value["id"]} if "id" in value else {}
+        yield value["prompt"].encode(), {"id": value["id"]} if "id" in value else {}
 
 
 def show(events: Iterable[GeneratedText | Generated | Notice], screen: Screen, *, prompt: bytes, several: bool) -> None:

@@ -37,7 +37,9 @@ def user_settings(context: typer.Context) -> Tree:
     file = context.params["config_file"]
     of_file = {} if file is None else config.read_toml(Path(file))
     of_file.pop("about", None)
-    variables = {name: variable(name, each.option) for name, each in settings_of(context.info_name).items()}
+    known = sorted(settings_of(context.info_name).items(), key=lambda item: item[1].option is not None)
+    owners = {variable(name, each.option): name for name, each in known}  # of two settings, that with the option
+    variables = {name: each for each, name in owners.items()}
     given = {name: value for name in variables if (value := os.environ.get(variables[name]))}
     layers = context.meta[_LAYERS] = [
         _Layer(of_file, lambda error: ConfigError(f"{file}: {error.message}", error.remedy)),

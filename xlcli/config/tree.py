@@ -162,7 +162,11 @@ def read_units(kind: type[BaseConfig], tree: Mapping[str, Any], prefix: str = ""
     result = dict(tree)
     for name, field in kind.model_fields.items():
         section, value = table(field), tree.get(name)
-        if section is not None and isinstance(value, Mapping):
+        if field.discriminator and isinstance(value, Mapping):
+            for section in UNIONS[name].values() if "kind" not in value else [UNIONS[name].get(value["kind"])]:
+                value = value if section is None else read_units(section, value, f"{prefix}{name}.")
+            result[name] = value
+        elif section is not None and isinstance(value, Mapping):
             result[name] = read_units(section, value, f"{prefix}{name}.")
         elif isinstance(value, str):
             parts = (*field.metadata, *(part for each in get_args(field.annotation) for part in get_args(each)))
@@ -193,7 +197,7 @@ def _explain(kind: type[BaseConfig], tree: Mapping[str, Any], error: ValidationE
     path: list[str] = []
     below: Any = tree
     for part in first["loc"]:  # pydantic puts names of validators, types and kinds between the keys
-        if part in below if isinstance(below, Mapping) else isinstance(below, list) and isinstance(part, int):
+        if part in below if isinstance(below, Mapping) else isinstance(below, list) and part in range(len(below)):
             below = below[part]
             path.append(str(part))
     name, value, details = ".".join(path), first["input"], first.get("ctx", {})

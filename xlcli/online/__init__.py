@@ -113,6 +113,7 @@ def continued(network: LanguageModel, options: InferenceConfig, state: State, dt
         flag = f"--{name.replace('_', '-')}" if has_flag else name
         if name in switches and bool(given[name]) != bool(saved):
             preposition, verb = ("with", "Add") if saved else ("without", "Leave out")
+            flag += f" {saved}" if name == "context_cache" and saved else ""
             raise StateError(
                 f"the state was saved {preposition} {flag}.", f"{verb} {flag}, or start without --state-in."
             )

@@ -166,8 +166,7 @@ def _run(
             run = yield from (begin(contexts) if ranks.is_first else _follow(paths, changes, stop, ranks))
         except StoppedEarlyError:
             if ranks.is_first:
-                message = "stopped before the first step; nothing was saved, so run the same command again."
-                yield Notice(message, "warning")
+                yield Notice("stopped before the next step; run the same command again.", "warning")
             return
         if run is None:
             return

@@ -180,7 +180,7 @@ BRIEFLY: dict[str, str] = {
     "dropout, local": f"{LOCAL} {DROPOUT} model.dropout.attention=0.2",
     "dropout, compressive": f"{COMPRESSIVE} {DROPOUT} model.dropout.attention=0.2",
     "dropout, lsh": f"{LSH} {DROPOUT} model.dropout.attention=0.2",
-    "dropout of the command": "--dropout 0.1",
+    "dropout of the command": "model.dropout=0.1",
     "memory keyvalue, local": f"{LOCAL} train.memory=keyvalue",
     "span uniform": "train.span=uniform",
     "span uniform, keyvalue": "train.span=uniform train.memory=keyvalue model.position.kind=rope",
@@ -711,7 +711,7 @@ class Recorder:
         """Folder of a trained model; trains it if it is not there."""
         folder = self.work / "models" / name
         if name not in self.trained:
-            text = "DOCUMENTS" if "--reset-on-document" in flags else "TEXT"
+            text = "DOCUMENTS" if "reset_on_document" in flags else "TEXT"
             code, _, error = self.checkout.run(f"train {text} -o FOLDER {flags}", {**self.names, "FOLDER": folder})
             if code:
                 self.problems.append(f"train {name}: exit code {code}: {error.strip()[-300:]}")
@@ -729,7 +729,7 @@ class Recorder:
         (folder / "model.safetensors").unlink()
         *_, last = sorted((folder / "checkpoints").glob("step-*"))
         shutil.rmtree(last)
-        text = "DOCUMENTS" if "--reset-on-document" in flags else "TEXT"
+        text = "DOCUMENTS" if "reset_on_document" in flags else "TEXT"
         code, _, error = self.checkout.run(f"train {text} -o FOLDER {flags} --resume", {**self.names, "FOLDER": folder})
         if code:
             self.problems.append(f"resume {name}: exit code {code}: {error.strip()[-300:]}")

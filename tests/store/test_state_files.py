@@ -100,7 +100,6 @@ def test_everything_is_stored_as_tensors(path):
     assert {name: str(t.dtype) for name, t in tensors.items() if name.startswith("session.")} == {
         "session.pending.text": "torch.uint8",
         "session.pending.ids": "torch.int32",
-        "session.pending.documents": "torch.int64",
         "session.sampler.generator": "torch.uint8",
         "session.sampler.recent": "torch.int32",
         "session.stream.scored_text": "torch.uint8",

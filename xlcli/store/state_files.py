@@ -171,8 +171,9 @@ def _pack(session: SessionState) -> tuple[dict[str, Tensor], dict[str, str]]:
     tensors = {
         "pending.text": torch.from_numpy(np.frombuffer(pending.data, np.uint8).copy()),
         "pending.ids": torch.tensor(pending.ids, dtype=torch.int32),
-        "pending.documents": torch.tensor(pending.documents, dtype=torch.int64),
     }
+    if pending.documents:
+        tensors["pending.documents"] = torch.tensor(pending.documents, dtype=torch.int64)
     if sampler is not None:
         scalars["sampler.seed"] = sampler.seed
         tensors["sampler.generator"] = sampler.generator
@@ -218,6 +219,8 @@ def _unpack(
 
 def _documents(tensors: Mapping[str, Tensor]) -> tuple[int, ...]:
     """Offsets in the unread text at which documents begin."""
+    if "pending.documents" not in tensors:
+        return ()
     starts = tuple(_array(tensors, "pending.documents", "int64").tolist())
     within = (-1, *starts, len(tensors["pending.text"]) + 1)
     if any(b <= a for a, b in itertools.pairwise(within)):

@@ -166,7 +166,9 @@ def _run(
             run = yield from (begin(contexts) if ranks.is_first else _follow(paths, changes, stop, ranks))
         except StoppedEarlyError:
             if ranks.is_first:
-                yield Notice("stopped before the next step; run the same command again.", "warning")
+                yield Notice(
+                    "stopped before the next step; nothing has changed, so run the same command again.", "warning"
+                )
             return
         if run is None:
             return

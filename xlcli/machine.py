@@ -53,7 +53,7 @@ def require_memory(purpose: str, n_bytes: int, remedy: str, device: str = "cpu")
 
 
 def fitting(settings: Mapping[str, int], need: Callable[[Mapping[str, int]], int], available: int) -> str:
-    """Settings with which `need` is at most `available` bytes: `batch_size 8, mem_len 64`. Empty if none suffice.
+    """Settings with which `need` is at most `available` bytes: `batch_size 8, segment_len 64`. Empty if none suffice.
 
     One setting, the first that suffices, is lowered to a power of two; if none suffices alone, all are.
     """

@@ -195,7 +195,7 @@ def test_a_trained_layer_takes_other_rounds_at_evaluation(rounds, cuts):
     with torch.inference_mode():
         out, memory = read(trained, x, cuts, memory=branch(rounds).init_memory(2, "keyvalue"))
         assert torch.allclose(out, expected(branch(rounds), x), rtol=0, atol=1e-10)
-    assert memory.n_hashes == rounds
+    assert memory.n_rounds == rounds
 
 
 @pytest.mark.parametrize("cuts", [[40], [1] * 40, [17, 23]])

@@ -85,7 +85,7 @@ class Buckets(Memory):
         return self.table._asdict()
 
     @property
-    def n_hashes(self) -> int:
+    def n_rounds(self) -> int:
         """Number of hash rounds."""
         return self.stored.counts.shape[2]
 

@@ -153,7 +153,7 @@ class LanguageModel(nn.Module):
         }
         for memory in state.layers:
             if isinstance(memory, Buckets):
-                settings["n_hashes"] = memory.n_hashes
+                settings["n_hashes"] = memory.n_rounds
         return settings
 
     def forward(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:

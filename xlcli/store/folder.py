@@ -150,9 +150,7 @@ class LoadedModel:
         is_same = options.shape(self.config.model) == self.config.model
         clamp_len = self.network.clamp_len or self.network.full_len or "none"
         if not is_same or options.clamp_len not in (None, clamp_len):
-            raise ConfigError(
-                "n_steps, n_hashes and clamp_len are fixed when a model is loaded.", "Give them to load()."
-            )
+            raise ConfigError("steps, hash rounds and clamp_len are fixed by loading a model.", "Give them to load().")
         if options.weight_dtype not in ("auto", self.weight_dtype):
             raise ConfigError("weights are rounded when a model is loaded.", "Give weight_dtype to load().")
 

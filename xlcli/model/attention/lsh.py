@@ -131,7 +131,7 @@ class LSHAttention(Attention):
         q, v = (
             rearrange(part(x).to(wide), "b t (h e) -> b h t e", h=self.n_heads) for part in (self.query, self.value)
         )
-        buckets = hash_buckets(q, self.rotations[: memory.n_hashes].to(wide), self.factors)
+        buckets = hash_buckets(q, self.rotations[: memory.n_rounds].to(wide), self.factors)
         q = self.position.place(q, context)
         k = F.normalize(q, dim=-1)
         if self.log_scale is not None:

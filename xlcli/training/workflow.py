@@ -186,7 +186,8 @@ def _run(
                 is_spent, had_patience = fraction == 1.0, run.counters.plateau is None
                 if validate.due(step, clock.seconds, fraction) and not (begins or is_spent or run.exceeds_share):
                     run.counters.validation_due = True
-                if run.counters.validation_due or (is_spent and not run.is_validated):
+                is_checked = run.counters.validation_due or (is_spent and not run.is_validated)
+                if is_checked:
                     check_finite(run)
                     yield from run.validate()
                     fraction = run.fraction(clock.seconds)
@@ -197,7 +198,8 @@ def _run(
                 if is_due:
                     run.counters.anchor = step
                 if (is_due or is_over) and run.saved_at != run.place:
-                    check_finite(run)
+                    if not is_checked:
+                        check_finite(run)
                     yield run.save()
                 if is_over:
                     break

@@ -99,16 +99,25 @@ def test_predict_and_observe_are_score():
 @pytest.mark.parametrize(
     ("first", "then", "said"),
     [
-        (ADAPT, {}, "--adapt"),
         ({}, ADAPT, "--adapt"),
         (ADAPT, ADAPT | {"adapt_block": 32}, r"adapt_block\D+16\D+32\b"),
     ],
 )
-def test_a_state_is_continued_with_its_settings(first, then, said):
+def test_a_state_is_not_continued_with_other_settings(first, then, said):
     model, saved = toy(), []
     list(stream(model, [TEXT[:50]], StreamConfig(**first), RUNTIME, save=saved.append))
     with pytest.raises(StateError, match=said):
         list(stream(model, [TEXT[50:]], StreamConfig(**then), RUNTIME, resume=saved[-1]))
+
+
+def test_a_state_that_learns_goes_on_without_being_asked():
+    model, saved, settings = toy(), [], ADAPT | {"context_cache": 30}
+    list(stream(model, [TEXT[:50]], StreamConfig(**settings), RUNTIME, save=lambda made: saved.append(made.fork())))
+    asked, silent = (
+        [event.bits for event in stream(model, [TEXT[50:]], StreamConfig(**then), RUNTIME, resume=saved[-1].fork())]
+        for then in (settings, {})
+    )
+    assert silent[:-1] == asked[:-1]
 
 
 def test_a_saved_state_gives_the_settings(tmp_path):

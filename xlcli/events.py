@@ -368,7 +368,11 @@ class LineScore(Event):
 
 @dataclass(frozen=True, slots=True)
 class StreamStats(Event):
-    """Totals of a stream so far."""
+    """Totals of a stream so far.
+
+    `seconds` and `lines_per_second` are of this process, with its waits for input; `tokens_per_second` is the speed of
+    the model.
+    """
 
     lines: int
     bytes: int
@@ -376,6 +380,7 @@ class StreamStats(Event):
     bits: float
     bits_per_byte: float
     seconds: float
+    lines_per_second: float
     tokens_per_second: float
     mem_len: int
     state_bytes: int

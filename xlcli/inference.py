@@ -107,6 +107,7 @@ class InferenceSession:
         if resume is not None:
             state = resume.model_state
             options = continued(model.network, options, state, runtime.dtype)
+            check_settings(model, options, runtime)
             longest = longest_memory(model, state.span, n_tokens)
             check_memory(model, runtime, longest, memory_dtype=state.memory_dtype, changeable=(), predicts=predicts)
             reader = make_reader(model.network, options)

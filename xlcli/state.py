@@ -183,4 +183,4 @@ class State:
             raise StateError(f"the state is damaged: {error}.", _REMEDY) from None
 
 
-_REMEDY = "Start without --state-in."
+_REMEDY = "Start without this state."

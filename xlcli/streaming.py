@@ -15,6 +15,7 @@ connected by a saved session thus give the scores of one stream.
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -70,7 +71,7 @@ def stream(
         options: Output, flushing, saving and resets.
         runtime: Device and number type.
         resume: Saved session. Line numbers, byte offsets and totals continue from it.
-        save: Called every `save_every` seconds if text has arrived, and at the end.
+        save: Called every `save_every` seconds at the end of a line, if text was read since, and at the end.
         stop: Called between calls of the model. Once true, unscored text is saved with the session and not scored.
         sampling: Options of the `continue_tokens` sampled after the text; by default as `generate`.
         seed: Seed of that sampling; random by default.
@@ -82,7 +83,13 @@ def stream(
         StateError: `resume` does not fit `options`.
     """
     scorer = _Scorer(model, options, runtime, resume)
-    saved = time.monotonic()
+    saved = time.monotonic() if resume else -math.inf  # a new state is saved with its first line
+
+    def is_due() -> bool:
+        """True if it is time to save, and there is something new to save."""
+        is_time = options.save_every is not None and time.monotonic() - saved >= options.save_every
+        return save is not None and is_time and scorer.has_new_text
+
     for portion, is_end in itertools.chain(((portion, False) for portion in portions), [(None, True)]):
         if not is_end:
             scorer.receive(portion)
@@ -92,7 +99,7 @@ def stream(
             if stop():
                 break
             scorer.is_ended = True
-        while not stop() and (n := scorer.next_call()):
+        while not stop() and (n := scorer.next_call(to_line_end=(due := is_due()))):
             started = time.perf_counter()
             bits = scorer.session.score(scorer.ids[:n]) / LN2
             scorer.model_seconds += time.perf_counter() - started
@@ -101,6 +108,9 @@ def stream(
             if time.monotonic() - scorer.last_stats >= STATS_SECONDS:
                 scorer.last_stats = time.monotonic()
                 yield scorer.stats(final=False)
+            if save and due:
+                saved, scorer.has_new_text = time.monotonic(), False
+                save(scorer.session_state())
         if is_end:
             if scorer.n_bytes > scorer.line_start:  # an unfinished line
                 yield from scorer.end_line_part()
@@ -119,8 +129,7 @@ def stream(
         if scorer.flush_due:
             scorer.flush_due = False
             yield from scorer.end_line_part()
-        is_due = options.save_every is not None and time.monotonic() - saved >= options.save_every
-        if save and is_due and scorer.has_new_text:
+        if save and is_due():
             saved, scorer.has_new_text = time.monotonic(), False
             save(scorer.session_state())
     yield scorer.stats(final=True)
@@ -152,6 +161,7 @@ class _Scorer:
         self.documents = deque(pending.documents)
         position = resume.stream if resume and resume.stream else StreamPosition(0, 0, 0, 0.0, 0, ())
         self.n_lines, self.n_bytes, self.n_tokens = position.n_lines, position.n_bytes, position.n_tokens
+        self.first_line = self.n_lines
         self.bits = position.bits
         self.line_start = position.line_start
         self.line = list(position.scored)
@@ -177,10 +187,11 @@ class _Scorer:
             self.arrived += portion
             self.has_new_text = True
 
-    def next_call(self) -> int:
+    def next_call(self, *, to_line_end: bool) -> int:
         """Number of queued tokens to score in one call, after tokenizing what has arrived; 0 if none can be output now.
 
-        Resets the session before the first of them if `reset_on` or a document says so.
+        Resets the session before the first of them if `reset_on` or a document says so. `to_line_end`: the last of them
+        ends a line, if one of them does.
         """
         while not self.n_ready:
             if self.arrived:
@@ -194,7 +205,8 @@ class _Scorer:
         n, is_reset = self._n_before_reset(min(self.n_ready, TOKENS_PER_CALL))
         if is_reset:
             self.session.reset()
-        return n
+        line_end = self.text.rfind(b"\n", 0, int(self.sizes[:n].sum())) + 1 if to_line_end else 0
+        return self._n_tokens_within(line_end) or n
 
     @property
     def _n_tokenized(self) -> int:
@@ -214,13 +226,15 @@ class _Scorer:
 
     def stats(self, *, final: bool) -> StreamStats:
         """Totals so far."""
+        seconds = time.monotonic() - self.started
         return StreamStats(
             lines=self.n_lines,
             bytes=self.n_bytes,
             tokens=self.n_tokens,
             bits=self.bits,
             bits_per_byte=self.bits / self.n_bytes if self.n_bytes else 0.0,
-            seconds=time.monotonic() - self.started,
+            seconds=seconds,
+            lines_per_second=(self.n_lines - self.first_line) / seconds if seconds else 0.0,
             tokens_per_second=self.model_tokens / self.model_seconds if self.model_seconds else 0.0,
             mem_len=self.session.state.span.mem_len,
             state_bytes=self.session.state.bytes,
@@ -287,6 +301,7 @@ class _Scorer:
     def output(self, bits: NDArray[np.float64]) -> Iterator[StreamEvent]:
         """Takes scored tokens from the queue, counts them, and outputs them, or the lines that they complete."""
         n = len(bits)
+        self.has_new_text = True
         sizes, emit = self.sizes[:n], self.options.emit
         n_bytes = int(sizes.sum())
         text = self.text[:n_bytes]

@@ -14,6 +14,7 @@ HERE = Path(__file__).parent
     ("name", "cases"),
     [
         ("kills", 1),
+        ("services", 2),
         ("crashes", 2),
         ("full_disks", 1),
         ("invocations", 20),

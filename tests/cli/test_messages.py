@@ -44,6 +44,7 @@ VARYING = {
     r"(?<=Use batch_size )\d+": "N",
     r"\b[0-9a-f]{12}\b": "HASH",
     r"[\d.]+k? tokens/s": "N tokens/s",
+    r"[\d.]+k? lines/s": "N lines/s",
     r"\d+\.\d{3,4}(?= bits| by the model)": "N",
     r"(?<=[ ,;])[\d.]+ s(?=\n)": "N s",
     r"(?m)^step .*\n": "",

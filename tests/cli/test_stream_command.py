@@ -1,9 +1,11 @@
 import json
 import re
 import shutil
+import signal
+import subprocess
 
 import pytest
-from programs import TEXT, Terminal, command
+from programs import TEXT, Terminal, command, environment
 
 
 @pytest.fixture
@@ -71,6 +73,41 @@ def test_a_saved_memory_goes_on_exactly(piped, model, tmp_path):
     assert piped(TEXT, "--state-out", tmp_path / "s").code == 0
     rest = objects(piped(TEXT, "--json", "--state-in", tmp_path / "s").out)
     assert rest[0]["bits"] == pytest.approx(whole[1]["bits"], abs=1e-6)
+
+
+def test_a_state_is_made_and_continued_with_its_model_and_its_cache(piped, model, untrained, tmp_path):
+    whole = objects(piped(TEXT * 3, "--json", "--context-cache", "50").out)
+    first = objects(piped(TEXT, "--json", "--context-cache", "50", "--state", tmp_path / "s").out)
+    untrained("newer")
+    rest = [objects(piped(TEXT, "--json", "--state", tmp_path / "s").out)[0] for _ in range(2)]
+    assert [row["line"] for row in first + rest] == [1, 2, 3]
+    assert [row["bits"] for row in first + rest] == pytest.approx([row["bits"] for row in whole], abs=1e-4)
+    assert piped(TEXT, "--state", tmp_path / "s", "--state-in", tmp_path / "s").code == 2
+
+
+def test_a_state_is_continued_by_generation(piped, run, model, tmp_path):
+    assert piped(TEXT, "--state", tmp_path / "s").code == 0
+    done = [run("generate", "x", "-n", "5", "--seed", "1", "--state", tmp_path / "s") for _ in range(2)]
+    assert [each.code for each in done] == [0, 0]
+    n_read = [int(re.search(r"(\d+) tokens read", each.err)[1]) for each in done]
+    assert n_read == [len(TEXT), len(TEXT) + len(b"x") + 5]
+
+
+def test_a_followed_file_is_scored_once(model, tmp_path):
+    log, found = tmp_path / "app.log", []
+    follow = command("stream", log, "--follow", "--state", tmp_path / "s", "--json", "-q")
+    log.write_bytes(b"one\ntwo\nth")
+    for rest in (b"ree\n", b"six\n"):
+        with subprocess.Popen(follow, env=environment(), stdout=subprocess.PIPE) as child:
+            found += [json.loads(child.stdout.readline()) for _ in range(2)]
+            child.send_signal(signal.SIGTERM)
+            assert child.wait(20) == 143
+        with log.open("ab") as file:
+            file.write(rest)
+        if rest == b"ree\n":
+            log.rename(tmp_path / "app.log.1")
+            log.write_bytes(b"five\n")
+    assert [(row["line"], row["byte"], row["bytes"]) for row in found] == [(1, 0, 4), (2, 4, 4), (3, 8, 6), (4, 14, 5)]
 
 
 def test_a_state_of_another_model_is_refused(piped, model, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from xlcli.config import GenerateConfig, StreamConfig
 from xlcli.files.tensors import read_tensors
 from xlcli.generation import generate
 from xlcli.store.layout import ENCODINGS, SCHEMA
-from xlcli.store.state_files import save_state
+from xlcli.store.state_files import FilePosition, save_state
 from xlcli.streaming import stream
 
 PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
@@ -59,6 +60,7 @@ def test_every_entry_of_a_state_file_is_named(tmp_path):
     model, saved = toy(), []
     list(generate(model, b"The", GenerateConfig(max_new_tokens=2), RUNTIME, seed=1, save=saved.append))
     list(stream(model, [b"The end"], StreamConfig(), RUNTIME, save=lambda session: saved.append(session.fork())))
+    saved.append(replace(saved[-1], source=FilePosition(1, 2, 3, 4, b"end")))
     for session in saved:
         save_state(tmp_path / "s", session, model=model)
         tensors, metadata = read_tensors(tmp_path / "s", expected=None)

@@ -57,7 +57,7 @@ def compress(
     context.params["out"] = check_target(target, screen)
     check_files(context, [folder, *texts], ["out"])
     source = open_source(file)
-    check_standard_output(source)
+    check_standard_output(file)
     with screen.stop() as stop:
         if file == "-":
             screen.expect_keyboard()

@@ -47,7 +47,7 @@ def decompress(
     target = out or ("-" if file == "-" else file.removesuffix(SUFFIX))
     context.params["out"] = check_target(target, screen) if screen.json else target
     source = open_source(file)
-    check_standard_output(source)
+    check_standard_output(file)
     with screen.stop() as stop:
         reader = FileReader(portions(source, stop, None), "standard input" if file == "-" else file)
         with ending(stop):

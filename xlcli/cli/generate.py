@@ -43,6 +43,7 @@ def generate(
             allow_from_autoenv=False,
         ),
     ] = False,
+    state: options.State = None,
     state_in: options.StateIn = None,
     state_out: options.StateOut = None,
     dry_run: options.DryRun = False,
@@ -57,10 +58,10 @@ def generate(
     n_samples = settings.num_samples
     if words and len(words) > 1:
         raise ConfigError("the prompt is one argument.", 'Put it in quotes: xlcli generate "Once upon a".')
-    if state_out and n_samples > 1:
-        raise ConfigError("--state-out saves one state, but --num-samples asks for several.", "Drop one of the two.")
+    if (state or state_out) and n_samples > 1:
+        raise ConfigError("a file holds one state, but --num-samples asks for several.", "Drop one of the two.")
     if prompts is not None:
-        conflicts = {"PROMPT": words, "--interactive": interactive, "--state-out": state_out}
+        conflicts = {"PROMPT": words, "--interactive": interactive, "--state": state, "--state-out": state_out}
         if conflict := next((name for name, value in conflicts.items() if value), None):
             raise ConfigError(f"--prompts does not go together with {conflict}.", f"Leave out {conflict}.")
     if settings.logprobs is not None and not (screen.json or prompts):
@@ -71,7 +72,7 @@ def generate(
     folder = prologue.find_model(context, settings, screen)
     texts = [prompts] if prompts not in (None, "-") else []
     prologue.check_texts(texts, "xlcli generate -m {}")
-    prologue.check_files(context, [folder, *texts], ["state_out"])
+    prologue.check_files(context, [folder, *texts], ["state", "state_out"])
     if dry_run:
         action = f"generates {n_samples} x {settings.max_new_tokens} tokens" + (
             f" for each prompt of {prompts}" if prompts else ""

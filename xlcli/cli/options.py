@@ -47,6 +47,10 @@ Model = Annotated[
     str | None,
     option("Model", "-m, --model NAME|FOLDER", "Model. Default: the newest in ./models, else the bundled one."),
 ]
+State = Annotated[
+    str | None,
+    option("Memory", "--state FILE", "Continue from the state saved in this file, if it exists, and save in it."),
+]
 StateIn = Annotated[str | None, option("Memory", "--state-in FILE", "Continue from the state saved in this file.")]
 StateOut = Annotated[str | None, option("Memory", "--state-out FILE", "Save the state at the end, or when stopped.")]
 Html = Annotated[

@@ -26,8 +26,8 @@ _FORCE = f"{_OTHER}, or add --force to overwrite it."
 def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[Path], *, force: bool) -> None:
     """Checks the output files of a command.
 
-    `outputs` gives the name of the file, if any, for `--state-out` and the keys of `_KINDS`. The standard streams are
-    added to the inputs. `force` overwrites inputs and files of any kind.
+    `outputs` gives the name of the file, if any, for options of states and the keys of `_KINDS`. The standard streams
+    are added to the inputs. `force` overwrites inputs and files of any kind.
 
     Raises:
         ConfigError: An output is a folder, read-only, an input or a file of another kind; or, even with `force`,
@@ -56,7 +56,8 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[Path], *, 
             reason = (error.strerror or str(error)).lower()
             raise ConfigError(f"cannot write {option} {name}: {reason}.", f"{_OTHER}.") from None
         is_file = status is None or stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
-        if not is_file and option != "--state-out":  # a device or a pipe
+        is_state = option.startswith("--state")
+        if not is_file and not is_state:  # a device or a pipe
             continue
         earlier = places.setdefault(path.resolve(), option)
         if earlier != option:
@@ -69,7 +70,7 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[Path], *, 
                 raise ConfigError(f"{option} {path} is also {used[_identity(status)]}.", _FORCE)
             if status.st_mode & 0o222 == 0:
                 raise ConfigError(f"{option} {path} is read-only.", _FORCE)
-            is_own = is_state_file(path) if option == "--state-out" else _KINDS[option](_head(path))
+            is_own = is_state_file(path) if is_state else _KINDS[option](_head(path))
             if status.st_size and not is_own:
                 raise ConfigError(f"{option} {path} exists and was not written by {option}.", _FORCE)
         used[_identity(status)] = f"the file of {option}"
@@ -100,9 +101,9 @@ def write_output(path: Path, pieces: Iterable[bytes]) -> None:
         write_atomic(path, pieces)
 
 
-def check_standard_output(source: int) -> None:
-    """`ConfigError` if standard output is the regular file open as `source`: it would grow while it is read."""
-    if _identities((), source) & _identities((), 1):
+def check_standard_output(name: str) -> None:
+    """`ConfigError` if standard output is the regular file that is read (`-`: standard input), which would grow."""
+    if (_identities((), 0) if name == "-" else _identities([Path(name)])) & _identities((), 1):
         raise ConfigError("standard output is the file that is read.", "Redirect it to another file.")
 
 

@@ -35,13 +35,17 @@ def open_source(name: str) -> int:
         raise DataError(f"cannot read {name}: {error.strerror}.", "Check the path.") from None
 
 
-def portions(source: int, stop: Stop, flush_ms: int | None) -> Iterator[bytes | None]:
-    """Bytes of `source` as they arrive; None after `flush_ms` ms without input. Ends with the input or at a signal."""
+def portions(source: int, stop: Stop, flush_ms: int | None, save_every: float | None = None) -> Iterator[bytes | None]:
+    """Bytes of `source` as they arrive. Ends with the input or at a signal.
+
+    None after `flush_ms` ms without input, and then every `save_every` seconds without it.
+    """
     waiting = poll({source: select.POLLIN, stop.fd: select.POLLIN})
-    timeout = None if flush_ms is None else min(flush_ms, 2**31 - 1)
+    save_ms = None if save_every is None else 1000 * save_every
     idle = True
     while not stop():
-        ready = dict(waiting.poll(timeout if not idle else None))
+        times = [each for each in (None if idle else flush_ms, save_ms) if each is not None]
+        ready = dict(waiting.poll(min(*times, 2**31 - 1) if times else None))
         if not ready:
             idle = True
             yield None

@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ import typer
 from xlcli.cli.settings import named, print_config, user_settings
 from xlcli.cli.usage import nearest, source
 from xlcli.config import Config, EvalConfig, InferenceConfig, ModelConfig, RuntimeConfig, make
-from xlcli.errors import CheckpointError, DataError, InvalidSettingError, StateError
+from xlcli.errors import CheckpointError, ConfigError, DataError, InvalidSettingError, StateError
 
 if TYPE_CHECKING:
     from xlcli.cli.render import Screen
@@ -50,15 +51,21 @@ def open_screen(context: typer.Context) -> Screen:
 
 
 def find_model(context: typer.Context, settings: InferenceConfig, screen: Screen) -> Path:
-    """Folder of the model that `--model` names, or of the one chosen without it, which is reported.
+    """Folder of the model that `--model` names, else of the one that made the saved state, else of a chosen one.
+
+    A choice is reported.
 
     Raises:
         ConfigError: A setting does not apply to this model.
+        StateError: There is no such state.
     """
     from xlcli.store.discover import choose
     from xlcli.store.layout import read_config
+    from xlcli.store.state_files import saved_model
 
-    folder, reason = choose(None if source(context, "model") == "ENVIRONMENT" else context.params["model"])
+    given = None if source(context, "model") == "ENVIRONMENT" else context.params["model"]
+    state = state_files(context)[0]
+    folder, reason = choose(given) if given or state is None else (saved_model(state), f"of {state}")
     if reason is not None:
         screen.say(f"model {folder.name} ({reason}); -m NAME takes another")
     section = str(context.info_name)
@@ -173,20 +180,36 @@ def check_texts(names: Iterable[str], command: str) -> None:
             )
 
 
+def state_files(context: typer.Context) -> tuple[Path | None, Path | None]:
+    """Files of the state to continue and of the state to save, if any; `--state` is both if it exists and has content.
+
+    Raises:
+        ConfigError: `--state` and another option are given.
+        StateError: There is no state to continue.
+    """
+    from xlcli.store.state_files import is_state_file
+
+    names = {name: context.params.get(name) for name in ("state", "state_in", "state_out")}
+    state, before, after = (None if name is None else Path(name) for name in names.values())
+    if state is not None and (before or after):
+        raise ConfigError("--state both continues a state and saves it.", "Leave out --state-in and --state-out.")
+    if state is not None:
+        before, after = state if os.path.lexists(state) and state.stat().st_size else None, state
+    if before is not None and not before.is_file():
+        raise StateError(f"there is no saved state {before}.", "Make one with --state FILE, or drop --state-in.")
+    if before is not None and not is_state_file(before):
+        raise StateError(f"{before} is damaged or no saved state.", "Start without it.")
+    return before, after
+
+
 def check_files(context: typer.Context, inputs: Iterable[str | Path], outputs: Iterable[str]) -> None:
-    """Refuses a missing state file, and outputs that cannot be written, before a model is loaded.
+    """Refuses outputs that cannot be written, before a model is loaded.
 
     `outputs` are parameters whose values are names of files; `inputs` are the files and folders that are read.
     """
     from xlcli.cli.outputs import check_outputs
-    from xlcli.store.state_files import is_state_file
 
     params = context.params
-    state_in = params.get("state_in")
-    if state_in is not None and not Path(state_in).is_file():
-        raise StateError(f"there is no saved state {state_in}.", "Make one with --state-out FILE, or drop --state-in.")
-    if state_in is not None and not is_state_file(Path(state_in)):
-        raise StateError(f"{state_in} is damaged or no saved state.", "Start without --state-in.")
     read = map(Path, [*inputs, *([params["config_file"]] if params["config_file"] else ())])
     check_outputs({f"--{name.replace('_', '-')}": params[name] for name in outputs}, read, force=params["force"])
 
@@ -194,20 +217,17 @@ def check_files(context: typer.Context, inputs: Iterable[str | Path], outputs: I
 def open_model(
     context: typer.Context, folder: Path, settings: InferenceConfig, config: RuntimeConfig, screen: Screen
 ) -> tuple[LoadedModel, Runtime, SessionState | None, SaveState | None]:
-    """`load_model`, the session saved in `--state-in`, and a function that writes `--state-out`; None if not given."""
+    """`load_model`, the saved session, and a function that saves one, None if there is no file for it."""
     from xlcli.cli import report
     from xlcli.store.state_files import load_state, save_state
 
-    state_in, state_out = context.params["state_in"], context.params["state_out"]
+    state_in, state_out = state_files(context)
     model, runtime = load_model(folder, settings, config, screen)
     resume = None
     if state_in is not None:
-        resume = load_state(Path(state_in), model=model, device=str(runtime.device))
+        resume = load_state(state_in, model=model, device=str(runtime.device))
         state = resume.model_state
         rounded = report.rounding("float32", state.memory_dtype)
-        screen.say(f"state {state_in}: {report.counted(state.seen, 'token')} read{rounded}", "detail")
-
-    def save(session: SessionState) -> None:
-        save_state(Path(state_out), session, model=model)
-
-    return model, runtime, resume, None if state_out is None else save
+        read = f"{report.counted(state.seen, 'token')} read{rounded}"
+        screen.say(f"state {state_in}: {read}", "info" if state_in == state_out else "detail")
+    return model, runtime, resume, None if state_out is None else partial(save_state, state_out, model=model)

@@ -279,7 +279,8 @@ def stats_line(stats: StreamStats) -> str:
     """Totals of a stream in one line."""
     return (
         f"{counted(stats.lines, 'line')}, {size(stats.bytes)}, {counted(stats.tokens, 'token')}, "
-        f"{stats.bits_per_byte:.4f} bits per byte, {amount(stats.tokens_per_second)} tokens/s, {time(stats.seconds)}"
+        f"{stats.bits_per_byte:.4f} bits per byte, {amount(stats.lines_per_second)} lines/s, "
+        f"{amount(stats.tokens_per_second)} tokens/s, {time(stats.seconds)}"
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,28 +13,44 @@ import typer
 
 from xlcli.cli import options
 from xlcli.cli.help import CONTEXT, Command
+from xlcli.cli.options import option
 from xlcli.cli.pipe import open_source, portions
 from xlcli.errors import ConfigError
 
 if TYPE_CHECKING:
+    from xlcli.cli.follow import FollowedFile
     from xlcli.cli.render import Screen
-    from xlcli.cli.signals import Stop
     from xlcli.config import StreamConfig
     from xlcli.events import Event
+    from xlcli.inference import SaveState
     from xlcli.store.folder import LoadedModel
+    from xlcli.store.state_files import SessionState
 
 app = typer.Typer()
+
+SAVE_EVERY = 60.0
+"""Seconds between saves with `--state`."""
 
 
 @app.command(
     cls=Command,
     context_settings=CONTEXT,
-    epilog="cat book.txt | xlcli stream\ntail -f app.log | xlcli stream --json --state-out log.state --save-every 10m",
+    epilog="cat book.txt | xlcli stream\nxlcli stream app.log --follow --state log.state --json",
 )
 def stream(
     context: typer.Context,
     files: Annotated[list[str] | None, typer.Argument(metavar="[FILE]")] = None,
     model: options.Model = None,
+    follow: Annotated[
+        bool,
+        option(
+            "Text",
+            "--follow",
+            "Wait for text that is appended to FILE, also when it is rotated; go on where --state ended.",
+            allow_from_autoenv=False,
+        ),
+    ] = False,
+    state: options.State = None,
     state_in: options.StateIn = None,
     state_out: options.StateOut = None,
     html: options.Html = None,
@@ -50,17 +68,23 @@ def stream(
     name = files[0] if files else "-"
     if files and len(files) > 1:
         raise ConfigError("stream reads one file, or standard input.", "Join files first: cat FILE... | xlcli stream.")
-    if settings.save_every is not None and not state_out:
-        raise ConfigError("--save-every needs a file to save in.", "Add --state-out memory.state.")
+    if settings.save_every is not None and not (state or state_out):
+        raise ConfigError("--save-every needs a file to save in.", "Add --state memory.state.")
+    if settings.save_every is None and state:
+        settings = settings.model_copy(update={"save_every": SAVE_EVERY})
+    if follow and (name == "-" or (Path(name).exists() and not Path(name).is_file())):
+        raise ConfigError("--follow needs a regular file.", "Name one. A pipe is read until it ends.")
     texts = [] if name == "-" else [name]
-    prologue.check_texts(texts, "xlcli stream -m {}")
+    if not (follow and prologue.state_files(context)[0]):  # a file that is continued may be between two names
+        prologue.check_texts(texts, "xlcli stream -m {}")
     folder = prologue.find_model(context, settings, screen)
-    prologue.check_files(context, [folder, *texts], ["state_out", "html"])
+    prologue.check_files(context, [folder, *texts], ["state", "state_out", "html"])
     if dry_run:
-        prologue.print_plan(folder, settings, screen, batch_size=1, action=f"scores {name}", is_endless=name == "-")
+        is_endless = follow or name == "-"
+        prologue.print_plan(folder, settings, screen, batch_size=1, action=f"scores {name}", is_endless=is_endless)
         return 0
-    source = open_source(name)
-    check_standard_output(source)
+    check_standard_output(name)
+    source = None if follow else open_source(name)
     label = "standard input" if name == "-" else name
     with screen.stop() as stop, nullcontext() if html is None else Page(Path(html)) as page:
         if name == "-":
@@ -68,12 +92,19 @@ def stream(
         loaded, runtime, resume, save = prologue.open_model(context, folder, settings, config.runtime, screen)
         from xlcli import streaming
         from xlcli.cli import report
+        from xlcli.cli.follow import FollowedFile
         from xlcli.events import LineScore, TokenScore
 
+        if source is None:
+            followed = FollowedFile(Path(name), resume.source if resume else None, partial(screen.say, level="warning"))
+            data = followed.portions(stop, settings.flush_ms, single_lines=settings.text_field is not None)
+            save = None if save is None else partial(save_with_place, save, followed)
+        else:
+            data = portions(source, stop, settings.flush_ms, settings.save_every)
         needs_tokens = page is not None and settings.emit in ("stats", "none")
         events = streaming.stream(
             loaded,
-            read_text(source, settings, loaded, screen, name=label, is_continued=resume is not None, stop=stop),
+            read_text(data, source, settings, loaded, screen, name=label, is_continued=resume is not None),
             settings.model_copy(update={"emit": "lines"}) if needs_tokens else settings,
             runtime,
             resume=resume,
@@ -105,23 +136,29 @@ def stream(
         return stop.exit_code
 
 
+def save_with_place(save: SaveState, followed: FollowedFile, session: SessionState) -> None:
+    """Saves a session with the place in the file that it has read."""
+    save(replace(session, source=followed.position))
+
+
 def read_text(
-    source: int,
+    data: Iterator[bytes | None],
+    source: int | None,
     settings: StreamConfig,
     model: LoadedModel,
     screen: Screen,
     *,
     name: str,
     is_continued: bool,
-    stop: Stop,
 ) -> Iterator[bytes | None]:
-    """Text of a source in any of the formats, as it arrives."""
-    from xlcli.text.formats import checked, is_parquet, parquet_texts, text_of
+    """Text of data in any of the formats, as it arrives from a descriptor, or from a file that is followed."""
+    from xlcli.text.formats import checked, is_parquet, parquet_texts, text_of, unconverted
 
-    data = portions(source, stop, settings.flush_ms)
     if settings.binary:
         return data
-    if is_parquet(source):
+    if source is None:
+        data = unconverted(data, name)
+    elif is_parquet(source):
         return parquet_texts(source, name, settings.text_field)
     any_bytes = model.tokenizer.kind == "bytes"
     text = text_of(data, name, settings.text_field, any_bytes=any_bytes, notice=screen.say)

@@ -353,7 +353,7 @@ class StreamConfig(OnlineConfig):
     )
     continue_tokens: Length = Field(default=0, description="Number of tokens to generate after the end of the input.")
     save_every: Annotated[Seconds | None, Option("Memory", "--save-every TIME", "10m")] = Field(
-        default=None, description="Time between saves of the state. Default: at the end only."
+        default=None, description="Time between saves of the state. Default: 1m with --state, else at the end only."
     )
     flush_ms: Annotated[Length | None, Option("Text", "--flush-ms N", "200")] = Field(
         default=None, description="Score an unfinished line after N milliseconds without input."

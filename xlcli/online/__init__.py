@@ -55,7 +55,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "cache": {"context_cache": None},
 }
 """Default settings of the values of `State.online`."""
-_REMEDY = "Start without --state-in."
+_REMEDY = "Start without this state."
 
 
 def make_reader(network: LanguageModel, options: InferenceConfig, decoder: Decoder | None = None) -> Reader:
@@ -111,19 +111,14 @@ def continued(network: LanguageModel, options: InferenceConfig, state: State, dt
     for name, saved in (network.inference_settings(state) | learned | switches).items():
         has_flag = any(isinstance(part, Option) for part in OnlineConfig.model_fields[name].metadata)
         flag = f"--{name.replace('_', '-')}" if has_flag else name
-        if name in switches and bool(given[name]) != bool(saved):
-            preposition, verb = ("with", "Add") if saved else ("without", "Leave out")
-            flag += f" {saved}" if name == "context_cache" and saved else ""
-            raise StateError(
-                f"the state was saved {preposition} {flag}.", f"{verb} {flag}, or start without --state-in."
-            )
-        if given.get(name) not in (None, "auto", saved):
-            raise StateError(
-                f"the state was saved with {flag} {saved}, but {flag} is {given[name]}.",
-                f"Give {flag} {saved}." if name in switches else f"Leave out {flag}.",
-            )
+        if given[name] and not saved and name in switches:
+            raise StateError(f"the state was saved without {flag}.", f"Leave out {flag}, or start without this state.")
+        chosen = given.get(name)
+        if chosen is not None and chosen is not False and chosen not in ("auto", saved):
+            raise StateError(f"the state was saved with {flag} {saved}, but {flag} is {chosen}.", f"Leave out {flag}.")
+    known = {name: given[name] for name in OnlineConfig.model_fields} | learned | {"adapt": switches["adapt"]}
     try:
-        options = validate(OnlineConfig, {name: given[name] for name in OnlineConfig.model_fields} | learned)
+        options = validate(OnlineConfig, known)
     except ConfigError as error:
         raise StateError(f"the state is damaged: {error.message}", _REMEDY) from None
     if state.adaptation is not None:

@@ -12,12 +12,13 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xlcli.errors import CheckpointError, StateError
 from xlcli.files import as_utf8
 from xlcli.files.tensors import read_header, read_tensors, with_prefix, write_tensors
-from xlcli.store.layout import SCHEMA
+from xlcli.store.discover import find
+from xlcli.store.layout import SCHEMA, is_model
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,9 +29,11 @@ if TYPE_CHECKING:
     from xlcli.store.folder import LoadedModel
     from xlcli.text.tokenizers import Tokenizer
 
-_REMEDY = "Start without --state-in."
+_REMEDY = "Start without this state."
 _COUNTERS = ("n_lines", "n_bytes", "n_tokens", "line_start")
 """Counters of a stream, saved as metadata."""
+_PLACE = ("device", "inode", "offset", "modified")
+"""Numbers of the place in a file that is followed, saved as metadata."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,24 @@ class StreamPosition:
     scored: tuple[tuple[bytes, float], ...]
 
 
+class FilePosition(NamedTuple):
+    """Place in a file that is followed, behind all text of it that a session has taken.
+
+    Attributes:
+        device: Number of the device that holds the file.
+        inode: Number of the file on that device.
+        offset: Offset of the place in bytes.
+        modified: Time of the last change of the file in nanoseconds since 1970.
+        tail: Bytes before the place, by which the file is recognized.
+    """
+
+    device: int
+    inode: int
+    offset: int
+    modified: int
+    tail: bytes
+
+
 @dataclass(frozen=True)
 class SessionState:
     """State of an inference session as a value. A session that continues it equals one that never stopped.
@@ -85,6 +106,7 @@ class SessionState:
     Attributes:
         last_token: Token that has been scored or sampled, but not read by the model.
         pending: Unread text, which comes before any new text.
+        source: Place in the file that the text was taken from, if it is followed.
     """
 
     model_state: State
@@ -92,6 +114,7 @@ class SessionState:
     pending: PendingText
     sampler: SamplerState | None = None
     stream: StreamPosition | None = None
+    source: FilePosition | None = None
 
     def fork(self) -> SessionState:
         """Copy that shares no tensor of the memory, so that both can be continued."""
@@ -106,6 +129,17 @@ def is_state_file(path: Path) -> bool:
         return False
 
 
+def saved_model(path: Path) -> Path:
+    """Folder of the model that made a state file. Imports no torch.
+
+    Raises:
+        CheckpointError: There is no such model.
+    """
+    metadata = read_header(path)[1]
+    folder = Path(metadata.get("model.folder", ""))
+    return folder if is_model(folder) else find(metadata.get("model.name", ""))
+
+
 def save_state(path: Path, session: SessionState, *, model: LoadedModel) -> None:
     """Writes a state file atomically."""
     tensors, scalars = _pack(session)
@@ -114,7 +148,7 @@ def save_state(path: Path, session: SessionState, *, model: LoadedModel) -> None
         path,
         {f"state.{name}": t for name, t in state.tensors().items()}
         | {f"session.{name}": t for name, t in tensors.items()},
-        {"schema": str(SCHEMA), "model.name": as_utf8(model.name)}
+        {"schema": str(SCHEMA), "model.name": as_utf8(model.name), "model.folder": as_utf8(str(model.folder.resolve()))}
         | {f"model.{name}": value for name, value in model.fingerprints.items()}
         | {f"state.{name}": value for name, value in state.describe().items()}
         | {f"session.{name}": value for name, value in scalars.items()},
@@ -157,7 +191,7 @@ def _check_model(path: Path, metadata: Mapping[str, str], model: LoadedModel) ->
                 maker, remedy = f"another version of model {own}", "Give that version (-m)"
             raise StateError(
                 f"{path} was made with {maker} ({name} {there[:12] or 'unknown'}, not {here[:12]}).",
-                f"{remedy}, or start without --state-in.",
+                f"{remedy}, or start without this state.",
             )
 
 
@@ -166,7 +200,7 @@ def _pack(session: SessionState) -> tuple[dict[str, Tensor], dict[str, str]]:
     import numpy as np
     import torch
 
-    pending, sampler, stream = session.pending, session.sampler, session.stream
+    pending, sampler, stream, source = session.pending, session.sampler, session.stream, session.source
     scalars: dict[str, object] = {"last_token": session.last_token, "pending.n_tokenized": pending.n_tokenized}
     tensors = {
         "pending.text": torch.from_numpy(np.frombuffer(pending.data, np.uint8).copy()),
@@ -184,6 +218,9 @@ def _pack(session: SessionState) -> tuple[dict[str, Tensor], dict[str, str]]:
         tensors["stream.scored_text"] = torch.from_numpy(np.frombuffer(b"".join(texts), np.uint8).copy())
         tensors["stream.scored_sizes"] = torch.tensor([len(text) for text in texts], dtype=torch.int32)
         tensors["stream.scored_bits"] = torch.tensor([bits for _, bits in stream.scored], dtype=torch.float64)
+    if source is not None:
+        scalars |= {f"source.{name}": getattr(source, name) for name in _PLACE}
+        tensors["source.tail"] = torch.from_numpy(np.frombuffer(source.tail, np.uint8).copy())
     return tensors, {name: str(value) for name, value in scalars.items()}
 
 
@@ -202,7 +239,7 @@ def _unpack(
     last_token = _count(scalars, "last_token")
     if last_token >= tokenizer.vocab_size:
         raise ValueError(f"token {last_token} is not in the vocabulary")
-    sampler = stream = None
+    sampler = stream = source = None
     if "sampler.seed" in scalars:
         recent = _token_ids(tensors, "sampler.recent", tokenizer).tolist()
         generator = torch.from_numpy(_array(tensors, "sampler.generator", "uint8"))
@@ -214,7 +251,12 @@ def _unpack(
             raise ValueError("'stream.bits' is not finite")
         counters = {name: _count(scalars, f"stream.{name}") for name in _COUNTERS}
         stream = StreamPosition(**counters, bits=bits, scored=_scored(tensors))
-    return SessionState(model_state, last_token, pending, sampler, stream)
+    if "source.offset" in scalars:
+        device, inode, offset, modified = (_count(scalars, f"source.{name}", 2**64) for name in _PLACE)
+        source = FilePosition(device, inode, offset, modified, _array(tensors, "source.tail", "uint8").tobytes())
+        if not len(source.tail) <= source.offset < 2**63:
+            raise ValueError("'source.tail' does not fit")
+    return SessionState(model_state, last_token, pending, sampler, stream, source)
 
 
 def _documents(tensors: Mapping[str, Tensor]) -> tuple[int, ...]:
@@ -239,8 +281,8 @@ def _scored(tensors: Mapping[str, Tensor]) -> tuple[tuple[bytes, float], ...]:
     return tuple((text[stop - size : stop], own_bits) for stop, size, own_bits in zip(stops, sizes, bits, strict=True))
 
 
-def _count(scalars: Mapping[str, str], name: str) -> int:
-    if not 0 <= (value := int(scalars[name])) < 2**63:
+def _count(scalars: Mapping[str, str], name: str, end: int = 2**63) -> int:
+    if not 0 <= (value := int(scalars[name])) < end:
         raise ValueError(f"'{name}' is {value}")
     return value
 

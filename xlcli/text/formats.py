@@ -287,6 +287,20 @@ def checked(portions: Portions, name: str) -> Portions:
         yield portion
 
 
+def unconverted(portions: Portions, name: str) -> Portions:
+    """The data of a file that is followed, in which a place is known by its offset.
+
+    Raises:
+        DataError: It is compressed, or in another encoding than UTF-8.
+    """
+    encodings = {mark: encoding for mark, encoding in ENCODINGS.items() if encoding != "utf-8"}
+    mark, head = yield from _begin(portions, (*COMPRESSIONS, *encodings))
+    if mark:
+        kind = COMPRESSIONS.get(mark) or encodings[mark].upper()
+        raise DataError(f"{name} holds {kind} data, which cannot be followed.", "Pipe its text into xlcli stream.")
+    yield from itertools.chain([head], portions)
+
+
 def _without_binaries(portions: Portions, name: str, marks: Sequence[bytes]) -> Portions:
     """The data, unless it begins with one of these keys of `BINARIES`."""
     mark, head = yield from _begin(portions, marks)

@@ -1,0 +1,198 @@
+"""A file that grows, followed across rotation and truncation.
+
+A file that was renamed is read to its end before the next one is begun; its writer has left it when a later file has
+text. A file is recognized by device, inode and the bytes before the place that was reached, and a copy of it (which
+`copytruncate` of logrotate makes) by these bytes alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from xlcli.cli.pipe import PORTION, poll
+from xlcli.cli.signals import Stop
+from xlcli.store.state_files import FilePosition
+from xlcli.text.formats import BLANKS
+
+TAIL = 1024
+"""Number of bytes before a place by which a file is recognized."""
+SHORTEST_TAIL = 64
+"""Number of bytes by which a copy of a file is recognized, at least."""
+POLL_MS = 100
+"""Time between two looks at a file that does not grow."""
+_PACKED = (".gz", ".bz2", ".xz", ".zst")
+
+
+class _File(NamedTuple):
+    """A regular file as it was seen: `identity` is device and inode, `modified` is in nanoseconds since 1970."""
+
+    path: Path
+    identity: tuple[int, int]
+    size: int
+    modified: int
+
+
+class FollowedFile:
+    """Reads a file from a place on, then what is written to it and to the files that replace it.
+
+    Args:
+        path: File that is written to. Rotated files lie beside it: `NAME.1`, `NAME-20260131`, `STEM.1.log`.
+        position: Place behind the text that was read before; None begins at the start of the file.
+        notice: Called with a remark on text that is gone.
+
+    Attributes:
+        position: Place behind the last portion; None before the first one.
+    """
+
+    def __init__(self, path: Path, position: FilePosition | None, notice: Callable[[str], None]) -> None:
+        self.path, self.position, self._notice = path, position, notice
+        self._descriptor: int | None = None
+        self._is_copy = False
+        self._skipped: set[tuple[int, int]] = set()
+        stem, suffix = re.escape(path.stem), re.escape(path.suffix)
+        packed = "|".join(map(re.escape, _PACKED))
+        self._rotated_name = re.compile(rf"{stem}({suffix})?[.-]\d[\d.T:_-]*({suffix})?({packed})?")
+
+    def portions(self, stop: Stop, flush_ms: int | None, *, single_lines: bool) -> Iterator[bytes | None]:
+        """Whole lines as they are written, one by one if `single_lines` or of JSON; None while there are none.
+
+        An unfinished line is read if `flush_ms` is given, if it fills a portion, or if its file has ended. Ends at a
+        signal.
+        """
+        waiting = poll({stop.fd: select.POLLIN})
+        has_begun = False
+        while not stop():
+            data = self._read()
+            if data is None:
+                if not self._find():
+                    yield None
+                    waiting.poll(POLL_MS)
+                continue
+            single_lines = single_lines or (not has_begun and data.lstrip().startswith(b"{"))
+            end = (data.find(b"\n") if single_lines else data.rfind(b"\n")) + 1
+            if not end and (len(data) == PORTION or (has_begun and flush_ms is not None)):
+                end = len(data) - data.endswith(b"\r")
+            following = None if end else self._following()
+            if following is not None:
+                if data != self._read():
+                    continue
+                end = len(data)
+            # The steps that recognize formats hold back blanks at the beginning of a text.
+            if end and (has_begun or data[:end].strip() or end >= BLANKS or following is not None):
+                has_begun = True
+                self._advance(data[:end])
+                yield data[:end]
+            elif following is None or not self._begin(following):
+                yield None
+                waiting.poll(POLL_MS)
+
+    def _read(self) -> bytes | None:
+        """The next bytes, none at the end; None if no file is open, or the bytes before them are not the same."""
+        if self._descriptor is None or self.position is None:
+            return None
+        tail = self.position.tail
+        data = os.pread(self._descriptor, len(tail) + PORTION, self.position.offset - len(tail))
+        return data[len(tail) :] if data.startswith(tail) else None
+
+    def _advance(self, data: bytes) -> None:
+        """Moves behind bytes that were read."""
+        place = self.position
+        assert place is not None
+        assert self._descriptor is not None
+        modified = os.fstat(self._descriptor).st_mtime_ns
+        self.position = place._replace(
+            offset=place.offset + len(data), modified=modified, tail=(place.tail + data)[-TAIL:]
+        )
+
+    def _find(self) -> bool:
+        """Opens the file that holds the position, or a copy of it, or the one that was written after it, if any."""
+        named, place = _seen(self.path), self.position
+        if place is None:
+            return named is not None and self._open(named)
+        files = [*([named] if named else ()), *reversed(self._rotated())]
+        same = [file for file in files if file.identity == (place.device, place.inode)]
+        copies = [file for file in files if file not in same and len(place.tail) >= SHORTEST_TAIL]
+        if any(self._open(file, place.offset, place.tail) for file in (*same, *copies)):
+            assert self.position is not None
+            self._is_copy = (self.position.device, self.position.inode) != (place.device, place.inode)
+            return True
+        is_truncated = named is not None and named in same
+        later = named if is_truncated else self._after(place.modified) or named
+        if later is None or not self._open(later):
+            return False
+        if place.offset:
+            self._notice(f"{self.path} was truncated or removed; its text after byte {place.offset:,}, if any, is lost")
+        return True
+
+    def _following(self) -> _File | None:
+        """The file to go on with at the end of this one, if there is one with text."""
+        if self._descriptor is None:
+            return None
+        status, named = os.fstat(self._descriptor), _seen(self.path)
+        if named is None or named.identity == (status.st_dev, status.st_ino):
+            return None
+        return self._after(status.st_mtime_ns) or (named if named.size else None)
+
+    def _begin(self, file: _File) -> bool:
+        """Opens the file that follows; false if it is not there any more."""
+        place, is_copy = self.position, self._is_copy
+        assert place is not None
+        # A file that was copied and not yet truncated continues its copy.
+        if not (is_copy and self._open(file, place.offset, place.tail)) and not self._open(file):
+            return False
+        self._is_copy = is_copy and file.path != self.path
+        return True
+
+    def _after(self, modified: int) -> _File | None:
+        """The first rotated file with text whose last change was later than this time in nanoseconds."""
+        for file in self._rotated():
+            if file.modified > modified and file.path.suffix not in _PACKED:
+                return file
+            if file.modified > modified and file.identity not in self._skipped:
+                self._skipped.add(file.identity)
+                self._notice(f"{file.path} was packed before it was read; its text is skipped")
+        return None
+
+    def _rotated(self) -> list[_File]:
+        """Rotated files with text, by the time of their last change."""
+        paths = [path for path in self.path.parent.iterdir() if self._rotated_name.fullmatch(path.name)]
+        files = [file for path in paths if path != self.path and (file := _seen(path)) is not None and file.size]
+        return sorted(files, key=lambda file: file.modified)
+
+    def _open(self, file: _File, offset: int = 0, tail: bytes = b"") -> bool:
+        """Goes to a place in a file; false if it is another one by now, or if the bytes before it are not `tail`."""
+        try:
+            descriptor = os.open(file.path, os.O_RDONLY | os.O_NONBLOCK)
+        except OSError:
+            return False
+        status = os.fstat(descriptor)
+        is_it = file.identity == (status.st_dev, status.st_ino) and status.st_size >= offset
+        if not is_it or os.pread(descriptor, len(tail), offset - len(tail)) != tail:
+            os.close(descriptor)
+            return False
+        self.close()
+        self._descriptor, self._is_copy = descriptor, False
+        self.position = FilePosition(*file.identity, offset, status.st_mtime_ns, tail)
+        return True
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def _seen(path: Path) -> _File | None:
+    """A regular file, None if there is none."""
+    with suppress(OSError):
+        status = path.stat()
+        if stat.S_ISREG(status.st_mode):
+            return _File(path, (status.st_dev, status.st_ino), status.st_size, status.st_mtime_ns)
+    return None

@@ -13,8 +13,9 @@ from xlcli.config import GenerateConfig, StreamConfig
 from xlcli.files.tensors import read_tensors
 from xlcli.generation import generate
 from xlcli.store.layout import ENCODINGS, SCHEMA
-from xlcli.store.state_files import FilePosition, save_state
+from xlcli.store.state_files import save_state
 from xlcli.streaming import stream
+from xlcli.text.follow import FilePosition
 
 PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
 NAMED = set(re.findall(r"`([^`]+)`", PAGE))

@@ -17,8 +17,12 @@ from xlcli.errors import DataError
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
+    from xlcli.text.follow import FollowedFile
+
 PORTION = 2**16
 """Maximum number of bytes per read."""
+POLL_MS = 100
+"""Time between two looks at a file that does not grow."""
 GRACE_SECONDS = 0.5
 """Time after a signal in which a reader that has stalled may go on; then output is discarded."""
 
@@ -60,6 +64,17 @@ def portions(source: int, stop: Stop, flush_ms: int | None, save_every: float | 
                 return
             idle = False
             yield data
+
+
+def followed(file: FollowedFile, stop: Stop, flush_ms: int | None, *, single_lines: bool) -> Iterator[bytes | None]:
+    """Portions of a file that is followed, until a signal; None while it does not grow."""
+    waiting = poll({stop.fd: select.POLLIN})
+    portions = file.portions(single_lines=single_lines, unfinished=flush_ms is not None)
+    while not stop():  # what is taken is passed on, since the place in the file is behind it
+        portion = next(portions)
+        yield portion
+        if portion is None:
+            waiting.poll(POLL_MS)
 
 
 class _Input(io.RawIOBase):

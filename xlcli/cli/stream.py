@@ -14,17 +14,17 @@ import typer
 from xlcli.cli import options
 from xlcli.cli.help import CONTEXT, Command
 from xlcli.cli.options import option
-from xlcli.cli.pipe import open_source, portions
+from xlcli.cli.pipe import followed, open_source, portions
 from xlcli.errors import ConfigError
 
 if TYPE_CHECKING:
-    from xlcli.cli.follow import FollowedFile
     from xlcli.cli.render import Screen
     from xlcli.config import StreamConfig
     from xlcli.events import Event
     from xlcli.inference import SaveState
     from xlcli.store.folder import LoadedModel
     from xlcli.store.state_files import SessionState
+    from xlcli.text.follow import FollowedFile
 
 app = typer.Typer()
 
@@ -92,13 +92,13 @@ def stream(
         loaded, runtime, resume, save = prologue.open_model(context, folder, settings, config.runtime, screen)
         from xlcli import streaming
         from xlcli.cli import report
-        from xlcli.cli.follow import FollowedFile
         from xlcli.events import LineScore, TokenScore
+        from xlcli.text.follow import FollowedFile
 
         if source is None:
-            followed = FollowedFile(Path(name), resume.source if resume else None, partial(screen.say, level="warning"))
-            data = followed.portions(stop, settings.flush_ms, single_lines=settings.text_field is not None)
-            save = None if save is None else partial(save_with_place, save, followed)
+            file = FollowedFile(Path(name), resume.source if resume else None, partial(screen.say, level="warning"))
+            data = followed(file, stop, settings.flush_ms, single_lines=settings.text_field is not None)
+            save = None if save is None else partial(save_with_place, save, file)
         else:
             data = portions(source, stop, settings.flush_ms, settings.save_every)
         needs_tokens = page is not None and settings.emit in ("stats", "none")
@@ -136,9 +136,9 @@ def stream(
         return stop.exit_code
 
 
-def save_with_place(save: SaveState, followed: FollowedFile, session: SessionState) -> None:
+def save_with_place(save: SaveState, file: FollowedFile, session: SessionState) -> None:
     """Saves a session with the place in the file that it has read."""
-    save(replace(session, source=followed.position))
+    save(replace(session, source=file.position))
 
 
 def read_text(

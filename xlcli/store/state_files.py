@@ -12,13 +12,14 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from xlcli.errors import CheckpointError, StateError
 from xlcli.files import as_utf8
 from xlcli.files.tensors import read_header, read_tensors, with_prefix, write_tensors
 from xlcli.store.discover import find
 from xlcli.store.layout import SCHEMA, is_model
+from xlcli.text.follow import FilePosition
 
 if TYPE_CHECKING:
     import numpy as np
@@ -79,24 +80,6 @@ class StreamPosition:
     bits: float
     line_start: int
     scored: tuple[tuple[bytes, float], ...]
-
-
-class FilePosition(NamedTuple):
-    """Place in a file that is followed, behind all text of it that a session has taken.
-
-    Attributes:
-        device: Number of the device that holds the file.
-        inode: Number of the file on that device.
-        offset: Offset of the place in bytes.
-        modified: Time of the last change of the file in nanoseconds since 1970.
-        tail: Bytes before the place, by which the file is recognized.
-    """
-
-    device: int
-    inode: int
-    offset: int
-    modified: int
-    tail: bytes
 
 
 @dataclass(frozen=True)

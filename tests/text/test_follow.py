@@ -7,23 +7,15 @@ import time
 
 import pytest
 
-from xlcli.cli import follow
-from xlcli.cli.follow import FollowedFile
-from xlcli.cli.signals import Stop
-
-
-@pytest.fixture
-def stop(monkeypatch):
-    monkeypatch.setattr(follow, "POLL_MS", 0)
-    with Stop() as stop:
-        yield stop
+from xlcli.text import follow
+from xlcli.text.follow import FollowedFile
 
 
 class Log:
     """A log that is written and rotated, the text written to it, and a reader of it."""
 
-    def __init__(self, folder, stop, name="app.log"):
-        self.path, self.stop = folder / name, stop
+    def __init__(self, folder):
+        self.path = folder / "app.log"
         self.path.touch()
         self.text, self.read, self.notices = b"", b"", []
         self.position, self.time = None, time.time_ns()
@@ -57,7 +49,7 @@ class Log:
 
     def restart(self, **options):
         self.followed = FollowedFile(self.path, self.position, self.notices.append)
-        self.portions = self.followed.portions(self.stop, **{"flush_ms": None, "single_lines": False} | options)
+        self.portions = self.followed.portions(**{"unfinished": False, "single_lines": False} | options)
 
     def take(self, n=None):
         """Reads what there is, or n portions."""
@@ -68,8 +60,8 @@ class Log:
 
 
 @pytest.fixture
-def log(stop, tmp_path):
-    return Log(tmp_path, stop)
+def log(tmp_path):
+    return Log(tmp_path)
 
 
 def lines(first, n):
@@ -93,7 +85,7 @@ def test_lines_are_read_when_they_are_complete(log):
 
 
 def test_unfinished_lines_are_read_if_asked(log):
-    log.restart(flush_ms=50)
+    log.restart(unfinished=True)
     log.write(b"one\ntw")
     log.take()
     assert log.read == b"one\ntw"

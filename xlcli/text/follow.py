@@ -9,25 +9,39 @@ from __future__ import annotations
 
 import os
 import re
-import select
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from xlcli.cli.pipe import PORTION, poll
-from xlcli.cli.signals import Stop
-from xlcli.store.state_files import FilePosition
 from xlcli.text.formats import BLANKS
 
+PORTION = 2**16
+"""Maximum number of bytes per read."""
 TAIL = 1024
 """Number of bytes before a place by which a file is recognized."""
 SHORTEST_TAIL = 64
 """Number of bytes by which a copy of a file is recognized, at least."""
-POLL_MS = 100
-"""Time between two looks at a file that does not grow."""
 _PACKED = (".gz", ".bz2", ".xz", ".zst")
+
+
+class FilePosition(NamedTuple):
+    """Place in a file that is followed, behind all text that was taken from it.
+
+    Attributes:
+        device: Number of the device that holds the file.
+        inode: Number of the file on that device.
+        offset: Offset of the place in bytes.
+        modified: Time of the last change of the file in nanoseconds since 1970.
+        tail: Bytes before the place, by which the file is recognized.
+    """
+
+    device: int
+    inode: int
+    offset: int
+    modified: int
+    tail: bytes
 
 
 class _File(NamedTuple):
@@ -60,24 +74,21 @@ class FollowedFile:
         packed = "|".join(map(re.escape, _PACKED))
         self._rotated_name = re.compile(rf"{stem}({suffix})?[.-]\d[\d.T:_-]*({suffix})?({packed})?")
 
-    def portions(self, stop: Stop, flush_ms: int | None, *, single_lines: bool) -> Iterator[bytes | None]:
+    def portions(self, *, single_lines: bool, unfinished: bool) -> Iterator[bytes | None]:
         """Whole lines as they are written, one by one if `single_lines` or of JSON; None while there are none.
 
-        An unfinished line is read if `flush_ms` is given, if it fills a portion, or if its file has ended. Ends at a
-        signal.
+        An unfinished line is read if `unfinished`, if it fills a portion, or if its file has ended. Does not end.
         """
-        waiting = poll({stop.fd: select.POLLIN})
         has_begun = False
-        while not stop():
+        while True:
             data = self._read()
             if data is None:
                 if not self._find():
                     yield None
-                    waiting.poll(POLL_MS)
                 continue
             single_lines = single_lines or (not has_begun and data.lstrip().startswith(b"{"))
             end = (data.find(b"\n") if single_lines else data.rfind(b"\n")) + 1
-            if not end and (len(data) == PORTION or (has_begun and flush_ms is not None)):
+            if not end and (len(data) == PORTION or (has_begun and unfinished)):
                 end = len(data) - data.endswith(b"\r")
             following = None if end else self._following()
             if following is not None:
@@ -91,7 +102,6 @@ class FollowedFile:
                 yield data[:end]
             elif following is None or not self._begin(following):
                 yield None
-                waiting.poll(POLL_MS)
 
     def _read(self) -> bytes | None:
         """The next bytes, none at the end; None if no file is open, or the bytes before them are not the same."""

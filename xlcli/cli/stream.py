@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -60,6 +61,7 @@ def stream(
     """Score text line by line as it arrives, without end, in constant memory."""
     from xlcli.cli import prologue
     from xlcli.cli.outputs import check_standard_output
+    from xlcli.text.formats import check_followed
 
     config, screen = prologue.begin(context)
     from xlcli.cli.page import Page
@@ -84,6 +86,9 @@ def stream(
         prologue.print_plan(folder, settings, screen, batch_size=1, action=f"scores {name}", is_endless=is_endless)
         return 0
     check_standard_output(name)
+    if follow and Path(name).exists() and not settings.binary:
+        with os.fdopen(open_source(name), "rb") as log:
+            check_followed(name, log.read(8))
     source = None if follow else open_source(name)
     label = "standard input" if name == "-" else name
     with screen.stop() as stop, nullcontext() if html is None else Page(Path(html)) as page:
@@ -152,13 +157,11 @@ def read_text(
     is_continued: bool,
 ) -> Iterator[bytes | None]:
     """Text of data in any of the formats, as it arrives from a descriptor, or from a file that is followed."""
-    from xlcli.text.formats import checked, is_parquet, parquet_texts, text_of, unconverted
+    from xlcli.text.formats import checked, is_parquet, parquet_texts, text_of
 
     if settings.binary:
         return data
-    if source is None:
-        data = unconverted(data, name)
-    elif is_parquet(source):
+    if source is not None and is_parquet(source):
         return parquet_texts(source, name, settings.text_field)
     any_bytes = model.tokenizer.kind == "bytes"
     text = text_of(data, name, settings.text_field, any_bytes=any_bytes, notice=screen.say)

@@ -287,18 +287,11 @@ def checked(portions: Portions, name: str) -> Portions:
         yield portion
 
 
-def unconverted(portions: Portions, name: str) -> Portions:
-    """The data of a file that is followed, in which a place is known by its offset.
-
-    Raises:
-        DataError: It is compressed, or in another encoding than UTF-8.
-    """
-    encodings = {mark: encoding for mark, encoding in ENCODINGS.items() if encoding != "utf-8"}
-    mark, head = yield from _begin(portions, (*COMPRESSIONS, *encodings))
-    if mark:
-        kind = COMPRESSIONS.get(mark) or encodings[mark].upper()
+def check_followed(name: str, head: bytes) -> None:
+    """`DataError` if a file with these first bytes is compressed or not in UTF-8, so its text has other offsets."""
+    kinds = COMPRESSIONS | {mark: encoding for mark, encoding in ENCODINGS.items() if encoding != "utf-8"}
+    if kind := next((kind for mark, kind in kinds.items() if head.startswith(mark)), None):
         raise DataError(f"{name} holds {kind} data, which cannot be followed.", "Pipe its text into xlcli stream.")
-    yield from itertools.chain([head], portions)
 
 
 def _without_binaries(portions: Portions, name: str, marks: Sequence[bytes]) -> Portions:

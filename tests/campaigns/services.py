@@ -49,7 +49,9 @@ class Service:
         self.folder.mkdir()
         self.log, self.truth, self.done = (self.folder / name for name in ("app.log", "truth", "done"))
         for path in (self.log, self.truth):
-            path.write_text("The first line of the log.\n")
+            path.write_text(
+                "The first line of the log, by which a copy of the log is recognized when it is truncated.\n"
+            )
         self.n = 0
         child = self.start()
         while not (self.folder / "log.state").exists():

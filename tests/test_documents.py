@@ -152,6 +152,90 @@ def test_one_document_is_one_text(tmp_path):
     assert (one.nats, one.by_context, one.documents) == (other.nats, other.by_context, 1)
 
 
+def lines_alone(folder, text):
+    """A file of each line."""
+    paths = []
+    for i, line in enumerate(text.splitlines(keepends=True)):
+        paths.append(folder / f"line{i}")
+        paths[-1].write_bytes(line)
+    return paths
+
+
+@pytest.mark.parametrize("mem_len", [0, 9])
+@pytest.mark.parametrize("variant", [None, "lsh", "linear", "learned", "adaptive"])
+def test_each_line_has_the_score_of_the_line_alone(variant, mem_len, tmp_path):
+    text = PROSE.encode() + b"\r\nno line end"
+    (tmp_path / "all").write_bytes(text)
+    model = toy(variant=variant)
+    paths = lines_alone(tmp_path, text)
+    each = [scored(model, [path], mem_len=mem_len)[0] for path in paths]
+    nats = math.fsum(score.nats for score in each)
+    for settings in ({}, {"batch_size": 3}, {"reset_on_document": False}):
+        score, found = scored(model, [tmp_path / "all"], mem_len=mem_len, each_line=True, **settings)
+        assert score.nats == pytest.approx(nats, abs=1e-9)
+        assert (score.documents, score.each_line) == (len(paths), True)
+        assert b"".join(token.text for token in found) == text
+        assert [token.line for token in found] == [1 + text[: token.byte].count(b"\n") for token in found]
+    assert scored(model, [tmp_path / "all"], mem_len=mem_len)[0].nats != pytest.approx(nats, abs=1e-3)
+    expected = [score.nats / math.log(2) for score in each]
+    for portions in ([text], [text[i : i + 7] for i in range(0, len(text), 7)]):
+        options = StreamConfig(mem_len=mem_len, each_line=True)
+        *lines, _ = stream(model, portions, options, RUNTIME)
+        assert [line.bits for line in lines] == pytest.approx(expected, abs=1e-9)
+        tokens = StreamConfig(mem_len=mem_len, each_line=True, emit="tokens")
+        assert sum(bits(stream(model, portions, tokens, RUNTIME))) == pytest.approx(sum(expected), abs=1e-9)
+
+
+def test_each_line_of_documents_and_of_held_out_text(tmp_path):
+    texts = ["The fox\nThe dog\n", "The fox"]
+    (tmp_path / "all.jsonl").write_bytes(json_lines(texts))
+    (tmp_path / "valid.txt").write_text("The fox\nThe dog\nThe fox\n")
+    model = toy(folder=tmp_path)
+    object.__setattr__(model, "held_out", lambda split: tmp_path / "valid.txt")
+    object.__setattr__(model, "held_out_documents", lambda split: [0, 8])
+    expected, _ = scored(model, [tmp_path / "valid.txt"], each_line=True)
+    for paths in ([tmp_path / "all.jsonl"], None):
+        score, _ = scored(model, paths, each_line=True)
+        assert (score.documents, score.nats) == (3, pytest.approx(expected.nats, abs=1e-9))
+
+
+def test_a_resumed_stream_of_lines_goes_on_within_a_line(tmp_path):
+    model, text, options = toy("sentencepiece"), PROSE.encode(), StreamConfig(each_line=True)
+    *expected, _ = stream(model, [text], options, RUNTIME)
+    for at in (1, 44, 45, 46, 60):
+        saved = []
+        list(stream(model, [text[:at]], options, RUNTIME, save=saved.append))
+        save_state(tmp_path / "state", saved[-1], model=model)
+        session = load_state(tmp_path / "state", model=model, device="cpu")
+        *rest, _ = stream(model, [text[at:]], options, RUNTIME, resume=session)
+        assert [line.bits for line in rest] == pytest.approx([line.bits for line in expected[-len(rest) :]], abs=1e-9)
+
+
+SENTENCES = 'The quick fox jumps.\n\nShe said: "Is it so?"\nÉmile sleeps!\n«Non.»\nA dog, e.g. this one, barks.\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "is_list"),
+    [
+        (SENTENCES, True),
+        (SENTENCES.replace("\n", "\r\n"), True),
+        (SENTENCES[:70], False),
+        (SENTENCES.replace("\n", " "), False),
+        (SENTENCES + "And this line is wrapped at\nsome width, as books are.\n", False),
+        (SENTENCES + "One sentence. And another one.\n" * 2, False),
+        ("Jul  1 09:00:55 host kernel: a full disk.\n" * 9, False),
+        ("def main():\n    return 'A sentence.'\n" * 9, False),
+        ("When forty winters shall besiege thy brow,\n" * 9, False),
+    ],
+)
+def test_a_list_of_sentences_is_told_of(text, is_list, tmp_path):
+    (tmp_path / "text").write_text(text)
+    for settings in ({}, {"each_line": True}, {"adapt": True}):
+        notices = [e.text for e in evaluate(toy(), [tmp_path / "text"], EvalConfig(**settings), RUNTIME)
+                   if isinstance(e, Notice)]  # fmt: skip
+        assert any("--each-line" in notice for notice in notices) == (is_list and not settings)
+
+
 def test_the_value_of_training_is_the_default_and_is_reported(texts):
     path, _ = texts
     model = toy()

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from toys import PROSE, RUNTIME, VARIANTS, prose_bits, slow_bits, toy
 
 from xlcli import streaming
-from xlcli.config import EvalConfig, StreamConfig
-from xlcli.errors import CheckpointError, StateError
+from xlcli.config import EvalConfig, StreamConfig, validate
+from xlcli.errors import CheckpointError, ConfigError, StateError
 from xlcli.evaluation import evaluate
 from xlcli.events import GeneratedText, LineScore, Score, StreamStats, TokenScore
 from xlcli.store.state_files import PendingText, load_state, save_state
@@ -279,6 +279,65 @@ def test_silence_flushes_an_unfinished_line_but_no_broken_character():
     events = stream(model, pipe(), StreamConfig(flush_ms=50), RUNTIME)
     seen.extend((e.line, e.byte, e.text) for e in events if isinstance(e, LineScore))
     assert seen == [(1, 0, b"login: caf"), "|", (1, 10, "\u00e9\n".encode()), (2, 13, b"next\n")]
+
+
+def surprising(scores, top, n_recent):
+    """Scores of which fewer than this share of the latest ones before them are as high."""
+    for i, score in enumerate(scores):
+        before = scores[max(0, i - n_recent) : i]
+        if top * len(before) >= 1 and sum(one >= score for one in before) < top * len(before):
+            yield i
+
+
+@pytest.mark.parametrize("emit", ["lines", "tokens"])
+@pytest.mark.parametrize(("top", "n_recent"), [(0.1, 1000), (0.25, 13), (0.5, 4)])
+def test_only_what_surprises_is_output_also_after_a_state(emit, top, n_recent, monkeypatch, tmp_path):
+    monkeypatch.setattr(streaming, "RECENT", n_recent)
+    model, text, saved = toy("sentencepiece"), (TEXT + TEXT.upper()) * 2, []
+
+    def output(portions, **options):
+        *events, stats = run(model, portions, emit=emit, **options)
+        return only(events, LineScore | TokenScore), stats
+
+    whole, _ = output([text])
+    scores = [event.bits if emit == "tokens" else event.bits_per_byte for event in whole]
+    places = [*surprising(scores, top, n_recent)]
+    chosen, least = [whole[i] for i in places], sorted(scores[i] for i in places)[len(places) // 2]
+    assert 0 < len(chosen) < len(whole) / 2
+    found, stats = output(cut(text, [50]), top=top)
+    assert [event.byte for event in found] == [event.byte for event in chosen]
+    assert (stats.shown, stats.lines) == (len(chosen), text.count(b"\n"))
+    found, _ = output([text], top=top, min_bits=least)
+    both = [whole[i].byte for i in places if scores[i] >= least]
+    assert 0 < len(both) <= len(chosen)
+    assert [event.byte for event in found] == both
+    first, _ = output([text[:400]], top=top, save=saved.append)
+    resume = through_disk(tmp_path / "s", saved[-1], model)
+    second, stats = output([text[400:]], top=top, resume=resume)
+    first = [event for event in first if event.byte < resume.stream.line_start or emit == "tokens"]
+    first = [event for event in first if event.byte < resume.stream.n_bytes]
+    assert [event.byte for event in first + second] == [event.byte for event in chosen]
+    assert stats.shown == len(chosen)
+
+
+def test_scores_that_are_all_equal_are_no_surprise():
+    events = run(toy(), [b"ab\n" * 50], each_line=True, top=0.5)
+    assert only(events, LineScore) == []
+    assert (events[-1].shown, events[-1].lines) == (0, 50)
+
+
+@pytest.mark.parametrize("options", [{"top": "200%"}, {"top": 0.0}, {"min_bits": -1}, {"top": 0.1, "emit": "none"}])
+def test_a_selection_that_means_nothing_is_refused(options):
+    with pytest.raises(ConfigError, match=r"top|min_bits"):
+        validate(StreamConfig, options)
+
+
+def test_every_token_is_given_to_the_one_who_asks():
+    for emit in ("lines", "tokens", "none"):
+        given = []
+        options = StreamConfig(emit=emit, **({} if emit == "none" else {"min_bits": 1000}))
+        assert not only(stream(toy(), [TEXT], options, RUNTIME, on_token=given.append), LineScore | TokenScore)
+        assert given == only(run(toy(), [TEXT], emit="tokens"), TokenScore)
 
 
 def test_without_flush_ms_silence_is_only_silence():

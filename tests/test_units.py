@@ -49,4 +49,6 @@ def test_shares_and_lengths():
     assert units.share("5%") == pytest.approx(0.05)
     assert units.share("0.1") == pytest.approx(0.1)
     assert units.share("held.txt") == "held.txt"
+    assert units.fraction("1%") == pytest.approx(0.01)
+    assert units.fraction("0.2") == pytest.approx(0.2)
     assert units.lengths("0,128,1k") == [0, 128, 1000]

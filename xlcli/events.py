@@ -210,8 +210,9 @@ class Trained(Event):
 
 @dataclass(frozen=True, slots=True)
 class TokenScore(Event):
-    """One token of evaluated or streamed text: offset of its first byte, its text, its surprisal in bits."""
+    """One token of evaluated or streamed text: number of its line from 1, byte offset, text, surprisal in bits."""
 
+    line: int
     byte: int
     text: bytes
     bits: float
@@ -247,7 +248,7 @@ class Score(Event):
     rounding.
     `partial`: evaluation was stopped; all values are of the tokens scored until then.
     `documents` is the number of documents that were scored to their end, each as if it were alone; 1 if the text was
-    not divided.
+    not divided. `each_line`: they are its lines.
     `stride` is the distance in tokens of overlapping windows of `segment_len` tokens, None without them; with windows,
     `by_context` is empty.
     `adapt`: the weights were adapted to the text while it was read. `context_cache`: number of tokens of the cache, if
@@ -279,6 +280,7 @@ class Score(Event):
     rounding_cost: float | None = None
     unknown_words: int | None = None
     documents: int = 1
+    each_line: bool = False
     stride: int | None = None
     adapt: bool = False
     context_cache: int | None = None
@@ -359,16 +361,16 @@ class LineScore(Event):
     line: int
     byte: int
     bytes: int
+    text: builtins.bytes
     tokens: int
     bits: float
     bits_per_byte: float
-    text: builtins.bytes
     spans: tuple[tuple[builtins.bytes, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StreamStats(Event):
-    """Totals of a stream so far.
+    """Totals of a stream so far. `shown` is the number of lines or tokens selected, None if all are.
 
     `seconds` and `lines_per_second` are of this process, with its waits for input; `tokens_per_second` is the speed of
     the model.
@@ -385,6 +387,7 @@ class StreamStats(Event):
     mem_len: int
     state_bytes: int
     final: bool
+    shown: int | None = None
 
 
 # Generation and compression

@@ -5,7 +5,7 @@ output. Calls of the model are as large as the text that has arrived allows, so 
 A line of more than `LINE_LIMIT` bytes is output in parts: several `LineScore` with the same `line` and growing `byte`.
 
 With `reset_on_document` the memory is cleared before each document; a portion of type `Document` begins one. No token
-is in two documents then.
+is in two documents then. With `each_line` it is cleared before each line.
 
 A session is saved as it was before the unfinished end of the text, together with the bytes of that end. The end is
 scored and output when the input ends, and again, together with new text, by a stream that resumes. Two streams
@@ -17,8 +17,9 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,6 +45,8 @@ LINE_LIMIT = 2**14
 """Number of bytes after which a line is output in parts, and up to which `reset_on` is searched for in a line."""
 STATS_SECONDS = 1.0
 """Time between two `StreamStats`."""
+RECENT = 1000
+"""Number of latest scores that `top` compares the next one with."""
 
 StreamEvent = LineScore | TokenScore | GeneratedText | StreamStats | Notice
 
@@ -59,6 +62,7 @@ def stream(
     stop: Callable[[], bool] = lambda: False,
     sampling: GenerateConfig | None = None,
     seed: int | None = None,
+    on_token: Callable[[TokenScore], None] | None = None,
 ) -> Iterator[StreamEvent]:
     """Scores text as it arrives.
 
@@ -75,9 +79,10 @@ def stream(
         stop: Called between calls of the model. Once true, unscored text is saved with the session and not scored.
         sampling: Options of the `continue_tokens` sampled after the text; by default as `generate`.
         seed: Seed of that sampling; random by default.
+        on_token: Called with each token when it is scored, whatever is yielded.
 
     Yields:
-        Scores as `options.emit` says, totals about once a second, and the final totals last.
+        Scores as `options.emit`, `min_bits` and `top` say, totals about once a second, and the final totals last.
 
     Raises:
         StateError: `resume` does not fit `options`.
@@ -104,7 +109,7 @@ def stream(
             bits = scorer.session.score(scorer.ids[:n]) / LN2
             scorer.model_seconds += time.perf_counter() - started
             scorer.model_tokens += n
-            yield from scorer.output(bits)
+            yield from scorer.output(bits, on_token)
             if time.monotonic() - scorer.last_stats >= STATS_SECONDS:
                 scorer.last_stats = time.monotonic()
                 yield scorer.stats(final=False)
@@ -148,7 +153,7 @@ class _Scorer:
         self.session = InferenceSession.open(model, runtime, options, resume, predicts=bool(options.continue_tokens))
         self.tokenizer = model.tokenizer
         self.options = options
-        reset_on = options.reset_on
+        reset_on = "" if options.each_line else options.reset_on  # which matches every line
         self.reset_on_document = options.reading(model.config.train).reset_on_document
         self.reset_pattern = None if reset_on is None else compile_pattern(reset_on, "stream.reset_on")
         pending = resume.pending if resume else PendingText(b"", np.empty(0, np.int32), 0)
@@ -163,6 +168,7 @@ class _Scorer:
         self.n_lines, self.n_bytes, self.n_tokens = position.n_lines, position.n_bytes, position.n_tokens
         self.first_line = self.n_lines
         self.bits = position.bits
+        self.selection = Selection(options, position.recent.get(options.emit, ()), position.n_shown)
         self.line_start = position.line_start
         self.line = list(position.scored)
         self.line_bytes = sum(len(text) for text, _ in self.line)
@@ -239,6 +245,7 @@ class _Scorer:
             mem_len=self.session.state.span.mem_len,
             state_bytes=self.session.state.bytes,
             final=final,
+            shown=self.selection.n_shown if self.options.selects else None,
         )
 
     def session_state(self) -> SessionState:
@@ -246,8 +253,12 @@ class _Scorer:
         unscored = PendingText(
             self.text + self.pretokenizer.pending + self.arrived, self.ids, len(self.text), tuple(self.documents)
         )
+        scored, n_shown = tuple(self.line), self.selection.n_shown
+        recent: dict[str, tuple[float, ...]] = {}
+        if self.selection.recent:
+            recent[self.options.emit] = tuple(self.selection.recent)
         position = StreamPosition(
-            self.n_lines, self.n_bytes, self.n_tokens, self.bits, self.line_start, scored=tuple(self.line)
+            self.n_lines, self.n_bytes, self.n_tokens, self.bits, self.line_start, scored, n_shown, recent
         )
         return SessionState(self.session.state, self.session.last_tokens[0], unscored, None, position)
 
@@ -298,7 +309,7 @@ class _Scorer:
         """Number of queued tokens that lie within the first `n_bytes` bytes of the queue."""
         return int(np.searchsorted(np.cumsum(self.sizes), n_bytes, side="right"))
 
-    def output(self, bits: NDArray[np.float64]) -> Iterator[StreamEvent]:
+    def output(self, bits: NDArray[np.float64], on_token: Callable[[TokenScore], None] | None) -> Iterator[StreamEvent]:
         """Takes scored tokens from the queue, counts them, and outputs them, or the lines that they complete."""
         n = len(bits)
         self.has_new_text = True
@@ -314,8 +325,12 @@ class _Scorer:
         for size, token_bits in zip(sizes.tolist(), bits.tolist(), strict=True):
             token = text[start : start + size]
             start += size
+            score = TokenScore(self.n_lines + 1, self.n_bytes, token, token_bits)
+            if on_token:
+                on_token(score)
             if emit == "tokens":
-                yield TokenScore(self.n_bytes, token, token_bits)
+                if self.selection.shows(token_bits):
+                    yield score
             elif emit == "lines":
                 self.line.append((token, token_bits))
                 self.line_bytes += size
@@ -331,15 +346,47 @@ class _Scorer:
         """Outputs the line being assembled, or a part of it, unless it is empty."""
         tokens, n_bytes = tuple(self.line), self.line_bytes
         self.line, self.line_bytes = [], 0
-        if tokens:
-            bits = sum(token_bits for _, token_bits in tokens)
+        bits = sum(token_bits for _, token_bits in tokens)
+        if tokens and self.selection.shows(bits / n_bytes):
             yield LineScore(
                 line=self.n_lines + 1,
                 byte=self.n_bytes - n_bytes,
                 bytes=n_bytes,
+                text=b"".join(text for text, _ in tokens),
                 tokens=len(tokens),
                 bits=bits,
                 bits_per_byte=bits / n_bytes,
-                text=b"".join(text for text, _ in tokens),
                 spans=tokens,
             )
+
+
+class Selection:
+    """Selects scores (bits per byte of a line, or bits of a token) that `min_bits` and `top` both let pass.
+
+    `top` compares a score with the `RECENT` before it: fewer than this share of them are as high. It selects none
+    until the share is one whole score, the first 100 of them for 1 %.
+
+    Args:
+        options: Their values.
+        recent: Latest scores, the oldest one first.
+        n_shown: Number of scores selected so far.
+    """
+
+    def __init__(self, options: StreamConfig, recent: Sequence[float] = (), n_shown: int = 0) -> None:
+        self.min_bits, self.top, self.n_shown = options.min_bits, options.top, n_shown
+        self.recent = deque(recent, RECENT)
+        self._sorted = sorted(self.recent)
+
+    def shows(self, score: float) -> bool:
+        """True if the next score is selected."""
+        is_shown = self.min_bits is None or score >= self.min_bits
+        if self.top is not None:
+            share = self.top * len(self._sorted)
+            n_higher = len(self._sorted) - bisect_left(self._sorted, score)
+            is_shown = is_shown and share >= 1 and n_higher < share
+            if len(self._sorted) == RECENT:
+                del self._sorted[bisect_left(self._sorted, self.recent[0])]
+            self.recent.append(score)
+            insort(self._sorted, score)
+        self.n_shown += is_shown
+        return is_shown

@@ -89,7 +89,7 @@ def make(tokens, title="text", **options):
     with tempfile.TemporaryDirectory() as folder, Page(Path(folder) / "page.html") as page:
         byte = options.pop("byte", 0)
         for text, bits in tokens:
-            page.add(TokenScore(byte, text, bits))
+            page.add(TokenScore(1, byte, text, bits))
             byte += len(text)
         page.save(title, "m", "memory", options.pop("facts", []), **options)
         return page.path.read_text("utf-8")

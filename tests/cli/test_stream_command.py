@@ -1,3 +1,4 @@
+import base64
 import json
 import re
 import shutil
@@ -35,15 +36,59 @@ def test_lines_are_exact_and_scored(piped, model):
 
 def test_json_lines(piped, model):
     rows = objects(piped(TEXT * 3, "--json").out)
-    assert [set(row) for row in rows] == [{"line", "byte", "bytes", "tokens", "bits", "bits_per_byte"}] * 3
+    assert [[*row] for row in rows] == [["line", "byte", "bytes", "text", "tokens", "bits", "bits_per_byte"]] * 3
+    assert [row["text"] for row in rows] == [TEXT.decode().removesuffix("\n")] * 3
     assert [row["byte"] for row in rows] == [0, len(TEXT), 2 * len(TEXT)]
     assert rows[0]["bits_per_byte"] == pytest.approx(rows[0]["bits"] / rows[0]["bytes"])
 
 
 def test_json_tokens_spell_the_text(piped, model):
     rows = objects(piped(TEXT, "--json", "--emit", "tokens").out)
-    assert set(rows[0]) == {"byte", "text", "bits"}
+    assert [*rows[0]] == ["line", "byte", "text", "bits"]
     assert "".join(row["text"] for row in rows).encode() == TEXT
+
+
+def test_json_has_the_exact_bytes_of_a_text_that_is_not_utf8(piped, run, model, tmp_path):
+    data = b"first\r\n\xff \xe4\xb8\x96\nlast"
+    first, second, last = objects(piped(data, "--binary", "--json").out)
+    assert (first["text"], first["bytes"], last["text"]) == ("first", 7, "last")
+    assert [["base64" in row, row["line"]] for row in (first, second, last)] == [[False, 1], [True, 2], [False, 3]]
+    assert second["text"] == "\ufffd \u4e16"
+    assert base64.b64decode(second["base64"]) == b"\xff \xe4\xb8\x96"
+    streamed = objects(piped(data, "--binary", "--json", "--emit", "tokens").out)
+    run("eval", tmp_path / "in", "--binary", "--per-token", tmp_path / "tokens.jsonl")
+    evaluated = objects((tmp_path / "tokens.jsonl").read_bytes())
+    for rows in (streamed, evaluated):
+        tokens = [base64.b64decode(row["base64"]) if "base64" in row else row["text"].encode() for row in rows]
+        assert b"".join(tokens) == data
+        assert [row["line"] for row in rows] == [1 + data[: row["byte"]].count(b"\n") for row in rows]
+        assert all(("base64" in row) == ("\ufffd" in row["text"]) for row in rows)
+    assert [[*row] for row in streamed] == [[*row] for row in evaluated]
+
+
+def test_only_surprising_lines_are_shown_and_the_page_has_all(piped, model, tmp_path):
+    text = b"".join(b"line %d of a text\n" % i if i % 10 else b"~%d QZX\n" % i for i in range(60))
+    rows = objects(piped(text, "--json").out)
+    least = sorted(row["bits_per_byte"] for row in rows)[-6]
+    done = piped(text, "--json", "--min-bits", str(least), "--html", tmp_path / "page.html")
+    assert objects(done.out) == [row for row in rows if row["bits_per_byte"] >= least]
+    assert "6 of 60 lines" in done.err
+    assert b"line 11 of a text" in (tmp_path / "page.html").read_bytes()
+    done = piped(text, "--min-bits", "8.1", "--top", "10%", "--emit", "tokens")
+    shown = done.out.count(b"\n")
+    assert f"{shown} of {len(text):,} tokens" in done.err
+    assert 0 < shown < len(text) / 5
+    assert " of " not in piped(text).err
+
+
+def test_each_line_by_itself_is_as_eval_scores_it(piped, run, model, tmp_path):
+    text = b"One fox runs.\nOne fox runs.\n\nA dog sleeps."
+    rows = objects(piped(text, "--json", "--each-line").out)
+    assert rows[0]["bits"] == pytest.approx(rows[1]["bits"], abs=1e-6)
+    score = json.loads(run("eval", tmp_path / "in", "--each-line", "--json").out)
+    assert (score["documents"], score["each_line"]) == (4, True)
+    assert sum(row["bits"] for row in rows) / len(text) == pytest.approx(score["bits_per_byte"], abs=1e-6)
+    assert json.loads(run("eval", tmp_path / "in", "--json").out)["each_line"] is False
 
 
 def test_emit_none_and_stats(piped, model):

@@ -60,7 +60,9 @@ def test_every_key_is_named(folder):
 def test_every_entry_of_a_state_file_is_named(tmp_path):
     model, saved = toy(), []
     list(generate(model, b"The", GenerateConfig(max_new_tokens=2), RUNTIME, seed=1, save=saved.append))
-    list(stream(model, [b"The end"], StreamConfig(), RUNTIME, save=lambda session: saved.append(session.fork())))
+    for emit in ("lines", "tokens"):
+        options = StreamConfig(emit=emit, top=0.5)
+        list(stream(model, [b"A\nThe end"], options, RUNTIME, save=lambda session: saved.append(session.fork())))
     saved.append(replace(saved[-1], source=FilePosition(1, 2, 3, 4, b"end")))
     for session in saved:
         save_state(tmp_path / "s", session, model=model)

@@ -37,7 +37,9 @@ def session(model, mem_len=9):
         last_token=7,
         pending=PendingText(text, ids, n_tokenized),
         sampler=SamplerState(5, generator.get_state(), (1, 2, 3)),
-        stream=StreamPosition(2, 30, 12, 0.1 + 0.2, 27, ((b"a\xff", 1 / 3), (b" b", 0.0))),
+        stream=StreamPosition(
+            2, 30, 12, 0.1 + 0.2, 27, ((b"a\xff", 1 / 3), (b" b", 0.0)), 4, {"lines": (1 / 3, 2.5), "tokens": (0.0,)}
+        ),
     )
 
 
@@ -105,6 +107,8 @@ def test_everything_is_stored_as_tensors(path):
         "session.stream.scored_text": "torch.uint8",
         "session.stream.scored_sizes": "torch.int32",
         "session.stream.scored_bits": "torch.float64",
+        "session.stream.recent_lines": "torch.float64",
+        "session.stream.recent_tokens": "torch.float64",
     }
     assert metadata["schema"] == "2"
     assert max(map(len, metadata.values())) == 64  # a fingerprint
@@ -205,6 +209,10 @@ WRONG = {
     "sizes smaller than the text": {"tensors": {"session.stream.scored_sizes": torch.tensor([2, 1]).int()}},
     "sizes of no bytes": {"tensors": {"session.stream.scored_sizes": torch.tensor([4, 0]).int()}},
     "tokens of another text": {"tensors": {"session.pending.ids": torch.zeros(4, dtype=torch.int32)}},
+    "latest scores not finite": {
+        "tensors": {"session.stream.recent_lines": torch.tensor([0.0, float("nan")], dtype=torch.float64)}
+    },
+    "no number shown": {"session.stream.n_shown": None},
     "negative sizes": {"tensors": {"session.stream.scored_sizes": torch.tensor([5, -1]).int()}},
     "fewer sizes than bits": {"tensors": {"session.stream.scored_sizes": torch.tensor([4]).int()}},
     "scored bits not finite": {

@@ -83,15 +83,14 @@ class Model:
     def score(self, text: Text, *, state: TextState | None = None, **settings: Any) -> TextScore:
         """Surprisal of every token of `text`, given everything read before in `state` (default: nothing).
 
-        A token that begins in the unread end of the state and ends in `text` is scored with `text`; its `byte` is
-        negative. Settings are those of `OnlineConfig`, such as `adapt` and `context_cache`.
+        Lines and bytes count from the start of `text`. A token that begins in the unread end of the state and ends in
+        `text` is scored with `text`; its `byte` is negative. Settings are those of `OnlineConfig`, such as `adapt`.
         """
-        start = 0 if state is None else state.n_bytes
+        lines, start = (0, 0) if state is None else (state.n_lines, state.n_bytes)
         events = self._stream([encoded(text)], state, _by_token(settings))
         scored = (event for event in events if isinstance(event, TokenScore))
-        return TextScore(
-            tuple(replace(token, byte=token.byte - start) for token in scored if token.byte + len(token.text) > start)
-        )
+        new = (token for token in scored if token.byte + len(token.text) > start)
+        return TextScore(tuple(replace(each, line=each.line - lines, byte=each.byte - start) for each in new))
 
     @shows(OnlineConfig)
     def read(self, text: Text, *, state: TextState | None = None, **settings: Any) -> TextState:

@@ -66,6 +66,12 @@ class TextState:
         return self.session.model_state.span.mem_len
 
     @property
+    def n_lines(self) -> int:
+        """Line ends since the start, those of the unread end included."""
+        stream = self.session.stream
+        return (stream.n_lines if stream else 0) + self.session.pending.data.count(b"\n")
+
+    @property
     def n_bytes(self) -> int:
         """Bytes of text since the start, the unread end included."""
         stream = self.session.stream

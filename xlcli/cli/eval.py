@@ -109,7 +109,7 @@ def evaluate(
         if per_token in (None, "-"):
             for token in tokens():
                 if per_token is not None:
-                    screen.object(token)
+                    screen.object(report.text_object(token))
         elif not write_tokens(Path(per_token), tokens(), stop):
             missing.append(per_token)
         scores = [score for score in scores if not score.partial] or scores
@@ -145,7 +145,7 @@ def write_tokens(path: Path, tokens: Iterable[TokenScore], stop: Callable[[], bo
 
     def lines() -> Iterator[bytes]:
         for token in tokens:
-            yield report.to_json(token).encode() + b"\n"
+            yield report.to_json(report.text_object(token)).encode() + b"\n"
         if is_file and stop():
             raise StoppedEarlyError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import math
@@ -16,6 +17,7 @@ from xlcli.events import (
     ROUNDING_TOKENS,
     ContextBin,
     Generated,
+    LineScore,
     Plan,
     Progress,
     Score,
@@ -23,6 +25,7 @@ from xlcli.events import (
     Step,
     StreamStats,
     TokenLogprob,
+    TokenScore,
     Trained,
 )
 from xlcli.files import as_utf8
@@ -195,7 +198,8 @@ def score_table(score: Score, model: ModelConfig) -> str:
         recurrence += ", weights adapted while reading"
     if score.context_cache:
         recurrence += f", cache of {score.context_cache:,} tokens"
-    documents = f" in {score.documents:,} documents, each scored alone" if score.documents > 1 else ""
+    parts = "lines" if score.each_line else "documents"
+    documents = f" in {score.documents:,} {parts}, each scored alone" if score.documents > 1 else ""
     lines = [
         f"{score.model} on {score.file}" + (", PARTIAL: stopped before the end" if score.partial else ""),
         f"{counted(score.bytes, 'byte')}, {counted(score.tokens, 'token')}{documents}; {recurrence}",
@@ -308,6 +312,22 @@ def _plain(value: Any) -> Any:
 def fields(event: Any) -> dict[str, Any]:
     """Name and value of each attribute of a dataclass."""
     return {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
+
+
+def text_object(event: LineScore | TokenScore) -> dict[str, Any]:
+    """The JSON object of a token, or of a line, whose text is without its line end.
+
+    `base64` has the bytes of a text that is not UTF-8.
+    """
+    text = event.text
+    if isinstance(event, LineScore):
+        text = text.removesuffix(b"\r\n").removesuffix(b"\n")
+    tree = {name: value for name, value in fields(event).items() if name != "spans"} | {"text": text}
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        tree["base64"] = base64.b64encode(text).decode()
+    return tree
 
 
 def score_object(score: Score) -> dict[str, Any]:

@@ -97,7 +97,6 @@ def stream(
         loaded, runtime, resume, save = prologue.open_model(context, folder, settings, config.runtime, screen)
         from xlcli import streaming
         from xlcli.cli import report
-        from xlcli.events import LineScore, TokenScore
         from xlcli.text.follow import FollowedFile
 
         if source is None:
@@ -106,30 +105,22 @@ def stream(
             save = None if save is None else partial(save_with_place, save, file)
         else:
             data = portions(source, stop, settings.flush_ms, settings.save_every)
-        needs_tokens = page is not None and settings.emit in ("stats", "none")
         events = streaming.stream(
             loaded,
             read_text(data, source, settings, loaded, screen, name=label, is_continued=resume is not None),
-            settings.model_copy(update={"emit": "lines"}) if needs_tokens else settings,
+            settings,
             runtime,
             resume=resume,
             save=save,
             stop=stop,
             sampling=config.generate,
             seed=config.runtime.seed,
+            on_token=None if page is None else page.add,
         )
         try:
             for event in events:
-                if screen.shows(event):
-                    continue
-                if page is not None and isinstance(event, LineScore):
-                    byte = event.byte
-                    for text, bits in event.spans:
-                        page.add(TokenScore(byte, text, bits))
-                        byte += len(text)
-                elif page is not None and isinstance(event, TokenScore):
-                    page.add(event)
-                show(event, screen, emit=settings.emit, model=loaded.name)
+                if not screen.shows(event):
+                    show(event, screen, emit=settings.emit, model=loaded.name)
             screen.model_text(b"", final=True)
         finally:
             if page is not None and page.n_tokens:
@@ -176,18 +167,13 @@ def show(event: Event, screen: Screen, *, emit: str, model: str) -> None:
     from xlcli.metrics import misfit
 
     match event:
-        case LineScore() if emit == "lines":
-            if screen.json:
-                tree = report.fields(event)
-                screen.object({key: value for key, value in tree.items() if key not in ("text", "spans")})
-            else:
-                screen.scored_line(f"{event.bits_per_byte:.3f}\t", event.spans)
+        case LineScore() | TokenScore() if screen.json:
+            screen.object(report.text_object(event))
+        case LineScore():
+            screen.scored_line(f"{event.bits_per_byte:.3f}\t", event.spans)
         case TokenScore():
-            if screen.json:
-                screen.object(event)
-            else:
-                quoted = report.to_json(event.text)
-                screen.print(f"{event.byte}\t{event.bits:.3f}\t{quoted}\n")
+            quoted = report.to_json(event.text)
+            screen.print(f"{event.byte}\t{event.bits:.3f}\t{quoted}\n")
         case StreamStats():
             if emit == "stats" and screen.json:
                 screen.object(event)
@@ -195,6 +181,9 @@ def show(event: Event, screen: Screen, *, emit: str, model: str) -> None:
                 screen.report(f"{report.stats_line(event)}\n")
             if event.final and (remark := misfit(model, event.bits_per_byte)):
                 screen.say(remark)
+            if event.final and event.shown is not None:
+                number = event.lines if emit == "lines" else event.tokens
+                screen.say(f"{event.shown:,} of {number:,} {emit} shown")
             if event.final and not (emit == "stats" and not screen.json):
                 screen.say(report.stats_line(event))
         case GeneratedText():

@@ -45,6 +45,11 @@ TextField = Annotated[
     Field(description="Key of the text in JSON lines and Parquet files. Default: text."),
 ]
 _RESET_ON_DOCUMENT = Option("Memory", "--reset-on-document", "1")
+EachLine = Annotated[
+    Switch,
+    Option("Memory", "--each-line", "1"),
+    Field(description="Score each line as if it were alone, such as sentences that do not belong together."),
+]
 _SEGMENT_LEN = Option("Memory", "--segment-len TOKENS", "128")
 
 
@@ -136,6 +141,7 @@ class InferenceConfig(BaseConfig):
         A state that is continued keeps its own values.
         """
         given = {name: getattr(self, name, None) for name in ("mem_len", "reset_on_document", "memory_dtype", "span")}
+        given["reset_on_document"] = getattr(self, "each_line", False) or given["reset_on_document"]
         chosen = {name: value for name, value in given.items() if value not in (None, "auto")}
         return replace(train.reading, **{"span": "uniform"} | chosen)
 
@@ -204,6 +210,7 @@ class EvalConfig(OnlineConfig):
         description="Score each document as if it were alone: a text of JSON lines or a Parquet file, else a file. "
         "Default: as the model was trained.",
     )
+    each_line: EachLine = False
     split: Annotated[Literal["valid", "test"], Option("Text", "--split")] = Field(
         default="valid", description="Held-out text of the model to score without FILE."
     )
@@ -249,6 +256,7 @@ class EvalConfig(OnlineConfig):
             "stride": self.stride is not None,
             "span": self.span != "uniform",
             "reset_on_document": bool(self.reset_on_document),
+            "each_line": self.each_line,
         }
         conflict = next((name for name, is_given in conflicts.items() if is_given), None)
         if self.online_option is not None and conflict is not None:
@@ -351,6 +359,15 @@ class StreamConfig(OnlineConfig):
     emit: Annotated[Literal["lines", "tokens", "stats", "none"], Option("Text", "--emit")] = Field(
         default="lines", description="Scores to print. Default: lines."
     )
+    min_bits: Annotated[
+        Annotated[float, Field(ge=0.0, allow_inf_nan=False), NUMBER] | None, Option("Text", "--min-bits X", "3")
+    ] = Field(default=None, description="Print only lines of at least X bits per byte, or tokens of X bits.")
+    top: Annotated[
+        Annotated[float, Field(ge=0.001, lt=1.0), Unit(units.fraction)] | None, Option("Text", "--top SHARE", "1%")
+    ] = Field(
+        default=None,
+        description="Print only this share of lines or tokens, the most surprising ones among the 1,000 before each.",
+    )
     continue_tokens: Length = Field(default=0, description="Number of tokens to generate after the end of the input.")
     save_every: Annotated[Seconds | None, Option("Memory", "--save-every TIME", "10m")] = Field(
         default=None, description="Time between saves of the state. Default: 1m with --state, else at the end only."
@@ -366,13 +383,22 @@ class StreamConfig(OnlineConfig):
         description="Clear the memory before each document: a text of JSON lines or a Parquet file, else a file. "
         "Default: as the model was trained.",
     )
+    each_line: EachLine = False
     binary: Binary = False
     text_field: TextField = None
 
+    @property
+    def selects(self) -> bool:
+        """True if not all lines or tokens are output."""
+        return self.min_bits is not None or self.top is not None
+
     @model_validator(mode="after")
-    def _check_pattern(self) -> Self:
+    def _check_output(self) -> Self:
         if self.reset_on is not None:
             compile_pattern(self.reset_on, "reset_on")
+        if self.selects and self.emit not in ("lines", "tokens"):
+            key = "top" if self.min_bits is None else "min_bits"
+            raise InvalidSettingError(key, f"selects lines or tokens, not {self.emit}", "Leave out --emit.")
         return self
 
 

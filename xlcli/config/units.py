@@ -68,10 +68,15 @@ def interval(value: str) -> int | float:
         raise ValueError("neither a number of steps such as 100 nor a time such as 30s") from None
 
 
+def fraction(value: str) -> float:
+    """Fraction: `0.05`, `5%`."""
+    return number(value[:-1]) / 100 if value.endswith("%") else number(value)
+
+
 def share(value: str) -> float | str:
-    """Fraction (`0.05`, `5%`), or the name of a file."""
+    """Fraction, or the name of a file."""
     try:
-        return number(value[:-1]) / 100 if value.endswith("%") else float(value)
+        return fraction(value)
     except ValueError:
         return value
 

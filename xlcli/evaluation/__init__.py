@@ -41,7 +41,7 @@ from xlcli.evaluation.passes import (
     pass_loaders,
     score_text,
 )
-from xlcli.evaluation.text import TokenizedText, choose_lengths, mapped_scores, tokenize
+from xlcli.evaluation.text import TokenizedText, choose_lengths, is_list_of_sentences, mapped_scores, tokenize
 from xlcli.events import (
     ROUNDING_TOKENS,
     ContextBin,
@@ -188,14 +188,15 @@ def _read(
     """The text of `evaluate`, tokenized."""
     if source is not None:
         any_bytes = model.tokenizer.kind == "bytes"
-        reading = InputFormat(binary=options.binary, text_field=options.text_field, any_bytes=any_bytes)
+        reading = InputFormat(options.binary, options.text_field, any_bytes, options.each_line)
         corpus = yield from gather(source, reading=reading)
     else:
         path = model.held_out(options.split)
         if path is None:
             raise DataError(f"model {model.name} keeps no {options.split} text.", "Give a file: xlcli eval FILE.")
-        documents = model.held_out_documents(options.split)
-        corpus = Corpus([open_source(path, InputFormat(binary=True))], documents=documents)
+        documents = None if options.each_line else model.held_out_documents(options.split)
+        reading = InputFormat(binary=True, each_line=options.each_line)
+        corpus = Corpus([open_source(path, reading)], documents=documents)
     by_document = options.reading(model.config.train).reset_on_document
     text = yield from tokenize(corpus, model.tokenizer, options.limit, by_document=by_document)
     if options.online_option and len(text.documents) > 1:
@@ -204,10 +205,17 @@ def _read(
             f"{options.online_option} learns from one to the next.",
             f"Add --set eval.reset_on_document=false, or use xlcli stream {options.online_option}.",
         )
-    if options.reset_on_document is None and len(text.documents) > 1:
+    is_one = len(text.documents) == 1
+    if options.reset_on_document is None and not (options.each_line or is_one):
         yield Notice(
             f"{len(text.documents):,} documents, each scored as if it were alone, as in training; "
             "--set eval.reset_on_document=false scores them as one text."
+        )
+    can_divide = source is not None and is_one and options.online_option is None
+    if can_divide and is_list_of_sentences(next(corpus.read(0, 2**16))):
+        yield Notice(
+            f"{corpus.name} looks like a list of sentences, which influence each other; "
+            "--each-line scores each by itself"
         )
     return text
 
@@ -236,6 +244,7 @@ def _score(
         tokens=totals.tokens,
         unknown_words=unknown,
         documents=totals.documents if lengths.by_document else 1,
+        each_line=options.each_line,
         stride=lengths.stride,
         **lengths.state,
         adapt=options.adapt,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
@@ -41,6 +42,13 @@ STATE_LIMIT = 2**28
 """Maximum bytes of memory tensors for the default batch size."""
 
 
+_SENTENCE_BEGIN = re.compile(r"(?!.*\d:\d)[\"'“‘«(¿¡]*[^\W\d_a-z]")
+_SENTENCE_END = re.compile(r"[.?!…。？！][\"'”’»)]*(?=\s+[\"'“‘«(¿¡]*[^\W\d_a-z]|\s*$)")
+LEAST_SENTENCES, SENTENCES_SHARE = 5, 0.9
+"""Lines of a list of sentences, at least, and the share of them that are one sentence: far more than in books, poems,
+logs and code (docs/log.md)."""
+
+
 @dataclass(frozen=True)
 class TokenizedText:
     """A text, its tokens and its size in bytes, characters and words."""
@@ -61,14 +69,26 @@ class TokenizedText:
 
     def token_scores(self, nats: NDArray[Any]) -> Iterator[TokenScore]:
         """Each token with its text and its surprisal, given in nats, in order; reads the text again."""
-        token = byte = 0
+        token, line, byte = 0, 1, 0
         documents = () if self.tokens.documents is None else self.part.documents
         for portion in whole_words(self.part.read(), documents=documents):
             at = 0
             while at < len(portion):
                 size = int(self.tokens.sizes(token))
-                yield TokenScore(byte, portion[at : at + size], float(nats[token]) / LN2)
-                token, at, byte = token + 1, at + size, byte + size
+                text = portion[at : at + size]
+                yield TokenScore(line, byte, text, float(nats[token]) / LN2)
+                token, line, at, byte = token + 1, line + text.endswith(b"\n"), at + size, byte + size
+
+
+def is_list_of_sentences(head: bytes) -> bool:
+    """True if nearly every line of a text that begins so is one sentence; blank lines do not count."""
+    lines = [*filter(str.strip, head.decode("utf-8", "replace").split("\n"))]
+    return len(lines) >= LEAST_SENTENCES and sum(map(_is_sentence, lines)) >= SENTENCES_SHARE * len(lines)
+
+
+def _is_sentence(line: str) -> bool:
+    end = _SENTENCE_END.search(line)
+    return end is not None and bool(_SENTENCE_BEGIN.match(line)) and not line[end.end() :].strip()
 
 
 def tokenize(

@@ -10,7 +10,7 @@ import itertools
 import math
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from xlcli.text.tokenizers import Tokenizer
 
 _REMEDY = "Start without this state."
-_COUNTERS = ("n_lines", "n_bytes", "n_tokens", "line_start")
+_COUNTERS = ("n_lines", "n_bytes", "n_tokens", "line_start", "n_shown")
 """Counters of a stream, saved as metadata."""
 _PLACE = ("device", "inode", "offset", "modified")
 """Numbers of the place in a file that is followed, saved as metadata."""
@@ -72,6 +72,8 @@ class StreamPosition:
     Attributes:
         line_start: Offset in bytes of the unfinished line.
         scored: Text and surprisal in bits of each token scored but not yet output.
+        n_shown: Number of lines and tokens output.
+        recent: Latest scores of what is output (`lines` or `tokens`), with which the next one is compared.
     """
 
     n_lines: int
@@ -80,6 +82,8 @@ class StreamPosition:
     bits: float
     line_start: int
     scored: tuple[tuple[bytes, float], ...]
+    n_shown: int = 0
+    recent: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -201,6 +205,8 @@ def _pack(session: SessionState) -> tuple[dict[str, Tensor], dict[str, str]]:
         tensors["stream.scored_text"] = torch.from_numpy(np.frombuffer(b"".join(texts), np.uint8).copy())
         tensors["stream.scored_sizes"] = torch.tensor([len(text) for text in texts], dtype=torch.int32)
         tensors["stream.scored_bits"] = torch.tensor([bits for _, bits in stream.scored], dtype=torch.float64)
+        for kind, recent in stream.recent.items():
+            tensors[f"stream.recent_{kind}"] = torch.tensor(recent, dtype=torch.float64)
     if source is not None:
         scalars |= {f"source.{name}": getattr(source, name) for name in _PLACE}
         tensors["source.tail"] = torch.from_numpy(np.frombuffer(source.tail, np.uint8).copy())
@@ -233,7 +239,11 @@ def _unpack(
         if not math.isfinite(bits):
             raise ValueError("'stream.bits' is not finite")
         counters = {name: _count(scalars, f"stream.{name}") for name in _COUNTERS}
-        stream = StreamPosition(**counters, bits=bits, scored=_scored(tensors))
+        latest = with_prefix("stream.recent_", tensors)
+        recent = {kind: tuple(_array(latest, kind, "float64").tolist()) for kind in latest}
+        if not all(map(math.isfinite, itertools.chain(*recent.values()))):
+            raise ValueError("a latest score is not finite")
+        stream = StreamPosition(**counters, bits=bits, scored=_scored(tensors), recent=recent)
     if "source.offset" in scalars:
         device, inode, offset, modified = (_count(scalars, f"source.{name}", 2**64) for name in _PLACE)
         source = FilePosition(device, inode, offset, modified, _array(tensors, "source.tail", "uint8").tobytes())

@@ -3,13 +3,14 @@
 Compressed files, other Unicode encodings, JSON lines and Parquet files are recognized by content (`text/formats.py`).
 
 Several files are one text, joined as by `cat`. A document begins with each file, and with each text of JSON lines and
-Parquet files. Later reads are compared with the checksums of the first scan: a file that has grown is read up to its
-length in the scan, and a file that has changed is refused.
+Parquet files, or with each line. Later reads are compared with the checksums of the first scan: a file that has grown
+is read up to its length in the scan, and a file that has changed is refused.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import zlib
 from array import array
@@ -123,6 +124,8 @@ class Corpus:
             checksums.append([])
             for block, done, inside in source.blocks(notice=self._remarks.append):
                 begins = [] if sizes[-1] else [start]
+                if source.reading.each_line:
+                    inside = [match.end() for match in re.finditer(b"\n", block)]
                 documents.extend(at for at in (*begins, *(start + sizes[-1] + i for i in inside)) if at > documents[-1])
                 digest.update(block)
                 utf8.feed(block)

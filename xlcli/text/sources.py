@@ -31,11 +31,13 @@ class InputFormat:
         binary: Take the bytes as they are: nothing is unpacked or converted, and any byte is accepted.
         text_field: Key of the text in JSON lines and Parquet files; None is `text`, if there is such a key.
         any_bytes: Accept text with NUL bytes or bytes that are not UTF-8, as byte vocabularies do.
+        each_line: A document begins with each line.
     """
 
     binary: bool = False
     text_field: str | None = None
     any_bytes: bool = False
+    each_line: bool = False
 
 
 class Block(NamedTuple):

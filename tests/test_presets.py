@@ -13,8 +13,8 @@ PRESETS = {preset.name: preset for preset in presets.list_presets()}
 TREES = {name: presets.read_preset(name) for name in PRESETS}
 PUBLISHED = [name for name, tree in TREES.items() if "max_steps" in tree["train"]]
 """Presets with a budget of their own; for others it depends on the device."""
-WORDS = {"tiny": 256, "small": 2048, "medium": 4096, "base": 4096}
-"""Vocabulary sizes that a text of the intended size gets, for presets without one."""
+OF_TEXTS = (256, 8192)
+"""Smallest and largest vocabulary that a text gets, for presets without one."""
 
 
 def test_the_promised_ones_are_there():
@@ -32,12 +32,16 @@ def test_the_promised_ones_are_there():
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_is_legal_and_as_large_as_it_says(name):
-    said = float(re.match(r"([\d.]+) M parameters: \w.*\.$", PRESETS[name].about)[1]) * 1e6
+    size = r"([\d.]+)(?: to ([\d.]+) M parameters by vocabulary| M parameters): \w.*\.$"
+    least, most = re.match(size, PRESETS[name].about).groups()
     text = TREES[name].get("text", {})
-    size = next((word for word in name.split("-") if word in WORDS), "")
-    vocab_size = text.get("vocab_size") or WORDS.get(size, 256)
-    settings = config.make(TREES[name], {"model": {"vocab_size": vocab_size}})
-    assert build_on_meta(settings.model).n_parameters == pytest.approx(said, rel=0.1 if said < 10e6 else 0.015)
+    is_open = text.get("tokenizer", "auto") == "auto" and "vocab_size" not in text
+    sizes = OF_TEXTS if is_open else (text.get("vocab_size") or 256,)
+    assert len(sizes) == (1 if most is None else 2)
+    for vocab_size, said in zip(sizes, (least, most), strict=False):
+        settings = config.make(TREES[name], {"model": {"vocab_size": vocab_size}})
+        n_parameters = build_on_meta(settings.model).n_parameters
+        assert n_parameters == pytest.approx(1e6 * float(said), rel=0.1 if float(said) < 10 else 0.015)
     assert "about" not in TREES[name]
 
 
@@ -86,7 +90,9 @@ def test_the_list_keeps_what_is_to_be_used_apart_from_what_was_published(capsysb
     assert main(["models", "presets"]) == 0
     text = capsysbinary.readouterr().out.decode()
     _, use, variants, published = re.split(r"^(?:Presets|Variants|Published)\b.*:$", text, flags=re.MULTILINE)
-    listed = [re.findall(r"^([a-z0-9-]+)  +\S+ M ", table, re.MULTILINE) for table in (use, variants, published)]
+    listed = [
+        re.findall(r"^([a-z0-9-]+)  +\S+ (?:to \S+ )?M ", table, re.MULTILINE) for table in (use, variants, published)
+    ]
     assert listed[0] == ["base", "medium", "peer-12x512", "reformer-small", "reformer-tiny", "small", "tiny"]
     assert listed[1] == [name for name in PRESETS if name.startswith("small-")]
     assert listed[2] == [name for name in PRESETS if name in PUBLISHED]

@@ -293,7 +293,8 @@ def surprising(scores, top, n_recent):
 @pytest.mark.parametrize(("top", "n_recent"), [(0.1, 1000), (0.25, 13), (0.5, 4)])
 def test_only_what_surprises_is_output_also_after_a_state(emit, top, n_recent, monkeypatch, tmp_path):
     monkeypatch.setattr(streaming, "RECENT", n_recent)
-    model, text, saved = toy("sentencepiece"), (TEXT + TEXT.upper()) * 2, []
+    # Equal lines would have equal scores but for rounding, which depends on the division into calls.
+    model, text, saved = toy("sentencepiece"), b"".join((TEXT, TEXT.upper(), TEXT[::-1], TEXT.upper()[::-1], b"\n")), []
 
     def output(portions, **options):
         *events, stats = run(model, portions, emit=emit, **options)

@@ -240,6 +240,7 @@ ROUNDING_TOKENS = 2**14
 class Score(Event):
     """One evaluation; its fields are the JSON keys of `xlcli eval`. `chars`, `words`: None if the text is not UTF-8.
 
+    `position` and `attention` are kinds of the model, `parameters` counts its weights.
     `unknown_words` is the number of words scored as `<unk>`, None unless the vocabulary is one of words.
     `mean_steps` is the mean number of steps per token of a model with adaptive computation time, else None. `recall`
     is the share of the weight of full attention that LSH attention finds, if measured: the mean, and of each LSH layer.
@@ -256,6 +257,9 @@ class Score(Event):
     """
 
     model: str
+    position: str
+    attention: str
+    parameters: int
     file: str
     bytes: int
     chars: int | None

@@ -6,16 +6,20 @@ import os
 import re
 import signal
 import time
+import weakref
 from pathlib import Path
 
 import pytest
 from programs import TEXT, Terminal
 from programs import command as command_line
 
+from xlcli.cli import prologue
 from xlcli.model.lm import LanguageModel
 
 KEYS = {
-    "model", "file", "bytes", "chars", "words", "tokens", "nats", "bits_per_byte", "bits_per_char", "perplexity",
+    "each_line",
+    "model", "position", "attention", "parameters",
+    "file", "bytes", "chars", "words", "tokens", "nats", "bits_per_byte", "bits_per_char", "perplexity",
     "word_perplexity", "mem_len", "segment_len", "batch_size", "span", "tokens_per_second", "peak_rss_bytes",
     "seconds", "device", "dtype", "weight_dtype", "memory_dtype", "rounding_cost", "unknown_words", "documents",
     "stride", "adapt", "context_cache", "mean_steps", "recall", "recall_by_layer", "partial", "by_context",
@@ -48,6 +52,74 @@ def test_sweep(run, model):
     assert [score["mem_len"] for score in scores] == [0, 4, 8]
     assert all(set(score) == KEYS for score in scores)
     assert run("eval", "--sweep-mem-len", "0,4").out.decode().count("\n0 ") == 1
+
+
+@pytest.fixture
+def models(model, untrained):
+    """`-m` for the untrained model `tiny` and one of linear attention, of the same held-out text."""
+    untrained("linear", attention={"kind": "linear", "n_heads": 2}, position={"kind": "none"})
+    return ("-m", "tiny", "-m", "linear")
+
+
+def test_several_models_make_one_table_of_the_scores_of_each(run, models):
+    found = json.loads(run("eval", *models, "--json").out)
+    alone = [json.loads(run("eval", "-m", name, "--json").out) for name in ("tiny", "linear")]
+    times = ("seconds", "tokens_per_second", "peak_rss_bytes", "file")
+    kept = [[{key: value for key, value in score.items() if key not in times} for score in scores]
+            for scores in (found["sweep"], alone)]  # fmt: skip
+    assert kept[0] == kept[1]
+    assert found["partial"] is False
+    assert [score["attention"] for score in alone] == ["full", "linear"]
+    rows = run("eval", *models, "--sweep-mem-len", "0,8", "--limit", "200").out.decode().splitlines()[2:]
+    assert [row.split()[0] for row in rows] == ["model", "tiny", "tiny", "linear", "linear"]
+    assert [row.split()[4] for row in rows[1:]] == ["0", "8", "0", "8"]
+
+
+def test_a_model_leaves_the_ram_before_the_next_one_is_loaded(run, models, monkeypatch):
+    real, networks = prologue.load_model, []
+
+    def load(*arguments):
+        assert [network() for network in networks] == [None] * len(networks)
+        loaded = real(*arguments)
+        networks.append(weakref.ref(loaded[0].network))
+        return loaded
+
+    monkeypatch.setattr(prologue, "load_model", load)
+    assert run("eval", *models).code == 0
+    assert len(networks) == 2
+
+
+def test_an_interrupt_keeps_the_models_that_were_scored(run, models, interrupted):
+    options = ("--segment-len", "16", "--set=eval.batch_size=1", "--mem-len", "0")
+    interrupted(len(TEXT) * 8 // 16 + 5)
+    done = run("eval", *models, *options, "--json")
+    found = json.loads(done.out)
+    assert (done.code, found["partial"]) == (130, True)
+    assert [(score["model"], score["partial"]) for score in found["sweep"]] == [("tiny", False)]
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    (["--html", "page.html"], "--html"), (["--per-token", "-"], "--per-token"), (["-"], "standard input")
+])  # fmt: skip
+def test_what_needs_one_model_refuses_several(run, models, without_torch, options, said):
+    done = run("eval", *models, *options)
+    assert (done.code, said in done.err) == (2, True), done.err
+
+
+def test_models_with_different_held_out_texts_need_a_text(run, models):
+    Path("models/linear/valid.txt").write_bytes(TEXT * 7)
+    done = run("eval", *models)
+    assert (done.code, "xlcli eval FILE -m tiny -m linear" in done.err) == (3, True), done.err
+    Path("text").write_bytes(TEXT)
+    assert len(json.loads(run("eval", "text", *models, "--json").out)["sweep"]) == 2
+    assert run("eval", *models, "--split", "test").code == 3
+
+
+@pytest.mark.parametrize("command", [["generate"], ["stream", "text"], ["compress", "text"], ["bench"]])
+def test_other_commands_refuse_a_second_model(run, models, without_torch, command):
+    Path("text").write_bytes(TEXT)
+    done = run(*command, *models)
+    assert (done.code, "-m" in done.err) == (2, True), done.err
 
 
 def test_a_stride_without_memory(run, model):
@@ -92,7 +164,7 @@ def test_standard_input_and_files(run, model, monkeypatch, tmp_path):
 def test_per_token_lines_spell_the_text_and_add_up(run, model, tmp_path):
     done = run("eval", "--json", "--per-token", tmp_path / "t.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()]
-    assert all(set(row) == {"byte", "text", "bits"} for row in rows)
+    assert all(set(row) == {"line", "byte", "text", "bits"} for row in rows)
     assert [row["byte"] for row in rows] == sorted(row["byte"] for row in rows)
     assert "".join(row["text"] for row in rows).encode() == TEXT * 8
     score = json.loads(done.out)
@@ -163,7 +235,7 @@ def test_an_interrupt_of_a_sweep_prints_its_finished_rows(run, model, interrupte
     assert [(score["mem_len"], score["partial"]) for score in found["sweep"]] == [(0, False)]
     interrupted(n_calls + 3)
     shown = run("eval", *options).out.decode()
-    assert "PARTIAL: 1 of 3 memory lengths" in shown
+    assert "PARTIAL: 1 of 3" in shown
     assert shown.count("\n") == 4
 
 
@@ -185,6 +257,20 @@ def test_plot(run, model):
     done = run("eval", "--plot", "x.png")
     assert (done.code, "x.png" in done.err) == (0, True)
     assert Path("x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plot_has_a_curve_for_each_model(run, models, monkeypatch):
+    figure = pytest.importorskip("matplotlib.figure")
+    labels, real = [], figure.Figure.savefig
+
+    def save(self, *arguments, **options):
+        labels.extend(text.get_text() for text in self.axes[0].get_legend().get_texts())
+        return real(self, *arguments, **options)
+
+    monkeypatch.setattr(figure.Figure, "savefig", save)
+    Path("models/linear").rename("models/$lin{$")
+    assert run("eval", "-m", "tiny", "-m", "$lin{$", "--plot", "x.png").code == 0
+    assert [label.split(":")[0] for label in labels] == ["memory 16, tiny", "memory 16, $lin{$"]
 
 
 @pytest.mark.usefixtures("without_torch")

@@ -14,8 +14,8 @@ pytestmark = pytest.mark.usefixtures("without_torch")
 def test_own_models_come_first_and_presets_have_a_list_of_their_own(run, model):
     text = run("models").out.decode()
     assert text.index("tiny") < text.index("books") < text.index("xlcli models presets")
-    for shown in (text, run("models", "show", "books").out.decode()):
-        assert re.search(r"^books .* - +books-more/", shown, re.MULTILINE)  # no age
+    assert re.search(r"^books +xl +full .* - +books-more/", text, re.MULTILINE)  # no age
+    assert not re.search(r"^age", run("models", "show", "books").out.decode(), re.MULTILINE)
     names = {preset.name for preset in presets.list_presets()}
     assert not re.search(r"^small\b", text, re.MULTILINE)
     shown = run("models", "presets").out.decode()
@@ -32,14 +32,15 @@ def test_rows_fit_the_terminal_and_nothing_is_shortened_in_a_pipe(columns, run, 
     name, corpus = "a-model-with-a-name-of-many-words-and-letters", "a/folder/with/many/parts/" * 5 + "end.txt"
     model.rename(model.with_name(name))
     (model.with_name(name) / "record.json").write_text(json.dumps({"corpus": corpus, "bits_per_byte": 1.5}))
-    for arguments in (["models"], ["models", "presets"]):
+    for arguments in (["models"], ["models", "presets"], ["models", "show", name]):
         terminal = Terminal(command(*arguments), columns=columns)
         assert terminal.finish() == 0
-        lines = re.split(r"\r\n", terminal.received.decode())
+        lines = re.split(r"\r\n", terminal.received.decode().partition("[record]")[0])
         assert max(map(len, lines)) <= columns
-    shown = run("models").out.decode()
-    assert name in shown
-    assert corpus in shown
+    for arguments in (["models"], ["models", "show", name]):
+        shown = run(*arguments).out.decode()
+        assert name in shown
+        assert corpus in shown
 
 
 def test_an_empty_folder_says_how_to_begin(run):
@@ -60,6 +61,23 @@ def test_show_a_model_and_a_preset(run, model):
     preset = run("models", "show", "small")
     assert preset.out == (presets.models_folder() / "small.toml").read_bytes()
     assert "train" in json.loads(run("models", "show", "small", "--json").out)["config"]
+
+
+CARD = """# Card\x1b[2J
+
+Of *many* `words` &#x1b;[31m &#x202e;back [red]plain[/red] <b>text</b> [link](http://example.com).
+
+    \x1b]0;title\x07 code
+"""
+
+
+def test_the_card_of_a_model_is_laid_out_on_a_terminal_and_exact_in_a_pipe(run, model):
+    (model / "README.md").write_text(CARD)
+    assert CARD.encode() in run("models", "show", "tiny").out
+    shown = run("models", "show", "tiny", "--color", "always").out.decode()
+    plain = re.sub(r"\x1b\[[\d;]*m", "", shown)
+    assert plain.replace("\n", "").isprintable()
+    assert {"Card\\x1b[2J", "[red]plain[/red]", "many", "words", "\\u202eback"} <= set(plain.split())
 
 
 def test_show_what_does_not_exist(run, model):
@@ -104,11 +122,14 @@ def test_numbers_too_large_to_draw_are_left_out_of_a_training_curve(run, model):
     assert (done.code, "curve.png" in done.err) == (0, True), done.err
 
 
-def test_encoding_and_size_are_listed(run, model):
-    assert re.search(r"^tiny +\d+\.\dk +\d+\.\d KiB +float32 ", run("models").out.decode(), re.MULTILINE)
+def test_kind_encoding_and_size_are_listed(run, model):
+    assert re.search(r"^tiny +xl +full +\d+\.\dk ", run("models").out.decode(), re.MULTILINE)
+    text = run("models", "show", "tiny").out.decode()
+    assert re.search(r"^weights .*\b\d+\.\dk .*\d+\.\d KiB .*float32$", text, re.MULTILINE)
     [listed] = json.loads(run("models", "--json").out)["local"]
     shown = json.loads(run("models", "show", "tiny", "--json").out)
     size = (model / "model.safetensors").stat().st_size
+    assert (listed["position"], listed["attention"]) == ("xl", "full")
     assert (listed["encoding"], listed["bytes"]) == (shown["encoding"], shown["bytes"]) == ("float32", size)
 
 

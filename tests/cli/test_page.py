@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from programs import TEXT, command, environment
 
 from xlcli.cli import page as module
-from xlcli.cli.page import Page, level
+from xlcli.cli.page import Page
 from xlcli.cli.terminal import Visible
 from xlcli.events import ContextBin, TokenScore
 
@@ -141,7 +141,7 @@ def test_the_page_refers_to_nothing_outside():
     parsed = Parsed(html)
     targets = [value for _, attributes in parsed.tags for name, value in attributes.items() if name in ("href", "src")]
     assert targets
-    assert all(re.fullmatch(r"#L\d+", target) for target in targets)
+    assert all(re.fullmatch(r"#(L\d+|summary)", target) for target in targets)
     names = {attributes.get("id") for _, attributes in parsed.tags}
     assert all(target[1:] in names for target in targets)
     assert not re.search(r"url\(|@import|https?:", parsed.texts["style"] + parsed.texts["script"])
@@ -153,21 +153,52 @@ def test_the_page_refers_to_nothing_outside():
     assert "unsafe" not in policy
 
 
-def test_tokens_are_colored_by_bits_per_byte():
-    tokens = [(b"a", 0.5), (b"bb", 2.2), (b"cc", 3.9), (b"d", 6.0), (b"e", 99.0), (b"\n", 0.0)]
-    parsed = Parsed(make(tokens))
-    assert parsed.rows[0]["runs"] == [["c1", "bbcc"], ["c6", "d"], ["c7", "e"]]
-    assert [shown for shown, _ in tokens] == [shown.encode() for _, shown, _, _ in parsed.tokens]
-    assert [bits for *_, bits in parsed.tokens] == pytest.approx([bits for _, bits in tokens], abs=0.026)
-    assert (parsed.rows[0]["class"], parsed.rows[0]["data-b"]) == ("c7", f"{111.6 / 8:.2f}")
-    assert [level(bits) for bits in (-1.0, 0.99, 1.0, 7.0, float("inf"), float("nan"))] == [0, 0, 1, 7, 7, 7]
-    legend = [attributes["class"] for tag, attributes in parsed.tags if tag == "i" and "class" in attributes]
-    assert [f"c{color}" for color in range(8)] == sorted(set(legend))
+def colors(html):
+    """Color of each class of words, from 1 on, as in the style of the page."""
+    found = re.findall(r"^\.(w\d+) { background: var\(--c(\d)\); }$", html, re.MULTILINE)
+    return {name: int(color) for name, color in found}
+
+
+def test_words_are_colored_by_their_bits_from_quantiles_on():
+    words = [(b" w%02d" % n, float(n)) for n in range(100)]
+    html = make([*words, (b"\n", 50.0)])
+    parsed, by_class = Parsed(html), colors(html)
+    found = {text: by_class.get(name, 0) for name, text in parsed.rows[0]["runs"]}
+    shares = [sum(color >= least for color in found.values()) / 100 for least in (1, 2, 3, 4, 5)]
+    assert all(share <= most for share, most in zip(shares, (0.5, 0.25, 0.1, 0.05, 0.01), strict=True))
+    assert [found[f"w{n:02}"] for n in (0, 40, 60, 80, 92, 99)] == [0, 0, 1, 2, 3, 4]
+    assert list(found.values()) == sorted(found.values())
+    legend = re.findall(r"<i class=(w\d+)>([\d.]+) \((\d+)%\)</i>", html)
+    assert [(by_class[name], int(share) / 100) for name, _, share in legend] == [*enumerate(shares[:4], 1)]
+    for _, least, share in legend:
+        assert sum(n >= float(least) - 0.06 for n in range(100)) == int(share)
+
+
+def test_a_word_has_the_bits_of_its_tokens():
+    tokens = [
+        (b" so", 1.0),
+        (b"me", 2.5),
+        (b":", 4.0),
+        (b" ", 1.0),
+        (b"wor", 2.0),
+        (b"d\n", 0.5),
+        (b"  ", 3.0),
+        (b"\n", 1.0),
+    ]
+    parsed = Parsed(make(tokens, byte=7))
+    assert parsed.tokens == [(7, " some:", 6, 7.5), (13, " word\n", 6, 3.5), (19, "  \n", 3, 4.0)]
+    assert [text for row in parsed.rows for _, text in row["runs"]] == ["some:", "word\n"]
+    assert [row["data-b"] for row in parsed.rows] == [f"{11 / 12:.2f}", f"{4 / 3:.2f}"]
+
+
+def test_a_text_of_equal_words_has_no_color():
+    assert colors(make([(b" word", 3.0)] * 50)) == {}
+    assert colors(make([(b" word", 0.0)] * 50 + [(b" odd", float("nan"))])) == {"w61": 4}
 
 
 def test_a_character_of_several_tokens_has_their_bits():
-    parsed = Parsed(make([*by_bytes("x€".encode(), 2.0), (b"y\xf0", 1.0), (b"\x9f\x98\x80", 3.0)], byte=100))
-    assert parsed.tokens == [(100, "x", 1, 2.0), (101, "€", 3, 6.0), (104, "y", 2, 1.0), (106, "😀", 3, 3.0)]
+    parsed = Parsed(make([*by_bytes(" x€ ".encode(), 2.0), (b"y\xf0", 1.0), (b"\x9f\x98\x80", 3.0)], byte=100))
+    assert parsed.tokens == [(100, " x€", 5, 10.0), (105, " y😀", 6, 6.0)]
 
 
 def luminance(color):
@@ -187,7 +218,7 @@ def test_contrast_is_at_least_four_and_a_half(theme):
     found = re.findall(r"--(\w+): #([0-9a-f]{6})", style)
     colors = dict(found[: len(found) // 2] if theme == "light" else found[len(found) // 2 :])
     rgb = {name: tuple(bytes.fromhex(value)) for name, value in colors.items()}
-    assert min(contrast(rgb["ink"], rgb[f"c{color}"]) for color in range(8)) >= 4.5
+    assert min(contrast(rgb["ink"], rgb[f"c{color}"]) for color in range(1, 6)) >= 4.5
     assert min(contrast(rgb[name], rgb["ground"]) for name in ("ink", "dim", "link")) >= 4.5
 
 
@@ -196,7 +227,7 @@ def test_curve_lines_and_context_are_shown():
     html = make(calm * 40 + wild + calm * 9, by_context=[ContextBin(1, 2, 10, 4.0), ContextBin(2, 9, 90, 2.0, 0.1)])
     parsed = Parsed(html)
     table = html[html.index("<table class=lines>") :]
-    assert '<a href="#L41">41</a><td><i class=c7>something quite unexpected</i>' in table[:200]
+    assert re.search(r'<a href="#L41">41</a><td><i class=(w\d+)>something quite unexpected</i>', table[:200])
     hits = re.findall(r'<a href="#L(\d+)" tabindex="-1"><rect [^>]*><title>([\d.]+) bits per byte', html)
     assert max(hits, key=lambda hit: float(hit[1]))[0] == "41"
     assert "<td>2 to 8<td>90<td>2.0000<td>0.1000<td>" in html
@@ -207,7 +238,7 @@ def test_curve_lines_and_context_are_shown():
 def test_short_lines_are_listed_only_without_long_ones():
     assert "Lines by bits per byte" in make([(b"a\n", 9.0)])
     html = make([(b"a\n", 99.0), (b"a line of twenty bytes\n", 1.0)])
-    assert html.count("<tr><td><i") == 1
+    assert html[html.index("<table class=lines>") :].count("<tr><td>") == 1
     assert "at least 20 bytes" in html
 
 
@@ -258,7 +289,7 @@ def test_stream_writes_the_page_of_eval(run, model, text, emit):
     without = run("stream", text, "--emit", emit)
     done = run("stream", text, "--emit", emit, "--html", "page.html")
     assert done.code == 0
-    assert re.sub(rb"[\d.]+k? tokens/s.*", b"", done.out) == re.sub(rb"[\d.]+k? tokens/s.*", b"", without.out)
+    assert re.sub(rb"[\d.]+k? lines/s.*", b"", done.out) == re.sub(rb"[\d.]+k? lines/s.*", b"", without.out)
     assert "page.html" in done.err
     run("eval", text, "--html", "other.html")
     pages = [Parsed(Path(name).read_text()) for name in ("page.html", "other.html")]

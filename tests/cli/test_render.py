@@ -17,7 +17,8 @@ STEP = Step(
     fraction=0.25, eta_seconds=201.0,
 )  # fmt: skip
 SCORE = Score(
-    model="m", file="f", bytes=10, chars=None, words=None, tokens=10, nats=14.0, bits_per_byte=2.02, bits_per_char=None,
+    model="m", position="xl", attention="full", parameters=20_000, file="f", bytes=10, chars=None, words=None,
+    tokens=10, nats=14.0, bits_per_byte=2.02, bits_per_char=None,
     perplexity=4.05, word_perplexity=None, mem_len=4, segment_len=8, batch_size=1, span="uniform",
     tokens_per_second=99.5, peak_rss_bytes=2**28, seconds=0.1, device="cpu", dtype="float32",
     by_context=(ContextBin(0, 4, 4, 2.5, 0.25), ContextBin(4, 8, 6, float("nan"))),
@@ -133,6 +134,19 @@ def test_a_score_names_the_memory(model, score, said):
     assert kept == said.split(", span")[0].split(", batch")[0]
 
 
+def test_a_table_of_models_fits_eighty_columns_and_keeps_their_names():
+    name = "shakespeare-with-contextual-positions-and-a-long-name"
+    other = dataclasses.replace(SCORE, model=name, position="contextual-2", attention="compressive")
+    text = report.sweep_text([SCORE, other], 4, 80)
+    rows = [line for line in text.splitlines() if line]
+    assert max(map(len, rows)) <= 80
+    assert rows[0].startswith("2 models on f")
+    assert "PARTIAL: 2 of 4" in rows[0]
+    assert rows[2].split() == ["m", "xl", "full", "20k", "4", "2.0200", "99.5"]
+    assert "".join(row[: rows[1].index("position")].strip() for row in rows[3:]) == name
+    assert {"contextual-2", "compressive"} <= set(rows[3].split())
+
+
 def test_mean_steps_are_shown_for_adaptive_computation_time():
     shape = config.ModelConfig()
     adaptive = dataclasses.replace(SCORE, mean_steps=2.345)
@@ -197,17 +211,26 @@ def test_plain_progress_comes_now_and_then(capsys, monkeypatch):
 def test_color(typed, variable, colored, monkeypatch, capsysbinary):
     monkeypatch.setenv("NO_COLOR", variable)
     made = Screen(**typed)
-    made.scored_line("3.0\t", [(b"ab\x1b", 9.0), (b"\n", 0.1)])
+    made.scored_line("3.0\t", [(b"ab\x1b", 12.0), (b"\n", 0.1)])
     out = capsysbinary.readouterr().out
     assert out == b"3.0\t" + (b"\x1b[35mab\\x1b\x1b[m\n" if colored else b"ab\x1b\n")
 
 
 def test_color_follows_bits(monkeypatch, capsysbinary):
     monkeypatch.setenv("NO_COLOR", "")
-    spans = [(b"a", -1.0), (b"b", 0.99), (b"c", 1.0), (b"d", 4.9), (b"ef", 10.0), (b"g", 99.0)]
+    spans = [
+        (b"a", -1.0),
+        (b" b", 3.99),
+        (b" c", 2.0),
+        (b"", 1.0),
+        (b"d", 1.0),
+        (b" ", 0.0),
+        (b"e", 19.9),
+        (b" f", 99.0),
+    ]
     Screen(color="always").scored_line("", spans)
-    codes = re.findall(rb"\x1b\[([0-9;]+)m(\w+)", capsysbinary.readouterr().out)
-    assert codes == [(b"39", b"a"), (b"39", b"b"), (b"32", b"c"), (b"31", b"d"), (b"1;31", b"ef"), (b"1;31", b"g")]
+    codes = re.findall(rb"\x1b\[([0-9;]+)m([ \w]+)", capsysbinary.readouterr().out)
+    assert codes == [(b"39", b"a"), (b"39", b" b"), (b"32", b" cd"), (b"31", b" e"), (b"1;31", b" f")]
 
 
 def test_totals():

@@ -52,7 +52,7 @@ def lines(terminal):
         ('screen.model_text(b"Once upon")', "pass", b"upon", ["Once upon^C", MESSAGE, "end"]),
         ('screen.say("reading")', "pass", b"reading", ["reading", "^C", MESSAGE, "end"]),
         ("pass", LIVE, b"work", [MESSAGE, "end"]),
-        (COLORED, "pass", b"abc", ["bits per byte 0 1 2 3 4 5+", "1.0     abc", "^C", MESSAGE, "end"]),
+        (COLORED, "pass", b"abc", ["bits of a word 0 4 8 12 16 20+", "1.0     abc", "^C", MESSAGE, "end"]),
     ],
 )
 def test_an_interrupt_starts_a_line(first, work, before, shown):

@@ -57,7 +57,6 @@ def bench(
     from xlcli.cli.plot import draw_speed
     from xlcli.cli.prologue import check_files, check_settings, find_model, load_model, open_screen
     from xlcli.cli.settings import named, print_config, user_settings
-    from xlcli.store.discover import find
 
     if preset is not None and source(context, "model") == "COMMANDLINE":
         raise ConfigError("--preset and --model exclude each other.", "Give one of them.")
@@ -67,14 +66,13 @@ def bench(
     with named(context):
         settings = user_settings(context)
         config = configure(task, preset, settings)
-        if context.params["print_config"]:
-            config = config if preset is not None else of_model(find(model), settings)
-            screen.print(print_config(config, context, as_json=screen.json))
-            return 0
         folder = find_model(context, config.bench, screen) if preset is None else None
         if folder is not None:
             config = of_model(folder, settings)
-        else:
+        if context.params["print_config"]:
+            screen.print(print_config(config, context, as_json=screen.json))
+            return 0
+        if folder is None:
             check_settings("bench", config.bench, config.model, f"preset {preset}")
     check_files(context, [] if folder is None else [folder], ["plot"])
     with screen.stop() as stop:

@@ -25,7 +25,7 @@ def decompress(
     context: typer.Context,
     file: Annotated[str, typer.Argument(metavar="FILE.xl|-")],
     model: Annotated[
-        str | None, option("Model", "-m, --model NAME|FOLDER", "Model. Default: the one that the file names.")
+        list[str] | None, option("Model", "-m, --model NAME|FOLDER", "Model. Default: the one that the file names.")
     ] = None,
     out: Annotated[
         str | None, option("Output", "-o, --out FILE", "Text; - is standard output. Default: the name without .xl.")
@@ -52,7 +52,7 @@ def decompress(
         reader = FileReader(portions(source, stop, None), "standard input" if file == "-" else file)
         with ending(stop):
             header = reader.header()
-        context.params["model"] = model or header.model
+        context.params["model"] = model or [header.model]
         given, n_cpus = config.runtime, os.cpu_count() or 1
         if given.threads is None and header.threads > n_cpus:
             raise DataError(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import filecmp
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,11 +15,11 @@ from xlcli.cli import options
 from xlcli.cli.help import CONTEXT, Command
 from xlcli.cli.options import option, plot_option
 from xlcli.cli.pipe import standard_input
-from xlcli.errors import ConfigError
+from xlcli.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from xlcli.cli.render import Screen
-    from xlcli.config import ModelConfig
+    from xlcli.config import EvalConfig, ModelConfig
     from xlcli.events import Score, TokenScore
 
 app = typer.Typer()
@@ -32,7 +34,10 @@ app = typer.Typer()
 def evaluate(
     context: typer.Context,
     files: Annotated[list[str] | None, typer.Argument(metavar="[FILE...]")] = None,
-    model: options.Model = None,
+    model: Annotated[
+        list[str] | None,
+        option("Model", "-m, --model NAME|FOLDER", "Model; several make a table. Default: newest, else bundled."),
+    ] = None,
     per_token: Annotated[
         str | None, option("Results", "--per-token FILE.jsonl", "Write each token with its bits.")
     ] = None,
@@ -42,35 +47,34 @@ def evaluate(
     **_: Any,
 ) -> int:
     """Score a text: bits per byte and more, every token once and in order."""
-    from xlcli.cli.prologue import begin, check_files, check_texts, find_model, load_model, print_plan
+    from xlcli.cli.prologue import begin, check_files, check_texts, find_models, load_model, named_models
 
     config, screen = begin(context)
+    from xlcli.cli import report
     from xlcli.cli.launch import is_to_launch, launch
     from xlcli.cli.page import Page
     from xlcli.cli.plot import draw_by_context
     from xlcli.ranks import environment, join
+    from xlcli.store.layout import read_config
 
-    settings = config.eval
-    if settings.sweep_mem_len and (per_token is not None or html is not None):
-        output = "--html" if per_token is None else "--per-token"
+    settings, names = config.eval, named_models(context)
+    n_models = max(1, len(names))
+    output = "--per-token" if per_token is not None else "--html" if html is not None else None
+    if output is not None and settings.sweep_mem_len:
         raise ConfigError(f"{output} needs one memory length, not a sweep.", "Use --mem-len M.")
+    if n_models > 1 and (output is not None or "-" in (files or ())):
+        raise ConfigError(f"{output or 'standard input'} needs one model, not {n_models}.", "Give one -m NAME.")
     unplotted = "a stride" if settings.stride is not None else settings.online_option
     if unplotted is not None and plot is not None:
         raise ConfigError(f"--plot shows the loss by context, which {unplotted} does not measure.", "Omit one of them.")
     check_texts(files or (), "xlcli eval -m {}")
-    folder = find_model(context, settings, screen)
-    check_files(context, [folder, *(files or ())], ["per_token", "plot", "html"])
+    folders = find_models(context, settings, screen)
+    if not files:
+        check_held_out(names, folders, settings.split)
+    check_files(context, [*folders, *(files or ())], ["per_token", "plot", "html"])
     if dry_run:
-        from xlcli.store.layout import read_config
-
-        trained = read_config(folder)
-        settings.check_stride(trained.train.segment_len)
-        text = (
-            ", ".join(files or ()) or f"the {'validation' if settings.split == 'valid' else 'test'} text of the model"
-        )
-        unbounded = trained.model.effective_mem_len(1) is None
-        batch_size = 1 if unbounded or settings.online_option else settings.batch_size or 8
-        print_plan(folder, settings, screen, batch_size=batch_size, action=f"scores {text}")
+        for folder in folders:
+            show_plan(folder, files, settings, screen)
         return 0
     nproc = config.runtime.nproc or 1
     if is_to_launch(nproc):
@@ -85,19 +89,17 @@ def evaluate(
     ):
         if "-" in (files or ()):
             screen.expect_keyboard()
-        loaded, runtime = load_model(folder, settings, config.runtime, screen, ranks)
-        from xlcli import evaluation
-        from xlcli.cli import report
-        from xlcli.events import Score
-
-        shape = loaded.config.model
-        by_token = per_token is not None or page is not None
-        events = evaluation.evaluate(loaded, files or None, settings, runtime, per_token=by_token, stop=stop)
         scores: list[Score] = []
+        missing: list[str] = []
+        by_token = per_token is not None or page is not None
 
-        def tokens() -> Iterator[TokenScore]:
+        def read(folder: Path) -> Iterator[TokenScore]:
             """The scores of tokens, which are added to the page; all other events are shown or kept."""
-            for event in events:
+            loaded, runtime = load_model(folder, settings, config.runtime, screen, ranks)
+            from xlcli import evaluation
+            from xlcli.events import Score
+
+            for event in evaluation.evaluate(loaded, files or None, settings, runtime, per_token=by_token, stop=stop):
                 if isinstance(event, Score):
                     scores.append(event)
                 elif not screen.shows(event):
@@ -105,14 +107,17 @@ def evaluate(
                         page.add(event)
                     yield event
 
-        missing = []
-        if per_token in (None, "-"):
-            for token in tokens():
-                if per_token is not None:
-                    screen.object(report.text_object(token))
-        elif not write_tokens(Path(per_token), tokens(), stop):
-            missing.append(per_token)
-        scores = [score for score in scores if not score.partial] or scores
+        for folder in folders:  # a model leaves the RAM before the next one is loaded
+            if per_token in (None, "-"):
+                for token in read(folder):
+                    if per_token is not None:
+                        screen.object(report.text_object(token))
+            elif not write_tokens(Path(per_token), read(folder), stop):
+                missing.append(per_token)
+            if ranks.broadcast(stop()):
+                break
+        scores = [score for score in scores if not score.partial] or scores[:1]
+        shape = settings.shape(read_config(folders[0]).model)
         if stop():
             missing += filter(None, (plot, html))
         else:
@@ -130,9 +135,35 @@ def evaluate(
         for name in missing:
             screen.say(f"{name} was not written: the evaluation was stopped", "warning")
         if scores:
-            n_lengths = len(settings.sweep_mem_len or ())
-            show_scores(scores, screen, shape, n_lengths=n_lengths, to_stderr=per_token == "-")  # noqa: S105
+            n_rows = n_models * len(settings.sweep) if n_models > 1 or settings.sweep_mem_len else 0
+            show_scores(scores, screen, shape, n_rows=n_rows, to_stderr=per_token == "-")  # noqa: S105
         return stop.exit_code
+
+
+def check_held_out(names: Sequence[str], folders: Sequence[Path], split: str) -> None:
+    """`DataError` if several models keep different held-out texts of this split."""
+    from xlcli.store.layout import HELD_OUT
+
+    texts = [folder / HELD_OUT[split] for folder in folders]
+    if len(texts) > 1 and not all(text.is_file() and filecmp.cmp(texts[0], text, shallow=False) for text in texts):
+        models = " ".join(f"-m {shlex.quote(name)}" for name in names)
+        raise DataError(
+            f"the models do not have the same held-out text ({HELD_OUT[split]}).",
+            f"Give a text that is new to all of them: xlcli eval FILE {models}",
+        )
+
+
+def show_plan(folder: Path, files: Sequence[str] | None, settings: EvalConfig, screen: Screen) -> None:
+    """Prints what the evaluation of this model would do."""
+    from xlcli.cli.prologue import print_plan
+    from xlcli.store.layout import read_config
+
+    trained = read_config(folder)
+    settings.check_stride(trained.train.segment_len)
+    text = ", ".join(files or ()) or f"the {'validation' if settings.split == 'valid' else 'test'} text of the model"
+    unbounded = trained.model.effective_mem_len(1) is None
+    batch_size = 1 if unbounded or settings.online_option else settings.batch_size or 8
+    print_plan(folder, settings, screen, batch_size=batch_size, action=f"scores {text}")
 
 
 def write_tokens(path: Path, tokens: Iterable[TokenScore], stop: Callable[[], bool]) -> bool:
@@ -156,21 +187,18 @@ def write_tokens(path: Path, tokens: Iterable[TokenScore], stop: Callable[[], bo
     return True
 
 
-def show_scores(scores: list[Score], screen: Screen, model: ModelConfig, *, n_lengths: int, to_stderr: bool) -> None:
-    """Prints at least one score of this model as text or JSON, or as text `to_stderr`.
+def show_scores(scores: list[Score], screen: Screen, shape: ModelConfig, *, n_rows: int, to_stderr: bool) -> None:
+    """Prints at least one score as text or JSON, or as text `to_stderr`.
 
-    `n_lengths` is the number of memory lengths of a sweep; 0 without one.
+    `n_rows` is the number of models and memory lengths of a table; 0 for one score, of a model of this shape.
     """
     from xlcli.cli import report
 
-    if to_stderr:
-        for score in scores:
-            screen.say(report.score_table(score, model))
-    elif screen.json:
+    if screen.json and not to_stderr:
         objects = [report.score_object(score) for score in scores]
-        is_partial = scores[0].partial or len(scores) != n_lengths
-        screen.object({"sweep": objects, "partial": is_partial} if n_lengths else objects[0])
-    elif n_lengths and not scores[0].partial:
-        screen.report(report.sweep_text(scores, n_lengths))
+        is_partial = scores[0].partial or len(scores) != n_rows
+        screen.object({"sweep": objects, "partial": is_partial} if n_rows else objects[0])
     else:
-        screen.report(report.score_table(scores[0], model))
+        is_table = n_rows and not scores[0].partial
+        text = report.sweep_text(scores, n_rows, screen.columns) if is_table else report.score_table(scores[0], shape)
+        (screen.say if to_stderr else screen.report)(text)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from xlcli.config import WeightEncoding
     from xlcli.store.discover import ModelSummary
 
-_HEADING = ("name", "params", "on disk", "weights", "bits/byte", "age", "corpus")
+_HEADING = ("name", "position", "attention", "params", "bits/byte", "age", "corpus")
 
 
 class _Models(Program):
@@ -63,7 +62,8 @@ def list_models(context: typer.Context, **_: Any) -> None:
         screen.print("No models in ./models yet; make one: xlcli train FILE\n\n")
     for title, models in (("Models in ./models", local), ("Bundled models", bundled)):
         if models:
-            screen.print(f"{title}:\n{_table(models, screen)}\n")
+            rows = table([_HEADING, *map(_row, models)], screen.columns, left=(0, 1, 2, 6), clip=True)
+            screen.print(f"{title}:\n{rows}\n")
     if any(model.scored for model in (*local, *bundled)):
         screen.print("bits/byte of the validation text, memory as in training\n")
     if any(map(_is_partial, (*local, *bundled))):
@@ -148,14 +148,22 @@ def show(
     if screen.json:
         screen.object({**report.fields(summary), "record": record, "config": config.model_dump(mode="json")})
         return
-    screen.print(f"{folder}\n" + _table([summary], screen))
+    position, attention, params, _score, age, corpus = _row(summary)[1:]
+    rows = [
+        ("model", str(folder)),
+        ("kind", f"{attention} attention, position encoding {position}"),
+        ("weights", f"{params} parameters, {report.size(summary.bytes)} in {summary.encoding or '?'}"),
+        ("age", age),
+        ("corpus", corpus),
+    ]
     if summary.bits_per_byte is not None and summary.scored:
-        screen.report(f"{summary.bits_per_byte:.4f} bits/byte: {report.scored(summary.scored)}\n")
+        rows.append(("score", f"{summary.bits_per_byte:.4f} bits per byte of the {report.scored(summary.scored)}"))
+    screen.print(table([row for row in rows if row[1] != "-"], screen.columns, left=(0, 1)) + "\n")
     card = folder / CARD
     if card.is_file() and card.stat().st_size < 2**20:
-        screen.print("\n" + card.read_text("utf-8", "replace"))
+        screen.markdown(card.read_text("utf-8", "replace"))
     elif record:
-        screen.print("\n" + to_toml({"record": record}))
+        screen.print(to_toml({"record": record}).lstrip("\n"))
     screen.print("\n" + to_toml({"model": config.model.model_dump(mode="json")}).lstrip("\n"))
 
 
@@ -228,23 +236,19 @@ def _copy_model(name: str, target: str, encoding: WeightEncoding | None, screen:
     screen.say(f"{target} written, {report.size(made.bytes)} in {made.encoding}; score it: {command}")
 
 
-def _table(models: Sequence[ModelSummary], screen: Screen) -> str:
-    texts = (_HEADING.index("name"), _HEADING.index("corpus"))
-    return table([_HEADING, *map(_row, models)], screen.columns, left=texts, clip=True)
-
-
 def _is_partial(model: ModelSummary) -> bool:
     return model.scored is not None and model.scored.bytes < model.scored.of_bytes
 
 
 def _row(model: ModelSummary) -> tuple[str, ...]:
+    """Texts for `_HEADING`."""
     from xlcli.cli import report
 
     return (
         model.name,
+        model.position or "?",
+        model.attention or "?",
         report.amount(model.parameters) if model.parameters is not None else "?",
-        report.size(model.bytes),
-        model.encoding or "?",
         f"{model.bits_per_byte:.3f}{'*' if _is_partial(model) else ''}" if model.bits_per_byte is not None else "-",
         "-" if model.bundled else report.age(time.time() - model.modified),
         model.problem or model.corpus or "-",

@@ -44,7 +44,7 @@ def plot_option(panel: str, about: str, **settings: Any) -> Any:
 
 
 Model = Annotated[
-    str | None,
+    list[str] | None,
     option("Model", "-m, --model NAME|FOLDER", "Model. Default: the newest in ./models, else the bundled one."),
 ]
 State = Annotated[

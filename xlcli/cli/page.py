@@ -1,9 +1,12 @@
-"""HTML page of a scored text (`--html`): tokens colored by surprisal, a curve, and the most surprising lines.
+"""HTML page of a scored text (`--html`): words colored by surprisal, then a curve, and the most surprising lines.
 
 The page is one file without external references; its Content-Security-Policy allows its own style and script only.
 Rows of text (lines, or parts of long lines) are grouped in blocks. Blocks hold the text, colored up to `COLORED_BYTES`,
-and compact scores of its tokens, with which the script (`page.js`) colors visible blocks and shows tooltips.
+and compact scores of its words, with which the script (`page.js`) colors visible blocks and shows tooltips.
 A text of ten megabytes would otherwise have millions of elements.
+
+Colors begin at quantiles of the text, which are known at its end. So the class of a word is a bin of its bits, and the
+style of the page, which is written last, colors the bins.
 """
 
 from __future__ import annotations
@@ -12,8 +15,9 @@ import base64
 import hashlib
 import heapq
 import math
+import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from html import escape
@@ -26,18 +30,21 @@ from typing import TYPE_CHECKING
 import xlcli
 from xlcli.cli import report
 from xlcli.cli.outputs import write_output
+from xlcli.cli.report import Shown, by_word
 from xlcli.cli.terminal import Visible, visible
 from xlcli.files import cannot_write
 
 if TYPE_CHECKING:
     from xlcli.events import ContextBin, TokenScore
 
-COLORS = 8
-"""Number of colors: 0 to 1 bit per byte, 1 to 2, ..., 7 and more."""
+SHARES = (0.5, 0.25, 0.1, 0.05, 0.01)
+"""Shares of the words, those with the most bits, for which another color begins."""
+BINS, BINS_PER_OCTAVE = 62, 8
+"""Number of bins of words by bits, up to the most that a tooltip shows, and of bins in which 1 + bits doubles."""
 TEXT_BYTES = 2**25
 """Size of the text shown; curve and table cover the text after it, too. A page of an endless stream is thus bounded."""
 COLORED_BYTES = 2**16
-"""Size of the text whose tokens are colored without the script."""
+"""Size of the text whose words are colored without the script."""
 BLOCK_BYTES, BLOCK_ROWS = 2**12, 64
 """Size of a block, which ends with the row that reaches either."""
 ROW_BYTES = 2**12
@@ -51,30 +58,12 @@ CURVE_POINTS = 512
 """Maximum number of points of the curve."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Unit:
-    """Tokens that end a character: their shown text, size in bytes and bits. Usually one token."""
-
-    shown: str
-    n_bytes: int
-    bits: float
-
-    def encode(self) -> str:
-        """Length in UTF-16 units, size in bytes unless the shown text has the same, and bits."""
-        length = len(self.shown.encode("utf-16-le")) // 2
-        is_plain = length < len(_DIGITS) and self.n_bytes == len(self.shown.encode())
-        steps = self.bits / _BITS_STEP
-        value = max(0, round(steps)) if steps < 64**2 - 1 else 64**2 - 1
-        size = _DIGITS[length] if is_plain else f"({length}:{self.n_bytes})"
-        return size + _DIGITS[value // 64] + _DIGITS[value % 64]
-
-
 @dataclass(slots=True)
 class _Row:
     """A line, or a part of a long line."""
 
     line: int
-    units: list[_Unit] = field(default_factory=list)
+    tokens: list[Shown] = field(default_factory=list)
     n_bytes: int = 0
     bits: float = 0.0
 
@@ -95,10 +84,10 @@ class Page(AbstractContextManager["Page"]):
         self.bits = 0.0
         self._first = 0
         self._visible = Visible()
-        self._pending = (0, 0.0)
         self._row = _Row(1)
         self._block: list[str] = []
-        self._units: list[str] = []
+        self._scores: list[str] = []
+        self._bins = [0] * BINS
         self._block_bytes = self._shown_bytes = self._shown_lines = 0
         self._curve = Curve()
         self._top: list[tuple[bool, float, int, str]] = []
@@ -121,7 +110,9 @@ class Page(AbstractContextManager["Page"]):
         self.n_tokens += 1
         self.bits += bits
         self._curve.add(len(text), bits, self._row.line)
-        self._add_unit(self._visible.feed(text), len(text), bits)
+        self._row.tokens.append(Shown(self._visible.feed(text), len(text), bits))
+        self._row.n_bytes += len(text)
+        self._row.bits += bits
         ends_line = text.endswith(b"\n")
         self.n_lines += ends_line
         if ends_line or self._row.n_bytes >= ROW_BYTES:
@@ -144,37 +135,29 @@ class Page(AbstractContextManager["Page"]):
         shown = [*facts, ("model", model), ("context", context), ("text", text)]
         write_output(self.path, self._pieces(title, shown, by_context))
 
-    def _add_unit(self, shown: str, n_bytes: int, bits: float) -> None:
-        """Adds shown text to the row. Tokens that end within a character are shown with the token that completes it."""
-        n_bytes, bits = n_bytes + self._pending[0], bits + self._pending[1]
-        self._pending = (0, 0.0) if shown else (n_bytes, bits)
-        if shown:
-            self._row.units.append(_Unit(shown, n_bytes, bits))
-            self._row.n_bytes += n_bytes
-            self._row.bits += bits
-
     def _end_row(self) -> None:
         row, self._row = self._row, _Row(self.n_lines + 1)
-        if not row.units:
+        if not row.tokens:
             return
+        words = list(by_word(row.tokens))
+        for word in words:
+            self._bins[_bin(word.bits)] += not word.text.isspace()
         is_shown = self._shown_bytes < TEXT_BYTES
         self._n_rows += 1
         rank = (row.n_bytes >= LONG_LINE, row.bits_per_byte if math.isfinite(row.bits) else math.inf, -self._n_rows)
         if len(self._top) < TABLE_ROWS or rank > self._top[0][:3]:
             line = f'<a href="#L{row.line}">{row.line:,}</a>' if is_shown else f"{row.line:,}"
-            length = len("".join(unit.shown for unit in row.units).rstrip("\n"))
-            text = _colored(row.units, min(length, PREVIEW)) + ("..." if length > PREVIEW else "")
-            bits = f"<i class=c{level(row.bits_per_byte)}>{row.bits_per_byte:.2f}</i>"
-            entry = (*rank, f"<tr><td>{bits}<td>{line}<td>{text}</tr>")
+            length = len("".join(word.text for word in words).rstrip("\n"))
+            text = _colored(words, min(length, PREVIEW)) + ("..." if length > PREVIEW else "")
+            entry = (*rank, f"<tr><td>{row.bits_per_byte:.2f}<td>{line}<td>{text}</tr>")
             (heapq.heappush if len(self._top) < TABLE_ROWS else heapq.heapreplace)(self._top, entry)
         if not is_shown:
             return
         colored = self._shown_bytes < COLORED_BYTES
-        content = _colored(row.units) if colored else escape("".join(unit.shown for unit in row.units), quote=False)
+        content = _colored(words) if colored else escape("".join(word.text for word in words), quote=False)
         name = f" id=L{row.line}" if row.line > self._shown_lines else ""
-        label = f"class=c{level(row.bits_per_byte)} data-b={row.bits_per_byte:.2f}"
-        self._block.append(f"<b{name} {label}>{content}</b>")
-        self._units += [unit.encode() for unit in row.units]
+        self._block.append(f"<b{name} data-b={row.bits_per_byte:.2f}>{content}</b>")
+        self._scores += map(_encoded, words)
         self._block_bytes += row.n_bytes
         self._shown_bytes += row.n_bytes
         self._shown_lines = row.line
@@ -184,8 +167,8 @@ class Page(AbstractContextManager["Page"]):
     def _end_block(self) -> None:
         if self._block:
             byte = self._first + self._shown_bytes - self._block_bytes
-            html = f'<pre data-o={byte} data-t="{"".join(self._units)}">{"".join(self._block)}</pre>\n'
-            self._block, self._units, self._block_bytes = [], [], 0
+            html = f'<pre data-o={byte} data-t="{"".join(self._scores)}">{"".join(self._block)}</pre>\n'
+            self._block, self._scores, self._block_bytes = [], [], 0
             try:
                 self._text.write(html.encode())
             except OSError as error:
@@ -195,11 +178,14 @@ class Page(AbstractContextManager["Page"]):
         self, title: str, facts: Sequence[tuple[str, str]], by_context: Sequence[ContextBin]
     ) -> Iterator[bytes]:
         if rest := self._visible.feed(b"", final=True):
-            self._add_unit(rest, 0, 0.0)
+            self._row.tokens.append(Shown(rest, 0, 0.0))
         self._end_row()
         self._end_block()
         files = resources.files("xlcli.cli")
         style, script = (files.joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
+        colors = self._colors()
+        style += "".join(f".w{n} {{ background: var(--c{color}); }}\n" for n, (color, _) in colors.items() if color)
+        firsts = {color: (n, share) for n, (color, share) in reversed(colors.items()) if color}
         hidden = self.n_bytes - self._shown_bytes
         head, tail = (
             Template(part).substitute(
@@ -212,7 +198,8 @@ class Page(AbstractContextManager["Page"]):
                 bits_per_byte=f"{self.bits / self.n_bytes:.4f}" if self.n_bytes else "-",
                 facts="".join(f"<div><dt>{escape(name)}<dd>{escape(visible(value))}</div>" for name, value in facts),
                 legend="".join(
-                    f"<i class=c{color}>{color}{'+' if color == COLORS - 1 else ''}</i>" for color in range(COLORS)
+                    f"<i class=w{n}>{2 ** (n / BINS_PER_OCTAVE) - 1:.1f} ({share:.0%})</i>"
+                    for n, share in reversed(firsts.values())
                 ),
                 curve=self._curve.figure(self._first, self._shown_lines),
                 by_context=context_section(by_context),
@@ -228,6 +215,11 @@ class Page(AbstractContextManager["Page"]):
         yield from iter(lambda: self._text.read(2**20), b"")
         yield tail.encode()
 
+    def _colors(self) -> dict[int, tuple[int, float]]:
+        """Color, from 0 on, of each bin that has words, and the share of the words in this bin and later ones."""
+        shares = {n: sum(self._bins[n:]) / sum(self._bins) for n in range(BINS) if self._bins[n]}
+        return {n: (sum(share <= most for most in SHARES), share) for n, share in shares.items()}
+
     def _lines_section(self) -> str:
         """Table of the most surprising lines; short ones only if there are no others."""
         longest = max((row[0] for row in self._top), default=False)
@@ -242,27 +234,33 @@ class Page(AbstractContextManager["Page"]):
         )
 
 
-def level(bits_per_byte: float) -> int:
-    """Color of a surprisal, from 0 to `COLORS` - 1."""
-    return max(0, int(bits_per_byte)) if bits_per_byte < COLORS else COLORS - 1
+def _bits_steps(bits: float) -> int:
+    """Bits in the precision of tooltips; two digits of base 64 hold them."""
+    return max(0, round(bits / _BITS_STEP)) if bits < _BITS_STEP * (64**2 - 1) else 64**2 - 1
 
 
-def _colored(units: Sequence[_Unit], end: int | None = None) -> str:
-    """Text as HTML, neighbors of one color joined. Characters after the first `end` are left out."""
-    runs: list[tuple[int, str]] = []
-    for unit in units:
-        color = level(unit.bits / max(1, unit.n_bytes))
-        if runs and runs[-1][0] == color:
-            runs[-1] = (color, runs[-1][1] + unit.shown)
-        else:
-            runs.append((color, unit.shown))
+def _bin(bits: float) -> int:
+    """Bin of a word, as in the script."""
+    return int(BINS_PER_OCTAVE * math.log2(1 + _BITS_STEP * _bits_steps(bits)))
+
+
+def _encoded(word: Shown) -> str:
+    """Length in UTF-16 units, size in bytes unless the shown text has the same, and bits."""
+    length = len(word.text.encode("utf-16-le")) // 2
+    is_plain = length < len(_DIGITS) and word.n_bytes == len(word.text.encode())
+    steps = _bits_steps(word.bits)
+    size = _DIGITS[length] if is_plain else f"({length}:{word.n_bytes})"
+    return size + _DIGITS[steps // 64] + _DIGITS[steps % 64]
+
+
+def _colored(words: Iterable[Shown], end: int = sys.maxsize) -> str:
+    """Text as HTML, each word in the class of its bin. Characters after the first `end` are left out."""
     html = []
-    for color, text in runs:
-        part = escape(text if end is None else text[:end], quote=False)
-        if end is not None:
-            end = max(0, end - len(text))
-        if part:
-            html.append(f"<i class=c{color}>{part}</i>" if color else part)
+    for word in words:
+        shown = word.text[:end].lstrip()
+        blank = word.text[: min(end, len(word.text)) - len(shown)]
+        html.append(f"{blank}<i class=w{_bin(word.bits)}>{escape(shown, quote=False)}</i>" if shown else blank)
+        end = max(0, end - len(word.text))
     return "".join(html)
 
 

@@ -24,19 +24,20 @@ _TOO_LARGE = 10**18
 """Numbers of a forged curve with which Matplotlib cannot calculate."""
 
 
-def draw_by_context(name: str, scores: Sequence[Score]) -> None:
-    """Draws bits per byte over context length in tokens with 95 % confidence intervals, a line per memory length."""
+def draw_by_context(path: str, scores: Sequence[Score]) -> None:
+    """Draws bits per byte over context length in tokens with 95 % intervals, a line per model and memory length."""
     figure, axes = _picture()
+    n_models = len({score.model for score in scores})
     for score in scores:
         middles = [(each.start + each.stop) / 2 for each in score.by_context]
         values = [each.bits_per_byte for each in score.by_context]
         errors = [each.margin or 0.0 for each in score.by_context]
-        axes.errorbar(
-            middles, values, errors, marker="o", capsize=3, label=f"memory {score.mem_len}: {score.bits_per_byte:.4f}"
-        )
+        name = f", {visible(score.model)}" if n_models > 1 else ""
+        label = f"memory {score.mem_len}{name}: {score.bits_per_byte:.4f}"
+        axes.errorbar(middles, values, errors, marker="o", capsize=3, label=label)
     axes.set_xscale("log", base=2)
     axes.set(xlabel="tokens of context seen", ylabel="bits per byte")
-    _save(figure, f"{scores[0].model} on {scores[0].file}", name)
+    _save(figure, f"{f'{n_models} models' if n_models > 1 else scores[0].model} on {scores[0].file}", path)
 
 
 def draw_training(name: str, rows: Sequence[Mapping[str, Any]], title: str) -> bool:
@@ -104,7 +105,8 @@ def _save(figure: Figure, title: str, name: str) -> None:
     (axes,) = figure.axes
     axes.set_title(visible(title), parse_math=False)
     axes.grid(alpha=0.3)
-    axes.legend()
+    for label in axes.legend().get_texts():
+        label.set_parse_math(False)
     path, picture = Path(name), io.BytesIO()
     figure.savefig(picture, dpi=150, format=path.suffix[1:].lower())
     write_output(path, [picture.getvalue()])

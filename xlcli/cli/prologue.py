@@ -51,27 +51,42 @@ def open_screen(context: typer.Context) -> Screen:
 
 
 def find_model(context: typer.Context, settings: InferenceConfig, screen: Screen) -> Path:
-    """Folder of the model that `--model` names, else of the one that made the saved state, else of a chosen one.
+    """The folder of the only model, as `find_models`; `ConfigError` if `--model` names several."""
+    if len(named_models(context)) > 1:
+        raise ConfigError(
+            f"{context.command_path} uses one model, not {len(named_models(context))}.", "Give one -m NAME."
+        )
+    return find_models(context, settings, screen)[0]
+
+
+def find_models(context: typer.Context, settings: InferenceConfig, screen: Screen) -> list[Path]:
+    """Folders of the models that `--model` names, else of the one that made the saved state, else of a chosen one.
 
     A choice is reported.
 
     Raises:
-        ConfigError: A setting does not apply to this model.
+        ConfigError: A setting does not apply to one of these models.
         StateError: There is no such state.
     """
     from xlcli.store.discover import choose
     from xlcli.store.layout import read_config
     from xlcli.store.state_files import saved_model
 
-    given = None if source(context, "model") == "ENVIRONMENT" else context.params["model"]
-    state = state_files(context)[0]
-    folder, reason = choose(given) if given or state is None else (saved_model(state), f"of {state}")
-    if reason is not None:
-        screen.say(f"model {folder.name} ({reason}); -m NAME takes another")
-    section = str(context.info_name)
-    with named(context):
-        check_settings(section, settings, read_config(folder).model, f"model {folder.name}")
-    return folder
+    folders, names = [], named_models(context)
+    state = None if names else state_files(context)[0]
+    for name in names or (None,):
+        folder, reason = choose(name) if state is None else (saved_model(state), f"of {state}")
+        if reason is not None:
+            screen.say(f"model {folder.name} ({reason}); -m NAME takes another")
+        with named(context):
+            check_settings(str(context.info_name), settings, read_config(folder).model, f"model {folder.name}")
+        folders.append(folder)
+    return folders
+
+
+def named_models(context: typer.Context) -> list[str]:
+    """Names that `--model` gives; not the one of the environment variable, which `choose` reads."""
+    return [] if source(context, "model") == "ENVIRONMENT" else context.params["model"] or []
 
 
 def check_settings(section: str, settings: InferenceConfig, model: ModelConfig, name: str) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from xlcli.cli import report
 from xlcli.cli.pipe import Output
 from xlcli.cli.signals import Stop
-from xlcli.cli.terminal import Visible, clipped, columns, visible, visible_json, wrapped
+from xlcli.cli.terminal import Visible, clipped, columns, markdown, visible, visible_json, wrapped
 from xlcli.events import Notice, Progress, Step
 
 if TYPE_CHECKING:
@@ -30,8 +30,9 @@ PLAIN_SECONDS = 10.0
 """Time between two plain lines; the first line comes after a tenth of it."""
 FAREWELL_SECONDS = 0.2
 """Maximum wait of a process that ends at once for the output of another thread."""
+COLOR_BITS = 4
 COLORS = ("39", "32", "36", "35", "31", "1;31")
-"""Colors of text by bits per byte, from 0 to 5 and more: of letters, green, cyan, magenta, red, bold red.
+"""Colors of words by bits, from 0 on in steps of `COLOR_BITS`: of letters, green, cyan, magenta, red, bold red.
 
 They follow the theme of the terminal and can be read on light and dark ground; blue and yellow often cannot."""
 STYLES = {"warning": "33", "detail": "2"}
@@ -226,6 +227,13 @@ class Screen:
         """Prints text to stdout as `print`, with lines that fit a terminal."""
         self.print(wrapped(text, self.columns))
 
+    def markdown(self, text: str) -> None:
+        """Prints Markdown to stdout, laid out on a terminal."""
+        if self.on_terminal:
+            self.write(markdown(text, self.columns or 80, colored=self.colored).encode("utf-8", "surrogateescape"))
+        else:
+            self.print(text)
+
     def object(self, value: Any) -> None:
         """Prints one line of JSON to stdout, with control characters escaped on a terminal."""
         text = report.to_json(value)
@@ -242,7 +250,7 @@ class Screen:
             self.write((text + "\n" if final and not at_line_start else text).encode())
 
     def scored_line(self, label: str, spans: Sequence[tuple[bytes, float]]) -> None:
-        """Writes a label and tokens, given as (text, bits), colored by their bits per byte if colors are on."""
+        """Writes a label and tokens, given as (text, bits); words are colored by their bits if colors are on."""
         if not self.colored:
             self.write(label.encode())
             self.model_text(b"".join(text for text, _ in spans))
@@ -250,15 +258,13 @@ class Screen:
         if self._legend_due:
             self._legend_due = False
             self.clear()
-            names = (f"{bits}{'+' if bits == len(COLORS) - 1 else ''}" for bits in range(len(COLORS)))
-            self._err.write(f"bits per byte {' '.join(_paint(name, bits) for bits, name in enumerate(names))}\n")
-        out = [label]
-        for text, bits in spans:
-            shown = self._visible.feed(text)
-            out.append(_paint(shown, bits / max(1, len(text))) if shown.strip() else shown)
-        self.write("".join(out).encode())
+            steps = range(0, COLOR_BITS * len(COLORS), COLOR_BITS)
+            self._err.write(f"bits of a word {' '.join(_paint(f'{bits}', bits) for bits in steps)}+\n")
+        words = report.by_word(report.Shown(self._visible.feed(text), len(text), bits) for text, bits in spans)
+        shown = (_paint(word.text, word.bits) if word.text.strip() else word.text for word in words)
+        self.write("".join([label, *shown]).encode())
 
 
-def _paint(text: str, bits_per_byte: float) -> str:
-    """The text in the color of this surprisal."""
-    return f"\x1b[{COLORS[min(len(COLORS) - 1, max(0, int(bits_per_byte)))]}m{text}\x1b[m"
+def _paint(text: str, bits: float) -> str:
+    """The word in the color of its bits."""
+    return f"\x1b[{COLORS[min(len(COLORS) - 1, max(0, int(bits / COLOR_BITS)))]}m{text}\x1b[m"

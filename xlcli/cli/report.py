@@ -6,10 +6,11 @@ import base64
 import dataclasses
 import json
 import math
+import operator
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from xlcli.cli.terminal import table
 from xlcli.config import ModelConfig
@@ -254,29 +255,51 @@ def context_cells(context: ContextBin) -> tuple[str, str, str, str]:
     return seen, str(context.tokens), f"{context.bits_per_byte:.4f}", margin
 
 
-def sweep_text(scores: Sequence[Score], n_lengths: int) -> str:
-    """Evaluations by memory length, of `n_lengths` that were asked for."""
+def sweep_text(scores: Sequence[Score], n_scores: int, width: int | None = None) -> str:
+    """Evaluations of several models or memory lengths as a table, of `n_scores` that were asked for."""
     first = scores[0]
-    adaptive, hashed = first.mean_steps is not None, first.recall is not None
-    heading = ["memory", "bits per byte", "perplexity", "tokens/s"]
-    rounded = first.rounding_cost is not None
-    heading += ["rounding"] * rounded + ["mean steps"] * adaptive + ["recall of hashing"] * hashed
-    rows = [
-        (
-            str(s.mem_len),
-            f"{s.bits_per_byte:.4f}",
-            f"{s.perplexity:.3f}",
-            amount(s.tokens_per_second),
-            *(["-" if s.rounding_cost is None else _signed(s.rounding_cost)] if rounded else []),
-            *([f"{s.mean_steps:.2f}"] if adaptive else []),
-            *([f"{100 * s.recall:.1f} %"] if s.recall is not None else []),
-        )
-        for s in scores
-    ]
-    stopped = f", PARTIAL: {len(scores)} of {n_lengths} memory lengths" if len(scores) < n_lengths else ""
+    n_models = len({score.model for score in scores})
+    columns = {
+        "model": [score.model if n_models > 1 else "" for score in scores],
+        "position": [score.position if n_models > 1 else "" for score in scores],
+        "attention": [score.attention if n_models > 1 else "" for score in scores],
+        "params": [amount(score.parameters) if n_models > 1 else "" for score in scores],
+        "memory": [str(score.mem_len) for score in scores],
+        "bits/byte": [f"{score.bits_per_byte:.4f}" for score in scores],
+        "perplexity": ["" if n_models > 1 else f"{score.perplexity:.3f}" for score in scores],
+        "tokens/s": [amount(score.tokens_per_second) for score in scores],
+        "rounding": ["" if score.rounding_cost is None else _signed(score.rounding_cost) for score in scores],
+        "mean steps": ["" if score.mean_steps is None else f"{score.mean_steps:.2f}" for score in scores],
+        "recall": ["" if score.recall is None else f"{100 * score.recall:.1f} %" for score in scores],
+    }
+    names = [name for name, cells in columns.items() if any(cells)]
+    rows = zip(*(columns[name] for name in names), strict=True)
+    stopped = f", PARTIAL: {len(scores)} of {n_scores} evaluations" if len(scores) < n_scores else ""
     dtypes = rounding(first.weight_dtype, first.memory_dtype)
-    about = f"{first.model} on {first.file}, span {first.span}{dtypes}{stopped}\n\n"
-    return about + table([heading, *rows])
+    title = f"{n_models} models" if n_models > 1 else first.model
+    about = f"{title} on {first.file}, span {first.span}{dtypes}{stopped}\n\n"
+    left = range(names.index("memory") or 1)
+    return about + table([names, *rows], width, left=left)
+
+
+class Shown(NamedTuple):
+    """A token or a word: its text, made safe for a terminal, its size in bytes and its bits."""
+
+    text: str
+    n_bytes: int
+    bits: float
+
+
+def by_word(tokens: Iterable[Shown]) -> Iterator[Shown]:
+    """Tokens joined to words. A word begins with the token that begins with a blank, or ends the line."""
+    word = Shown("", 0, 0.0)
+    for token in tokens:
+        if token.text[:1] in (" ", "\t", "\n") and word.text.strip():
+            yield word
+            word = Shown("", 0, 0.0)
+        word = Shown(*map(operator.add, word, token))
+    if word.n_bytes or word.text:
+        yield word
 
 
 def stats_line(stats: StreamStats) -> str:

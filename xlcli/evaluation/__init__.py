@@ -237,6 +237,9 @@ def _score(
     counts = TextCounts(totals.bytes) if partial else text.counts
     return Score(
         model=model.name,
+        position=model.config.model.position.kind,
+        attention=model.config.model.attention.kind,
+        parameters=model.network.n_parameters,
         file=text.part.corpus.name,
         bytes=counts.bytes,
         chars=counts.chars,

@@ -15,7 +15,7 @@ from xlcli.events import ScoredText
 from xlcli.files import TEMPORARY, as_utf8
 from xlcli.files.tensors import read_header
 from xlcli.presets import models_folder
-from xlcli.store.layout import CHECKPOINTS, CONFIG, ENCODINGS, WEIGHTS, is_model, read_record, scored_text
+from xlcli.store.layout import CHECKPOINTS, CONFIG, ENCODINGS, WEIGHTS, is_model, read_config, read_record, scored_text
 from xlcli.store.weights import n_weights
 
 LOCAL = "models"
@@ -37,6 +37,7 @@ class ModelSummary:
         modified: Time of its last change in seconds since 1970.
         encoding: Encoding of the weights, a key of `ENCODINGS`.
         parameters: Number of stored weights.
+        position, attention: Kinds of the position encoding and of the attention.
         corpus: Name of the training text.
         bits_per_byte: Score of the model on the text `scored`.
     """
@@ -48,6 +49,8 @@ class ModelSummary:
     modified: float = 0.0
     encoding: str | None = None
     parameters: int | None = None
+    position: str | None = None
+    attention: str | None = None
     corpus: str | None = None
     bits_per_byte: float | None = None
     scored: ScoredText | None = None
@@ -115,6 +118,8 @@ def summarize(folder: Path) -> ModelSummary:
         score = record.get("bits_per_byte")
         found["bits_per_byte"] = score if isinstance(score, float) else None
         found["scored"] = scored_text(record)
+        shape = read_config(folder).model
+        found |= {"position": shape.position.kind, "attention": shape.attention.kind}
     except CheckpointError as error:
         found["problem"] = error.message
     with suppress(OSError):

@@ -88,7 +88,7 @@ class Service:
                         file.close()
                         self.log.rename(self.folder / "app.log.1")
                         file = self.log.open("ab", buffering=0)
-                time.sleep(draw.random() * 0.04)
+                time.sleep(draw.random() * (0.2 if self.more else 0.04))
         return 0
 
     def start(self) -> int:

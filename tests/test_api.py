@@ -227,6 +227,15 @@ def test_stream_takes_any_iterable(books, tmp_path):
             np.testing.assert_allclose([e.bits for e in found], [e.bits for e in lines], atol=1e-3)
 
 
+def test_line_ends_of_windows_are_lf_in_a_stream_and_kept_in_a_score(books):
+    windows = b"A line\r\nand another\r\n"
+    lines = [e.text for e in xlcli.stream(books, windows) if isinstance(e, LineScore)]
+    assert lines == [b"A line\n", b"and another\n"]
+    assert list(xlcli.stream(books, windows, binary=True))[-1].bytes == books.score(windows).bytes == len(windows)
+    assert books.read(windows).n_bytes == len(windows)
+    assert books.decompress(books.compress(windows)) == windows
+
+
 def test_stream_gives_its_state(books):
     kept = []
     stats = [e for e in xlcli.stream(books, TEXT, emit="none", save=kept.append) if isinstance(e, StreamStats)]

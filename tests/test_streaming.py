@@ -13,7 +13,7 @@ from xlcli import streaming
 from xlcli.config import EvalConfig, StreamConfig, validate
 from xlcli.errors import CheckpointError, ConfigError, StateError
 from xlcli.evaluation import evaluate
-from xlcli.events import GeneratedText, LineScore, Score, StreamStats, TokenScore
+from xlcli.events import GeneratedText, LineScore, Notice, Score, StreamStats, TokenScore
 from xlcli.store.state_files import PendingText, load_state, save_state
 from xlcli.streaming import stream
 
@@ -190,6 +190,49 @@ def test_two_streams_with_a_state_between_them_are_one(tmp_path, sizes, at, emit
     for name in ("lines", "bytes", "tokens"):
         assert getattr(second[-1], name) == getattr(whole[-1], name)
     assert second[-1].bits == pytest.approx(whole[-1].bits)
+
+
+WINDOWS = b"The fox\r\nand\r the dog\r\n\r\r\nend\r"
+
+
+@settings(max_examples=15, deadline=None)
+@given(sizes, st.integers(0, len(WINDOWS)), st.sampled_from(["lines", "tokens"]), st.booleans())
+def test_line_ends_of_windows_are_lf_however_they_arrive(sizes, at, emit, flushed):
+    model, saved = toy(), []
+    lf = WINDOWS.replace(b"\r\n", b"\n")
+    text = [part for portion in cut(WINDOWS[:at], sizes) for part in (portion, *([None] if flushed else []))]
+    run(model, text, emit=emit, save=lambda session: saved.append(session.fork()))
+    known = saved[-1].stream.n_bytes
+    *events, stats = run(model, cut(WINDOWS[at:], sizes), emit=emit, resume=saved[-1])
+    assert b"".join(e.text for e in only(events, LineScore | TokenScore))[-len(lf) + known :] == lf[known:]
+    alone = run(model, [lf], emit=emit, binary=True)[-1]
+    assert (stats.bytes, stats.tokens, stats.lines) == (alone.bytes, alone.tokens, alone.lines)
+    assert stats.bits == pytest.approx(alone.bits)
+    kept = run(model, cut(WINDOWS, sizes), emit=emit, binary=True)[-1]
+    assert (kept.bytes, kept.crlf) == (len(WINDOWS), 0)
+
+
+def test_line_ends_of_windows_are_counted_and_said_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("XLCLI_CACHE", str(tmp_path))
+    model = toy("sentencepiece")
+    (tmp_path / "t").write_bytes(WINDOWS)
+    events = list(evaluate(model, [tmp_path / "t"], EvalConfig(), RUNTIME))
+    [score], streamed = only(events, Score), run(model, cut(WINDOWS, [1]))
+    assert score.crlf == streamed[-1].crlf == WINDOWS.count(b"\r\n")
+    assert streamed[-1].bits_per_byte == pytest.approx(score.bits_per_byte)
+    for found in (events, streamed):
+        assert sum("CR LF" in notice.text for notice in only(found, Notice)) == 1
+
+
+@pytest.mark.parametrize("stopped_at", range(9))
+def test_a_cr_at_a_stop_is_saved(stopped_at):
+    model, saved, asked = toy(), [], itertools.count()
+    run(model, [b"a\r", b"\nb\r"], save=saved.append, stop=lambda: next(asked) >= stopped_at, emit="tokens")
+    pending = saved[-1]
+    read = pending.stream.n_bytes + len(pending.pending.data)
+    assert pending.pending.data.endswith(b"\r")
+    stats = run(model, [b"\nb\r" if read == 2 else b"", b"\n"], resume=pending)[-1]
+    assert (stats.bytes, stats.lines) == (4, 2)
 
 
 @pytest.mark.parametrize("after", [0, 1, 3, 9])

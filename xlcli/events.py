@@ -252,6 +252,7 @@ class Score(Event):
     not divided. `each_line`: they are its lines.
     `stride` is the distance in tokens of overlapping windows of `segment_len` tokens, None without them; with windows,
     `by_context` is empty.
+    `crlf` is the number of CR LF in the files that were read as LF.
     `adapt`: the weights were adapted to the text while it was read. `context_cache`: number of tokens of the cache, if
     any. With either, `by_context` is empty.
     """
@@ -285,6 +286,7 @@ class Score(Event):
     unknown_words: int | None = None
     documents: int = 1
     each_line: bool = False
+    crlf: int = 0
     stride: int | None = None
     adapt: bool = False
     context_cache: int | None = None
@@ -376,8 +378,8 @@ class LineScore(Event):
 class StreamStats(Event):
     """Totals of a stream so far. `shown` is the number of lines or tokens selected, None if all are.
 
-    `seconds` and `lines_per_second` are of this process, with its waits for input; `tokens_per_second` is the speed of
-    the model.
+    `seconds`, `lines_per_second` and `crlf` are of this process, with its waits for input; `tokens_per_second` is the
+    speed of the model.
     """
 
     lines: int
@@ -392,6 +394,7 @@ class StreamStats(Event):
     state_bytes: int
     final: bool
     shown: int | None = None
+    crlf: int = 0
 
 
 # Generation and compression

@@ -7,6 +7,8 @@ A line of more than `LINE_LIMIT` bytes is output in parts: several `LineScore` w
 With `reset_on_document` the memory is cleared before each document; a portion of type `Document` begins one. No token
 is in two documents then. With `each_line` it is cleared before each line.
 
+Without `binary`, CR LF is read as LF; a CR that arrives last waits for the next byte.
+
 A session is saved as it was before the unfinished end of the text, together with the bytes of that end. The end is
 scored and output when the input ends, and again, together with new text, by a stream that resumes. Two streams
 connected by a saved session thus give the scores of one stream.
@@ -32,7 +34,7 @@ from xlcli.generation import continue_session
 from xlcli.inference import TOKENS_PER_CALL, InferenceSession, SaveState
 from xlcli.metrics import LN2
 from xlcli.store.state_files import PendingText, SessionState, StreamPosition
-from xlcli.text.formats import Document
+from xlcli.text.formats import CRLF_NOTICE, Document, LineEnds
 from xlcli.text.pretokenize import PreTokenizer
 
 if TYPE_CHECKING:
@@ -97,13 +99,17 @@ def stream(
 
     for portion, is_end in itertools.chain(((portion, False) for portion in portions), [(None, True)]):
         if not is_end:
+            had_crlf = scorer.line_ends.replaced
             scorer.receive(portion)
+            if scorer.line_ends.replaced and not had_crlf:
+                yield Notice(f"{CRLF_NOTICE}; --binary keeps them")
         else:
             if save:
                 save(scorer.session_state())
             if stop():
                 break
             scorer.is_ended = True
+            scorer.arrived += scorer.line_ends.feed(b"", final=True)
         while not stop() and (n := scorer.next_call(to_line_end=(due := is_due()))):
             started = time.perf_counter()
             bits = scorer.session.score(scorer.ids[:n]) / LN2
@@ -157,7 +163,8 @@ class _Scorer:
         self.reset_on_document = options.reading(model.config.train).reset_on_document
         self.reset_pattern = None if reset_on is None else compile_pattern(reset_on, "stream.reset_on")
         pending = resume.pending if resume else PendingText(b"", np.empty(0, np.int32), 0)
-        self.arrived = pending.data[pending.n_tokenized :]
+        self.line_ends = LineEnds()
+        self.arrived = self._text(pending.data[pending.n_tokenized :])
         self.pretokenizer = PreTokenizer()
         self.ids, self.text = pending.ids, pending.data[: pending.n_tokenized]
         self.sizes = self.tokenizer.sizes(self.ids, self.text)
@@ -184,14 +191,18 @@ class _Scorer:
             self.flush_due = flush_ms is not None and now - self.last_arrival >= flush_ms / 1000 - 1e-3
             return
         if self.reset_on_document and isinstance(portion, Document):
+            self.arrived += self.line_ends.feed(b"", final=True)
             start = self._n_tokenized + len(self.arrived)
             if not self.documents or self.documents[-1] < start:  # no other one begins here
                 self.documents.append(start)
             self.has_new_text = True
         if portion:
             self.last_arrival = now
-            self.arrived += portion
+            self.arrived += self._text(portion)
             self.has_new_text = True
+
+    def _text(self, portion: bytes) -> bytes:
+        return portion if self.options.binary else self.line_ends.feed(portion)
 
     def next_call(self, *, to_line_end: bool) -> int:
         """Number of queued tokens to score in one call, after tokenizing what has arrived; 0 if none can be output now.
@@ -246,13 +257,13 @@ class _Scorer:
             state_bytes=self.session.state.bytes,
             final=final,
             shown=self.selection.n_shown if self.options.selects else None,
+            crlf=self.line_ends.replaced,
         )
 
     def session_state(self) -> SessionState:
         """State from which another stream continues exactly."""
-        unscored = PendingText(
-            self.text + self.pretokenizer.pending + self.arrived, self.ids, len(self.text), tuple(self.documents)
-        )
+        data = self.text + self.pretokenizer.pending + self.arrived + self.line_ends.held
+        unscored = PendingText(data, self.ids, len(self.text), tuple(self.documents))
         scored, n_shown = tuple(self.line), self.selection.n_shown
         recent: dict[str, tuple[float, ...]] = {}
         if self.selection.recent:

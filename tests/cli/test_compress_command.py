@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import save_untrained
 
-from xlcli.coding import WORD_TOKENS, End, Frame, Header
+from xlcli.coding import WORD_TOKENS, End, FileReader, Frame, Header
 from xlcli.coding.workflow import Predictions
 from xlcli.config import OnlineConfig
 
@@ -41,6 +41,27 @@ def test_a_file_is_restored_by_the_model_it_names(model, run):
     assert str(len(TEXT)) in done.err
 
 
+@pytest.mark.parametrize(
+    ("text", "crlf"),
+    [
+        (b"a line\r\nand another one\r\n" * 9, True),
+        (b"\r\r\nno end\r\r\n\rx", True),
+        (b"a\r\nb\r", False),
+        (b"both\r\nkinds\n", False),
+        (b"lone\rCR", False),
+    ],
+)
+def test_windows_line_ends_are_restored(text, crlf, model, run):
+    Path("text").write_bytes(text)
+    done = run("compress", "text", "--json", "--threads", "1")
+    assert done.code == 0, done.err
+    coded = json.loads(done.out)
+    assert (coded["bytes"], coded["tokens"]) == (len(text), len(text) - crlf * text.count(b"\n"))
+    assert FileReader([Path("text.xl").read_bytes()], "x").header().crlf == crlf
+    done = run("decompress", "text.xl", "-o", "restored", "--json")
+    assert (Path("restored").read_bytes(), json.loads(done.out)["bytes"]) == (text, len(text))
+
+
 def test_pipes(model, run):
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
     go = f"{sys.executable} -m xlcli"
@@ -52,10 +73,17 @@ def test_pipes(model, run):
 
 def test_nothing_is_overwritten_or_left_behind(model, run):
     assert run("compress", "text").code == 0
-    assert run("compress", "text").code == 0  # its own kind of file
-    done = run("decompress", "text.xl")
-    assert done.code == 2
-    assert "--force" in done.err
+    for again in (("compress", "text"), ("decompress", "text.xl"), ("decompress", "text.xl", "-o", "text.xl")):
+        done = run(*again)
+        assert done.code == 2
+        assert "--force" in done.err
+    Path("other").write_bytes(TEXT)
+    assert run("compress", "other", "-o", "text.xl").code == 2
+    assert run("compress", "other", "-o", "text.xl", "--force").code == 0
+    Path("other").unlink()
+    Path("empty").touch()
+    assert run("decompress", "text.xl", "-o", "empty").code == 0
+    Path("empty").unlink()
     Path("text.xl").write_bytes(Path("text.xl").read_bytes()[:-1])
     done = run("decompress", "text.xl", "-o", "new")
     assert done.code == 3

@@ -41,6 +41,17 @@ def test_prompts_come_from_standard_input(run, model):
     assert json.loads(done.out)["text"] == json.loads(run("generate", "The ", *FEW, "--json").out)["text"]
 
 
+def test_line_ends_of_prompts_are_read_as_lf(run, model, tmp_path):
+    with standard_input(b"The\r\ndog\r"):
+        done = run("generate", "-", *FEW, "--json")
+    assert json.loads(done.out)["prompt"] == "The\ndog\r"
+    assert done.err.count("CR LF") == 1
+    (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": "The\r\ndog\r", "id": 1}))
+    done = run("generate", "--prompts", tmp_path / "p.jsonl", *FEW)
+    assert (objects(done.out)[0]["prompt"], objects(done.out)[0]["id"]) == ("The\ndog\r", 1)
+    assert done.err.count("CR LF") == 1
+
+
 def test_prompts_may_be_compressed_or_in_other_encodings(tmp_path):
     written = '{"prompt": "Über", "id": 1}\r\n'
     for data in (written.encode("utf-16"), gzip.compress(written.encode()), written.encode("utf-8-sig")):

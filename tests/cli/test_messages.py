@@ -84,6 +84,10 @@ def _folder(model: Path, untrained: Callable[..., Path], monkeypatch: pytest.Mon
         "blank.jsonl": b"\n\n",
         "thesis.png": b"my thesis",
         "state": b"no state",
+        "windows.txt": TEXT.replace(b"\n", b"\r\n") * 40,
+        "model.gguf": b"GGUF",
+        "model.pt": b"PK\x03\x04",
+        "config.json": b'{"model_type": "gpt2"}',
     }.items():
         Path(name).write_bytes(data)
     Path("texts").mkdir()

@@ -87,7 +87,10 @@ def test_a_plan_and_a_result_as_text():
     assert "1.9000 bits per byte (step 8)" in text
     assert "  one\n  two\n" in text
     assert "xlcli eval -m 'models/a b'" in text
-    assert "--resume" in report.trained_text(dataclasses.replace(end, stopped=True))
+    stopped = dataclasses.replace(end, stopped=True)
+    assert "--resume" in report.trained_text(stopped)
+    assert "-m 'models/a b'" in report.trained_text(stopped)
+    assert "-m" not in report.trained_text(dataclasses.replace(stopped, best_step=None)), "it has no weights yet"
     assert "xlcli eval FILE -m 'models/a b'" in report.trained_text(dataclasses.replace(end, bits_per_byte=None))
 
 

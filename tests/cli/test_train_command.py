@@ -136,6 +136,16 @@ def test_texts_of_every_kind_need_no_flag_for_a_plan(run, data):
     assert done.code == 0, done.err
 
 
+def test_line_ends_of_windows_are_said_once(run):
+    for name in ("corpus.txt", "valid.txt"):
+        Path(name).write_bytes(b"line\r\n" * 300)
+    done = run("train", "corpus.txt", "--valid", "valid.txt", "--dry-run", "--json")
+    assert done.err.count("CR LF") == 1
+    plan = json.loads(done.out)
+    assert (plan["train_bytes"], plan["valid_bytes"]) == (1500, 1500)
+    assert json.loads(run("train", "corpus.txt", "--binary", "--dry-run", "--json").out)["train_bytes"] > 1500
+
+
 def test_folders_gzip_and_several_files(run, text):
     Path("many").mkdir()
     Path("many/a.txt").write_bytes(TEXT * 30)

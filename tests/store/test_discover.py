@@ -5,16 +5,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from xlcli.config import make as make_config
 from xlcli.errors import CheckpointError
 from xlcli.files.tensors import write_tensors
 from xlcli.store import discover
 from xlcli.store.discover import bundled_models, choose, find, local_models
-from xlcli.store.layout import write_record
+from xlcli.store.layout import read_config, write_config, write_record
 
 
 def make(folder: Path, age: float = 0.0) -> Path:
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}")
+    write_config(folder, make_config({}))
     tensors = {"a": torch.zeros(2, 3), "a:scale": torch.zeros(2), "b": torch.zeros(4)}
     write_tensors(folder / "model.safetensors", tensors, {"encoding": "int8"})
     os.utime(folder / "model.safetensors", (1e9 - age, 1e9 - age))
@@ -61,17 +62,18 @@ def test_order_of_choice(cwd, bundled):
 
 
 def test_newest_is_that_of_the_newest_finished_training(cwd, bundled):
-    make(bundled / "books")
+    books = make(bundled / "books")
     assert choose(None)[1] == "bundled"
     write_record(make(cwd / "models" / "older", age=9), {"finished": False})
     running = make(cwd / "models" / "running")
     write_record(running, {"finished": False})
-    chosen = choose(None)
-    assert chosen == (running, "the newest in models/, training not finished")
+    chosen, reason, passed_over = choose(None)
+    assert (chosen, passed_over) == (books, [])
+    assert "running" in reason
     done = make(cwd / "models" / "done", age=50)
     write_record(done, {"finished": True})
     chosen = choose(None)
-    assert chosen == (done, "the newest in models/")
+    assert chosen == (done, "the newest in models/", [])
     imported = make(cwd / "models" / "imported", age=20)
     assert find(None) == imported, "it has no record"
     (running / "record.json").write_text("{torn")
@@ -124,9 +126,66 @@ def test_what_is_said_when_there_is_none(cwd, bundled):
     (cwd / "text").mkdir()
     with pytest.raises(CheckpointError, match=r"config\.json"):
         find("text")
-    (cwd / "text" / "config.json").touch()
+    write_config(cwd / "text", make_config({}))
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
         find("./text")
+
+
+def test_a_damaged_model_is_passed_over(cwd, bundled):
+    books, good = make(bundled / "books"), make(cwd / "models" / "good", age=50)
+    (make(cwd / "models" / "config") / "config.json").write_text("{torn")
+    weights = make(cwd / "models" / "weights", age=9) / "model.safetensors"
+    os.truncate(weights, weights.stat().st_size - 1)
+    os.utime(weights, (1e9 - 9, 1e9 - 9))
+    chosen, _, passed_over = choose(None)
+    assert chosen == good
+    assert [name in note for name, note in zip(("config", "weights"), passed_over, strict=True)] == [True, True]
+    write_record(good, {"finished": False})
+    assert choose(None)[0] == books
+    assert choose("config")[0] == cwd / "models" / "config", "the error comes when it is read"
+
+
+FOREIGN = {
+    "a.gguf": b"GGUF\3\0\0\0",
+    "model.pt": b"PK\3\4",
+    "old.bin": b"\x80\2}q\0.",
+    "model.safetensors": b"\2\0\0\0\0\0\0\0{}",
+    "text.txt": b"text\n",
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_file_is_not_a_model(cwd, bundled, name):
+    make(bundled / "books")
+    (cwd / name).write_bytes(FOREIGN[name])
+    with pytest.raises(CheckpointError, match=r"file|checkpoint") as caught:
+        find(name)
+    assert "books" in caught.value.remedy
+    make(cwd / "models" / "own")
+    with pytest.raises(CheckpointError) as caught:
+        find("models/own/model.safetensors")
+    assert "-m models/own" in caught.value.remedy
+
+
+def test_models_of_others_are_recognized(cwd, bundled):
+    other = cwd / "models" / "gpt"
+    other.mkdir(parents=True)
+    (other / "config.json").write_text('{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}')
+    (other / "pytorch_model.bin").write_bytes(b"\x80\2")
+    with pytest.raises(CheckpointError, match="Hugging Face"):
+        find("gpt")
+    write_tensors(other / "model.safetensors", {"a": torch.zeros(2)}, {})
+    with pytest.raises(CheckpointError, match="Hugging Face"):
+        read_config(find("gpt"))
+    make(bundled / "books")
+    assert "Hugging Face" in choose(None)[2][0]
+    for name in ("gpt2", "hf:org/name", "org/name", "openai-community/gpt2", "transfo-xl-wt103"):
+        with pytest.raises(CheckpointError, match="hub"):
+            find(name)
+    for name in ("boks", "models/name", "./org/name", "gp2"):
+        with pytest.raises(CheckpointError) as caught:
+            find(name)
+        assert "hub" not in caught.value.message
 
 
 @pytest.mark.parametrize(

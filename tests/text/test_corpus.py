@@ -74,7 +74,7 @@ def prose(n_bytes: int, seed: int = 0) -> bytes:
 
 
 def test_files_are_one_text_as_cat_makes_it(tmp_path: Path) -> None:
-    big = random.Random(1).randbytes(2**20 + 777)
+    big = random.Random(1).randbytes(2**20 + 777).replace(b"\r", b"")
     (tmp_path / "a").write_bytes(b"no line end")
     (tmp_path / "b.gz").write_bytes(gzip.compress(big, 1) + gzip.compress(b"second member"))
     (tmp_path / "c").write_bytes(big[::-1])
@@ -91,6 +91,23 @@ def test_files_are_one_text_as_cat_makes_it(tmp_path: Path) -> None:
     for _ in range(20):
         start, stop = sorted(rng.randrange(len(text) + 1) for _ in range(2))
         assert b"".join(corpus.read(start, stop)) == text[start:stop]
+
+
+def test_links_in_a_folder_are_followed_and_every_file_is_read_once(tmp_path: Path) -> None:
+    corpus, elsewhere = tmp_path / "corpus", tmp_path / "elsewhere"
+    for name, data in {"corpus/b/1": "b1", "corpus/b/2": "b2", "elsewhere/c/3": "c3", "elsewhere/4": "e4"}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(data)
+    (corpus / "a").symlink_to(corpus / "b")  # comes first, so its names count
+    (corpus / "b" / "up").symlink_to("..")
+    (corpus / "c").symlink_to(elsewhere)
+    (elsewhere / "c" / "back").symlink_to(corpus)
+    (corpus / "d").symlink_to(elsewhere / "c" / "3")
+    os.link(corpus / "b" / "1", corpus / "e")
+    (corpus / "self").symlink_to(corpus / "self")
+    assert [str(source.path.relative_to(corpus)) for source in open_corpus([corpus]).sources] == [
+        "a/1", "a/2", "c/4", "c/c/3",
+    ]  # fmt: skip
 
 
 def test_a_folder_gives_its_text_sorted(tmp_path: Path) -> None:

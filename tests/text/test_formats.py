@@ -9,6 +9,7 @@ import itertools
 import json
 import lzma
 import random
+import tempfile
 import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ from pyarrow import parquet
 
 from xlcli.errors import DataError
 from xlcli.text.corpus import open_corpus
-from xlcli.text.formats import FRAMES, HEAD, checked, is_plain, text_of
+from xlcli.text.formats import FRAMES, HEAD, LineEnds, checked, ends_in_crlf, is_plain, text_of
 from xlcli.text.sources import InputFormat
 
 TEXT = "Zürich, 漢字 and {braces}\r\n\n" * 40 + "the end without a line end"
@@ -227,10 +228,56 @@ def test_files_and_standard_input_of_every_format_are_the_same_corpus(tmp_path: 
         with path.open("rb") as file, patch("sys.stdin", SimpleNamespace(buffer=file)):
             piped = open_corpus(["-"])
         corpus = open_corpus([path])
-        assert b"".join(corpus.read()) == b"".join(piped.read()) == TEXT.encode()
+        text = TEXT.encode().replace(b"\r\n", b"\n")
+        assert b"".join(corpus.read()) == b"".join(piped.read()) == text
         assert corpus.facts.sha256 == piped.facts.sha256
-        assert b"".join(corpus.read(100, 200)) == TEXT.encode()[100:200]
+        assert corpus.facts.crlf == piped.facts.crlf == (40,)
+        assert b"".join(corpus.read(100, 200)) == text[100:200]
         assert b"".join(open_corpus([path], reading=InputFormat(binary=True)).read()) == data
+
+
+def test_every_division_of_a_text_reads_cr_lf_as_lf():
+    for text in map(bytes, itertools.product(b"a\r\n", repeat=5)):
+        expected = text.replace(b"\r\n", b"\n")
+        for cuts in itertools.product((0, 1), repeat=4):
+            edges = [0, *(i + 1 for i, is_cut in enumerate(cuts) if is_cut), 5]
+            line_ends = LineEnds()
+            parts = [line_ends.feed(text[a:b]) + line_ends.feed(b"") for a, b in itertools.pairwise(edges)]
+            parts.append(line_ends.feed(b"", final=True))
+            assert (b"".join(parts), line_ends.replaced) == (expected, text.count(b"\r\n"))
+        is_whole = expected.replace(b"\n", b"\r\n") == text and b"\n" in text and not text.endswith(b"\r")
+        assert ends_in_crlf([text[:2], text[2:]]) == is_whole
+
+
+@given(st.text("a\r\n"), st.text("\r\n"), st.data())
+def test_any_part_of_a_corpus_is_that_of_its_text(first, second, data):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        patch("xlcli.text.sources.BLOCK", 4),
+        patch("xlcli.text.corpus.BLOCK", 4),
+    ):
+        files = [Path(folder, name) for name in "ab"]
+        for file, text in zip(files, (first, second), strict=True):
+            file.write_bytes(text.encode() + b"a" * 600)
+        corpus = open_corpus(files)
+        text = b"".join(file.read_bytes().replace(b"\r\n", b"\n") for file in files)
+        start, stop = sorted(data.draw(st.tuples(*[st.integers(0, len(text))] * 2)))
+        assert b"".join(corpus.read(start, stop)) == text[start:stop]
+        assert corpus.facts.crlf == (first.count("\r\n"), second.count("\r\n"))
+        assert len(list(corpus.notices())) == any(corpus.facts.crlf)
+        binary = open_corpus(files, reading=InputFormat(binary=True))
+        assert b"".join(binary.read()) == b"".join(file.read_bytes() for file in files)
+        assert not any(binary.facts.crlf)
+
+
+def test_line_ends_of_documents_are_read_as_lf(tmp_path: Path):
+    texts = ["one\r\ntwo\r", "\nthree", "\r\n"]
+    (tmp_path / "lines").write_text("".join(json.dumps({"text": text}) + "\r\n" for text in texts), newline="")
+    parquet.write_table(pa.table({"text": texts}), tmp_path / "table")
+    for name in ("lines", "table"):
+        corpus = open_corpus([tmp_path / name])
+        assert b"".join(corpus.read()) == b"one\ntwo\n\nthree\n\n"
+        assert list(corpus.facts.documents) == [0, 8, 15]
 
 
 def test_texts_of_parquet_files(tmp_path: Path):

@@ -39,6 +39,7 @@ from xlcli.store.folder import copy_model as copy_folder
 from xlcli.store.folder import load as load_folder
 from xlcli.store.layout import read_config
 from xlcli.store.state_files import is_state_file, load_state, save_state
+from xlcli.text.formats import ends_in_crlf
 
 Text = str | bytes
 F = TypeVar("F", bound=Callable[..., Any])
@@ -120,8 +121,8 @@ class Model:
 
         The bytes are those of a file that `xlcli compress` writes. Settings as for `score`.
         """
-        chosen = validate(OnlineConfig, settings)
-        return _joined(coding.compress(self.loaded, [encoded(text)], chosen, self.runtime))
+        chosen, portions = validate(OnlineConfig, settings), [encoded(text)]
+        return _joined(coding.compress(self.loaded, portions, chosen, self.runtime, crlf=ends_in_crlf(portions)))
 
     def decompress(self, data: bytes) -> bytes:
         """The text of `compress`, as bytes.
@@ -196,7 +197,7 @@ def load(
     """Loads a model.
 
     Args:
-        model: Name or folder. Default: `XLCLI_MODEL`, else the newest model in `./models`, else the bundled one.
+        model: Name or folder. Default: `XLCLI_MODEL`, else the newest finished one in `./models`, else the bundled one.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         dtype: Number type of matrix products; `auto` is float32.
         threads: Number of CPU threads of the process; None keeps the current number.
@@ -310,6 +311,7 @@ def stream(
     Args:
         model: Model.
         text: A text, or its parts in order: an open file, a socket, any iterable. Scores do not depend on the division.
+            CR LF is read as LF, unless `binary` is set.
         state: State to continue (default: nothing read).
         save: Called every `save_every` seconds and at the end with the state.
         settings: Those of `StreamConfig`.
@@ -319,8 +321,8 @@ def stream(
 
 
 def _by_token(settings: dict[str, Any]) -> StreamConfig:
-    """Settings of a stream that scores every token, from settings of `OnlineConfig`."""
-    return validate(StreamConfig, validate(OnlineConfig, settings).model_dump() | {"emit": "tokens"})
+    """Settings of a stream that scores every token of the bytes given, from settings of `OnlineConfig`."""
+    return validate(StreamConfig, validate(OnlineConfig, settings).model_dump() | {"emit": "tokens", "binary": True})
 
 
 def _joined(results: Iterable[coding.Output]) -> bytes:

@@ -63,10 +63,13 @@ def compress(
             screen.expect_keyboard()
         loaded, runtime = load_model(folder, settings, config.runtime, screen)
         from xlcli.coding import workflow
+        from xlcli.text.formats import ends_in_crlf
 
         status = os.fstat(source)
         size = status.st_size if stat.S_ISREG(status.st_mode) else None
-        results = workflow.compress(loaded, portions(source, stop, None), settings, runtime, size=size, stop=stop)
+        crlf = bool(size) and file != "-" and ends_in_crlf(filter(None, portions(open_source(file), stop, None)))
+        data = portions(source, stop, None)
+        results = workflow.compress(loaded, data, settings, runtime, size=size, crlf=crlf, stop=stop)
         write(results, target, screen, stop, model=loaded.name, file=file)
     return 0
 

@@ -91,6 +91,13 @@ def generate(
         prompt = read_prompt(words, stopping)
         named = None if prompts is None else read_prompts(prompts, stopping)
         screen.keyboard_ended()
+        from xlcli.text.formats import CRLF_NOTICE, LineEnds
+
+        line_ends = LineEnds()
+        prompt = line_ends.feed(prompt, final=True)
+        named = named and [(line_ends.feed(text, final=True), name) for text, name in named]
+        if line_ends.replaced:
+            screen.say(CRLF_NOTICE)
         if named == []:
             screen.say(f"{'standard input' if prompts == '-' else prompts} has no prompts", "warning")
             return 0

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from xlcli.coding import MAGIC
 from xlcli.errors import ConfigError, ResourceError
 from xlcli.files import check_writable, write_atomic
 from xlcli.store.state_files import is_state_file
@@ -27,7 +26,7 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[Path], *, 
     """Checks the output files of a command.
 
     `outputs` gives the name of the file, if any, for options of states and the keys of `_KINDS`. The standard streams
-    are added to the inputs. `force` overwrites inputs and files of any kind.
+    are added to the inputs. `--out` is a new file. `force` overwrites inputs and files of any kind.
 
     Raises:
         ConfigError: An output is a folder, read-only, an input or a file of another kind; or, even with `force`,
@@ -70,6 +69,8 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[Path], *, 
                 raise ConfigError(f"{option} {path} is also {used[_identity(status)]}.", _FORCE)
             if status.st_mode & 0o222 == 0:
                 raise ConfigError(f"{option} {path} is read-only.", _FORCE)
+            if status.st_size and option == "--out":
+                raise ConfigError(f"{path} exists.", _FORCE)
             is_own = is_state_file(path) if is_state else _KINDS[option](_head(path))
             if status.st_size and not is_own:
                 raise ConfigError(f"{option} {path} exists and was not written by {option}.", _FORCE)
@@ -141,6 +142,5 @@ _KINDS: Mapping[str, Callable[[bytes], bool]] = {
     "--per-token": lambda head: re.match(rb'\{"byte": -?\d+, "text": "', head) is not None,
     "--plot": lambda head: head.startswith((b"\x89PNG", b"%PDF", b"<?xml", b"<svg")),
     "--html": lambda head: b'name="generator" content="xlcli' in head[:256],
-    "--out": lambda head: head.startswith(MAGIC),
 }
 """Option to a check of the first bytes of an existing file: True if this option wrote it."""

@@ -75,7 +75,9 @@ def find_models(context: typer.Context, settings: InferenceConfig, screen: Scree
     folders, names = [], named_models(context)
     state = None if names else state_files(context)[0]
     for name in names or (None,):
-        folder, reason = choose(name) if state is None else (saved_model(state), f"of {state}")
+        folder, reason, passed_over = choose(name) if state is None else (saved_model(state), f"of {state}", ())
+        for notice in passed_over:
+            screen.say(notice, "warning")
         if reason is not None:
             screen.say(f"model {folder.name} ({reason}); -m NAME takes another")
         with named(context):

@@ -172,11 +172,13 @@ def trained_text(event: Trained) -> str:
     lines.append(f"training  {counted(event.step, 'step')}, {counted(event.tokens, 'token')}, {time(event.seconds)}")
     if event.sample.strip():
         lines += ["sample", *(f"  {line}" for line in event.sample.strip("\n").split("\n"))]
-    if event.stopped:
-        return "\n".join(lines) + "\n\nStopped and saved. To continue, run the same command with --resume.\n"
     folder = shlex.quote(str(event.folder))
+    generate = f'xlcli generate -m {folder} "Once upon a"\n'
+    if event.stopped:
+        own = f"To try it as it is: {generate}" if event.best_step is not None else ""
+        return "\n".join(lines) + f"\n\nStopped and saved. To continue, run the same command with --resume.\n{own}"
     text = "" if event.bits_per_byte is not None else "FILE "
-    return "\n".join(lines) + f'\n\nNext:\n  xlcli eval {text}-m {folder}\n  xlcli generate -m {folder} "Once upon a"\n'
+    return "\n".join(lines) + f"\n\nNext:\n  xlcli eval {text}-m {folder}\n  {generate}"
 
 
 def score_table(score: Score, model: ModelConfig) -> str:

@@ -47,6 +47,7 @@ class Header(BaseConfig):
         settings: Inference settings, of which the file holds those that differ from the defaults.
         software: Versions and processor, for messages.
         check: Hash of the predictions for a fixed text, 16 hexadecimal digits.
+        crlf: Every line end of the text is CR LF, and was coded as LF.
     """
 
     model: str = Field(min_length=1, max_length=255)
@@ -57,6 +58,7 @@ class Header(BaseConfig):
     dtype: str = Field(pattern="^(float32|bfloat16|float16)$")
     software: str
     check: str
+    crlf: bool = False
 
     @field_validator("model")
     @classmethod
@@ -65,6 +67,10 @@ class Header(BaseConfig):
         if model == ".." or Path(model).name != model:
             raise ValueError("not a name")
         return model
+
+    def restored(self, coded: bytes) -> bytes:
+        """The text that these bytes stand for."""
+        return coded.replace(b"\n", b"\r\n") if self.crlf else coded
 
     def encode(self) -> bytes:
         """Magic, size and deflated JSON."""

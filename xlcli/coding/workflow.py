@@ -27,6 +27,7 @@ from xlcli.events import Coded, Notice, Progress, ProgressMeter, StoppedEarlyErr
 from xlcli.files import as_utf8
 from xlcli.inference import InferenceSession
 from xlcli.online import not_finite
+from xlcli.text.formats import LineEnds
 from xlcli.text.pretokenize import whole_words
 
 if TYPE_CHECKING:
@@ -101,18 +102,20 @@ def compress(
     runtime: Runtime,
     *,
     size: int | None = None,
+    crlf: bool = False,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Output]:
     """Compresses a text, which comes divided anywhere; memory use does not depend on its length.
 
-    The result contains the options. `size` is the number of bytes of the text, if it is known. `stop` is called before
-    every token.
+    The result contains the options. `size` is the number of bytes of the text, if it is known. `crlf` codes CR LF as
+    LF; the text must have no other line ends (`ends_in_crlf`). `stop` is called before every token.
 
     Yields:
         The bytes of the compressed text in order, notices and progress, and `Coded` last.
 
     Raises:
         ConfigError: An option does not apply to the model, or its vocabulary cannot represent every text.
+        DataError: The text changed since `ends_in_crlf`.
         StoppedEarlyError: `stop` became true.
     """
     if model.tokenizer.kind == "words":
@@ -131,8 +134,9 @@ def compress(
         dtype=runtime.dtype_name,
         software=software(),
         check=check,
-    ).encode()
-    yield header
+        crlf=crlf,
+    )
+    yield (start := header.encode())
     predictions, hashed = Predictions(InferenceSession.open(model, runtime, options, None)), hashlib.sha256()
     coder, n_coded = stream.queue.RangeEncoder(), 0
 
@@ -143,9 +147,11 @@ def compress(
         return Frame(n_coded, words).encode()
 
     meter = ProgressMeter("compressing", size, "bytes")
-    n_tokens, n_bytes, n_written = 0, 0, len(header)
-    for words in whole_words((portion for portion in portions if portion), BLOCK_BYTES):
-        hashed.update(words)
+    n_tokens, n_bytes, n_written = 0, 0, len(start)
+    text, line_ends, n_lines = filter(None, portions), LineEnds(), 0
+    for words in whole_words(map(line_ends.feed, text) if crlf else text, BLOCK_BYTES):
+        hashed.update(header.restored(words))
+        n_lines += words.count(b"\n")
         ids = model.tokenizer.encode(words)
         for token, n in zip(ids.tolist(), model.tokenizer.sizes(ids, words).tolist(), strict=True):
             if stop():
@@ -160,6 +166,9 @@ def compress(
             yield from meter.report(n_bytes)
     if stop():
         raise StoppedEarlyError
+    if crlf and (line_ends.held or n_lines != line_ends.replaced):
+        raise DataError("the text changed while it was compressed.", "Wait until nothing writes to it, or copy it.")
+    n_bytes += line_ends.replaced
     end = (frame() if n_coded else b"") + End(n_bytes, hashed.digest()).encode()
     yield end
     yield Coded(n_bytes, n_written + len(end), n_tokens, predictions.bits, time.monotonic() - started)
@@ -225,7 +234,7 @@ def decompress(
             except AssertionError:  # with the probabilities of this machine no token has these words
                 raise not_restored from None
             predictions.observe(token)
-            text = model.tokenizer.decode([token])
+            text = header.restored(model.tokenizer.decode([token]))
             hashed.update(text)
             n_tokens, n_bytes = n_tokens + 1, n_bytes + len(text)
             yield text

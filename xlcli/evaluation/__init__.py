@@ -248,6 +248,7 @@ def _score(
         unknown_words=unknown,
         documents=totals.documents if lengths.by_document else 1,
         each_line=options.each_line,
+        crlf=sum(text.part.corpus.facts.crlf),
         stride=lengths.stride,
         **lengths.state,
         adapt=options.adapt,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 
 from xlcli.errors import CheckpointError
 from xlcli.events import ScoredText
-from xlcli.files import TEMPORARY, as_utf8
+from xlcli.files import TEMPORARY, as_utf8, open_regular
 from xlcli.files.tensors import read_header
 from xlcli.presets import models_folder
 from xlcli.store.layout import CHECKPOINTS, CONFIG, ENCODINGS, WEIGHTS, is_model, read_config, read_record, scored_text
@@ -24,6 +25,10 @@ CARD = "README.md"
 """Description of a bundled model."""
 MAX_NAMED = 12
 """Maximum number of models that an error names, the newest of the user first."""
+_FOREIGN = {b"GGUF": "a GGUF file", b"PK": "a PyTorch checkpoint", b"\x80": "a pickle, such as a PyTorch checkpoint"}
+"""First bytes of models of other programs."""
+_HUB = re.compile(r"hf:.*|(?!models/|\.)[\w.-]+/[\w.-]+|(distil)?gpt2.*|(bert|llama|opt|pythia|t5|transfo-xl)-.+", re.I)
+"""Names of models on a hub."""
 VARIABLE = "XLCLI_MODEL"
 """Environment variable that names the model."""
 
@@ -62,13 +67,12 @@ def find(name: str | None) -> Path:
     return choose(name)[0]
 
 
-def choose(name: str | None) -> tuple[Path, str | None]:
-    """A model folder, and the reason for choosing it if the user did not name it.
+def choose(name: str | None) -> tuple[Path, str | None, list[str]]:
+    """A model folder, the reason for choosing it if the user did not name it, and what was passed over as damaged.
 
-    It is the model `name`, else the one that `XLCLI_MODEL` names, else the newest in `./models`, else the bundled one.
-
-    A plain name is searched in `./models`, then as a folder, then among the bundled models. The newest comes
-    from the latest finished training, or from the latest training if none has finished.
+    It is the model `name`, else the one that `XLCLI_MODEL` names, else the newest in `./models` whose training has
+    finished, else the bundled one. A plain name is searched in `./models`, then as a folder, then among the bundled
+    models.
 
     Raises:
         CheckpointError: There is no such model. The remedy names similar ones.
@@ -77,13 +81,20 @@ def choose(name: str | None) -> tuple[Path, str | None]:
     local, bundled = _local(), _bundled()
     if wanted:
         folder = _named(wanted, "" if name else f" (from {VARIABLE})", (*local, *bundled))
-        return folder, None if name else VARIABLE
-    if finished := next(filter(_is_finished, local), None):
-        return finished, f"the newest in {LOCAL}/"
-    if local:
-        return local[0], f"the newest in {LOCAL}/, training not finished"
+        return folder, None if name else VARIABLE, []
+    unfinished, damaged = "", []
+    for folder in local:
+        try:
+            read_config(folder)
+            read_header(folder / WEIGHTS)
+        except CheckpointError as error:
+            damaged.append(f"model {folder.name} is passed over: {error.message}")
+        else:
+            if _is_finished(folder):
+                return folder, f"the newest in {LOCAL}/", damaged
+            unfinished = unfinished or f"; {folder.name} is unfinished"
     if bundled:
-        return bundled[0], "bundled"
+        return bundled[0], f"bundled{unfinished}", damaged
     raise CheckpointError("there is no model yet.", "Train one: xlcli train FILE.")
 
 
@@ -141,10 +152,19 @@ def _named(wanted: str, source: str, known: Iterable[Path]) -> Path:
             f"{begun} has been trained too little to hold a model yet{source}.",
             "Continue it with xlcli train --resume.",
         )
+    if other := next((place for place in places if os.path.isfile(place)), None):  # noqa: PTH113
+        with open_regular(other.resolve()) as (file, _):
+            head = file.read(4)
+        kind = next((kind for mark, kind in _FOREIGN.items() if head.startswith(mark)), "a file")
+        remedy = f"Give its folder: -m {Path(wanted).parent}." if is_model(other.parent) else _choices(wanted, known)
+        raise CheckpointError(f"{other} is {kind}, not the folder of a model of xlcli{source}.", remedy)
     if other := next((place for place in places if os.path.isdir(place)), None):  # noqa: PTH112
+        if (other / CONFIG).is_file():
+            read_config(other)
         missing = WEIGHTS if (other / CONFIG).is_file() else CONFIG
         raise CheckpointError(f"{other} is not a model: it has no {missing}{source}.", _choices(wanted, known))
-    raise CheckpointError(f"there is no model '{wanted}'{source}.", _choices(wanted, known))
+    hub = ", and xlcli loads none from a hub" if _HUB.fullmatch(wanted) else ""
+    raise CheckpointError(f"there is no model '{wanted}'{source}{hub}.", _choices("" if hub else wanted, known))
 
 
 def _choices(wanted: str, known: Iterable[Path]) -> str:

@@ -151,6 +151,8 @@ def verify_file(folder: Path, name: str, files: Mapping[str, str]) -> None:
 def _read_tree(path: Path) -> Tree:
     """All keys of `config.json`, with schema and checksum verified."""
     tree = read_json(path)
+    if tree.keys() & {"model_type", "architectures"}:
+        raise CheckpointError(f"{path.parent} is a Hugging Face model.", "Train one of xlcli: xlcli train FILE.")
     schema = tree.get("schema")
     if type(schema) is not int or schema < 1:
         raise CheckpointError(f"{path} does not say its format.", _RESTORE)

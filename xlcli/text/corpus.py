@@ -22,7 +22,7 @@ from pathlib import Path
 
 from xlcli.errors import DataError
 from xlcli.events import Notice, Progress, ProgressMeter
-from xlcli.text.formats import Utf8, not_text, not_utf8
+from xlcli.text.formats import CRLF_NOTICE, Utf8, not_text, not_utf8
 from xlcli.text.pretokenize import stable_prefix_len, whole_characters
 from xlcli.text.sources import BLOCK, Block, InputFormat, Source, copy_stdin, files_below, open_source
 
@@ -42,6 +42,7 @@ class Facts:
         sizes: Bytes of each file.
         bad_byte: File and offset of the first byte that is not UTF-8; None if the text is UTF-8.
         documents: Offsets at which documents begin, ascending; the first is 0.
+        crlf: Number of CR LF of each file that are read as LF.
     """
 
     n_bytes: int
@@ -51,6 +52,7 @@ class Facts:
     sizes: tuple[int, ...]
     bad_byte: tuple[str, int] | None
     documents: Sequence[int] = (0,)
+    crlf: tuple[int, ...] = ()
 
 
 class Corpus:
@@ -97,12 +99,14 @@ class Corpus:
         return self.facts.n_bytes
 
     def notices(self) -> Iterator[Notice]:
-        """A warning about files that were skipped, and, after the scan, a remark on JSON lines without a text."""
+        """A warning about skipped files; after the scan, remarks on CR LF and on JSON lines without a text."""
         if self.skipped:
             n = len(self.skipped)
             files = [f"{path} ({reason})" for path, reason in self.skipped.items()]
             more = f" and {n - MAX_NAMED} more" if n > MAX_NAMED else ""
             yield Notice(f"skipped {n} file{'s' if n > 1 else ''}: {', '.join(files[:MAX_NAMED])}{more}", "warning")
+        if self._facts is not None and any(self._facts.crlf):
+            yield Notice(f"{CRLF_NOTICE}; --binary keeps them")
         yield from map(Notice, self._remarks[:1])
 
     def scan(self) -> Generator[Progress, None, None]:
@@ -116,13 +120,15 @@ class Corpus:
         meter = ProgressMeter("reading", sum(source.stored_bytes for source in self.sources), "B")
         digest, utf8, stored = sha256(), Utf8(), 0
         sizes: list[int] = []
+        crlf: list[int] = []
         checksums: list[list[int]] = []
         documents = array("Q", [0])
         for source in self.sources:
             start = sum(sizes)
             sizes.append(0)
+            crlf.append(0)
             checksums.append([])
-            for block, done, inside in source.blocks(notice=self._remarks.append):
+            for block, done, inside, crlf[-1] in source.blocks(notice=self._remarks.append):
                 begins = [] if sizes[-1] else [start]
                 if source.reading.each_line:
                     inside = [match.end() for match in re.finditer(b"\n", block)]
@@ -141,7 +147,9 @@ class Corpus:
         bad = None if utf8.bad is None else self._locate(utf8.bad, sizes)
         self._checksums = checksums
         starts = documents if self._documents is None else self._documents
-        self._facts = Facts(sum(sizes), utf8.n_chars, utf8.has_nul, digest.hexdigest(), tuple(sizes), bad, starts)
+        self._facts = Facts(
+            sum(sizes), utf8.n_chars, utf8.has_nul, digest.hexdigest(), tuple(sizes), bad, starts, tuple(crlf)
+        )
 
     def read(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
         """Bytes from `start` to `stop` (None: the end), in portions of at most `BLOCK` bytes.
@@ -151,11 +159,12 @@ class Corpus:
         """
         stop = self.n_bytes if stop is None else stop
         place = 0
-        for source, size, checksums in zip(self.sources, self.facts.sizes, self._checksums, strict=True):
+        facts = self.facts
+        for source, size, crlf, checksums in zip(self.sources, facts.sizes, facts.crlf, self._checksums, strict=True):
             first, last = max(start - place, 0), min(stop - place, size)
             if first < last:
                 at = first // BLOCK
-                blocks = source.blocks(at)
+                blocks = source.blocks(at, seek=not crlf)
                 while at * BLOCK < last:
                     block = next(blocks, Block(b"", 0)).text[: size - at * BLOCK]
                     if zlib.crc32(block) != checksums[at]:
@@ -365,7 +374,7 @@ def _boundary(corpus: Corpus, target: int, end: int, *, by_document: bool) -> in
 
 def _spread(part: Part, starts: list[int]) -> Iterator[bytes]:
     """Blocks of the part at these ascending offsets; in one pass if a file has to be converted from its beginning."""
-    if all(source.seekable for source in part.corpus.sources):
+    if not any(part.corpus.facts.crlf) and all(source.seekable for source in part.corpus.sources):
         for start in starts:
             yield b"".join(part.corpus.read(start, min(start + _SAMPLE_BLOCK, part.stop)))
         return

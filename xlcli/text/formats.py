@@ -5,7 +5,7 @@
 Data is read as it arrives. Each step looks at the first bytes and passes text that is not of its format on unchanged.
 None in place of a portion means that nothing has arrived for a while; it is passed on. Memory is bounded: a portion has
 at most 2^23 bytes, however small the compressed data, and a JSON line at most `LONGEST_LINE`. Parquet files, which are
-read from their end, need pyarrow, the extra `parquet`.
+read from their end, need pyarrow, the extra `parquet`. Readers of text pass it through `LineEnds`.
 """
 
 from __future__ import annotations
@@ -106,6 +106,42 @@ def is_plain(head: bytes, text_field: str | None) -> bool:
         return False
     start = head[:BLANKS].lstrip()
     return not start.startswith(b"{") if start else len(head) >= BLANKS
+
+
+CRLF_NOTICE = "CR LF line ends (Windows) are read as LF"
+
+
+class LineEnds:
+    """Reads CR LF as LF in a text divided anywhere; a CR before anything else stays.
+
+    Attributes:
+        held: A CR at the end of the text so far, which the next byte decides about.
+        replaced: Number of CR LF so far.
+    """
+
+    def __init__(self) -> None:
+        self.held = b""
+        self.replaced = 0
+
+    def feed(self, portion: bytes, *, final: bool = False) -> bytes:
+        """The next bytes as text, `final` if they are the last ones."""
+        text = self.held + portion
+        if b"\r" in text:
+            text = text.replace(b"\r\n", b"\n")
+            self.replaced += len(self.held) + len(portion) - len(text)
+        self.held = b"\r" if text.endswith(b"\r") and not final else b""
+        return text.removesuffix(self.held)
+
+
+def ends_in_crlf(blocks: Iterable[bytes]) -> bool:
+    """True if a text has line ends, all of them CR LF, and does not end in a CR."""
+    line_ends, n_lines = LineEnds(), 0
+    for block in blocks:
+        line_ends.feed(block)
+        n_lines += block.count(b"\n")
+        if n_lines > line_ends.replaced:
+            return False
+    return n_lines > 0 and not line_ends.held
 
 
 def unpacked(portions: Portions, name: str) -> Portions:

@@ -41,18 +41,22 @@ class InputFormat:
 
 
 class Block(NamedTuple):
-    """A block of text, the number of stored bytes read so far, and the offsets in it at which documents begin."""
+    """A block of text, and the offsets in it at which documents begin.
+
+    `stored` is the number of stored bytes read so far, `crlf` the number of CR LF among them that were read as LF.
+    """
 
     text: bytes
     stored: int
     documents: Sequence[int] = ()
+    crlf: int = 0
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Source:
     """A file, its size when it was opened, and the descriptor of the unnamed copy if it is standard input.
 
-    `seekable`: reading can start anywhere, because the file holds nothing but its text.
+    `seekable`: reading can start anywhere if there is no CR LF, because the file holds nothing but its text.
     """
 
     name: str
@@ -62,17 +66,21 @@ class Source:
     seekable: bool
     spool: int | None = None
 
-    def blocks(self, first: int = 0, notice: Callable[[str], None] = lambda text: None) -> Iterator[Block]:
+    def blocks(
+        self, first: int = 0, notice: Callable[[str], None] = lambda text: None, *, seek: bool = False
+    ) -> Iterator[Block]:
         """Blocks of `BLOCK` bytes of text (the last one shorter) from block `first` on.
 
-        Calls `notice` with a remark on JSON lines that are read as plain text (`formats.keyless`).
+        Calls `notice` with a remark on JSON lines that are read as plain text (`formats.keyless`). `seek`: start there
+        if the file is seekable; it is known to have no CR LF.
 
         Raises:
             DataError: The file cannot be read, has become shorter, is damaged, or is not text.
         """
         descriptor = _open(self.path) if self.spool is None else self.spool
         try:
-            yield from self._stored(descriptor, first) if self.seekable else self._converted(descriptor, first, notice)
+            is_stored = self.reading.binary or (seek and self.seekable)
+            yield from self._stored(descriptor, first) if is_stored else self._converted(descriptor, first, notice)
         finally:
             if self.spool is None:
                 os.close(descriptor)
@@ -114,22 +122,24 @@ class Source:
             texts = formats.parquet_texts(descriptor, self.name, field)
         else:
             texts = formats.text_of(stored(), self.name, field, any_bytes=self.reading.any_bytes, notice=notice)
-        held = bytearray()
+        line_ends, held = formats.LineEnds(), bytearray()
         documents: list[int] = []
         for portion in texts:
             if isinstance(portion, formats.Document):
                 documents.append(len(held))
-            held += portion or b""
+            held += line_ends.feed(portion or b"")
             while len(held) >= BLOCK:
-                block = Block(bytes(held[:BLOCK]), place, [start for start in documents if start < BLOCK])
+                inside = [start for start in documents if start < BLOCK]
+                block = Block(bytes(held[:BLOCK]), place, inside, line_ends.replaced)
                 documents = [start - BLOCK for start in documents if start >= BLOCK]
                 del held[:BLOCK]
                 if first > 0:
                     first -= 1
                 else:
                     yield block
+        held += line_ends.feed(b"", final=True)
         if held and first <= 0:
-            yield Block(bytes(held), place, documents)
+            yield Block(bytes(held), place, documents, line_ends.replaced)
 
     def _stored(self, descriptor: int, first: int) -> Iterator[Block]:
         place = first * BLOCK
@@ -190,7 +200,9 @@ def copy_stdin(stdin: BinaryIO, reading: InputFormat) -> Generator[Progress, Non
 
 
 def files_below(folder: Path) -> list[Path]:
-    """Files in a folder and its subfolders, sorted by path, without hidden files, linked folders and model folders.
+    """Files in a folder and its subfolders, sorted by path, without hidden files and model folders.
+
+    Symbolic links are followed. A file or folder with several names has the first of them.
 
     Raises:
         DataError: A folder cannot be read.
@@ -202,13 +214,20 @@ def files_below(folder: Path) -> list[Path]:
         ) from None
 
     found: list[Path] = []
-    for base, folders, names in os.walk(folder, onerror=refuse):
-        if "config.json" in names and _is_model(Path(base)):
+    seen: set[tuple[int, int]] = set()
+
+    def is_new(path: Path) -> bool:
+        status = path.stat()
+        place = status.st_dev, status.st_ino
+        return place not in seen and not seen.add(place)  # type: ignore[func-returns-value]
+
+    for base, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        if not is_new(Path(base)) or ("config.json" in names and _is_model(Path(base))):
             folders.clear()
             continue
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
         found += [Path(base) / name for name in names if not name.startswith(".")]
-    return sorted(path for path in found if path.is_file())
+    return [path for path in sorted(found) if path.is_file() and is_new(path)]
 
 
 def _is_plain(descriptor: int, name: str, reading: InputFormat) -> bool:

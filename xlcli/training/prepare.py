@@ -186,11 +186,9 @@ def _read(
     reading = InputFormat(binary=text.binary, text_field=text.text_field, any_bytes=text.tokenizer == "bytes")
     corpus = yield from gather(paths, reading=reading)
     yield from corpus.scan()
-    yield from corpus.notices()
     parts = split(corpus, text.valid, text.test, by_document=by_document)
-    for part in (parts.valid, parts.test):
-        if part.corpus is not corpus:
-            yield from part.corpus.notices()
+    corpora = dict.fromkeys((corpus, parts.valid.corpus, parts.test.corpus))
+    yield from dict.fromkeys(notice for each in corpora for notice in each.notices())
     if parts.train.n_bytes == 0:
         raise DataError("the held-out parts leave nothing to train on.", "Give a longer text or a smaller --valid.")
     if parts.valid.n_bytes == 0 and config.train.patience is not None:

@@ -189,6 +189,7 @@ def describe_run(run: TrainingRun) -> dict[str, Any]:
     return {
         "corpus": corpus.name,
         "corpus_sha256": corpus.facts.sha256,
+        "crlf": sum(corpus.facts.crlf),
         "train": {"bytes": parts.train.n_bytes, "tokens": len(ready.train_ids), "start": parts.train.start},
         "valid": {"bytes": parts.valid.n_bytes, "corpus": parts.valid.corpus.name, "start": parts.valid.start},
         "test": {"bytes": parts.test.n_bytes, "corpus": parts.test.corpus.name, "start": parts.test.start},

@@ -10,7 +10,7 @@ ARG PIP_EXTRA_INDEX_URL
 ENV PIP_CONSTRAINT=/source/constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 WORKDIR /source
 COPY . .
-RUN python -m venv /opt/xlcli && /opt/xlcli/bin/pip install '.[fast]'
+RUN python -m venv /opt/xlcli && /opt/xlcli/bin/pip install .
 
 FROM python:3.11-slim
 COPY --from=build /opt/xlcli /opt/xlcli

@@ -61,7 +61,7 @@ def main() -> None:
     budgets += [("--max-tokens", str(tokens)) for tokens in given.tokens]
     if not budgets:
         parser.error("give --minutes or --tokens")
-    scratch = ["--preset", given.preset] if given.preset else []
+    scratch = ["--preset", given.preset] if given.preset else ["--init", "none"]
     found = json.loads(given.out.read_text()) if given.out.exists() else {"machine": machine(), "runs": []}
     known = {run["command"] for run in found["runs"]}
     available = texts(given.data)

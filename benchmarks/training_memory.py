@@ -1,7 +1,7 @@
 """Peak memory of training against the estimate of `xlcli train --dry-run`.
 
 Each shape trains in a process of its own, which first trains a very small model so that libraries are loaded. The
-increase of peak resident memory is compared with `memory.memory_bytes`. Linux only.
+increase of peak resident memory is compared with `memory.needed_bytes`. Linux only.
 
     python benchmarks/training_memory.py [--write]
 """
@@ -110,7 +110,7 @@ def train(tree):
 def measure(tree):
     """Peak of training and what was predicted, in bytes; alters this process."""
     from xlcli import config
-    from xlcli.training.memory import memory_bytes
+    from xlcli.training.memory import needed_bytes
 
     smallest = {"dim": 32, "n_layers": 1, "vocab_size": 64, "attention": {"n_heads": 2, "head_dim": 16}}
     train(config.merge(tree, {"model": smallest, "train": {"batch_size": 4}}))
@@ -120,7 +120,7 @@ def measure(tree):
     run = train(tree)
     status = Path("/proc/self/status").read_text().splitlines()
     peak = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
-    return {"peak": peak - resident, "predicted": memory_bytes(run.config, run.runtime, run.model.n_parameters)}
+    return {"peak": peak - resident, "predicted": needed_bytes(run.config, run.runtime, run.model.n_parameters)}
 
 
 def measure_apart(name):

@@ -7,9 +7,10 @@ from toys import PROSE, RUNTIME, VARIANTS, slow_bits, toy
 
 from xlcli.config import GenerateConfig, StreamConfig
 from xlcli.errors import ConfigError, ResourceError, StateError
-from xlcli.events import Generated, GeneratedText
+from xlcli.events import Generated, GeneratedText, Notice
 from xlcli.generation import generate
 from xlcli.inference import MAX_ROWS
+from xlcli.kernels import decode
 from xlcli.model.decoder import table_bytes
 from xlcli.sampling import SampleRNG, sample_tokens
 from xlcli.store.state_files import load_state, save_state
@@ -314,7 +315,6 @@ def test_a_memory_that_is_exact_in_16_bits_is_continued():
 
 
 def test_tables_and_weights_of_kernels_are_checked_before_the_prompt_is_read(monkeypatch):
-    pytest.importorskip("numba")
     model = toy(dtype=torch.float32)
     free = model.config.model.inference_bytes(1, 512, 9) + table_bytes(model.network, 9)
     for module in ("xlcli.inference", "xlcli.machine"):
@@ -325,3 +325,17 @@ def test_tables_and_weights_of_kernels_are_checked_before_the_prompt_is_read(mon
     assert "decoder" not in vars(model)
     model.decoder  # noqa: B018
     run(model, max_new_tokens=1)
+
+
+def test_kernels_are_compiled_before_the_first_word_unless_stopped(monkeypatch):
+    model, asked = toy(dtype=torch.float32), []
+    monkeypatch.setattr(decode, "is_compiled", lambda *types: False)
+    monkeypatch.setattr(decode, "compile_kernel", lambda *types, stop=None: asked.append(types))
+    events = list(generate(model, b"The", GenerateConfig(max_new_tokens=3), RUNTIME, seed=1))
+    assert [isinstance(event, Notice) for event in events] == [True] + [False] * (len(events) - 1)
+    assert not any(
+        isinstance(event, Notice) for event in generate(model, b"", GenerateConfig(max_new_tokens=1), RUNTIME)
+    )
+    assert len(asked) == 1
+    *_, end = generate(model, b"The", GenerateConfig(max_new_tokens=3), RUNTIME, stop=lambda: len(asked) > 1)
+    assert (end.tokens, end.stop_reason) == (0, "interrupted")

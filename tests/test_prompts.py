@@ -67,7 +67,6 @@ def test_several_samples_and_more_prompts_than_rows(kind, monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("int8", marks=pytest.mark.slow)])
 def test_kernels_compute_each_prompt_to_the_bit_as_alone(dtype):
-    pytest.importorskip("numba")
     model = toy("sentencepiece", dtype=torch.float32)
     options = {"logprobs": 2, "mem_len": 30, "memory_dtype": dtype}
     for prompt, [result] in zip(PROMPTS, results(model, PROMPTS, **options), strict=True):

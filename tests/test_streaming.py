@@ -345,7 +345,7 @@ def test_only_what_surprises_is_output_also_after_a_state(emit, top, n_recent, m
 
     whole, _ = output([text])
     scores = [event.bits if emit == "tokens" else event.bits_per_byte for event in whole]
-    places = [*surprising(scores, top, n_recent)]
+    places = [*surprising([round(score, 3) for score in scores], top, n_recent)]
     chosen, least = [whole[i] for i in places], sorted(scores[i] for i in places)[len(places) // 2]
     assert 0 < len(chosen) < len(whole) / 2
     found, stats = output(cut(text, [50]), top=top)

@@ -62,7 +62,7 @@ class CheckpointError(XLError):
 
 
 class ResourceError(XLError):
-    """Out of disk space or memory."""
+    """Out of disk space, RAM or GPU memory."""
 
     exit_code = 4
 

@@ -93,7 +93,7 @@ def until(stop: Callable[[], bool], work: Generator[E, None, T]) -> Generator[E,
 class Plan(Event):
     """Plan of a training run, and the result of `--dry-run`.
 
-    `memory_bytes` is an estimated peak, `available_bytes` the free memory of the device; `weights` and `weights_bytes`
+    `needed_bytes` is an estimated peak of RAM or GPU memory, `available_bytes` are free; `weights` and `weights_bytes`
     are encoding and size of the stored weights. `init` is the name of the model whose weights the run starts from, or
     None. `estimated`: the number of tokens is an estimate from a sample of the text, as in a dry run.
     `n_ranks` processes train, `n_local_ranks` of them on this machine, with `rows` sequences of a batch each.
@@ -109,7 +109,7 @@ class Plan(Event):
     vocab_size: int
     preset: str
     parameters: int
-    memory_bytes: int
+    needed_bytes: int
     weights: str
     weights_bytes: int
     device: str
@@ -321,7 +321,7 @@ class Speed(Event):
         read_share: Share of the machine's bandwidth with which they are read; None if that is more, from a cache.
         flops_per_token: Operations of the matrix products that are computed, in training of the whole step.
         flops_share: Share of the machine's arithmetic; None if that is more.
-        peak_rss_bytes: Peak memory of the process up to the last timed call, without the comparison.
+        peak_rss_bytes: Peak RAM of the process up to the last timed call, without the comparison.
         machine_read_bytes_per_second: Measured bandwidth of the machine.
         machine_flops_per_second: Measured rate of matrix products in the number type.
         seconds: Duration of the timed calls.

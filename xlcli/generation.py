@@ -73,6 +73,7 @@ def generate(
         raise ConfigError("one state cannot hold several samples.", "Use --num-samples 1 with --state-out.")
     text = read_prompt(model, prompt, options, runtime, seed=seed, resume=resume, stop=stop)
     session, several = text.session, options.num_samples > 1
+    yield from session.compile(options.max_new_tokens, stop)
     # Once, in a batch of one sequence: rounding may depend on the batch, and each sample can be repeated alone.
     logits = session.predict() if several and options.max_new_tokens and not stop() else None
     batch_size = session.max_rows(text.n_tokens)
@@ -111,6 +112,7 @@ def generate_prompts(
             break
         start = None if resume is None else resume.fork()
         prompt = read_prompt(model, text, options, runtime, seed=seed, resume=start, stop=stop)
+        yield from prompt.session.compile(options.max_new_tokens, stop)
         limit = min(prompt.session.max_rows(each.n_tokens) for each in (prompt, *(row.prompt for row in waiting)))
         if waiting and len(waiting) + options.num_samples > limit:
             yield from _generated(waiting, options, stop)
@@ -122,7 +124,7 @@ def generate_prompts(
 
 def _generated(
     samples: list[Sample], options: GenerateConfig, stop: Callable[[], bool]
-) -> Iterator[tuple[Generated, ...] | Notice]:
+) -> Iterator[tuple[Generated, ...]]:
     """Results of the prompts of all samples."""
     groups: dict[Hashable, list[Sample]] = {}
     for sample in samples:
@@ -133,9 +135,8 @@ def _generated(
         for first in range(0, len(group), limit):
             batch = group[first : first + limit]
             joined = InferenceSession.join([sample.prompt.session for sample in batch])
-            for event in _sample_batch(joined, batch, options, stop):
-                if isinstance(event, Notice):
-                    yield event
+            for _ in _sample_batch(joined, batch, options, stop):
+                pass
     results = [sample.result for sample in samples if sample.result is not None]
     for first in range(0, len(results), options.num_samples):
         yield tuple(results[first : first + options.num_samples])
@@ -236,12 +237,13 @@ def continue_session(
     """Continues the text of a session of one row, whose prompt is not known, with one sample."""
     rng = SampleRNG(secrets.randbits(31) if seed is None else seed)
     prompt = Prompt(b"", session, rng, (), 0, PendingText(b"", np.empty(0, np.int32), 0))
+    yield from session.compile(options.max_new_tokens, stop)
     yield from _sample_batch(session, prompt.samples([0], options, None), options, stop)
 
 
 def _sample_batch(
     session: InferenceSession, samples: list[Sample], options: GenerateConfig, stop: Callable[[], bool]
-) -> Iterator[GeneratedText | Generated | Notice]:
+) -> Iterator[GeneratedText | Generated]:
     """Generates a batch of samples; `session` has one row per sample."""
     known = [sample.logits for sample in samples if sample.logits is not None]
     logits = torch.cat(known) if known else None
@@ -286,8 +288,6 @@ def _sample_batch(
         if not running:
             return
         if logits is None:
-            if notice := session.compilation():
-                yield notice
             logits = session.predict()
         session.last_tokens = sample_tokens(logits, [sample.rng for sample in running], sampling)
         for row, (sample, token) in enumerate(zip(running, session.last_tokens, strict=True)):

@@ -21,10 +21,10 @@ def cpu_limit(root: Path = Path("/")) -> int:
 
 
 def available_bytes(device: str = "cpu", root: Path = Path("/")) -> int:
-    """Memory in bytes that the process can still allocate on `device`.
+    """Bytes of RAM, or of the memory of a GPU, that the process can still allocate on `device`.
 
-    On a CPU the least of the free memory of the machine and of its cgroup and those around it; where that is unknown,
-    all memory of the machine.
+    On a CPU the least of the free RAM of the machine and of its cgroup and those around it; where that is unknown,
+    all RAM of the machine.
 
     Args:
         device: Name of a device of torch.
@@ -44,12 +44,12 @@ def available_bytes(device: str = "cpu", root: Path = Path("/")) -> int:
 
 
 def require_memory(purpose: str, n_bytes: int, remedy: str, device: str = "cpu") -> None:
-    """`ResourceError` if `purpose` (a noun phrase) needs more memory than is available."""
+    """`ResourceError` if `purpose` (a noun phrase) needs more RAM, or memory of the GPU, than is available."""
     available = available_bytes(device)
     if n_bytes > available:
-        raise ResourceError(
-            f"{purpose} needs at least {_gib(n_bytes)} of memory, and {_gib(available)} is available.", remedy
-        )
+        resource = "RAM" if device == "cpu" else "GPU memory"
+        problem = f"{purpose} needs at least {_gib(n_bytes)} of {resource}, and {_gib(available)} is available."
+        raise ResourceError(problem, remedy)
 
 
 def fitting(settings: Mapping[str, int], need: Callable[[Mapping[str, int]], int], available: int) -> str:

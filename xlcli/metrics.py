@@ -50,7 +50,7 @@ class TextCounts:
 
 
 class TextCounter:
-    """Counts a text read in portions, in constant memory; the counts do not depend on the division."""
+    """Counts a text read in portions, in constant RAM; the counts do not depend on the division."""
 
     def __init__(self) -> None:
         self._utf8 = Utf8()

@@ -1,4 +1,4 @@
-"""Streaming: scores text as it arrives, in constant memory. The scores do not depend on how the text arrives.
+"""Streaming: scores text as it arrives, in constant RAM. The scores do not depend on how the text arrives.
 
 Text is scored as soon as its score can be output: a line when its end arrives, a word when it is complete if tokens are
 output. Calls of the model are as large as the text that has arrived allows, so throughput grows with the rate of input.
@@ -264,10 +264,8 @@ class _Scorer:
         """State from which another stream continues exactly."""
         data = self.text + self.pretokenizer.pending + self.arrived + self.line_ends.held
         unscored = PendingText(data, self.ids, len(self.text), tuple(self.documents))
-        scored, n_shown = tuple(self.line), self.selection.n_shown
-        recent: dict[str, tuple[float, ...]] = {}
-        if self.selection.recent:
-            recent[self.options.emit] = tuple(self.selection.recent)
+        scored, n_shown, latest = tuple(self.line), self.selection.n_shown, tuple(self.selection.recent)
+        recent = {str(self.options.emit): latest} if latest else {}
         position = StreamPosition(
             self.n_lines, self.n_bytes, self.n_tokens, self.bits, self.line_start, scored, n_shown, recent
         )
@@ -392,6 +390,7 @@ class Selection:
         """True if the next score is selected."""
         is_shown = self.min_bits is None or score >= self.min_bits
         if self.top is not None:
+            score = round(score, 3)  # equal lines may differ by rounding errors
             share = self.top * len(self._sorted)
             n_higher = len(self._sorted) - bisect_left(self._sorted, score)
             is_shown = is_shown and share >= 1 and n_higher < share

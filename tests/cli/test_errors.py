@@ -16,7 +16,7 @@ RAISED = [
     (errors.ResourceError("a."), 4, "xlcli: a.\n"),
     (errors.BusyError("a."), 5, "xlcli: a.\n"),
     (errors.DivergedError("a."), 6, "xlcli: a.\n"),
-    (MemoryError(), 4, "memory"),
+    (MemoryError(), 4, "RAM"),
     (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), 4, "DefaultCPUAllocator"),
     (OSError(errno.ENOSPC, "No space left on device", "x"), 4, "space"),
     (OSError(errno.EMFILE, "Too many open files", "x"), 4, "ulimit -n"),

@@ -126,7 +126,14 @@ def test_answers_at_once_without_torch(arguments, with_bytecode):
 def test_version_is_the_package_s(run):
     project = tomllib.loads((SOURCE / "pyproject.toml").read_text())["project"]
     assert xlcli.__version__ == project["version"]
-    assert run("--version").out == f"xlcli {xlcli.__version__}\n".encode()
+    for asked in ("--version", "-V", "version"):
+        assert run(asked).out == f"xlcli {xlcli.__version__}\n".encode()
+
+
+@pytest.mark.parametrize("words", [(), ("train",), ("models",), ("models", "show")], ids=" ".join)
+def test_help_of_a_command_is_its_help_page(words, run):
+    assert run("help", *words).out == run(*words, "--help").out != b""
+    assert run("help", *words[:-1], "trian").code == 2
 
 
 def test_import_is_light_and_public_names_exist():

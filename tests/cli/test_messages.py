@@ -40,7 +40,7 @@ dtype = "float32"
 """
 VARYING = {
     r"(?<=process )\d+ on \S+\.(?=\n)": "PID on HOST.",
-    r"[\d,.]+ GiB(?= of memory| is available| available)": "N GiB",
+    r"[\d,.]+ GiB(?= of RAM| is available| available)": "N GiB",
     r"(?<=Use batch_size )\d+": "N",
     r"\b[0-9a-f]{12}\b": "HASH",
     r"[\d.]+k? tokens/s": "N tokens/s",

@@ -307,7 +307,7 @@ def test_settings_that_contradict_a_model_are_refused_at_once(run, text, options
         )
 
 
-def test_a_hint_is_hidden_from_json_and_quiet(run):
+def test_the_start_from_the_bundled_model_is_said_and_can_be_declined(run):
     Path("story.txt").write_text("It was a dark night, and the wind was in the trees. He had not spoken.\n" * 99)
-    said = {option: run("train", "story.txt", "--dry-run", *option).err for option in ((), ("-q",), ("--json",))}
+    said = {option: run("train", "story.txt", "--dry-run", *option).err for option in ((), ("-q",), ("--init", "none"))}
     assert ["books" in err for err in said.values()] == [True, False, False]

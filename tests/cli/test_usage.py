@@ -7,6 +7,7 @@ import pytest
 from programs import COMMANDS, EVERY, long, options, variable
 
 from xlcli.cli.options import settings_of
+from xlcli.cli.usage import nearest
 from xlcli.config import units
 from xlcli.config.base import Unit
 
@@ -140,6 +141,21 @@ def test_an_override_wins_over_the_environment_and_is_named(run, monkeypatch):
     done = run("train", "--print-config", "--set", "train.mem_len=-1")
     assert "train.mem_len" in done.err
     assert "XLCLI_MEM_LEN" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("--mem-length", "--mem-len"), ("--steps", "--max-steps"), ("--temp", "--temperature"), ("--threshold", None)],
+)
+def test_only_a_close_name_is_suggested(typed, meant):
+    names = ["--threads", "--temperature", "--max-steps", "--mem-len", "--seed", "-t"]
+    assert nearest(typed, names) == meant
+
+
+def test_each_printed_setting_has_its_choices(run):
+    lines = run("train", "--print-config").out.decode().splitlines()
+    for setting, choice in [('optimizer = "muon"', "adamw"), ('kind = "full"', "lsh")]:
+        assert choice in lines[lines.index(setting) - 1]
 
 
 def test_a_switch_in_the_environment(run, monkeypatch):

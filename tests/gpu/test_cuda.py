@@ -146,5 +146,5 @@ def test_the_memory_estimate_is_what_the_device_allocates(kind, monkeypatch):
     for _ in range(3):
         run.train_step(0.5)
     taken = torch.cuda.max_memory_allocated() - before
-    estimate = memory.memory_bytes(run.config, run.runtime, run.model.n_parameters)
+    estimate = memory.needed_bytes(run.config, run.runtime, run.model.n_parameters)
     assert taken / memory.ACCURACY < estimate < memory.ACCURACY * taken

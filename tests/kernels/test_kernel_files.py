@@ -5,13 +5,12 @@ import importlib.util
 import os
 import re
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from xlcli.errors import CheckpointError, ConfigError
-
-pytest.importorskip("numba")
 
 MODULE = """
 import numba
@@ -75,6 +74,17 @@ def test_files_that_cannot_be_written_are_not_needed(load, folder, monkeypatch):
     assert module.files.has(1.0)
     assert "space" in module.files.problem
     assert list(folder.iterdir()) == []
+
+
+def test_a_stop_ends_the_process_that_compiles(load, folder):
+    module, began = load(), time.monotonic()
+    module.files.program = lambda signature: f"open({str(folder / 'begun')!r}, 'w'); import time; time.sleep(60)"
+    module.files.compile(1.0, stop=(folder / "begun").exists)
+    assert time.monotonic() - began < 30
+    assert not module.files.has(1.0)
+    module.files.program = None
+    module.files.compile(1.0, stop=lambda: False)
+    assert load().files.has(1.0)
 
 
 def test_the_folder_is_in_the_cache(load, monkeypatch):

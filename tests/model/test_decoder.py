@@ -19,8 +19,6 @@ from xlcli.model.build import build_model
 from xlcli.model.decoder import Decoder, make_decoder, table_bytes, weight_bytes
 from xlcli.store.weights import round_weights
 
-pytest.importorskip("numba")
-
 ROOT = Path(__file__).parents[2]
 WEIGHTS, MEMORY = ("float32", "bfloat16", "int8"), ("float32", "int8", "bfloat16")
 
@@ -180,23 +178,22 @@ def test_there_is_none_for_other_devices_types_and_stacks():
     assert make_decoder(network_of(lsh | {"position": {"kind": "sinusoidal"}}, "float32"), "float32") is None
 
 
-def test_it_says_which_kernels_are_compiled():
+def test_it_says_which_kernels_are_missing():
     from xlcli.kernels import decode
 
-    asked = []
-
     def is_compiled(*types):
-        asked.append(tuple(t.dtype.name for t in types))
-        return decode.is_compiled(*types) and len(asked) > 1
+        return known
 
     network = network_of(table("full-xl-0-pre-0"), "bfloat16")
     decoder = Decoder(network, "bfloat16", SimpleNamespace(**vars(decode) | {"is_compiled": is_compiled}))
     state = network.init_state(1, mem_len=9, segment_len=8, memory_dtype="int8")
-    assert not decoder.is_compiled(state, decoder.weight_type)
-    _, state = decoder.logits(torch.zeros(1, 1, dtype=torch.int64), state)
-    assert decoder.is_compiled(state, decoder.weight_type)
-    assert asked == [("uint16", "int8")]
-    assert decode.is_compiled(np.empty(0, np.uint16), np.empty(0, np.int8))
+    known = False
+    missing = decoder.missing(state, decoder.weight_type)
+    assert [[each.dtype.name for each in types] for types in missing] == [["uint16", "int8"]]
+    known = True
+    assert decoder.missing(state, decoder.weight_type) == []
+    decode.compile_kernel(*missing[0], lambda: False)
+    assert decode.is_compiled(*missing[0])
     decode.FILES.problem = "No space left"
     assert [decoder.take_problem(), decoder.take_problem()] == [
         "the compiled kernels of generation cannot be kept: No space left", None

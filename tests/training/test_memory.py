@@ -25,7 +25,7 @@ from xlcli.training import memory
 def estimate(model, train=None):
     tree = {"model": model, "train": train or {}, "runtime": {"dtype": "float32", "device": "cpu"}}
     settings = config.make(presets.read_preset("small"), tree)
-    return memory.memory_bytes(
+    return memory.needed_bytes(
         settings, make_runtime(settings.runtime, training=True), build_on_meta(settings.model).n_parameters
     )
 
@@ -88,7 +88,7 @@ def test_slots_of_pooled_blocks_count_even_if_few_tokens_are_read():
         for n in (2**10, 2**24)
     )
     runtime = make_runtime(few.runtime, training=True)
-    assert memory.memory_bytes(many, runtime) > 20 * memory.memory_bytes(few, runtime)
+    assert memory.needed_bytes(many, runtime) > 20 * memory.needed_bytes(few, runtime)
 
 
 @pytest.mark.slow
@@ -132,14 +132,14 @@ def test_the_estimate_is_within_a_factor_of_two_of_the_live_bytes_of_training(ca
     tree = config.merge(SHAPE, changes | ({"train": {"recompute_activations": True}} if kind == "recomputed" else {}))
     with PeakMemory() as meter:
         run = training_memory.train(tree)
-    estimate = memory.memory_bytes(run.config, run.runtime, run.model.n_parameters)
+    estimate = memory.needed_bytes(run.config, run.runtime, run.model.n_parameters)
     assert 1 / memory.ACCURACY < estimate / (memory.FRAGMENTATION * meter.peak) < memory.ACCURACY
 
 
 def test_only_what_cannot_fit_is_refused(monkeypatch):
     settings = config.make({"model": {"vocab_size": 300}, "train": {"max_steps": 9}, "runtime": {"device": "cpu"}})
     runtime = make_runtime(settings.runtime, training=True)
-    least = memory.memory_bytes(settings, runtime) // memory.ACCURACY
+    least = memory.needed_bytes(settings, runtime) // memory.ACCURACY
     for module in ("training.memory", "machine"):
         monkeypatch.setattr(f"xlcli.{module}.available_bytes", lambda device="cpu": least)
     memory.require([settings], runtime)

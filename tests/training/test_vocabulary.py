@@ -1,19 +1,19 @@
-"""Vocabularies that fit a text badly are named; the bundled model is named where it would help."""
+"""Vocabularies that fit a text badly are named; a text like that of the bundled model starts from it."""
 
 import re
 from pathlib import Path
 
 import pytest
-from runs import PROSE, corpus, go, of_kind, small, train
+from runs import PROSE, corpus, go, of_kind, small
 
 from xlcli import training
-from xlcli.config import TextConfig
+from xlcli.errors import ConfigError
 from xlcli.events import Notice, Plan
+from xlcli.store import origin
+from xlcli.store.discover import ModelSummary
 from xlcli.store.folder import load
 from xlcli.store.layout import read_record, write_record
 from xlcli.store.origin import configurations
-from xlcli.text.corpus import Part, open_corpus
-from xlcli.text.sources import InputFormat
 from xlcli.training import prepare
 from xlcli.training.prepare import prepare_new
 
@@ -74,37 +74,73 @@ def test_a_record_without_sizes_says_nothing():
     assert notices("base", RUSSIAN) == []
 
 
-def hints(text, **options):
-    part = open_corpus([corpus(text=text)], reading=InputFormat(binary=True))
-    return [notice.text for notice in prepare.hint_at_bundled(TextConfig(**options), Part(part, 0, part.n_bytes))]
+@pytest.fixture
+def bundled(monkeypatch):
+    """A tiny model in place of the bundled one, whose text is `ENGLISH`."""
+    go(small(text={"tokenizer": "sentencepiece"}, train={"max_steps": 1}), corpus(text=ENGLISH), "tales")
+    for module in (prepare, origin):
+        monkeypatch.setattr(module, "bundled_models", lambda: [ModelSummary("tales", Path("tales"), True)])
+    return corpus(text=ENGLISH)
 
 
-def test_the_bundled_model_is_named_for_text_like_its_own(monkeypatch):
-    [text] = hints(ENGLISH)
-    assert "books" in text
-    assert hints(ENGLISH, tokenizer="words") == hints(ENGLISH, vocab_size=500) == []
-    monkeypatch.setattr(prepare, "HINT_BELOW", len(ENGLISH))
-    assert hints(ENGLISH) == []
+def begin(path, folder="m", settings=None, **options):
+    """Events of a run of two steps, in which all but these settings are open."""
+    tree = settings or {"train": {"max_steps": 2}, "runtime": {"dtype": "float32", "threads": 1}}
+    return list(training.train([path], Path(folder), configurations(tree, or_bundled=True), **options))
+
+
+def start(path, **options):
+    """The model that such a run would start from."""
+    return of_kind(begin(path, dry_run=True, **options), Plan)[0].init
+
+
+def test_a_text_like_that_of_the_bundled_model_starts_from_it(bundled):
+    events = begin(bundled)
+    assert of_kind(events, Plan)[0].init == "tales"
+    assert [notice for notice in of_kind(events, Notice) if "tales" in notice.text and "--init none" in notice.text]
+    record, tokenizer = read_record(Path("m")), "tokenizer.model"
+    assert origin.origin_of(record)["weights"] == load(Path("tales")).fingerprints["weights"]
+    assert Path("m", tokenizer).read_bytes() == Path("tales", tokenizer).read_bytes()
+    more = {"train": {"max_steps": 3}}
+    for init in ("none", "other"):
+        with pytest.raises(ConfigError):
+            go(more, bundled, "m", resume=True, preset=None, init=init)
+    assert go(more, bundled, "m", resume=True, preset=None)[-1].step == 3
 
 
 @pytest.mark.parametrize(
-    "text", [RUSSIAN, b"\xff\x00" * 99, "x", " " * 5000, "10.0.0.1 - - [21/Nov] GET /a.html 200 512\n" * 50]
+    "settings",
+    [
+        {"text": {"tokenizer": "words"}},
+        {"text": {"vocab_size": 256}},
+        {"model": {"dropout": {"residual": 0.1}}},
+    ],
+    ids=str,
 )
-def test_it_is_not_named_for_other_text(text):
-    assert hints(text) == []
+def test_given_settings_of_vocabulary_or_model_decline(settings, bundled):
+    assert start(bundled, settings=settings) is None
+    assert list(configurations({}, "small", or_bundled=True)) == ["small"]
 
 
-def test_it_is_named_once_and_only_if_nothing_is_chosen():
-    path = corpus(text=ENGLISH)
-    for preset, settings, expected in ((None, {}, 1), ("tiny", {}, 0), (None, {"text": {"vocab_size": 256}}, 0)):
-        events = list(train(settings, [path], Path("m"), preset=preset, dry_run=True))
-        assert isinstance(events[-1], Plan)
-        assert len([n for n in of_kind(events, Notice) if n.level == "hint"]) == expected
+@pytest.mark.parametrize(
+    "text", [RUSSIAN, b"\xff\x00" * 999, "x", " " * 5000, "10.0.0.1 - - [21/Nov] GET /a.html 200 512\n" * 50]
+)
+def test_other_text_starts_anew(text, bundled):
+    settings = {"text": {"binary": True}}
+    assert start(bundled, settings=settings) == "tales"
+    assert start(corpus(text=text), settings=settings) is None
+
+
+@pytest.mark.parametrize(("name", "value"), [("LARGEST", 4000), ("available_bytes", lambda: 9)])
+def test_a_long_text_or_a_small_machine_starts_anew(bundled, monkeypatch, name, value):
+    assert start(bundled) == "tales"
+    monkeypatch.setattr(prepare, name, value)
+    assert start(bundled) is None
 
 
 def test_a_short_text_is_named_for_new_weights_only():
     go(small(train={"max_steps": 1}), corpus(), "base")
     configs = configurations({"train": {"max_steps": 1}}, None, Path("base"))
     for model, n_notices in ((None, 1), (load(Path("base")), 0)):
-        events = prepare_new([corpus()], configs, model)
+        events = prepare_new([corpus()], configs, model, load)
         assert sum("general" in notice.text for notice in of_kind(events, Notice)) == n_notices

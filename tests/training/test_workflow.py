@@ -641,6 +641,6 @@ def test_a_lock_is_given_back():
 
 def test_the_sample_at_the_end_tells_of_kernels_that_are_compiled(monkeypatch):
     notice = Notice("compiling the kernels of generation")
-    monkeypatch.setattr(InferenceSession, "compilation", lambda session: notice)
+    monkeypatch.setattr(InferenceSession, "compile", lambda *_: iter([notice]))
     events = go(small(train={"max_steps": 1}), corpus(), "m")
     assert notice in events[:-1]

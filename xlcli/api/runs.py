@@ -13,7 +13,7 @@ from xlcli.errors import ConfigError
 from xlcli.events import Event
 from xlcli.ranks import Ranks, join
 from xlcli.store.discover import find
-from xlcli.store.origin import configurations
+from xlcli.store.origin import NEW, configurations
 from xlcli.training.parallel import continues
 
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -38,14 +38,15 @@ def train(
         folder: Model folder.
         settings: Tables of a configuration file, as `{"train": {"max_steps": 100}}`; they override the preset.
         preset: Preset by name; None chooses one by text size and device.
-        init: Name or folder of a model whose weights, vocabulary and shape the run starts from.
+        init: Name or folder of a model whose weights, vocabulary and shape the run starts from; "none" for new weights.
+            By default from the bundled model, if preset, model and vocabulary are open and the text resembles its own.
         overwrite: Replace the model in `folder`.
         dry_run: End with the `Plan`.
         stop: Called between steps; once it returns True, the run is saved and ends.
     """
-    model = None if init is None else find(os.fspath(init))
+    model = None if init in (None, NEW) else find(os.fspath(init))
     changes, place = read_units(Config, settings or {}), Path(folder)
-    configs = configurations(changes, preset, model)
+    configs = configurations(changes, preset, model, or_bundled=init is None)
 
     def events(ranks: Ranks) -> Iterator[Event]:
         if continues(place, ranks, overwrite=overwrite):

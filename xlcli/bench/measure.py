@@ -49,10 +49,11 @@ def decoding(model: LoadedModel, options: BenchConfig, watch: Stopwatch) -> Meas
     check_memory(model, watch.runtime, reading.longest, batch_size=rows, segment_len=1, memory_dtype=dtype)
     yield Progress(f"memory {mem_len:,}", 0, None, "calls")
     prompt = random_tokens(config.model.vocab_size, mem_len or 1)
-    for _ in range(2):
-        if notice := session.compilation():
-            yield notice
-        session.predict()
+    yield from session.compile(2, watch.stop)
+    if watch.stop():
+        raise StoppedEarlyError
+    session.predict()
+    session.predict()
     if session.decoder is None:
         yield replace(describe_decoding(model, watch.runtime), level="info")
 

@@ -51,11 +51,11 @@ def build(names: Iterable[str] = COMMANDS, *, with_options: bool = True, with_co
 
 def program(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+    version: Annotated[bool, typer.Option("-V", "--version", help="Show the version and exit.")] = False,
 ) -> None:
     """Train Transformer-XL language models on your text; evaluate them, generate text, and score a pipe.
 
-    Settings of a command can also come from the environment: --mem-len is XLCLI_MEM_LEN.
+    xlcli help COMMAND explains a command. Its options can also come from the environment: --mem-len is XLCLI_MEM_LEN.
     """
     if version:
         typer.echo(f"xlcli {__version__}")
@@ -70,8 +70,10 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         ConfigError: A usage error.
     """
+    if arguments and arguments[0] in ("help", "version"):
+        arguments = [*arguments[1:], f"--{arguments[0]}"]
     word = next((word for word in arguments if not word.startswith("-")), None)
-    needed = () if arguments == ["--version"] else (word,) if word in COMMANDS else COMMANDS
+    needed = () if arguments in (["--version"], ["-V"]) else (word,) if word in COMMANDS else COMMANDS
     if os.environ.get(COMPLETION):
         command = build()
         with suppress(KeyError, ValueError, SystemExit):  # without the words of a shell there is nothing to complete

@@ -186,5 +186,5 @@ def _figures(speed: Speed) -> dict[str, str]:
         "  million operations": amount(speed.flops_per_token),
         "recomputed, ms per token": ms(speed.recompute_ms_per_token),
         "  times slower": "" if speed.recompute_ratio is None else f"{speed.recompute_ratio:,.1f}",
-        "peak memory": report.size(speed.peak_rss_bytes),
+        "peak RAM": report.size(speed.peak_rss_bytes),
     }

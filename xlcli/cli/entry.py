@@ -1,6 +1,6 @@
 """The whole program as a function: turns every error into one sentence and an exit code.
 
-Exit codes: 0 done, 1 bug, 2 usage or configuration, 3 input refused, 4 out of disk or memory, or another
+Exit codes: 0 done, 1 bug, 2 usage or configuration, 3 input refused, 4 out of disk or RAM, or another
 rank fails, 5 folder in use, 6 diverged, 128 + n stopped by signal n (141: the reader of stdout
 closed it).
 """
@@ -83,13 +83,11 @@ def _explain(error: Exception) -> tuple[int, str, str]:
 
     if isinstance(error, XLError):
         return error.exit_code, error.message, error.remedy
-    if (
-        isinstance(error, MemoryError)
-        or type(error).__name__ == "OutOfMemoryError"  # of torch, which is not imported for this
-        or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
-    ):
+    on_gpu = type(error).__name__ == "OutOfMemoryError"  # of torch, which is not imported for this
+    on_cpu = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    if on_gpu or on_cpu or isinstance(error, MemoryError):
         detail = str(error).strip().partition("\n")[0]
-        message = f"out of memory{': ' + detail if detail else ''}."
+        message = f"out of {'GPU memory' if on_gpu else 'RAM'}{': ' + detail if detail else ''}."
         return 4, message, "Use a smaller --batch-size, --segment-len, --mem-len or model."
     if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
         return 4, "no more threads can be started.", "Close other programs, or raise the limit: ulimit -u."

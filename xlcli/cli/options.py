@@ -57,7 +57,7 @@ Html = Annotated[
     str | None, option("Output", "--html FILE.html", "Write a page: text by surprisal, its curve, surprising lines.")
 ]
 DryRun = Annotated[
-    bool, option("Settings", "--dry-run", "Print the plan, the model size and the memory needed, and exit.")
+    bool, option("Settings", "--dry-run", "Print the plan, the model size and the RAM needed, and exit.")
 ]
 Force = Annotated[bool, option("Output", "--force", "Overwrite files of any kind with the outputs, inputs too.")]
 _OF_SETTINGS = {

@@ -75,7 +75,7 @@ class _Row:
 class Page(AbstractContextManager["Page"]):
     """Page of a text whose tokens are added in order; a context manager.
 
-    Memory is constant: rows go to an unnamed temporary file, and `save` writes the page.
+    RAM is constant: rows go to an unnamed temporary file, and `save` writes the page.
     """
 
     def __init__(self, path: Path) -> None:

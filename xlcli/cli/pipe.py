@@ -130,6 +130,11 @@ class Output:
         except (OSError, ValueError):  # an object of Python that stands for the stream, as in tests
             self._descriptor = None
 
+    def shares_file(self, other: Output) -> bool:
+        """True if both are the same terminal, pipe or file."""
+        a, b = self._descriptor, other._descriptor
+        return a is not None and b is not None and os.path.sameopenfile(a, b)
+
     def write(self, text: str) -> None:
         """Writes text."""
         self.write_bytes(text.encode(self._stream.encoding or "utf-8", self._stream.errors or "strict"))

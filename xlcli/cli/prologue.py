@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from xlcli.store.state_files import SessionState
 
 _PROGRAM_BYTES = 300 * 2**20
-"""Memory in bytes of the interpreter with torch imported."""
+"""RAM in bytes of the interpreter with torch imported."""
 
 
 def begin(context: typer.Context) -> tuple[Config, Screen]:
@@ -103,12 +103,12 @@ def check_settings(section: str, settings: InferenceConfig, model: ModelConfig, 
 def print_plan(
     folder: Path, settings: InferenceConfig, screen: Screen, *, batch_size: int, action: str, is_endless: bool = False
 ) -> None:
-    """Prints the plan of a command that uses a model: model size and memory needed. Nothing is loaded.
+    """Prints the plan of a command that uses a model: model size and RAM needed. Nothing is loaded.
 
     `batch_size` texts are read at a time; if the text `is_endless`, it fills the memory.
 
     Raises:
-        ResourceError: The machine has too little main memory.
+        ResourceError: The machine has too little RAM.
     """
     from xlcli.cli import report
     from xlcli.machine import available_bytes, require_memory
@@ -129,22 +129,22 @@ def print_plan(
         "batch_size": batch_size,
         "weights_bytes": weights,
         "state_bytes": state,
-        "memory_bytes": _PROGRAM_BYTES + weights + 2 * state,
+        "needed_bytes": _PROGRAM_BYTES + weights + 2 * state,
         "available_bytes": available_bytes(),
     }
     if screen.json:
         screen.object(plan)
     else:
         texts = f"{batch_size} texts at a time" if batch_size > 1 else "one text at a time"
-        whole, available = report.size(plan["memory_bytes"]), report.size(plan["available_bytes"])
+        whole, available = report.size(plan["needed_bytes"]), report.size(plan["available_bytes"])
         rows = [
             ("model", f"{folder} ({report.amount(parameters)} parameters, {report.size(weights)})"),
             ("does", action),
             ("memory", f"{model.describe_memory(reading.mem_len, reading.segment_len)}, {texts}: {report.size(state)}"),
-            ("needs", f"about {whole} of main memory; {available} available"),
+            ("needs", f"about {whole} of RAM; {available} available"),
         ]
         screen.report("".join(f"{name:8} {text}\n" for name, text in rows))
-    needed = plan["memory_bytes"] if is_endless else _PROGRAM_BYTES + weights
+    needed = plan["needed_bytes"] if is_endless else _PROGRAM_BYTES + weights
     require_memory(f"model {folder.name}", needed, "Use a smaller --mem-len or model.")
 
 

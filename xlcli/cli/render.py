@@ -71,7 +71,7 @@ class Screen:
         self._on_terminal = sys.stderr.isatty()
         self._is_styled = self._on_terminal and not plain
         self._is_live = self._on_terminal and os.environ.get("TERM") not in ("dumb", "unknown")
-        self._shares_terminal = self._on_terminal and sys.stdout.isatty()
+        self._shares_file = self._out.shares_file(self._err)
         self._announced = False
         self._types = False
         self._line = ""
@@ -123,9 +123,9 @@ class Screen:
                 self.say(stop.message)
 
     def _end_line(self) -> None:
-        """Puts the cursor of the terminal at the start of a line."""
+        """Puts the cursor of the terminal, or the end of a shared file, at the start of a line."""
         self._err.write("\n")
-        self._at_line_start = self._at_line_start or self._shares_terminal
+        self._at_line_start = self._at_line_start or self._shares_file
 
     def farewell(self) -> str:
         """Text that leaves the terminal in order when the process ends at once; nothing is printed after it."""
@@ -152,7 +152,7 @@ class Screen:
             self.interrupted()
             line = self._line
             self.clear()
-            if self._shares_terminal and not self._at_line_start:
+            if self._shares_file and not self._at_line_start:
                 self._end_line()
             self._err.write(text + "\n")
             self._draw(line)
@@ -201,7 +201,7 @@ class Screen:
         """Replaces the live line; not beside text that stops within a line."""
         with self._lock:
             self.clear()
-            if line and (self._at_line_start or not self._shares_terminal):
+            if line and (self._at_line_start or not self._shares_file):
                 self._line = line
                 self._err.write(_UNWRAPPED.format(clipped(visible(line), (columns(sys.stderr) or 80) - 1)))
 

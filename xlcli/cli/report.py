@@ -134,6 +134,7 @@ def plan_text(plan: Plan) -> str:
     estimated = " (estimated from a sample)" if plan.estimated else ""
     free = "" if plan.available_bytes is None else f"; {size(plan.available_bytes)} available"
     source = f"preset {plan.preset}" if plan.init is None else f"from {plan.init}"
+    resource = "RAM" if plan.device == "cpu" else "GPU memory"
     rows = [
         ("model", f"{plan.folder} ({source}, {amount(plan.parameters)} parameters)"),
         ("weights", f"{size(plan.weights_bytes)} on disk in {plan.weights}"),
@@ -144,7 +145,7 @@ def plan_text(plan: Plan) -> str:
             f"{estimated}",
         ),
         ("tokens", f"{plan.tokenizer}, vocabulary of {plan.vocab_size}"),
-        ("machine", f"{machine}; needs about {size(plan.memory_bytes)} of memory{free}"),
+        ("machine", f"{machine}; needs about {size(plan.needed_bytes)} of {resource}{free}"),
         ("budget", plan.budget + (f", resuming at step {plan.resumed_at}" if plan.resumed_at else "")),
     ]
     if plan.n_ranks > 1:
@@ -209,7 +210,7 @@ def score_table(score: Score, model: ModelConfig) -> str:
         "",
         *(f"  {name:22}{value:>10}" for name, value in rows),
         "",
-        f"{amount(score.tokens_per_second)} tokens/s, {time(score.seconds)}, peak memory {size(score.peak_rss_bytes)}, "
+        f"{amount(score.tokens_per_second)} tokens/s, {time(score.seconds)}, peak RAM {size(score.peak_rss_bytes)}, "
         f"{score.device} {score.dtype}{rounding(score.weight_dtype, score.memory_dtype)}",
     ]
     if score.rounding_cost is not None:

@@ -14,10 +14,11 @@ from typing import Any
 import typer
 
 from xlcli import config
-from xlcli.cli.options import SECTIONS, settings_of
+from xlcli.cli.options import SECTIONS, choices, settings_of
 from xlcli.cli.terminal import one_line
 from xlcli.cli.usage import example, source, spelling, variable
 from xlcli.config import Config, Tree
+from xlcli.config.tree import UNIONS
 from xlcli.errors import ConfigError, InvalidSettingError
 
 _LAYERS = "xlcli.settings"
@@ -74,7 +75,7 @@ def print_config(resolved: Config, context: typer.Context, *, as_json: bool) -> 
 
 
 def to_toml(tree: Mapping[str, Any], section: Any = None, prefix: str = "") -> str:
-    """Tables as TOML. A key without a value becomes a comment, and so do the descriptions of keys of a section."""
+    """Tables as TOML. A key without a value becomes a comment, and so do meaning and choices of a key of a section."""
     reason = "is not set" if prefix.startswith("model.") else "is decided when the run starts"
     lines, tables = [], []
     for key, value in tree.items():
@@ -84,8 +85,11 @@ def to_toml(tree: Mapping[str, Any], section: Any = None, prefix: str = "") -> s
             body = to_toml(value, below, f"{name}.")
             tables.append(f"\n[{name}]\n{body}" if not body.startswith("\n[") else body)
             continue
-        if field is not None and field.description:
-            lines.append(textwrap.fill(field.description, 79, initial_indent="# ", subsequent_indent="# ") + "\n")
+        if field is not None:
+            kinds = UNIONS.get(prefix.rstrip(".").rpartition(".")[2], {}) if key == "kind" else {}
+            legal = ", ".join(kinds or choices(field.annotation))
+            about = f"{field.description or ''} {legal and f'Choices: {legal}.'}".strip()
+            lines.append(textwrap.fill(about, 79, initial_indent="# ", subsequent_indent="# ") + "\n")
         lines.append(f"# {key} {reason}\n" if value is None else f"{key} = {_toml_value(value)}\n")
     return "".join(lines) + "".join(tables)
 

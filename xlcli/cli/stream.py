@@ -58,7 +58,7 @@ def stream(
     dry_run: options.DryRun = False,
     **_: Any,
 ) -> int:
-    """Score text line by line as it arrives, without end, in constant memory."""
+    """Score text line by line as it arrives, without end, in constant RAM."""
     from xlcli.cli import prologue
     from xlcli.cli.outputs import check_standard_output
     from xlcli.text.formats import check_followed

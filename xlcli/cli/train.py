@@ -46,7 +46,13 @@ def train(
         option("Run", "--preset NAME", "Preset, see xlcli models presets. Default: by text and device."),
     ] = None,
     init: Annotated[
-        str | None, option("Run", "--init NAME|FOLDER", "Start from weights, vocabulary and shape of this model.")
+        str | None,
+        option(
+            "Run",
+            "--init NAME|FOLDER|none",
+            "Start from weights, vocabulary and shape of this model, or from new weights. Default: from the bundled "
+            "model if the text resembles its own.",
+        ),
     ] = None,
     tensorboard: Annotated[
         bool, option("Run", "--tensorboard", "Write the training curve for TensorBoard into the model folder.")
@@ -61,19 +67,19 @@ def train(
     from xlcli.cli.settings import named, print_config, user_settings
     from xlcli.config import make
     from xlcli.store.discover import find
-    from xlcli.store.origin import configurations
+    from xlcli.store.origin import NEW, configurations
 
     with named(context):
         settings = user_settings(context)
         runtime = make({"runtime": settings.get("runtime", {})}).runtime
         is_new = context.params["print_config"] or not resume
-        model = find(init) if is_new and init is not None else None
-        configs = configurations(settings, preset, model) if is_new else {}
+        model = find(init) if is_new and init not in (None, NEW) else None
+        configs = configurations(settings, preset, model, or_bundled=init is None) if is_new else {}
         screen = open_screen(context)
         if context.params["print_config"]:
             name, config = next(iter(configs.items()))
             if preset is None and model is None and not screen.json:
-                screen.print(f"# No --preset: text size and device decide. This is preset {name}.\n\n")
+                screen.print(f"# No --preset: text and device decide. This is preset {name}.\n\n")
             screen.print(print_config(config, context, as_json=screen.json))
             return 0
         if not paths:

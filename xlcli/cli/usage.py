@@ -84,9 +84,11 @@ def _choices(context: typer.Context, name: str) -> tuple[str, ...]:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word most similar to `word`."""
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return found[0] if found else None
+    """The known word of which `word` is a part of at least four letters, or that is similar to it."""
+    stem, stems = word.lstrip("-"), {name.lstrip("-"): name for name in known}
+    longer = [name for name in stems if len(stem) >= 4 and stem in name]
+    found = difflib.get_close_matches(stem, longer or stems, n=1, cutoff=0.0 if longer else 0.75)
+    return stems[found[0]] if found else None
 
 
 def _no_option(option: str, context: Any, arguments: Sequence[str]) -> ConfigError:

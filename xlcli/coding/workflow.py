@@ -12,7 +12,7 @@ import json
 import platform
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -67,7 +67,7 @@ class Predictions:
         self._session.observe(token)
 
 
-def check_hash(session: InferenceSession) -> Generator[Notice, None, str]:
+def check_hash(session: InferenceSession, stop: Callable[[], bool]) -> Generator[Notice, None, str]:
     """Hash, 16 hexadecimal digits, of the logits before each of `N_CHECKED` fixed tokens, to the bit.
 
     Before them the session, which is at the start of a text, reads as many tokens as its memory or a block of
@@ -75,15 +75,19 @@ def check_hash(session: InferenceSession) -> Generator[Notice, None, str]:
 
     Yields:
         Notices about kernels.
+
+    Raises:
+        StoppedEarlyError: `stop` became true while they were compiled.
     """
+    yield from session.compile(N_CHECKED, stop)
+    if stop():
+        raise StoppedEarlyError
     hashed, options, vocab_size = hashlib.sha256(), session.options, session.model.tokenizer.vocab_size
     ids = np.array([(31 * i * i + 7 * i) % vocab_size for i in range(MOST_READ + N_CHECKED)], np.int32)
     block = options.adapt_block or MOST_READ if isinstance(options, OnlineConfig) and options.adapt else 0
     n_read = min(max(session.state.span.longest, block) + 1, MOST_READ)
     session.read(ids[:n_read], lambda: False)
     for token in ids[n_read : n_read + N_CHECKED].tolist():
-        if notice := session.compilation():
-            yield notice
         hashed.update(session.predict()[0].double().cpu().numpy().astype("<f8").tobytes())
         session.observe(token)
     return hashed.hexdigest()[:16]
@@ -105,7 +109,7 @@ def compress(
     crlf: bool = False,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Output]:
-    """Compresses a text, which comes divided anywhere; memory use does not depend on its length.
+    """Compresses a text, which comes divided anywhere; the RAM it takes does not depend on its length.
 
     The result contains the options. `size` is the number of bytes of the text, if it is known. `crlf` codes CR LF as
     LF; the text must have no other line ends (`ends_in_crlf`). `stop` is called before every token.
@@ -124,7 +128,7 @@ def compress(
             "Use a model with --tokenizer sentencepiece or bytes.",
         )
     started = time.monotonic()
-    check = yield from check_hash(InferenceSession.open(model, runtime, options, None))
+    check = yield from check_hash(InferenceSession.open(model, runtime, options, None), stop)
     header = Header(
         model=as_utf8(model.name),
         fingerprint=model_fingerprint(model),
@@ -182,7 +186,7 @@ def decompress(
     *,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Output]:
-    """Restores a text from `reader`, after its header was read; memory use does not depend on its length.
+    """Restores a text from `reader`, after its header was read; the RAM it takes does not depend on its length.
 
     `stop` is called before every token.
 
@@ -208,7 +212,7 @@ def decompress(
             f"Give --device {header.device} --threads {header.threads} --set runtime.dtype={header.dtype}.",
         )
     started = time.monotonic()
-    check = yield from check_hash(InferenceSession.open(model, runtime, header.settings, None))
+    check = yield from check_hash(InferenceSession.open(model, runtime, header.settings, None), stop)
     if check != header.check:
         raise DataError(
             f"{reader.name} was compressed where the model computes other numbers: with {header.software}; "
@@ -251,9 +255,5 @@ def model_fingerprint(model: LoadedModel) -> str:
 
 def software() -> str:
     """Versions and processor that the predictions depend on."""
-    names = [f"xlcli {__version__}", f"torch {torch.__version__}"]
-    try:
-        names.append(f"numba {version('numba')}")
-    except PackageNotFoundError:
-        names.append("no numba")
-    return ", ".join([*names, f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"])
+    processor = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    return f"xlcli {__version__}, torch {torch.__version__}, numba {version('numba')}, {processor}"

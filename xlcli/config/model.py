@@ -38,7 +38,7 @@ class FeedForwardConfig(BaseConfig):
     )
     chunk_len: Count | None = Field(
         default=None,
-        description="Number of tokens computed at once and again in the backward pass, which saves memory and changes "
+        description="Number of tokens computed at once and again in the backward pass, which saves RAM and changes "
         "no result. Default: all.",
     )
 
@@ -136,7 +136,7 @@ class ModelConfig(BaseConfig):
     loss_chunk: Count | None = Field(
         default=None,
         description="Number of tokens whose logits are computed at once and again in the backward pass. Default: as "
-        "many as take little memory.",
+        "many as take little RAM.",
     )
     logit_softcap: Positive | None = Field(
         default=None,

@@ -108,12 +108,12 @@ class TrainConfig(BaseConfig):
         default=16, description="Sequences per batch."
     )
     grad_accum: Count = Field(
-        default=1, description="Number of microbatches of a batch; more need less memory, and the result is the same."
+        default=1, description="Number of microbatches of a batch; more need less RAM, and the result is the same."
     )
     recompute_activations: Switch = Field(
         default=False,
         description="Keep only the input of each block for the backward pass, which computes the block again: less "
-        "memory, a third more arithmetic, the same result.",
+        "RAM, a third more arithmetic, the same result.",
     )
     optimizer: Literal["muon", "adamw"] = Field(default="muon", description="Optimizer.")
     lr: Annotated[Positive | None, Option("Training", "--lr RATE", "0.01")] = Field(
@@ -150,7 +150,7 @@ class TrainConfig(BaseConfig):
     )
     max_time: Annotated[Seconds | None, Option("Training", "--max-time TIME", "10m")] = Field(
         default=None,
-        description="Budget in time. Default without any: 10m on CPU, 30m on CUDA; at most 4 passes, 2 with --init.",
+        description="Budget in time. Default without any: 10m on CPU, 30m on CUDA; at most 4 passes, 2 from a model.",
     )
     eval_every: Interval | None = Field(
         default=None,
@@ -247,7 +247,7 @@ class RuntimeConfig(BaseConfig):
     shard: Switch = Field(
         default=False,
         description="In training on several processes, divide parameters, gradients and optimizer states among them "
-        "(FSDP2): less memory, the same result up to rounding. With bfloat16 blocks are gathered in bfloat16.",
+        "(FSDP2): less RAM, the same result up to rounding. With bfloat16 blocks are gathered in bfloat16.",
     )
     timeout: Annotated[float, Field(ge=1e-3, le=1e6), DURATION] = Field(
         default=600.0, description="Time after which a run ends because another process does not answer."

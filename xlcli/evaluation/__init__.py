@@ -214,7 +214,7 @@ def _read(
     can_divide = source is not None and is_one and options.online_option is None
     if can_divide and is_list_of_sentences(next(corpus.read(0, 2**16))):
         yield Notice(
-            f"{corpus.name} looks like a list of sentences, which influence each other; "
+            f"{corpus.sources[0].name} looks like a list of sentences, which influence each other; "
             "--each-line scores each by itself"
         )
     return text

@@ -88,7 +88,7 @@ def is_list_of_sentences(head: bytes) -> bool:
 
 def _is_sentence(line: str) -> bool:
     end = _SENTENCE_END.search(line)
-    return end is not None and bool(_SENTENCE_BEGIN.match(line)) and not line[end.end() :].strip()
+    return end is not None and not line[end.end() :].strip() and _SENTENCE_BEGIN.match(line) is not None
 
 
 def tokenize(

@@ -275,7 +275,7 @@ def parse_json(data: bytes) -> Any:
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of a regular file as hexadecimal digits, computed in constant memory."""
+    """SHA-256 of a regular file as hexadecimal digits, computed in constant RAM."""
     with open_regular(path) as (file, _):
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -181,3 +182,8 @@ FILES = KernelFiles(
 def is_compiled(weight_type: Array, memory_type: Array) -> bool:
     """True if `decode_token` is compiled for weights and memories of these types, here or in a file."""
     return FILES.has(np.empty(1, CALL), weight_type, memory_type)
+
+
+def compile_kernel(weight_type: Array, memory_type: Array, stop: Callable[[], bool]) -> None:
+    """Compiles `decode_token` for weights and memories of these types, unless `stop` becomes true."""
+    FILES.compile(np.empty(1, CALL), weight_type, memory_type, stop=stop)

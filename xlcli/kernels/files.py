@@ -17,6 +17,7 @@ import os
 import pickle  # noqa: TID251
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ class KernelFiles:
         self.kernel = kernel
         self.problem: str | None = None
         self.program = program
+        self._found: set[Any] = set()  # signatures that a file has
         self.cache_path = code_folder("kernels", "NUMBA_CACHE_DIR")
         sources = Path(kernel.py_func.__code__.co_filename).parent.glob("*.py")
         self._sources = [hashlib.sha256(source.read_bytes()).digest() for source in sorted(sources)]
@@ -63,24 +65,42 @@ class KernelFiles:
     def has(self, *arguments: Any) -> bool:
         """True if the kernel is compiled for arguments of these types, in this process or in a file."""
         signature = tuple(map(numba.typeof, arguments))
-        return signature in self.kernel.overloads or self._read(signature, self.kernel.targetctx) is not None
+        if signature not in self._found and self._read(signature, self.kernel.targetctx) is not None:
+            self._found.add(signature)
+        return signature in self._found or signature in self.kernel.overloads
+
+    def compile(self, *arguments: Any, stop: Callable[[], bool]) -> None:
+        """Compiles the kernel for arguments of these types, unless `stop` becomes true."""
+        signature = tuple(map(numba.typeof, arguments))
+        self._compile_apart(signature, stop)
+        if not stop():
+            self.kernel.compile(signature)
+
+    def _compile_apart(self, signature: Any, stop: Callable[[], bool] = lambda: False) -> None:
+        """Another process compiles the kernel and writes its file, unless it fails; `stop` ends it."""
+        if self.program is None or self._read(signature, self.kernel.targetctx) is not None:
+            return
+        with contextlib.suppress(OSError):
+            process = subprocess.Popen(  # noqa: S603
+                [sys.executable, "-P", "-c", self.program(signature)],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for the process that waits
+            )
+            try:
+                while process.poll() is None and not stop():
+                    time.sleep(0.05)
+            finally:
+                process.kill()
+                process.wait()
 
     def load_overload(self, signature: Any, target: Any) -> Any:
-        """The kernel for arguments of these types; None if no file has it."""
+        """The kernel for arguments of these types; None if no file has it: then this process compiles it."""
         target.refresh()
+        self._compile_apart(signature)
         data = self._read(signature, target)
-        if data is None and self.program is not None:
-            with contextlib.suppress(OSError):  # if the other process fails, this one compiles
-                subprocess.run(  # noqa: S603
-                    [sys.executable, "-P", "-c", self.program(signature)],
-                    env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    start_new_session=True,  # Ctrl-C is for the process that waits
-                    check=False,
-                )
-            data = self._read(signature, target)
         return None if data is None else CompileResult._rebuild(target, *data)  # type: ignore[no-untyped-call]
 
     def save_overload(self, signature: Any, compiled: Any) -> None:

@@ -7,7 +7,6 @@ attention, for example) run as modules.
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -42,7 +41,7 @@ from xlcli.ops.span import Span
 if TYPE_CHECKING:
     from xlcli.state import State
 
-TYPES = {
+TYPES: dict[torch.dtype, Array] = {
     torch.float32: np.empty(0, np.float32),
     torch.bfloat16: np.empty(0, np.uint16),
     torch.int8: np.empty(0, np.int8),
@@ -59,7 +58,7 @@ NO_HEAD = (0,) * 4, (0,) * 5, 0
 def make_decoder(network: LanguageModel, encoding: str) -> Decoder | None:
     """Decoder of a network in evaluation mode whose weights `encoding` represents exactly.
 
-    None if Numba is not installed, the network is not in float32 on a CPU, or no block has a kernel.
+    None if the network is not in float32 on a CPU, no block has a kernel, or Numba cannot keep kernels.
 
     Raises:
         ConfigError: Others can write the folder of compiled kernels.
@@ -86,7 +85,7 @@ def may_decode(network: LanguageModel) -> bool:
         return False
     parameter = next(network.parameters())
     is_float = (parameter.device.type, parameter.dtype) == ("cpu", torch.float32)
-    return is_float and importlib.util.find_spec("numba") is not None and any(map(has_kernel, network.stack.blocks))
+    return is_float and any(map(has_kernel, network.stack.blocks))
 
 
 def has_kernel(block: Block) -> bool:
@@ -109,7 +108,6 @@ class Decoder:
         self.weight_type = ENCODINGS.get(encoding, torch.float32)
         self._packer = Packer(network, self.weight_type)
         self._tables = DistanceTables()
-        self._used: set[torch.dtype] = set()  # number types of memories that the kernels have read
         with torch.inference_mode():
             self.parts: list[Part] = []
             for with_kernel, group in itertools.groupby(
@@ -122,13 +120,13 @@ class Decoder:
                 weight, norm = network.head.weight, self._packer.norm(network.stack.final)
                 self.parts[-1].head = norm, self._packer.matrix(weight, network.head.bias), len(weight)
 
-    def is_compiled(self, state: State, weight_type: torch.dtype) -> bool:
-        """True if the kernels for weights of a type and this memory are compiled; else the next call takes seconds."""
+    def missing(self, state: State, weight_type: torch.dtype) -> list[tuple[Array, Array]]:
+        """Types for `kernels.compile_kernel`, before a call with weights of a type and this memory takes no seconds."""
         if os.getpid() != self.kernels.PROCESS:
-            return True
-        types = {part.memory_type(state) for part in self.parts} - {None}
-        types -= self._used if weight_type == self.weight_type else set()
-        return all(self.kernels.is_compiled(TYPES[weight_type], TYPES[dtype]) for dtype in types if dtype)
+            return []
+        dtypes = {part.memory_type(state) for part in self.parts}
+        types = [(TYPES[weight_type], TYPES[dtype]) for dtype in dtypes if dtype is not None]
+        return [each for each in types if not self.kernels.is_compiled(*each)]
 
     def take_problem(self) -> str | None:
         """Reason for which kernels that were compiled are not kept, if any, once."""
@@ -220,7 +218,6 @@ class Decoder:
         )
         memory_type = buffers[0].dtype
         out = self.kernels.decode(call, torch.get_num_threads(), TYPES[self.weight_type], TYPES[memory_type])
-        self._used.add(memory_type)
         return torch.from_numpy(out)[:, None], tuple(after)
 
 

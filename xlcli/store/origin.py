@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xlcli import config as settings
 from xlcli import presets
 from xlcli.config import Config, Tree
-from xlcli.errors import ConfigError, InvalidSettingError
+from xlcli.errors import CheckpointError, ConfigError, InvalidSettingError
 from xlcli.files import read_json
+from xlcli.store.discover import bundled_models
 from xlcli.store.layout import TOKENIZER, SavedConfig, read_config_file, read_record, verify_file
 
 if TYPE_CHECKING:
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 INIT = "init"
 """Key of `record.json`: the model that a run started from."""
+NEW = "none"
+"""Value of `--init` in place of a model: new weights."""
 
 _OF_THE_RUN = frozenset(
     {"lr", "adam_lr", "lr_schedule", "decay_fraction", "min_lr_ratio", "warmup_steps"}
@@ -33,18 +37,26 @@ _WITHOUT_WEIGHTS = ("model.dropout", "model.loss_chunk", "model.feedforward.chun
 
 
 def configurations(
-    changes: Mapping[str, Any], preset: str | None = None, folder: Path | None = None
+    changes: Mapping[str, Any], preset: str | None = None, folder: Path | None = None, *, or_bundled: bool = False
 ) -> dict[str, Config]:
     """The user's settings over the settings of the model in `folder`, by the name of the model's preset; see `presets`.
 
     Shape and vocabulary come from the model. Learning rates and budgets stay open, because they depend on the text.
+
+    Without `folder` there is one for each preset. If preset, shape and vocabulary are open, `or_bundled` adds the one
+    of a run from the bundled model, by that model's name.
 
     Raises:
         CheckpointError: The model's configuration is missing or damaged.
         ConfigError: A setting is illegal, or contradicts shape or vocabulary of the model.
     """
     if folder is None:
-        return presets.configurations(changes, preset)
+        found, text = presets.configurations(changes, preset), changes.get("text", {})
+        is_open = not changes.get("model") and text.get("tokenizer", "auto") == "auto" and not text.get("vocab_size")
+        for model in bundled_models()[:1] if or_bundled and preset is None and is_open else ():
+            with suppress(CheckpointError, ConfigError):
+                found[model.name] = next(iter(configurations(changes, None, model.folder).values()))
+        return found
     if preset is not None:
         raise ConfigError("--preset and --init exclude each other: a model has its own shape.", "Give one of them.")
     header, record = read_config_file(folder), read_record(folder)

@@ -1,4 +1,4 @@
-"""Text of any size from files, folders and standard input, read in bounded memory, and its held-out parts.
+"""Text of any size from files, folders and standard input, read in bounded RAM, and its held-out parts.
 
 Compressed files, other Unicode encodings, JSON lines and Parquet files are recognized by content (`text/formats.py`).
 

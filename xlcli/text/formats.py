@@ -29,7 +29,7 @@ from xlcli.errors import DataError
 DEFAULT_FIELD = "text"
 """Key of the text in JSON lines and Parquet files."""
 LONGEST_LINE = 2**24
-"""Maximum size of a JSON line in bytes. Parsing can take 64 bytes of memory per byte."""
+"""Maximum size of a JSON line in bytes. Parsing can take 64 bytes of RAM per byte."""
 BLANKS = 2**9
 """Number of blank bytes after which a text is no longer looked at for JSON lines."""
 HEAD = 2**13
@@ -419,7 +419,7 @@ BLOCK = 2**20
 ZSTD_INPUT = 2**8
 """Bytes of zstd data decompressed at a time; each can stand for up to 2^15 bytes of text."""
 LZMA_MEMORY, ZSTD_WINDOW = 2**27, 2**27
-"""Maximum bytes of memory of a decompressor: those that the formats' own tools need at their highest levels."""
+"""Maximum bytes of RAM of a decompressor: those that the formats' own tools need at their highest levels."""
 FAULTS = (zlib.error, OSError, lzma.LZMAError, zstandard.ZstdError)
 """Errors of damaged data."""
 

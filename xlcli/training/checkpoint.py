@@ -61,7 +61,7 @@ def save(run: TrainingRun, folder: Path) -> Path:
     counters.n_read = run.loader.n_read
     own_weights = gathered(weights(run.model), ranks)
     optimizer = gathered(run.optimizers.tensors(), ranks)
-    # In main memory, of which the first rank needs as much as all devices have memory of sequences.
+    # In RAM, of which the first rank needs as much as all devices have memory of sequences.
     own = [state.map(Tensor.cpu) for state in run.states] if ranks.size > 1 else run.states
     states = [state.map(ranks.gather_rows) for state in own]
     if not ranks.is_first:

@@ -1,4 +1,4 @@
-"""Estimated peak memory of a training run, by arithmetic on its sizes, and its comparison with the machine.
+"""Estimated peak RAM, or GPU memory, of a training run, by arithmetic on its sizes; comparison with the machine.
 
 The factors were fitted to measured peaks (`benchmarks/training_memory.py`); the estimate is within a factor of two.
 """
@@ -34,7 +34,7 @@ def require(
     def need(config: Config, sizes: Mapping[str, int]) -> int:
         train = config.train.model_copy(update=sizes)
         train = train.model_copy(update={"grad_accum": min(train.grad_accum, train.batch_size)})
-        return memory_bytes(config.model_copy(update={"train": train}), runtime, n_parameters) // ACCURACY
+        return needed_bytes(config.model_copy(update={"train": train}), runtime, n_parameters) // ACCURACY
 
     device, config = str(runtime.device), configs[0]
     available = available_bytes(device)
@@ -47,7 +47,7 @@ def require(
     require_memory("this training run", need(config, {}), remedy, device)
 
 
-def memory_bytes(config: Config, runtime: Runtime, n_parameters: int = 0) -> int:
+def needed_bytes(config: Config, runtime: Runtime, n_parameters: int = 0) -> int:
     """Estimated peak in bytes, without the libraries: weights, gradients, optimizer, memory of all rows, activations.
 
     Of a run on several ranks, the peak of those that share the memory of the device; a model that is divided among them

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from torch import Tensor
+
 from xlcli import config as settings
 from xlcli.config import Config, TextConfig, Tree
 from xlcli.errors import CheckpointError, ConfigError, DataError, InvalidSettingError
 from xlcli.events import PROGRESS_INTERVAL, Event, Notice, Progress, StoppedEarlyError
+from xlcli.machine import available_bytes
 from xlcli.ranks import SINGLE, Ranks
 from xlcli.runtime import Runtime, make_runtime
 from xlcli.store.discover import bundled_models, find
 from xlcli.store.folder import LoadedModel
 from xlcli.store.layout import RECORD, read_config_file, read_record
-from xlcli.store.origin import describe, origin_of, text_size
-from xlcli.text.corpus import Part, Split, gather, split
+from xlcli.store.origin import NEW, describe, origin_of, text_size
+from xlcli.store.weights import weights
+from xlcli.text.corpus import Split, gather, split
 from xlcli.text.formats import not_utf8
 from xlcli.text.sources import InputFormat
 from xlcli.text.tokenizers import SAMPLE_BYTES, TOKENIZERS, Tokenizer, choose_tokenizer, load_tokenizer, n_unknown
@@ -40,6 +44,7 @@ class Prepared:
     Attributes:
         preset: Name of its preset; empty if unknown.
         origin: Description of the model that it starts from (`store.origin.describe`); None for new weights.
+        weights: Weights of that model, if the run is new.
     """
 
     config: Config
@@ -50,6 +55,7 @@ class Prepared:
     tokenizer: Tokenizer
     train_ids: TokenFile
     valid_ids: TokenFile
+    weights: Mapping[str, Tensor] | None = None
 
     @property
     def n_train_tokens(self) -> int:
@@ -71,26 +77,36 @@ def prepare_new(
     paths: Sequence[str],
     configs: Mapping[str, Config],
     model: LoadedModel | None,
+    load: Callable[[Path], LoadedModel],
     *,
     dry_run: bool = False,
     ranks: Ranks = SINGLE,
 ) -> Generator[Event, None, Prepared]:
     """Inputs of a new run, which starts from the weights of `model`; see `workflow.train` for the other arguments.
 
+    Without `model` it may start from the bundled one, which `load` loads.
+
     Raises:
         ConfigError: `configs` lacks the preset that fits text and device.
         ResourceError: No configuration fits the machine.
     """
-    preset, config = next(iter(configs.items()))  # text and runtime settings are equal in all presets
     runtime, parts = yield from _read(paths, list(configs.values()), ranks, dry_run=dry_run)
+    for each in bundled_models():
+        chosen = configs.get(each.name)
+        configs = {name: config for name, config in configs.items() if name != each.name}
+        if chosen is None or runtime.device.type != "cpu" or memory.needed_bytes(chosen, runtime) > available_bytes():
+            continue
+        if resembles(each.folder, parts):
+            model = load(each.folder)
+            configs = {str(model.record.get("preset", "")): chosen}
+            yield Notice(f"the text resembles that of {each.name}: training starts from it; --init none declines")
+    preset, config = next(iter(configs.items()))
     if model is None and (n_bytes := parts.train.n_bytes) < SHORT_TEXT:
         yield Notice(
             f"{n_bytes:,} byte{'' if n_bytes == 1 else 's'} of training text: the model will repeat this text and "
             "learn nothing general; 100 kB is a useful minimum, less with --init"
         )
     if len(configs) > 1:
-        if runtime.device.type == "cpu":
-            yield from hint_at_bundled(config.text, parts.train)
         preset = defaults.choose_preset(parts.train.n_bytes, runtime.device)
         if preset not in configs:
             raise ConfigError(
@@ -115,7 +131,7 @@ def prepare_new(
         n_tokens=ready.n_train_tokens,
         model=model,
     )
-    return replace(ready, config=config)
+    return replace(ready, config=config, weights=None if model is None else weights(model.network))
 
 
 def prepare_resumed(
@@ -143,12 +159,12 @@ def prepare_resumed(
             f"this run uses the preset {saved_preset}, which cannot change when it is resumed.",
             "Leave --preset out, or train a new model with -o NAME.",
         )
-    origin, names = origin_of(record), set()
-    if init is not None:  # the record may have another name of this model
+    origin, names = origin_of(record), {init}
+    if init not in (None, NEW):  # the record may have another name of this model
         names.add(Path(init).resolve().name)
         with suppress(CheckpointError):
             names.add(find(init).resolve().name)
-    if names and (origin is None or origin["model"] not in names):
+    if init is not None and (origin["model"] if origin else NEW) not in names:
         raise ConfigError(
             f"this run started from {origin['model'] if origin else 'new weights'}, not from {init}.",
             "Leave --init out, or train a new model with -o NAME.",
@@ -178,7 +194,7 @@ def _read(
     paths: Sequence[str], configs: Sequence[Config], ranks: Ranks, *, dry_run: bool = False
 ) -> Generator[Event, None, tuple[Runtime, Split]]:
     """Runtime and texts of a run; its configurations differ in model and training settings only."""
-    config = configs[0]
+    config = configs[0]  # text and runtime settings are equal in all
     runtime = make_runtime(config.runtime, training=True, by_clock=defaults.ends_by_clock(config.train), ranks=ranks)
     ranks.require_files(paths)
     memory.require(configs, runtime, on_any_machine=dry_run)
@@ -272,7 +288,7 @@ def _require_utf8(parts: Split, origin: Tree | None) -> None:
     except DataError as error:
         if origin is None:
             raise
-        remedy = "Convert the file with iconv, or train without --init and with --tokenizer bytes."
+        remedy = "Convert the file with iconv, or train with --init none --tokenizer bytes."
         raise DataError(error.message, remedy) from None
 
 
@@ -282,10 +298,10 @@ MANY_UNKNOWN = 0.1
 """Share of unknown words from which a vocabulary of words fits badly."""
 ALIKE = 0.75
 """The same ratio from which a text counts as one of the same language and style."""
-HINT_BELOW = 20_000_000
-"""Bytes of training text below which a run on a CPU is told of the bundled model."""
+LARGEST = 20_000_000
+"""Bytes of training text from which a run on a CPU starts with new weights by default."""
 SHORTEST = 1000
-"""Bytes of text below which nothing is said, because their tokens say little."""
+"""Bytes of text below which their tokens say little of its likeness."""
 _SAMPLE_BYTES = 2**18
 
 
@@ -301,23 +317,21 @@ def warn_of_misfit(model: LoadedModel, tokens: TokenFile) -> Iterator[Notice]:
             bytes_per_token = f"{here:.1f} bytes per token, {own:.1f} in its own training text"
             reason = f"the vocabulary of {model.name} fits this text badly: {bytes_per_token}"
     if reason:
-        yield Notice(f"{reason}; without --init, the run learns a vocabulary of its own", "warning")
+        yield Notice(f"{reason}; with --init none, the run learns a vocabulary of its own", "warning")
 
 
-def hint_at_bundled(text: TextConfig, part: Part) -> Iterator[Notice]:
-    """Hint that a run would learn faster from the bundled model, if its text is short and like the model's."""
-    if text.tokenizer != "auto" or text.vocab_size is not None or part.n_bytes >= HINT_BELOW:
-        return
-    sample = b"".join(part.sample(_SAMPLE_BYTES)).strip()
-    if len(sample) < SHORTEST:
-        return
-    for model in bundled_models()[:1]:
-        with suppress(CheckpointError):
-            size = text_size(read_record(model.folder))
-            ids = load_tokenizer(model.folder).encode(sample)
-            if size and len(sample) >= ALIKE * size[0] / size[1] * len(ids):
-                yield Notice(
-                    f"this text resembles that of the bundled model {model.name}: --init {model.name} would start "
-                    "from its weights",
-                    "hint",
-                )
+def resembles(model: Path, parts: Split) -> bool:
+    """True if a short training text is of the language and style of the model in this folder.
+
+    A vocabulary fits such a text almost as well as the model's own.
+    """
+    sample = b"".join(parts.train.sample(_SAMPLE_BYTES)).strip()
+    corpora = (part.corpus for part in (parts.train, parts.valid, parts.test))
+    if not SHORTEST <= len(sample) <= parts.train.n_bytes < LARGEST or any(each.facts.bad_byte for each in corpora):
+        return False
+    try:
+        size = text_size(read_record(model))
+        ids = load_tokenizer(model).encode(sample)
+    except CheckpointError:
+        return False
+    return size is not None and len(sample) >= ALIKE * size[0] / size[1] * len(ids)

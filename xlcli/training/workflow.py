@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -61,10 +62,9 @@ def train(
     Args:
         paths: Files, folders or `-`.
         folder: Model folder; refused when it holds a model, unless `overwrite` is set.
-        configs: Preset name to configuration, from `presets.configurations`. The preset is chosen by text size and
+        configs: Preset name to configuration, from `store.origin.configurations`. The preset is chosen by text and
             device; the configurations may differ in model and training settings only.
-        init: Folder of a model whose weights and vocabulary the run starts from; `configs` is then from
-            `store.origin.configurations`.
+        init: Folder of a model whose weights and vocabulary the run starts from.
         overwrite: Replace the model in `folder` as soon as the new run has weights to keep; until then it stays, and
             the new run is in a subfolder, where `resume` finds it.
         dry_run: End with the plan, whose sizes are estimates for a long text; nothing is written.
@@ -78,18 +78,18 @@ def train(
     """
 
     def begin(contexts: ExitStack) -> Beginning:
-        model = None if init is None else _load_origin(init, folder)
+        load = partial(_load_origin, folder=folder)
+        model = None if init is None else load(init)
         if not dry_run:
             _check_new(folder, overwrite=overwrite)
             yield from _lock(folder, contexts)
             _check_new(folder, overwrite=overwrite)  # another run may have ended in the meantime
-        ready = yield from until(stop, prepare_new(paths, configs, model, dry_run=dry_run, ranks=ranks))
+        ready = yield from until(stop, prepare_new(paths, configs, model, load, dry_run=dry_run, ranks=ranks))
         _check_texts(folder, ready)
         yield from _plan(folder, ready, 0)
         if dry_run:
             return None
-        weights = None if model is None else weights_of(model.network)
-        return (yield from _make_run(ready, commit.stage(folder), None, weights))
+        return (yield from _make_run(ready, commit.stage(folder), None, ready.weights))
 
     return _run(begin, paths, folder, {}, stop, ranks)
 
@@ -398,7 +398,7 @@ def _plan(folder: Path, ready: Prepared, resumed_at: int) -> Iterator[Plan]:
         vocab_size=ready.tokenizer.vocab_size,
         preset=ready.preset,
         parameters=n_parameters,
-        memory_bytes=memory.memory_bytes(config, runtime, n_parameters),
+        needed_bytes=memory.needed_bytes(config, runtime, n_parameters),
         available_bytes=available_bytes(str(runtime.device)),
         weights=config.train.weights,
         weights_bytes=weights_bytes(config.model, config.train.weights),

@@ -25,6 +25,7 @@ from faults import Faults
 from runs import corpus, remains, small
 
 from xlcli.cli.settings import to_toml
+from xlcli.files.tensors import read_tensors
 from xlcli.store.commit import latest
 from xlcli.store.folder import load
 
@@ -158,8 +159,10 @@ def _lines(folder: Path) -> list[str]:
     return (folder / "tokens.jsonl").read_text().splitlines()
 
 
-def _state(folder: Path) -> bytes:
-    return (folder / "text.state").read_bytes()
+def _state(folder: Path) -> object:
+    tensors, metadata = read_tensors(folder / "text.state", expected=None)
+    del metadata["model.folder"]
+    return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}, metadata
 
 
 def _copy(folder: Path) -> object:

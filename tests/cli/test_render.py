@@ -238,7 +238,9 @@ def test_color_follows_bits(monkeypatch, capsysbinary):
 
 def test_totals():
     stats = StreamStats(
-        lines=2, bytes=20, tokens=9, bits=40.0, bits_per_byte=2.0, seconds=3.0, tokens_per_second=3.0, mem_len=4,
-        state_bytes=10, final=True,
+        lines=2, bytes=20, tokens=9, bits=40.0, bits_per_byte=2.0, seconds=3.0, lines_per_second=0.5,
+        tokens_per_second=3.0, mem_len=4, state_bytes=10, final=True,
     )  # fmt: skip
-    assert report.stats_line(stats) == "2 lines, 20 bytes, 9 tokens, 2.0000 bits per byte, 3 tokens/s, 3.0 s"
+    assert (
+        report.stats_line(stats) == "2 lines, 20 bytes, 9 tokens, 2.0000 bits per byte, 0.5 lines/s, 3 tokens/s, 3.0 s"
+    )

@@ -71,8 +71,7 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[Path], *, 
                 raise ConfigError(f"{option} {path} is read-only.", _FORCE)
             if status.st_size and option == "--out":
                 raise ConfigError(f"{path} exists.", _FORCE)
-            is_own = is_state_file(path) if is_state else _KINDS[option](_head(path))
-            if status.st_size and not is_own:
+            if status.st_size and not (is_state_file(path) if is_state else _KINDS[option](_head(path))):
                 raise ConfigError(f"{option} {path} exists and was not written by {option}.", _FORCE)
         used[_identity(status)] = f"the file of {option}"
 
@@ -139,7 +138,7 @@ def _head(path: Path) -> bytes:
 
 
 _KINDS: Mapping[str, Callable[[bytes], bool]] = {
-    "--per-token": lambda head: re.match(rb'\{"byte": -?\d+, "text": "', head) is not None,
+    "--per-token": lambda head: re.match(rb'\{"line": \d+, "byte": -?\d+, "text": "', head) is not None,
     "--plot": lambda head: head.startswith((b"\x89PNG", b"%PDF", b"<?xml", b"<svg")),
     "--html": lambda head: b'name="generator" content="xlcli' in head[:256],
 }

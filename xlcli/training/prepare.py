@@ -94,9 +94,10 @@ def prepare_new(
     for each in bundled_models():
         chosen = configs.get(each.name)
         configs = {name: config for name, config in configs.items() if name != each.name}
-        if chosen is None or runtime.device.type != "cpu" or memory.needed_bytes(chosen, runtime) > available_bytes():
+        if chosen is None or runtime.device.type != "cpu":
             continue
-        if resembles(each.folder, parts):
+        fits = memory.needed_bytes(chosen, runtime) <= available_bytes()
+        if all(ranks.gather(fits and resembles(each.folder, parts))):
             model = load(each.folder)
             configs = {str(model.record.get("preset", "")): chosen}
             yield Notice(f"the text resembles that of {each.name}: training starts from it; --init none declines")

@@ -461,3 +461,12 @@ def test_scores_that_are_not_finite_are_an_error_and_are_not_saved():
     with pytest.raises(CheckpointError, match="finite"):
         run(model, [b"ab\n"], save=saved.append)
     assert saved == []
+
+
+def test_a_state_keeps_the_line_ends_that_it_has_decided(tmp_path):
+    model, data, saved = toy(), b"one\r\r\ntwo\r\nthree\r", []
+    whole = only(run(model, [data + b"\nfour"]), LineScore)
+    run(model, [data], save=lambda s: saved.append(through_disk(tmp_path / "s", s, model)), stop=lambda: True)
+    assert [(line.byte, line.text) for line in whole] == [
+        (line.byte, line.text) for line in only(run(model, [b"\nfour"], resume=saved[0]), LineScore)
+    ]

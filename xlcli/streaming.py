@@ -163,8 +163,9 @@ class _Scorer:
         self.reset_on_document = options.reading(model.config.train).reset_on_document
         self.reset_pattern = None if reset_on is None else compile_pattern(reset_on, "stream.reset_on")
         pending = resume.pending if resume else PendingText(b"", np.empty(0, np.int32), 0)
-        self.line_ends = LineEnds()
-        self.arrived = self._text(pending.data[pending.n_tokenized :])
+        rest = pending.data[pending.n_tokenized :]
+        self.arrived = rest if options.binary else rest.removesuffix(b"\r")  # what came before it has been decided
+        self.line_ends = LineEnds(rest[len(self.arrived) :])
         self.pretokenizer = PreTokenizer()
         self.ids, self.text = pending.ids, pending.data[: pending.n_tokenized]
         self.sizes = self.tokenizer.sizes(self.ids, self.text)
@@ -173,6 +174,7 @@ class _Scorer:
         self.documents = deque(pending.documents)
         position = resume.stream if resume and resume.stream else StreamPosition(0, 0, 0, 0.0, 0, ())
         self.n_lines, self.n_bytes, self.n_tokens = position.n_lines, position.n_bytes, position.n_tokens
+        self.n_documents = position.n_documents
         self.first_line = self.n_lines
         self.bits = position.bits
         self.selection = Selection(options, position.recent.get(options.emit, ()), position.n_shown)
@@ -190,6 +192,7 @@ class _Scorer:
         if portion is None:
             self.flush_due = flush_ms is not None and now - self.last_arrival >= flush_ms / 1000 - 1e-3
             return
+        self.n_documents += isinstance(portion, Document)
         if self.reset_on_document and isinstance(portion, Document):
             self.arrived += self.line_ends.feed(b"", final=True)
             start = self._n_tokenized + len(self.arrived)
@@ -198,11 +201,8 @@ class _Scorer:
             self.has_new_text = True
         if portion:
             self.last_arrival = now
-            self.arrived += self._text(portion)
+            self.arrived += portion if self.options.binary else self.line_ends.feed(portion)
             self.has_new_text = True
-
-    def _text(self, portion: bytes) -> bytes:
-        return portion if self.options.binary else self.line_ends.feed(portion)
 
     def next_call(self, *, to_line_end: bool) -> int:
         """Number of queued tokens to score in one call, after tokenizing what has arrived; 0 if none can be output now.
@@ -266,9 +266,8 @@ class _Scorer:
         unscored = PendingText(data, self.ids, len(self.text), tuple(self.documents))
         scored, n_shown, latest = tuple(self.line), self.selection.n_shown, tuple(self.selection.recent)
         recent = {str(self.options.emit): latest} if latest else {}
-        position = StreamPosition(
-            self.n_lines, self.n_bytes, self.n_tokens, self.bits, self.line_start, scored, n_shown, recent
-        )
+        counters = self.n_lines, self.n_bytes, self.n_tokens, self.bits, self.line_start
+        position = StreamPosition(*counters, scored, n_shown, recent, self.n_documents)
         return SessionState(self.session.state, self.session.last_tokens[0], unscored, None, position)
 
     def _enqueue(self, words: bytes) -> None:

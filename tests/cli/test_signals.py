@@ -17,10 +17,12 @@ from programs import command, environment
 
 from xlcli.cli.pipe import Output, portions
 from xlcli.cli.signals import Stop
+from xlcli.text.formats import text_of
 
 WORK = """
 import os, sys, time
 from xlcli.cli.signals import Stop
+from xlcli.text.formats import text_of
 with Stop(lambda: os.write(1, stop.message.encode() + b"\\n")) as stop:
     print("ready", flush=True)
     end = time.monotonic() + 20
@@ -45,6 +47,18 @@ def start(mode="polite", busy="time.sleep(0.01)", **options):
             yield child
         finally:
             child.kill()
+
+
+def test_a_signal_is_not_the_end_of_a_text():
+    reader, writer = os.pipe()
+    os.write(writer, b'{"text": "one"}\n{"te')
+    with Stop(lambda: None) as stop:
+        texts = text_of(portions(reader, stop, None), "text", None)
+        assert next(texts) == b"one\n"
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert next(texts) is None
+    os.close(reader)
+    os.close(writer)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -188,7 +202,7 @@ def test_a_signal_ends_a_silent_wait():
     with Stop() as stop:
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
         began = time.monotonic()
-        assert list(portions(reader, stop, flush_ms=None)) == []
+        assert list(portions(reader, stop, flush_ms=None)) == [None]
         assert time.monotonic() - began < 2
         assert stop.exit_code == 143
     os.close(reader)

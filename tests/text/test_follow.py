@@ -49,7 +49,9 @@ class Log:
 
     def restart(self, **options):
         self.followed = FollowedFile(self.path, self.position, self.notices.append)
-        self.portions = self.followed.portions(**{"unfinished": False, "single_lines": False} | options)
+        self.portions = self.followed.portions(
+            **{"unfinished": False, "is_json": False, "has_begun": bool(self.read)} | options
+        )
 
     def take(self, n=None):
         """Reads what there is, or n portions."""
@@ -126,7 +128,8 @@ def test_names_of_rotated_files(name, log):
     log.write(lines(0, 9))
     log.path.rename(log.path.with_name(name))
     log.write(lines(9, 9))
-    log.path.with_name("app.log.state").write_bytes(b"no log\n")
+    for other in ("app.log.state", "app-1.log", "app-8080.log"):
+        log.path.with_name(other).write_bytes(b"another file\n")
     log.position = None
     log.restart()
     log.take()
@@ -163,6 +166,35 @@ def test_json_comes_line_by_line(log):
     log.write(b'{"text": "a"}\n{"text": "b"}\n')
     assert next(log.portions) == b'{"text": "a"}\n'
     assert log.followed.position.offset == 14
+    log.write(b"\n")
+    log.take()
+    log.restart(is_json=True)
+    log.write(b'\n{"text": "%s"}\n{"te' % (b"c" * 3 * follow.PORTION))
+    parts = [*iter(lambda: next(log.portions), None)]
+    assert [len(part) for part in parts] == [1, 3 * follow.PORTION + 13]
+    log.position = log.followed.position
+    log.restart(is_json=True, has_begun=True, unfinished=True)
+    assert next(log.portions) is None
+
+
+def test_the_first_line_decides_on_json(log):
+    log.write(b'\n\n{"message": "a"}\nb\n')
+    assert next(log.portions) == b'\n\n{"message": "a"}\n'
+    log.write(b'{"text": "c"}\nd\n')
+    assert next(log.portions) == b'b\n{"text": "c"}\nd\n'
+
+
+def test_copies_after_one_that_is_gone_are_read(log):
+    log.write(lines(0, 9))
+    log.take()
+    log.copy_and_truncate()
+    log.write(lines(9, 2))
+    log.copy_and_truncate()
+    log.path.with_name("app.log.2").unlink()
+    log.write(lines(11, 2))
+    log.take()
+    assert log.read == log.text
+    assert len(log.notices) == 1
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -17,8 +17,6 @@ from xlcli.errors import DataError
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-    from xlcli.text.follow import FollowedFile
-
 PORTION = 2**16
 """Maximum number of bytes per read."""
 POLL_MS = 100
@@ -40,7 +38,7 @@ def open_source(name: str) -> int:
 
 
 def portions(source: int, stop: Stop, flush_ms: int | None, save_every: float | None = None) -> Iterator[bytes | None]:
-    """Bytes of `source` as they arrive. Ends with the input or at a signal.
+    """Bytes of `source` as they arrive. Ends with the input, or at a signal after a last None.
 
     None after `flush_ms` ms without input, and then every `save_every` seconds without it.
     """
@@ -53,9 +51,7 @@ def portions(source: int, stop: Stop, flush_ms: int | None, save_every: float | 
         if not ready:
             idle = True
             yield None
-        elif stop.fd in ready:
-            return
-        else:
+        elif stop.fd not in ready:
             try:
                 data = os.read(source, PORTION)
             except BlockingIOError:  # another process has read what arrived
@@ -64,17 +60,18 @@ def portions(source: int, stop: Stop, flush_ms: int | None, save_every: float | 
                 return
             idle = False
             yield data
+    yield None  # the reader stops here, and does not take the text for complete
 
 
-def followed(file: FollowedFile, stop: Stop, flush_ms: int | None, *, single_lines: bool) -> Iterator[bytes | None]:
-    """Portions of a file that is followed, until a signal; None while it does not grow."""
+def followed(portions: Iterator[bytes | None], stop: Stop) -> Iterator[bytes | None]:
+    """Portions of a file that is followed, until a signal and a last None; None while it does not grow."""
     waiting = poll({stop.fd: select.POLLIN})
-    portions = file.portions(single_lines=single_lines, unfinished=flush_ms is not None)
     while not stop():  # what is taken is passed on, since the place in the file is behind it
         portion = next(portions)
         yield portion
         if portion is None:
             waiting.poll(POLL_MS)
+    yield None
 
 
 class _Input(io.RawIOBase):

@@ -99,15 +99,22 @@ def stream(
         from xlcli.cli import report
         from xlcli.text.follow import FollowedFile
 
+        text_settings = settings
         if source is None:
+            if resume is not None and resume.source is None:
+                screen.say(f"the state has no place in {name}, which is read from its beginning", "warning")
             file = FollowedFile(Path(name), resume.source if resume else None, partial(screen.say, level="warning"))
-            data = followed(file, stop, settings.flush_ms, single_lines=settings.text_field is not None)
+            begun = begun_reading(settings, resume)
+            text_settings = begun or settings
+            is_json, unfinished = text_settings.text_field is not None, settings.flush_ms is not None
+            lines = file.portions(is_json=is_json, has_begun=begun is not None, unfinished=unfinished)
+            data = followed(lines, stop)
             save = None if save is None else partial(save_with_place, save, file)
         else:
             data = portions(source, stop, settings.flush_ms, settings.save_every)
         events = streaming.stream(
             loaded,
-            read_text(data, source, settings, loaded, screen, name=label, is_continued=resume is not None),
+            read_text(data, source, text_settings, loaded, screen, name=label, is_continued=resume is not None),
             settings,
             runtime,
             resume=resume,
@@ -130,6 +137,19 @@ def stream(
                 page.save(label, loaded.name, kept)
                 screen.say(f"page written to {html}")
         return stop.exit_code
+
+
+def begun_reading(settings: StreamConfig, resume: SessionState | None) -> StreamConfig | None:
+    """Settings that read a followed text in the format that its first line had; None if nothing of it was read."""
+    from xlcli.text.formats import DEFAULT_FIELD
+
+    if resume is None or resume.source is None or resume.stream is None:
+        return None
+    if not (resume.stream.n_bytes or resume.pending.data):
+        return None
+    if settings.binary or settings.text_field is not None:
+        return settings
+    return settings.model_copy(update={"text_field": DEFAULT_FIELD} if resume.stream.n_documents else {"binary": True})
 
 
 def save_with_place(save: SaveState, file: FollowedFile, session: SessionState) -> None:

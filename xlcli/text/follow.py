@@ -15,10 +15,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from xlcli.text.formats import BLANKS
+from xlcli.text.formats import DEFAULT_FIELD, LONGEST_LINE, text_in
 
 PORTION = 2**16
-"""Maximum number of bytes per read."""
+"""Maximum number of bytes per read, but for a longer line of JSON."""
 TAIL = 1024
 """Number of bytes before a place by which a file is recognized."""
 SHORTEST_TAIL = 64
@@ -72,43 +72,49 @@ class FollowedFile:
         self._skipped: set[tuple[int, int]] = set()
         stem, suffix = re.escape(path.stem), re.escape(path.suffix)
         packed = "|".join(map(re.escape, _PACKED))
-        self._rotated_name = re.compile(rf"{stem}({suffix})?[.-]\d[\d.T:_-]*({suffix})?({packed})?")
+        self._rotated_name = re.compile(rf"{stem}({suffix})?(\.|-(?=\d{{4}}-?\d\d))\d[\d.T:_-]*({suffix})?({packed})?")
 
-    def portions(self, *, single_lines: bool, unfinished: bool) -> Iterator[bytes | None]:
-        """Whole lines as they are written, one by one if `single_lines` or of JSON; None while there are none.
+    def portions(self, *, is_json: bool, has_begun: bool, unfinished: bool) -> Iterator[bytes | None]:
+        """Whole lines as they are written; None while there are none. Does not end.
 
-        An unfinished line is read if `unfinished`, if it fills a portion, or if its file has ended. Does not end.
+        An unfinished line is read if it fills a portion, if its file has ended, or if `unfinished`. JSON lines come one
+        by one and whole. If the text `has_begun` before, it `is_json` or not; else its first line decides, too.
         """
-        has_begun = False
+        size = PORTION
         while True:
-            data = self._read()
+            data = self._read(size)
             if data is None:
                 if not self._find():
                     yield None
                 continue
-            single_lines = single_lines or (not has_begun and data.lstrip().startswith(b"{"))
-            end = (data.find(b"\n") if single_lines else data.rfind(b"\n")) + 1
-            if not end and (len(data) == PORTION or (has_begun and unfinished)):
+            # The steps that recognize formats hold back blanks at the beginning of a text.
+            start = 0 if has_begun else len(data) - len(data.lstrip())
+            by_line = is_json or (not has_begun and data.startswith(b"{", start))
+            end = (data.find(b"\n", start) if by_line else data.rfind(b"\n", start)) + 1
+            if by_line and not end and size == len(data) <= LONGEST_LINE:
+                size *= 2
+                continue
+            if not end and (len(data) == size or (unfinished and has_begun and not by_line)):
                 end = len(data) - data.endswith(b"\r")
             following = None if end else self._following()
             if following is not None:
-                if data != self._read():
+                if data != self._read(size):
                     continue
                 end = len(data)
-            # The steps that recognize formats hold back blanks at the beginning of a text.
-            if end and (has_begun or data[:end].strip() or end >= BLANKS or following is not None):
-                has_begun = True
+            if end:
+                is_json = is_json or (by_line and text_in(data[start:end], DEFAULT_FIELD) is not None)
+                has_begun, size = True, PORTION
                 self._advance(data[:end])
                 yield data[:end]
             elif following is None or not self._begin(following):
                 yield None
 
-    def _read(self) -> bytes | None:
-        """The next bytes, none at the end; None if no file is open, or the bytes before them are not the same."""
+    def _read(self, size: int) -> bytes | None:
+        """At most `size` next bytes, none at the end; None if no file is open, or other bytes are before them."""
         if self._descriptor is None or self.position is None:
             return None
         tail = self.position.tail
-        data = os.pread(self._descriptor, len(tail) + PORTION, self.position.offset - len(tail))
+        data = os.pread(self._descriptor, len(tail) + size, self.position.offset - len(tail))
         return data[len(tail) :] if data.startswith(tail) else None
 
     def _advance(self, data: bytes) -> None:
@@ -133,8 +139,9 @@ class FollowedFile:
             assert self.position is not None
             self._is_copy = (self.position.device, self.position.inode) != (place.device, place.inode)
             return True
-        is_truncated = named is not None and named in same
-        later = named if is_truncated else self._after(place.modified) or named
+        # A copy that is too short to be recognized is not read again.
+        has_copy = named is not None and named in same and len(place.tail) < SHORTEST_TAIL
+        later = named if has_copy else self._after(place.modified) or named
         if later is None or not self._open(later):
             return False
         if place.offset:

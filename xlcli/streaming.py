@@ -174,7 +174,6 @@ class _Scorer:
         self.documents = deque(pending.documents)
         position = resume.stream if resume and resume.stream else StreamPosition(0, 0, 0, 0.0, 0, ())
         self.n_lines, self.n_bytes, self.n_tokens = position.n_lines, position.n_bytes, position.n_tokens
-        self.n_documents = position.n_documents
         self.first_line = self.n_lines
         self.bits = position.bits
         self.selection = Selection(options, position.recent.get(options.emit, ()), position.n_shown)
@@ -192,7 +191,6 @@ class _Scorer:
         if portion is None:
             self.flush_due = flush_ms is not None and now - self.last_arrival >= flush_ms / 1000 - 1e-3
             return
-        self.n_documents += isinstance(portion, Document)
         if self.reset_on_document and isinstance(portion, Document):
             self.arrived += self.line_ends.feed(b"", final=True)
             start = self._n_tokenized + len(self.arrived)
@@ -267,7 +265,7 @@ class _Scorer:
         scored, n_shown, latest = tuple(self.line), self.selection.n_shown, tuple(self.selection.recent)
         recent = {str(self.options.emit): latest} if latest else {}
         counters = self.n_lines, self.n_bytes, self.n_tokens, self.bits, self.line_start
-        position = StreamPosition(*counters, scored, n_shown, recent, self.n_documents)
+        position = StreamPosition(*counters, scored, n_shown, recent)
         return SessionState(self.session.state, self.session.last_tokens[0], unscored, None, position)
 
     def _enqueue(self, words: bytes) -> None:

@@ -49,9 +49,7 @@ class Log:
 
     def restart(self, **options):
         self.followed = FollowedFile(self.path, self.position, self.notices.append)
-        self.portions = self.followed.portions(
-            **{"unfinished": False, "is_json": False, "has_begun": bool(self.read)} | options
-        )
+        self.portions = self.followed.portions(**{"unfinished": False, "by_line": False} | options)
 
     def take(self, n=None):
         """Reads what there is, or n portions."""
@@ -162,26 +160,15 @@ def test_what_is_gone_is_reported(log):
     assert len(log.notices) == 3
 
 
-def test_json_comes_line_by_line(log):
+def test_lines_come_one_by_one_and_whole_if_asked(log):
+    log.restart(by_line=True, unfinished=True)
     log.write(b'{"text": "a"}\n{"text": "b"}\n')
     assert next(log.portions) == b'{"text": "a"}\n'
     assert log.followed.position.offset == 14
-    log.write(b"\n")
     log.take()
-    log.restart(is_json=True)
     log.write(b'\n{"text": "%s"}\n{"te' % (b"c" * 3 * follow.PORTION))
     parts = [*iter(lambda: next(log.portions), None)]
     assert [len(part) for part in parts] == [1, 3 * follow.PORTION + 13]
-    log.position = log.followed.position
-    log.restart(is_json=True, has_begun=True, unfinished=True)
-    assert next(log.portions) is None
-
-
-def test_the_first_line_decides_on_json(log):
-    log.write(b'\n\n{"message": "a"}\nb\n')
-    assert next(log.portions) == b'\n\n{"message": "a"}\n'
-    log.write(b'{"text": "c"}\nd\n')
-    assert next(log.portions) == b'b\n{"text": "c"}\nd\n'
 
 
 def test_copies_after_one_that_is_gone_are_read(log):

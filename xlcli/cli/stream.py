@@ -99,22 +99,18 @@ def stream(
         from xlcli.cli import report
         from xlcli.text.follow import FollowedFile
 
-        text_settings = settings
         if source is None:
             if resume is not None and resume.source is None:
                 screen.say(f"the state has no place in {name}, which is read from its beginning", "warning")
             file = FollowedFile(Path(name), resume.source if resume else None, partial(screen.say, level="warning"))
-            begun = begun_reading(settings, resume)
-            text_settings = begun or settings
-            is_json, unfinished = text_settings.text_field is not None, settings.flush_ms is not None
-            lines = file.portions(is_json=is_json, has_begun=begun is not None, unfinished=unfinished)
-            data = followed(lines, stop)
+            by_line, unfinished = settings.text_field is not None, settings.flush_ms is not None
+            data = followed(file.portions(by_line=by_line, unfinished=unfinished), stop)
             save = None if save is None else partial(save_with_place, save, file)
         else:
             data = portions(source, stop, settings.flush_ms, settings.save_every)
         events = streaming.stream(
             loaded,
-            read_text(data, source, text_settings, loaded, screen, name=label, is_continued=resume is not None),
+            read_text(data, source, settings, loaded, screen, name=label, is_continued=resume is not None),
             settings,
             runtime,
             resume=resume,
@@ -139,19 +135,6 @@ def stream(
         return stop.exit_code
 
 
-def begun_reading(settings: StreamConfig, resume: SessionState | None) -> StreamConfig | None:
-    """Settings that read a followed text in the format that its first line had; None if nothing of it was read."""
-    from xlcli.text.formats import DEFAULT_FIELD
-
-    if resume is None or resume.source is None or resume.stream is None:
-        return None
-    if not (resume.stream.n_bytes or resume.pending.data):
-        return None
-    if settings.binary or settings.text_field is not None:
-        return settings
-    return settings.model_copy(update={"text_field": DEFAULT_FIELD} if resume.stream.n_documents else {"binary": True})
-
-
 def save_with_place(save: SaveState, file: FollowedFile, session: SessionState) -> None:
     """Saves a session with the place in the file that it has read."""
     save(replace(session, source=file.position))
@@ -168,14 +151,17 @@ def read_text(
     is_continued: bool,
 ) -> Iterator[bytes | None]:
     """Text of data in any of the formats, as it arrives from a descriptor, or from a file that is followed."""
-    from xlcli.text.formats import checked, is_parquet, parquet_texts, text_of
+    from xlcli.text.formats import checked, documents, is_parquet, parquet_texts, text_of
 
     if settings.binary:
         return data
-    if source is not None and is_parquet(source):
-        return parquet_texts(source, name, settings.text_field)
-    any_bytes = model.tokenizer.kind == "bytes"
-    text = text_of(data, name, settings.text_field, any_bytes=any_bytes, notice=screen.say)
+    any_bytes, field = model.tokenizer.kind == "bytes", settings.text_field
+    if source is None:
+        text = data if field is None else documents(data, name, field)
+    elif is_parquet(source):
+        return parquet_texts(source, name, field)
+    else:
+        text = text_of(data, name, field, any_bytes=any_bytes, notice=screen.say)
     # Text that continues a stream may begin within a character.
     return text if any_bytes or is_continued else checked(text, name)
 

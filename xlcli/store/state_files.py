@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from xlcli.text.tokenizers import Tokenizer
 
 _REMEDY = "Start without this state."
-_COUNTERS = ("n_lines", "n_bytes", "n_tokens", "line_start", "n_shown", "n_documents")
+_COUNTERS = ("n_lines", "n_bytes", "n_tokens", "line_start", "n_shown")
 """Counters of a stream, saved as metadata."""
 _PLACE = ("device", "inode", "offset", "modified")
 """Numbers of the place in a file that is followed, saved as metadata."""
@@ -74,7 +74,6 @@ class StreamPosition:
         scored: Text and surprisal in bits of each token scored but not yet output.
         n_shown: Number of lines and tokens output.
         recent: Latest scores of what is output (`lines` or `tokens`), with which the next one is compared.
-        n_documents: Number of documents begun in texts of JSON lines and Parquet files.
     """
 
     n_lines: int
@@ -85,7 +84,6 @@ class StreamPosition:
     scored: tuple[tuple[bytes, float], ...]
     n_shown: int = 0
     recent: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    n_documents: int = 0
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from xlcli.text.formats import DEFAULT_FIELD, LONGEST_LINE, text_in
+from xlcli.text.formats import LONGEST_LINE
 
 PORTION = 2**16
-"""Maximum number of bytes per read, but for a longer line of JSON."""
+"""Maximum number of bytes per read, unless a line that is read whole is longer."""
 TAIL = 1024
 """Number of bytes before a place by which a file is recognized."""
 SHORTEST_TAIL = 64
@@ -74,11 +74,10 @@ class FollowedFile:
         packed = "|".join(map(re.escape, _PACKED))
         self._rotated_name = re.compile(rf"{stem}({suffix})?(\.|-(?=\d{{4}}-?\d\d))\d[\d.T:_-]*({suffix})?({packed})?")
 
-    def portions(self, *, is_json: bool, has_begun: bool, unfinished: bool) -> Iterator[bytes | None]:
-        """Whole lines as they are written; None while there are none. Does not end.
+    def portions(self, *, by_line: bool, unfinished: bool) -> Iterator[bytes | None]:
+        """Lines as they are written, many at once or, `by_line`, one by one; None while there are none. Does not end.
 
-        An unfinished line is read if it fills a portion, if its file has ended, or if `unfinished`. JSON lines come one
-        by one and whole. If the text `has_begun` before, it `is_json` or not; else its first line decides, too.
+        An unfinished line is read if it fills a portion or if `unfinished`, not `by_line`; and if its file has ended.
         """
         size = PORTION
         while True:
@@ -87,23 +86,19 @@ class FollowedFile:
                 if not self._find():
                     yield None
                 continue
-            # The steps that recognize formats hold back blanks at the beginning of a text.
-            start = 0 if has_begun else len(data) - len(data.lstrip())
-            by_line = is_json or (not has_begun and data.startswith(b"{", start))
-            end = (data.find(b"\n", start) if by_line else data.rfind(b"\n", start)) + 1
+            end = (data.find(b"\n") if by_line else data.rfind(b"\n")) + 1
             if by_line and not end and size == len(data) <= LONGEST_LINE:
                 size *= 2
                 continue
-            if not end and (len(data) == size or (unfinished and has_begun and not by_line)):
-                end = len(data) - data.endswith(b"\r")
+            if not end and (len(data) == size or (unfinished and not by_line)):
+                end = len(data)
             following = None if end else self._following()
             if following is not None:
                 if data != self._read(size):
                     continue
                 end = len(data)
             if end:
-                is_json = is_json or (by_line and text_in(data[start:end], DEFAULT_FIELD) is not None)
-                has_begun, size = True, PORTION
+                size = PORTION
                 self._advance(data[:end])
                 yield data[:end]
             elif following is None or not self._begin(following):

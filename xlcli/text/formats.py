@@ -236,7 +236,7 @@ def documents(
         head, first = head[:start] + begun, begun[: LONGEST_LINE + 1].partition(b"\n")[0]
     field = DEFAULT_FIELD if text_field is None else text_field
     data = itertools.chain([head], portions)
-    if text_field is None and (len(first) > LONGEST_LINE or text_in(first, field) is None):
+    if text_field is None and (len(first) > LONGEST_LINE or _field(first, field) is None):
         if len(first) > LONGEST_LINE and json.dumps(field).encode() in first:
             raise _too_long(1, name)
         if remark := keyless(first, name):
@@ -247,7 +247,7 @@ def documents(
         if line is None:
             yield None
         elif line.strip():
-            text = text_in(line, field)
+            text = _field(line, field)
             if text is None:
                 raise DataError(
                     f"line {number} of {name} is not a JSON object with a text in '{field}'.",
@@ -393,7 +393,7 @@ def _too_long(number: int, name: str) -> DataError:
     )
 
 
-def text_in(line: bytes, field: str) -> bytes | None:
+def _field(line: bytes, field: str) -> bytes | None:
     """Text in this field of a JSON object; None if there is none."""
     collects = gc.isenabled()
     gc.disable()  # it would look through millions of new lists again and again, which are no garbage

@@ -353,7 +353,6 @@ FURTHER: dict[str, tuple[str, ...]] = {
         "stream READ -m position,xl --json --emit tokens --threads 1",
         "stream READ -m position,xl --json --emit stats --threads 1",
         "stream READ -m position,xl --mem-len 40 --threads 1 -q",
-        "stream READ -m position,xl --json .continue_tokens=20 --seed 1 --threads 1",
         "stream READ -m position,xl --json --reset-on ^[A-Z]+: --threads 1",
         "stream DOCUMENTS -m documents --json --state-out OUT --threads 1",
         "stream DOCUMENTS -m attention,lsh --json --reset-on-document --threads 1",

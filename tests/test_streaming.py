@@ -13,17 +13,15 @@ from xlcli import streaming
 from xlcli.config import EvalConfig, StreamConfig, validate
 from xlcli.errors import CheckpointError, ConfigError, StateError
 from xlcli.evaluation import evaluate
-from xlcli.events import GeneratedText, LineScore, Notice, Score, StreamStats, TokenScore
+from xlcli.events import LineScore, Notice, Score, StreamStats, TokenScore
 from xlcli.store.state_files import PendingText, load_state, save_state
 from xlcli.streaming import stream
 
 TEXT = PROSE.encode()
 
 
-def run(model, portions, *, resume=None, save=None, stop=lambda: False, seed=1, **options):
-    return list(
-        stream(model, portions, StreamConfig(**options), RUNTIME, resume=resume, save=save, stop=stop, seed=seed)
-    )
+def run(model, portions, *, resume=None, save=None, stop=lambda: False, **options):
+    return list(stream(model, portions, StreamConfig(**options), RUNTIME, resume=resume, save=save, stop=stop))
 
 
 def only(events, kind):
@@ -389,17 +387,6 @@ def test_without_flush_ms_silence_is_only_silence():
     assert [line.text for line in lines] == [b"abc\n"]
     *lines, _ = run(toy(), [b"ab", None, b"c\n"], flush_ms=60_000)
     assert [line.text for line in lines] == [b"abc\n"]
-
-
-def test_continuing_the_text_at_its_end():
-    model = toy()
-    events = run(model, [b"The fox"], continue_tokens=20, seed=4)
-    text = b"".join(e.text for e in only(events, GeneratedText))
-    assert len(text) == 20
-    assert isinstance(events[-1], StreamStats)
-    assert events[-1].bytes == 7
-    again = run(model, cut(b"The fox", [1]), continue_tokens=20, seed=4)
-    assert b"".join(e.text for e in only(again, GeneratedText)) == text
 
 
 def test_the_state_is_saved_every_so_often_when_something_is_new():

@@ -231,16 +231,6 @@ class Sample:
     result: Generated | None = None
 
 
-def continue_session(
-    session: InferenceSession, options: GenerateConfig, seed: int | None, stop: Callable[[], bool]
-) -> Iterator[GeneratedText | Generated | Notice]:
-    """Continues the text of a session of one row, whose prompt is not known, with one sample."""
-    rng = SampleRNG(secrets.randbits(31) if seed is None else seed)
-    prompt = Prompt(b"", session, rng, (), 0, PendingText(b"", np.empty(0, np.int32), 0))
-    yield from session.compile(options.max_new_tokens, stop)
-    yield from _sample_batch(session, prompt.samples([0], options, None), options, stop)
-
-
 def _sample_batch(
     session: InferenceSession, samples: list[Sample], options: GenerateConfig, stop: Callable[[], bool]
 ) -> Iterator[GeneratedText | Generated]:

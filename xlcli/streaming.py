@@ -27,10 +27,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from xlcli.config import GenerateConfig, StreamConfig
+from xlcli.config import StreamConfig
 from xlcli.config.base import compile_pattern
-from xlcli.events import Generated, GeneratedText, LineScore, Notice, StreamStats, TokenScore
-from xlcli.generation import continue_session
+from xlcli.events import LineScore, Notice, StreamStats, TokenScore
 from xlcli.inference import TOKENS_PER_CALL, InferenceSession, SaveState
 from xlcli.metrics import LN2
 from xlcli.store.state_files import PendingText, SessionState, StreamPosition
@@ -50,7 +49,7 @@ STATS_SECONDS = 1.0
 RECENT = 1000
 """Number of latest scores that `top` compares the next one with."""
 
-StreamEvent = LineScore | TokenScore | GeneratedText | StreamStats | Notice
+StreamEvent = LineScore | TokenScore | StreamStats | Notice
 
 
 def stream(
@@ -62,8 +61,6 @@ def stream(
     resume: SessionState | None = None,
     save: SaveState | None = None,
     stop: Callable[[], bool] = lambda: False,
-    sampling: GenerateConfig | None = None,
-    seed: int | None = None,
     on_token: Callable[[TokenScore], None] | None = None,
 ) -> Iterator[StreamEvent]:
     """Scores text as it arrives.
@@ -79,8 +76,6 @@ def stream(
         resume: Saved session. Line numbers, byte offsets and totals continue from it.
         save: Called every `save_every` seconds at the end of a line, if text was read since, and at the end.
         stop: Called between calls of the model. Once true, unscored text is saved with the session and not scored.
-        sampling: Options of the `continue_tokens` sampled after the text; by default as `generate`.
-        seed: Seed of that sampling; random by default.
         on_token: Called with each token when it is scored, whatever is yielded.
 
     Yields:
@@ -126,12 +121,6 @@ def stream(
             if scorer.n_bytes > scorer.line_start:  # an unfinished line
                 yield from scorer.end_line_part()
                 scorer.n_lines += 1
-            if options.continue_tokens:
-                changes = {"max_new_tokens": options.continue_tokens, "num_samples": 1, "logprobs": None}
-                chosen = (sampling or GenerateConfig()).model_copy(update=changes)
-                for event in continue_session(scorer.session, chosen, seed, stop):
-                    if not isinstance(event, Generated):
-                        yield event
             break
         if stop():
             if save:
@@ -156,7 +145,7 @@ class _Scorer:
     def __init__(
         self, model: LoadedModel, options: StreamConfig, runtime: Runtime, resume: SessionState | None
     ) -> None:
-        self.session = InferenceSession.open(model, runtime, options, resume, predicts=bool(options.continue_tokens))
+        self.session = InferenceSession.open(model, runtime, options, resume, predicts=False)
         self.tokenizer = model.tokenizer
         self.options = options
         reset_on = "" if options.each_line else options.reset_on  # which matches every line

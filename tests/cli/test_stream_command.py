@@ -181,14 +181,6 @@ def test_a_state_of_another_model_is_refused(piped, model, tmp_path):
     assert "version" in done.err
 
 
-def test_continuation_follows_the_text(piped, model):
-    done = piped(b"one\n", "--set=stream.continue_tokens=5", "--seed", "1")
-    again = piped(b"one\n", "--set=stream.continue_tokens=5", "--seed", "1")
-    assert done.out.split(b"\n", 1)[0].endswith(b"\tone")
-    assert len(done.out.split(b"\n", 1)[1]) > 0
-    assert done.out == again.out
-
-
 @pytest.mark.parametrize(("name", "said"), [("absent", "absent"), (".", "folder")])
 def test_an_unreadable_file_is_refused(run, model, name, said):
     done = run("stream", name)

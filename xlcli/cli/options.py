@@ -17,7 +17,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "train": ("text", "train", "runtime", "model"),
     "eval": ("eval", "runtime"),
     "generate": ("generate", "runtime"),
-    "stream": ("stream", "runtime", "generate"),
+    "stream": ("stream", "runtime"),
     "compress": ("compress", "runtime"),
     "decompress": ("runtime",),
     "bench": ("bench", "runtime", "train", "model"),

@@ -31,7 +31,7 @@ def read_prompt(words: Sequence[str] | None, stop: Stop) -> bytes:
         return b""
     if words[0] != "-":
         return os.fsencode(words[0])
-    remedy = "Use xlcli stream --set stream.continue_tokens=N for long texts."
+    remedy = "Read a long text first: xlcli stream --state FILE, then xlcli generate --state FILE."
     data = _joined(portions(0, stop, None), "the prompt", MAX_PROMPT, remedy)
     if stop():
         raise Stopped(stop.exit_code)

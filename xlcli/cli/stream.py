@@ -116,8 +116,6 @@ def stream(
             resume=resume,
             save=save,
             stop=stop,
-            sampling=config.generate,
-            seed=config.runtime.seed,
             on_token=None if page is None else page.add,
         )
         try:
@@ -169,7 +167,7 @@ def read_text(
 def show(event: Event, screen: Screen, *, emit: str, model: str) -> None:
     """Shows one event of the workflow."""
     from xlcli.cli import report
-    from xlcli.events import GeneratedText, LineScore, StreamStats, TokenScore
+    from xlcli.events import LineScore, StreamStats, TokenScore
     from xlcli.metrics import misfit
 
     match event:
@@ -192,8 +190,3 @@ def show(event: Event, screen: Screen, *, emit: str, model: str) -> None:
                 screen.say(f"{event.shown:,} of {number:,} {emit} shown")
             if event.final and not (emit == "stats" and not screen.json):
                 screen.say(report.stats_line(event))
-        case GeneratedText():
-            if screen.json:
-                screen.object({"continuation": event.text})
-            else:
-                screen.model_text(event.text)

@@ -368,7 +368,6 @@ class StreamConfig(OnlineConfig):
         default=None,
         description="Print only this share of lines or tokens, the most surprising ones among the 1,000 before each.",
     )
-    continue_tokens: Length = Field(default=0, description="Number of tokens to generate after the end of the input.")
     save_every: Annotated[Seconds | None, Option("Memory", "--save-every TIME", "10m")] = Field(
         default=None, description="Time between saves of the state. Default: 1m with --state, else at the end only."
     )

@@ -85,7 +85,7 @@ def generate(
         yield from _sample_batch(branch, samples, options, stop)
     if save:
         rng = text.rng
-        sampler = SamplerState(rng.seed, rng.generator.get_state(), tuple(rng.recent))
+        sampler = SamplerState(rng.seed, rng.generator.get_state().numpy().tobytes(), tuple(rng.recent))
         save(SessionState(session.state, session.last_tokens[0], text.unread, sampler, None))
 
 
@@ -195,7 +195,7 @@ def read_prompt(
     chosen = seed if seed is not None else saved.seed if saved else secrets.randbits(31)
     rng = SampleRNG(chosen, saved.recent if saved else ())
     if saved and seed is None:
-        rng.generator.set_state(saved.generator)
+        rng.generator.set_state(torch.tensor([*saved.generator], dtype=torch.uint8))
     n_read = session.read(ids, stop)
     rng.recent.extend(ids[max(n_read - REPETITION_WINDOW, 0) : n_read].tolist())
     unread = text[int(model.tokenizer.sizes(ids, text)[:n_read].sum()) :]

@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import signal
 import time
 import weakref
@@ -73,6 +74,16 @@ def test_several_models_make_one_table_of_the_scores_of_each(run, models):
     rows = run("eval", *models, "--sweep-mem-len", "0,8", "--limit", "200").out.decode().splitlines()[2:]
     assert [row.split()[0] for row in rows] == ["model", "tiny", "tiny", "linear", "linear"]
     assert [row.split()[4] for row in rows[1:]] == ["0", "8", "0", "8"]
+
+
+def test_models_of_one_name_have_the_names_of_their_folders(run, model):
+    shutil.copytree(model, "other/tiny")
+    found = json.loads(run("eval", "-m", "models/tiny", "-m", "other/tiny", "--limit", "99", "--json").out)
+    assert [score["model"] for score in found["sweep"]] == [
+        str(Path(name).resolve()) for name in ("models/tiny", "other/tiny")
+    ]
+    rows = run("eval", "-m", "models/tiny", "-m", "other/tiny", "--limit", "99").out.decode().splitlines()[2:]
+    assert [row.split()[0].endswith("tiny") for row in rows[1:]] == [True, True]
 
 
 def test_a_model_leaves_the_ram_before_the_next_one_is_loaded(run, models, monkeypatch):

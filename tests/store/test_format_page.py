@@ -67,7 +67,9 @@ def test_every_entry_of_a_state_file_is_named(tmp_path):
     for session in saved:
         save_state(tmp_path / "s", session, model=model)
         tensors, metadata = read_tensors(tmp_path / "s", expected=None)
-        for name in (*tensors, *metadata):
+        values = json.loads(tensors["session.values"].numpy().tobytes())
+        below = [key for name in ("sampler", "stream", "source") for key in values[name] or ()]
+        for name in (*tensors, *metadata, *values, *below):
             assert re.sub(r"^state\.\d+\.", "", name.removeprefix("session.")) in NAMED, name
 
 

@@ -1,5 +1,6 @@
 """A state file continues a text exactly, with the model that wrote it and with no other."""
 
+import json
 import random
 from dataclasses import fields, replace
 
@@ -36,16 +37,22 @@ def session(model, mem_len=9):
         read_some(model, mem_len),
         last_token=7,
         pending=PendingText(text, ids, n_tokenized),
-        sampler=SamplerState(5, generator.get_state(), (1, 2, 3)),
+        sampler=SamplerState(5, generator.get_state().numpy().tobytes(), (1, 2, 3)),
         stream=StreamPosition(
             2, 30, 12, 0.1 + 0.2, 27, ((b"a\xff", 1 / 3), (b" b", 0.0)), 4, {"lines": (1 / 3, 2.5), "tokens": (0.0,)}
         ),
     )
 
 
-def rewritten(path, *, tensors=None, without=(), **metadata):
+def rewritten(path, *, tensors=None, values=None, without=(), **metadata):
     """Changes entries of the file (None removes one) and makes its checksums right again."""
     old, facts = read_tensors(path, expected=None)
+    if values:
+        tree = json.loads(old["session.values"].numpy().tobytes())
+        for key, value in values.items():
+            *above, name = key.split(".")
+            (tree[above[0]] if above else tree)[name] = value
+        tensors = {"session.values": torch.tensor(list(json.dumps(tree).encode()), dtype=torch.uint8)}
     facts = {key: value for key, value in (facts | metadata).items() if value is not None and key != "sha256"}
     kept = {name: tensor for name, tensor in old.items() if name not in without}
     write_tensors(path, kept | (tensors or {}), facts)
@@ -84,8 +91,7 @@ def test_everything_else_is_the_same(kind, tmp_path):
     assert (loaded.pending.data, loaded.pending.n_tokenized) == (saved.pending.data, saved.pending.n_tokenized)
     assert loaded.pending.ids.dtype == np.int32
     assert loaded.pending.ids.tolist() == saved.pending.ids.tolist()
-    assert (loaded.sampler.seed, loaded.sampler.recent) == (5, (1, 2, 3))
-    assert torch.equal(loaded.sampler.generator, saved.sampler.generator)
+    assert loaded.sampler == saved.sampler
     assert loaded.stream == saved.stream
 
 
@@ -100,15 +106,9 @@ def test_everything_is_stored_as_tensors(path):
     """No text, token or random number is packed into the metadata, which must stay below the limit of a header."""
     tensors, metadata = read_tensors(path, expected=None)
     assert {name: str(t.dtype) for name, t in tensors.items() if name.startswith("session.")} == {
-        "session.pending.text": "torch.uint8",
-        "session.pending.ids": "torch.int32",
-        "session.sampler.generator": "torch.uint8",
-        "session.sampler.recent": "torch.int32",
-        "session.stream.scored_text": "torch.uint8",
-        "session.stream.scored_sizes": "torch.int32",
-        "session.stream.scored_bits": "torch.float64",
-        "session.stream.recent_lines": "torch.float64",
-        "session.stream.recent_tokens": "torch.float64",
+        "session.text": "torch.uint8",
+        "session.ids": "torch.int32",
+        "session.values": "torch.uint8",
     }
     assert metadata["schema"] == "2"
     assert max(map(len, metadata.values())) == 64  # a fingerprint
@@ -178,45 +178,44 @@ def test_memory_of_another_type_is_refused(path, model):
 
 
 WRONG = {
-    "no last token": {"session.last_token": None},
-    "last token is text": {"session.last_token": "x"},
-    "last token beyond the vocabulary": {"session.last_token": "256"},
-    "last token negative": {"session.last_token": "-1"},
-    "more bytes tokenized than there are": {"session.pending.n_tokenized": "21"},
-    "fewer bytes tokenized than tokens": {"session.pending.n_tokenized": "3"},
-    "no count of bytes": {"session.pending.n_tokenized": None},
-    "seed is text": {"session.sampler.seed": "x"},
-    "seed negative": {"session.sampler.seed": "-1"},
-    "seed too large": {"session.sampler.seed": str(2**63)},
-    "bits are text": {"session.stream.bits": "x"},
-    "bits not finite": {"session.stream.bits": "nan"},
-    "lines not whole": {"session.stream.n_lines": "1.5"},
-    "no lines": {"session.stream.n_lines": None},
-    "no text": {"without": ["session.pending.text"]},
-    "no tokens": {"without": ["session.pending.ids"]},
-    "no generator": {"without": ["session.sampler.generator"]},
-    "no scored text": {"without": ["session.stream.scored_text"]},
-    "no sizes": {"without": ["session.stream.scored_sizes"]},
-    "tokens as int64": {"tensors": {"session.pending.ids": torch.arange(4)}},
-    "tokens in two dimensions": {"tensors": {"session.pending.ids": torch.ones(2, 2, dtype=torch.int32)}},
-    "tokens beyond the vocabulary": {"tensors": {"session.pending.ids": torch.full((4,), 256, dtype=torch.int32)}},
-    "tokens negative": {"tensors": {"session.pending.ids": torch.full((4,), -1, dtype=torch.int32)}},
-    "recent tokens beyond the vocabulary": {"tensors": {"session.sampler.recent": torch.full((1,), 256).int()}},
-    "text as float": {"tensors": {"session.pending.text": torch.zeros(20)}},
-    "generator too short": {"tensors": {"session.sampler.generator": torch.zeros(9, dtype=torch.uint8)}},
-    "generator as float": {"tensors": {"session.sampler.generator": torch.zeros(5056)}},
-    "sizes larger than the text": {"tensors": {"session.stream.scored_sizes": torch.tensor([2, 3]).int()}},
-    "sizes smaller than the text": {"tensors": {"session.stream.scored_sizes": torch.tensor([2, 1]).int()}},
-    "sizes of no bytes": {"tensors": {"session.stream.scored_sizes": torch.tensor([4, 0]).int()}},
-    "tokens of another text": {"tensors": {"session.pending.ids": torch.zeros(4, dtype=torch.int32)}},
-    "latest scores not finite": {
-        "tensors": {"session.stream.recent_lines": torch.tensor([0.0, float("nan")], dtype=torch.float64)}
-    },
-    "no number shown": {"session.stream.n_shown": None},
-    "negative sizes": {"tensors": {"session.stream.scored_sizes": torch.tensor([5, -1]).int()}},
-    "fewer sizes than bits": {"tensors": {"session.stream.scored_sizes": torch.tensor([4]).int()}},
-    "scored bits not finite": {
-        "tensors": {"session.stream.scored_bits": torch.tensor([0.0, float("inf")], dtype=torch.float64)}
+    "no last token": {"values": {"last_token": None}},
+    "last token is text": {"values": {"last_token": "x"}},
+    "last token beyond the vocabulary": {"values": {"last_token": 256}},
+    "last token negative": {"values": {"last_token": -1}},
+    "more bytes tokenized than there are": {"values": {"n_tokenized": 21}},
+    "fewer bytes tokenized than tokens": {"values": {"n_tokenized": 3}},
+    "no count of bytes": {"values": {"n_tokenized": None}},
+    "documents not in order": {"values": {"documents": [3, 2]}},
+    "documents beyond the text": {"values": {"documents": [21]}},
+    "seed is text": {"values": {"sampler.seed": "x"}},
+    "seed negative": {"values": {"sampler.seed": -1}},
+    "seed too large": {"values": {"sampler.seed": 2**63}},
+    "bits are text": {"values": {"stream.bits": "x"}},
+    "bits not finite": {"values": {"stream.bits": float("nan")}},
+    "lines not whole": {"values": {"stream.n_lines": 1.5}},
+    "no lines": {"values": {"stream.n_lines": None}},
+    "no values": {"without": ["session.values"]},
+    "no JSON": {"tensors": {"session.values": torch.zeros(9, dtype=torch.uint8)}},
+    "no text": {"without": ["session.text"]},
+    "no tokens": {"without": ["session.ids"]},
+    "no generator": {"values": {"sampler.generator": None}},
+    "tokens as int64": {"tensors": {"session.ids": torch.arange(4)}},
+    "tokens in two dimensions": {"tensors": {"session.ids": torch.ones(2, 2, dtype=torch.int32)}},
+    "tokens beyond the vocabulary": {"tensors": {"session.ids": torch.full((4,), 256, dtype=torch.int32)}},
+    "tokens negative": {"tensors": {"session.ids": torch.full((4,), -1, dtype=torch.int32)}},
+    "recent tokens beyond the vocabulary": {"values": {"sampler.recent": [256]}},
+    "text as float": {"tensors": {"session.text": torch.zeros(20)}},
+    "generator too short": {"values": {"sampler.generator": "AAAA"}},
+    "generator that is not base64": {"values": {"sampler.generator": "a"}},
+    "tokens of another text": {"tensors": {"session.ids": torch.zeros(4, dtype=torch.int32)}},
+    "latest scores not finite": {"values": {"stream.recent": {"lines": [0.0, float("nan")]}}},
+    "number shown negative": {"values": {"stream.n_shown": -1}},
+    "scored token of no bytes": {"values": {"stream.scored": [["", 1.0]]}},
+    "scored token that is not base64": {"values": {"stream.scored": [["a", 1.0]]}},
+    "scored token without bits": {"values": {"stream.scored": [["YQ=="]]}},
+    "scored bits not finite": {"values": {"stream.scored": [["YQ==", float("inf")]]}},
+    "more bytes before the place than there are": {
+        "values": {"source": {"device": 1, "inode": 2, "offset": 2, "modified": 4, "tail": "YWJj"}}
     },
 }
 

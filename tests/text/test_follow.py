@@ -1,5 +1,6 @@
 """A file that is followed: every byte once, whatever happens to the file and wherever the reader begins again."""
 
+import dataclasses
 import os
 import random
 import shutil
@@ -132,7 +133,7 @@ def test_names_of_rotated_files(name, log):
     log.restart()
     log.take()
     assert log.read == lines(9, 9)
-    log.position = log.position._replace(offset=0, tail=b"", inode=log.path.with_name(name).stat().st_ino)
+    log.position = dataclasses.replace(log.position, offset=0, tail=b"", inode=log.path.with_name(name).stat().st_ino)
     log.read = b""
     log.restart()
     log.take()

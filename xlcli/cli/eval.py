@@ -6,6 +6,7 @@ import filecmp
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -101,7 +102,8 @@ def evaluate(
 
             for event in evaluation.evaluate(loaded, files or None, settings, runtime, per_token=by_token, stop=stop):
                 if isinstance(event, Score):
-                    scores.append(event)
+                    is_unique = [each.name for each in folders].count(folder.name) == 1
+                    scores.append(event if is_unique else replace(event, model=str(folder)))
                 elif not screen.shows(event):
                     if page is not None:
                         page.add(event)

@@ -1,18 +1,19 @@
 """State files: the state of an inference session in one safetensors file, tied to its model by fingerprints.
 
-Tensors `state.*` are the memory of the model, tensors `session.*` unread text, scored tokens and the random-number
-generator; counters are metadata. docs/format.md lists the names.
+Tensors `state.*` are the memory of the model, tensors `session.*` unread text, the random-number generator, and all
+other values as JSON. docs/format.md lists the names.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Base64Bytes, Field, TypeAdapter, ValidationError
 
 from xlcli.errors import CheckpointError, StateError
 from xlcli.files import as_utf8
@@ -31,10 +32,8 @@ if TYPE_CHECKING:
     from xlcli.text.tokenizers import Tokenizer
 
 _REMEDY = "Start without this state."
-_COUNTERS = ("n_lines", "n_bytes", "n_tokens", "line_start", "n_shown")
-"""Counters of a stream, saved as metadata."""
-_PLACE = ("device", "inode", "offset", "modified")
-"""Numbers of the place in a file that is followed, saved as metadata."""
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
@@ -58,11 +57,11 @@ class PendingText:
 
 @dataclass(frozen=True)
 class SamplerState:
-    """Seed and state (n, uint8) of a random-number generator, and the latest tokens, for the repetition penalty."""
+    """Seed and state of a random-number generator, and the latest tokens, for the repetition penalty."""
 
-    seed: int
-    generator: Tensor
-    recent: tuple[int, ...]
+    seed: Count
+    generator: Base64Bytes
+    recent: tuple[Count, ...]
 
 
 @dataclass(frozen=True)
@@ -76,14 +75,14 @@ class StreamPosition:
         recent: Latest scores of what is output (`lines` or `tokens`), with which the next one is compared.
     """
 
-    n_lines: int
-    n_bytes: int
-    n_tokens: int
-    bits: float
-    line_start: int
-    scored: tuple[tuple[bytes, float], ...]
-    n_shown: int = 0
-    recent: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    n_lines: Count
+    n_bytes: Count
+    n_tokens: Count
+    bits: Finite
+    line_start: Count
+    scored: tuple[tuple[Annotated[Base64Bytes, Field(min_length=1)], Finite], ...]
+    n_shown: Count = 0
+    recent: Mapping[str, tuple[Finite, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -108,6 +107,18 @@ class SessionState:
         return replace(self, model_state=self.model_state.fork())
 
 
+@dataclass(frozen=True)
+class _Values:
+    """What a state file has as JSON."""
+
+    last_token: Count
+    n_tokenized: Count
+    documents: tuple[Count, ...]
+    sampler: SamplerState | None
+    stream: StreamPosition | None
+    source: FilePosition | None
+
+
 def is_state_file(path: Path) -> bool:
     """True if a file is a state file, by its header. Imports no torch."""
     try:
@@ -129,16 +140,14 @@ def saved_model(path: Path) -> Path:
 
 def save_state(path: Path, session: SessionState, *, model: LoadedModel) -> None:
     """Writes a state file atomically."""
-    tensors, scalars = _pack(session)
     state = session.model_state
     write_tensors(
         path,
         {f"state.{name}": t for name, t in state.tensors().items()}
-        | {f"session.{name}": t for name, t in tensors.items()},
+        | {f"session.{name}": t for name, t in _pack(session).items()},
         {"schema": str(SCHEMA), "model.name": as_utf8(model.name), "model.folder": as_utf8(str(model.folder.resolve()))}
         | {f"model.{name}": value for name, value in model.fingerprints.items()}
-        | {f"state.{name}": value for name, value in state.describe().items()}
-        | {f"session.{name}": value for name, value in scalars.items()},
+        | {f"state.{name}": value for name, value in state.describe().items()},
     )
 
 
@@ -162,7 +171,7 @@ def load_state(path: Path, *, model: LoadedModel, device: str) -> SessionState:
     if not model.network.is_compatible(state):
         raise StateError(f"{path} does not have the shape of model {model.name}.", _REMEDY)
     try:
-        return _unpack(state, with_prefix("session.", tensors), with_prefix("session.", metadata), model.tokenizer)
+        return _unpack(state, with_prefix("session.", tensors), model.tokenizer)
     except (KeyError, ValueError, RuntimeError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise StateError(f"{path} is damaged: {reason}.", _REMEDY) from None
@@ -182,112 +191,46 @@ def _check_model(path: Path, metadata: Mapping[str, str], model: LoadedModel) ->
             )
 
 
-def _pack(session: SessionState) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and scalars of the session, without the memory."""
+def _pack(session: SessionState) -> dict[str, Tensor]:
+    """Tensors of the session, without the memory."""
     import numpy as np
     import torch
 
-    pending, sampler, stream, source = session.pending, session.sampler, session.stream, session.source
-    scalars: dict[str, object] = {"last_token": session.last_token, "pending.n_tokenized": pending.n_tokenized}
-    tensors = {
-        "pending.text": torch.from_numpy(np.frombuffer(pending.data, np.uint8).copy()),
-        "pending.ids": torch.tensor(pending.ids, dtype=torch.int32),
-    }
-    if pending.documents:
-        tensors["pending.documents"] = torch.tensor(pending.documents, dtype=torch.int64)
-    if sampler is not None:
-        scalars["sampler.seed"] = sampler.seed
-        tensors["sampler.generator"] = sampler.generator
-        tensors["sampler.recent"] = torch.tensor(sampler.recent, dtype=torch.int32)
-    if stream is not None:
-        scalars |= {f"stream.{name}": getattr(stream, name) for name in (*_COUNTERS, "bits")}
-        texts = [text for text, _ in stream.scored]
-        tensors["stream.scored_text"] = torch.from_numpy(np.frombuffer(b"".join(texts), np.uint8).copy())
-        tensors["stream.scored_sizes"] = torch.tensor([len(text) for text in texts], dtype=torch.int32)
-        tensors["stream.scored_bits"] = torch.tensor([bits for _, bits in stream.scored], dtype=torch.float64)
-        for kind, recent in stream.recent.items():
-            tensors[f"stream.recent_{kind}"] = torch.tensor(recent, dtype=torch.float64)
-    if source is not None:
-        scalars |= {f"source.{name}": getattr(source, name) for name in _PLACE}
-        tensors["source.tail"] = torch.from_numpy(np.frombuffer(source.tail, np.uint8).copy())
-    return tensors, {name: str(value) for name, value in scalars.items()}
+    pending, parts = session.pending, (session.sampler, session.stream, session.source)
+    values = _Values(session.last_token, pending.n_tokenized, pending.documents, *parts)
+    texts = {"text": pending.data, "values": TypeAdapter(_Values).dump_json(values)}
+    tensors = {name: torch.from_numpy(np.frombuffer(data, np.uint8).copy()) for name, data in texts.items()}
+    return {**tensors, "ids": torch.tensor(pending.ids, dtype=torch.int32)}
 
 
-def _unpack(
-    model_state: State, tensors: Mapping[str, Tensor], scalars: Mapping[str, str], tokenizer: Tokenizer
-) -> SessionState:
+def _unpack(model_state: State, tensors: Mapping[str, Tensor], tokenizer: Tokenizer) -> SessionState:
     """The inverse of `_pack`; `KeyError`, `ValueError` or `RuntimeError` when an entry is missing or malformed."""
+    import numpy as np
     import torch
 
-    n_tokenized, ids = _count(scalars, "pending.n_tokenized"), _token_ids(tensors, "pending.ids", tokenizer)
-    pending = PendingText(_array(tensors, "pending.text", "uint8").tobytes(), ids, n_tokenized, _documents(tensors))
-    sizes = tokenizer.sizes(ids, pending.data[:n_tokenized])
-    is_text = tokenizer.kind == "words" or tokenizer.decode(ids) == pending.data[:n_tokenized]
-    if len(sizes) != len(ids) or int(sizes.sum()) != n_tokenized or not is_text:
+    types = {"text": torch.uint8, "values": torch.uint8, "ids": torch.int32}
+    for name, tensor in tensors.items():
+        if tensor.dtype != types[name] or tensor.ndim != 1:
+            raise ValueError(f"'{name}' is not a vector of {types[name]}")
+    data, ids = tensors["text"].numpy().tobytes(), tensors["ids"].numpy()
+    try:
+        values = TypeAdapter(_Values).validate_json(tensors["values"].numpy().tobytes())
+    except ValidationError as error:
+        raise ValueError(f"'{'.'.join(map(str, error.errors()[0]['loc']))}' has no legal value") from None
+    sampler = values.sampler
+    known = np.append(ids, [*(sampler.recent if sampler else ()), values.last_token])
+    if known.min() < 0 or known.max() >= tokenizer.vocab_size:
+        raise ValueError("a token is not in the vocabulary")
+    read = data[: values.n_tokenized]
+    sizes = tokenizer.sizes(ids, read)
+    is_text = tokenizer.kind == "words" or tokenizer.decode(ids) == read
+    if len(sizes) != len(ids) or int(sizes.sum()) != values.n_tokenized or not is_text:
         raise ValueError("unread text and its tokens do not fit together")
-    last_token = _count(scalars, "last_token")
-    if last_token >= tokenizer.vocab_size:
-        raise ValueError(f"token {last_token} is not in the vocabulary")
-    sampler = stream = source = None
-    if "sampler.seed" in scalars:
-        recent = _token_ids(tensors, "sampler.recent", tokenizer).tolist()
-        generator = torch.from_numpy(_array(tensors, "sampler.generator", "uint8"))
-        torch.Generator().set_state(generator)
-        sampler = SamplerState(_count(scalars, "sampler.seed"), generator, tuple(recent))
-    if "stream.bits" in scalars:
-        bits = float(scalars["stream.bits"])
-        if not math.isfinite(bits):
-            raise ValueError("'stream.bits' is not finite")
-        counters = {name: _count(scalars, f"stream.{name}") for name in _COUNTERS}
-        latest = with_prefix("stream.recent_", tensors)
-        recent = {kind: tuple(_array(latest, kind, "float64").tolist()) for kind in latest}
-        if not all(map(math.isfinite, itertools.chain(*recent.values()))):
-            raise ValueError("a latest score is not finite")
-        stream = StreamPosition(**counters, bits=bits, scored=_scored(tensors), recent=recent)
-    if "source.offset" in scalars:
-        device, inode, offset, modified = (_count(scalars, f"source.{name}", 2**64) for name in _PLACE)
-        source = FilePosition(device, inode, offset, modified, _array(tensors, "source.tail", "uint8").tobytes())
-        if not len(source.tail) <= source.offset < 2**63:
-            raise ValueError("'source.tail' does not fit")
-    return SessionState(model_state, last_token, pending, sampler, stream, source)
-
-
-def _documents(tensors: Mapping[str, Tensor]) -> tuple[int, ...]:
-    """Offsets in the unread text at which documents begin."""
-    if "pending.documents" not in tensors:
-        return ()
-    starts = tuple(_array(tensors, "pending.documents", "int64").tolist())
-    within = (-1, *starts, len(tensors["pending.text"]) + 1)
-    if any(b <= a for a, b in itertools.pairwise(within)):
-        raise ValueError("'pending.documents' is not in order")
-    return starts
-
-
-def _scored(tensors: Mapping[str, Tensor]) -> tuple[tuple[bytes, float], ...]:
-    """Text and bits of each token of the unfinished line."""
-    text = _array(tensors, "stream.scored_text", "uint8").tobytes()
-    sizes = _array(tensors, "stream.scored_sizes", "int32").tolist()
-    bits = _array(tensors, "stream.scored_bits", "float64").tolist()
-    stops = [*itertools.accumulate(sizes)]
-    if min(sizes, default=1) < 1 or (stops or [0])[-1] != len(text) or not all(map(math.isfinite, bits)):
-        raise ValueError("scored text and its tokens do not fit together")
-    return tuple((text[stop - size : stop], own_bits) for stop, size, own_bits in zip(stops, sizes, bits, strict=True))
-
-
-def _count(scalars: Mapping[str, str], name: str, end: int = 2**63) -> int:
-    if not 0 <= (value := int(scalars[name])) < end:
-        raise ValueError(f"'{name}' is {value}")
-    return value
-
-
-def _array(tensors: Mapping[str, Tensor], name: str, dtype: str) -> NDArray[Any]:
-    if (str(tensors[name].dtype), tensors[name].ndim) != (f"torch.{dtype}", 1):
-        raise ValueError(f"'{name}' is not a vector of {dtype}")
-    return tensors[name].numpy()
-
-
-def _token_ids(tensors: Mapping[str, Tensor], name: str, tokenizer: Tokenizer) -> NDArray[np.int32]:
-    ids = _array(tensors, name, "int32")
-    if len(ids) and not 0 <= ids.min() <= ids.max() < tokenizer.vocab_size:
-        raise ValueError(f"'{name}' holds a token that is not in the vocabulary")
-    return ids
+    if any(b <= a for a, b in itertools.pairwise((-1, *values.documents, len(data) + 1))):
+        raise ValueError("documents are not in order")
+    if values.source is not None and len(values.source.tail) > values.source.offset:
+        raise ValueError("the place in the file does not fit")
+    if sampler is not None:
+        torch.Generator().set_state(torch.tensor([*sampler.generator], dtype=torch.uint8))
+    pending = PendingText(data, ids, values.n_tokenized, values.documents)
+    return SessionState(model_state, values.last_token, pending, sampler, values.stream, values.source)

@@ -12,8 +12,11 @@ import re
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from pydantic import Base64Bytes, Field
 
 from xlcli.text.formats import LONGEST_LINE
 
@@ -23,10 +26,12 @@ TAIL = 1024
 """Number of bytes before a place by which a file is recognized."""
 SHORTEST_TAIL = 64
 """Number of bytes by which a copy of a file is recognized, at least."""
+_Number = Annotated[int, Field(ge=0, lt=2**64)]
 _PACKED = (".gz", ".bz2", ".xz", ".zst")
 
 
-class FilePosition(NamedTuple):
+@dataclass(frozen=True)
+class FilePosition:
     """Place in a file that is followed, behind all text that was taken from it.
 
     Attributes:
@@ -37,11 +42,11 @@ class FilePosition(NamedTuple):
         tail: Bytes before the place, by which the file is recognized.
     """
 
-    device: int
-    inode: int
-    offset: int
-    modified: int
-    tail: bytes
+    device: _Number
+    inode: _Number
+    offset: Annotated[int, Field(ge=0, lt=2**63)]
+    modified: _Number
+    tail: Base64Bytes
 
 
 class _File(NamedTuple):
@@ -118,8 +123,8 @@ class FollowedFile:
         assert place is not None
         assert self._descriptor is not None
         modified = os.fstat(self._descriptor).st_mtime_ns
-        self.position = place._replace(
-            offset=place.offset + len(data), modified=modified, tail=(place.tail + data)[-TAIL:]
+        self.position = replace(
+            place, offset=place.offset + len(data), modified=modified, tail=(place.tail + data)[-TAIL:]
         )
 
     def _find(self) -> bool:

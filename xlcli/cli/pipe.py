@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 PORTION = 2**16
 """Maximum number of bytes per read."""
-POLL_MS = 100
-"""Time between two looks at a file that does not grow."""
 GRACE_SECONDS = 0.5
 """Time after a signal in which a reader that has stalled may go on; then output is discarded."""
 
@@ -70,7 +68,7 @@ def followed(portions: Iterator[bytes | None], stop: Stop) -> Iterator[bytes | N
         portion = next(portions)
         yield portion
         if portion is None:
-            waiting.poll(POLL_MS)
+            waiting.poll(100)
     yield None
 
 

@@ -119,13 +119,11 @@ class FollowedFile:
 
     def _advance(self, data: bytes) -> None:
         """Moves behind bytes that were read."""
-        place = self.position
-        assert place is not None
+        assert self.position is not None
         assert self._descriptor is not None
+        offset, tail = self.position.offset + len(data), (self.position.tail + data)[-TAIL:]
         modified = os.fstat(self._descriptor).st_mtime_ns
-        self.position = replace(
-            place, offset=place.offset + len(data), modified=modified, tail=(place.tail + data)[-TAIL:]
-        )
+        self.position = replace(self.position, offset=offset, modified=modified, tail=tail)
 
     def _find(self) -> bool:
         """Opens the file that holds the position, or a copy of it, or the one that was written after it, if any."""
@@ -135,10 +133,10 @@ class FollowedFile:
         files = [*([named] if named else ()), *reversed(self._rotated())]
         same = [file for file in files if file.identity == (place.device, place.inode)]
         copies = [file for file in files if file not in same and len(place.tail) >= SHORTEST_TAIL]
-        if any(self._open(file, place.offset, place.tail) for file in (*same, *copies)):
-            assert self.position is not None
-            self._is_copy = (self.position.device, self.position.inode) != (place.device, place.inode)
-            return True
+        for file in (*same, *copies):
+            if self._open(file, place.offset, place.tail):
+                self._is_copy = file not in same
+                return True
         # A copy that is too short to be recognized is not read again.
         has_copy = named is not None and named in same and len(place.tail) < SHORTEST_TAIL
         later = named if has_copy else self._after(place.modified) or named
@@ -150,8 +148,7 @@ class FollowedFile:
 
     def _following(self) -> _File | None:
         """The file to go on with at the end of this one, if there is one with text."""
-        if self._descriptor is None:
-            return None
+        assert self._descriptor is not None
         status, named = os.fstat(self._descriptor), _seen(self.path)
         if named is None or named.identity == (status.st_dev, status.st_ino):
             return None

@@ -10,6 +10,7 @@ import pytest
 
 from xlcli.text import follow
 from xlcli.text.follow import FollowedFile
+from xlcli.text.formats import documents
 
 
 class Log:
@@ -127,7 +128,7 @@ def test_names_of_rotated_files(name, log):
     log.write(lines(0, 9))
     log.path.rename(log.path.with_name(name))
     log.write(lines(9, 9))
-    for other in ("app.log.state", "app-1.log", "app-8080.log"):
+    for other in ("app.log.state", "app-1.log", "app-8080.log", "app.1", "app-20260101"):
         log.path.with_name(other).write_bytes(b"another file\n")
     log.position = None
     log.restart()
@@ -170,6 +171,18 @@ def test_lines_come_one_by_one_and_whole_if_asked(log):
     log.write(b'\n{"text": "%s"}\n{"te' % (b"c" * 3 * follow.PORTION))
     parts = [*iter(lambda: next(log.portions), None)]
     assert [len(part) for part in parts] == [1, 3 * follow.PORTION + 13]
+
+
+def test_a_line_that_is_cut_by_a_rotation_does_not_spoil_the_next_one(log):
+    log.restart(by_line=True)
+    log.write(b'{"text": "a"}\n{"te')
+    log.take()
+    log.rotate()
+    log.write(b'{"text": "b"}\n')
+    skipped = []
+    lines = iter(lambda: next(log.portions), None)
+    assert [*documents(lines, "log", "text", skipped.append, skips=True)] == [b"b\n", b""]
+    assert len(skipped) == 1
 
 
 def test_copies_after_one_that_is_gone_are_read(log):

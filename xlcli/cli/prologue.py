@@ -212,10 +212,9 @@ def state_files(context: typer.Context) -> tuple[Path | None, Path | None]:
         raise ConfigError("--state both continues a state and saves it.", "Leave out --state-in and --state-out.")
     if state is not None:
         before, after = state if os.path.lexists(state) and state.stat().st_size else None, state
-    if before is not None and not before.is_file():
-        raise StateError(f"there is no saved state {before}.", "Make one with --state FILE, or drop --state-in.")
     if before is not None and not is_state_file(before):
-        raise StateError(f"{before} is damaged or no saved state.", "Start without it.")
+        problem = "is damaged or no saved state" if before.exists() else "does not exist"
+        raise StateError(f"state {before} {problem}.", "Make one with --state FILE, or start without it.")
     return before, after
 
 

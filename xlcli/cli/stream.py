@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
     from xlcli.text.follow import FollowedFile
 
 app = typer.Typer()
-
-SAVE_EVERY = 60.0
-"""Seconds between saves with `--state`."""
 
 
 @app.command(
@@ -61,7 +57,6 @@ def stream(
     """Score text line by line as it arrives, without end, in constant RAM."""
     from xlcli.cli import prologue
     from xlcli.cli.outputs import check_standard_output
-    from xlcli.text.formats import check_followed
 
     config, screen = prologue.begin(context)
     from xlcli.cli.page import Page
@@ -73,7 +68,7 @@ def stream(
     if settings.save_every is not None and not (state or state_out):
         raise ConfigError("--save-every needs a file to save in.", "Add --state memory.state.")
     if settings.save_every is None and state:
-        settings = settings.model_copy(update={"save_every": SAVE_EVERY})
+        settings = settings.model_copy(update={"save_every": 60.0})
     if follow and (name == "-" or (Path(name).exists() and not Path(name).is_file())):
         raise ConfigError("--follow needs a regular file.", "Name one. A pipe is read until it ends.")
     texts = [] if name == "-" else [name]
@@ -86,9 +81,6 @@ def stream(
         prologue.print_plan(folder, settings, screen, batch_size=1, action=f"scores {name}", is_endless=is_endless)
         return 0
     check_standard_output(name)
-    if follow and Path(name).exists() and not settings.binary:
-        with os.fdopen(open_source(name), "rb") as log:
-            check_followed(name, log.read(8))
     source = None if follow else open_source(name)
     label = "standard input" if name == "-" else name
     with screen.stop() as stop, nullcontext() if html is None else Page(Path(html)) as page:
@@ -155,7 +147,8 @@ def read_text(
         return data
     any_bytes, field = model.tokenizer.kind == "bytes", settings.text_field
     if source is None:
-        text = data if field is None else documents(data, name, field)
+        warn = partial(screen.say, level="warning")
+        text = data if field is None else documents(data, name, field, warn, skips=True)
     elif is_parquet(source):
         return parquet_texts(source, name, field)
     else:

@@ -31,7 +31,7 @@ app = typer.Typer()
 @app.command(
     cls=Command,
     context_settings=CONTEXT,
-    epilog="xlcli train corpus.txt\nxlcli train books/ notes.txt.gz --preset small --max-time 30m --out models/mine",
+    epilog="xlcli train corpus.txt\nxlcli train books/ notes.txt.gz --preset small --max-time 30m -o models/mine",
 )
 def train(
     context: typer.Context,
@@ -79,7 +79,7 @@ def train(
         if context.params["print_config"]:
             name, config = next(iter(configs.items()))
             if preset is None and model is None and not screen.json:
-                screen.print(f"# No --preset: text and device decide. This is preset {name}.\n\n")
+                screen.print(f"# No --preset: text and device decide, or the bundled model. This is preset {name}.\n\n")
             screen.print(print_config(config, context, as_json=screen.json))
             return 0
         if not paths:

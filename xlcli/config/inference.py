@@ -366,7 +366,7 @@ class StreamConfig(OnlineConfig):
         Annotated[float, Field(ge=0.001, lt=1.0), Unit(units.fraction)] | None, Option("Text", "--top SHARE", "1%")
     ] = Field(
         default=None,
-        description="Print only this share of lines or tokens, the most surprising ones among the 1,000 before each.",
+        description="Print only this share of lines or tokens, each compared with the 1,000 before it; at first none.",
     )
     save_every: Annotated[Seconds | None, Option("Memory", "--save-every TIME", "10m")] = Field(
         default=None, description="Time between saves of the state. Default: 1m with --state, else at the end only."

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _REMEDY = "Start without this state."
 Count = Annotated[int, Field(ge=0, lt=2**63)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+Finite = Annotated[float, Field(gt=-1e300, lt=1e300)]
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,8 @@ class FollowedFile:
         self._skipped: set[tuple[int, int]] = set()
         stem, suffix = re.escape(path.stem), re.escape(path.suffix)
         packed = "|".join(map(re.escape, _PACKED))
-        self._rotated_name = re.compile(rf"{stem}({suffix})?(\.|-(?=\d{{4}}-?\d\d))\d[\d.T:_-]*({suffix})?({packed})?")
+        number = r"(\.|-(?=\d{4}-?\d\d))\d[\d.T:_-]*"
+        self._rotated_name = re.compile(rf"({stem}{suffix}{number}|{stem}{number}{suffix})({packed})?")
 
     def portions(self, *, by_line: bool, unfinished: bool) -> Iterator[bytes | None]:
         """Lines as they are written, many at once or, `by_line`, one by one; None while there are none. Does not end.
@@ -105,7 +106,8 @@ class FollowedFile:
             if end:
                 size = PORTION
                 self._advance(data[:end])
-                yield data[:end]
+                is_cut = by_line and following is not None
+                yield data[:end] + b"\n" if is_cut else data[:end]
             elif following is None or not self._begin(following):
                 yield None
 
@@ -175,7 +177,13 @@ class FollowedFile:
         return None
 
     def _rotated(self) -> list[_File]:
-        """Rotated files with text, by the time of their last change."""
+        """Rotated files with text, by the time of their last change, when they do not change their names."""
+        files = self._listed()
+        while files != (again := self._listed()):
+            files = again
+        return files
+
+    def _listed(self) -> list[_File]:
         paths = [path for path in self.path.parent.iterdir() if self._rotated_name.fullmatch(path.name)]
         files = [file for path in paths if path != self.path and (file := _seen(path)) is not None and file.size]
         return sorted(files, key=lambda file: file.modified)

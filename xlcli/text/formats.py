@@ -221,12 +221,13 @@ def keyless(line: bytes, name: str) -> str | None:
 
 
 def documents(
-    portions: Portions, name: str, text_field: str | None, notice: Callable[[str], None] = lambda text: None
+    portions: Portions, name: str, text_field: str | None, notice: Callable[[str], None], *, skips: bool = False
 ) -> Portions:
     """Texts of JSON lines, each a `Document` ended by a line end; other text is passed on unchanged.
 
     Raises:
-        DataError: A line is not a JSON object with a text in `text_field`, or is longer than `LONGEST_LINE`.
+        DataError: A line is not a JSON object with a text in `text_field`, unless `skips`, or is longer than
+            `LONGEST_LINE`.
     """
     head = yield from _read_while(portions, lambda head, new: len(head) < BLANKS and not new.strip())
     start, first = len(head) - len(head.lstrip()), b""
@@ -249,11 +250,12 @@ def documents(
         elif line.strip():
             text = _field(line, field)
             if text is None:
-                raise DataError(
-                    f"line {number} of {name} is not a JSON object with a text in '{field}'.",
-                    "Name the key with --text-field, or use --binary to take the lines as they are.",
-                )
-            yield from as_document(text)
+                reason = f"line {number} of {name} is not a JSON object with a text in '{field}'"
+                if not skips:
+                    remedy = "Name the key with --text-field, or use --binary to take the lines as they are."
+                    raise DataError(f"{reason}.", remedy)
+                notice(f"{reason}, and is skipped")
+            yield from as_document(text or b"")
         else:
             yield b""  # the reader may want to stop
 
@@ -321,13 +323,6 @@ def checked(portions: Portions, name: str) -> Portions:
             if utf8.bad is not None:
                 raise not_utf8(name, utf8.bad)
         yield portion
-
-
-def check_followed(name: str, head: bytes) -> None:
-    """`DataError` if a file with these first bytes is compressed or not in UTF-8, so its text has other offsets."""
-    kinds = COMPRESSIONS | {mark: encoding for mark, encoding in ENCODINGS.items() if encoding != "utf-8"}
-    if kind := next((kind for mark, kind in kinds.items() if head.startswith(mark)), None):
-        raise DataError(f"{name} holds {kind} data, which cannot be followed.", "Pipe its text into xlcli stream.")
 
 
 def _without_binaries(portions: Portions, name: str, marks: Sequence[bytes]) -> Portions:

@@ -145,15 +145,17 @@ def final_evaluation(
     """Score (None without validation text) and a sample of the saved model; None when stopped."""
     model = store.load(folder, device=runtime.device)
     inference = make_runtime(RuntimeConfig(device=str(runtime.device), threads=runtime.threads))
-    score, sample = None, ""
-    if model.held_out("valid"):
+    score, sample, prompt = None, "", b""
+    if path := model.held_out("valid"):
+        with path.open("rb") as text:  # whose next lines the sample continues
+            prompt = text.read(2**10).rpartition(b"\n")[0] + b"\n"
         for event in evaluate(model, None, EvalConfig(limit=SCORED_BYTES), inference, stop=stop):
             if isinstance(event, Progress | Notice):
                 yield event
             elif isinstance(event, Score):
                 score = event
                 yield from _compare_with_frequencies(model, event)
-    for made in generate(model, b"", GenerateConfig(max_new_tokens=SAMPLE_TOKENS), inference, seed=seed, stop=stop):
+    for made in generate(model, prompt, GenerateConfig(max_new_tokens=SAMPLE_TOKENS), inference, seed=seed, stop=stop):
         if isinstance(made, Notice):
             yield made
         elif isinstance(made, Generated):

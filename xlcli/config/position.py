@@ -8,7 +8,7 @@ from xlcli.config import units
 from xlcli.config.base import BaseConfig, Count, Positive, Unit
 from xlcli.errors import InvalidSettingError
 
-ClampLen = Annotated[Count | Literal["none"], Unit(units.count_or_none)]
+ClampLen = Annotated[Count | Literal["none"], Unit(lambda text: text if text == "none" else units.count(text))]
 """Largest distance of a position encoding, or `none` for any."""
 Placement = Literal["embedding", "layers"]
 """Absolute positions are added to the embedding, or to the input of every layer."""

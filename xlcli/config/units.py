@@ -29,11 +29,6 @@ def count(value: str) -> int:
     return int(size)
 
 
-def count_or_none(value: str) -> int | str:
-    """Whole number, or `none`."""
-    return "none" if value.strip() == "none" else count(value)
-
-
 def number(value: str) -> float:
     """Finite number."""
     try:

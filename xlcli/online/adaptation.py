@@ -6,7 +6,7 @@ before anything is learned from it. Gradients reach back to the beginning of the
 keys and values that were computed with earlier weights.
 
 A block that lies in one call is read once, with gradients. A block whose tokens arrive in several calls is read once
-more with gradients when it is complete, from a copy of the memory before it.
+more with gradients when it is complete, from a copy of the memory before it, and the memory of this reading is kept.
 
 The optimizer divides gradients by their root mean square, with decay toward the trained weights. Krause et al.
 (section 3.2) take the mean over training text. Here it runs over the blocks that were read, and the mean of a matrix is
@@ -128,9 +128,7 @@ class AdaptiveModel:
     def _score_part(self, tokens: Tensor, targets: Tensor, state: State) -> ScoreOutput:
         """`score` of tokens (1 n) of one block."""
         self._load(state)
-        # Other memories have other values with gradients: rounded ones are not, and sums have none of the call.
-        is_exact = all(type(layer) is KeyValue for layer in state.layers) and state.memory_dtype == "float32"
-        if tokens.shape[1] == self.block and is_exact:
+        if tokens.shape[1] == self.block and _is_exact(state):
             return self._score_and_learn(tokens, targets, state)
         out = self.network.score(tokens, targets, self._begin(state, tokens, targets))
         return out._replace(state=self._learn_if_complete(out.state))
@@ -161,13 +159,17 @@ class AdaptiveModel:
         return self._learn(state) if len(_value(state).inputs) == self.block else state
 
     def _learn(self, state: State) -> State:
-        """State after a step on the unfinished block, which is read again; the memory remains."""
+        """State after a step on the unfinished block, which is read again.
+
+        The memory of this reading is kept, because differences in rounding would grow with every step.
+        """
         self._load(state)
         value, before = _value(state), before_block(state)
         with _gradients():
             inputs, targets = value.inputs[None].clone(), value.targets[None].clone()
             out = self.network.score(inputs, targets.clamp(min=0), _ordinary(before))
-            return replace(state, adaptation=self._stepped(value, out.nll[targets != UNKNOWN].sum()))
+            value = self._stepped(value, out.nll[targets != UNKNOWN].sum())
+        return replace(state, layers=(out.state if _is_exact(state) else state).layers, adaptation=value)
 
     def _stepped(self, value: Adaptation, nats: Tensor) -> Adaptation:
         """Value after a step on the sum () of the surprisal of a block, at the beginning of the next one."""
@@ -229,6 +231,11 @@ def before_block(state: State) -> State:
     value = _value(state)
     seen = state.seen - len(value.inputs)
     return replace(state, layers=value.start, last=value.last, seen=seen, adaptation=None, cache=None)
+
+
+def _is_exact(state: State) -> bool:
+    """True if the memory has the same values with gradients: rounded ones are not, and sums have none of the call."""
+    return all(type(layer) is KeyValue for layer in state.layers) and state.memory_dtype == "float32"
 
 
 def _value(state: State) -> Adaptation:

@@ -178,9 +178,9 @@ class FollowedFile:
 
     def _rotated(self) -> list[_File]:
         """Rotated files with text, by the time of their last change, when they do not change their names."""
-        files = self._listed()
-        while files != (again := self._listed()):
-            files = again
+        files, before = self._listed(), None
+        while files != before:
+            files, before = self._listed(), files
         return files
 
     def _listed(self) -> list[_File]:

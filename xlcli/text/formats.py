@@ -252,8 +252,7 @@ def documents(
             if text is None:
                 reason = f"line {number} of {name} is not a JSON object with a text in '{field}'"
                 if not skips:
-                    remedy = "Name the key with --text-field, or use --binary to take the lines as they are."
-                    raise DataError(f"{reason}.", remedy)
+                    raise DataError(f"{reason}.", "Name the key with --text-field, or take the lines with --binary.")
                 notice(f"{reason}, and is skipped")
             yield from as_document(text or b"")
         else:

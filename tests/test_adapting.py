@@ -1,5 +1,6 @@
 """The option `adapt` of the workflows: figures of eval and stream agree, and a stream goes on where it stopped."""
 
+import numpy as np
 import pytest
 import torch
 from toys import PROSE, RUNTIME, toy
@@ -168,3 +169,16 @@ def test_weights_that_are_not_finite_have_diverged():
             predict(session)
     with pytest.raises(ConfigError, match="adapt_lr"):
         validate(GenerateConfig, {"adapt_lr": 1.5})
+
+
+def test_the_division_into_calls_leaves_no_trace_in_the_weights():
+    """Else differences in rounding grow with every step."""
+    model, ids, found = toy(), np.frombuffer(TEXT[:96], np.uint8).astype(np.int32), []
+    for sizes in ([96], [7, 30, 1, 58], [1] * 96):
+        session = InferenceSession.open(model, RUNTIME, GenerateConfig(**ADAPT), None)
+        for part in np.split(ids, np.cumsum(sizes)[:-1]):
+            session.score(part)
+        found.append(session.state.adaptation)
+    assert found[0].n_steps == 96 // ADAPT["adapt_block"]
+    for other in found[1:]:
+        assert all(torch.equal(weight, other.weights[name]) for name, weight in found[0].weights.items())

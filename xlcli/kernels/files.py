@@ -72,13 +72,14 @@ class KernelFiles:
     def compile(self, *arguments: Any, stop: Callable[[], bool]) -> None:
         """Compiles the kernel for arguments of these types, unless `stop` becomes true."""
         signature = tuple(map(numba.typeof, arguments))
-        self._compile_apart(signature, stop)
+        if self._read(signature, self.kernel.targetctx) is None:
+            self._compile_apart(signature, stop)
         if not stop():
             self.kernel.compile(signature)
 
     def _compile_apart(self, signature: Any, stop: Callable[[], bool] = lambda: False) -> None:
         """Another process compiles the kernel and writes its file, unless it fails; `stop` ends it."""
-        if self.program is None or self._read(signature, self.kernel.targetctx) is not None:
+        if self.program is None:
             return
         with contextlib.suppress(OSError):
             process = subprocess.Popen(  # noqa: S603
@@ -99,8 +100,10 @@ class KernelFiles:
     def load_overload(self, signature: Any, target: Any) -> Any:
         """The kernel for arguments of these types; None if no file has it: then this process compiles it."""
         target.refresh()
-        self._compile_apart(signature)
         data = self._read(signature, target)
+        if data is None:
+            self._compile_apart(signature)
+            data = self._read(signature, target)
         return None if data is None else CompileResult._rebuild(target, *data)  # type: ignore[no-untyped-call]
 
     def save_overload(self, signature: Any, compiled: Any) -> None:

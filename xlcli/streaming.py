@@ -92,6 +92,12 @@ def stream(
         is_time = options.save_every is not None and time.monotonic() - saved >= options.save_every
         return save is not None and is_time and scorer.has_new_text
 
+    def save_now() -> None:
+        nonlocal saved
+        if save:
+            saved, scorer.has_new_text = time.monotonic(), False
+            save(scorer.session_state())
+
     for portion, is_end in itertools.chain(((portion, False) for portion in portions), [(None, True)]):
         if not is_end:
             had_crlf = scorer.line_ends.replaced
@@ -99,8 +105,7 @@ def stream(
             if scorer.line_ends.replaced and not had_crlf:
                 yield Notice(f"{CRLF_NOTICE}; --binary keeps them")
         else:
-            if save:
-                save(scorer.session_state())
+            save_now()
             if stop():
                 break
             scorer.is_ended = True
@@ -114,24 +119,21 @@ def stream(
             if time.monotonic() - scorer.last_stats >= STATS_SECONDS:
                 scorer.last_stats = time.monotonic()
                 yield scorer.stats(final=False)
-            if save and due:
-                saved, scorer.has_new_text = time.monotonic(), False
-                save(scorer.session_state())
+            if due:
+                save_now()
         if is_end:
             if scorer.n_bytes > scorer.line_start:  # an unfinished line
                 yield from scorer.end_line_part()
                 scorer.n_lines += 1
             break
         if stop():
-            if save:
-                save(scorer.session_state())
+            save_now()
             break
         if scorer.flush_due:
             scorer.flush_due = False
             yield from scorer.end_line_part()
-        if save and is_due():
-            saved, scorer.has_new_text = time.monotonic(), False
-            save(scorer.session_state())
+        if is_due():
+            save_now()
     yield scorer.stats(final=True)
 
 

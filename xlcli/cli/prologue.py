@@ -52,10 +52,8 @@ def open_screen(context: typer.Context) -> Screen:
 
 def find_model(context: typer.Context, settings: InferenceConfig, screen: Screen) -> Path:
     """The folder of the only model, as `find_models`; `ConfigError` if `--model` names several."""
-    if len(named_models(context)) > 1:
-        raise ConfigError(
-            f"{context.command_path} uses one model, not {len(named_models(context))}.", "Give one -m NAME."
-        )
+    if (n := len(named_models(context))) > 1:
+        raise ConfigError(f"{context.command_path} uses one model, not {n}.", "Give one -m NAME.")
     return find_models(context, settings, screen)[0]
 
 

@@ -166,8 +166,7 @@ def use_threads(n: int) -> int:
 def compile_types(weight_type: str, memory_type: str) -> None:
     """Compiles `decode_token` for weights and memories of these types in this process, and writes its files."""
     FILES.program = None
-    arguments = np.empty(1, CALL), np.empty(0, weight_type), np.empty(0, memory_type)
-    FILES.kernel.compile(tuple(map(numba.typeof, arguments)))
+    compile_kernel(np.empty(0, weight_type), np.empty(0, memory_type), lambda: False)
 
 
 FILES = KernelFiles(

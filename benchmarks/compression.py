@@ -109,7 +109,7 @@ def run(name, text, options, seed):
     started = time.process_time()
     for step in range(STEPS[text]):
         piece = read[:, step * SEGMENT : (step + 1) * SEGMENT + 1]
-        nll, state, _, auxiliary = model.score(piece[:, :-1], piece[:, 1:], state)
+        nll, state, _, auxiliary, _ = model.score(piece[:, :-1], piece[:, 1:], state)
         loss = nll.mean() + (0.0 if auxiliary is None else auxiliary)
         optimizers.zero_grad()
         loss.backward()

@@ -21,7 +21,7 @@ from xlcli.events import Generated, LineScore, Notice, Score, TokenScore
 from xlcli.generation import generate
 from xlcli.store.state_files import load_state, save_state
 from xlcli.streaming import stream
-from xlcli.text.formats import Document
+from xlcli.text.documents import Document
 
 TEXTS = [f"{line}\n" for line in PROSE.splitlines()[:5] if line] + ["x\n", PROSE[:200].replace("\n", " ") + "\n", "\n"]
 

@@ -277,7 +277,7 @@ def test_gradients_reach_every_parameter(name):
         model.train(training).zero_grad()
         state = model.init_state(2, mem_len=12, segment_len=13, span="growing", memory="hidden")
         _, state = model.score(text[:, :13], text[:, 1:14], state)[:2]
-        nll, _, _, auxiliary = model.score(text[:, 13:26], text[:, 14:27], state)
+        nll, _, _, auxiliary, _ = model.score(text[:, 13:26], text[:, 14:27], state)
         (nll.mean() + (0.0 if auxiliary is None else auxiliary)).backward()
         for n, parameter in model.named_parameters():
             assert parameter.grad is not None, n

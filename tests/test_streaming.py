@@ -146,7 +146,7 @@ def test_lines_that_arrive_together_are_read_together(monkeypatch):
     model, calls = toy(), []
     score = model.network.score
     monkeypatch.setattr(
-        model.network, "score", lambda x, y, s: (calls.append(x.shape[1]), score(x, y, s))[1], raising=False
+        model.network, "score", lambda x, y, s, **k: (calls.append(x.shape[1]), score(x, y, s, **k))[1], raising=False
     )
     run(model, [b"ab\n" * 500], emit="lines")
     assert calls == [512, 512, 476]

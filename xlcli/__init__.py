@@ -16,7 +16,7 @@ _MODULES = {
     "ConfigError": "xlcli.errors",
     "DataError": "xlcli.errors",
     "DivergedError": "xlcli.errors",
-    "Document": "xlcli.text.formats",
+    "Document": "xlcli.text.documents",
     "Model": "xlcli.api",
     "ResourceError": "xlcli.errors",
     "StateError": "xlcli.errors",

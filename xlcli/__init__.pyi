@@ -19,6 +19,6 @@ from xlcli.errors import ResourceError as ResourceError
 from xlcli.errors import StateError as StateError
 from xlcli.errors import XLError as XLError
 from xlcli.presets import list_presets as list_presets
-from xlcli.text.formats import Document as Document
+from xlcli.text.documents import Document as Document
 
 __version__: str

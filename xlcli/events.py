@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import builtins
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 E = TypeVar("E")
 T = TypeVar("T")
@@ -209,13 +209,67 @@ class Trained(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a model predicted at the place of a token.
+
+    Attributes:
+        word_ends: log2 of the probabilities that a word ends here behind a letter, and behind a punctuation mark.
+        entropy: Entropy of the next token in bits.
+        best: The most probable tokens, the best one first.
+    """
+
+    word_ends: tuple[float, ...]
+    entropy: float
+    best: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TokenScore(Event):
-    """One token of evaluated or streamed text: number of its line from 1, byte offset, text, surprisal in bits."""
+    """One token of evaluated or streamed text: number of its line from 1, byte offset, text, surprisal in bits.
+
+    `prediction` is None unless asked for.
+    """
 
     line: int
     byte: int
     text: bytes
     bits: float
+    prediction: Prediction | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row(Event):
+    """A document begins that is a row of a table or a JSON object: its number, and its other columns or keys."""
+
+    document: int
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class WordScore(Event):
+    """One word of evaluated or streamed text (`xlcli.words`).
+
+    Attributes:
+        document: Number of its document, from 1: a row, a text of JSON lines, a file.
+        line: Number of its line, from 1.
+        number: Number of the word in its line, from 1.
+        byte: Offset in bytes.
+        word: Its text; bytes that are not UTF-8 are U+FFFD.
+        bits: Surprisal of the word.
+        naive_bits: Sum of the surprisals of its tokens.
+        entropy: Entropy in bits of the prediction of its first token.
+        tokens: Number of its tokens.
+    """
+
+    document: int
+    line: int
+    number: int
+    byte: int
+    word: str
+    bits: float
+    naive_bits: float
+    entropy: float
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +284,32 @@ class ContextBin:
     tokens: int
     bits_per_byte: float
     margin: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PairScore(Event):
+    """Two texts of a row that are compared: number of the pair, surprisal in bits and tokens of each."""
+
+    pair: int
+    first_bits: float
+    second_bits: float
+    first_tokens: int
+    second_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PairShare:
+    """Share of the `pairs` of a group (None: all) whose first text is more probable, with its 95 % interval.
+
+    `share_per_token` compares means per token. Equal texts count half.
+    """
+
+    group: str | None
+    pairs: int
+    share: float
+    low: float
+    high: float
+    share_per_token: float
 
 
 ROUNDING_TOKENS = 2**14
@@ -255,6 +335,7 @@ class Score(Event):
     `crlf` is the number of CR LF in the files that were read as LF.
     `adapt`: the weights were adapted to the text while it was read. `context_cache`: number of tokens of the cache, if
     any. With either, `by_context` is empty.
+    `pairs` has the results of all pairs of texts and of each group, if pairs were compared.
     """
 
     model: str
@@ -295,6 +376,7 @@ class Score(Event):
     recall_by_layer: tuple[float, ...] = ()
     partial: bool = False
     by_context: tuple[ContextBin, ...] = ()
+    pairs: tuple[PairShare, ...] = ()
 
     def text(self, of_bytes: int) -> ScoredText:
         """The text that was scored, the beginning of one of `of_bytes` bytes."""

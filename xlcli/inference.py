@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from xlcli.config import InferenceConfig, MemoryDtype
     from xlcli.config.inference import Reading
+    from xlcli.model.head import Readout
     from xlcli.online import Reader
     from xlcli.runtime import Runtime
     from xlcli.store.folder import LoadedModel
@@ -124,13 +125,20 @@ class InferenceSession:
         Raises:
             CheckpointError, DivergedError: A score is not finite.
         """
+        return self.read_out(ids, None)[0]
+
+    def read_out(
+        self, ids: NDArray[np.integer], readout: Readout | None
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
+        """`score`, and features (t f) of the prediction of each token, if there is a readout."""
         tokens, targets = self._next(ids)
         with torch.inference_mode(), self.runtime.autocast():
-            nll, self.state, *_ = self.reader.score(tokens, targets, self.state)
-        surprisal: NDArray[np.float64] = nll[0].double().cpu().numpy()
+            out = self.reader.score(tokens, targets, self.state, readout=readout)
+        self.state = out.state
+        surprisal: NDArray[np.float64] = out.nll[0].double().cpu().numpy()
         if not np.isfinite(surprisal).all():
             raise not_finite(self.model.name, self.options)
-        return surprisal
+        return surprisal, None if out.readout is None else out.readout[0].double().cpu().numpy()
 
     def read(self, ids: NDArray[np.integer], stop: Callable[[], bool]) -> int:
         """Reads `ids` (t, may be empty) without scoring, until `stop`; returns the number read. One row only."""

@@ -84,6 +84,13 @@ def context_bin_edges(longest: int) -> list[int]:
     return [*edges, longest + 1]
 
 
+def share_interval(share: float, n: int) -> tuple[float, float]:
+    """95 % confidence interval of a share of `n` independent cases (Wilson 1927)."""
+    z = 1.959964  # 97.5 % quantile of the normal distribution
+    middle, half = share + z * z / (2 * n), z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    return (middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n)
+
+
 def half_width(standard_error: float, freedom: int) -> float:
     """Half the width of the 95 % confidence interval of a mean, with `freedom` degrees of freedom (3 or more).
 

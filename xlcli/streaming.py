@@ -22,6 +22,7 @@ import time
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,12 +30,14 @@ from numpy.typing import NDArray
 
 from xlcli.config import StreamConfig
 from xlcli.config.base import compile_pattern
-from xlcli.events import LineScore, Notice, StreamStats, TokenScore
+from xlcli.events import LineScore, Notice, Prediction, Row, StreamStats, TokenScore, WordScore
 from xlcli.inference import TOKENS_PER_CALL, InferenceSession, SaveState
 from xlcli.metrics import LN2
 from xlcli.store.state_files import PendingText, SessionState, StreamPosition
-from xlcli.text.formats import CRLF_NOTICE, Document, LineEnds
+from xlcli.text.documents import Document
+from xlcli.text.formats import CRLF_NOTICE, LineEnds
 from xlcli.text.pretokenize import PreTokenizer
+from xlcli.words import Predictions, Words
 
 if TYPE_CHECKING:
     from xlcli.runtime import Runtime
@@ -49,7 +52,7 @@ STATS_SECONDS = 1.0
 RECENT = 1000
 """Number of latest scores that `top` compares the next one with."""
 
-StreamEvent = LineScore | TokenScore | StreamStats | Notice
+StreamEvent = LineScore | WordScore | Row | TokenScore | StreamStats | Notice
 
 
 def stream(
@@ -98,6 +101,8 @@ def stream(
             saved, scorer.has_new_text = time.monotonic(), False
             save(scorer.session_state())
 
+    if resume and scorer.words and scorer.words.at.fields:
+        yield Row(scorer.words.at.document, scorer.words.at.fields)
     for portion, is_end in itertools.chain(((portion, False) for portion in portions), [(None, True)]):
         if not is_end:
             had_crlf = scorer.line_ends.replaced
@@ -112,10 +117,10 @@ def stream(
             scorer.arrived += scorer.line_ends.feed(b"", final=True)
         while not stop() and (n := scorer.next_call(to_line_end=(due := is_due()))):
             started = time.perf_counter()
-            bits = scorer.session.score(scorer.ids[:n]) / LN2
+            nats, features = scorer.session.read_out(scorer.ids[:n], scorer.predictions)
             scorer.model_seconds += time.perf_counter() - started
             scorer.model_tokens += n
-            yield from scorer.output(bits, on_token)
+            yield from scorer.output(nats / LN2, features, on_token)
             if time.monotonic() - scorer.last_stats >= STATS_SECONDS:
                 scorer.last_stats = time.monotonic()
                 yield scorer.stats(final=False)
@@ -125,6 +130,7 @@ def stream(
             if scorer.n_bytes > scorer.line_start:  # an unfinished line
                 yield from scorer.end_line_part()
                 scorer.n_lines += 1
+            yield from scorer.end_words()
             break
         if stop():
             save_now()
@@ -167,6 +173,14 @@ class _Scorer:
         self.n_lines, self.n_bytes, self.n_tokens = position.n_lines, position.n_bytes, position.n_tokens
         self.first_line = self.n_lines
         self.bits = position.bits
+        punctuation, n_best = options.split_punctuation, options.logprobs
+        self.predictions = self.words = None
+        if options.emit == "words" or n_best is not None:
+            device = runtime.device
+            self.predictions = Predictions(self.tokenizer, n_best or 0, punctuation=punctuation, device=device)
+        if options.emit == "words" and self.predictions:
+            last = self.tokenizer.decode(self.session.last_tokens)
+            self.words = Words(self.predictions.boundaries, position.words, last, by_line=options.each_line)
         self.selection = Selection(options, position.recent.get(options.emit, ()), position.n_shown)
         self.line_start = position.line_start
         self.line = list(position.scored)
@@ -182,11 +196,13 @@ class _Scorer:
         if portion is None:
             self.flush_due = flush_ms is not None and now - self.last_arrival >= flush_ms / 1000 - 1e-3
             return
-        if self.reset_on_document and isinstance(portion, Document):
+        if isinstance(portion, Document) and (self.reset_on_document or self.words):
             self.arrived += self.line_ends.feed(b"", final=True)
             start = self._n_tokenized + len(self.arrived)
-            if not self.documents or self.documents[-1] < start:  # no other one begins here
+            if self.reset_on_document and (not self.documents or self.documents[-1] < start):  # no other begins here
                 self.documents.append(start)
+            if self.words:
+                self.words.at.begin(self.n_bytes + start, portion.fields)
             self.has_new_text = True
         if portion:
             self.last_arrival = now
@@ -211,6 +227,8 @@ class _Scorer:
         n, is_reset = self._n_before_reset(min(self.n_ready, TOKENS_PER_CALL))
         if is_reset:
             self.session.reset()
+            if self.words:
+                self.words.last = b"\n"
         line_end = self.text.rfind(b"\n", 0, int(self.sizes[:n].sum())) + 1 if to_line_end else 0
         return self._n_tokens_within(line_end) or n
 
@@ -256,7 +274,8 @@ class _Scorer:
         scored, n_shown, latest = tuple(self.line), self.selection.n_shown, tuple(self.selection.recent)
         recent = {str(self.options.emit): latest} if latest else {}
         counters = self.n_lines, self.n_bytes, self.n_tokens, self.bits, self.line_start
-        position = StreamPosition(*counters, scored, n_shown, recent)
+        words = None if self.words is None else replace(self.words.at, starts=deque(self.words.at.starts))
+        position = StreamPosition(*counters, scored, n_shown, recent, words)
         return SessionState(self.session.state, self.session.last_tokens[0], unscored, None, position)
 
     def _enqueue(self, words: bytes) -> None:
@@ -273,7 +292,7 @@ class _Scorer:
         n_in_lines = self._n_tokens_within(line_end)
         if self.reset_pattern is not None:
             return len(self.ids) if len(self.text) - line_end >= LINE_LIMIT else n_in_lines
-        if self.options.emit == "tokens":
+        if self.options.emit in ("tokens", "words"):
             return len(self.ids)
         if self.options.emit == "none":
             n_in_lines = 0
@@ -306,8 +325,13 @@ class _Scorer:
         """Number of queued tokens that lie within the first `n_bytes` bytes of the queue."""
         return int(np.searchsorted(np.cumsum(self.sizes), n_bytes, side="right"))
 
-    def output(self, bits: NDArray[np.float64], on_token: Callable[[TokenScore], None] | None) -> Iterator[StreamEvent]:
-        """Takes scored tokens from the queue, counts them, and outputs them, or the lines that they complete."""
+    def output(
+        self,
+        bits: NDArray[np.float64],
+        features: NDArray[np.float64] | None,
+        on_token: Callable[[TokenScore], None] | None,
+    ) -> Iterator[StreamEvent]:
+        """Takes scored tokens from the queue, counts them, and outputs them, or words or lines that they complete."""
         n = len(bits)
         self.has_new_text = True
         sizes, emit = self.sizes[:n], self.options.emit
@@ -319,15 +343,18 @@ class _Scorer:
         self.n_tokens += n
         self.bits += float(bits.sum())
         start = 0
-        for size, token_bits in zip(sizes.tolist(), bits.tolist(), strict=True):
+        predictions = self._predictions(features)
+        for size, token_bits, prediction in zip(sizes.tolist(), bits.tolist(), predictions, strict=False):
             token = text[start : start + size]
             start += size
-            score = TokenScore(self.n_lines + 1, self.n_bytes, token, token_bits)
+            score = TokenScore(self.n_lines + 1, self.n_bytes, token, token_bits, prediction)
             if on_token:
                 on_token(score)
             if emit == "tokens":
                 if self.selection.shows(token_bits):
                     yield score
+            elif self.words:
+                yield from self._selected(self.words.feed(score))
             elif emit == "lines":
                 self.line.append((token, token_bits))
                 self.line_bytes += size
@@ -338,6 +365,21 @@ class _Scorer:
                 self.line_start = self.n_bytes
             elif self.line_bytes >= LINE_LIMIT:
                 yield from self.end_line_part()
+
+    def end_words(self) -> Iterator[Row | WordScore]:
+        """Outputs the last word, at the end of the text."""
+        if self.words and self.words.at.text:
+            _, features = self.session.read_out(np.array([self.tokenizer.start_id]), self.predictions)
+            yield from self._selected(self.words.end(self.n_bytes, next(self._predictions(features))))
+
+    def _predictions(self, features: NDArray[np.float64] | None) -> Iterator[Prediction | None]:
+        """The predictions that features (t f) stand for; None for any number of tokens without."""
+        if features is None or self.predictions is None:
+            return itertools.repeat(None)
+        return map(self.predictions.value, features.tolist())
+
+    def _selected(self, events: Iterator[Row | WordScore]) -> Iterator[Row | WordScore]:
+        return (event for event in events if isinstance(event, Row) or self.selection.shows(event.bits))
 
     def end_line_part(self) -> Iterator[LineScore]:
         """Outputs the line being assembled, or a part of it, unless it is empty."""
@@ -358,7 +400,7 @@ class _Scorer:
 
 
 class Selection:
-    """Selects scores (bits per byte of a line, or bits of a token) that `min_bits` and `top` both let pass.
+    """Selects scores (bits per byte of a line, or bits of a word or token) that `min_bits` and `top` both let pass.
 
     `top` compares a score with the `RECENT` before it: fewer than this share of them are as high. It selects none
     until the share is one whole score, the first 100 of them for 1 %.

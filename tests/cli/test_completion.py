@@ -5,7 +5,7 @@ from programs import COMMANDS, process
 
 WORDS = [
     ("xlcli ", list(COMMANDS)),
-    ("xlcli stream --emit ", ["lines", "tokens", "stats", "none"]),
+    ("xlcli stream --emit ", ["lines", "words", "tokens", "stats", "none"]),
     ("xlcli train --max-", ["--max-steps", "--max-tokens", "--max-time"]),
     ("xlcli models ", ["list", "presets", "show", "copy"]),
     ("xlcli models show --pl", ["--plot"]),

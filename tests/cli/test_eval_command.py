@@ -23,7 +23,7 @@ KEYS = {
     "file", "bytes", "chars", "words", "tokens", "nats", "bits_per_byte", "bits_per_char", "perplexity",
     "word_perplexity", "mem_len", "segment_len", "batch_size", "span", "tokens_per_second", "peak_rss_bytes",
     "seconds", "device", "dtype", "weight_dtype", "memory_dtype", "rounding_cost", "unknown_words", "documents",
-    "stride", "adapt", "context_cache", "mean_steps", "recall", "recall_by_layer", "partial", "by_context",
+    "stride", "adapt", "context_cache", "mean_steps", "recall", "recall_by_layer", "partial", "by_context", "pairs",
 }  # fmt: skip
 
 
@@ -208,11 +208,11 @@ def interrupted(monkeypatch):
     def after(n_calls):
         real, calls = LanguageModel.score, itertools.count(1)
 
-        def score(*arguments):
+        def score(*arguments, **named):
             if next(calls) == n_calls:
                 os.kill(os.getpid(), signal.SIGINT)
                 time.sleep(0.3)  # the thread that watches for signals runs
-            return real(*arguments)
+            return real(*arguments, **named)
 
         monkeypatch.setattr(LanguageModel, "score", score)
 

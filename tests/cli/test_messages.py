@@ -77,6 +77,7 @@ def _folder(model: Path, untrained: Callable[..., Path], monkeypatch: pytest.Mon
         "nul.txt": b"a\0b",
         "cut.gz": gzip.compress(TEXT * 99)[:-9],
         "lines.jsonl": b'{"body": "a longer text"}\n' * 99,
+        "items.csv": b'id,body\n1,"a longer\ntext"\n2,too,many\n',
         "table.parquet": b"PAR1",
         "french.txt": b"le renard brun saute par-dessus le chien paresseux\n" * 99,
         "prompts.jsonl": b'{"prompt": "a"}\n{"prompt": 5}\n',

@@ -50,7 +50,7 @@ def test_every_preset_builds_and_takes_a_step_when_shrunk(name):
         2, mem_len=min(made.train.mem_len, 8), segment_len=8, span=made.train.span, memory="hidden"
     )
     before = {key: value.clone() for key, value in model.named_parameters()}
-    nll, _, ponder, _ = model.score(text[:, :-1], text[:, 1:], state)
+    nll, _, ponder, *_ = model.score(text[:, :-1], text[:, 1:], state)
     loss = nll.mean() if ponder is None else nll.mean() + ponder.cost.mean()
     loss.backward()
     assert all(torch.isfinite(p.grad).all() for p in model.parameters())

@@ -60,7 +60,7 @@ def test_every_key_is_named(folder):
 def test_every_entry_of_a_state_file_is_named(tmp_path):
     model, saved = toy(), []
     list(generate(model, b"The", GenerateConfig(max_new_tokens=2), RUNTIME, seed=1, save=saved.append))
-    for emit in ("lines", "tokens"):
+    for emit in ("lines", "words", "tokens"):
         options = StreamConfig(emit=emit, top=0.5)
         list(stream(model, [b"A\nThe end"], options, RUNTIME, save=lambda session: saved.append(session.fork())))
     saved.append(replace(saved[-1], source=FilePosition(1, 2, 3, 4, b"end")))
@@ -69,6 +69,7 @@ def test_every_entry_of_a_state_file_is_named(tmp_path):
         tensors, metadata = read_tensors(tmp_path / "s", expected=None)
         values = json.loads(tensors["session.values"].numpy().tobytes())
         below = [key for name in ("sampler", "stream", "source") for key in values[name] or ()]
+        below += values["stream"]["words"] or () if values["stream"] else ()
         for name in (*tensors, *metadata, *values, *below):
             assert re.sub(r"^state\.\d+\.", "", name.removeprefix("session.")) in NAMED, name
 

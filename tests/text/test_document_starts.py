@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from xlcli.text.corpus import Corpus, Part, open_corpus, split
-from xlcli.text.formats import Document, text_of
+from xlcli.text.documents import Document
+from xlcli.text.formats import text_of
 from xlcli.text.pretokenize import split_words, whole_words
 from xlcli.text.sources import BLOCK, InputFormat, open_source
 from xlcli.text.tokenizers import TOKENIZERS
@@ -76,10 +77,10 @@ def test_documents_of_any_size_across_blocks(tmp_path: Path) -> None:
 def test_a_live_document_begins_with_its_own_portion() -> None:
     data = json_lines(TEXTS)
     for portions in ([data], [data[i : i + 1] for i in range(len(data))]):
-        found = [part for part in text_of(iter(portions), "x", None) if part]
+        found = [part for part in text_of(iter(portions), "x") if part]
         assert all(isinstance(part, Document) for part in found)
         assert found == [f"{text.rstrip()}\n".encode() for text in TEXTS if text]
-    assert not any(isinstance(part, Document) for part in text_of(iter([b"plain\n"]), "x", None))
+    assert not any(isinstance(part, Document) for part in text_of(iter([b"plain\n"]), "x"))
 
 
 @given(st.lists(WORDS, min_size=1, max_size=8), st.integers(0, 200), st.integers(0, 200))

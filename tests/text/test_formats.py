@@ -40,7 +40,7 @@ def json_lines(key="text"):
 def read(data, cuts=(), **settings):
     edges = [0, *sorted(cuts), len(data)]
     portions = [data[a:b] for a, b in itertools.pairwise(edges)]
-    return b"".join(part or b"" for part in text_of(iter([p for p in portions if p]), "x", None, **settings))
+    return b"".join(part or b"" for part in text_of(iter([p for p in portions if p]), "x", **settings))
 
 
 SAME = {
@@ -76,7 +76,7 @@ def test_texts_of_json_lines_end_with_a_line_end(pack):
 @given(st.text())
 def test_any_text_passes_through(text):
     data = text.encode()
-    if is_plain(data, None):
+    if is_plain(data):
         assert read(data) == data
 
 
@@ -93,11 +93,11 @@ def test_a_later_line_that_is_no_document_is_named():
     assert "--text-field" in caught.value.remedy
     data = json_lines("body")
     assert read(data) == data
-    assert b"".join(text_of(iter([data]), "x", "body")) == JOINED.encode()
+    assert b"".join(text_of(iter([data]), "x", ["body"])) == JOINED.encode()
     with pytest.raises(DataError, match=r"\b1\b.*'title'"):
-        list(text_of(iter([data]), "x", "title"))
+        list(text_of(iter([data]), "x", ["title"]))
     with pytest.raises(DataError, match=r"\b1\b"):
-        list(text_of(iter([b"plain\n"]), "x", "title"))
+        list(text_of(iter([b"plain\n"]), "x", ["title"]))
 
 
 @pytest.mark.parametrize("kind", PACK)
@@ -123,7 +123,7 @@ def test_a_small_file_of_much_text_takes_bounded_memory(kind):
     data = PACK[kind](bytes(200 * 2**20))
     assert len(data) < 2**20
     tracemalloc.start()
-    sizes = [len(part or b"") for part in text_of(iter([data]), "x", None, any_bytes=True)]
+    sizes = [len(part or b"") for part in text_of(iter([data]), "x", any_bytes=True)]
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert sum(sizes) == 200 * 2**20
@@ -158,11 +158,11 @@ def test_a_live_text_is_passed_on_as_soon_as_its_format_is_clear():
         ((b'{"text":', None, b'"hi"}\n', b'{"text": "later"}\n'), b"hi\n"),
     ]:
         seen = []
-        text = text_of(arriving(*portions), "x", None)
+        text = text_of(arriving(*portions), "x")
         got = next(part for part in text if part is not None)
         assert got == first
         assert seen[-1] != b"later"
-        text = text_of(arriving(*portions), "x", None)
+        text = text_of(arriving(*portions), "x")
         assert None in list(text)
 
 
@@ -176,7 +176,7 @@ def test_blank_lines_at_the_start_are_held_back_briefly(portion):
             yield given[-1]
         yield b'{"text": "not JSON lines"}\n'
 
-    text = text_of(arriving(), "x", None)
+    text = text_of(arriving(), "x")
     first = next(text)
     assert len(given) * portion <= max(600, portion)
     assert first + b"".join(text) == b"\n" * 100_000 + b'{"text": "not JSON lines"}\n'
@@ -186,10 +186,10 @@ def test_some_blank_lines_before_json_lines():
     for blanks in (b"\n", b" \n" * 200):
         assert read(blanks + json_lines()) == JOINED.encode()
         assert read(blanks + json_lines(), range(len(blanks) + 20)) == JOINED.encode()
-    assert b"".join(text_of(iter([b"\n" * 5000, json_lines()]), "x", "text")) == JOINED.encode()
+    assert b"".join(text_of(iter([b"\n" * 5000, json_lines()]), "x", ["text"])) == JOINED.encode()
     for n in (511, 512, 513):
-        assert is_plain(b" " * n + b"a", None)
-        assert is_plain(b" " * n + b"{", None) == (n > 511)
+        assert is_plain(b" " * n + b"a")
+        assert is_plain(b" " * n + b"{") == (n > 511)
 
 
 @pytest.mark.parametrize("size", [2**16, 2**26])
@@ -199,12 +199,12 @@ def test_a_json_line_has_a_maximum_size(size):
         return iter([data[start : start + size] for start in range(0, len(data), size)])
 
     line = b'{"text": "%s"}' % (b"a" * (2**24 - 12))
-    assert sum(map(len, text_of(portions(line), "x", None))) == 2**24 - 11
+    assert sum(map(len, text_of(portions(line), "x"))) == 2**24 - 11
     for number, lines in ((1, [line + b" "]), (2, [b'{"text": "b"}', line + b" "])):
         with pytest.raises(DataError, match=rf"\b{number}\b.*\b16\b"):
-            list(text_of(portions(*lines, b"{}"), "x", None))
+            list(text_of(portions(*lines, b"{}"), "x"))
     other = line.replace(b"text", b"code") + b" "
-    assert b"".join(text_of(portions(other, b"{}"), "x", None)) == other + b"\n{}"
+    assert b"".join(text_of(portions(other, b"{}"), "x")) == other + b"\n{}"
 
 
 def test_the_first_bytes_of_a_stream_must_be_text():
@@ -286,9 +286,9 @@ def test_texts_of_parquet_files(tmp_path: Path):
     assert b"".join(open_corpus([path]).read()) == JOINED.encode()
     with path.open("rb") as file, patch("sys.stdin", SimpleNamespace(buffer=file)):
         assert b"".join(open_corpus(["-"]).read()) == JOINED.encode()
-    assert b"".join(open_corpus([path], reading=InputFormat(text_field="title")).read()) == b"a\nb\nc\nd\ne\n"
+    assert b"".join(open_corpus([path], reading=InputFormat(text_fields=("title",))).read()) == b"a\nb\nc\nd\ne\n"
     with pytest.raises(DataError, match="'body'") as caught:
-        open_corpus([path], reading=InputFormat(text_field="body")).facts  # noqa: B018
+        open_corpus([path], reading=InputFormat(text_fields=("body",))).facts  # noqa: B018
     assert "text, title" in caught.value.remedy
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(DataError, match="Parquet"):

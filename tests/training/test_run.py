@@ -86,7 +86,7 @@ def test_further_losses_in_unequal_parts_are_those_of_one_batch(kind, parts):
     for _ in range(3):
         one.model.load_state_dict(run.model.state_dict())
         _, [(x, y, _)] = one.next_batch()
-        nll, one.states[0], ponder, auxiliary = one.model.score(x, y, one.states[0])
+        nll, one.states[0], ponder, auxiliary, _ = one.model.score(x, y, one.states[0])
         further = auxiliary if ponder is None else 0.3 * ponder.cost.mean()
         one.model.zero_grad()
         (nll.mean() + (0 if further is None else further)).backward()

@@ -31,7 +31,7 @@ from xlcli.config import (
     validate,
 )
 from xlcli.errors import ConfigError
-from xlcli.events import Event, Generated, GeneratedText, Notice, TokenScore
+from xlcli.events import Event, Generated, GeneratedText, Notice, TokenScore, WordScore
 from xlcli.runtime import Runtime, make_runtime
 from xlcli.store.discover import find
 from xlcli.store.folder import LoadedModel
@@ -88,10 +88,17 @@ class Model:
         `text` is scored with `text`; its `byte` is negative. Settings are those of `OnlineConfig`, such as `adapt`.
         """
         lines, start = (0, 0) if state is None else (state.n_lines, state.n_bytes)
-        events = self._stream([encoded(text)], state, _by_token(settings))
-        scored = (event for event in events if isinstance(event, TokenScore))
-        new = (token for token in scored if token.byte + len(token.text) > start)
-        return TextScore(tuple(replace(each, line=each.line - lines, byte=each.byte - start) for each in new))
+        chosen, resume = _by_token(settings, emit="words"), resumed(state, self.loaded)
+        scored: list[TokenScore] = []
+        portions, keep = [encoded(text)], scored.append
+        events = streaming.stream(self.loaded, portions, chosen, self.runtime, resume=resume, on_token=keep)
+        found = [event for event in events if isinstance(event, WordScore)]
+        tokens = [token for token in scored if token.byte + len(token.text) > start]
+        words = [word for word in found if word.byte + len(word.word.encode()) > start]
+        return TextScore(
+            tuple(replace(each, line=each.line - lines, byte=each.byte - start, prediction=None) for each in tokens),
+            tuple(replace(each, line=each.line - lines, byte=each.byte - start) for each in words),
+        )
 
     @shows(OnlineConfig)
     def read(self, text: Text, *, state: TextState | None = None, **settings: Any) -> TextState:
@@ -233,17 +240,26 @@ def copy_model(
 
 
 @shows(EvalConfig)
-def evaluate(model: Model, text: Source | None = None, *, per_token: bool = False, **settings: Any) -> Iterator[Event]:
+def evaluate(
+    model: Model,
+    text: Source | None = None,
+    *,
+    per_token: bool = False,
+    words: bool = False,
+    **settings: Any,
+) -> Iterator[Event]:
     """Scores files, once per memory length; see `xlcli.evaluation.evaluate`.
 
     Args:
         model: Model under test.
         text: Files or folders; None is the validation text of the model.
         per_token: Also yield the score of every token.
+        words: Also yield the score of every word, or of every pair if pairs are compared, and the rows they are in.
         settings: Those of `EvalConfig`.
     """
     files = None if text is None else paths(text)
-    return evaluation.evaluate(model.loaded, files, validate(EvalConfig, settings), model.runtime, per_token=per_token)
+    chosen, runtime = validate(EvalConfig, settings), model.runtime
+    return evaluation.evaluate(model.loaded, files, chosen, runtime, per_token=per_token, words=words)
 
 
 @shows(GenerateConfig)
@@ -320,9 +336,9 @@ def stream(
     return model._stream(map(encoded, portions), state, validate(StreamConfig, settings), save=save)
 
 
-def _by_token(settings: dict[str, Any]) -> StreamConfig:
+def _by_token(settings: dict[str, Any], emit: str = "tokens") -> StreamConfig:
     """Settings of a stream that scores every token of the bytes given, from settings of `OnlineConfig`."""
-    return validate(StreamConfig, validate(OnlineConfig, settings).model_dump() | {"emit": "tokens", "binary": True})
+    return validate(StreamConfig, validate(OnlineConfig, settings).model_dump() | {"emit": emit, "binary": True})
 
 
 def _joined(results: Iterable[coding.Output]) -> bytes:

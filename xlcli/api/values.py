@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from xlcli.errors import StateError
-from xlcli.events import TokenScore
+from xlcli.events import TokenScore, WordScore
 from xlcli.inference import SaveState
 from xlcli.metrics import LN2, bits_per, perplexity
 from xlcli.store.folder import LoadedModel
@@ -20,6 +20,8 @@ class TextScore:
 
     tokens: tuple[TokenScore, ...]
     """Tokens in text order; `byte` is the offset from the start of the text."""
+    words: tuple[WordScore, ...] = ()
+    """Words in text order, as rows of a table: `pandas.DataFrame(score.words)`."""
 
     @property
     def bytes(self) -> int:

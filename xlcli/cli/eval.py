@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +22,7 @@ from xlcli.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from xlcli.cli.render import Screen
     from xlcli.config import EvalConfig, ModelConfig
-    from xlcli.events import Score, TokenScore
+    from xlcli.events import Score
 
 app = typer.Typer()
 
@@ -42,6 +43,10 @@ def evaluate(
     per_token: Annotated[
         str | None, option("Results", "--per-token FILE.jsonl", "Write each token with its bits.")
     ] = None,
+    words: Annotated[
+        str | None,
+        option("Results", "--words FILE.tsv", "Write each word, or each pair, with its bits; .jsonl for JSON lines."),
+    ] = None,
     plot: Annotated[str | None, plot_option("Results", "Plot loss by context length")] = None,
     html: options.Html = None,
     dry_run: options.DryRun = False,
@@ -55,12 +60,21 @@ def evaluate(
     from xlcli.cli.launch import is_to_launch, launch
     from xlcli.cli.page import Page
     from xlcli.cli.plot import draw_by_context
+    from xlcli.cli.tables import Table, is_json
     from xlcli.ranks import environment, join
     from xlcli.store.layout import read_config
 
     settings, names = config.eval, named_models(context)
     n_models = max(1, len(names))
-    output = "--per-token" if per_token is not None else "--html" if html is not None else None
+    if per_token is not None and words is not None:
+        raise ConfigError("--per-token and --words need a run each.", "Leave out one of them.")
+    path = words if per_token is None else per_token
+    if settings.logprobs is not None and per_token is None:
+        raise ConfigError("--logprobs needs a list of tokens.", "Add --per-token FILE.jsonl.")
+    if settings.split_punctuation and words is None:
+        raise ConfigError("--split-punctuation is of words.", "Add --words FILE.tsv.")
+    outputs = {"--per-token": per_token, "--words": words, "--html": html}
+    output = next((name for name, file in outputs.items() if file is not None), None)
     if output is not None and settings.sweep_mem_len:
         raise ConfigError(f"{output} needs one memory length, not a sweep.", "Use --mem-len M.")
     if n_models > 1 and (output is not None or "-" in (files or ())):
@@ -72,7 +86,7 @@ def evaluate(
     folders = find_models(context, settings, screen)
     if not files:
         check_held_out(names, folders, settings.split)
-    check_files(context, [*folders, *(files or ())], ["per_token", "plot", "html"])
+    check_files(context, [*folders, *(files or ())], ["per_token", "words", "plot", "html"])
     if dry_run:
         for folder in folders:
             show_plan(folder, files, settings, screen)
@@ -81,7 +95,7 @@ def evaluate(
     if is_to_launch(nproc):
         return launch(context.obj, nproc)
     if not environment().is_first:
-        per_token = plot = html = None  # outputs of the first process
+        path = plot = html = None  # outputs of the first process
     with (
         join(config.runtime.timeout) as ranks,
         screen.stop() as stop,
@@ -93,29 +107,32 @@ def evaluate(
         scores: list[Score] = []
         missing: list[str] = []
         by_token = per_token is not None or page is not None
+        as_json = per_token is not None or is_json(path or "-", json=screen.json)
+        table = Table(json=as_json, warn=partial(screen.say, level="warning"))
 
-        def read(folder: Path) -> Iterator[TokenScore]:
-            """The scores of tokens, which are added to the page; all other events are shown or kept."""
+        def read(folder: Path) -> Iterator[str]:
+            """Lines of the output; tokens are added to the page, all other events are shown or kept."""
             loaded, runtime = load_model(folder, settings, config.runtime, screen, ranks)
             from xlcli import evaluation
-            from xlcli.events import Score
+            from xlcli.events import Score, TokenScore
 
-            for event in evaluation.evaluate(loaded, files or None, settings, runtime, per_token=by_token, stop=stop):
+            wanted = {"per_token": by_token, "words": words is not None}
+            for event in evaluation.evaluate(loaded, files or None, settings, runtime, stop=stop, **wanted):
                 if isinstance(event, Score):
                     is_unique = [each.name for each in folders].count(folder.name) == 1
                     scores.append(event if is_unique else replace(event, model=str(folder)))
                 elif not screen.shows(event):
-                    if page is not None:
+                    if isinstance(event, TokenScore) and page is not None:
                         page.add(event)
-                    yield event
+                    if per_token is not None or not isinstance(event, TokenScore):
+                        yield table.line(event)
 
         for folder in folders:  # a model leaves the RAM before the next one is loaded
-            if per_token in (None, "-"):
-                for token in read(folder):
-                    if per_token is not None:
-                        screen.object(report.text_object(token))
-            elif not write_tokens(Path(per_token), read(folder), stop):
-                missing.append(per_token)
+            if path in (None, "-"):
+                for line in read(folder):
+                    screen.print(line, json=as_json)
+            elif not write_lines(Path(path), read(folder), stop):
+                missing.append(path)
             if ranks.broadcast(stop()):
                 break
         scores = [score for score in scores if not score.partial] or scores[:1]
@@ -138,7 +155,7 @@ def evaluate(
             screen.say(f"{name} was not written: the evaluation was stopped", "warning")
         if scores:
             n_rows = n_models * len(settings.sweep) if n_models > 1 or settings.sweep_mem_len else 0
-            show_scores(scores, screen, shape, n_rows=n_rows, to_stderr=per_token == "-")  # noqa: S105
+            show_scores(scores, screen, shape, n_rows=n_rows, to_stderr=path == "-")
         return stop.exit_code
 
 
@@ -168,22 +185,20 @@ def show_plan(folder: Path, files: Sequence[str] | None, settings: EvalConfig, s
     print_plan(folder, settings, screen, batch_size=batch_size, action=f"scores {text}")
 
 
-def write_tokens(path: Path, tokens: Iterable[TokenScore], stop: Callable[[], bool]) -> bool:
-    """Writes token scores; a regular file is complete, and not written after a stop, which gives False."""
-    from xlcli.cli import report
+def write_lines(path: Path, lines: Iterable[str], stop: Callable[[], bool]) -> bool:
+    """Writes an output; a regular file is complete, and not written after a stop, which gives False."""
     from xlcli.cli.outputs import write_output
     from xlcli.events import StoppedEarlyError
 
     is_file = path.is_file() or not path.exists()
 
-    def lines() -> Iterator[bytes]:
-        for token in tokens:
-            yield report.to_json(report.text_object(token)).encode() + b"\n"
+    def checked() -> Iterator[bytes]:
+        yield from map(str.encode, lines)
         if is_file and stop():
             raise StoppedEarlyError
 
     try:
-        write_output(path, lines())
+        write_output(path, checked())
     except StoppedEarlyError:
         return False
     return True
@@ -201,6 +216,10 @@ def show_scores(scores: list[Score], screen: Screen, shape: ModelConfig, *, n_ro
         is_partial = scores[0].partial or len(scores) != n_rows
         screen.object({"sweep": objects, "partial": is_partial} if n_rows else objects[0])
     else:
-        is_table = n_rows and not scores[0].partial
-        text = report.sweep_text(scores, n_rows, screen.columns) if is_table else report.score_table(scores[0], shape)
+        if any(score.pairs for score in scores):
+            text = report.pairs_text(scores, shape, screen.columns)
+        elif n_rows and not scores[0].partial:
+            text = report.sweep_text(scores, n_rows, screen.columns)
+        else:
+            text = report.score_table(scores[0], shape)
         (screen.say if to_stderr else screen.report)(text)

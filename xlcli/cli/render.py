@@ -219,9 +219,10 @@ class Screen:
                 self._at_line_start = data.endswith(b"\n")
             self._out.write_bytes(data)
 
-    def print(self, text: str) -> None:
-        """Prints text to stdout, with control characters escaped on a terminal."""
-        self.write((visible(text) if self.on_terminal else text).encode("utf-8", "surrogateescape"))
+    def print(self, text: str, *, json: bool = False) -> None:
+        """Prints text or lines of JSON to stdout, with control characters escaped on a terminal."""
+        shown = (visible_json if json else visible)(text) if self.on_terminal else text
+        self.write(shown.encode("utf-8", "surrogateescape"))
 
     def report(self, text: str) -> None:
         """Prints text to stdout as `print`, with lines that fit a terminal."""
@@ -236,8 +237,7 @@ class Screen:
 
     def object(self, value: Any) -> None:
         """Prints one line of JSON to stdout, with control characters escaped on a terminal."""
-        text = report.to_json(value)
-        self.write((visible_json(text) if self.on_terminal else text).encode() + b"\n")
+        self.print(report.to_json(value) + "\n", json=True)
 
     def model_text(self, data: bytes, *, final: bool = False) -> None:
         """Writes model text: exact bytes to a pipe, escaped to a terminal, where `final` ends the last line."""

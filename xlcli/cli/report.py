@@ -285,6 +285,24 @@ def sweep_text(scores: Sequence[Score], n_scores: int, width: int | None = None)
     return about + table([names, *rows], width, left=left)
 
 
+def pairs_text(scores: Sequence[Score], shape: ModelConfig, width: int | None = None) -> str:
+    """Shares of pairs by group, of one model of this shape with intervals, or of several in columns."""
+    first = scores[0]
+    kept = context(shape, first.mem_len, first.segment_len, first.stride)
+    names = [score.model if first.mem_len == score.mem_len else f"memory {score.mem_len}" for score in scores]
+    single = len(scores) == 1
+    heading = ["group", "pairs", *(("share", "95 %", "per token") if single else names)]
+    rows = []
+    for i, pair in enumerate(first.pairs):
+        range_ = f"{pair.low:.3f} to {pair.high:.3f}"
+        shares = [f"{score.pairs[i].share:.3f}" if score.pairs else "-" for score in scores]
+        cells = [shares[0], range_, f"{pair.share_per_token:.3f}"] if single else shares
+        rows.append(["all" if pair.group is None else pair.group, str(pair.pairs), *cells])
+    about = f"{first.model if single else f'{len(scores)} evaluations'} on {first.file}; {kept}\n"
+    meaning = "Share of pairs whose first text is more probable\n\n"
+    return about + meaning + table([heading, *rows], width)
+
+
 class Shown(NamedTuple):
     """A token or a word: its text, made safe for a terminal, its size in bytes and its bits."""
 
@@ -341,18 +359,21 @@ def fields(event: Any) -> dict[str, Any]:
 
 
 def text_object(event: LineScore | TokenScore) -> dict[str, Any]:
-    """The JSON object of a token, or of a line, whose text is without its line end.
+    """The JSON object of a token, with its prediction if it was asked for, or of a line without its line end.
 
     `base64` has the bytes of a text that is not UTF-8.
     """
     text = event.text
     if isinstance(event, LineScore):
         text = text.removesuffix(b"\r\n").removesuffix(b"\n")
-    tree = {name: value for name, value in fields(event).items() if name != "spans"} | {"text": text}
+    left_out = ("spans", "prediction")
+    tree = {name: value for name, value in fields(event).items() if name not in left_out} | {"text": text}
     try:
         text.decode()
     except UnicodeDecodeError:
         tree["base64"] = base64.b64encode(text).decode()
+    if isinstance(event, TokenScore) and event.prediction is not None:
+        tree |= {"entropy": event.prediction.entropy, "best": [_logprob(token) for token in event.prediction.best]}
     return tree
 
 

@@ -65,6 +65,10 @@ def stream(
     name = files[0] if files else "-"
     if files and len(files) > 1:
         raise ConfigError("stream reads one file, or standard input.", "Join files first: cat FILE... | xlcli stream.")
+    if settings.logprobs is not None and not (settings.emit == "tokens" and screen.json):
+        raise ConfigError("--logprobs needs tokens as JSON.", "Add --emit tokens --json.")
+    if settings.split_punctuation and settings.emit != "words":
+        raise ConfigError("--split-punctuation is of words.", "Add --emit words.")
     if settings.save_every is not None and not (state or state_out):
         raise ConfigError("--save-every needs a file to save in.", "Add --state memory.state.")
     if settings.save_every is None and state:
@@ -89,6 +93,8 @@ def stream(
         loaded, runtime, resume, save = prologue.open_model(context, folder, settings, config.runtime, screen)
         from xlcli import streaming
         from xlcli.cli import report
+        from xlcli.cli.tables import Table
+        from xlcli.events import Row, WordScore
         from xlcli.text.follow import FollowedFile
 
         if source is None:
@@ -111,8 +117,11 @@ def stream(
             on_token=None if page is None else page.add,
         )
         try:
+            table = Table(json=screen.json, warn=partial(screen.say, level="warning"))
             for event in events:
-                if not screen.shows(event):
+                if isinstance(event, Row | WordScore):
+                    screen.print(table.line(event), json=screen.json)
+                elif not screen.shows(event):
                     show(event, screen, emit=settings.emit, model=loaded.name)
             screen.model_text(b"", final=True)
         finally:
@@ -141,18 +150,18 @@ def read_text(
     is_continued: bool,
 ) -> Iterator[bytes | None]:
     """Text of data in any of the formats, as it arrives from a descriptor, or from a file that is followed."""
-    from xlcli.text.formats import checked, documents, is_parquet, parquet_texts, text_of
+    from xlcli.text.documents import json_lines
+    from xlcli.text.formats import checked, text_of
 
     if settings.binary:
         return data
-    any_bytes, field = model.tokenizer.kind == "bytes", settings.text_field
+    any_bytes = model.tokenizer.kind == "bytes"
+    fields = () if settings.text_field is None else (settings.text_field,)
     if source is None:
         warn = partial(screen.say, level="warning")
-        text = data if field is None else documents(data, name, field, warn, skips=True)
-    elif is_parquet(source):
-        return parquet_texts(source, name, field)
+        text = json_lines(data, name, fields, warn) if fields else data
     else:
-        text = text_of(data, name, field, any_bytes=any_bytes, notice=screen.say)
+        text = text_of(data, name, fields, source, any_bytes=any_bytes, notice=screen.say)
     # Text that continues a stream may begin within a character.
     return text if any_bytes or is_continued else checked(text, name)
 
@@ -179,7 +188,7 @@ def show(event: Event, screen: Screen, *, emit: str, model: str) -> None:
             if event.final and (remark := misfit(model, event.bits_per_byte)):
                 screen.say(remark)
             if event.final and event.shown is not None:
-                number = event.lines if emit == "lines" else event.tokens
-                screen.say(f"{event.shown:,} of {number:,} {emit} shown")
+                of_all = {"lines": f" of {event.lines:,}", "tokens": f" of {event.tokens:,}"}.get(emit, "")
+                screen.say(f"{event.shown:,}{of_all} {emit} shown")
             if event.final and not (emit == "stats" and not screen.json):
                 screen.say(report.stats_line(event))

@@ -42,13 +42,18 @@ Binary = Annotated[
 TextField = Annotated[
     str | None,
     Option("Text", "--text-field KEY"),
-    Field(description="Key of the text in JSON lines and Parquet files. Default: text."),
+    Field(description="Key of the text in JSON lines and Parquet files (default: text); column of it in CSV and TSV."),
 ]
 _RESET_ON_DOCUMENT = Option("Memory", "--reset-on-document", "1")
 EachLine = Annotated[
     Switch,
     Option("Memory", "--each-line", "1"),
     Field(description="Score each line as if it were alone, such as sentences that do not belong together."),
+]
+SplitPunctuation = Annotated[
+    Switch,
+    Option("Text", "--split-punctuation", "1"),
+    Field(description="Take punctuation marks off the words beside them."),
 ]
 _SEGMENT_LEN = Option("Memory", "--segment-len TOKENS", "128")
 
@@ -141,7 +146,8 @@ class InferenceConfig(BaseConfig):
         A state that is continued keeps its own values.
         """
         given = {name: getattr(self, name, None) for name in ("mem_len", "reset_on_document", "memory_dtype", "span")}
-        given["reset_on_document"] = getattr(self, "each_line", False) or given["reset_on_document"]
+        is_divided = getattr(self, "each_line", False) or getattr(self, "pairs", None) is not None
+        given["reset_on_document"] = is_divided or given["reset_on_document"]
         chosen = {name: value for name, value in given.items() if value not in (None, "auto")}
         return replace(train.reading, **{"span": "uniform"} | chosen)
 
@@ -207,7 +213,7 @@ class EvalConfig(OnlineConfig):
     )
     reset_on_document: Annotated[Switch | None, _RESET_ON_DOCUMENT] = Field(
         default=None,
-        description="Score each document as if it were alone: a text of JSON lines or a Parquet file, else a file. "
+        description="Score each document as if it were alone: a text of JSON lines, a table or Parquet, else a file. "
         "Default: as the model was trained.",
     )
     each_line: EachLine = False
@@ -225,6 +231,26 @@ class EvalConfig(OnlineConfig):
     )
     binary: Binary = False
     text_field: TextField = None
+    split_punctuation: SplitPunctuation = False
+    logprobs: Annotated[Annotated[int, Field(ge=0, le=1000), COUNT] | None, Option("Results", "--logprobs K", "5")] = (
+        Field(
+            default=None,
+            description="With --per-token: entropy of the prediction in bits, and the K best tokens with their log "
+            "probabilities in nats.",
+        )
+    )
+
+    pairs: Annotated[
+        tuple[str, str] | None, Unit(lambda text: text.split(",")), Option("Results", "--pairs A,B", "good,bad")
+    ] = Field(default=None, description="Compare the texts in these two columns or keys of each row.")
+    by: Annotated[str | None, Option("Results", "--by KEY")] = Field(
+        default=None, description="With --pairs: column or key by which the rows are grouped."
+    )
+
+    @property
+    def text_fields(self) -> tuple[str, ...]:
+        """Columns or keys of the texts; none for the default one."""
+        return self.pairs or (() if self.text_field is None else (self.text_field,))
 
     def check_model(self, model: ModelConfig) -> None:
         """`InvalidSettingError` if a setting does not apply to this model."""
@@ -257,11 +283,19 @@ class EvalConfig(OnlineConfig):
             "span": self.span != "uniform",
             "reset_on_document": bool(self.reset_on_document),
             "each_line": self.each_line,
+            "pairs": bool(self.pairs),
         }
         conflict = next((name for name, is_given in conflicts.items() if is_given), None)
         if self.online_option is not None and conflict is not None:
             key = "adapt" if self.adapt else "context_cache"
             raise InvalidSettingError(key, f"reads one text in order, without {conflict}", f"Omit {conflict}.")
+        if self.pairs and self.pairs[0] == self.pairs[1]:
+            raise InvalidSettingError("pairs", "compares two columns or keys", "Write --pairs FIRST,SECOND.")
+        others = ("text_field", "each_line", "limit", "binary")
+        if self.pairs and (other := next((name for name in others if getattr(self, name)), None)):
+            raise InvalidSettingError("pairs", f"compares whole rows, without {other}", f"Omit {other}.")
+        if self.by is not None and not self.pairs:
+            raise InvalidSettingError("by", "groups pairs", "Add --pairs FIRST,SECOND.")
         if self.stride is not None and (self.mem_len != 0 or self.sweep_mem_len):
             raise InvalidSettingError(
                 "stride",
@@ -356,17 +390,18 @@ TUNED = Sampling(temperature=0.8, top_p=0.95, repetition_penalty=1.1)
 class StreamConfig(OnlineConfig):
     """Scoring of a stream."""
 
-    emit: Annotated[Literal["lines", "tokens", "stats", "none"], Option("Text", "--emit")] = Field(
+    emit: Annotated[Literal["lines", "words", "tokens", "stats", "none"], Option("Text", "--emit")] = Field(
         default="lines", description="Scores to print. Default: lines."
     )
     min_bits: Annotated[
         Annotated[float, Field(ge=0.0, allow_inf_nan=False), NUMBER] | None, Option("Text", "--min-bits X", "3")
-    ] = Field(default=None, description="Print only lines of at least X bits per byte, or tokens of X bits.")
+    ] = Field(default=None, description="Print only lines of at least X bits per byte, or words or tokens of X bits.")
     top: Annotated[
         Annotated[float, Field(ge=0.001, lt=1.0), Unit(units.fraction)] | None, Option("Text", "--top SHARE", "1%")
     ] = Field(
         default=None,
-        description="Print only this share of lines or tokens, each compared with the 1,000 before it; at first none.",
+        description="Print only this share of lines, words or tokens, each compared with the 1,000 before it; at first "
+        "none.",
     )
     save_every: Annotated[Seconds | None, Option("Memory", "--save-every TIME", "10m")] = Field(
         default=None, description="Time between saves of the state. Default: 1m with --state, else at the end only."
@@ -379,25 +414,33 @@ class StreamConfig(OnlineConfig):
     )
     reset_on_document: Annotated[Switch | None, _RESET_ON_DOCUMENT] = Field(
         default=None,
-        description="Clear the memory before each document: a text of JSON lines or a Parquet file, else a file. "
+        description="Clear the memory before each document: a text of JSON lines, a table or Parquet, else a file. "
         "Default: as the model was trained.",
     )
     each_line: EachLine = False
     binary: Binary = False
     text_field: TextField = None
+    split_punctuation: SplitPunctuation = False
+    logprobs: Annotated[Annotated[int, Field(ge=0, le=1000), COUNT] | None, Option("Text", "--logprobs K", "5")] = (
+        Field(
+            default=None,
+            description="With --emit tokens --json: entropy of the prediction in bits, and the K best tokens with "
+            "their log probabilities in nats.",
+        )
+    )
 
     @property
     def selects(self) -> bool:
-        """True if not all lines or tokens are output."""
+        """True if not all lines, words or tokens are output."""
         return self.min_bits is not None or self.top is not None
 
     @model_validator(mode="after")
     def _check_output(self) -> Self:
         if self.reset_on is not None:
             compile_pattern(self.reset_on, "reset_on")
-        if self.selects and self.emit not in ("lines", "tokens"):
+        if self.selects and self.emit not in ("lines", "words", "tokens"):
             key = "top" if self.min_bits is None else "min_bits"
-            raise InvalidSettingError(key, f"selects lines or tokens, not {self.emit}", "Leave out --emit.")
+            raise InvalidSettingError(key, f"selects lines, words or tokens, not {self.emit}", "Leave out --emit.")
         return self
 
 

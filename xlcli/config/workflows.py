@@ -98,7 +98,7 @@ class TrainConfig(BaseConfig):
     reset_on_document: Switch = Field(
         default=False,
         description="Let no token attend to an earlier document, and count absolute positions from its beginning: a "
-        "text of JSON lines or a Parquet file, else a file.",
+        "text of JSON lines, a table or Parquet, else a file.",
     )
     random_lengths: Switch = Field(
         default=False,

@@ -32,6 +32,7 @@ import numpy as np
 from xlcli.config import EvalConfig
 from xlcli.errors import ConfigError, DataError
 from xlcli.evaluation.division import Division, worker_loop
+from xlcli.evaluation.pairs import Pairs
 from xlcli.evaluation.passes import (
     ContextSums,
     Pass,
@@ -41,16 +42,20 @@ from xlcli.evaluation.passes import (
     pass_loaders,
     score_text,
 )
-from xlcli.evaluation.text import TokenizedText, choose_lengths, is_list_of_sentences, mapped_scores, tokenize
+from xlcli.evaluation.text import TokenizedText, TokenScores, choose_lengths, is_list_of_sentences, tokenize
 from xlcli.events import (
     ROUNDING_TOKENS,
     ContextBin,
     Notice,
+    PairScore,
+    PairShare,
     Progress,
     ProgressMeter,
+    Row,
     Score,
     StoppedEarlyError,
     TokenScore,
+    WordScore,
     until,
 )
 from xlcli.inference import check_memory, check_settings
@@ -60,11 +65,12 @@ from xlcli.runtime import Runtime, peak_rss_bytes
 from xlcli.text.corpus import Corpus, gather
 from xlcli.text.sources import InputFormat, open_source
 from xlcli.text.tokenizers import n_unknown
+from xlcli.words import Predictions
 
 if TYPE_CHECKING:
     from xlcli.store.folder import LoadedModel
 
-Event = Notice | Progress | TokenScore | Score
+Event = Notice | Progress | TokenScore | Row | WordScore | PairScore | Score
 
 
 def evaluate(
@@ -74,6 +80,7 @@ def evaluate(
     runtime: Runtime,
     *,
     per_token: bool = False,
+    words: bool = False,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Event]:
     """Scores a text.
@@ -84,6 +91,8 @@ def evaluate(
         options: Memory lengths, segment length, stride, batch size, and `limit`, the maximum bytes of text.
         runtime: Device and number type.
         per_token: Also yield a `TokenScore` for each token, in order, before each `Score`.
+        words: Also yield a `WordScore` for each word, or a `PairScore` for each pair if pairs are compared, behind the
+            `Row` that it is in, if any.
         stop: Called between calls of the model; when true, evaluation ends with the score of the tokens read.
 
     Yields:
@@ -95,9 +104,13 @@ def evaluate(
         CheckpointError, DivergedError: The loss is not finite.
         ResourceError: The memory does not fit the machine, or the disk is too full for the tokens.
     """
+    n_best, punctuation = options.logprobs, options.split_punctuation
+    predictions = Predictions(model.tokenizer, n_best or 0, punctuation=punctuation, device=runtime.device)
     if not runtime.ranks.is_first:
-        worker_loop([make_reader(each.network, options) for each in (model, model.unrounded())], runtime)
+        worker_loop([make_reader(each.network, options) for each in (model, model.unrounded())], runtime, predictions)
         return
+    by_word = words and not options.pairs
+    kept = predictions if by_word or (per_token and n_best is not None) else None
     with Division(runtime.ranks) as divided:
         check_settings(model, options, runtime)
         options.check_stride(model.config.train.segment_len)
@@ -122,16 +135,18 @@ def evaluate(
             run = Pass(model, reader, runtime, text, lengths, stop)
             is_rounded = unrounded is not model or lengths.memory_dtype != "float32"
             with ExitStack() as files:
-                nats = mapped_scores(len(text.tokens), files) if per_token or is_rounded else None
+                is_detailed = per_token or by_word
+                is_kept = is_detailed or is_rounded or options.pairs
+                scores = TokenScores.make(len(text.tokens), kept, files) if is_kept else None
                 started = time.perf_counter()
-                loaders, totals = pass_loaders(run)
+                loaders, totals = pass_loaders(run, reads_end=by_word)
                 if not index and totals.batch_size < runtime.ranks.size:
                     n = totals.batch_size
                     sequences = "one sequence, by one" if n == 1 else f"{n} sequences, by {n}"
                     waiting = f"the text is read as {sequences} of {runtime.ranks.size} processes; the others wait"
                     yield Notice(waiting, "warning")
                 meter = ProgressMeter(f"evaluation {index + 1} of {len(sweep)}", len(text.tokens), "tokens")
-                yield from score_text(run, loaders, totals, meter, nats=nats)
+                yield from score_text(run, loaders, totals, meter, scores)
                 divided.pause()
                 seconds = time.perf_counter() - started
                 if not totals.tokens:
@@ -153,7 +168,7 @@ def evaluate(
                     yield from score_text(run, loaders, windows, ProgressMeter("loss by context", n_tokens, "tokens"))
                     by_context = windows.by_context
                 cost = None
-                if nats is not None and is_rounded and not partial:
+                if scores is not None and is_rounded and not partial:
                     n = min(ROUNDING_TOKENS, len(text.tokens))
                     beginning = replace(text, tokens=text.tokens.first(n))
                     unrounded_lengths = replace(lengths, memory_dtype="float32")
@@ -161,10 +176,16 @@ def evaluate(
                     loaders, without = pass_loaders(whole)
                     yield from score_text(whole, loaders, without, ProgressMeter("unrounded", n, "tokens"))
                     if without.tokens == n:
-                        cost = bits_per(float(nats[:n].sum(dtype=np.float64)) - without.nats, without.bytes)
+                        cost = bits_per(float(scores.nats[:n].sum(dtype=np.float64)) - without.nats, without.bytes)
                 divided.pause()
-                if nats is not None and per_token:
-                    yield from itertools.takewhile(lambda _: not stop(), text.token_scores(nats))
+                compared = Pairs(options.by)
+                if scores is not None and options.pairs and not partial:
+                    yield from (each for each in compared.compare(text, scores.nats) if words)
+                if scores is not None and is_detailed:
+                    by_line = options.each_line
+                    found = text.word_scores(scores, by_line=by_line) if by_word else text.token_scores(scores)
+                    shown = (each for each in found if per_token or not isinstance(each, TokenScore))
+                    yield from itertools.takewhile(lambda _: not stop(), shown)
             yield _score(
                 run,
                 totals,
@@ -174,6 +195,7 @@ def evaluate(
                 cost=cost,
                 recall=measure_recall(run) if options.recall and not stop() else (),
                 by_context=() if partial and lengths.has_memory else by_context.bins(),
+                pairs=compared.shares if options.pairs and not partial else (),
             )
             if stop():
                 return
@@ -188,10 +210,12 @@ def _read(
     """The text of `evaluate`, tokenized."""
     if source is not None:
         any_bytes = model.tokenizer.kind == "bytes"
-        reading = InputFormat(options.binary, options.text_field, any_bytes, options.each_line)
+        reading = InputFormat(options.binary, options.text_fields, any_bytes, options.each_line)
         corpus = yield from gather(source, reading=reading)
     else:
         path = model.held_out(options.split)
+        if options.pairs:
+            raise DataError("--pairs needs a file of pairs.", "Give a file: xlcli eval FILE --pairs FIRST,SECOND.")
         if path is None:
             raise DataError(f"model {model.name} keeps no {options.split} text.", "Give a file: xlcli eval FILE.")
         documents = None if options.each_line else model.held_out_documents(options.split)
@@ -206,10 +230,15 @@ def _read(
             f"Add --set eval.reset_on_document=false, or use xlcli stream {options.online_option}.",
         )
     is_one = len(text.documents) == 1
-    if options.reset_on_document is None and not (options.each_line or is_one):
+    if options.reset_on_document is None and not (options.each_line or options.pairs or is_one):
         yield Notice(
             f"{len(text.documents):,} documents, each scored as if it were alone, as in training; "
             "--set eval.reset_on_document=false scores them as one text."
+        )
+    if is_one and options.reset_on_document is None and next(corpus.rows(), None) is not None:
+        yield Notice(
+            "the rows are read as one text, in which earlier ones influence later ones; --reset-on-document scores "
+            "each as if it were alone"
         )
     can_divide = source is not None and is_one and options.online_option is None
     if can_divide and is_list_of_sentences(next(corpus.read(0, 2**16))):
@@ -230,6 +259,7 @@ def _score(
     cost: float | None,
     recall: tuple[float, ...],
     by_context: tuple[ContextBin, ...],
+    pairs: tuple[PairShare, ...],
 ) -> Score:
     """The score of a pass over the text; characters and words of a part of it were not counted."""
     model, runtime, text, lengths = run.model, run.runtime, run.text, run.lengths
@@ -271,4 +301,5 @@ def _score(
         recall_by_layer=recall,
         partial=partial,
         by_context=by_context,
+        pairs=pairs,
     )

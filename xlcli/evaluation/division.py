@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xlcli.model.head import Readout
 from xlcli.model.lm import ScoreOutput
 from xlcli.model.stack import Ponder
 from xlcli.online import Reader
@@ -66,12 +67,13 @@ class Division(AbstractContextManager["Division"]):
             self.is_open = False
 
 
-def worker_loop(readers: Sequence[Reader], runtime: Runtime) -> None:
+def worker_loop(readers: Sequence[Reader], runtime: Runtime, readout: Readout | None) -> None:
     """Scores the sequences of this rank, not the first one, until the first one ends the evaluation.
 
     Args:
         readers: Readers of this rank, in the same order on all ranks.
         runtime: Device, number type and ranks.
+        readout: What the first rank asks for of predictions, if it asks.
     """
     ranks, divided, n_passes = runtime.ranks, Division(runtime.ranks), 1
     while ranks.published(f"{divided.name}-{n_passes}") != _END:
@@ -82,7 +84,7 @@ def worker_loop(readers: Sequence[Reader], runtime: Runtime) -> None:
                 continue
             x, y = (torch.zeros(shape, dtype=torch.int64, device=runtime.device) for shape in command["shapes"])
             with torch.inference_mode(), runtime.autocast():
-                state = reader.score(x, y, state).state
+                state = reader.score(x, y, state, readout=readout if command["reads_out"] else None).state
         n_passes += 1
     ranks.barrier()
 
@@ -107,19 +109,21 @@ class _DividedReader:
         own = None if offsets is None else [offsets[row] for row in rows]
         return self.own.init_state(len(rows), offsets=own, **options)
 
-    def score(self, tokens: Tensor, targets: Tensor, state: State) -> ScoreOutput:
-        """Surprisal (b n) of the targets of all sequences, and the state of this rank."""
+    def score(self, tokens: Tensor, targets: Tensor, state: State, *, readout: Readout | None = None) -> ScoreOutput:
+        """Surprisal (b n) and readout of the targets of all sequences, and the state of this rank."""
         batch, ranks = len(tokens), self.divided.ranks
         if batch == 1:
-            return self.own.score(tokens, targets, state)
-        self.divided.send({"shapes": [tokens.shape, targets.shape]})
+            return self.own.score(tokens, targets, state, readout=readout)
+        self.divided.send({"shapes": [tokens.shape, targets.shape], "reads_out": readout is not None})
         own = ranks.sum(torch.cat((tokens, targets), 1).cpu())[self._rows(batch)].to(tokens.device)
-        nll, state, ponder, _ = self.own.score(own[:, : tokens.shape[1]], own[:, tokens.shape[1] :], state)
+        inputs, followers = own[:, : tokens.shape[1]], own[:, tokens.shape[1] :]
+        nll, state, ponder, _, kept = self.own.score(inputs, followers, state, readout=readout)
         whole = ranks.gather_rows(nll.cpu())[:batch]
         if ponder is not None:
             steps = ranks.gather_rows(ponder.steps.cpu())[:batch]
             ponder = Ponder(steps, steps)
-        return ScoreOutput(whole, state, ponder, None)
+        features = None if kept is None else ranks.gather_rows(kept.cpu())[:batch]
+        return ScoreOutput(whole, state, ponder, None, features)
 
     def _rows(self, batch: int) -> Tensor:
         """Sequences of this rank."""

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from xlcli.evaluation.text import DEFAULT_SEGMENT_LEN, Lengths, TokenizedText
+from xlcli.evaluation.text import DEFAULT_SEGMENT_LEN, Lengths, TokenizedText, TokenScores
 from xlcli.events import ContextBin, Progress, ProgressMeter
 from xlcli.inference import check_memory, longest_memory
 from xlcli.metrics import LN2, bits_per, context_bin_edges, half_width
@@ -73,10 +73,9 @@ def score_text(
     loaders: Sequence[EvalLoader],
     totals: Totals,
     meter: ProgressMeter,
-    *,
-    nats: NDArray[Any] | None = None,
+    scores: TokenScores | None = None,
 ) -> Iterator[Progress]:
-    """Adds the scores of all sequences to `totals` until stopped, and fills `nats`, the surprisal of each token."""
+    """Adds the scores of all sequences to `totals` until stopped, and fills the `scores` of each token."""
     text, lengths, runtime, n = run.text, run.lengths, run.runtime, len(run.text.tokens)
     ends = np.append(text.documents[1:], n)
     n_called, n_calls = 0, sum(-(-loader.sequence_len // loader.segment_len) for loader in loaders)
@@ -91,7 +90,8 @@ def score_text(
                 state = lengths.init_state(run.reader, offsets)
             x, y = (torch.from_numpy(array).to(runtime.device) for array in (inputs, targets))
             with torch.inference_mode(), runtime.autocast():
-                surprisal, state, ponder, _ = run.reader.score(x, y, state)
+                readout = None if scores is None else scores.predictions
+                surprisal, state, ponder, _, features = run.reader.score(x, y, state, readout=readout)
             nll = np.where(scored, surprisal.double().cpu().numpy(), 0.0)
             totals.nats += float(nll.sum())
             if ponder is not None:
@@ -109,17 +109,19 @@ def score_text(
                 totals.by_context.start(len(nll))
             if lengths.stride is None:
                 totals.by_context.add(first, nll, sizes, scored)
-            if nats is not None:
-                nats[index[scored]] = nll[scored]
+            if scores is not None:
+                scores.nats[index[scored]] = nll[scored]
+                if features is not None:
+                    scores.keep(features.float().cpu().numpy(), scored, positions, loader.ends)
             n_called += 1
             yield from meter.report((meter.total or 0) * n_called // n_calls)  # also calls that only warm up take time
 
 
-def pass_loaders(run: Pass) -> tuple[list[EvalLoader], Totals]:
+def pass_loaders(run: Pass, *, reads_end: bool = False) -> tuple[list[EvalLoader], Totals]:
     """Loaders that together score each token once, each from empty memory, and their sums.
 
     Batches of documents, which are of similar length, come in random order, so that a stopped evaluation is not one of
-    the shortest documents.
+    the shortest documents. `reads_end`: as of `EvalLoader`.
 
     Raises:
         ResourceError: The memory does not fit the machine.
@@ -136,6 +138,7 @@ def pass_loaders(run: Pass) -> tuple[list[EvalLoader], Totals]:
         loaders = [found[i] for i in np.random.default_rng(0).permutation(len(found))]
     else:
         loaders = [text_loader(ids, size, segment_len, lengths.warmup_len, start_id)]
+    loaders = [replace(loader, reads_end=reads_end) for loader in loaders]
     largest = max(loaders, key=lambda loader: loader.batch_size * loader.sequence_len)
     segment_len = max(1, min(segment_len, largest.sequence_len))
     on_cpu = runtime.device.type == "cpu"  # whose memory all ranks of the machine share

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import tempfile
-from collections.abc import Generator, Iterator
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,14 +18,16 @@ from numpy.typing import NDArray
 from xlcli.config import EvalConfig
 from xlcli.config.inference import Reading
 from xlcli.errors import ResourceError
-from xlcli.events import Notice, Progress, TokenScore
+from xlcli.events import Notice, Prediction, Progress, Row, TokenScore, WordScore
 from xlcli.files import cache_folder
 from xlcli.metrics import LN2, TextCounter, TextCounts
 from xlcli.runtime import Runtime
+from xlcli.store.state_files import WordPosition
 from xlcli.text.corpus import Corpus, Part
 from xlcli.text.pretokenize import divided, whole_characters, whole_words
 from xlcli.text.tokenizers import Tokenizer
 from xlcli.text.tokens import TokenFile, token_file
+from xlcli.words import Predictions, Words
 
 if TYPE_CHECKING:
     from xlcli.online import Reader
@@ -67,8 +71,8 @@ class TokenizedText:
         """Number of tokens of the longest document."""
         return int(np.diff(self.documents, append=len(self.tokens)).max())
 
-    def token_scores(self, nats: NDArray[Any]) -> Iterator[TokenScore]:
-        """Each token with its text and its surprisal, given in nats, in order; reads the text again."""
+    def token_scores(self, scores: TokenScores) -> Iterator[TokenScore]:
+        """Each token with its text and its scores, in order; reads the text again."""
         token, line, byte = 0, 1, 0
         documents = () if self.tokens.documents is None else self.part.documents
         for portion in whole_words(self.part.read(), documents=documents):
@@ -76,8 +80,81 @@ class TokenizedText:
             while at < len(portion):
                 size = int(self.tokens.sizes(token))
                 text = portion[at : at + size]
-                yield TokenScore(line, byte, text, float(nats[token]) / LN2)
+                yield TokenScore(line, byte, text, float(scores.nats[token]) / LN2, scores.prediction(token))
                 token, line, at, byte = token + 1, line + text.endswith(b"\n"), at + size, byte + size
+
+    def word_scores(self, scores: TokenScores, *, by_line: bool) -> Iterator[TokenScore | Row | WordScore]:
+        """`token_scores`, and words and rows, each behind its last token. `by_line`: as of `Words`."""
+        assert scores.predictions is not None
+        words = Words(scores.predictions.boundaries, WordPosition(starts=deque()), by_line=by_line)
+        starts = self._starts()
+        start = next(starts, None)
+        for i, token in enumerate(self.token_scores(scores)):
+            while start is not None and start[0] <= token.byte:
+                if self.tokens.documents is not None:
+                    yield from words.end(start[0], scores.prediction_behind(i))
+                    words.last = b"\n"
+                words.at.begin(*start)
+                start = next(starts, None)
+            yield token
+            yield from words.feed(token)
+        yield from words.end(self.part.n_bytes, scores.prediction_behind(len(self.tokens)))
+
+    def _starts(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """Offset of each document, and its fields."""
+        rows = self.part.corpus.rows()
+        row = next(rows, None)
+        for at in self.part.documents:
+            is_row = row is not None and row[0] == at
+            yield at, row[1] if row is not None and is_row else {}
+            row = next(rows, None) if is_row else row
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """Scores of the tokens of a text, by their number.
+
+    Attributes:
+        nats: Surprisal of each (n).
+        predictions: What is kept of their predictions, if anything.
+        features: Its features (n f).
+        behind: The features behind the last token of each document, by the number of the token that comes next.
+    """
+
+    nats: NDArray[Any]
+    predictions: Predictions | None = None
+    features: NDArray[Any] | None = None
+    behind: dict[int, NDArray[Any]] = field(default_factory=dict)
+
+    @classmethod
+    def make(cls, n_tokens: int, predictions: Predictions | None, files: ExitStack) -> TokenScores:
+        """Unknown scores, kept in files that are deleted when `files` closes; errors as of `mapped_scores`."""
+        features = None if predictions is None else mapped_scores((n_tokens, predictions.size), files)
+        return cls(mapped_scores((n_tokens,), files), predictions, features)
+
+    def keep(
+        self, features: NDArray[Any], scored: NDArray[np.bool_], positions: NDArray[np.int64], ends: NDArray[np.int64]
+    ) -> None:
+        """Keeps features (b t f) of `scored` tokens (b t), and those at the ends (b) of sequences.
+
+        `positions` (b) are the numbers of the first tokens.
+        """
+        assert self.features is not None
+        rows, columns = scored.nonzero()
+        self.features[positions[rows] + columns] = features[rows, columns]
+        for row in np.flatnonzero((positions <= ends) & (ends < positions + features.shape[1])).tolist():
+            self.behind[int(ends[row])] = features[row, ends[row] - positions[row]]
+
+    def prediction(self, token: int) -> Prediction | None:
+        """The prediction of a token, if it was kept."""
+        if self.predictions is None or self.features is None:
+            return None
+        return self.predictions.value(self.features[token].tolist())
+
+    def prediction_behind(self, token: int) -> Prediction | None:
+        """The prediction behind the document that ends before this token, if it was kept."""
+        features = self.behind.get(token)
+        return None if features is None or self.predictions is None else self.predictions.value(features.tolist())
 
 
 def is_list_of_sentences(head: bytes) -> bool:
@@ -118,8 +195,8 @@ def tokenize(
     return TokenizedText(part, tokens, counter.counts())
 
 
-def mapped_scores(length: int, files: ExitStack) -> NDArray[Any]:
-    """Array of `length` float32 scores in an unnamed file, which is deleted when `files` closes.
+def mapped_scores(shape: tuple[int, ...], files: ExitStack) -> NDArray[Any]:
+    """Array of float32 scores of this shape in an unnamed file, which is deleted when `files` closes.
 
     Raises:
         ResourceError: The cache folder is full.
@@ -128,8 +205,8 @@ def mapped_scores(length: int, files: ExitStack) -> NDArray[Any]:
         file = files.enter_context(tempfile.TemporaryFile(dir=cache_folder()))  # noqa: SIM115
         if hasattr(os, "posix_fallocate"):
             # On a full disk, writing to an unallocated block of a mapped file kills the process by SIGBUS.
-            os.posix_fallocate(file.fileno(), 0, 4 * length)
-        return np.memmap(file, np.float32, mode="r+" if hasattr(os, "posix_fallocate") else "w+", shape=(length,))
+            os.posix_fallocate(file.fileno(), 0, 4 * math.prod(shape))
+        return np.memmap(file, np.float32, mode="r+" if hasattr(os, "posix_fallocate") else "w+", shape=shape)
     except OSError as error:
         raise ResourceError(
             f"cannot keep the score of each token in {cache_folder()}: {error.strerror}.",

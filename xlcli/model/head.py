@@ -8,7 +8,7 @@ The matrices of a head are arguments and may be shared with the embedding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,10 @@ MAX_LOGITS = 2**23
 
 In float32 a chunk takes 32 MiB; glibc returns larger blocks to the system as soon as they are freed.
 """
+
+
+Readout = Callable[[Tensor], Tensor]
+"""What is kept of predictions: features (b t f) of log-probabilities (b t v) of the next token."""
 
 
 class Head(nn.Module):
@@ -51,14 +55,22 @@ class Head(nn.Module):
 
     def nll(self, x: Tensor, targets: Tensor) -> Tensor:
         """Surprisal in nats (b t) of targets (b t), given hidden states x (b t d)."""
-        n_new = x.shape[1]
-        chunk = self.loss_chunk or -(-MAX_LOGITS // (x.shape[0] * self.width))
-        if chunk >= n_new:
+        if len(chunks := self._chunks(x)) == 1:
             return self.losses(x, targets)
         # Slices, not `split`: the gradients of the parts of `split` all stay allocated until the last one is computed,
         # and fragment the memory that the gradient of the table needs.
-        parts = ((x[:, i : i + chunk], targets[:, i : i + chunk]) for i in range(0, n_new, chunk))
-        return map_chunks(self.losses, parts, x.device)
+        return map_chunks(self.losses, ((x[:, part], targets[:, part]) for part in chunks), x.device)
+
+    @torch.no_grad()
+    def read_out(self, x: Tensor, readout: Readout) -> Tensor:
+        """`readout` (b t f) of the predictions that hidden states x (b t d) make."""
+        parts = [readout(self.logits(x[:, part]).log_softmax(-1)) for part in self._chunks(x)]
+        return torch.cat(parts, dim=1)
+
+    def _chunks(self, x: Tensor) -> list[slice]:
+        """Slices of the tokens of hidden states x (b t d) whose logits are in memory at once."""
+        chunk = self.loss_chunk or -(-MAX_LOGITS // (x.shape[0] * self.width))
+        return [slice(i, i + chunk) for i in range(0, x.shape[1], chunk)]
 
     def limit(self, logits: Tensor) -> Tensor:
         """Logits limited by `softcap`, in float32 or wider; unchanged without it."""

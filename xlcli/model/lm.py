@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from xlcli.config import MemoryDtype, ModelConfig
 from xlcli.memory import Buckets, Memory
 from xlcli.model.embedding import BigramEmbedding
-from xlcli.model.head import Head
+from xlcli.model.head import Head, Readout
 from xlcli.model.position import Position
 from xlcli.model.stack import Ponder, Stack
 from xlcli.ops.context import AttentionContext
@@ -33,12 +33,14 @@ class ScoreOutput(NamedTuple):
     state             the new state
     ponder            ponder cost of adaptive computation, if any
     auxiliary  ()     sum of the auxiliary losses of all layers, if any
+    readout    (b n f)  what was kept of the prediction of each target, if asked for
     """
 
     nll: Tensor
     state: State
     ponder: Ponder | None
     auxiliary: Tensor | None
+    readout: Tensor | None = None
 
 
 class LanguageModel(nn.Module):
@@ -166,7 +168,15 @@ class LanguageModel(nn.Module):
             hidden.append(self.stack.final(x))
         return _joined(hidden), state
 
-    def score(self, tokens: Tensor, targets: Tensor, state: State, documents: Tensor | None = None) -> ScoreOutput:
+    def score(
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        state: State,
+        documents: Tensor | None = None,
+        *,
+        readout: Readout | None = None,
+    ) -> ScoreOutput:
         """Surprisal in nats of each target (b n) after its token, the new state, and further losses.
 
         Args:
@@ -175,6 +185,7 @@ class LanguageModel(nn.Module):
             state: State before the tokens.
             documents: Position (b t) of each token in its document, on the CPU: no token attends to an earlier
                 document, and absolute positions are these. Full and local attention only. None: one document.
+            readout: What to keep of the prediction of each target.
         """
         hidden, ponders, done = [], [], 0
         losses: list[Tensor] = []
@@ -192,7 +203,9 @@ class LanguageModel(nn.Module):
         if targets.shape[1] < x.shape[1]:
             x = x[:, -targets.shape[1] :]
         ponder = Ponder(*map(_joined, zip(*ponders, strict=True))) if ponders else None
-        return ScoreOutput(self.head.nll(x, targets), state, ponder, torch.stack(losses).sum() if losses else None)
+        auxiliary = torch.stack(losses).sum() if losses else None
+        kept = None if readout is None else self.head.read_out(x, readout)
+        return ScoreOutput(self.head.nll(x, targets), state, ponder, auxiliary, kept)
 
     def observe(self, targets: Tensor, state: State) -> State:
         """The state, unchanged: nothing is learned from targets (b)."""

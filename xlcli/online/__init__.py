@@ -12,6 +12,7 @@ from xlcli.config import InferenceConfig, OnlineConfig, validate
 from xlcli.config.base import Option
 from xlcli.errors import CheckpointError, ConfigError, DivergedError, StateError, XLError
 from xlcli.model.decoder import Decoder
+from xlcli.model.head import Readout
 from xlcli.model.lm import LanguageModel, ScoreOutput
 from xlcli.online.adaptation import AdaptiveModel, Optimizer, adapted_weights, is_compatible
 from xlcli.online.cache import CachedModel
@@ -27,10 +28,10 @@ class Reader(Protocol):
     def init_state(self, batch: int, *args: Any, **settings: Any) -> State:
         """State before the first token; arguments as for `LanguageModel.init_state`."""
 
-    def score(self, tokens: Tensor, targets: Tensor, state: State) -> ScoreOutput:
+    def score(self, tokens: Tensor, targets: Tensor, state: State, *, readout: Readout | None = None) -> ScoreOutput:
         """Surprisal in nats of each target (b n) after its token, the last n of tokens (b t), and the new state.
 
-        Every target is scored before anything is learned from it.
+        Every target is scored before anything is learned from it. `readout`: what to keep of its prediction.
         """
 
     def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:

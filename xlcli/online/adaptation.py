@@ -31,6 +31,7 @@ from xlcli.errors import ConfigError
 from xlcli.memory import KeyValue
 from xlcli.memory.online import UNKNOWN, Adaptation
 from xlcli.model.decoder import Decoder, make_decoder
+from xlcli.model.head import Readout
 from xlcli.model.lm import LanguageModel, ScoreOutput
 from xlcli.model.stack import Ponder
 from xlcli.state import State
@@ -76,22 +77,24 @@ class AdaptiveModel:
             value = Adaptation(self.settings, weights, self.optimizer.init_moments(weights), 0, none, none)
         return replace(self.trained.init_state(batch, **options), adaptation=value)
 
-    def score(self, tokens: Tensor, targets: Tensor, state: State) -> ScoreOutput:
+    def score(self, tokens: Tensor, targets: Tensor, state: State, *, readout: Readout | None = None) -> ScoreOutput:
         """Surprisal in nats of each target (1 n) after its token, the last n of tokens (1 t), and the new state."""
         state = self._drop_unlearned(state)
         n_unscored = tokens.shape[1] - targets.shape[1]
         followers = torch.cat((tokens[:, 1 : n_unscored + 1], targets), dim=1)
-        nll, ponders, at = [], [], 0
+        nll, ponders, kept, at = [], [], [], 0
         while at < tokens.shape[1]:
             n = min(self.block - len(_value(state).inputs), tokens.shape[1] - at)
             part = slice(at, at + n)
-            out = self._score_part(tokens[:, part], followers[:, part], state)
+            out = self._score_part(tokens[:, part], followers[:, part], state, readout)
             state = out.state
             nll.append(out.nll)
             ponders += [] if out.ponder is None else [out.ponder]
+            kept += [] if out.readout is None else [out.readout]
             at += n
         ponder = Ponder(*(torch.cat(parts, dim=1) for parts in zip(*ponders, strict=True))) if ponders else None
-        return ScoreOutput(torch.cat(nll, dim=1)[:, n_unscored:], state, ponder, None)
+        features = torch.cat(kept, dim=1)[:, n_unscored:] if kept else None
+        return ScoreOutput(torch.cat(nll, dim=1)[:, n_unscored:], state, ponder, None, features)
 
     def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Logits (b v) of the next token after tokens (b t), and the new state.
@@ -125,21 +128,21 @@ class AdaptiveModel:
             state = self._learn(state)
         return self.trained.reset(replace(state, adaptation=_value(state).without_block()))
 
-    def _score_part(self, tokens: Tensor, targets: Tensor, state: State) -> ScoreOutput:
+    def _score_part(self, tokens: Tensor, targets: Tensor, state: State, readout: Readout | None) -> ScoreOutput:
         """`score` of tokens (1 n) of one block."""
         self._load(state)
         if tokens.shape[1] == self.block and _is_exact(state):
-            return self._score_and_learn(tokens, targets, state)
-        out = self.network.score(tokens, targets, self._begin(state, tokens, targets))
+            return self._score_and_learn(tokens, targets, state, readout)
+        out = self.network.score(tokens, targets, self._begin(state, tokens, targets), readout=readout)
         return out._replace(state=self._learn_if_complete(out.state))
 
-    def _score_and_learn(self, tokens: Tensor, targets: Tensor, state: State) -> ScoreOutput:
+    def _score_and_learn(self, tokens: Tensor, targets: Tensor, state: State, readout: Readout | None) -> ScoreOutput:
         """`score` of a whole block, and the step that follows it, in one reading."""
         with _gradients():
-            out = self.network.score(tokens.clone(), targets.clone(), _ordinary(state))
+            out = self.network.score(tokens.clone(), targets.clone(), _ordinary(state), readout=readout)
             value = self._stepped(_value(state), out.nll.sum())
         ponder = None if out.ponder is None else Ponder(*(part.detach() for part in out.ponder))
-        return ScoreOutput(out.nll.detach(), replace(out.state, adaptation=value), ponder, None)
+        return ScoreOutput(out.nll.detach(), replace(out.state, adaptation=value), ponder, None, out.readout)
 
     def _begin(self, state: State, inputs: Tensor, targets: Tensor) -> State:
         """State with tokens (1 n) added to the unfinished block, before they are read."""

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from xlcli.memory.context_cache import N_DISTINCT, N_TOTALS, ORDERS, ContextCache, ContextIndex, Followers
+from xlcli.model.head import Readout
 from xlcli.model.lm import ScoreOutput
 from xlcli.state import State
 
@@ -59,24 +60,26 @@ class CachedModel:
         value = ContextCache(self.settings, ContextIndex(self.settings["context_cache"]), weights, none)
         return replace(self.inner.init_state(batch, **options), cache=value)
 
-    def score(self, tokens: Tensor, targets: Tensor, state: State) -> ScoreOutput:
+    def score(self, tokens: Tensor, targets: Tensor, state: State, *, readout: Readout | None = None) -> ScoreOutput:
         """Surprisal in nats of each target (1 n) after its token, the last n of tokens (1 t), and the new state."""
         value = _value(state)
-        out = self.inner.score(tokens, targets, state)
+        out = self.inner.score(tokens, targets, state, readout=None if readout is None else lambda log_p: log_p)
         weights, index = value.weights.numpy(), value.index
         n_unscored = tokens.shape[1] - targets.shape[1]
         read, known = tokens[0].tolist(), targets[0].tolist()
         for token, target in itertools.pairwise(read[: n_unscored + 1]):
             index.read(token)
             index.learn(target)
-        own = out.nll[0].double().neg().exp().tolist()
+        own, kept = out.nll[0].double().neg().exp().tolist(), []
         for i, (token, target) in enumerate(zip(read[n_unscored:], known, strict=True)):
             index.read(token)
+            if readout is not None and out.readout is not None:
+                kept.append(readout(_mixed(out.readout[0, i].double().cpu(), value)[None, None]))
             own[i] = _update(weights, index, own[i], target)
             index.learn(target)
         nll = -torch.tensor([own], dtype=torch.float64, device=out.nll.device).log()
         state = replace(out.state, cache=replace(value, predicted=value.predicted[:0]))
-        return out._replace(nll=nll.to(out.nll.dtype), state=state)
+        return out._replace(nll=nll.to(out.nll.dtype), state=state, readout=torch.cat(kept, dim=1) if kept else None)
 
     def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Log-probabilities (1 v) of the next token after tokens (1 t), and the new state."""
@@ -85,15 +88,8 @@ class CachedModel:
         for token in tokens[0].tolist():
             value.index.read(token)
         own = logits[0].double().cpu().log_softmax(-1)
-        mixed, weights = own.exp(), value.weights.numpy()
-        for followers in value.index.followers():
-            weight = float(weights[0][_class(followers)])
-            mixed *= 1 - weight
-            share = weight / followers.total
-            for token, count in followers.counts.items():
-                mixed[token] += share * count
         state = replace(state, cache=replace(value, predicted=own))
-        return mixed.clamp_min(sys.float_info.min).log()[None].to(logits.device), state
+        return _mixed(own, value)[None].to(logits.device), state
 
     def observe(self, targets: Tensor, state: State) -> State:
         """State after the target (1) of the last prediction is known."""
@@ -110,6 +106,18 @@ class CachedModel:
 def _value(state: State) -> ContextCache:
     assert isinstance(state.cache, ContextCache)
     return state.cache
+
+
+def _mixed(own: Tensor, value: ContextCache) -> Tensor:
+    """Log-probabilities (v) of the next token by the mixture, given the model's in float64."""
+    mixed, weights = own.exp(), value.weights.numpy()
+    for followers in value.index.followers():
+        weight = float(weights[0][_class(followers)])
+        mixed *= 1 - weight
+        share = weight / followers.total
+        for token, count in followers.counts.items():
+            mixed[token] += share * count
+    return mixed.clamp_min(sys.float_info.min).log()
 
 
 def _class(followers: Followers) -> tuple[int, int, int]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import itertools
 import shlex
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Base64Bytes, Field, TypeAdapter, ValidationError
 
@@ -64,6 +65,41 @@ class SamplerState:
     recent: tuple[Count, ...]
 
 
+@dataclass
+class WordPosition:
+    """Place between the words of a text.
+
+    Attributes:
+        document: Number of documents that have begun.
+        fields: Other columns of the row that the present document is.
+        starts: Ascending offsets at which further ones begin, with their fields.
+        line: Line of the unfinished word.
+        number: Number of words of this line so far.
+        text: Text of the unfinished word, with the white space before it.
+        bits: Surprisal of its tokens in bits.
+        tokens: Number of its tokens.
+        before: log2 of the probability that the word before it ended.
+        entropy: Entropy in bits of the prediction of its first token.
+    """
+
+    document: Count = 0
+    fields: dict[str, Any] = field(default_factory=dict)
+    starts: deque[tuple[Count, dict[str, Any]]] = field(default_factory=lambda: deque([(0, {})]))
+    line: Count = 0
+    number: Count = 0
+    text: Base64Bytes = b""
+    bits: Finite = 0.0
+    tokens: Count = 0
+    before: Finite = 0.0
+    entropy: Finite = 0.0
+
+    def begin(self, byte: int, fields: Mapping[str, Any]) -> None:
+        """Adds a document that begins at this byte, behind all others."""
+        if self.starts and self.starts[-1][0] == byte:
+            self.starts.pop()
+        self.starts.append((byte, dict(fields)))
+
+
 @dataclass(frozen=True)
 class StreamPosition:
     """Complete lines, bytes and tokens scored of a stream, with the sum of their surprisals, and its unfinished line.
@@ -71,8 +107,9 @@ class StreamPosition:
     Attributes:
         line_start: Offset in bytes of the unfinished line.
         scored: Text and surprisal in bits of each token scored but not yet output.
-        n_shown: Number of lines and tokens output.
-        recent: Latest scores of what is output (`lines` or `tokens`), with which the next one is compared.
+        n_shown: Number of lines, words or tokens output.
+        recent: Latest scores of what is output (`lines`, `words` or `tokens`), with which the next one is compared.
+        words: Place between the words, if they are output.
     """
 
     n_lines: Count
@@ -83,6 +120,7 @@ class StreamPosition:
     scored: tuple[tuple[Annotated[Base64Bytes, Field(min_length=1)], Finite], ...]
     n_shown: Count = 0
     recent: Mapping[str, tuple[Finite, ...]] = field(default_factory=dict)
+    words: WordPosition | None = None
 
 
 @dataclass(frozen=True)

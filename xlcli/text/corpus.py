@@ -1,10 +1,11 @@
 """Text of any size from files, folders and standard input, read in bounded RAM, and its held-out parts.
 
-Compressed files, other Unicode encodings, JSON lines and Parquet files are recognized by content (`text/formats.py`).
+Compressed files, other Unicode encodings, JSON lines, tables and Parquet files are recognized by content
+(`text/formats.py`).
 
-Several files are one text, joined as by `cat`. A document begins with each file, and with each text of JSON lines and
-Parquet files, or with each line. Later reads are compared with the checksums of the first scan: a file that has grown
-is read up to its length in the scan, and a file that has changed is refused.
+Several files are one text, joined as by `cat`. A document begins with each file, and with each text of JSON lines,
+tables and Parquet files, or with each line. Later reads are compared with the checksums of the first scan: a file that
+has grown is read up to its length in the scan, and a file that has changed is refused.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from xlcli.errors import DataError
 from xlcli.events import Notice, Progress, ProgressMeter
@@ -99,7 +101,7 @@ class Corpus:
         return self.facts.n_bytes
 
     def notices(self) -> Iterator[Notice]:
-        """A warning about skipped files; after the scan, remarks on CR LF and on JSON lines without a text."""
+        """A warning about skipped files; after the scan, remarks on CR LF and on rows that are read as plain text."""
         if self.skipped:
             n = len(self.skipped)
             files = [f"{path} ({reason})" for path, reason in self.skipped.items()]
@@ -171,6 +173,22 @@ class Corpus:
                         raise source.changed()
                     yield block[max(first - at * BLOCK, 0) : last - at * BLOCK]
                     at += 1
+            place += size
+
+    def rows(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """The offset at which each text of a row begins, and the other fields of the row; nothing for plain files.
+
+        The files are read again. A row of two texts comes twice.
+
+        Raises:
+            DataError: A file has changed since the scan.
+        """
+        place = 0
+        for source, size in zip(self.sources, self.facts.sizes, strict=True):
+            if not source.seekable:
+                end = yield from source.rows(place)
+                if end != place + size:
+                    raise source.changed()
             place += size
 
     def range_sha256(self, start: int, stop: int) -> str:

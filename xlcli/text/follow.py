@@ -18,7 +18,7 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Base64Bytes, Field
 
-from xlcli.text.formats import LONGEST_LINE
+from xlcli.text.documents import LONGEST_LINE
 
 PORTION = 2**16
 """Maximum number of bytes per read, unless a line that is read whole is longer."""

@@ -1,23 +1,19 @@
-"""Text out of compressed files, other Unicode encodings, JSON lines and Parquet files, recognized by content.
+"""Text out of compressed files, other Unicode encodings, JSON lines and tables, recognized by content.
 
-    portions ─▶ unpacked ─▶ in UTF-8 ─▶ text field of JSON lines ─▶ portions of text
+    portions ─▶ unpacked ─▶ in UTF-8 ─▶ texts of JSON lines or of a table ─▶ portions of text
 
 Data is read as it arrives. Each step looks at the first bytes and passes text that is not of its format on unchanged.
 None in place of a portion means that nothing has arrived for a while; it is passed on. Memory is bounded: a portion has
-at most 2^23 bytes, however small the compressed data, and a JSON line at most `LONGEST_LINE`. Parquet files, which are
-read from their end, need pyarrow, the extra `parquet`. Readers of text pass it through `LineEnds`.
+at most 2^23 bytes, however small the compressed data, and a row at most `LONGEST_LINE`. Parquet files are read from
+their end (`text/documents.py`). Readers of text pass it through `LineEnds`.
 """
 
 from __future__ import annotations
 
 import bz2
 import codecs
-import gc
 import itertools
-import json
 import lzma
-import os
-import shlex
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
@@ -25,23 +21,10 @@ from typing import Any
 import zstandard
 
 from xlcli.errors import DataError
+from xlcli.text.documents import BLANKS, PARQUET, Portions, documents, is_parquet, parquet_texts, read_while
 
-DEFAULT_FIELD = "text"
-"""Key of the text in JSON lines and Parquet files."""
-LONGEST_LINE = 2**24
-"""Maximum size of a JSON line in bytes. Parsing can take 64 bytes of RAM per byte."""
-BLANKS = 2**9
-"""Number of blank bytes after which a text is no longer looked at for JSON lines."""
 HEAD = 2**13
 """Number of first bytes of a stream that must be text."""
-
-Portions = Iterator[bytes | None]
-
-
-class Document(bytes):
-    """A portion that begins a document. Portions of other types continue the document before them."""
-
-
 COMPRESSIONS = {
     b"\x1f\x8b": "gzip",
     b"BZh": "bzip2",
@@ -57,7 +40,6 @@ ENCODINGS = {
     codecs.BOM_UTF16_BE: "utf-16-be",
 }
 """Byte-order marks; UTF-32 comes first, because its mark begins with the mark of UTF-16."""
-PARQUET = b"PAR1"
 BINARIES = {
     b"PK\x03\x04": "a zip archive or an office document",
     b"\x7fELF": "a program",
@@ -77,7 +59,8 @@ BINARIES = {
 def text_of(
     portions: Portions,
     name: str,
-    text_field: str | None,
+    text_fields: Sequence[str] = (),
+    descriptor: int | None = None,
     *,
     any_bytes: bool = False,
     notice: Callable[[str], None] = lambda text: None,
@@ -87,22 +70,26 @@ def text_of(
     Args:
         portions: The data.
         name: Name of the source in errors.
-        text_field: Key of the text in JSON lines; None is `text`, if the first line is an object with this key.
+        text_fields: Keys of the texts in JSON lines, or columns of a table; none is the key `text` of JSON lines, if
+            the first line is an object with it.
+        descriptor: Open file of the data, for Parquet.
         any_bytes: Accept well-known formats that are not text, except Parquet, which is a format of texts.
         notice: Called with the remark of `keyless`, if there is one.
 
     Raises:
-        DataError: The data is damaged, is of a well-known format that is not text, or lacks `text_field`.
+        DataError: The data is damaged, is of a well-known format that is not text, or lacks `text_fields`.
     """
+    if descriptor is not None and is_parquet(descriptor):
+        return parquet_texts(descriptor, name, text_fields)
     marks = [PARQUET] if any_bytes else [*BINARIES]
     data = _without_binaries(in_utf8(unpacked(portions, name), name), name, marks)
-    return documents(data, name, text_field, notice)
+    return documents(data, name, text_fields, notice)
 
 
-def is_plain(head: bytes, text_field: str | None) -> bool:
+def is_plain(head: bytes, text_fields: Sequence[str] = ()) -> bool:
     """True if `text_of` passes data with these first bytes on unchanged."""
     marks = (*COMPRESSIONS, *ENCODINGS, *BINARIES)
-    if text_field is not None or head.startswith(marks):
+    if text_fields or head.startswith(marks):
         return False
     start = head[:BLANKS].lstrip()
     return not start.startswith(b"{") if start else len(head) >= BLANKS
@@ -204,67 +191,6 @@ def in_utf8(portions: Portions, name: str) -> Portions:
         ) from None
 
 
-def keyless(line: bytes, name: str) -> str | None:
-    """Remark on plain text whose first line is a JSON object without a text in `DEFAULT_FIELD`; else None."""
-    try:
-        value = json.loads(line) if len(line) <= BLOCK else None
-    except (ValueError, RecursionError):
-        return None
-    texts = {key: text for key, text in value.items() if isinstance(text, str)} if isinstance(value, dict) else {}
-    if not texts or DEFAULT_FIELD in texts:
-        return None
-    key = shlex.quote(max(texts, key=lambda key: len(texts[key])))
-    return (
-        f"{name} looks like JSON lines without the key {DEFAULT_FIELD} and is read as plain text; "
-        f"--text-field {key} reads that key"
-    )
-
-
-def documents(
-    portions: Portions, name: str, text_field: str | None, notice: Callable[[str], None], *, skips: bool = False
-) -> Portions:
-    """Texts of JSON lines, each a `Document` ended by a line end; other text is passed on unchanged.
-
-    Raises:
-        DataError: A line is not a JSON object with a text in `text_field`, unless `skips`, or is longer than
-            `LONGEST_LINE`.
-    """
-    head = yield from _read_while(portions, lambda head, new: len(head) < BLANKS and not new.strip())
-    start, first = len(head) - len(head.lstrip()), b""
-    if head[start:BLANKS].startswith(b"{"):  # it may be JSON lines
-        data = itertools.chain([head[start:]], portions)
-        begun = yield from _read_while(data, lambda begun, new: b"\n" not in new and len(begun) <= LONGEST_LINE)
-        head, first = head[:start] + begun, begun[: LONGEST_LINE + 1].partition(b"\n")[0]
-    field = DEFAULT_FIELD if text_field is None else text_field
-    data = itertools.chain([head], portions)
-    if text_field is None and (len(first) > LONGEST_LINE or _field(first, field) is None):
-        if len(first) > LONGEST_LINE and json.dumps(field).encode() in first:
-            raise _too_long(1, name)
-        if remark := keyless(first, name):
-            notice(remark)
-        yield from data
-        return
-    for number, line in _numbered_lines(data, name):
-        if line is None:
-            yield None
-        elif line.strip():
-            text = _field(line, field)
-            if text is None:
-                reason = f"line {number} of {name} is not a JSON object with a text in '{field}'"
-                if not skips:
-                    raise DataError(f"{reason}.", "Name the key with --text-field, or take the lines with --binary.")
-                notice(f"{reason}, and is skipped")
-            yield from as_document(text or b"")
-        else:
-            yield b""  # the reader may want to stop
-
-
-def as_document(text: bytes) -> Iterator[Document]:
-    """The text of a document with a line end; nothing for an empty one."""
-    if text:
-        yield Document(text if text.endswith(b"\n") else text + b"\n")
-
-
 def not_text(name: str, reason: str) -> DataError:
     """Error for a source that is not text; `reason` says why."""
     return DataError(f"{name} {reason}, not text.", "Extract its text first, or use --binary if its bytes are meant.")
@@ -339,70 +265,10 @@ def _without_binaries(portions: Portions, name: str, marks: Sequence[bytes]) -> 
 
 def _begin(portions: Portions, marks: Iterable[bytes]) -> Generator[None, None, tuple[bytes, bytes]]:
     """The mark that the data begins with, or nothing, and the first bytes with it."""
-    head = yield from _read_while(
+    head = yield from read_while(
         portions, lambda head, _: any(len(mark) > len(head) and mark.startswith(head) for mark in marks)
     )
     return next(filter(head.startswith, marks), b""), head
-
-
-def _read_while(portions: Portions, is_short: Callable[[bytearray, bytes], bool]) -> Generator[None, None, bytes]:
-    """First bytes, to which portions are added while `is_short` is true of them and the last portion."""
-    head = bytearray()
-    for portion in portions:
-        if portion is None:
-            yield None
-            continue
-        head += portion
-        if not is_short(head, portion):
-            return portion if len(portion) == len(head) else bytes(head)
-    return bytes(head)
-
-
-def _numbered_lines(portions: Portions, name: str) -> Iterator[tuple[int, bytes | None]]:
-    """Lines with their numbers from 1, or None for a portion that is None."""
-    parts: list[bytes] = []
-    number = size = 0
-    for portion in portions:
-        if portion is None:
-            yield number, None
-            continue
-        *lines, rest = portion.split(b"\n")
-        for line in lines:
-            number += 1
-            if size + len(line) > LONGEST_LINE:
-                raise _too_long(number, name)
-            yield number, b"".join((*parts, line))
-            parts, size = [], 0
-        parts.append(rest)
-        size += len(rest)
-        if size > LONGEST_LINE:
-            raise _too_long(number + 1, name)
-    yield number + 1, b"".join(parts)
-
-
-def _too_long(number: int, name: str) -> DataError:
-    return DataError(
-        f"line {number} of {name} is JSON of more than {LONGEST_LINE >> 20} MiB.",
-        "Divide it into documents, or use --binary to take it as it is.",
-    )
-
-
-def _field(line: bytes, field: str) -> bytes | None:
-    """Text in this field of a JSON object; None if there is none."""
-    collects = gc.isenabled()
-    gc.disable()  # it would look through millions of new lists again and again, which are no garbage
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    finally:
-        if collects:
-            gc.enable()
-    text = value.get(field) if isinstance(value, dict) else None
-    try:
-        return text.encode() if isinstance(text, str) else None
-    except UnicodeEncodeError:  # half of a surrogate pair
-        return None
 
 
 # Gzip, bzip2, xz and zstd data
@@ -441,55 +307,3 @@ def _pieces(frame: _Decoder, data: bytes, kind: str) -> Iterator[bytes]:
     else:
         while not (frame.eof or frame.needs_input):
             yield frame.decompress(b"", BLOCK)
-
-
-# Parquet files
-
-
-PARQUET_ROWS = 256
-"""Rows per batch."""
-
-
-def is_parquet(descriptor: int) -> bool:
-    """True if an open file is a Parquet file; False for a pipe."""
-    try:
-        return os.pread(descriptor, len(PARQUET), 0) == PARQUET
-    except OSError:
-        return False
-
-
-def parquet_texts(descriptor: int, name: str, text_field: str | None) -> Iterator[Document]:
-    """Each text of the column `text_field` (None: `text`), ended by a line end.
-
-    Args:
-        descriptor: Open file.
-        name: Name of the file in errors.
-        text_field: Name of a column of strings.
-
-    Raises:
-        DataError: pyarrow is missing, the file is damaged, or there is no such column.
-    """
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise DataError(
-            f"{name} is a Parquet file, which needs pyarrow.", "Install it: pip install 'xlcli[parquet]'"
-        ) from None
-    field = DEFAULT_FIELD if text_field is None else text_field
-    with os.fdopen(os.dup(descriptor), "rb") as file:
-        try:
-            table = parquet.ParquetFile(file)
-            schema = table.schema_arrow
-            types = (pyarrow.string(), pyarrow.large_string())
-            strings = [column for column, kind in zip(schema.names, schema.types, strict=True) if kind in types]
-            if field not in strings:
-                listed = ", ".join(strings) or "none"
-                raise DataError(
-                    f"{name} has no column '{field}' of texts.", f"Name one with --text-field; columns: {listed}."
-                )
-            for batch in table.iter_batches(batch_size=PARQUET_ROWS, columns=[field]):
-                for text in batch.column(0).to_pylist():
-                    yield from as_document((text or "").encode())
-        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise DataError(f"{name} is a damaged Parquet file: {error}.", "Get it again.") from None

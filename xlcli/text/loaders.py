@@ -21,10 +21,13 @@ Ids = NDArray[Any]
 def inputs_and_targets(
     ids: Ids, positions: NDArray[np.int64], start_id: int, starts: NDArray[np.int64] | int = 0
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Inputs (b t) and targets (b t) at these positions (b t) of a text, whose documents begin at `starts` (b t)."""
+    """Inputs (b t) and targets (b t) at these positions (b t) of a text, whose documents begin at `starts` (b t).
+
+    The target at the end of the text is any token.
+    """
     inputs = ids[np.maximum(positions - 1, 0)].astype(np.int64)
     inputs[positions == starts] = start_id
-    return inputs, ids[positions].astype(np.int64)
+    return inputs, ids[np.minimum(positions, len(ids) - 1)].astype(np.int64)
 
 
 class TrainBatch(NamedTuple):
@@ -117,6 +120,7 @@ class EvalLoader:
         start_id: Input at the beginning of a text.
         offsets: Position of each start in its text (b), from which absolute positions count; 0: it begins there.
         warmup_len: Number of tokens that are not scored of each sequence that does not begin its text.
+        reads_end: Also read the last token, whose target is none; `positions` then reach `ends`.
     """
 
     ids: Ids
@@ -126,6 +130,7 @@ class EvalLoader:
     start_id: int
     offsets: NDArray[np.int64]
     warmup_len: int = 0
+    reads_end: bool = False
 
     @property
     def batch_size(self) -> int:
@@ -135,7 +140,7 @@ class EvalLoader:
     @property
     def sequence_len(self) -> int:
         """Tokens of the longest sequence."""
-        return int((self.ends - self.starts).max())
+        return int((self.ends - self.starts).max()) + self.reads_end
 
     def __iter__(self) -> Iterator[EvalBatch]:
         """Batches of at most `segment_len` tokens per sequence; targets begin where one of a batch counts."""
@@ -144,7 +149,8 @@ class EvalLoader:
             read = np.arange(done, min(done + self.segment_len, self.sequence_len))
             positions = starts + read
             scored = (positions < ends) & ((read >= self.warmup_len) | (starts == begins))
-            inputs, targets = inputs_and_targets(self.ids, np.minimum(positions, ends - 1), self.start_id, begins)
+            read_to = np.minimum(positions, ends - 1 + self.reads_end)
+            inputs, targets = inputs_and_targets(self.ids, read_to, self.start_id, begins)
             column = int(scored.any(0).argmax())
             yield EvalBatch(inputs, targets[:, column:], scored[:, column:], positions[:, column])
 

@@ -9,15 +9,16 @@ import os
 import stat
 import tempfile
 import weakref
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from xlcli.errors import CheckpointError, DataError, ResourceError, XLError
 from xlcli.events import Progress, ProgressMeter
 from xlcli.files import cache_folder, read_json
 from xlcli.text import formats
+from xlcli.text.documents import Document
 
 BLOCK = 2**20
 """Bytes of text per read."""
@@ -29,13 +30,14 @@ class InputFormat:
 
     Attributes:
         binary: Take the bytes as they are: nothing is unpacked or converted, and any byte is accepted.
-        text_field: Key of the text in JSON lines and Parquet files; None is `text`, if there is such a key.
+        text_fields: Keys of the texts in JSON lines, or columns of tables and Parquet files, of which each row has one
+            each; none is the key `text`, if there is such a key.
         any_bytes: Accept text with NUL bytes or bytes that are not UTF-8, as byte vocabularies do.
         each_line: A document begins with each line.
     """
 
     binary: bool = False
-    text_field: str | None = None
+    text_fields: tuple[str, ...] = ()
     any_bytes: bool = False
     each_line: bool = False
 
@@ -71,19 +73,27 @@ class Source:
     ) -> Iterator[Block]:
         """Blocks of `BLOCK` bytes of text (the last one shorter) from block `first` on.
 
-        Calls `notice` with a remark on JSON lines that are read as plain text (`formats.keyless`). `seek`: start there
+        Calls `notice` with a remark on rows that are read as plain text (`documents.keyless`). `seek`: start there
         if the file is seekable; it is known to have no CR LF.
 
         Raises:
             DataError: The file cannot be read, has become shorter, is damaged, or is not text.
         """
-        descriptor = _open(self.path) if self.spool is None else self.spool
-        try:
+        with self._opened() as file:
             is_stored = self.reading.binary or (seek and self.seekable)
-            yield from self._stored(descriptor, first) if is_stored else self._converted(descriptor, first, notice)
-        finally:
-            if self.spool is None:
-                os.close(descriptor)
+            yield from self._stored(file, first) if is_stored else self._converted(file, first, notice)
+
+    def rows(self, place: int) -> Generator[tuple[int, Mapping[str, Any]], None, int]:
+        """The offset of each document in a text in which the file begins at `place`, and its fields.
+
+        Returns the offset at which the file ends. Raises what `blocks` raises.
+        """
+        with self._opened() as file:
+            for text, fields, _, _ in self._portions(file):
+                if fields is not None:
+                    yield place, fields
+                place += len(text)
+        return place
 
     def changed(self) -> DataError:
         """The error for a file that has changed."""
@@ -107,48 +117,54 @@ class Source:
             return "binary data"
         return None if self.reading.any_bytes or utf8.bad is None else "not UTF-8"
 
-    def _converted(self, descriptor: int, first: int, notice: Callable[[str], None]) -> Iterator[Block]:
-        place = 0
+    def _opened(self) -> BinaryIO:
+        return os.fdopen(_open(self.path) if self.spool is None else os.dup(self.spool), "rb", 0)
 
-        def stored() -> Iterator[bytes | None]:
+    def _portions(
+        self, file: BinaryIO, notice: Callable[[str], None] = lambda text: None
+    ) -> Iterator[tuple[bytes, Mapping[str, Any] | None, int, int]]:
+        """Portions of text: bytes, fields of the document that they begin, `stored` and `crlf` as in `Block`."""
+        reading, line_ends, place = self.reading, formats.LineEnds(), 0
+
+        def stored() -> Iterator[bytes]:
             nonlocal place
-            for block in self._stored(descriptor, 0):
+            for block in self._stored(file, 0):
                 place = block.stored
                 yield block.text
 
-        field = self.reading.text_field
-        texts: Iterator[bytes | None]
-        if formats.is_parquet(descriptor):
-            texts = formats.parquet_texts(descriptor, self.name, field)
-        else:
-            texts = formats.text_of(stored(), self.name, field, any_bytes=self.reading.any_bytes, notice=notice)
-        line_ends, held = formats.LineEnds(), bytearray()
-        documents: list[int] = []
-        for portion in texts:
-            if isinstance(portion, formats.Document):
+        for portion in formats.text_of(
+            stored(), self.name, reading.text_fields, file.fileno(), any_bytes=reading.any_bytes, notice=notice
+        ):
+            fields = portion.fields if isinstance(portion, Document) else None
+            yield line_ends.feed(portion or b""), fields, place, line_ends.replaced
+        yield line_ends.feed(b"", final=True), None, place, line_ends.replaced
+
+    def _converted(self, file: BinaryIO, first: int, notice: Callable[[str], None]) -> Iterator[Block]:
+        held, documents = bytearray(), list[int]()
+        for text, fields, done, crlf in self._portions(file, notice):
+            if fields is not None:
                 documents.append(len(held))
-            held += line_ends.feed(portion or b"")
+            held += text
             while len(held) >= BLOCK:
                 inside = [start for start in documents if start < BLOCK]
-                block = Block(bytes(held[:BLOCK]), place, inside, line_ends.replaced)
+                block = Block(bytes(held[:BLOCK]), done, inside, crlf)
                 documents = [start - BLOCK for start in documents if start >= BLOCK]
                 del held[:BLOCK]
                 if first > 0:
                     first -= 1
                 else:
                     yield block
-        held += line_ends.feed(b"", final=True)
         if held and first <= 0:
-            yield Block(bytes(held), place, documents, line_ends.replaced)
+            yield Block(bytes(held), done, documents, crlf)
 
-    def _stored(self, descriptor: int, first: int) -> Iterator[Block]:
+    def _stored(self, file: BinaryIO, first: int) -> Iterator[Block]:
         place = first * BLOCK
         while place < self.stored_bytes:
             want = min(BLOCK, self.stored_bytes - place)
             block = b""
             while len(block) < want:
                 try:
-                    more = os.pread(descriptor, want - len(block), place + len(block))
+                    more = os.pread(file.fileno(), want - len(block), place + len(block))
                 except OSError as error:
                     raise DataError(f"cannot read {self.name}: {error.strerror}.", "Check the disk.") from None
                 if not more:
@@ -236,7 +252,7 @@ def _is_plain(descriptor: int, name: str, reading: InputFormat) -> bool:
         head = os.pread(descriptor, formats.HEAD, 0)
     except OSError as error:
         raise DataError(f"cannot read {name}: {error.strerror}.", "Check the disk.") from None
-    return reading.binary or formats.is_plain(head, reading.text_field)
+    return reading.binary or formats.is_plain(head, reading.text_fields)
 
 
 def _is_model(folder: Path) -> bool:

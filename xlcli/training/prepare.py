@@ -200,7 +200,8 @@ def _read(
     ranks.require_files(paths)
     memory.require(configs, runtime, on_any_machine=dry_run)
     text, by_document = config.text, config.train.reset_on_document
-    reading = InputFormat(binary=text.binary, text_field=text.text_field, any_bytes=text.tokenizer == "bytes")
+    fields = () if text.text_field is None else (text.text_field,)
+    reading = InputFormat(binary=text.binary, text_fields=fields, any_bytes=text.tokenizer == "bytes")
     corpus = yield from gather(paths, reading=reading)
     yield from corpus.scan()
     parts = split(corpus, text.valid, text.test, by_document=by_document)
@@ -212,8 +213,8 @@ def _read(
         raise InvalidSettingError("train.patience", "needs a validation text", "Leave it out, or give --valid.")
     if by_document and len(parts.train.documents) == 1:
         yield Notice(
-            "the text is one document, so train.reset_on_document has no effect: JSON lines, Parquet files and several "
-            "files are documents.",
+            "the text is one document, so train.reset_on_document has no effect: JSON lines, tables, Parquet files and "
+            "several files are documents.",
             "warning",
         )
     return runtime, parts

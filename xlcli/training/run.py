@@ -161,7 +161,7 @@ class TrainingRun:
             with self.delayed() if i + 1 < len(microbatches) else nullcontext():
                 with self.runtime.autocast():
                     state = with_span(self.states[i], span) if train.random_lengths else self.states[i]
-                    nll, state, ponder, auxiliary = self.score(x, y, state, documents)
+                    nll, state, ponder, auxiliary, _ = self.score(x, y, state, documents)
                 loss = nll.sum() / count
                 nats += loss.detach()
                 if ponder is not None:

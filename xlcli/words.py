@@ -1,0 +1,199 @@
+"""Surprisal of words, from tokens that are parts of words.
+
+A word is what stands between white space. A token has the blank before its word, so the tokens of " dog" do not say
+that the word ends there: " doggy" may begin with the same token. The probability of a word is therefore that of its
+tokens, times the probability that it ends behind them, divided by the probability that the word before it ended, which
+its first token contains (Pimentel and Meister 2024, arXiv 2406.14561; Oh and Schuler 2024, arXiv 2406.10851). A word
+ends if the next token begins with white space: the sum of the probabilities of all such tokens. Behind a line end, and
+at the beginning of a text, a word begins whatever the next token is.
+
+Chinese characters and Hiragana are words of their own, as by the default word boundaries of Unicode (UAX 29), because
+such text has no blanks. `punctuation` also divides a word where a letter meets a punctuation mark. Only boundaries
+between tokens count: a word that ends within a token is joined with the next one, and never divided.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import re2
+import torch
+from torch import Tensor
+
+from xlcli.events import Prediction, Row, TokenLogprob, TokenScore, WordScore
+from xlcli.files import as_utf8
+from xlcli.metrics import LN2
+from xlcli.store.state_files import WordPosition
+from xlcli.text.tokenizers import Tokenizer
+
+BLANK, LINE_END, LETTER, PUNCTUATION, CHARACTER = range(5)
+"""Kinds of characters; CHARACTER is a word by itself."""
+LONGEST = 2**14
+"""Number of bytes from which a word is cut, so that RAM stays bounded."""
+
+_SINGLE = re2.compile(r"[\p{Han}\p{Hiragana}]")
+_INSIDE = "'’-‐_"
+"""Punctuation marks that count as letters."""
+
+
+class Boundaries:
+    """Where words end in texts of a tokenizer.
+
+    Args:
+        tokenizer: The tokenizer.
+        punctuation: Whether a letter and a punctuation mark belong to different words.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, punctuation: bool) -> None:
+        self._punctuation = punctuation
+        self._ascii = [self._kind(chr(code)) for code in range(128)]
+        if tokenizer.id_sizes is None:  # every token is a word
+            self._first = np.full(tokenizer.vocab_size, BLANK)
+        else:
+            self._first = np.array([self.first(tokenizer.decode([i])) for i in range(tokenizer.vocab_size)])
+
+    def enders(self, kind: int) -> Tensor:
+        """Ids of the tokens that end a word whose last character is of this kind."""
+        return torch.tensor([i for i, first in enumerate(self._first.tolist()) if ends(kind, first)])
+
+    def first(self, text: bytes) -> int:
+        """Kind of the first character of a token; LETTER if the token begins within a character."""
+        if text[:1] < b"\x80":
+            return self._ascii[text[0]] if text else LETTER
+        return self._kind(text[:4].decode("utf-8", "surrogateescape")[0])
+
+    def last(self, text: bytes) -> int:
+        """Kind of the last character of a word so far; LINE_END if white space follows it already."""
+        if text[-1:] < b"\x80":
+            kind = self._ascii[text[-1]] if text else LINE_END
+            return LINE_END if kind == BLANK and text.decode("utf-8", "replace").strip() else kind
+        return self._kind(text[-4:].decode("utf-8", "surrogateescape")[-1])
+
+    def _kind(self, char: str) -> int:
+        if char.isspace():
+            return LINE_END if char == "\n" else BLANK
+        if _SINGLE.match(char) if char.isalpha() else None:
+            return CHARACTER
+        is_letter = char.isalnum() or char in _INSIDE or unicodedata.category(char)[0] in "MC"
+        return LETTER if is_letter or not self._punctuation else PUNCTUATION
+
+
+def ends(last: int, first: int) -> bool:
+    """True if a word ends between characters of these kinds. White space belongs to the word behind it."""
+    if last == BLANK:
+        return False
+    return is_ended(last) or first in (BLANK, LINE_END, CHARACTER) or first != last
+
+
+def is_ended(last: int) -> bool:
+    """True if a word ends behind a character of this kind, whatever follows."""
+    return last in (LINE_END, CHARACTER)
+
+
+class Predictions:
+    """What is kept of the prediction of each token: a readout for `Reader.score`, and its features as values.
+
+    Features are log-probabilities that a word ends here behind a letter and behind a punctuation mark, the entropy, and
+    ids and log-probabilities of the most probable tokens, in nats.
+
+    Args:
+        tokenizer: Vocabulary of the predictions.
+        n_best: Number of most probable tokens.
+        punctuation: As for `Boundaries`.
+        device: Device of the predictions.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, n_best: int, *, punctuation: bool, device: torch.device) -> None:
+        self.tokenizer = tokenizer
+        self.n_best = min(n_best, tokenizer.vocab_size)
+        self.boundaries = Boundaries(tokenizer, punctuation=punctuation)
+        self._enders = [self.boundaries.enders(kind).to(device) for kind in (LETTER, PUNCTUATION)[: 1 + punctuation]]
+
+    @property
+    def size(self) -> int:
+        """Number of features."""
+        return len(self._enders) + 1 + 2 * self.n_best
+
+    def __call__(self, log_p: Tensor) -> Tensor:
+        """Features (b t f) of log-probabilities (b t v)."""
+        masses = [log_p[..., ids.to(log_p.device)].logsumexp(-1) for ids in self._enders]
+        best = log_p.topk(self.n_best, dim=-1)
+        entropy = torch.special.entr(log_p.exp()).sum(-1)
+        return torch.cat((torch.stack((*masses, entropy), dim=-1), best.indices.to(log_p.dtype), best.values), dim=-1)
+
+    def value(self, features: Sequence[float]) -> Prediction:
+        """The features (f) of one token."""
+        n = len(self._enders)
+        ids, logprobs = features[n + 1 : n + 1 + self.n_best], features[n + 1 + self.n_best :]
+        best = [TokenLogprob(int(i), self.tokenizer.decode([int(i)]), p) for i, p in zip(ids, logprobs, strict=True)]
+        return Prediction(tuple(mass / LN2 for mass in features[:n]), features[n] / LN2, tuple(best))
+
+
+class Words:
+    """Joins scored tokens to words.
+
+    Args:
+        boundaries: Where words end.
+        at: The place to continue from.
+        last: Text of the token before.
+        by_line: Every line is a document.
+
+    Attributes:
+        at: The present place, with the tokens of the unfinished word.
+    """
+
+    def __init__(
+        self, boundaries: Boundaries, at: WordPosition | None = None, last: bytes = b"\n", *, by_line: bool = False
+    ) -> None:
+        self.boundaries = boundaries
+        self.at = WordPosition() if at is None else at
+        self.last = last
+        self.by_line = by_line
+
+    def feed(self, token: TokenScore) -> Iterator[Row | WordScore]:
+        """The words that end before or with this token, the next one of the text, and the rows that they begin."""
+        at = self.at
+        assert token.prediction is not None
+        last = self.boundaries.last(at.text or self.last)
+        is_new = ends(last, self.boundaries.first(token.text))
+        if is_new or not at.text:
+            yield from self.end(token.byte, token.prediction)
+            at.before = _mass(last, token.prediction) if is_new else 0.0
+            at.entropy = token.prediction.entropy
+            if token.line != at.line:
+                at.line, at.number = token.line, 0
+        at.text += token.text
+        at.bits += token.bits
+        at.tokens += 1
+        ended = is_ended(self.boundaries.last(at.text))
+        self.last = b"\n" if ended else token.text  # a character may have several tokens
+        if ended or len(at.text) >= LONGEST:
+            yield from self.end(token.byte + len(token.text), None)
+
+    def end(self, byte: int, prediction: Prediction | None) -> Iterator[Row | WordScore]:
+        """The unfinished word, if there is one, which ends before this byte of the text.
+
+        `prediction` is that of the token behind it; None if there is none, or the word ends whatever it is.
+        """
+        at = self.at
+        text, bits, n_tokens, at.text, at.bits, at.tokens = at.text, at.bits, at.tokens, b"", 0.0, 0
+        if not (word := text.decode("utf-8", "surrogateescape").lstrip()):
+            return
+        start = byte - len(word.encode("utf-8", "surrogateescape"))
+        while at.starts and at.starts[0][0] <= start:
+            at.document += 1
+            if fields := at.starts.popleft()[1]:
+                at.fields = fields
+                yield Row(at.document, fields)
+        at.number += 1
+        after = 0.0 if prediction is None else _mass(self.boundaries.last(text), prediction)
+        shown = as_utf8(word.rstrip() + "\n" * word.endswith("\n"))
+        place = at.line if self.by_line else at.document, at.line, at.number, start
+        yield WordScore(*place, shown, bits + at.before - after, bits, at.entropy, n_tokens)
+
+
+def _mass(last: int, prediction: Prediction) -> float:
+    """log2 of the probability that a word ends behind a character of this kind."""
+    return 0.0 if is_ended(last) else prediction.word_ends[last == PUNCTUATION]

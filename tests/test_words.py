@@ -109,7 +109,7 @@ class Toy:
 @pytest.mark.parametrize("context", [(0,), (4, 2), (4, 6), (2, 5)])
 def test_probabilities_of_all_words_sum_to_one(context, punctuation):
     tokenizer, longest = Toy(), 4
-    predictions = Predictions(tokenizer, 0, punctuation=punctuation, device=torch.device("cpu"))
+    predictions = Predictions(tokenizer, StreamConfig(split_punctuation=punctuation), torch.device("cpu"))
 
     def kept(ids):
         return predictions.value(predictions(tokenizer.log_p(ids)[None, None])[0, 0].tolist())
@@ -201,7 +201,7 @@ def test_the_three_errors_of_published_studies():
 
 def fed(*tokens, punctuation=False):
     """Words of tokens of one bit each, with a certain end behind every word."""
-    words = Words(Boundaries(Toy(), punctuation=punctuation))
+    words = Words(Boundaries(punctuation=punctuation))
     found, byte, line = [], 0, 1
     for token in tokens:
         found += words.feed(TokenScore(line, byte, token, 1.0, Prediction((-1.0, -1.0), 0.0)))

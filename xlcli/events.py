@@ -210,12 +210,9 @@ class Trained(Event):
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a model predicted at the place of a token.
+    """What a model predicted in the place of a token: its entropy in bits, and the most probable tokens, best first.
 
-    Attributes:
-        word_ends: log2 of the probabilities that a word ends here behind a letter, and behind a punctuation mark.
-        entropy: Entropy of the next token in bits.
-        best: The most probable tokens, the best one first.
+    `word_ends` are log2 of the probabilities that a word ends here behind a letter, and behind a punctuation mark.
     """
 
     word_ends: tuple[float, ...]

@@ -173,11 +173,9 @@ class _Scorer:
         self.n_lines, self.n_bytes, self.n_tokens = position.n_lines, position.n_bytes, position.n_tokens
         self.first_line = self.n_lines
         self.bits = position.bits
-        punctuation, n_best = options.split_punctuation, options.logprobs
         self.predictions = self.words = None
-        if options.emit == "words" or n_best is not None:
-            device = runtime.device
-            self.predictions = Predictions(self.tokenizer, n_best or 0, punctuation=punctuation, device=device)
+        if options.emit == "words" or options.logprobs is not None:
+            self.predictions = Predictions(self.tokenizer, options, runtime.device)
         if options.emit == "words" and self.predictions:
             last = self.tokenizer.decode(self.session.last_tokens)
             self.words = Words(self.predictions.boundaries, position.words, last, by_line=options.each_line)

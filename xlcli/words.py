@@ -17,11 +17,11 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import re2
 import torch
 from torch import Tensor
 
+from xlcli.config import EvalConfig, StreamConfig
 from xlcli.events import Prediction, Row, TokenLogprob, TokenScore, WordScore
 from xlcli.files import as_utf8
 from xlcli.metrics import LN2
@@ -39,24 +39,15 @@ _INSIDE = "'’-‐_"
 
 
 class Boundaries:
-    """Where words end in texts of a tokenizer.
+    """Kinds of the characters at which words begin and end.
 
     Args:
-        tokenizer: The tokenizer.
         punctuation: Whether a letter and a punctuation mark belong to different words.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, punctuation: bool) -> None:
+    def __init__(self, *, punctuation: bool) -> None:
         self._punctuation = punctuation
         self._ascii = [self._kind(chr(code)) for code in range(128)]
-        if tokenizer.id_sizes is None:  # every token is a word
-            self._first = np.full(tokenizer.vocab_size, BLANK)
-        else:
-            self._first = np.array([self.first(tokenizer.decode([i])) for i in range(tokenizer.vocab_size)])
-
-    def enders(self, kind: int) -> Tensor:
-        """Ids of the tokens that end a word whose last character is of this kind."""
-        return torch.tensor([i for i, first in enumerate(self._first.tolist()) if ends(kind, first)])
 
     def first(self, text: bytes) -> int:
         """Kind of the first character of a token; LETTER if the token begins within a character."""
@@ -100,16 +91,20 @@ class Predictions:
 
     Args:
         tokenizer: Vocabulary of the predictions.
-        n_best: Number of most probable tokens.
-        punctuation: As for `Boundaries`.
+        options: Number of most probable tokens, and whether punctuation marks are taken off words.
         device: Device of the predictions.
     """
 
-    def __init__(self, tokenizer: Tokenizer, n_best: int, *, punctuation: bool, device: torch.device) -> None:
+    def __init__(self, tokenizer: Tokenizer, options: EvalConfig | StreamConfig, device: torch.device) -> None:
         self.tokenizer = tokenizer
-        self.n_best = min(n_best, tokenizer.vocab_size)
-        self.boundaries = Boundaries(tokenizer, punctuation=punctuation)
-        self._enders = [self.boundaries.enders(kind).to(device) for kind in (LETTER, PUNCTUATION)[: 1 + punctuation]]
+        self.n_best = min(options.logprobs or 0, tokenizer.vocab_size)
+        self.boundaries = Boundaries(punctuation=options.split_punctuation)
+        texts = [tokenizer.decode([i]) for i in range(tokenizer.vocab_size)]
+        is_word = tokenizer.id_sizes is None  # every token is one
+        firsts = [BLANK if is_word else self.boundaries.first(text) for text in texts]
+        kinds = (LETTER, PUNCTUATION)[: 1 + options.split_punctuation]
+        enders = [[i for i, first in enumerate(firsts) if ends(kind, first)] for kind in kinds]
+        self._enders = [torch.tensor(ids, device=device) for ids in enders]
 
     @property
     def size(self) -> int:

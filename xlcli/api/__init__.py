@@ -88,15 +88,13 @@ class Model:
         `text` is scored with `text`; its `byte` is negative. Settings are those of `OnlineConfig`, such as `adapt`.
         """
         lines, start = (0, 0) if state is None else (state.n_lines, state.n_bytes)
-        chosen, resume = _by_token(settings, emit="words"), resumed(state, self.loaded)
         scored: list[TokenScore] = []
-        portions, keep = [encoded(text)], scored.append
-        events = streaming.stream(self.loaded, portions, chosen, self.runtime, resume=resume, on_token=keep)
-        found = [event for event in events if isinstance(event, WordScore)]
-        tokens = [token for token in scored if token.byte + len(token.text) > start]
-        words = [word for word in found if word.byte + len(word.word.encode()) > start]
+        events = self._stream([encoded(text)], state, _by_token(settings, emit="words"), on_token=scored.append)
+        words = [event for event in events if isinstance(event, WordScore)]
+        tokens = [replace(token, prediction=None) for token in scored if token.byte + len(token.text) > start]
+        words = [word for word in words if word.byte + len(word.word.encode()) > start]
         return TextScore(
-            tuple(replace(each, line=each.line - lines, byte=each.byte - start, prediction=None) for each in tokens),
+            tuple(replace(each, line=each.line - lines, byte=each.byte - start) for each in tokens),
             tuple(replace(each, line=each.line - lines, byte=each.byte - start) for each in words),
         )
 
@@ -186,10 +184,10 @@ class Model:
         options: StreamConfig,
         *,
         save: Callable[[TextState], None] | None = None,
-        stop: Callable[[], bool] = lambda: False,
+        **given: Any,
     ) -> Iterator[streaming.StreamEvent]:
         resume, saves = resumed(state, self.loaded), saving(save, self.loaded)
-        return streaming.stream(self.loaded, portions, options, self.runtime, resume=resume, save=saves, stop=stop)
+        return streaming.stream(self.loaded, portions, options, self.runtime, resume=resume, save=saves, **given)
 
 
 @shows(InferenceConfig, InferenceConfig.model_fields.keys() - OF_LOAD)

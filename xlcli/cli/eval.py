@@ -60,7 +60,7 @@ def evaluate(
     from xlcli.cli.launch import is_to_launch, launch
     from xlcli.cli.page import Page
     from xlcli.cli.plot import draw_by_context
-    from xlcli.cli.tables import Table, is_json
+    from xlcli.cli.tables import Table
     from xlcli.ranks import environment, join
     from xlcli.store.layout import read_config
 
@@ -107,8 +107,7 @@ def evaluate(
         scores: list[Score] = []
         missing: list[str] = []
         by_token = per_token is not None or page is not None
-        as_json = per_token is not None or is_json(path or "-", json=screen.json)
-        table = Table(json=as_json, warn=partial(screen.say, level="warning"))
+        table = Table(partial(screen.say, level="warning"), words or "-", json=screen.json or per_token is not None)
 
         def read(folder: Path) -> Iterator[str]:
             """Lines of the output; tokens are added to the page, all other events are shown or kept."""
@@ -116,8 +115,8 @@ def evaluate(
             from xlcli import evaluation
             from xlcli.events import Score, TokenScore
 
-            wanted = {"per_token": by_token, "words": words is not None}
-            for event in evaluation.evaluate(loaded, files or None, settings, runtime, stop=stop, **wanted):
+            asked = {"per_token": by_token, "words": words is not None}
+            for event in evaluation.evaluate(loaded, files or None, settings, runtime, stop=stop, **asked):
                 if isinstance(event, Score):
                     is_unique = [each.name for each in folders].count(folder.name) == 1
                     scores.append(event if is_unique else replace(event, model=str(folder)))
@@ -130,7 +129,7 @@ def evaluate(
         for folder in folders:  # a model leaves the RAM before the next one is loaded
             if path in (None, "-"):
                 for line in read(folder):
-                    screen.print(line, json=as_json)
+                    screen.print(line, json=table.json)
             elif not write_lines(Path(path), read(folder), stop):
                 missing.append(path)
             if ranks.broadcast(stop()):

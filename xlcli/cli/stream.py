@@ -117,7 +117,7 @@ def stream(
             on_token=None if page is None else page.add,
         )
         try:
-            table = Table(json=screen.json, warn=partial(screen.say, level="warning"))
+            table = Table(partial(screen.say, level="warning"), "-", json=screen.json)
             for event in events:
                 if isinstance(event, Row | WordScore):
                     screen.print(table.line(event), json=screen.json)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from xlcli.cli.report import fields, text_object, to_json
-from xlcli.errors import DataError
 from xlcli.events import PairScore, Row, TokenScore, WordScore
 
 DIGITS = 6
@@ -21,33 +20,30 @@ class Table:
     TSV has the columns of the first row. Tokens are JSON.
 
     Args:
-        json: JSON lines instead of TSV.
         warn: Called once if a later row has others.
+        path: File of the list; its name may end in .jsonl or .tsv.
+        json: JSON lines instead of TSV in a file of another name.
+
+    Attributes:
+        json: Whether lines are JSON.
     """
 
-    def __init__(self, *, json: bool, warn: Callable[[str], None]) -> None:
-        self.json = json
+    def __init__(self, warn: Callable[[str], None], path: str, *, json: bool) -> None:
+        self.json = path.endswith(".jsonl") or (json and not path.endswith(".tsv"))
         self._warn = warn
         self._left_out = False
         self._row: Mapping[str, Any] = {}
         self._columns: list[str] = []
 
     def line(self, event: TokenScore | Row | WordScore | PairScore) -> str:
-        """The line of an event, behind the header if it is the first one; nothing for a row.
-
-        Raises:
-            DataError: A column of the input has the name of one of the output.
-        """
+        """The line of an event, behind the header if it is the first one; nothing for a row."""
         if isinstance(event, Row):
             self._row = event.fields
             return ""
         if isinstance(event, TokenScore):
             return to_json(text_object(event)) + "\n"
         own = fields(event)
-        if self._row.keys() & own.keys():
-            taken = min(self._row.keys() & own.keys())
-            raise DataError(f"the input has a column '{taken}', as the output has.", "Rename it.")
-        values = {**self._row, **own}
+        values = {f"input_{name}" if name in own else name: value for name, value in self._row.items()} | own
         if self.json:
             return to_json(values) + "\n"
         header = "" if self._columns else _line(list(values))
@@ -57,11 +53,6 @@ class Table:
             self._left_out = True
             self._warn(f"'{min(unknown)}', which only some rows have, is left out; JSON lines keep it")
         return header + _line([_cell(values.get(name)) for name in self._columns])
-
-
-def is_json(path: str, *, json: bool) -> bool:
-    """True if a table in this file is written as JSON lines: its name ends so, or `json` and not in `.tsv`."""
-    return path.endswith(".jsonl") or (json and not path.endswith(".tsv"))
 
 
 def _line(cells: list[str]) -> str:

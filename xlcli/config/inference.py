@@ -55,6 +55,11 @@ SplitPunctuation = Annotated[
     Option("Text", "--split-punctuation", "1"),
     Field(description="Take punctuation marks off the words beside them."),
 ]
+Logprobs = Annotated[
+    Annotated[int, Field(ge=0, le=1000), COUNT] | None,
+    Option("Text", "--logprobs K", "5"),
+    Field(description="Of tokens: entropy of the prediction in bits, the K best with log probabilities in nats."),
+]
 _SEGMENT_LEN = Option("Memory", "--segment-len TOKENS", "128")
 
 
@@ -232,13 +237,7 @@ class EvalConfig(OnlineConfig):
     binary: Binary = False
     text_field: TextField = None
     split_punctuation: SplitPunctuation = False
-    logprobs: Annotated[Annotated[int, Field(ge=0, le=1000), COUNT] | None, Option("Results", "--logprobs K", "5")] = (
-        Field(
-            default=None,
-            description="With --per-token: entropy of the prediction in bits, and the K best tokens with their log "
-            "probabilities in nats.",
-        )
-    )
+    logprobs: Logprobs = None
 
     pairs: Annotated[
         tuple[str, str] | None, Unit(lambda text: text.split(",")), Option("Results", "--pairs A,B", "good,bad")
@@ -421,13 +420,7 @@ class StreamConfig(OnlineConfig):
     binary: Binary = False
     text_field: TextField = None
     split_punctuation: SplitPunctuation = False
-    logprobs: Annotated[Annotated[int, Field(ge=0, le=1000), COUNT] | None, Option("Text", "--logprobs K", "5")] = (
-        Field(
-            default=None,
-            description="With --emit tokens --json: entropy of the prediction in bits, and the K best tokens with "
-            "their log probabilities in nats.",
-        )
-    )
+    logprobs: Logprobs = None
 
     @property
     def selects(self) -> bool:

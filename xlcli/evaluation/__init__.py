@@ -104,13 +104,12 @@ def evaluate(
         CheckpointError, DivergedError: The loss is not finite.
         ResourceError: The memory does not fit the machine, or the disk is too full for the tokens.
     """
-    n_best, punctuation = options.logprobs, options.split_punctuation
-    predictions = Predictions(model.tokenizer, n_best or 0, punctuation=punctuation, device=runtime.device)
+    by_word = words and not options.pairs
+    is_kept = by_word or (per_token and options.logprobs is not None) or not runtime.ranks.is_first
+    predictions = Predictions(model.tokenizer, options, runtime.device) if is_kept else None
     if not runtime.ranks.is_first:
         worker_loop([make_reader(each.network, options) for each in (model, model.unrounded())], runtime, predictions)
         return
-    by_word = words and not options.pairs
-    kept = predictions if by_word or (per_token and n_best is not None) else None
     with Division(runtime.ranks) as divided:
         check_settings(model, options, runtime)
         options.check_stride(model.config.train.segment_len)
@@ -136,8 +135,8 @@ def evaluate(
             is_rounded = unrounded is not model or lengths.memory_dtype != "float32"
             with ExitStack() as files:
                 is_detailed = per_token or by_word
-                is_kept = is_detailed or is_rounded or options.pairs
-                scores = TokenScores.make(len(text.tokens), kept, files) if is_kept else None
+                by_token = is_detailed or is_rounded or options.pairs
+                scores = TokenScores(len(text.tokens), predictions, files) if by_token else None
                 started = time.perf_counter()
                 loaders, totals = pass_loaders(run, reads_end=by_word)
                 if not index and totals.batch_size < runtime.ranks.size:
@@ -222,6 +221,9 @@ def _read(
         reading = InputFormat(binary=True, each_line=options.each_line)
         corpus = Corpus([open_source(path, reading)], documents=documents)
     by_document = options.reading(model.config.train).reset_on_document
+    groups = enumerate(fields for _, fields in corpus.rows()) if options.by is not None else ()
+    if bad := next((i // 2 + 1 for i, fields in groups if options.by not in fields), None):
+        raise DataError(f"row {bad} has no '{options.by}'.", "Name a column or key that all rows have with --by.")
     text = yield from tokenize(corpus, model.tokenizer, options.limit, by_document=by_document)
     if options.online_option and len(text.documents) > 1:
         raise ConfigError(
@@ -235,12 +237,13 @@ def _read(
             f"{len(text.documents):,} documents, each scored as if it were alone, as in training; "
             "--set eval.reset_on_document=false scores them as one text."
         )
-    if is_one and options.reset_on_document is None and next(corpus.rows(), None) is not None:
+    n_rows = len(text.part.documents)
+    if source is not None and is_one and options.reset_on_document is None and n_rows > len(corpus.sources):
         yield Notice(
-            "the rows are read as one text, in which earlier ones influence later ones; --reset-on-document scores "
-            "each as if it were alone"
+            f"{n_rows:,} rows are read as one text, in which earlier ones influence later ones; --reset-on-document "
+            "scores each as if it were alone"
         )
-    can_divide = source is not None and is_one and options.online_option is None
+    can_divide = source is not None and n_rows == 1 and options.online_option is None
     if can_divide and is_list_of_sentences(next(corpus.read(0, 2**16))):
         yield Notice(
             f"{corpus.sources[0].name} looks like a list of sentences, which influence each other; "

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xlcli.errors import DataError
 from xlcli.evaluation.text import TokenizedText
 from xlcli.events import PairScore, PairShare, Row
 from xlcli.metrics import LN2, share_interval
@@ -30,11 +29,7 @@ class Pairs:
         self._wins: dict[str | None, list[tuple[float, float]]] = {None: []}
 
     def compare(self, text: TokenizedText, nats: NDArray[Any]) -> Iterator[Row | PairScore]:
-        """Each pair behind its row, given the surprisal of each token (n).
-
-        Raises:
-            DataError: A row has no such key.
-        """
+        """Each pair behind its row, which has the key `by`, given the surprisal of each token (n)."""
         bits = np.add.reduceat(nats, text.documents, dtype=np.float64) / LN2
         sizes = np.diff(text.documents, append=len(nats))
         for i, (_, fields) in enumerate(text.part.corpus.rows()):
@@ -45,8 +40,6 @@ class Pairs:
             number, won = i // 2 + 1, (_won(first, second), _won(first / n_first, second / n_second))
             self._wins[None].append(won)
             if self.by is not None:
-                if self.by not in fields:
-                    raise DataError(f"pair {number} has no '{self.by}'.", "Name a column or key with --by.")
                 self._wins.setdefault(str(fields[self.by]), []).append(won)
             yield Row(number, fields)
             yield PairScore(number, first, second, n_first, n_second)

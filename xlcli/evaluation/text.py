@@ -9,7 +9,7 @@ import tempfile
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -92,13 +92,13 @@ class TokenizedText:
         for i, token in enumerate(self.token_scores(scores)):
             while start is not None and start[0] <= token.byte:
                 if self.tokens.documents is not None:
-                    yield from words.end(start[0], scores.prediction_behind(i))
+                    yield from words.end(start[0], scores.prediction(i, behind=True))
                     words.last = b"\n"
                 words.at.begin(*start)
                 start = next(starts, None)
             yield token
             yield from words.feed(token)
-        yield from words.end(self.part.n_bytes, scores.prediction_behind(len(self.tokens)))
+        yield from words.end(self.part.n_bytes, scores.prediction(len(self.tokens), behind=True))
 
     def _starts(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
         """Offset of each document, and its fields."""
@@ -110,27 +110,26 @@ class TokenizedText:
             row = next(rows, None) if is_row else row
 
 
-@dataclass(frozen=True)
 class TokenScores:
-    """Scores of the tokens of a text, by their number.
+    """Scores of the tokens of a text, by their number, in unnamed files that are deleted when `files` closes.
+
+    Args:
+        n_tokens: Number of tokens.
+        predictions: What is kept of their predictions, if anything.
+        files: Context of the files.
 
     Attributes:
         nats: Surprisal of each (n).
-        predictions: What is kept of their predictions, if anything.
-        features: Its features (n f).
-        behind: The features behind the last token of each document, by the number of the token that comes next.
+
+    Raises:
+        ResourceError: The cache folder is full.
     """
 
-    nats: NDArray[Any]
-    predictions: Predictions | None = None
-    features: NDArray[Any] | None = None
-    behind: dict[int, NDArray[Any]] = field(default_factory=dict)
-
-    @classmethod
-    def make(cls, n_tokens: int, predictions: Predictions | None, files: ExitStack) -> TokenScores:
-        """Unknown scores, kept in files that are deleted when `files` closes; errors as of `mapped_scores`."""
-        features = None if predictions is None else mapped_scores((n_tokens, predictions.size), files)
-        return cls(mapped_scores((n_tokens,), files), predictions, features)
+    def __init__(self, n_tokens: int, predictions: Predictions | None, files: ExitStack) -> None:
+        self.nats = mapped_scores((n_tokens,), files)
+        self.predictions = predictions
+        self._features = None if predictions is None else mapped_scores((n_tokens, predictions.size), files)
+        self._behind: dict[int, NDArray[Any]] = {}  # documents, by the number of the token that comes next
 
     def keep(
         self, features: NDArray[Any], scored: NDArray[np.bool_], positions: NDArray[np.int64], ends: NDArray[np.int64]
@@ -139,22 +138,18 @@ class TokenScores:
 
         `positions` (b) are the numbers of the first tokens.
         """
-        assert self.features is not None
+        assert self._features is not None
         rows, columns = scored.nonzero()
-        self.features[positions[rows] + columns] = features[rows, columns]
+        self._features[positions[rows] + columns] = features[rows, columns]
         for row in np.flatnonzero((positions <= ends) & (ends < positions + features.shape[1])).tolist():
-            self.behind[int(ends[row])] = features[row, ends[row] - positions[row]]
+            self._behind[int(ends[row])] = features[row, ends[row] - positions[row]]
 
-    def prediction(self, token: int) -> Prediction | None:
-        """The prediction of a token, if it was kept."""
-        if self.predictions is None or self.features is None:
+    def prediction(self, token: int, *, behind: bool = False) -> Prediction | None:
+        """The prediction of a token, or `behind` the document that ends before it, if it was kept."""
+        if self.predictions is None or self._features is None:
             return None
-        return self.predictions.value(self.features[token].tolist())
-
-    def prediction_behind(self, token: int) -> Prediction | None:
-        """The prediction behind the document that ends before this token, if it was kept."""
-        features = self.behind.get(token)
-        return None if features is None or self.predictions is None else self.predictions.value(features.tolist())
+        features = self._behind.get(token) if behind else self._features[token]
+        return None if features is None else self.predictions.value(features.tolist())
 
 
 def is_list_of_sentences(head: bytes) -> bool:
@@ -196,11 +191,7 @@ def tokenize(
 
 
 def mapped_scores(shape: tuple[int, ...], files: ExitStack) -> NDArray[Any]:
-    """Array of float32 scores of this shape in an unnamed file, which is deleted when `files` closes.
-
-    Raises:
-        ResourceError: The cache folder is full.
-    """
+    """Array of float32 scores of this shape, for `TokenScores`."""
     try:
         file = files.enter_context(tempfile.TemporaryFile(dir=cache_folder()))  # noqa: SIM115
         if hasattr(os, "posix_fallocate"):

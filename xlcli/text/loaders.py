@@ -21,13 +21,10 @@ Ids = NDArray[Any]
 def inputs_and_targets(
     ids: Ids, positions: NDArray[np.int64], start_id: int, starts: NDArray[np.int64] | int = 0
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Inputs (b t) and targets (b t) at these positions (b t) of a text, whose documents begin at `starts` (b t).
-
-    The target at the end of the text is any token.
-    """
+    """Inputs (b t) and targets (b t) at these positions (b t) of a text, whose documents begin at `starts` (b t)."""
     inputs = ids[np.maximum(positions - 1, 0)].astype(np.int64)
     inputs[positions == starts] = start_id
-    return inputs, ids[np.minimum(positions, len(ids) - 1)].astype(np.int64)
+    return inputs, ids[np.minimum(positions, len(ids) - 1)].astype(np.int64)  # the end of a text has any target
 
 
 class TrainBatch(NamedTuple):

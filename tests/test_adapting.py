@@ -91,7 +91,7 @@ def test_predict_and_observe_are_score():
     model = toy()
     ids = model.tokenizer.encode(TEXT[:90])
     sessions = [InferenceSession.open(model, RUNTIME, GenerateConfig(**ADAPT), None) for _ in range(2)]
-    expected = sessions[0].score(ids)
+    expected = sessions[0].score(ids)[0]
     for token, nats in zip(ids.tolist(), expected.tolist(), strict=True):
         assert -sessions[1].predict().log_softmax(-1)[0, token].item() == pytest.approx(nats, abs=1e-9)
         sessions[1].observe(token)

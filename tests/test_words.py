@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from toys import PROSE, RUNTIME, toy
 
 from xlcli import api
+from xlcli.cli.tables import Table
 from xlcli.config import EvalConfig, StreamConfig
 from xlcli.evaluation import evaluate
 from xlcli.events import Prediction, Row, Score, TokenScore, WordScore
-from xlcli.store.state_files import load_state, save_state
+from xlcli.store.state_files import WordPosition, load_state, save_state
 from xlcli.streaming import stream
+from xlcli.text.documents import Document
 from xlcli.words import Boundaries, Predictions, Words
 
 TEXT = PROSE.encode()
@@ -36,7 +38,7 @@ def evaluated(model, path, **options):
 
 
 def log_p(model, ids):
-    """Log-probabilities (t+1 v) before each token and behind the last one, by logits of the whole text in one call."""
+    """Log-probabilities (t+1 v) before each token and after the last one, by logits of the whole text in one call."""
     network = model.network
     state = network.init_state(1, mem_len=len(ids) + 1, segment_len=len(ids) + 1)
     with torch.inference_mode():
@@ -95,7 +97,7 @@ class Toy:
 
     id_sizes = np.array([1, 1, 2, 1, 2, 1, 2])
     tokens = (b"a", b"b", b"ab", b" ", b" a", b"\n", b"b,")
-    vocab_size = len(tokens)
+    texts, vocab_size = tokens, len(tokens)
 
     def decode(self, ids):
         return b"".join(self.tokens[i] for i in ids)
@@ -115,14 +117,14 @@ def test_probabilities_of_all_words_sum_to_one(context, punctuation):
         return predictions.value(predictions(tokenizer.log_p(ids)[None, None])[0, 0].tolist())
 
     def joined(ids):
-        words = Words(predictions.boundaries)
+        words = Words(predictions.boundaries, WordPosition())
         for i, token in enumerate(ids):
             bits = -tokenizer.log_p(ids[:i])[token].item() / math.log(2)
             ended = list(words.feed(TokenScore(1, i, tokenizer.tokens[token], bits, kept(ids[:i]))))
         return words, ended
 
     def total(ids):
-        """Probability of the next word, if it begins with the tokens behind the context and has at most `longest`."""
+        """Probability of the next word, if it begins with the tokens after the context and has at most `longest`."""
         words = joined(ids)[0]
         if not words.at.text:  # nothing, or a line end: it ends here, whatever follows
             before = 0.0 if context[-1] == 5 else kept(context).word_ends[punctuation and context[-1] == 6]
@@ -162,7 +164,7 @@ def test_stream_eval_and_score_agree_however_the_pipe_is_cut(tmp_path, sizes, ki
         assert [(w.byte, w.word, pytest.approx(w.bits)) for w in scored] == [(w.byte, w.word, w.bits) for w in found]
 
 
-@pytest.mark.parametrize("cut", [20, 47, 60, 101])
+@pytest.mark.parametrize("cut", [20, 47, 60, 101, 148, 151, 152])
 def test_words_of_a_stream_that_is_continued(cut, tmp_path):
     model = toy("sentencepiece")
     expected = streamed(model, [TEXT])
@@ -200,19 +202,19 @@ def test_the_three_errors_of_published_studies():
 
 
 def fed(*tokens, punctuation=False):
-    """Words of tokens of one bit each, with a certain end behind every word."""
-    words = Words(Boundaries(punctuation=punctuation))
+    """Words of tokens of one bit each, with a certain end after every word."""
+    words = Words(Boundaries(punctuation=punctuation), WordPosition())
     found, byte, line = [], 0, 1
     for token in tokens:
         found += words.feed(TokenScore(line, byte, token, 1.0, Prediction((-1.0, -1.0), 0.0)))
         byte, line = byte + len(token), line + token.endswith(b"\n")
-    return [(w.line, w.byte, w.word, w.tokens, w.bits) for w in [*found, *words.end(byte, None)]]
+    return [(w.line, w.byte, w.word, w.tokens, w.bits) for w in only([*found, *words.end(byte, None)], WordScore)]
 
 
 def test_words_end_between_tokens_only():
     assert fed(b"a", b" b", b"\n", b"c") == [(1, 0, "a", 1, 2.0), (1, 2, "b", 1, 1.0), (2, 4, "c", 1, 1.0)]
     assert [w[2] for w in fed(b"a b", b"c", b" d.\n", b"\n", b" ", b" e")] == ["a bc", "d.\n", "e"]
-    assert [w[2] for w in fed("我".encode(), "爱".encode(), b"a", "。".encode())] == ["我", "爱", "a。"]
+    assert [w[2] for w in fed("我".encode(), "爱".encode(), b"a", "。".encode())] == ["我", "爱", "a", "。"]
     assert [w[2] for w in fed(*(bytes([byte]) for byte in "我爱 été".encode()))] == ["我", "爱", "été"]
     assert [w[2] for w in fed(b"don", b"'", b"t", b",", b'"', b" x", b"?", punctuation=True)] == [
         "don't",
@@ -264,7 +266,7 @@ def test_columns_of_the_input_travel(tmp_path):
     path.write_text(table.getvalue())
     options = {"text_field": "text", "reset_on_document": True}
     events = list(evaluate(model, [path], EvalConfig(**options), RUNTIME, words=True))
-    kept = [(event.fields["item"], event.fields["condition"]) for event in only(events, Row)]
+    kept = [tuple(event.fields.values()) for event in only(events, Row)]
     assert kept == [("1", "good"), ("1", "bad"), ("2", "bad")]
     words = only(events, WordScore)
     assert [(w.document, w.word) for w in words] == [
@@ -295,3 +297,45 @@ def test_pairs_as_scores_of_each_text(tmp_path):
         ("0", 2, (won[0] + won[2]) / 2, (per_token[0] + per_token[2]) / 2),
         ("1", 2, (won[1] + won[3]) / 2, (per_token[1] + per_token[3]) / 2),
     ]
+
+
+def test_a_row_without_fields_has_none_of_the_row_before(tmp_path):
+    model = toy("sentencepiece")
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "The", "n": 1}\n{"text": "dog"}\n{"text": "fox", "n": 3}\n')
+    rows = only(evaluate(model, [path], EvalConfig(), RUNTIME, words=True), Row)
+    assert [row.fields for row in rows] == [{"n": 1}, {}, {"n": 3}]
+    portions = [Document(f"{text}\n".encode()) for text in ("The", "dog")]
+    portions[0].fields = {"n": 1}
+    assert [row.fields for row in only(stream(model, portions, StreamConfig(emit="words"), RUNTIME), Row)] == [
+        {"n": 1},
+        {},
+    ]
+
+
+def test_documents_without_words_do_not_pile_up():
+    model, saved = toy("sentencepiece"), []
+    portions = [Document(b"\n")] * 50
+    list(
+        stream(model, portions, StreamConfig(emit="words"), RUNTIME, save=lambda session: saved.append(session.stream))
+    )
+    assert len(saved[-1].words.starts) <= 1
+    assert saved[-1].words.document >= 49
+
+
+@pytest.mark.parametrize("path", ["o.tsv", "o.csv", "o.jsonl"])
+def test_lists_are_read_as_they_were_written(path):
+    warned = []
+    table = Table(warned.append, path, json=False)
+    rows = [{"word": 'a "b"\tc', "input_word": "x", "n": 1e-9}, {"n": "1\r2", "z": None}]
+    score = WordScore(1, 2, 3, 4, "NA,\n", 1.5, 1.25, 0.0, 1)
+    text = "".join(table.line(event) for row in rows for event in (Row(1, row), score))
+    if path == "o.jsonl":
+        found = [json.loads(line) for line in text.splitlines()]
+        assert found[1]["n"] == "1\r2"
+    else:
+        found = list(csv.DictReader(io.StringIO(text, newline=""), dialect="excel" if path == "o.csv" else "excel-tab"))
+        assert len(warned) == 1
+        assert (found[1]["n"], found[1]["input_word"]) == ("1\r2", "")
+    assert (found[0]["input_word"], found[0]["input_input_word"]) == ('a "b"\tc', "x")
+    assert [(float(row["bits"]), row["word"], float(found[0]["n"])) for row in found] == [(1.5, "NA,\n", 1e-9)] * 2

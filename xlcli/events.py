@@ -212,7 +212,7 @@ class Trained(Event):
 class Prediction:
     """What a model predicted in the place of a token: its entropy in bits, and the most probable tokens, best first.
 
-    `word_ends` are log2 of the probabilities that a word ends here behind a letter, and behind a punctuation mark.
+    `word_ends` are log2 of the probabilities that a word ends here after a letter, and after a punctuation mark.
     """
 
     word_ends: tuple[float, ...]
@@ -236,7 +236,7 @@ class TokenScore(Event):
 
 @dataclass(frozen=True, slots=True)
 class Row(Event):
-    """A document begins that is a row of a table or a JSON object: its number, and its other columns or keys."""
+    """A document begins: its number, and the other columns or keys if it is a row of a table or a JSON object."""
 
     document: int
     fields: Mapping[str, Any]

@@ -119,18 +119,14 @@ class InferenceSession:
         state = reader.init_state(1, **reading.state)
         return cls(model, runtime, options, reader, state, [model.tokenizer.start_id])
 
-    def score(self, ids: NDArray[np.integer]) -> NDArray[np.float64]:
-        """Surprisal (t) in nats of the next tokens `ids` (t, at least one). One row only.
+    def score(
+        self, ids: NDArray[np.integer], readout: Readout | None = None
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
+        """Surprisal (t) in nats of the next tokens `ids` (t, at least one) of one row, and features (t f) if read out.
 
         Raises:
             CheckpointError, DivergedError: A score is not finite.
         """
-        return self.read_out(ids, None)[0]
-
-    def read_out(
-        self, ids: NDArray[np.integer], readout: Readout | None
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
-        """`score`, and features (t f) of the prediction of each token, if there is a readout."""
         tokens, targets = self._next(ids)
         with torch.inference_mode(), self.runtime.autocast():
             out = self.reader.score(tokens, targets, self.state, readout=readout)

@@ -33,8 +33,8 @@ from xlcli.config.base import compile_pattern
 from xlcli.events import LineScore, Notice, Prediction, Row, StreamStats, TokenScore, WordScore
 from xlcli.inference import TOKENS_PER_CALL, InferenceSession, SaveState
 from xlcli.metrics import LN2
-from xlcli.store.state_files import PendingText, SessionState, StreamPosition
-from xlcli.text.documents import Document
+from xlcli.store.state_files import PendingText, SessionState, StreamPosition, WordPosition
+from xlcli.text.documents import Document, plain
 from xlcli.text.formats import CRLF_NOTICE, LineEnds
 from xlcli.text.pretokenize import PreTokenizer
 from xlcli.words import Predictions, Words
@@ -101,7 +101,7 @@ def stream(
             saved, scorer.has_new_text = time.monotonic(), False
             save(scorer.session_state())
 
-    if resume and scorer.words and scorer.words.at.fields:
+    if scorer.words and scorer.words.at.document:
         yield Row(scorer.words.at.document, scorer.words.at.fields)
     for portion, is_end in itertools.chain(((portion, False) for portion in portions), [(None, True)]):
         if not is_end:
@@ -117,7 +117,7 @@ def stream(
             scorer.arrived += scorer.line_ends.feed(b"", final=True)
         while not stop() and (n := scorer.next_call(to_line_end=(due := is_due()))):
             started = time.perf_counter()
-            nats, features = scorer.session.read_out(scorer.ids[:n], scorer.predictions)
+            nats, features = scorer.session.score(scorer.ids[:n], scorer.predictions)
             scorer.model_seconds += time.perf_counter() - started
             scorer.model_tokens += n
             yield from scorer.output(nats / LN2, features, on_token)
@@ -177,8 +177,8 @@ class _Scorer:
         if options.emit == "words" or options.logprobs is not None:
             self.predictions = Predictions(self.tokenizer, options, runtime.device)
         if options.emit == "words" and self.predictions:
-            last = self.tokenizer.decode(self.session.last_tokens)
-            self.words = Words(self.predictions.boundaries, position.words, last, by_line=options.each_line)
+            at = position.words or WordPosition(last=self.tokenizer.decode(self.session.last_tokens))
+            self.words = Words(self.predictions.boundaries, at, by_line=options.each_line)
         self.selection = Selection(options, position.recent.get(options.emit, ()), position.n_shown)
         self.line_start = position.line_start
         self.line = list(position.scored)
@@ -200,7 +200,7 @@ class _Scorer:
             if self.reset_on_document and (not self.documents or self.documents[-1] < start):  # no other begins here
                 self.documents.append(start)
             if self.words:
-                self.words.at.begin(self.n_bytes + start, portion.fields)
+                self.words.at.begin(self.n_bytes + start, plain(portion.fields))
             self.has_new_text = True
         if portion:
             self.last_arrival = now
@@ -226,7 +226,7 @@ class _Scorer:
         if is_reset:
             self.session.reset()
             if self.words:
-                self.words.last = b"\n"
+                self.words.at.last = b"\n"
         line_end = self.text.rfind(b"\n", 0, int(self.sizes[:n].sum())) + 1 if to_line_end else 0
         return self._n_tokens_within(line_end) or n
 
@@ -367,7 +367,7 @@ class _Scorer:
     def end_words(self) -> Iterator[Row | WordScore]:
         """Outputs the last word, at the end of the text."""
         if self.words and self.words.at.text:
-            _, features = self.session.read_out(np.array([self.tokenizer.start_id]), self.predictions)
+            _, features = self.session.score(np.array([self.tokenizer.start_id]), self.predictions)
             yield from self._selected(self.words.end(self.n_bytes, next(self._predictions(features))))
 
     def _predictions(self, features: NDArray[np.float64] | None) -> Iterator[Prediction | None]:

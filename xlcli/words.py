@@ -1,15 +1,15 @@
 """Surprisal of words, from tokens that are parts of words.
 
-A word is what stands between white space. A token has the blank before its word, so the tokens of " dog" do not say
+A word is what is separated by white space. A token has the blank before its word, so the tokens of " dog" do not say
 that the word ends there: " doggy" may begin with the same token. The probability of a word is therefore that of its
-tokens, times the probability that it ends behind them, divided by the probability that the word before it ended, which
+tokens, times the probability that it ends after them, divided by the probability that the word before it ended, which
 its first token contains (Pimentel and Meister 2024, arXiv 2406.14561; Oh and Schuler 2024, arXiv 2406.10851). A word
-ends if the next token begins with white space: the sum of the probabilities of all such tokens. Behind a line end, and
+ends if the next token begins with white space: the sum of the probabilities of all such tokens. After a line end, and
 at the beginning of a text, a word begins whatever the next token is.
 
-Chinese characters and Hiragana are words of their own, as by the default word boundaries of Unicode (UAX 29), because
-such text has no blanks. `punctuation` also divides a word where a letter meets a punctuation mark. Only boundaries
-between tokens count: a word that ends within a token is joined with the next one, and never divided.
+Chinese characters, Hiragana and their punctuation are words of their own, as by the default word boundaries of Unicode
+(UAX 29), because such text has no blanks. `punctuation` also divides a word where a letter meets a punctuation mark.
+Only boundaries between tokens count: a word that ends within a token is joined with the next one, and never divided.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from xlcli.events import Prediction, Row, TokenLogprob, TokenScore, WordScore
 from xlcli.files import as_utf8
 from xlcli.metrics import LN2
 from xlcli.store.state_files import WordPosition
+from xlcli.text.pretokenize import whole_characters
 from xlcli.text.tokenizers import Tokenizer
 
 BLANK, LINE_END, LETTER, PUNCTUATION, CHARACTER = range(5)
@@ -33,7 +34,7 @@ BLANK, LINE_END, LETTER, PUNCTUATION, CHARACTER = range(5)
 LONGEST = 2**14
 """Number of bytes from which a word is cut, so that RAM stays bounded."""
 
-_SINGLE = re2.compile(r"[\p{Han}\p{Hiragana}]")
+_SINGLE = re2.compile(r"[\p{Han}\p{Hiragana}\x{3001}-\x{303f}\x{ff01}-\x{ff0f}\x{ff1a}-\x{ff20}]")
 _INSIDE = "'’-‐_"
 """Punctuation marks that count as letters."""
 
@@ -65,64 +66,60 @@ class Boundaries:
     def _kind(self, char: str) -> int:
         if char.isspace():
             return LINE_END if char == "\n" else BLANK
-        if _SINGLE.match(char) if char.isalpha() else None:
+        if char.isprintable() and _SINGLE.match(char):
             return CHARACTER
         is_letter = char.isalnum() or char in _INSIDE or unicodedata.category(char)[0] in "MC"
         return LETTER if is_letter or not self._punctuation else PUNCTUATION
 
 
 def ends(last: int, first: int) -> bool:
-    """True if a word ends between characters of these kinds. White space belongs to the word behind it."""
-    if last == BLANK:
-        return False
-    return is_ended(last) or first in (BLANK, LINE_END, CHARACTER) or first != last
+    """True if a word ends between characters of these kinds. White space belongs to the next word."""
+    return last != BLANK and (is_ended(last) or first != last)
 
 
 def is_ended(last: int) -> bool:
-    """True if a word ends behind a character of this kind, whatever follows."""
+    """True if a word ends after a character of this kind, whatever follows."""
     return last in (LINE_END, CHARACTER)
 
 
 class Predictions:
     """What is kept of the prediction of each token: a readout for `Reader.score`, and its features as values.
 
-    Features are log-probabilities that a word ends here behind a letter and behind a punctuation mark, the entropy, and
-    ids and log-probabilities of the most probable tokens, in nats.
+    Features are log-probabilities that a word ends here after a letter and, if marks are divided, after a punctuation
+    mark; the entropy; ids and log-probabilities of the most probable tokens. All are in nats.
 
     Args:
         tokenizer: Vocabulary of the predictions.
         options: Number of most probable tokens, and whether punctuation marks are taken off words.
         device: Device of the predictions.
+
+    Attributes:
+        size: Number of features.
     """
 
     def __init__(self, tokenizer: Tokenizer, options: EvalConfig | StreamConfig, device: torch.device) -> None:
         self.tokenizer = tokenizer
         self.n_best = min(options.logprobs or 0, tokenizer.vocab_size)
         self.boundaries = Boundaries(punctuation=options.split_punctuation)
-        texts = [tokenizer.decode([i]) for i in range(tokenizer.vocab_size)]
         is_word = tokenizer.id_sizes is None  # every token is one
-        firsts = [BLANK if is_word else self.boundaries.first(text) for text in texts]
+        firsts = [BLANK if is_word else self.boundaries.first(text) for text in tokenizer.texts]
         kinds = (LETTER, PUNCTUATION)[: 1 + options.split_punctuation]
-        enders = [[i for i, first in enumerate(firsts) if ends(kind, first)] for kind in kinds]
+        enders = [[i for i, first in enumerate(firsts) if first != kind] for kind in kinds]
         self._enders = [torch.tensor(ids, device=device) for ids in enders]
-
-    @property
-    def size(self) -> int:
-        """Number of features."""
-        return len(self._enders) + 1 + 2 * self.n_best
+        self.size = len(self._enders) + 1 + 2 * self.n_best
 
     def __call__(self, log_p: Tensor) -> Tensor:
         """Features (b t f) of log-probabilities (b t v)."""
         masses = [log_p[..., ids.to(log_p.device)].logsumexp(-1) for ids in self._enders]
         best = log_p.topk(self.n_best, dim=-1)
-        entropy = torch.special.entr(log_p.exp()).sum(-1)
+        entropy = -(log_p.exp() * log_p).sum(-1)
         return torch.cat((torch.stack((*masses, entropy), dim=-1), best.indices.to(log_p.dtype), best.values), dim=-1)
 
     def value(self, features: Sequence[float]) -> Prediction:
         """The features (f) of one token."""
         n = len(self._enders)
         ids, logprobs = features[n + 1 : n + 1 + self.n_best], features[n + 1 + self.n_best :]
-        best = [TokenLogprob(int(i), self.tokenizer.decode([int(i)]), p) for i, p in zip(ids, logprobs, strict=True)]
+        best = [TokenLogprob(int(i), self.tokenizer.texts[int(i)], p) for i, p in zip(ids, logprobs, strict=True)]
         return Prediction(tuple(mass / LN2 for mass in features[:n]), features[n] / LN2, tuple(best))
 
 
@@ -132,26 +129,22 @@ class Words:
     Args:
         boundaries: Where words end.
         at: The place to continue from.
-        last: Text of the token before.
         by_line: Every line is a document.
 
     Attributes:
         at: The present place, with the tokens of the unfinished word.
     """
 
-    def __init__(
-        self, boundaries: Boundaries, at: WordPosition | None = None, last: bytes = b"\n", *, by_line: bool = False
-    ) -> None:
+    def __init__(self, boundaries: Boundaries, at: WordPosition, *, by_line: bool = False) -> None:
         self.boundaries = boundaries
-        self.at = WordPosition() if at is None else at
-        self.last = last
+        self.at = at
         self.by_line = by_line
 
     def feed(self, token: TokenScore) -> Iterator[Row | WordScore]:
         """The words that end before or with this token, the next one of the text, and the rows that they begin."""
         at = self.at
         assert token.prediction is not None
-        last = self.boundaries.last(at.text or self.last)
+        last = self.boundaries.last(at.text or at.last)
         is_new = ends(last, self.boundaries.first(token.text))
         if is_new or not at.text:
             yield from self.end(token.byte, token.prediction)
@@ -163,25 +156,24 @@ class Words:
         at.bits += token.bits
         at.tokens += 1
         ended = is_ended(self.boundaries.last(at.text))
-        self.last = b"\n" if ended else token.text  # a character may have several tokens
-        if ended or len(at.text) >= LONGEST:
+        at.last = b"\n" if ended else token.text  # a character may have several tokens
+        if ended or (len(at.text) >= LONGEST and whole_characters(at.text) == len(at.text)):
             yield from self.end(token.byte + len(token.text), None)
 
     def end(self, byte: int, prediction: Prediction | None) -> Iterator[Row | WordScore]:
         """The unfinished word, if there is one, which ends before this byte of the text.
 
-        `prediction` is that of the token behind it; None if there is none, or the word ends whatever it is.
+        `prediction` is that of the next token; None if there is none, or the word ends whatever it is.
         """
         at = self.at
         text, bits, n_tokens, at.text, at.bits, at.tokens = at.text, at.bits, at.tokens, b"", 0.0, 0
-        if not (word := text.decode("utf-8", "surrogateescape").lstrip()):
-            return
+        word = text.decode("utf-8", "surrogateescape").lstrip()
         start = byte - len(word.encode("utf-8", "surrogateescape"))
         while at.starts and at.starts[0][0] <= start:
-            at.document += 1
-            if fields := at.starts.popleft()[1]:
-                at.fields = fields
-                yield Row(at.document, fields)
+            at.document, at.fields = at.document + 1, at.starts.popleft()[1]
+            yield Row(at.document, at.fields)
+        if not word:
+            return
         at.number += 1
         after = 0.0 if prediction is None else _mass(self.boundaries.last(text), prediction)
         shown = as_utf8(word.rstrip() + "\n" * word.endswith("\n"))
@@ -190,5 +182,5 @@ class Words:
 
 
 def _mass(last: int, prediction: Prediction) -> float:
-    """log2 of the probability that a word ends behind a character of this kind."""
+    """log2 of the probability that a word ends after a character of this kind."""
     return 0.0 if is_ended(last) else prediction.word_ends[last == PUNCTUATION]

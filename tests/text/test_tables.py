@@ -218,6 +218,7 @@ def test_rows_of_a_corpus_begin_with_its_documents(tmp_path: Path) -> None:
     whole = open_corpus([tmp_path], reading=InputFormat(text_fields=("text",)))
     tabular = [(text.replace(b"\r\n", b"\n"), fields) for text, fields in ROWS]
     long = (b"Z" * 3 * 2**20 + b"\n", {"k": "v"})
+    values |= {"nested": json.dumps(values["nested"]), "surrogate": "\ufffd"}
     assert rows_of(whole) == [(b"one\ntwo\n", values), *tabular, (b"x\n", {}), (b"y\n", {}), long]
     assert [at for at, _ in whole.rows()] == list(whole.facts.documents)
     (tmp_path / "a.jsonl").write_text('{"text": "short"}' + " " * 100)
@@ -225,10 +226,10 @@ def test_rows_of_a_corpus_begin_with_its_documents(tmp_path: Path) -> None:
         list(whole.rows())
 
 
-def test_plain_files_have_no_rows() -> None:
+def test_a_plain_file_is_a_row_without_fields() -> None:
     Path("plain").write_bytes(b"one\r\ntwo\n")
     Path("lines").write_bytes(b'{"text": "x", "n": 1}\n')
-    assert list(open_corpus(["plain", "lines", "plain"]).rows()) == [(8, {"n": 1})]
+    assert list(open_corpus(["plain", "lines", "plain"]).rows()) == [(0, {}), (8, {"n": 1}), (10, {})]
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.TSV", "a.tsv.gz"])
@@ -239,3 +240,19 @@ def test_a_table_that_is_read_as_text_is_reported(name: str) -> None:
         found = corpus(name, *fields)
         assert found.facts
         assert sum("--text-field" in notice.text for notice in found.notices()) == times
+
+
+def test_tables_of_spreadsheets() -> None:
+    Path("a.csv").write_bytes('\ufeffitem;sentence;;\r\n1;"x; ""y""";;\r\n'.encode())
+    found = open_corpus(["a.csv"], reading=InputFormat(text_fields=("sentence",)))
+    assert [fields["item"] for _, fields in found.rows()] == ["1"]
+    assert b"".join(found.read()) == b'x; "y"\n'
+
+
+def test_rows_that_changed_are_refused() -> None:
+    Path("a.jsonl").write_text('{"text": "ab"}\n{"text": "cd"}\n')
+    found = open_corpus(["a.jsonl"])
+    assert found.facts
+    Path("a.jsonl").write_text('{"text": "a"}\n{"text": "cde"}\n')
+    with pytest.raises(DataError, match="changed"):
+        list(found.rows())

@@ -85,14 +85,14 @@ class Model:
         """Surprisal of every token of `text`, given everything read before in `state` (default: nothing).
 
         Lines and bytes count from the start of `text`. A token that begins in the unread end of the state and ends in
-        `text` is scored with `text`; its `byte` is negative. Settings are those of `OnlineConfig`, such as `adapt`.
+        `text` is scored with `text`; its `byte` is negative. Words of that end count in `number`. Settings are those of
+        `OnlineConfig`, such as `adapt`.
         """
         lines, start = (0, 0) if state is None else (state.n_lines, state.n_bytes)
         scored: list[TokenScore] = []
         events = self._stream([encoded(text)], state, _by_token(settings, emit="words"), on_token=scored.append)
-        words = [event for event in events if isinstance(event, WordScore)]
+        words = [word for word in events if isinstance(word, WordScore) and word.byte + len(word.word.encode()) > start]
         tokens = [replace(token, prediction=None) for token in scored if token.byte + len(token.text) > start]
-        words = [word for word in words if word.byte + len(word.word.encode()) > start]
         return TextScore(
             tuple(replace(each, line=each.line - lines, byte=each.byte - start) for each in tokens),
             tuple(replace(each, line=each.line - lines, byte=each.byte - start) for each in words),

@@ -45,7 +45,7 @@ def evaluate(
     ] = None,
     words: Annotated[
         str | None,
-        option("Results", "--words FILE.tsv", "Write each word, or each pair, with its bits; .jsonl for JSON lines."),
+        option("Results", "--words FILE.tsv", "Write the bits of each word, or of each pair; JSON lines if in .jsonl."),
     ] = None,
     plot: Annotated[str | None, plot_option("Results", "Plot loss by context length")] = None,
     html: options.Html = None,
@@ -69,12 +69,13 @@ def evaluate(
     if per_token is not None and words is not None:
         raise ConfigError("--per-token and --words need a run each.", "Leave out one of them.")
     path = words if per_token is None else per_token
-    if settings.logprobs is not None and per_token is None:
+    if context.params["by"] and not settings.pairs:
+        raise ConfigError("--by needs --pairs.", "Add --pairs FIRST,SECOND.")
+    if context.params["logprobs"] and per_token is None:
         raise ConfigError("--logprobs needs a list of tokens.", "Add --per-token FILE.jsonl.")
-    if settings.split_punctuation and words is None:
-        raise ConfigError("--split-punctuation is of words.", "Add --words FILE.tsv.")
-    outputs = {"--per-token": per_token, "--words": words, "--html": html}
-    output = next((name for name, file in outputs.items() if file is not None), None)
+    if context.params["split_punctuation"] and words is None:
+        raise ConfigError("--split-punctuation needs words.", "Add --words FILE.tsv.")
+    output = "--words" if words else "--per-token" if per_token else "--html" if html else None
     if output is not None and settings.sweep_mem_len:
         raise ConfigError(f"{output} needs one memory length, not a sweep.", "Use --mem-len M.")
     if n_models > 1 and (output is not None or "-" in (files or ())):

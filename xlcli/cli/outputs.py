@@ -137,9 +137,10 @@ def _head(path: Path) -> bytes:
         return b""
 
 
+_WORDS = re.compile(rb'{.*"entropy": .*"tokens": |{.*"second_tokens": |.*(entropy.tokens|second_tokens)\n')
 _KINDS: Mapping[str, Callable[[bytes], bool]] = {
     "--per-token": lambda head: re.match(rb'\{"line": \d+, "byte": -?\d+, "text": "', head) is not None,
-    "--words": lambda head: b"naive_bits" in head or b"first_bits" in head,
+    "--words": lambda head: _WORDS.match(head) is not None,
     "--plot": lambda head: head.startswith((b"\x89PNG", b"%PDF", b"<?xml", b"<svg")),
     "--html": lambda head: b'name="generator" content="xlcli' in head[:256],
 }

@@ -289,8 +289,8 @@ def pairs_text(scores: Sequence[Score], shape: ModelConfig, width: int | None = 
     """Shares of pairs by group, of one model of this shape with intervals, or of several in columns."""
     first = scores[0]
     kept = context(shape, first.mem_len, first.segment_len, first.stride)
-    names = [score.model if first.mem_len == score.mem_len else f"memory {score.mem_len}" for score in scores]
-    single = len(scores) == 1
+    single, n_models = len(scores) == 1, len({score.model for score in scores})
+    names = [score.model if n_models == len(scores) else f"{score.model} {score.mem_len}" for score in scores]
     heading = ["group", "pairs", *(("share", "95 %", "per token") if single else names)]
     rows = []
     for i, pair in enumerate(first.pairs):
@@ -298,8 +298,8 @@ def pairs_text(scores: Sequence[Score], shape: ModelConfig, width: int | None = 
         shares = [f"{score.pairs[i].share:.3f}" if score.pairs else "-" for score in scores]
         cells = [shares[0], range_, f"{pair.share_per_token:.3f}"] if single else shares
         rows.append(["all" if pair.group is None else pair.group, str(pair.pairs), *cells])
-    about = f"{first.model if single else f'{len(scores)} evaluations'} on {first.file}; {kept}\n"
-    meaning = "Share of pairs whose first text is more probable\n\n"
+    about = f"{first.model}; {kept}\n" if single else ""
+    meaning = f"Share of pairs whose first text is more probable, in {first.file}\n\n"
     return about + meaning + table([heading, *rows], width)
 
 

@@ -65,10 +65,10 @@ def stream(
     name = files[0] if files else "-"
     if files and len(files) > 1:
         raise ConfigError("stream reads one file, or standard input.", "Join files first: cat FILE... | xlcli stream.")
-    if settings.logprobs is not None and not (settings.emit == "tokens" and screen.json):
+    if context.params["logprobs"] and not (settings.emit == "tokens" and screen.json):
         raise ConfigError("--logprobs needs tokens as JSON.", "Add --emit tokens --json.")
-    if settings.split_punctuation and settings.emit != "words":
-        raise ConfigError("--split-punctuation is of words.", "Add --emit words.")
+    if context.params["split_punctuation"] and settings.emit != "words":
+        raise ConfigError("--split-punctuation needs words.", "Add --emit words.")
     if settings.save_every is not None and not (state or state_out):
         raise ConfigError("--save-every needs a file to save in.", "Add --state memory.state.")
     if settings.save_every is None and state:
@@ -117,7 +117,8 @@ def stream(
             on_token=None if page is None else page.add,
         )
         try:
-            table = Table(partial(screen.say, level="warning"), "-", json=screen.json)
+            is_listed = resume is not None and resume.stream is not None and resume.stream.words is not None
+            table = Table(partial(screen.say, level="warning"), "-", json=screen.json, continued=is_listed)
             for event in events:
                 if isinstance(event, Row | WordScore):
                     screen.print(table.line(event), json=screen.json)

@@ -1,4 +1,4 @@
-"""Lists of tokens, words and pairs: TSV with a header, or JSON lines, with the other columns of the input first."""
+"""Lists of tokens, words and pairs: a table with a header, or JSON lines, with the other columns of the input first."""
 
 from __future__ import annotations
 
@@ -11,57 +11,60 @@ from xlcli.cli.report import fields, text_object, to_json
 from xlcli.events import PairScore, Row, TokenScore, WordScore
 
 DIGITS = 6
-"""Decimals of numbers in TSV."""
+"""Decimals of bits in a table."""
 
 
 class Table:
-    """Lines of a list, one for each event but rows, whose columns precede those of the events behind them.
+    """Lines of a list, one for each event but rows, whose columns precede those of the events after them.
 
-    TSV has the columns of the first row. Tokens are JSON.
+    A table has the columns of the first row. A column of the input that is called as one of the events gets `input_`
+    before its name. Tokens are JSON.
 
     Args:
-        warn: Called once if a later row has others.
-        path: File of the list; its name may end in .jsonl or .tsv.
-        json: JSON lines instead of TSV in a file of another name.
-
-    Attributes:
-        json: Whether lines are JSON.
+        warn: Called once if a later row has other columns.
+        path: File of the list: JSON lines in .jsonl, CSV in .csv, else TSV.
+        json: JSON lines instead of TSV, unless in .tsv.
+        continued: An earlier process has written the header.
     """
 
-    def __init__(self, warn: Callable[[str], None], path: str, *, json: bool) -> None:
-        self.json = path.endswith(".jsonl") or (json and not path.endswith(".tsv"))
-        self._warn = warn
-        self._left_out = False
+    def __init__(self, warn: Callable[[str], None], path: str, *, json: bool, continued: bool = False) -> None:
+        self.json = path.endswith(".jsonl") or (json and not path.endswith((".tsv", ".csv")))
+        self._dialect = "excel" if path.endswith(".csv") else "excel-tab"
+        self._warn, self._continued = warn, continued
         self._row: Mapping[str, Any] = {}
         self._columns: list[str] = []
+        self._left_out: set[str] = set()
 
     def line(self, event: TokenScore | Row | WordScore | PairScore) -> str:
-        """The line of an event, behind the header if it is the first one; nothing for a row."""
+        """The line of an event, after the header if it is the first one; nothing for a row."""
         if isinstance(event, Row):
             self._row = event.fields
             return ""
         if isinstance(event, TokenScore):
             return to_json(text_object(event)) + "\n"
-        own = fields(event)
-        values = {f"input_{name}" if name in own else name: value for name, value in self._row.items()} | own
+        own, values = fields(event), dict[str, Any]()
+        for name, value in self._row.items():
+            while name in own or name in values:
+                name = f"input_{name}"
+            values[name] = value
         if self.json:
-            return to_json(values) + "\n"
-        header = "" if self._columns else _line(list(values))
+            return to_json(values | own) + "\n"
+        own = {name: f"{value:.{DIGITS}f}" if isinstance(value, float) else value for name, value in own.items()}
+        values |= own
+        rows = [] if self._columns or self._continued else [list(values)]
         self._columns = self._columns or list(values)
-        unknown = values.keys() - set(self._columns)
-        if unknown and not self._left_out:
-            self._left_out = True
-            self._warn(f"'{min(unknown)}', which only some rows have, is left out; JSON lines keep it")
-        return header + _line([_cell(values.get(name)) for name in self._columns])
-
-
-def _line(cells: list[str]) -> str:
-    line = io.StringIO()
-    csv.writer(line, "excel-tab", lineterminator="\n").writerow(cells)
-    return line.getvalue()
+        if not self._left_out and (unknown := values.keys() - self._columns):
+            self._left_out = unknown
+            names = ", ".join(sorted(unknown))
+            self._warn(f"columns that the first row does not have are left out: {names}; JSON lines keep them")
+        rows.append([_cell(values.get(name)) for name in self._columns])
+        lines = ""
+        for row in rows:
+            line = io.StringIO()
+            csv.writer(line, self._dialect).writerow(row)  # quotes a CR only because it ends lines with CR LF
+            lines += line.getvalue().removesuffix("\r\n") + "\n"
+        return lines
 
 
 def _cell(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{round(value, DIGITS) + 0.0:.{DIGITS}f}"
     return value if isinstance(value, str) else "" if value is None else to_json(value)

@@ -53,12 +53,12 @@ EachLine = Annotated[
 SplitPunctuation = Annotated[
     Switch,
     Option("Text", "--split-punctuation", "1"),
-    Field(description="Take punctuation marks off the words beside them."),
+    Field(description="Score punctuation marks as words of their own."),
 ]
 Logprobs = Annotated[
     Annotated[int, Field(ge=0, le=1000), COUNT] | None,
     Option("Text", "--logprobs K", "5"),
-    Field(description="Of tokens: entropy of the prediction in bits, the K best with log probabilities in nats."),
+    Field(description="With each token: entropy in bits, and the K most probable tokens (log probability in nats)."),
 ]
 _SEGMENT_LEN = Option("Memory", "--segment-len TOKENS", "128")
 
@@ -243,7 +243,7 @@ class EvalConfig(OnlineConfig):
         tuple[str, str] | None, Unit(lambda text: text.split(",")), Option("Results", "--pairs A,B", "good,bad")
     ] = Field(default=None, description="Compare the texts in these two columns or keys of each row.")
     by: Annotated[str | None, Option("Results", "--by KEY")] = Field(
-        default=None, description="With --pairs: column or key by which the rows are grouped."
+        default=None, description="With --pairs: column or key by which rows are grouped."
     )
 
     @property
@@ -293,8 +293,6 @@ class EvalConfig(OnlineConfig):
         others = ("text_field", "each_line", "limit", "binary")
         if self.pairs and (other := next((name for name in others if getattr(self, name)), None)):
             raise InvalidSettingError("pairs", f"compares whole rows, without {other}", f"Omit {other}.")
-        if self.by is not None and not self.pairs:
-            raise InvalidSettingError("by", "groups pairs", "Add --pairs FIRST,SECOND.")
         if self.stride is not None and (self.mem_len != 0 or self.sweep_mem_len):
             raise InvalidSettingError(
                 "stride",

@@ -91,7 +91,7 @@ def evaluate(
         options: Memory lengths, segment length, stride, batch size, and `limit`, the maximum bytes of text.
         runtime: Device and number type.
         per_token: Also yield a `TokenScore` for each token, in order, before each `Score`.
-        words: Also yield a `WordScore` for each word, or a `PairScore` for each pair if pairs are compared, behind the
+        words: Also yield a `WordScore` for each word, or a `PairScore` for each pair if pairs are compared, after the
             `Row` that it is in, if any.
         stop: Called between calls of the model; when true, evaluation ends with the score of the tokens read.
 
@@ -134,11 +134,10 @@ def evaluate(
             run = Pass(model, reader, runtime, text, lengths, stop)
             is_rounded = unrounded is not model or lengths.memory_dtype != "float32"
             with ExitStack() as files:
-                is_detailed = per_token or by_word
-                by_token = is_detailed or is_rounded or options.pairs
-                scores = TokenScores(len(text.tokens), predictions, files) if by_token else None
+                is_kept = per_token or words or is_rounded or options.pairs is not None
+                scores = TokenScores(len(text.tokens), predictions, files) if is_kept else None
                 started = time.perf_counter()
-                loaders, totals = pass_loaders(run, reads_end=by_word)
+                loaders, totals = pass_loaders(run, reads_end=by_word and lengths.stride is None)
                 if not index and totals.batch_size < runtime.ranks.size:
                     n = totals.batch_size
                     sequences = "one sequence, by one" if n == 1 else f"{n} sequences, by {n}"
@@ -180,9 +179,9 @@ def evaluate(
                 compared = Pairs(options.by)
                 if scores is not None and options.pairs and not partial:
                     yield from (each for each in compared.compare(text, scores.nats) if words)
-                if scores is not None and is_detailed:
-                    by_line = options.each_line
-                    found = text.word_scores(scores, by_line=by_line) if by_word else text.token_scores(scores)
+                if scores is not None and (per_token or by_word):
+                    lines = options.each_line
+                    found = text.word_scores(scores, by_line=lines) if by_word else text.token_scores(scores)
                     shown = (each for each in found if per_token or not isinstance(each, TokenScore))
                     yield from itertools.takewhile(lambda _: not stop(), shown)
             yield _score(
@@ -223,7 +222,7 @@ def _read(
     by_document = options.reading(model.config.train).reset_on_document
     groups = enumerate(fields for _, fields in corpus.rows()) if options.by is not None else ()
     if bad := next((i // 2 + 1 for i, fields in groups if options.by not in fields), None):
-        raise DataError(f"row {bad} has no '{options.by}'.", "Name a column or key that all rows have with --by.")
+        raise DataError(f"row {bad} has no '{options.by}'.", "Name a key that all rows have with --by (Parquet: none).")
     text = yield from tokenize(corpus, model.tokenizer, options.limit, by_document=by_document)
     if options.online_option and len(text.documents) > 1:
         raise ConfigError(

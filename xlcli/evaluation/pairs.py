@@ -26,33 +26,26 @@ class Pairs:
 
     def __init__(self, by: str | None) -> None:
         self.by = by
-        self._wins: dict[str | None, list[tuple[float, float]]] = {None: []}
+        self._wins: dict[str | None, tuple[int, float, float]] = {}
 
     def compare(self, text: TokenizedText, nats: NDArray[Any]) -> Iterator[Row | PairScore]:
-        """Each pair behind its row, which has the key `by`, given the surprisal of each token (n)."""
+        """Each pair after its row, which has the key `by`, given the surprisal of each token (n)."""
         bits = np.add.reduceat(nats, text.documents, dtype=np.float64) / LN2
         sizes = np.diff(text.documents, append=len(nats))
         for i, (_, fields) in enumerate(text.part.corpus.rows()):
             if i % 2 == 0:
                 continue
-            first, second = (float(bits[j]) for j in (i - 1, i))
-            n_first, n_second = (int(sizes[j]) for j in (i - 1, i))
-            number, won = i // 2 + 1, (_won(first, second), _won(first / n_first, second / n_second))
-            self._wins[None].append(won)
-            if self.by is not None:
-                self._wins.setdefault(str(fields[self.by]), []).append(won)
-            yield Row(number, fields)
-            yield PairScore(number, first, second, n_first, n_second)
+            (first, second), (n_first, n_second) = bits[i - 1 : i + 1].tolist(), sizes[i - 1 : i + 1].tolist()
+            won = (1.0 + float(np.sign(second - first))) / 2
+            won_per_token = (1.0 + float(np.sign(second / n_second - first / n_first))) / 2
+            for group in (None,) if self.by is None else (None, str(fields[self.by])):
+                n, wins, per_token = self._wins.get(group, (0, 0.0, 0.0))
+                self._wins[group] = n + 1, wins + won, per_token + won_per_token
+            yield Row(i // 2 + 1, fields)
+            yield PairScore(i // 2 + 1, first, second, n_first, n_second)
 
     @property
     def shares(self) -> tuple[PairShare, ...]:
         """Results of all pairs compared so far, and of each group."""
-        found = []
-        for group, wins in self._wins.items():
-            share, per_token = np.mean(wins, axis=0).tolist()
-            found.append(PairShare(group, len(wins), share, *share_interval(share, len(wins)), per_token))
-        return tuple(found)
-
-
-def _won(first: float, second: float) -> float:
-    return 1.0 if first < second else 0.5 if first == second else 0.0
+        groups = self._wins.items()
+        return tuple(PairShare(g, n, won / n, *share_interval(won / n, n), other / n) for g, (n, won, other) in groups)

@@ -7,7 +7,7 @@ import os
 import re
 import tempfile
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -84,30 +84,24 @@ class TokenizedText:
                 token, line, at, byte = token + 1, line + text.endswith(b"\n"), at + size, byte + size
 
     def word_scores(self, scores: TokenScores, *, by_line: bool) -> Iterator[TokenScore | Row | WordScore]:
-        """`token_scores`, and words and rows, each behind its last token. `by_line`: as of `Words`."""
+        """`token_scores`, and words and rows as soon as they are complete. `by_line`: as of `Words`."""
         assert scores.predictions is not None
         words = Words(scores.predictions.boundaries, WordPosition(starts=deque()), by_line=by_line)
-        starts = self._starts()
-        start = next(starts, None)
-        for i, token in enumerate(self.token_scores(scores)):
-            while start is not None and start[0] <= token.byte:
-                if self.tokens.documents is not None:
-                    yield from words.end(start[0], scores.prediction(i, behind=True))
-                    words.last = b"\n"
-                words.at.begin(*start)
-                start = next(starts, None)
-            yield token
-            yield from words.feed(token)
-        yield from words.end(self.part.n_bytes, scores.prediction(len(self.tokens), behind=True))
-
-    def _starts(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """Offset of each document, and its fields."""
         rows = self.part.corpus.rows()
         row = next(rows, None)
-        for at in self.part.documents:
-            is_row = row is not None and row[0] == at
-            yield at, row[1] if row is not None and is_row else {}
-            row = next(rows, None) if is_row else row
+        documents = iter(self.documents[1:].tolist())
+        ends = next(documents, None)
+        for i, token in enumerate(self.token_scores(scores)):
+            if i == ends:
+                ends = next(documents, None)
+                yield from words.end(token.byte, scores.prediction(i, after=True))
+                words.at.last = b"\n"
+            while row is not None and row[0] <= token.byte:
+                words.at.begin(*row)
+                row = next(rows, None)
+            yield token
+            yield from words.feed(token)
+        yield from words.end(self.part.n_bytes, scores.prediction(len(self.tokens), after=True))
 
 
 class TokenScores:
@@ -129,7 +123,7 @@ class TokenScores:
         self.nats = mapped_scores((n_tokens,), files)
         self.predictions = predictions
         self._features = None if predictions is None else mapped_scores((n_tokens, predictions.size), files)
-        self._behind: dict[int, NDArray[Any]] = {}  # documents, by the number of the token that comes next
+        self._after: dict[int, NDArray[Any]] = {}  # documents, by the number of the token that comes next
 
     def keep(
         self, features: NDArray[Any], scored: NDArray[np.bool_], positions: NDArray[np.int64], ends: NDArray[np.int64]
@@ -142,13 +136,13 @@ class TokenScores:
         rows, columns = scored.nonzero()
         self._features[positions[rows] + columns] = features[rows, columns]
         for row in np.flatnonzero((positions <= ends) & (ends < positions + features.shape[1])).tolist():
-            self._behind[int(ends[row])] = features[row, ends[row] - positions[row]]
+            self._after[int(ends[row])] = features[row, ends[row] - positions[row]].copy()
 
-    def prediction(self, token: int, *, behind: bool = False) -> Prediction | None:
-        """The prediction of a token, or `behind` the document that ends before it, if it was kept."""
+    def prediction(self, token: int, *, after: bool = False) -> Prediction | None:
+        """The prediction of a token, or `after` the document that ends before it, if it was kept."""
         if self.predictions is None or self._features is None:
             return None
-        features = self._behind.get(token) if behind else self._features[token]
+        features = self._after.get(token) if after else self._features[token]
         return None if features is None else self.predictions.value(features.tolist())
 
 

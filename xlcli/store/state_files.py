@@ -80,6 +80,7 @@ class WordPosition:
         tokens: Number of its tokens.
         before: log2 of the probability that the word before it ended.
         entropy: Entropy in bits of the prediction of its first token.
+        last: Text of the token before; a line end after a word that has ended.
     """
 
     document: Count = 0
@@ -92,9 +93,10 @@ class WordPosition:
     tokens: Count = 0
     before: Finite = 0.0
     entropy: Finite = 0.0
+    last: Base64Bytes = b"\n"
 
     def begin(self, byte: int, fields: Mapping[str, Any]) -> None:
-        """Adds a document that begins at this byte, behind all others."""
+        """Adds a document that begins at this byte, after all others."""
         if self.starts and self.starts[-1][0] == byte:
             self.starts.pop()
         self.starts.append((byte, dict(fields)))

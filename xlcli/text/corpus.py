@@ -176,19 +176,20 @@ class Corpus:
             place += size
 
     def rows(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """The offset at which each text of a row begins, and the other fields of the row; nothing for plain files.
+        """The offset at which each row or file begins, and the other fields of the row; a row of two texts comes twice.
 
-        The files are read again. A row of two texts comes twice.
+        Files of rows are read again.
 
         Raises:
             DataError: A file has changed since the scan.
         """
-        place = 0
+        place, starts = 0, self.facts.documents
         for source, size in zip(self.sources, self.facts.sizes, strict=True):
-            if not source.seekable:
-                end = yield from source.rows(place)
-                if end != place + size:
+            rows = source.rows(place, size) if self._documents is None else ((at, {}) for at in self._documents)
+            for at, fields in rows:
+                if bisect_left(starts, at) == bisect_right(starts, at):
                     raise source.changed()
+                yield at, fields
             place += size
 
     def range_sha256(self, start: int, stop: int) -> str:

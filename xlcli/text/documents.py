@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 from xlcli.errors import DataError
+from xlcli.files import as_utf8
 
 DEFAULT_FIELD = "text"
 """Key of the text in JSON lines and Parquet files."""
@@ -108,7 +109,8 @@ def json_lines(
                 wanted = " and ".join(f"a text in '{field}'" for field in text_fields)
                 reason = f"line {number} of {name} is not a JSON object with {wanted}"
                 if skipped is None:
-                    raise DataError(f"{reason}.", "Name the key with --text-field, or take the lines with --binary.")
+                    option = "--text-field" if len(text_fields) == 1 else "--pairs"
+                    raise DataError(f"{reason}.", f"Name the key with {option}, or take the lines with --binary.")
                 skipped(f"{reason}, and is skipped")
             yield from texts or ()
         else:
@@ -140,7 +142,7 @@ def table(portions: Portions, name: str, text_fields: Sequence[str], first: byte
         try:
             cells = next(csv.reader([row.decode()], delimiter=delimiter, strict=True)) if row.strip() else []
         except UnicodeDecodeError:
-            raise _broken(place, "it is not UTF-8") from None
+            raise DataError(f"{place} is not UTF-8.", "Save it as CSV UTF-8, or convert it with iconv.") from None
         except csv.Error:
             raise _broken(place, "a quote is not doubled or not closed, or a line ends in CR alone") from None
         if not cells:
@@ -148,7 +150,7 @@ def table(portions: Portions, name: str, text_fields: Sequence[str], first: byte
         elif not columns:
             columns = cells
             _require(text_fields, columns, place)
-            column, times = Counter(columns).most_common(1)[0]
+            column, times = Counter(filter(None, columns)).most_common(1)[0]
             if times > 1:
                 raise DataError(f"{place} names {times:,} columns '{column[:99]}'.", "Give each a name of its own.")
         elif len(cells) != len(columns):
@@ -261,6 +263,17 @@ def _texts(row: Any, text_fields: Sequence[str]) -> list[Document] | None:
     return found
 
 
+def plain(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields as any output can hold them: nested values as JSON, no halves of surrogate pairs."""
+    values = {}
+    for name, value in fields.items():
+        try:
+            values[as_utf8(name)] = json.dumps(value) if isinstance(value, dict | list) else value
+        except RecursionError:
+            values[as_utf8(name)] = None
+    return {name: as_utf8(value) if isinstance(value, str) else value for name, value in values.items()}
+
+
 def _parsed(line: bytes) -> Any:
     """Value of a line of JSON; None if it is not JSON."""
     collects = gc.isenabled()
@@ -275,9 +288,9 @@ def _parsed(line: bytes) -> Any:
 
 
 def _delimiter(first: bytes, text_fields: Sequence[str]) -> str:
-    """Tab or comma: the one that divides the first line into cells with these names, else into more cells."""
+    """Tab, comma or semicolon: what divides the first line into cells with these names, else into most cells."""
     line = first[:LONGEST_LINE].partition(b"\r")[0].decode(errors="replace")
-    cells = {delimiter: next(csv.reader([line], delimiter=delimiter), []) for delimiter in "\t,"}
+    cells = {delimiter: next(csv.reader([line], delimiter=delimiter), []) for delimiter in "\t,;"}
     return max(cells, key=lambda delimiter: ({*text_fields} <= {*cells[delimiter]}, len(cells[delimiter])))
 
 
@@ -286,14 +299,14 @@ def _require(text_fields: Sequence[str], columns: Sequence[str], place: str) -> 
     if missing := [field for field in text_fields if field not in columns]:
         raise DataError(
             f"{place} has no column '{missing[0]}' of texts.",
-            f"Name one with --text-field; columns: {', '.join(columns)[:500] or 'none'}.",
+            f"Name one of its columns: {', '.join(columns)[:500] or 'none'}.",
         )
 
 
 def _broken(place: str, reason: str) -> DataError:
     return DataError(
         f"{place} is not a row of the table: {reason}.",
-        'Write a cell with quotes, separators or line ends as "a ""quoted"" cell".',
+        'Write a cell with quotes as "a ""quoted"" cell"; in R: row.names = FALSE, qmethod = "double".',
     )
 
 

@@ -18,7 +18,7 @@ from xlcli.errors import CheckpointError, DataError, ResourceError, XLError
 from xlcli.events import Progress, ProgressMeter
 from xlcli.files import cache_folder, read_json
 from xlcli.text import formats
-from xlcli.text.documents import Document
+from xlcli.text.documents import Document, plain
 
 BLOCK = 2**20
 """Bytes of text per read."""
@@ -83,17 +83,20 @@ class Source:
             is_stored = self.reading.binary or (seek and self.seekable)
             yield from self._stored(file, first) if is_stored else self._converted(file, first, notice)
 
-    def rows(self, place: int) -> Generator[tuple[int, Mapping[str, Any]], None, int]:
-        """The offset of each document in a text in which the file begins at `place`, and its fields.
-
-        Returns the offset at which the file ends. Raises what `blocks` raises.
-        """
+    def rows(self, start: int, size: int) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """As `Corpus.rows`, of this file, whose text of `size` bytes begins at `start`; errors as of `blocks`."""
+        if self.seekable:
+            yield start, {}
+            return
+        place, begun = start, False
         with self._opened() as file:
             for text, fields, _, _ in self._portions(file):
-                if fields is not None:
-                    yield place, fields
+                if fields is not None or (text and not begun):
+                    begun = True
+                    yield place, plain(fields or {})
                 place += len(text)
-        return place
+        if place != start + size:
+            raise self.changed()
 
     def changed(self) -> DataError:
         """The error for a file that has changed."""

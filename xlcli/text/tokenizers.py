@@ -13,6 +13,7 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -78,6 +79,11 @@ class Tokenizer(ABC):
     @abstractmethod
     def decode(self, ids: NDArray[np.int32] | Sequence[int]) -> bytes:
         """Text of `ids`, each decoded independently. Inverse of `encode`, except for the words tokenizer."""
+
+    @cached_property
+    def texts(self) -> list[bytes]:
+        """Text of each id."""
+        return [self.decode([i]) for i in range(self.vocab_size)]
 
     def save(self, folder: Path) -> None:
         """Writes the tokenizer into `folder`, `tokenizer.json` last."""

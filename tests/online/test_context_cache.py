@@ -230,13 +230,13 @@ def test_sessions_save_and_continue_the_cache(model, tmp_path):
 
     ids = np.frombuffer(TEXT, np.uint8).astype(np.int32)
     whole = InferenceSession.open(model, RUNTIME, options(), None)
-    expected = [*whole.score(ids[:70]), *whole.score(ids[70:])]
+    expected = [*whole.score(ids[:70])[0], *whole.score(ids[70:])[0]]
     first = InferenceSession.open(model, RUNTIME, options(), None)
-    found = list(first.score(ids[:70]))
+    found = list(first.score(ids[:70])[0])
     path = tmp_path / "state"
     save_state(path, SessionState(first.state, first.last_tokens[0], PendingText(b"", ids[:0], 0)), model=model)
     loaded = load_state(path, model=model, device="cpu")
-    found += list(InferenceSession.open(model, RUNTIME, options(), loaded.fork()).score(ids[70:]))
+    found += list(InferenceSession.open(model, RUNTIME, options(), loaded.fork()).score(ids[70:])[0])
     assert found == expected
     for changes, said in (({"context_cache": 5}, r"\b37\b.*\b5\b"),):
         with pytest.raises(StateError, match=said):

@@ -140,7 +140,7 @@ def table(portions: Portions, name: str, text_fields: Sequence[str], first: byte
             continue
         place = f"line {begin} of {name}"
         try:
-            cells = next(csv.reader([row.decode()], delimiter=delimiter, strict=True)) if row.strip() else []
+            cells = next(csv.reader([row.decode()], delimiter=delimiter, strict=True)) if row.strip(b" \r\n") else []
         except UnicodeDecodeError:
             raise DataError(f"{place} is not UTF-8.", "Save it as CSV UTF-8, or convert it with iconv.") from None
         except csv.Error:

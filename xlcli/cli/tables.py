@@ -10,7 +10,7 @@ from typing import Any
 from xlcli.cli.report import fields, text_object, to_json
 from xlcli.events import PairScore, Row, TokenScore, WordScore
 
-DIGITS = 6
+DIGITS = 4
 """Decimals of bits in a table."""
 
 

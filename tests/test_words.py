@@ -181,6 +181,14 @@ def test_words_of_a_stream_that_is_continued(cut, tmp_path):
     assert [w.bits for w in found] == pytest.approx([w.bits for w in expected], abs=1e-9)
 
 
+def test_a_state_between_words_is_not_changed_by_its_readers():
+    model, saved = api.Model(toy("sentencepiece"), RUNTIME), []
+    list(api.stream(model, "The dog and the fo", emit="words", save=saved.append))
+    found = [only(api.stream(model, "x, the end", state=saved[-1], emit="words"), WordScore) for _ in range(2)]
+    assert found[0] == found[1]
+    assert found[0][-1].number == 7
+
+
 def test_the_three_errors_of_published_studies():
     model = toy("sentencepiece", mem_len=99)
     text = b"Indescribable foxes jumped, said she."

@@ -22,7 +22,6 @@ import time
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -178,7 +177,7 @@ class _Scorer:
             self.predictions = Predictions(self.tokenizer, options, runtime.device)
         if options.emit == "words" and self.predictions:
             at = position.words or WordPosition(last=self.tokenizer.decode(self.session.last_tokens))
-            self.words = Words(self.predictions.boundaries, at, by_line=options.each_line)
+            self.words = Words(self.predictions.boundaries, at.copy(), by_line=options.each_line)
         self.selection = Selection(options, position.recent.get(options.emit, ()), position.n_shown)
         self.line_start = position.line_start
         self.line = list(position.scored)
@@ -272,7 +271,7 @@ class _Scorer:
         scored, n_shown, latest = tuple(self.line), self.selection.n_shown, tuple(self.selection.recent)
         recent = {str(self.options.emit): latest} if latest else {}
         counters = self.n_lines, self.n_bytes, self.n_tokens, self.bits, self.line_start
-        words = None if self.words is None else replace(self.words.at, starts=deque(self.words.at.starts))
+        words = self.words.at.copy() if self.words else None
         position = StreamPosition(*counters, scored, n_shown, recent, words)
         return SessionState(self.session.state, self.session.last_tokens[0], unscored, None, position)
 

@@ -239,12 +239,7 @@ def copy_model(
 
 @shows(EvalConfig)
 def evaluate(
-    model: Model,
-    text: Source | None = None,
-    *,
-    per_token: bool = False,
-    words: bool = False,
-    **settings: Any,
+    model: Model, text: Source | None = None, *, per_token: bool = False, words: bool = False, **settings: Any
 ) -> Iterator[Event]:
     """Scores files, once per memory length; see `xlcli.evaluation.evaluate`.
 

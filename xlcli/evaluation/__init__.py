@@ -105,8 +105,8 @@ def evaluate(
         ResourceError: The memory does not fit the machine, or the disk is too full for the tokens.
     """
     by_word = words and not options.pairs
-    is_kept = by_word or (per_token and options.logprobs is not None) or not runtime.ranks.is_first
-    predictions = Predictions(model.tokenizer, options, runtime.device) if is_kept else None
+    reads_out = by_word or (per_token and options.logprobs is not None) or not runtime.ranks.is_first
+    predictions = Predictions(model.tokenizer, options, runtime.device) if reads_out else None
     if not runtime.ranks.is_first:
         worker_loop([make_reader(each.network, options) for each in (model, model.unrounded())], runtime, predictions)
         return

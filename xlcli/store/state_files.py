@@ -101,6 +101,10 @@ class WordPosition:
             self.starts.pop()
         self.starts.append((byte, dict(fields)))
 
+    def copy(self) -> WordPosition:
+        """A copy that may be changed."""
+        return replace(self, starts=deque(self.starts))
+
 
 @dataclass(frozen=True)
 class StreamPosition:

@@ -55,7 +55,7 @@ AROUND = [
         "norm": {"kind": "layer", "placement": "post"},
         "feedforward": {"kind": "relu", "chunk_len": 4},
         "bias": True,
-        "embedding": {"scaled": True, "cutoffs": [9, 20], "div_val": 2},
+        "embedding": {"scaled": True, "cutoffs": [9, 20], "div_val": 2, "inner_dim": 8, "tied_projections": "rest"},
     },
     {
         "norm": {"kind": "layer", "placement": "sandwich"},

@@ -71,8 +71,15 @@ class EmbeddingConfig(BaseConfig):
     scaled: bool = Field(
         default=False, description="Multiply embeddings by the square root of model.dim (Vaswani et al. 2017)."
     )
+    tied_projections: Literal["all", "rest", "none"] = Field(
+        default="all",
+        description="Matrices of a factorized or clustered vocabulary that a tied head shares besides the tables: all, "
+        "all but that of the first cluster (rest, as the published Transformer-XL), or none.",
+    )
     inner_dim: Count | None = Field(
-        default=None, description="Inner width of a factorized matrix (Lan et al. 2020). Default: not factorized."
+        default=None,
+        description="Inner width of a factorized matrix (Lan et al. 2020); with cutoffs, of the first cluster. "
+        "Default: not factorized.",
     )
     cutoffs: tuple[Count, ...] = Field(
         default=(),
@@ -86,10 +93,6 @@ class EmbeddingConfig(BaseConfig):
 
     @model_validator(mode="after")
     def _check_clusters(self) -> Self:
-        if self.cutoffs and self.inner_dim is not None:
-            raise InvalidSettingError(
-                "model.embedding.cutoffs", "and model.embedding.inner_dim exclude each other", "Leave one of them out."
-            )
         if list(self.cutoffs) != sorted(set(self.cutoffs)):
             raise InvalidSettingError(
                 "model.embedding.cutoffs", f"{list(self.cutoffs)} do not increase", "Give them in order."
@@ -325,13 +328,15 @@ class ModelConfig(BaseConfig):
                 f"Set model.position.kind to {_any(positions)}, or model.attention.kind to {_any(attentions)}.",
             )
         position.check_dims(self.dim, self.head_dim)
-        narrowest = self.dim // self.embedding.div_val ** len(self.cutoffs)
-        if narrowest < 1:
+        key, widest = "model.embedding.inner_dim", self.embedding.inner_dim
+        if widest is None:
+            key, widest = "model.dim", self.dim
+        if widest < self.embedding.div_val ** len(self.cutoffs):
             raise InvalidSettingError(
                 "model.embedding.div_val",
-                f"{self.embedding.div_val} leaves nothing of model.dim {self.dim} for the last of "
-                f"{len(self.cutoffs) + 1} clusters",
-                "Lower it, raise model.dim, or use fewer cutoffs.",
+                f"{self.embedding.div_val} leaves nothing of {key} {widest} for the last of {len(self.cutoffs) + 1} "
+                "clusters",
+                f"Lower it, raise {key}, or use fewer cutoffs.",
             )
         if isinstance(self.stack, UniversalStackConfig) and self.stack.time_signal and self.dim % 2:
             raise InvalidSettingError(

@@ -1,0 +1,179 @@
+"""A model of another program on disk: its settings, and its tensors, which are read one at a time. Imports no torch.
+
+Nothing in the files is executed: they are JSON, safetensors, and pickles that `xlcli.interchange.pickles` reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+
+from xlcli.errors import CheckpointError
+from xlcli.files import read_json
+from xlcli.files.tensors import TensorInfo, read_header, read_tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+T = TypeVar("T")
+
+CONFIG = "config.json"
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+"""Files of the weights, the first one that is there; `NAME.index.json` lists the shards of one that is divided."""
+DOWNLOAD = "Download all files of the model into one folder again."
+
+
+class Stored(Protocol):
+    """A tensor in a file."""
+
+    @property
+    def info(self) -> TensorInfo:
+        """Type and shape."""
+
+    def read(self) -> Tensor:
+        """The tensor, in RAM of its own."""
+
+
+@dataclass(frozen=True)
+class _SafeTensor:
+    """A tensor of a safetensors file."""
+
+    path: Path
+    name: str
+    info: TensorInfo
+
+    def read(self) -> Tensor:
+        return read_tensor(self.path, self.name)
+
+
+@dataclass
+class Source:
+    """A model of another program.
+
+    Attributes:
+        path: Its folder, or its file.
+        config: Content of its `config.json`, empty if it has none.
+        stored: Its tensors by name, not read.
+        unread: Names of tensors that `take` has not read.
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    stored: Mapping[str, Stored]
+    unread: set[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.unread = set(self.stored)
+
+    @property
+    def tensors(self) -> dict[str, TensorInfo]:
+        """Type and shape of each tensor."""
+        return {name: stored.info for name, stored in self.stored.items()}
+
+    def take(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
+        """Reads one tensor. Raises `CheckpointError` if there is none of this name and, if it is given, this shape."""
+        if name not in self.stored:
+            raise CheckpointError(f"{self.path} has no tensor '{name}'.", DOWNLOAD)
+        found = self.stored[name].info.shape
+        if shape is not None and found != shape:
+            problem = f"tensor '{name}' has the shape {list(found)}, where its settings need {list(shape)}"
+            raise CheckpointError(f"{self.path}: {problem}.", DOWNLOAD)
+        self.unread.discard(name)
+        return self.stored[name].read()
+
+
+def open_folder(path: Path) -> Source:
+    """The model in a folder of Hugging Face: `config.json` and weights, which may be divided into shards.
+
+    Raises:
+        CheckpointError: A file is missing or damaged, or a shard is not a file of this folder.
+    """
+    config = read_json((path / CONFIG).resolve())
+    for name in WEIGHTS:
+        index = path / f"{name}.index.json"
+        if (path / name).exists():
+            return Source(path, config, _tensors(path / name))
+        if index.exists():
+            return Source(path, config, _shards(index))
+    raise CheckpointError(f"{path} has no weights: neither {' nor '.join(WEIGHTS)}.", DOWNLOAD)
+
+
+def _shards(index: Path) -> dict[str, Stored]:
+    named = read_json(index.resolve()).get("weight_map")
+    if not isinstance(named, dict) or not named or not all(isinstance(file, str) for file in named.values()):
+        raise CheckpointError(f"{index} does not name the files of the weights.", DOWNLOAD)
+    stored: dict[str, Stored] = {}
+    for file in sorted(set(named.values())):
+        if Path(file).name != file or file.startswith("."):
+            raise CheckpointError(f"{index} names the file {file!r}, which is not one of its folder.", DOWNLOAD)
+        part = _tensors(index.parent / file)
+        if both := stored.keys() & part.keys():
+            raise CheckpointError(f"{index}: tensor '{min(both)}' is in two files.", DOWNLOAD)
+        stored |= part
+    if missing := named.keys() - stored.keys():
+        raise CheckpointError(f"{index}: no file has the tensor '{min(missing)}'.", DOWNLOAD)
+    return stored
+
+
+def _tensors(path: Path) -> Mapping[str, Stored]:
+    """Tensors of one file. Links are followed: the cache of a hub consists of them."""
+    path = path.resolve()
+    if path.suffix == ".safetensors":
+        return {name: _SafeTensor(path, name, info) for name, info in read_header(path)[0].items()}
+    from xlcli.interchange.pickles import read_checkpoint
+
+    tree = read_checkpoint(path)
+    if not isinstance(tree, dict) or not all(isinstance(name, str) and hasattr(tree[name], "read") for name in tree):
+        raise CheckpointError(f"{path} is not a table of tensors.", DOWNLOAD)
+    return tree
+
+
+class Settings:
+    """The settings of a source. Each is read once; what is left in the end must be harmless or off.
+
+    Raises:
+        CheckpointError: A setting has another type than it can have, or none of the values that xlcli can compute.
+    """
+
+    def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
+        self._path, self._left = path, dict(config)
+
+    def take(self, key: str, kind: Callable[[Any], T], default: Any = None) -> T:
+        """A setting; `default` if it is missing or null. `kind` is a type, or a function that raises ValueError."""
+        value = self._left.pop(key, None)
+        if value is None:
+            value = default
+        if value is None or (isinstance(value, bool) and kind is not bool):
+            self.refuse(key, value)
+        if isinstance(kind, type) and not isinstance(value, (int, float) if kind is float else kind):
+            self.refuse(key, value)
+        try:
+            return kind(value)
+        except (ValueError, TypeError, KeyError):
+            self.refuse(key, value)
+
+    def optional(self, key: str, kind: Callable[[Any], T]) -> T | None:
+        """A setting; None if it is missing or null."""
+        return None if self._left.get(key) is None else self.take(key, kind)
+
+    def require(self, key: str, *values: Any) -> None:
+        """Refuses a setting that is there and has none of these values."""
+        if (value := self._left.pop(key, None)) is not None and value not in values:
+            self.refuse(key, value)
+
+    def finish(self, harmless: Collection[str]) -> None:
+        """Refuses the settings that were not read and are neither harmless nor off (null, false, 0 or empty).
+
+        A setting that is not known may change numbers. Those that begin with an underscore belong to the library that
+        wrote them.
+        """
+        for key, value in self._left.items():
+            if value and key not in harmless and not key.startswith("_"):
+                self.refuse(key, value)
+
+    def refuse(self, key: str, value: Any) -> NoReturn:
+        """Raises the error for a setting that cannot be imported."""
+        problem = "is missing" if value is None else f"is {ascii(value)[:80]}, which xlcli cannot import"
+        raise CheckpointError(f"{self._path}: {key} {problem}.", "docs/import.md lists what can be imported.")

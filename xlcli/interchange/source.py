@@ -138,7 +138,10 @@ class Settings:
     """
 
     def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
-        self._path, self._left = path, dict(config)
+        self.path, self._left = path, dict(config)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._left
 
     def take(self, key: str, kind: Callable[[Any], T], default: Any = None) -> T:
         """A setting; `default` if it is missing or null. `kind` is a type, or a function that raises ValueError."""
@@ -176,4 +179,4 @@ class Settings:
     def refuse(self, key: str, value: Any) -> NoReturn:
         """Raises the error for a setting that cannot be imported."""
         problem = "is missing" if value is None else f"is {ascii(value)[:80]}, which xlcli cannot import"
-        raise CheckpointError(f"{self._path}: {key} {problem}.", "docs/import.md lists what can be imported.")
+        raise CheckpointError(f"{self.path}: {key} {problem}.", "docs/import.md lists what can be imported.")

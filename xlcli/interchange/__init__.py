@@ -6,7 +6,6 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from xlcli.interchange.format import Format as Format
 from xlcli.interchange.format import model_type
 from xlcli.interchange.gpt2 import GPT2
 from xlcli.interchange.llama import Llama
+from xlcli.interchange.settings import CAN
 from xlcli.interchange.source import CONFIG, DOWNLOAD
 from xlcli.interchange.source import Source as Source
 from xlcli.machine import require_memory
@@ -34,38 +34,11 @@ OWN = "xlcli"
 """Key of an exported `config.json` with the sections of the model, and folder of a tokenizer that the format lacks."""
 DECLINED = {"reformer": "its attention to a token depends on the tokens that follow, so no memory can continue it"}
 """Types of models that are declined, and the reason."""
-CAN = "docs/import.md lists what can be imported."
 _FAR = ("position.clamp_len", "position.n_sinks")
 _WITHOUT_NUMBERS = ("dropout.", "init_std", "zero_init", "loss_chunk", "feedforward.chunk_len", *_FAR)
 """Keys of `model` that change no prediction within the trained window."""
 _TEXT = b"The quick brown fox jumps over the lazy dog, and the dog sleeps on.\n"
 """What a new model is checked with."""
-
-
-@dataclass(frozen=True)
-class Imported:
-    """A model that was imported.
-
-    Attributes:
-        folder: Its folder.
-        format: Key of `FORMATS`.
-        config: Sections model, text and train.
-        encoding: Encoding of its weights.
-        tokenizer: Kind of its tokenizer.
-        parameters, bytes: Number of stored weights, and size of their file.
-        notes: How far its results are those of the source.
-        check_bits: Mean surprisal in bits of the tokens of a short text, which checks the import.
-    """
-
-    folder: Path
-    format: str
-    config: SavedConfig
-    encoding: str
-    tokenizer: str
-    parameters: int
-    bytes: int
-    notes: tuple[str, ...]
-    check_bits: float
 
 
 def find_format(path: Path) -> str | None:
@@ -77,10 +50,11 @@ def find_format(path: Path) -> str | None:
     return next((each.name for each in _ALL if each.recognizes(path)), None)
 
 
-def import_model(
-    path: Path, target: Path, *, name: str | None = None, encoding: WeightEncoding | None = None
-) -> Imported:
+def import_model(path: Path, target: Path, *, name: str | None = None, encoding: WeightEncoding | None = None) -> Tree:
     """Makes the model folder `target` from the model of another program at `path`; all or nothing.
+
+    Returns `imported` of its record: `format`; `source`, the name of `path`; `notes`, how far its results are those of
+    the source; `check_bits`, the mean surprisal in bits of the tokens of a short text.
 
     Args:
         path: Folder or file of the model.
@@ -109,28 +83,19 @@ def import_model(
         problem = f"tensor '{other}' has numbers of type {kept[other].dtype}"
         raise CheckpointError(f"{path}: {problem}, which xlcli cannot import.", "Import a version without them.")
     types = {names[info.dtype] for info in kept.values()}
-    encoding = encoding or (types.pop() if len(types) == 1 else "float32")
+    stored_as = encoding or (types.pop() if len(types) == 1 else "float32")
     require_memory(f"importing {path}", 4 * n_weights(kept), "Import a smaller model.")
     tokenizer = _tokenizer(format_, source, model)
     with new_folder(target) as folder:
-        save_model(folder, config, dict(format_.weights(source, model)), tokenizer, {}, encoding=encoding)
+        save_model(folder, config, dict(format_.weights(source, model)), tokenizer, {}, encoding=stored_as)
         if left := sorted(each for each in source.unread if not each.endswith(format_.buffers)):
             raise CheckpointError(f"{path} has the tensor '{left[0]}', which xlcli cannot import.", DOWNLOAD)
-        about = {"format": format_.name, "source": path.resolve().name, **_special_ids(source.config)}
-        corpus = f"imported from {about['source']} ({format_.name})"
-        write_record(folder, {"corpus": corpus, "imported": about, "finished": True})
-        check_bits = _check(folder)
-    return Imported(
-        folder=target,
-        format=format_.name,
-        config=config,
-        encoding=encoding,
-        tokenizer=tokenizer.kind,
-        parameters=n_weights(kept),
-        bytes=(target / WEIGHTS).stat().st_size,
-        notes=tuple(format_.notes(model, config.train.mem_len)),
-        check_bits=check_bits,
-    )
+        notes = format_.notes(model, config.train.mem_len)
+        about = {"format": format_.name, "source": path.resolve().name, "notes": notes, **_special_ids(source.config)}
+        about["check_bits"] = _check(folder)
+        record = {"corpus": f"imported from {about['source']} ({about['format']})", "imported": about}
+        write_record(folder, {**record, "finished": True})
+    return about
 
 
 def export_model(folder: Path, target: Path, *, name: str | None = None) -> str:
@@ -188,7 +153,7 @@ def _required_format(path: Path) -> str:
 
 
 def _sections(format_: Format, source: Source) -> SavedConfig:
-    """The configuration of a source. An exported model has it as it was, valid while the other settings say the same."""
+    """The configuration of a source. An exported model has its own, which holds while the other settings agree."""
     try:
         config = settings.validate(SavedConfig, {"text": {}, **format_.sections(source)})
         own = settings.validate(SavedConfig, source.config[OWN]) if OWN in source.config else config

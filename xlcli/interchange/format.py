@@ -22,26 +22,6 @@ TOKENIZER = "tokenizer.json"
 LARGEST_TOKENIZER = 2**26
 """Maximum bytes of a tokenizer's file."""
 
-HARMLESS = frozenset(
-    {"architectures", "torch_dtype", "dtype", "transformers_version", "use_cache", "initializer_range", "task"}
-    | {f"{name}_token_id" for name in ("bos", "eos", "pad", "unk", "sep", "cls", "decoder_start", "mask")}
-    | {"tokenizer_class", "prefix", "task_specific_params", "id2label", "label2id", "num_labels", "problem_type"}
-    | {"return_dict", "output_attentions", "output_hidden_states", "output_scores", "return_dict_in_generate"}
-    | {
-        "max_length",
-        "min_length",
-        "do_sample",
-        "early_stopping",
-        "num_beams",
-        "num_beam_groups",
-        "num_return_sequences",
-    }
-    | {"temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "diversity_penalty"}
-    | {"no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "forced_bos_token_id"}
-    | {"attn_implementation", "gradient_checkpointing", "transformers.js_config", "unsloth_version", "unsloth_fixed"}
-)
-"""Settings of Hugging Face that change no number: of training, of sampling, of other tasks, of the library."""
-
 
 class Format(ABC):
     """A format of models.
@@ -51,12 +31,16 @@ class Format(ABC):
         model_types: Values of `model_type` in the `config.json` of its folders.
         buffers: Ends of the names of tensors that follow from the settings, and are not read.
         exports: True if models can be written in it.
+        names: Parts of the names of weights in xlcli and in the format.
+        prefix: Beginning of the names of all tensors but the head; files of a model without its head lack it.
     """
 
     name: ClassVar[str]
     model_types: ClassVar[tuple[str, ...]] = ()
     buffers: ClassVar[tuple[str, ...]] = ()
     exports: ClassVar[bool] = False
+    names: ClassVar[Mapping[str, str]] = {}
+    prefix: ClassVar[str] = ""
 
     def recognizes(self, path: Path) -> bool:
         """True if the model at `path`, a folder or file, is of this format. Reads no weights."""
@@ -74,9 +58,29 @@ class Format(ABC):
             CheckpointError: A setting of the source changes numbers, and xlcli has none like it.
         """
 
-    @abstractmethod
     def weights(self, source: Source, model: ModelConfig) -> Iterator[tuple[str, Tensor]]:
         """Name in xlcli and values of each weight, of which one at a time is read."""
+        from xlcli.store.weights import empty_weights
+
+        prefix = self.prefix if any(name.startswith(self.prefix) for name in source.stored) else ""
+        if model.embedding.tied:
+            source.unread.discard("lm_head.weight")  # a copy
+        for name, empty in empty_weights(model).items():
+            if name == "head.bias":  # `model.bias` brings it
+                yield name, empty.new_zeros(empty.shape, device="cpu")
+            else:
+                foreign = self.foreign(name)
+                yield name, self.take(source, name, foreign if name[:5] == "head." else prefix + foreign, empty.shape)
+
+    def take(self, source: Source, name: str, foreign: str, shape: tuple[int, ...]) -> Tensor:
+        """The weight `name` of this shape, in the format `foreign`."""
+        return source.take(foreign, tuple(shape))
+
+    def foreign(self, name: str) -> str:
+        """The name of a weight in the format, without the prefix."""
+        for ours, theirs in self.names.items():
+            name = name.replace(ours, theirs)
+        return name
 
     def notes(self, model: ModelConfig, mem_len: int) -> list[str]:
         """How far the results are those of the source, with the default memory of `mem_len` tokens."""
@@ -96,16 +100,20 @@ class Format(ABC):
         return TokenizersTokenizer(data, str(path), vocab_size=model.vocab_size, start_id=start_id)
 
     def export_config(self, config: SavedConfig) -> dict[str, Any]:
-        """Content of the `config.json` of this format.
-
-        Raises:
-            ConfigError: The format cannot hold the model; the error names the setting.
-        """
+        """Content of the `config.json` of this format. What it leaves out is found by importing it again."""
         raise ConfigError(f"models cannot be exported to the format {self.name}.", "Choose another --format.")
 
     def export_weights(self, weights: Mapping[str, Tensor], model: ModelConfig) -> Iterator[tuple[str, Tensor]]:
-        """Name and values of each tensor of this format, of weights by their names in xlcli."""
-        raise NotImplementedError
+        """Name and values of each tensor of this format, of weights by their names in xlcli.
+
+        Raises:
+            ConfigError: A weight has no place in the format.
+        """
+        for name, tensor in weights.items():
+            if name != "head.bias":
+                yield ("" if name[:5] == "head." else self.prefix) + self.foreign(name), tensor
+            elif bool(tensor.any()):
+                raise ConfigError(f"the head has a bias, which {self.name} has not.", "Train with model.bias=false.")
 
     def export_tokenizer(self, tokenizer: Tokenizer) -> dict[str, bytes]:
         """Content of the files of a tokenizer by name; empty if the format has none for its kind."""

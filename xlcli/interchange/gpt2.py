@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from xlcli.config import ModelConfig
-from xlcli.interchange.format import HARMLESS, Format
-from xlcli.interchange.source import Settings, Source
+from xlcli.interchange.format import Format
+from xlcli.interchange.settings import Settings
+from xlcli.interchange.source import Source
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _ACTIVATIONS = {"gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "gelu": "gelu", "relu": "relu"}
-_NAMES = {
-    "embedding.table.": "wte.",
-    "position.axes.0.": "wpe.",
-    "stack.final.": "ln_f.",
-    "head.": "lm_head.",
-    "stack.blocks.": "h.",
-    "attention_residual.norm.": "ln_1.",
-    "feedforward_residual.norm.": "ln_2.",
-    "attention.output.": "attn.c_proj.",
-    "feedforward.up.": "mlp.c_fc.",
-    "feedforward.down.": "mlp.c_proj.",
-}
-"""Parts of the names of weights."""
 _PARTS = ("attention.query.", "attention.key.", "attention.value.")
 """Parts of the names of weights that are one tensor in GPT-2."""
 
@@ -36,6 +24,20 @@ class GPT2(Format):
     name = "gpt2"
     model_types = ("gpt2",)
     buffers = (".attn.bias", ".attn.masked_bias")
+    prefix = "transformer."
+    names: ClassVar[Mapping[str, str]] = {
+        "embedding.table.": "wte.",
+        "position.axes.0.": "wpe.",
+        "stack.final.": "ln_f.",
+        "head.": "lm_head.",
+        "stack.blocks.": "h.",
+        "attention_residual.norm.": "ln_1.",
+        "feedforward_residual.norm.": "ln_2.",
+        "attention.output.": "attn.c_proj.",
+        "feedforward.up.": "mlp.c_fc.",
+        "feedforward.down.": "mlp.c_proj.",
+        **dict.fromkeys(_PARTS, "attn.c_attn."),
+    }
 
     def sections(self, source: Source) -> dict[str, dict[str, Any]]:
         """Sections `model` and `train`. Texts longer than the table of positions are read in overlapping windows."""
@@ -64,33 +66,17 @@ class GPT2(Format):
             "dropout": {ours: settings.take(theirs, float, 0.1) for theirs, ours in dropout.items()},
             "bias": True,
         }
-        summary = {f"summary_{name}" for name in ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")}
-        settings.finish(HARMLESS | summary | {"reorder_and_upcast_attn"})
+        settings.finish("reorder_and_upcast_attn", *(key for key in source.config if key.startswith("summary_")))
         return {"model": model, "train": {"mem_len": 0, "segment_len": length, "batch_size": 1}}
 
-    def weights(self, source: Source, model: ModelConfig) -> Iterator[tuple[str, Tensor]]:
-        """Each weight by its name in xlcli. Matrices of blocks are stored transposed, the head has no bias."""
-        from xlcli.store.weights import empty_weights
-
-        prefix = "transformer." if "transformer.wte.weight" in source.stored else ""
-        if model.embedding.tied:
-            source.unread.discard("lm_head.weight")
-        for name, empty in empty_weights(model).items():
-            if name == "head.bias":
-                yield name, source.take(f"{prefix}ln_f.bias").new_zeros(empty.shape)
-                continue
-            part, foreign, shape = None, name, tuple(empty.shape)
-            for i, ours in enumerate(_PARTS):
-                if ours in foreign:
-                    part, foreign, shape = i, foreign.replace(ours, "attn.c_attn."), (3 * shape[0], *shape[1:])
-            for ours, theirs in _NAMES.items():
-                foreign = foreign.replace(ours, theirs)
-            is_matrix = foreign.startswith("h.") and len(shape) == 2
-            if not foreign.startswith("lm_head."):
-                foreign = prefix + foreign
-            tensor = source.take(foreign, shape[::-1] if is_matrix else shape)
-            tensor = tensor.T if is_matrix else tensor
-            yield name, tensor if part is None else tensor.chunk(3)[part].clone()
+    def take(self, source: Source, name: str, foreign: str, shape: tuple[int, ...]) -> Tensor:
+        """A weight. Matrices of blocks are stored transposed; queries, keys and values are one tensor."""
+        part = next((i for i, each in enumerate(_PARTS) if each in name), None)
+        shape = tuple(shape) if part is None else (3 * shape[0], *shape[1:])
+        is_matrix = ".h." in f".{foreign}" and len(shape) == 2
+        tensor = source.take(foreign, shape[::-1] if is_matrix else shape)
+        tensor = tensor.T if is_matrix else tensor
+        return tensor if part is None else tensor.chunk(3)[part].clone()
 
     def notes(self, model: ModelConfig, mem_len: int) -> list[str]:
         """How far the results are those of the source."""

@@ -2,40 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from xlcli.config import ModelConfig
-from xlcli.errors import ConfigError
-from xlcli.interchange.format import HARMLESS, Format
-from xlcli.interchange.source import Settings, Source
+from xlcli.interchange.format import Format
+from xlcli.interchange.settings import Settings
+from xlcli.interchange.source import Source
 from xlcli.store.layout import SavedConfig
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 N_SINKS = 4
 """Number of first tokens of a text that stay visible (Xiao et al. 2024)."""
 SEGMENT_LEN = 512
 """Largest number of tokens that evaluation reads at once."""
-_NAMES = {
-    "embedding.table.": "model.embed_tokens.",
-    "stack.final.": "model.norm.",
-    "head.": "lm_head.",
-    "stack.blocks.": "model.layers.",
-    "attention_residual.norm.": "input_layernorm.",
-    "feedforward_residual.norm.": "post_attention_layernorm.",
-    "attention.query.": "self_attn.q_proj.",
-    "attention.key.": "self_attn.k_proj.",
-    "attention.value.": "self_attn.v_proj.",
-    "attention.output.": "self_attn.o_proj.",
-    "attention.query_norm.": "self_attn.q_norm.",
-    "attention.key_norm.": "self_attn.k_norm.",
-    "feedforward.gate.": "mlp.gate_proj.",
-    "feedforward.up.": "mlp.up_proj.",
-    "feedforward.down.": "mlp.down_proj.",
-}
-"""Parts of the names of weights."""
 _ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu"}
 _LAYERS = ("full_attention", "sliding_attention")
 
@@ -47,6 +26,24 @@ class Llama(Format):
     model_types = ("llama", "mistral", "qwen2", "qwen3")
     buffers = ("rotary_emb.inv_freq",)
     exports = True
+    prefix = "model."
+    names: ClassVar[Mapping[str, str]] = {
+        "embedding.table.": "embed_tokens.",
+        "stack.final.": "norm.",
+        "head.": "lm_head.",
+        "stack.blocks.": "layers.",
+        "attention_residual.norm.": "input_layernorm.",
+        "feedforward_residual.norm.": "post_attention_layernorm.",
+        "attention.query.": "self_attn.q_proj.",
+        "attention.key.": "self_attn.k_proj.",
+        "attention.value.": "self_attn.v_proj.",
+        "attention.output.": "self_attn.o_proj.",
+        "attention.query_norm.": "self_attn.q_norm.",
+        "attention.key_norm.": "self_attn.k_norm.",
+        "feedforward.gate.": "mlp.gate_proj.",
+        "feedforward.up.": "mlp.up_proj.",
+        "feedforward.down.": "mlp.down_proj.",
+    }
 
     def sections(self, source: Source) -> dict[str, dict[str, Any]]:
         """Sections `model` and `train`. Distances are clamped to the trained window, whose first tokens are sinks."""
@@ -85,22 +82,9 @@ class Llama(Format):
             "dropout": {"attention": settings.take("attention_dropout", float, 0.0)},
             "bias": settings.take("mlp_bias", bool, default=False) if kind == "llama" else False,
         }
-        settings.finish(HARMLESS | {"is_llama_config", "pretraining_tp"})
+        settings.finish("is_llama_config", "pretraining_tp")
         train = {"mem_len": reach, "segment_len": min(length, SEGMENT_LEN), "span": "uniform", "batch_size": 1}
         return {"model": model, "train": train}
-
-    def weights(self, source: Source, model: ModelConfig) -> Iterator[tuple[str, Tensor]]:
-        """Each weight by its name in xlcli. Beside a tied embedding a head in the file is a copy."""
-        from xlcli.store.weights import empty_weights
-
-        is_bare = "embed_tokens.weight" in source.stored
-        if model.embedding.tied:
-            source.unread.discard("lm_head.weight")
-        for name, empty in empty_weights(model).items():
-            if name == "head.bias":  # which `model.bias` brings, and the format has not
-                yield name, source.take(_foreign("stack.final.weight", is_bare=is_bare)).new_zeros(empty.shape)
-            else:
-                yield name, source.take(_foreign(name, is_bare=is_bare), tuple(empty.shape))
 
     def notes(self, model: ModelConfig, mem_len: int) -> list[str]:
         """How far the results are those of the source."""
@@ -148,21 +132,6 @@ class Llama(Format):
             tree["layer_types"] = [_LAYERS[bool(window)] for window in windows]
         return tree
 
-    def export_weights(self, weights: Mapping[str, Tensor], model: ModelConfig) -> Iterator[tuple[str, Tensor]]:
-        """Each tensor of the format. Raises `ConfigError` if the head has a bias other than 0."""
-        for name, tensor in weights.items():
-            if name != "head.bias":
-                yield _foreign(name), tensor
-            elif bool(tensor.any()):
-                raise ConfigError("the head has a bias, which a Llama model has not.", "Train with model.bias=false.")
-
-
-def _foreign(name: str, *, is_bare: bool = False) -> str:
-    """Name of a weight in the format; in a file of the model without its head, `is_bare`, it lacks a prefix."""
-    for ours, theirs in _NAMES.items():
-        name = name.replace(ours, theirs)
-    return name.removeprefix("model.") if is_bare else name
-
 
 def _windows(kind: str, n_layers: int, settings: Settings) -> list[int | None]:
     """Number of tokens that each layer sees, itself included; None if it sees all."""
@@ -202,5 +171,5 @@ def _rotary(settings: Settings) -> dict[str, Any]:
         inner.refuse("rope_type", kind)
     for each in (settings, inner):
         each.require("partial_rotary_factor", 1)
-    inner.finish(())
+    inner.finish()
     return {"base": base, "scaling": None if kind == "default" else scaling}

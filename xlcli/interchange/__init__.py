@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xlcli import config as settings
-from xlcli.config import ModelConfig, Tree, WeightEncoding
+from xlcli.config import ModelConfig, Tree, WeightEncoding, differences, validate
 from xlcli.errors import CheckpointError, ConfigError
 from xlcli.files import write_atomic
 from xlcli.interchange.format import Format as Format
@@ -21,7 +21,7 @@ from xlcli.interchange.settings import CAN
 from xlcli.interchange.source import CONFIG, DOWNLOAD
 from xlcli.interchange.source import Source as Source
 from xlcli.machine import require_memory
-from xlcli.store.layout import ENCODINGS, WEIGHTS, SavedConfig, read_config_file, write_record
+from xlcli.store.layout import ENCODINGS, WEIGHTS, SavedConfig, is_model, read_config_file, write_record
 
 if TYPE_CHECKING:
     from xlcli.text.tokenizers import Tokenizer
@@ -32,7 +32,7 @@ FORMATS = {each.name: each for each in _ALL}
 """Formats by name."""
 OWN = "xlcli"
 """Key of an exported `config.json` with the sections of the model, and folder of a tokenizer that the format lacks."""
-DECLINED = {"reformer": "its attention to a token depends on the tokens that follow, so no memory can continue it"}
+DECLINED = {"reformer": "its attention at a token depends on the tokens that follow, so that no memory can continue it"}
 """Types of models that are declined, and the reason."""
 _FAR = ("position.clamp_len", "position.n_sinks")
 _WITHOUT_NUMBERS = ("dropout.", "init_std", "zero_init", "loss_chunk", "feedforward.chunk_len", *_FAR)
@@ -92,7 +92,7 @@ def import_model(path: Path, target: Path, *, name: str | None = None, encoding:
             raise CheckpointError(f"{path} has the tensor '{left[0]}', which xlcli cannot import.", DOWNLOAD)
         notes = format_.notes(model, config.train.mem_len)
         about = {"format": format_.name, "source": path.resolve().name, "notes": notes, **_special_ids(source.config)}
-        about["check_bits"] = _check(folder)
+        about |= {"tokenizer": tokenizer.kind, "check_bits": _check(folder)}
         record = {"corpus": f"imported from {about['source']} ({about['format']})", "imported": about}
         write_record(folder, {**record, "finished": True})
     return about
@@ -142,10 +142,14 @@ def export_model(folder: Path, target: Path, *, name: str | None = None) -> str:
 def _required_format(path: Path) -> str:
     """The format of a source; `CheckpointError` if it has none, or one that is declined."""
     if not os.path.lexists(path):
-        raise CheckpointError(f"there is no {path}.", "Download the model, and give its folder: xlcli import FOLDER.")
+        raise CheckpointError(f"there is no folder or file {path}.", "Download the model into a folder first.")
     if name := find_format(path):
         return name
     kind = model_type(path)
+    if kind is None and is_model(path):
+        raise CheckpointError(
+            f"{path} is a model of xlcli.", f"Use it as it is: xlcli eval -m {shlex.quote(str(path))}."
+        )
     if kind is None:
         raise CheckpointError(f"{path} does not say what model it is.", f"Give --format {'|'.join(FORMATS)}.")
     reason = DECLINED.get(kind, "xlcli has no such model")
@@ -155,8 +159,8 @@ def _required_format(path: Path) -> str:
 def _sections(format_: Format, source: Source) -> SavedConfig:
     """The configuration of a source. An exported model has its own, which holds while the other settings agree."""
     try:
-        config = settings.validate(SavedConfig, {"text": {}, **format_.sections(source)})
-        own = settings.validate(SavedConfig, source.config[OWN]) if OWN in source.config else config
+        config = validate(SavedConfig, {"text": {}, **format_.sections(source)})
+        own = validate(SavedConfig, source.config[OWN]) if OWN in source.config else config
     except ConfigError as error:
         raise CheckpointError(f"{source.path} cannot be imported: {error.message}", CAN) from None
     return config if _difference(own.model, config.model) else own
@@ -167,7 +171,7 @@ def _export_config(config: SavedConfig, format_: Format) -> Tree:
     tree = format_.export_config(config)
     remedy = f"The format {format_.name} cannot hold it."
     try:
-        back = settings.validate(SavedConfig, {"text": {}, **format_.sections(Source(Path(CONFIG), tree, {}))})
+        back = validate(SavedConfig, {"text": {}, **format_.sections(Source(Path(CONFIG), tree, {}))})
     except (CheckpointError, ConfigError) as error:
         raise ConfigError(f"the model cannot be exported: {error.message}", remedy) from None
     if key := _difference(config.model, back.model):
@@ -180,7 +184,7 @@ def _export_config(config: SavedConfig, format_: Format) -> Tree:
 
 def _difference(model: ModelConfig, other: ModelConfig) -> str | None:
     """The first setting in which the predictions of two models differ, however far they see."""
-    found = settings.differences(_resolved(model), _resolved(other))
+    found = differences(_resolved(model), _resolved(other))
     return next((key for key in found if not key.startswith(_WITHOUT_NUMBERS)), None)
 
 

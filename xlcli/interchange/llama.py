@@ -102,6 +102,7 @@ class Llama(Format):
         sliding = max((window for window in windows if window), default=0)
         scaling = getattr(model.position, "scaling", None)
         names = {"kind": "rope_type", "original_len": "original_max_position_embeddings"}
+        reach = model.clamp_len or (config.train.max_distance(model) if model.has_softmax else 1)
         tree: dict[str, Any] = {
             "architectures": [f"{kind.capitalize()}ForCausalLM"],
             "model_type": kind,
@@ -113,7 +114,7 @@ class Llama(Format):
             "num_key_value_heads": getattr(attention, "n_kv_heads", None) or attention.n_heads,
             "head_dim": model.head_dim,
             "hidden_act": {"geglu": "gelu"}.get(model.feedforward.kind, "silu"),
-            "max_position_embeddings": (model.clamp_len or config.train.max_distance(model)) + 1,
+            "max_position_embeddings": reach + 1,
             "rms_norm_eps": model.norm.epsilon,
             "rope_theta": getattr(model.position, "base", None),
             "rope_scaling": scaling and {names.get(key, key): value for key, value in scaling.model_dump().items()},

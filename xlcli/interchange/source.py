@@ -5,10 +5,10 @@ Nothing in the files is executed: they are JSON, safetensors, and pickles that `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from xlcli.errors import CheckpointError
 from xlcli.files import read_json
@@ -16,8 +16,6 @@ from xlcli.files.tensors import TensorInfo, read_header, read_tensor
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-T = TypeVar("T")
 
 CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -128,52 +126,3 @@ def _tensors(path: Path) -> Mapping[str, Stored]:
     if not isinstance(tree, dict) or not all(isinstance(name, str) and hasattr(tree[name], "read") for name in tree):
         raise CheckpointError(f"{path} is not a table of tensors.", DOWNLOAD)
     return tree
-
-
-class Settings:
-    """The settings of a source. Each is read once; what is left in the end must be harmless or off.
-
-    Raises:
-        CheckpointError: A setting has another type than it can have, or none of the values that xlcli can compute.
-    """
-
-    def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
-        self._path, self._left = path, dict(config)
-
-    def take(self, key: str, kind: Callable[[Any], T], default: Any = None) -> T:
-        """A setting; `default` if it is missing or null. `kind` is a type, or a function that raises ValueError."""
-        value = self._left.pop(key, None)
-        if value is None:
-            value = default
-        if value is None or (isinstance(value, bool) and kind is not bool):
-            self.refuse(key, value)
-        if isinstance(kind, type) and not isinstance(value, (int, float) if kind is float else kind):
-            self.refuse(key, value)
-        try:
-            return kind(value)
-        except (ValueError, TypeError, KeyError):
-            self.refuse(key, value)
-
-    def optional(self, key: str, kind: Callable[[Any], T]) -> T | None:
-        """A setting; None if it is missing or null."""
-        return None if self._left.get(key) is None else self.take(key, kind)
-
-    def require(self, key: str, *values: Any) -> None:
-        """Refuses a setting that is there and has none of these values."""
-        if (value := self._left.pop(key, None)) is not None and value not in values:
-            self.refuse(key, value)
-
-    def finish(self, harmless: Collection[str]) -> None:
-        """Refuses the settings that were not read and are neither harmless nor off (null, false, 0 or empty).
-
-        A setting that is not known may change numbers. Those that begin with an underscore belong to the library that
-        wrote them.
-        """
-        for key, value in self._left.items():
-            if value and key not in harmless and not key.startswith("_"):
-                self.refuse(key, value)
-
-    def refuse(self, key: str, value: Any) -> NoReturn:
-        """Raises the error for a setting that cannot be imported."""
-        problem = "is missing" if value is None else f"is {ascii(value)[:80]}, which xlcli cannot import"
-        raise CheckpointError(f"{self._path}: {key} {problem}.", "docs/import.md lists what can be imported.")

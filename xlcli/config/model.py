@@ -154,6 +154,11 @@ class ModelConfig(BaseConfig):
         description="Begin with zeros in the last matrix of each branch, so that the stack starts as the identity.",
     )
     bias: bool = Field(default=False, description="Use biases in linear layers.")
+    zero_memory: bool = Field(
+        default=False,
+        description="Begin a text with a memory full of zero layer inputs, which are attended to (Transformer-XL of "
+        "Hugging Face), instead of an empty one.",
+    )
     init_std: Positive = Field(default=0.02, description="Standard deviation of the initial weights.")
 
     @property
@@ -266,7 +271,7 @@ class ModelConfig(BaseConfig):
 
     def tokens_in_memory(self, mem_len: int, n_tokens: int) -> int:
         """Number of tokens for which memory takes space after `n_tokens` tokens; an upper bound if it is reserved."""
-        reserves = any(isinstance(layer, CompressiveAttentionConfig) for layer in self.attentions)
+        reserves = self.zero_memory or any(isinstance(layer, CompressiveAttentionConfig) for layer in self.attentions)
         return mem_len if reserves else min(mem_len, n_tokens)
 
     def memory_bytes(self, mem_len: int, dtype: MemoryDtype = "float32") -> int:
@@ -360,6 +365,12 @@ class ModelConfig(BaseConfig):
                 "model.norm.placement",
                 "'post' does not allow stack 'reversible' to reconstruct its inputs by subtraction",
                 "Set model.norm.placement to pre, sandwich or rezero, or model.stack.kind to standard or universal.",
+            )
+        if self.zero_memory and not all(layer.is_banded for layer in self.attentions):
+            raise InvalidSettingError(
+                "model.zero_memory",
+                f"needs full or local attention: attention '{attention.kind}' begins with an empty memory",
+                "Leave it out, or set model.attention.kind to full or local.",
             )
         if self.dropout.attention and any(isinstance(layer, LinearAttentionConfig) for layer in self.attentions):
             raise InvalidSettingError(

@@ -20,6 +20,7 @@ from xlcli.model.embedding import BigramEmbedding
 from xlcli.model.head import Head, Readout
 from xlcli.model.position import Position
 from xlcli.model.stack import Ponder, Stack
+from xlcli.ops.chunks import Rows
 from xlcli.ops.context import AttentionContext
 from xlcli.ops.positions import DocumentPositions
 from xlcli.ops.span import Span
@@ -97,7 +98,7 @@ class LanguageModel(nn.Module):
         offsets: Sequence[int] | None = None,
         memory_dtype: MemoryDtype = "float32",
     ) -> State:
-        """State with empty memory.
+        """State before a text: with empty memory, or as `ModelConfig.zero_memory` says.
 
         Args:
             batch: Number of sequences.
@@ -118,13 +119,35 @@ class LanguageModel(nn.Module):
             segment_len=segment_len,
             clamp_len=self.clamp_len,
             full_len=self.full_len,
+            zero_memory=self.config.zero_memory,
         )
-        return State(layers, 0, rule, starts.to(device), last)
+        return self._with_zeros(State(layers, 0, rule, starts.to(device), last))
 
     def reset(self, state: State) -> State:
-        """State with empty memory at the beginning of the text; batch size and span are kept."""
+        """State before the beginning of the text; batch size and span are kept."""
         empty = self.reset_layers(state, range(self.config.n_layers))
-        return replace(empty, seen=0, offsets=torch.zeros_like(state.offsets), lag=0)
+        return self._with_zeros(replace(empty, seen=0, offsets=torch.zeros_like(state.offsets), lag=0))
+
+    @torch.no_grad()
+    def _with_zeros(self, state: State) -> State:
+        """State with a memory of zero layer inputs in place of the empty one, if its span has them."""
+        span, offsets = state.span, state.offsets
+        if not span.zero_memory:
+            return state
+        if len(offsets) > 1 and bool((offsets == offsets[0]).all()):
+            return self._with_zeros(state.select([0])).select([0] * len(offsets))
+        n = span.longest
+        context = AttentionContext(
+            span, n_memory=0, n_new=n, keep=n, device=offsets.device, start=-n, offsets=offsets
+        ).for_rows(Rows(torch.zeros(len(offsets), n, dtype=torch.bool, device=offsets.device)))
+        weight = next(self.parameters())
+        zeros = torch.zeros(len(offsets), n, self.config.dim, dtype=weight.dtype, device=offsets.device)
+        layers = []
+        for block, empty in zip(itertools.cycle(self.stack.blocks), state.layers, strict=False):
+            _, memory = block.attention(block.attention_residual.pre(zeros), empty, context)
+            types = empty.tensors()  # outside inference mode rows are not rounded yet
+            layers.append(empty.from_tensors({name: t.to(types[name].dtype) for name, t in memory.tensors().items()}))
+        return replace(state, layers=tuple(layers))
 
     def reset_layers(self, state: State, layers: Collection[int]) -> State:
         """State in which these layers have an empty memory, for linear and LSH attention after `redraw`."""
@@ -135,7 +158,8 @@ class LanguageModel(nn.Module):
 
     def is_compatible(self, state: State) -> bool:
         """True if layers, shapes and lengths of a loaded state fit the model."""
-        if (state.last is None) != (self.bigrams is None):
+        begins_with_zeros = self.config.zero_memory and state.span.kind != "segment"
+        if (state.last is None) != (self.bigrams is None) or state.span.zero_memory != begins_with_zeros:
             return False
         if state.last is not None and not bool(((state.last >= -1) & (state.last < self.config.vocab_size)).all()):
             return False
@@ -229,7 +253,7 @@ class LanguageModel(nn.Module):
                 documents = documents.minimum(span.next_position(state.seen) + new)
             is_masked = bool((documents - new < n_memory).any())  # on the CPU: no device has to be waited for
             within = DocumentPositions(documents.to(tokens.device, non_blocking=True), is_masked)
-        if state.lag and n_memory > state.seen - state.lag:  # some memories are padded
+        if state.lag and n_memory > state.seen - state.lag and not span.zero_memory:  # some memories are padded
             positions = state.offsets[:, None] + torch.arange(state.seen, state.seen + n_new, device=tokens.device)
             within = DocumentPositions(positions, masked=True)
         context = AttentionContext(

@@ -4,6 +4,8 @@ uniform   a token attends to itself and the `mem_len` tokens before it, for any 
 growing   a token attends to the earlier tokens of its call, itself, and the `mem_len` tokens before the call (the
           training pattern of Dai et al. 2019)
 segment   a token attends to the earlier tokens of its segment of `segment_len` tokens and itself (no recurrence)
+
+A text begins with an empty memory, or with one full of zero layer inputs, which are attended to like tokens.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ class Span:
     """Largest distance in position encodings that clamp distances: keys further back are at this one; None: any."""
     full_len: int | None = None
     """Largest distance of keys with full weight; `far_bias` is added to the scores of the others; None: any."""
+    zero_memory: bool = False
+    """True if `mem_len` zero layer inputs come before a text."""
 
     @staticmethod
     def make(
@@ -38,9 +42,11 @@ class Span:
         segment_len: int,
         clamp_len: int | None = None,
         full_len: int | None = None,
+        zero_memory: bool = False,
     ) -> Span:
-        """Span of this kind, or `segment` if `mem_len` is 0."""
-        return Span(kind if mem_len else "segment", mem_len, segment_len, clamp_len=clamp_len, full_len=full_len)
+        """Span of this kind, or `segment`, without zero inputs, if `mem_len` is 0."""
+        rule = kind if mem_len else "segment"
+        return Span(rule, mem_len, segment_len, None, clamp_len, full_len, zero_memory=zero_memory and mem_len > 0)
 
     def shortened(self, segment: float, memory: float) -> Span:
         """Span with at least half the segment and at least 1 token of memory, by two numbers from 0 to 1."""
@@ -55,11 +61,14 @@ class Span:
     def parse(text: str) -> Span:
         """Span from its `text`; raises ValueError if it is none."""
         kind, *numbers = text.split()
+        zero_memory = numbers[-1:] == ["zeros"]
+        numbers = numbers[: len(numbers) - zero_memory]
         if len(numbers) == 2:
             numbers += ["none", "none"]
         mem_len, segment_len, clamp_len, full_len = (None if n == "none" else int(n) for n in numbers)
-        span = Span(kind, mem_len, segment_len, clamp_len=clamp_len, full_len=full_len)  # type: ignore[arg-type]
-        legal = kind == "segment" if span.mem_len == 0 else kind in ("uniform", "growing") and span.mem_len > 0
+        span = Span(kind, mem_len, segment_len, None, clamp_len, full_len, zero_memory)  # type: ignore[arg-type]
+        is_segment = kind == "segment" and not zero_memory
+        legal = is_segment if span.mem_len == 0 else kind in ("uniform", "growing") and span.mem_len > 0
         lengths = span.segment_len, *(n for n in (clamp_len, full_len) if n is not None)
         if not legal or min(lengths) < 1 or max(span.mem_len, *lengths) > 2**31:
             raise ValueError(f"'{text}' is not a span")
@@ -69,7 +78,8 @@ class Span:
     def text(self) -> str:
         """Kind and lengths, as saved states have them."""
         limits = [] if self.clamp_len is self.full_len is None else [self.clamp_len or "none", self.full_len or "none"]
-        return " ".join(map(str, (self.kind, self.mem_len, self.segment_len, *limits)))
+        zeros = ["zeros"] if self.zero_memory else []
+        return " ".join(map(str, (self.kind, self.mem_len, self.segment_len, *limits, *zeros)))
 
     @property
     def far_bias(self) -> float:
@@ -83,10 +93,10 @@ class Span:
         return self.mem_len if self.kept_len is None else self.kept_len
 
     def n_kept(self, seen: int) -> int:
-        """Number of tokens to remember after `seen` tokens have been read."""
+        """Number of tokens, or zero inputs, to remember after `seen` tokens have been read."""
         if self.kind == "segment":
             return seen % self.segment_len
-        return min(seen, self.longest)
+        return self.longest if self.zero_memory else min(seen, self.longest)
 
     def n_read(self, seen: int) -> int:
         """Number of remembered tokens that a call after `seen` tokens reads."""

@@ -33,6 +33,7 @@ VARIANTS = {
         "position": {"kind": "sinusoidal"},
     },
     "learned": {"position": {"kind": "learned", "max_len": 50}},
+    "sliding": {"position": {"kind": "learned", "max_len": 8, "overflow": "slide"}},
     "axial": {"position": {"kind": "axial", "shape": [7, 9], "placement": "layers"}},
     "universal": {"stack": {"kind": "universal", "n_steps": 3}, "position": {"kind": "t5"}, "n_layers": 1},
     "adaptive": {"stack": {"kind": "universal", "n_steps": 3, "act": True, "halt_bias": 0.0}, "n_layers": 1},

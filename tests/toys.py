@@ -33,13 +33,14 @@ VARIANTS = {
         "position": {"kind": "sinusoidal"},
     },
     "learned": {"position": {"kind": "learned", "max_len": 50}},
-    "sliding": {"position": {"kind": "learned", "max_len": 8, "overflow": "slide"}},
     "axial": {"position": {"kind": "axial", "shape": [7, 9], "placement": "layers"}},
     "universal": {"stack": {"kind": "universal", "n_steps": 3}, "position": {"kind": "t5"}, "n_layers": 1},
     "adaptive": {"stack": {"kind": "universal", "n_steps": 3, "act": True, "halt_bias": 0.0}, "n_layers": 1},
     "reversible": {"stack": {"kind": "reversible"}, "position": {"kind": "shaw"}},
 }
 """Changes of the table `model`, one for each different way of reading text."""
+SLIDING = {"position": {"kind": "learned", "max_len": 8, "overflow": "slide"}}
+"""Such changes for a model that reads long text in overlapping windows by default."""
 
 
 def toy(
@@ -63,7 +64,7 @@ def toy(
         },
         "train": {"mem_len": mem_len, "segment_len": segment_len},
     }  # fmt: skip
-    settings = config.make(tree, {"model": VARIANTS[variant]} if variant else {})
+    settings = config.make(tree, {"model": SLIDING if variant == "sliding" else VARIANTS[variant]} if variant else {})
     settings = settings.model_copy(update={"model": settings.model.for_inference(n_steps)})
     generator = torch.Generator().manual_seed(seed)
     network = build_model(settings.model, torch.Generator().manual_seed(seed))

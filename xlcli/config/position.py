@@ -78,8 +78,10 @@ class LearnedPositionConfig(PositionConfig):
     )
     shared: bool = Field(default=False, description="Share one table among all layers.")
     max_len: Count = Field(default=4096, description="Number of positions in a table.")
-    overflow: Literal["wrap", "error"] = Field(
-        default="wrap", description="Positions beyond the table start again at 0 (wrap) or raise an error."
+    overflow: Literal["wrap", "slide", "error"] = Field(
+        default="wrap",
+        description="Positions beyond the table start again at 0 (wrap) or raise an error. With slide, a text is read "
+        "in overlapping windows if there is no memory (stride).",
     )
 
     @property

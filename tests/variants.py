@@ -63,7 +63,7 @@ AROUND = [
         "norm": {"kind": "layer", "placement": "post"},
         "feedforward": {"kind": "relu", "chunk_len": 4},
         "bias": True,
-        "embedding": {"scaled": True, "cutoffs": [9, 20], "div_val": 2},
+        "embedding": {"scaled": True, "cutoffs": [9, 20], "div_val": 2, "inner_dim": 8, "tied_projections": "rest"},
     },
     {
         "norm": {"kind": "layer", "placement": "sandwich"},
@@ -114,6 +114,8 @@ def _combinations():
 
 COMBINATIONS = dict(_combinations())
 """Name of a combination to its table `model`."""
+ZEROS = ["full-xl-1-post-1", "full-xl-2-pre-4", "full-rope-1-sandwich-2", "full-sinusoidal-1-pre-4", "local-xl-0-pre-4"]
+COMBINATIONS |= {f"zeros-{name}": COMBINATIONS[name] | {"zero_memory": True} for name in ZEROS}
 
 
 def _in_turn():

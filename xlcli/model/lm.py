@@ -83,6 +83,8 @@ class LanguageModel(nn.Module):
 
     def receptive_field(self, mem_len: int) -> int | None:
         """Number of earlier tokens that a prediction may depend on, the current token excluded; None if unbounded."""
+        if self.config.n_sinks and mem_len:
+            return None
         fields = [block.attention.receptive_field(mem_len) for block in self.stack.unrolled()]
         bounded = [field for field in fields if field is not None]
         n_pairs = 1 if self.bigrams is not None and mem_len else 0

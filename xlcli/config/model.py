@@ -228,6 +228,11 @@ class ModelConfig(BaseConfig):
         return clamp_len
 
     @property
+    def n_sinks(self) -> int:
+        """Number of the first tokens of a text that full attention sees besides the memory."""
+        return getattr(self.position, "n_sinks", 0)
+
+    @property
     def has_softmax(self) -> bool:
         """True if some layer has softmax attention."""
         return any(isinstance(layer, SoftmaxAttentionConfig) for layer in self.attentions)
@@ -275,8 +280,10 @@ class ModelConfig(BaseConfig):
         return mem_len if reserves else min(mem_len, n_tokens)
 
     def memory_bytes(self, mem_len: int, dtype: MemoryDtype = "float32") -> int:
-        """Size in bytes of the memory of one sequence at inference."""
-        return self.n_repeats * sum(layer.memory_bytes(mem_len, self.head_dim, dtype) for layer in self.attentions)
+        """Size in bytes of the memory of one sequence at inference; with full attention also of its sinks."""
+        heads = sum(layer.key_heads for layer in self.attentions if isinstance(layer, FullAttentionConfig))
+        layers = sum(layer.memory_bytes(mem_len, self.head_dim, dtype) for layer in self.attentions)
+        return self.n_repeats * (layers + 8 * self.n_sinks * heads * self.head_dim)
 
     @property
     def n_matrix_weights(self) -> int:
@@ -366,12 +373,14 @@ class ModelConfig(BaseConfig):
                 "'post' does not allow stack 'reversible' to reconstruct its inputs by subtraction",
                 "Set model.norm.placement to pre, sandwich or rezero, or model.stack.kind to standard or universal.",
             )
-        if self.zero_memory and not all(layer.is_banded for layer in self.attentions):
-            raise InvalidSettingError(
-                "model.zero_memory",
-                f"needs full or local attention: attention '{attention.kind}' begins with an empty memory",
-                "Leave it out, or set model.attention.kind to full or local.",
-            )
+        if self.n_sinks and not any(isinstance(layer, FullAttentionConfig) for layer in self.attentions):
+            reason = f"needs full attention, but attention is '{attention.kind}'"
+            remedy = "Leave it out, or set model.attention.kind to full."
+            raise InvalidSettingError("model.position.n_sinks", reason, remedy)
+        if self.zero_memory and (self.n_sinks or not all(layer.is_banded for layer in self.attentions)):
+            reason = "needs full or local attention, and no n_sinks: others begin with an empty memory"
+            remedy = "Leave it out, or set model.attention.kind to full or local."
+            raise InvalidSettingError("model.zero_memory", reason, remedy)
         if self.dropout.attention and any(isinstance(layer, LinearAttentionConfig) for layer in self.attentions):
             raise InvalidSettingError(
                 "model.dropout.attention",

@@ -187,7 +187,8 @@ def _export_config(config: SavedConfig, format_: Format) -> Tree:
 def _difference(model: ModelConfig, other: ModelConfig) -> str | None:
     """The first setting in which the predictions of two models differ, however far they see."""
     found = differences(_resolved(model), _resolved(other))
-    return next((key for key in found if not key.startswith(_WITHOUT_NUMBERS)), None)
+    found = [key for key in found if not key.startswith(_WITHOUT_NUMBERS)]
+    return next((key for key in found if key.endswith("kind")), found[0] if found else None)
 
 
 def _resolved(model: ModelConfig) -> Tree:

@@ -104,7 +104,7 @@ def _shards(index: Path) -> dict[str, Stored]:
         raise CheckpointError(f"{index} does not name the files of the weights.", DOWNLOAD)
     stored: dict[str, Stored] = {}
     for file in sorted(set(named.values())):
-        if Path(file).name != file or file.startswith("."):
+        if Path(file).name != file or Path(file).suffix != Path(index.name).suffixes[0]:
             raise CheckpointError(f"{index} names the file {file!r}, which is not one of its folder.", DOWNLOAD)
         part = _tensors(index.parent / file)
         if both := stored.keys() & part.keys():

@@ -146,7 +146,7 @@ def _attention(config: ModelConfig, attention: AttentionConfig, position: Positi
         }
     match attention:
         case kinds.FullAttentionConfig():
-            return FullAttention(**common)
+            return FullAttention(n_sinks=config.n_sinks, **common)
         case kinds.LocalAttentionConfig():
             return LocalAttention(window=attention.window, **common)
         case kinds.CompressiveAttentionConfig():

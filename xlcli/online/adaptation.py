@@ -239,7 +239,7 @@ def before_block(state: State) -> State:
 
 def _is_exact(state: State) -> bool:
     """True if the memory has the same values with gradients: rounded ones are not, and sums have none of the call."""
-    return all(type(layer) is KeyValue for layer in state.layers) and state.memory_dtype == "float32"
+    return all(isinstance(layer, KeyValue) for layer in state.layers) and state.memory_dtype == "float32"
 
 
 def _value(state: State) -> Adaptation:

@@ -33,7 +33,7 @@ class Original(TransfoXL):
     """
 
     name = "transfo-xl-original"
-    model_types = ()
+    model_types: ClassVar[tuple[str, ...]] = ()
     exports = False
     prefix = ""
     absolute_parts: ClassVar[Mapping[str, tuple[str, int, int]]] = {

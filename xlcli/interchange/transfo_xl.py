@@ -19,7 +19,7 @@ from xlcli.store.layout import SavedConfig
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from xlcli.text.tokenizers import Tokenizer
+    from xlcli.text.base import Tokenizer
 
 SEGMENT_LEN = 128
 """Tokens per call of a model that does not say it, as of the published one."""
@@ -43,7 +43,7 @@ class TransfoXL(Format):
     """Transformer-XL (Dai et al. 2019)."""
 
     name = "transfo-xl"
-    model_types = ("transfo-xl",)
+    model_types: ClassVar[tuple[str, ...]] = ("transfo-xl",)
     buffers = ("pos_emb.inv_freq",)
     exports = True
     prefix = "transformer."

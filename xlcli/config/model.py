@@ -19,7 +19,7 @@ from xlcli.config.attention import (
     SoftmaxAttentionConfig,
 )
 from xlcli.config.base import BaseConfig, Count, Positive, Rate
-from xlcli.config.position import POSITIONS, AnyPositionConfig, XLPositionConfig
+from xlcli.config.position import POSITIONS, AnyPositionConfig, LearnedPositionConfig, XLPositionConfig
 from xlcli.config.stack import AnyStackConfig, ReversibleStackConfig, StandardStackConfig, UniversalStackConfig
 from xlcli.errors import InvalidSettingError
 
@@ -27,10 +27,10 @@ from xlcli.errors import InvalidSettingError
 class FeedForwardConfig(BaseConfig):
     """Feed-forward branch."""
 
-    kind: Literal["relu", "gelu", "relu2", "swiglu", "geglu"] = Field(
+    kind: Literal["relu", "gelu", "gelu-tanh", "relu2", "swiglu", "geglu"] = Field(
         default="swiglu",
         description="Activation; the gated kinds swiglu and geglu have three matrices, the others two. relu2 is the "
-        "squared ReLU (So et al. 2021).",
+        "squared ReLU (So et al. 2021), gelu-tanh the approximation of GELU by tanh (GPT-2).",
     )
     ffn_dim: Count | None = Field(
         default=None,
@@ -51,6 +51,10 @@ class NormConfig(BaseConfig):
         default="pre",
         description="Norms before, after (post, as the published Transformer-XL), or before and after a branch "
         "(sandwich); or none, but a learned factor on each branch, initially 0 (rezero; Bachlechner et al. 2021).",
+    )
+    epsilon: Positive = Field(default=1e-5, description="Addition to the mean square by which a norm divides.")
+    final: bool = Field(
+        default=True, description="Apply a norm to the output of the last block, with placement pre or sandwich."
     )
 
 
@@ -147,6 +151,11 @@ class ModelConfig(BaseConfig):
         description="Begin with zeros in the last matrix of each branch, so that the stack starts as the identity.",
     )
     bias: bool = Field(default=False, description="Use biases in linear layers.")
+    zero_memory: bool = Field(
+        default=False,
+        description="Begin a text with a memory full of zero layer inputs, which are attended to (Transformer-XL of "
+        "Hugging Face), instead of an empty one.",
+    )
     init_std: Positive = Field(default=0.02, description="Standard deviation of the initial weights.")
 
     @property
@@ -259,7 +268,7 @@ class ModelConfig(BaseConfig):
 
     def tokens_in_memory(self, mem_len: int, n_tokens: int) -> int:
         """Number of tokens for which memory takes space after `n_tokens` tokens; an upper bound if it is reserved."""
-        reserves = any(isinstance(layer, CompressiveAttentionConfig) for layer in self.attentions)
+        reserves = self.zero_memory or any(isinstance(layer, CompressiveAttentionConfig) for layer in self.attentions)
         return mem_len if reserves else min(mem_len, n_tokens)
 
     def memory_bytes(self, mem_len: int, dtype: MemoryDtype = "float32") -> int:
@@ -325,6 +334,13 @@ class ModelConfig(BaseConfig):
                 f"Set model.position.kind to {_any(positions)}, or model.attention.kind to {_any(attentions)}.",
             )
         position.check_dims(self.dim, self.head_dim)
+        groups = any(isinstance(a, SoftmaxAttentionConfig) and a.key_heads < a.n_heads for a in self.attentions)
+        if groups and isinstance(position, LearnedPositionConfig) and position.placement == "qk":
+            raise InvalidSettingError(
+                "model.attention.n_kv_heads",
+                "leaves heads of queries without keys, but position 'learned' adds to queries and keys of each head",
+                "Leave it out, or set model.position.placement to layers.",
+            )
         narrowest = self.dim // self.embedding.div_val ** len(self.cutoffs)
         if narrowest < 1:
             raise InvalidSettingError(
@@ -344,6 +360,12 @@ class ModelConfig(BaseConfig):
                 "model.norm.placement",
                 "'post' does not allow stack 'reversible' to reconstruct its inputs by subtraction",
                 "Set model.norm.placement to pre, sandwich or rezero, or model.stack.kind to standard or universal.",
+            )
+        if self.zero_memory and not all(layer.is_banded for layer in self.attentions):
+            raise InvalidSettingError(
+                "model.zero_memory",
+                f"needs full or local attention: attention '{attention.kind}' begins with an empty memory",
+                "Leave it out, or set model.attention.kind to full or local.",
             )
         if self.dropout.attention and any(isinstance(layer, LinearAttentionConfig) for layer in self.attentions):
             raise InvalidSettingError(

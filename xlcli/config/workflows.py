@@ -278,6 +278,12 @@ class Config(BaseConfig):
                 "before",
                 "Leave it out, or set model.attention.kind to full or local.",
             )
+        if train.reset_on_document and self.model.zero_memory:
+            raise InvalidSettingError(
+                "train.reset_on_document",
+                "puts the tokens of documents next to each other, and model.zero_memory puts zeros before each",
+                "Leave one of them out.",
+            )
         pooled = (layer.pooling for layer in layers if isinstance(layer, CompressiveAttentionConfig))
         if train.memory == "keyvalue" and "convolution" in pooled:
             raise InvalidSettingError(
@@ -321,6 +327,8 @@ class Config(BaseConfig):
             _refuse("runtime.shard", "and runtime.compile exclude each other", "Leave one of them out")
         if self.runtime.dtype == "float16":
             _refuse("runtime.shard", "cannot scale the loss of float16", "Set runtime.dtype to bfloat16")
+        if model.zero_memory:
+            _refuse("runtime.shard", "cannot fill memory by divided parameters (model.zero_memory)", "Leave it out")
         if model.norm.placement == "rezero":
             _refuse("runtime.shard", "cannot divide the factors of ReZero", "Use another model.norm.placement")
 

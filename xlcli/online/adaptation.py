@@ -126,7 +126,8 @@ class AdaptiveModel:
         value = _value(state)
         if len(value.inputs) and int(value.targets[-1]) != UNKNOWN:
             state = self._learn(state)
-        return self.trained.reset(replace(state, adaptation=_value(state).without_block()))
+        self._load(state)
+        return self.network.reset(replace(state, adaptation=_value(state).without_block()))
 
     def _score_part(self, tokens: Tensor, targets: Tensor, state: State, readout: Readout | None) -> ScoreOutput:
         """`score` of tokens (1 n) of one block."""

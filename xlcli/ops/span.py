@@ -5,12 +5,15 @@ growing   a token attends to the earlier tokens of its call, itself, and the `me
           training pattern of Dai et al. 2019)
 segment   a token attends to the earlier tokens of its segment of `segment_len` tokens and itself (no recurrence);
           with a stride, segments are windows that begin every `stride` tokens: one repeats the end of the last one
+
+A text begins with an empty memory, or with one full of zero layer inputs, which are attended to like tokens.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 FAR_BIAS = -2.0
@@ -32,6 +35,8 @@ class Span:
     """Largest distance of keys with full weight; `far_bias` is added to the scores of the others; None: any."""
     stride: int | None = None
     """Distance of overlapping windows of `segment_len` tokens in a `segment` span; None: independent segments."""
+    zero_memory: bool = False
+    """True if `mem_len` zero layer inputs come before a text."""
 
     @staticmethod
     def make(
@@ -42,10 +47,11 @@ class Span:
         clamp_len: int | None = None,
         full_len: int | None = None,
         stride: int | None = None,
+        zero_memory: bool = False,
     ) -> Span:
-        """Span of this kind, or `segment` if `mem_len` is 0."""
-        limits: dict[str, int | None] = {"clamp_len": clamp_len, "full_len": full_len, "stride": stride}
-        return Span(kind if mem_len else "segment", mem_len, segment_len, **limits)
+        """Span of this kind, or `segment`, without zero inputs, if `mem_len` is 0."""
+        rule = kind if mem_len else "segment"
+        return Span(rule, mem_len, segment_len, None, clamp_len, full_len, stride, zero_memory and mem_len > 0)
 
     def shortened(self, segment: float, memory: float) -> Span:
         """Span with at least half the segment and at least 1 token of memory, by two numbers from 0 to 1."""
@@ -58,24 +64,30 @@ class Span:
 
     @staticmethod
     def parse(text: str) -> Span:
-        """Span from its `text`; raises ValueError if it is none."""
-        kind, *numbers = text.split()
-        mem_len, segment_len, *limits = (None if n == "none" else int(n) for n in numbers)
-        span = Span(kind, mem_len, segment_len, None, *limits)  # type: ignore[arg-type]
-        legal = kind == "segment" if span.mem_len == 0 else kind in ("uniform", "growing") and span.mem_len > 0
-        lengths = span.segment_len, *(n for n in limits if n is not None)
-        legal &= span.stride is None or (kind == "segment" and span.overlap >= 0)
-        if not legal or min(lengths) < 1 or max(span.mem_len, *lengths) > 2**31 or span.text != text:
+        """Span from its `text`; raises ValueError or TypeError if it is none."""
+        span = Span(**json.loads(text))
+        optional = {field.name for field in fields(span) if field.default is None}
+        given = {name: n for name, n in vars(span).items() if n is not None or name not in optional}
+        lengths = {name: n for name, n in given.items() if name not in ("kind", "zero_memory")}
+        is_segment = span.kind == "segment"
+        conditions = (
+            type(span.zero_memory) is bool,
+            all(type(n) is int and (name != "mem_len") <= n <= 2**31 for name, n in lengths.items()),
+            is_segment == (span.mem_len == 0) and span.kind in ("uniform", "growing", "segment"),
+            not (span.zero_memory if is_segment else span.stride),
+            span.overlap >= 0,
+            span.text == text,
+        )
+        if not all(conditions):
             raise ValueError(f"'{text}' is not a span")
         return span
 
     @property
     def text(self) -> str:
-        """Kind and lengths, as saved states have them."""
-        limits = [limit or "none" for limit in (self.clamp_len, self.full_len, self.stride)]
-        while limits and limits[-1] == "none":
-            limits.pop()
-        return " ".join(map(str, (self.kind, self.mem_len, self.segment_len, *limits)))
+        """Fields without a default and those that differ from it, as JSON, as saved states have them."""
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        defaults = {field.name: field.default for field in fields(self)}
+        return json.dumps({name: value for name, value in own.items() if value != defaults[name]})
 
     @property
     def far_bias(self) -> float:
@@ -89,10 +101,10 @@ class Span:
         return self.mem_len if self.kept_len is None else self.kept_len
 
     def n_kept(self, seen: int) -> int:
-        """Number of tokens to remember after `seen` tokens have been read."""
+        """Number of tokens, or zero inputs, to remember after `seen` tokens have been read."""
         if self.kind == "segment":
             return self.next_position(seen)
-        return min(seen, self.longest)
+        return self.longest if self.zero_memory else min(seen, self.longest)
 
     def n_read(self, seen: int) -> int:
         """Number of remembered tokens that a call after `seen` tokens reads."""

@@ -235,7 +235,8 @@ def _check(folder: Path) -> float:
     ids = list(range(8)) if tokenizer.kind == "ids" else tokenizer.encode(_TEXT).tolist()
     ids = [tokenizer.start_id, *(each % tokenizer.vocab_size for each in ids)][: train.segment_len + 1]
     with torch.inference_mode():
-        state = model.network.init_state(1, mem_len=train.mem_len, segment_len=train.segment_len)
+        mem_len = min(train.mem_len, len(ids))  # zeros may fill all of it
+        state = model.network.init_state(1, mem_len=mem_len, segment_len=train.segment_len)
         nats = model.network.score(torch.tensor([ids[:-1]]), torch.tensor([ids[1:]]), state).nll.mean().item()
     if not math.isfinite(nats):
         raise CheckpointError("the weights hold NaN or infinity: the model predicts nothing.", DOWNLOAD)

@@ -88,10 +88,10 @@ class Llama(Format):
 
     def notes(self, model: ModelConfig, mem_len: int) -> list[str]:
         """How far the results are those of the source."""
-        exact = f"exact for texts of up to {mem_len + 1:,} tokens, the window that the model was trained on"
+        exact = f"exact for texts of up to {mem_len + 1:,} tokens, the window of its training"
         if model.clamp_len is None:
             return ["exact for texts of any length: each layer sees a sliding window"]
-        return [exact, f"in longer texts the first {N_SINKS} tokens and the last {mem_len:,} stay visible"]
+        return [exact, f"of longer texts the first {N_SINKS} and the last {mem_len:,} tokens stay visible"]
 
     def export_config(self, config: SavedConfig) -> dict[str, Any]:
         """`config.json` of the type of model that can hold this one."""

@@ -4,6 +4,7 @@
 
 PYTHON has `tokenizers` 0.23. Each folder `tokenizers/NAME` has `tokenizer.json` and `expected.json`: a list of texts,
 each with its ids without the template of the beginning of a text, and with control tokens read as the text they are.
+Training gives the same file each time, but for unigram.
 """
 
 import json

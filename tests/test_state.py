@@ -220,11 +220,19 @@ def test_a_memory_of_zero_is_independent_segments(model):
 
 
 def test_the_largest_distance_is_part_of_a_state(model):
-    for limits, said in (((7, 9), "7 9"), ((None, 9), "none 9"), ((7, None), "7 none")):
+    for limits, said in (((7, 9), "7 9"), ((None, 9), "none 9"), ((7, None), "7")):
         state = State((), 9, Span("uniform", 4, 3, None, *limits), torch.tensor([5]))
         assert state.describe()["span"] == f"uniform 4 3 {said}"
         assert State.restore(state.tensors(), state.describe()).span == state.span
-    for text in ("uniform 4 3 0 9", "uniform 4 3 7 1 1", "uniform 4", "uniform 4 3 none", "uniform 4 none 3 3"):
+    for text in (
+        "uniform 4 3 0 9",
+        "segment 0 3 7 none",
+        "uniform 4 3 7 1 1",
+        "segment 0 3 none none 4",
+        "uniform 4",
+        "uniform 4 3 none",
+        "uniform 4 none 3 3",
+    ):
         with pytest.raises(StateError, match="damaged"):
             State.restore(state.tensors(), state.describe() | {"span": text})
 

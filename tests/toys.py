@@ -39,6 +39,8 @@ VARIANTS = {
     "reversible": {"stack": {"kind": "reversible"}, "position": {"kind": "shaw"}},
 }
 """Changes of the table `model`, one for each different way of reading text."""
+SLIDING = {"position": {"kind": "learned", "max_len": 8, "overflow": "slide"}}
+"""Such changes for a model that reads long text in overlapping windows by default."""
 
 
 def toy(
@@ -62,7 +64,7 @@ def toy(
         },
         "train": {"mem_len": mem_len, "segment_len": segment_len},
     }  # fmt: skip
-    settings = config.make(tree, {"model": VARIANTS[variant]} if variant else {})
+    settings = config.make(tree, {"model": SLIDING if variant == "sliding" else VARIANTS[variant]} if variant else {})
     settings = settings.model_copy(update={"model": settings.model.for_inference(n_steps)})
     generator = torch.Generator().manual_seed(seed)
     network = build_model(settings.model, torch.Generator().manual_seed(seed))

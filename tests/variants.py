@@ -18,16 +18,24 @@ SETTINGS = {
     "sinusoidal": [{}, {"placement": "qk"}],
     "learned": [{"max_len": 23}, {"max_len": 23, "placement": "qk", "shared": True}],
     "axial": [{"shape": [3, 7]}, {"shape": [7, 2, 2], "placement": "layers", "dims": [5, 4, 3]}],
-    "rope": [{}, {"layout": "interleaved", "clamp_len": 9}, {"placement": "embedding"}],
+    "rope": [
+        {},
+        {
+            "layout": "interleaved",
+            "clamp_len": 9,
+            "scaling": {"kind": "llama3", "factor": 3.0, "original_len": 40, "high_freq_factor": 5.0},
+        },
+        {"placement": "embedding", "scaling": {"kind": "linear", "factor": 2.0}},
+    ],
     "t5": [{"n_buckets": 6, "max_distance": 20}, {"n_buckets": 6, "max_distance": 20, "shared": False}],
     "shaw": [{"max_distance": 9}],
     "xl": [{"n_features": 8}, {"n_features": 6, "tied": True}, {"n_features": 8, "clamp_len": 9}],
     "contextual-1": [{"n_buckets": 6, "max_distance": 20, "shared": True}],
     "contextual-2": [{"n_buckets": 6, "max_distance": 20}],
-    "local": [{"window": 5, "qk_norm": True}],
+    "local": [{"window": 5, "qk_norm": True, "n_kv_heads": 1, "bias": "qkv"}],
     "compressive": [
         {"rate": 3, "n_compressed": 2, "pooling": "convolution", "qk_norm": True},
-        {"rate": 2, "n_compressed": 3, "pooling": "max"},
+        {"rate": 2, "n_compressed": 3, "pooling": "max", "n_kv_heads": 1, "bias": "all"},
     ],
     "linear": [{"n_features": 16}],
     "lsh": [
@@ -36,7 +44,7 @@ SETTINGS = {
     ],
     "mixed": [
         {"layers": [{"kind": "local", "window": 5}, {"kind": "lsh", "n_buckets": 4, "bucket_size": 4, "n_hashes": 2}]},
-        {"layers": ["full", {"kind": "local", "window": 5}]},
+        {"n_kv_heads": 1, "layers": [{"kind": "full", "bias": "all"}, {"kind": "local", "window": 5}]},
         {"layers": ["full", {"kind": "linear", "n_features": 16}]},
     ],
 }
@@ -75,6 +83,11 @@ AROUND = [
         "feedforward": {"kind": "geglu"},
         "embedding": {"per_layer": True},
         "stack": {"kind": "reversible"},
+    },
+    {
+        "norm": {"kind": "layer", "placement": "pre", "epsilon": 0.01, "final": False},
+        "feedforward": {"kind": "gelu-tanh"},
+        "bias": True,
     },
 ]
 """Settings of the other parts; each entry is combined with every attention and position."""

@@ -30,7 +30,8 @@ class State:
         seen: Number of tokens read since the start, the same for every sequence of the batch.
         span: Rule for which tokens a token attends to.
         offsets: Position (b) in its text at which each sequence began.
-        last: Last token (b) read of each sequence, -1 before the first; None if the model has no bigram embedding.
+        last: Latest tokens (b n) of each sequence, -1 before the first: one for a bigram embedding, as many as
+            overlapping windows share; None if there are no such.
         adaptation: Weights that were adapted to the text, if any.
         cache: Cache of the text, if any.
         lag: Largest number of tokens by which a sequence is behind `seen`; only joined states have any.
@@ -172,10 +173,9 @@ class State:
                 raise ValueError(f"{state.seen} tokens read")
             if extra := tensors.keys() - state.tensors().keys():
                 raise ValueError(f"unknown tensor '{min(extra)}'")
-            for name in ("offsets", "last"):
-                t = tensors.get(name, state.offsets)
-                if (t.shape, t.dtype) != ((batch_size,), torch.int64):
-                    raise ValueError(f"'{name}' is not a vector of int64, one for each sequence")
+            for t, n_axes in ((offsets, 1), (offsets[:, None] if last is None else last, 2)):
+                if (t.ndim, len(t), t.dtype) != (n_axes, batch_size, torch.int64):
+                    raise ValueError("offsets or latest tokens are not int64, a row for each sequence")
             return state
         except KeyError as error:
             raise StateError(f"the state is damaged: {error} is missing or unknown.", _REMEDY) from None

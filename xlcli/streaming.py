@@ -156,7 +156,7 @@ class _Scorer:
         self.tokenizer = model.tokenizer
         self.options = options
         reset_on = "" if options.each_line else options.reset_on  # which matches every line
-        self.reset_on_document = options.reading(model.config.train).reset_on_document
+        self.reset_on_document = options.reading(model.config.model, model.config.train).reset_on_document
         self.reset_pattern = None if reset_on is None else compile_pattern(reset_on, "stream.reset_on")
         pending = resume.pending if resume else PendingText(b"", np.empty(0, np.int32), 0)
         rest = pending.data[pending.n_tokenized :]

@@ -144,7 +144,7 @@ def test_a_stride_without_memory(run, model):
 @pytest.mark.parametrize(("options", "said"), [
     (["--set=eval.stride=1"], "eval.stride"),
     (["--set=eval.stride=1", "--mem-len", "8"], "--mem-len"),
-    (["--set=eval.stride=1", "--mem-len", "0", "--sweep-mem-len", "0,8"], "--sweep-mem-len"),
+    (["--set=eval.stride=1", "--mem-len", "0", "--sweep-mem-len", "0,8"], "--mem-len 0"),
     (["--set=eval.stride=0", "--mem-len", "0"], "eval.stride"),
     (["--set=eval.stride=17", "--mem-len", "0", "--segment-len", "16"], "--segment-len"),
     (["--set=eval.stride=99", "--mem-len", "0"], "99"),

@@ -91,6 +91,8 @@ def _folder(model: Path, untrained: Callable[..., Path], monkeypatch: pytest.Mon
         "config.json": b'{"model_type": "gpt2"}',
     }.items():
         Path(name).write_bytes(data)
+    Path("reformer").mkdir()
+    Path("reformer/config.json").write_text('{"model_type": "reformer"}')
     Path("texts").mkdir()
     Path("mixed").mkdir()
     for name in ("corpus.txt", "office.txt", "empty.txt"):

@@ -247,7 +247,7 @@ def test_several_samples_and_documents_are_refused():
     for config in (
         lambda: validate(GenerateConfig, {"context_cache": 9, "num_samples": 2}),
         lambda: validate(EvalConfig, {"context_cache": 9, "batch_size": 2}),
-        lambda: validate(EvalConfig, {"context_cache": 9, "stride": 2, "mem_len": 0}),
+        lambda: validate(EvalConfig, {"context_cache": 9, "span": "growing"}),
     ):
         with pytest.raises(ConfigError, match="context_cache"):
             config()

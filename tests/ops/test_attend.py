@@ -25,26 +25,32 @@ def causal(t, m):
 
 def by_definition(q, k, v, visible, scale, bias=None):
     out = torch.zeros(*q.shape[:3], v.shape[-1], dtype=q.dtype)
+    n_shared = q.shape[1] // k.shape[1]
     for b in range(q.shape[0]):
         for h in range(q.shape[1]):
             for i in range(q.shape[2]):
                 keys = [j for j in range(k.shape[2]) if visible is None or visible[i, j]]
                 scores = torch.stack([
-                    (q[b, h, i] @ k[b, h, j]) * scale + (0 if bias is None else bias[b, h, i, j]) for j in keys
+                    (q[b, h, i] @ k[b, h // n_shared, j]) * scale + (0 if bias is None else bias[b, h, i, j])
+                    for j in keys
                 ])  # fmt: skip
-                out[b, h, i] = sum(p * v[b, h, j] for p, j in zip(scores.softmax(0), keys, strict=True))
+                out[b, h, i] = sum(p * v[b, h // n_shared, j] for p, j in zip(scores.softmax(0), keys, strict=True))
     return out
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(("e", "w"), [(8, 8), (12, 8), (4, 8)])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_kernels_equal_the_definition_with_gradients(kernel, e, w, with_bias):
+@pytest.mark.parametrize(("n_heads", "n_kv_heads"), [(3, 3), (4, 2)])
+def test_kernels_equal_the_definition_with_gradients(kernel, e, w, with_bias, n_heads, n_kv_heads):
     t, m = 5, 4
-    q, k, v = tensors(t, m, e, w)
+    q, k, v = (
+        random(2, n, size, width).requires_grad_()
+        for n, size, width in ((n_heads, t, e), (n_kv_heads, t + m, e), (n_kv_heads, t + m, w))
+    )
     distance = torch.arange(t)[:, None] + m - torch.arange(t + m)
     visible = (distance >= 0) & (distance <= 6)
-    bias = random(2, 3, t, t + m) if with_bias else None
+    bias = random(2, n_heads, t, t + m) if with_bias else None
     expected = by_definition(q, k, v, visible, 0.3, bias)
     out = kernel(q, k, v, visible=visible, scale=0.3, bias=bias)
     assert torch.allclose(out, expected, rtol=0, atol=1e-12)
@@ -60,9 +66,11 @@ def test_kernels_equal_the_definition_with_gradients(kernel, e, w, with_bias):
 @pytest.mark.parametrize("t", [1, 5])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_a_second_term_is_added_to_the_scores(t, masked, with_bias):
+@pytest.mark.parametrize("n_kv_heads", [3, 1])
+def test_a_second_term_is_added_to_the_scores(t, masked, with_bias, n_kv_heads):
     """With a single query over visible keys, where no key is copied, as with many."""
     q, k, v = tensors(t, 9)
+    k, v = k[:, :n_kv_heads], v[:, :n_kv_heads]
     query, key = random(2, 3, t, 6).requires_grad_(), random(t + 9, 6)
     visible = causal(t, 9) & (torch.arange(t + 9) != 2) if masked else None
     bias = random(2, 3, t, t + 9) if with_bias else None

@@ -18,10 +18,10 @@ def sizes(request, monkeypatch):
     monkeypatch.setattr(module, "SCORES", request.param[1])
 
 
-def tensors(t, m, *, rows=2, width=6, features=10, dtype=torch.float64):
+def tensors(t, m, *, rows=2, width=6, features=10, dtype=torch.float64, n_kv_heads=3):
     generator = torch.Generator().manual_seed(t * 100 + m)
     draw = lambda *shape: torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)  # noqa: E731
-    q, k, v = draw(rows, 3, t, width), draw(rows, 3, t + m + 5, width), draw(rows, 3, t + m + 5, width + 2)
+    q, k, v = draw(rows, 3, t, width), *(draw(rows, n_kv_heads, t + m + 5, width + i) for i in (0, 2))
     # Keys and values are rows of larger buffers, as in memory.
     term = ScoreTerm(draw(rows, 3, t, features), draw(t + m, features))
     return q, k[:, :, 2 : t + m + 2], v[:, :, 3 : t + m + 3], term
@@ -34,10 +34,11 @@ def mask(t, m, max_distance):
 CALLS = [(1, 0, None), (9, 0, None), (13, 20, None), (2, 7, 7), (13, 20, 20), (13, 5, 20), (13, 20, 3), (13, 2, 0)]
 
 
+@pytest.mark.parametrize("n_kv_heads", [3, 1])
 @pytest.mark.parametrize("with_term", [False, True])
 @pytest.mark.parametrize(("t", "m", "max_distance"), CALLS)
-def test_blocks_equal_the_plain_kernel(t, m, max_distance, with_term):
-    q, k, v, term = tensors(t, m)
+def test_blocks_equal_the_plain_kernel(t, m, max_distance, with_term, n_kv_heads):
+    q, k, v, term = tensors(t, m, n_kv_heads=n_kv_heads)
     term = term if with_term else None
     bias = torch.einsum("bhtf,sf->bhts", *term[:2]) * 0.3 if with_term else None
     visible = mask(t, m, max_distance).visible
@@ -66,10 +67,11 @@ def test_far_keys_have_one_score_of_the_term(t, m, max_distance, clamp_len):
             assert torch.allclose(out, expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("n_kv_heads", [3, 1])
 @pytest.mark.parametrize("clamp_len", [1, 11, 40])
 @pytest.mark.parametrize(("t", "m", "max_distance"), CALLS)
-def test_far_keys_have_other_products(t, m, max_distance, clamp_len):
-    (q, k, v, _), keys = tensors(t, m), mask(t, m, max_distance)
+def test_far_keys_have_other_products(t, m, max_distance, clamp_len, n_kv_heads):
+    (q, k, v, _), keys = tensors(t, m, n_kv_heads=n_kv_heads), mask(t, m, max_distance)
     far = FarKeys(torch.randn_like(q), torch.randn_like(k), clamp_len, keys.positions)
     difference = (far.queries @ far.keys.mT - q @ k.mT) * (keys.positions.distance > clamp_len)
     expected = attend_plain(q, k, v, visible=keys.visible, scale=0.3, bias=difference * 0.3)

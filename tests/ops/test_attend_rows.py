@@ -18,10 +18,10 @@ def sizes(monkeypatch):
     monkeypatch.setattr(attend_blocks, "GROUP", 3)
 
 
-def tensors(t, m, dtype=torch.float64):
+def tensors(t, m, dtype=torch.float64, n_kv_heads=3):
     generator = torch.Generator().manual_seed(t * 100 + m)
     draw = lambda *shape: torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()  # noqa: E731
-    return draw(2, 3, t, 6), draw(2, 3, t + m, 6), draw(2, 3, t + m, 8)
+    return draw(2, 3, t, 6), draw(2, n_kv_heads, t + m, 6), draw(2, n_kv_heads, t + m, 8)
 
 
 def some(t, share):
@@ -30,12 +30,13 @@ def some(t, share):
     return needed
 
 
+@pytest.mark.parametrize("n_kv_heads", [3, 1])
 @pytest.mark.parametrize("saved", [2**23, 0])
 @pytest.mark.parametrize("share", [0.1, 0.6, 1.0])
 @pytest.mark.parametrize(("t", "m", "max_distance"), [(2, 0, None), (24, 20, None), (24, 20, 20), (24, 5, 3)])
-def test_needed_queries_and_gradients_equal_the_plain_kernel(t, m, max_distance, share, saved, monkeypatch):
+def test_needed_queries_and_gradients_equal_the_plain_kernel(t, m, max_distance, share, saved, n_kv_heads, monkeypatch):
     monkeypatch.setattr(attend_blocks, "SAVED_SCORES", saved)
-    given, needed = tensors(t, m), some(t, share)
+    given, needed = tensors(t, m, n_kv_heads=n_kv_heads), some(t, share)
     mask = Mask(Positions(n_memory=m, n_new=t, first=m, offsets=None, device=CPU), max_distance)
     made = []
     for y in (

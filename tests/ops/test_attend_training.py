@@ -22,12 +22,12 @@ def sizes(request, monkeypatch):
         monkeypatch.setattr(owner, name, size)
 
 
-def tensors(t, m, dtype=torch.float64):
+def tensors(t, m, dtype=torch.float64, n_kv_heads=3):
     generator = torch.Generator().manual_seed(t * 100 + m)
     draw = lambda *shape: torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)  # noqa: E731
     # Heads are interleaved in memory, as a projection writes them.
     q, query = (draw(2, t, 3, width).transpose(1, 2).requires_grad_() for width in (6, 10))
-    k, v = (draw(2, 3, t + m, width).requires_grad_() for width in (6, 8))
+    k, v = (draw(2, n_kv_heads, t + m, width).requires_grad_() for width in (6, 8))
     return q, k, v, query, draw(t + m, 10)
 
 
@@ -38,8 +38,8 @@ def visible(t, m, max_distance):
 
 def test_queries_are_divided_into_blocks():
     """The sizes of the fixture take effect."""
-    q, band = tensors(13, 20)[0], Band(20, None)
-    parts = list(attend_blocks.parts(q, band, module.PART_BYTES // q.element_size()))
+    (q, k, *_), band = tensors(13, 20), Band(20, None)
+    parts = list(attend_blocks.parts(q, k, band, module.PART_BYTES // q.element_size()))
     assert {part.new.stop - part.new.start for part in parts} == ({4, 1} if attend_blocks.BLOCK == 4 else {13})
 
 
@@ -54,10 +54,11 @@ def attend_training(q, k, v, band, *, scale, term=None):
     return BandAttention.apply(scale, band, q, k, v, *(term or ()))
 
 
+@pytest.mark.parametrize("n_kv_heads", [3, 1])
 @pytest.mark.parametrize("with_term", [False, True])
 @pytest.mark.parametrize(("t", "m", "max_distance"), CALLS)
-def test_equals_the_plain_kernel_with_gradients(t, m, max_distance, with_term):
-    q, k, v, query, key = tensors(t, m)
+def test_equals_the_plain_kernel_with_gradients(t, m, max_distance, with_term, n_kv_heads):
+    q, k, v, query, key = tensors(t, m, n_kv_heads=n_kv_heads)
     bias = torch.einsum("bhtf,sf->bhts", query, key) * 0.3 if with_term else None
     expected = attend_plain(q, k, v, visible=visible(t, m, max_distance), scale=0.3, bias=bias)
     found = attend_training(q, k, v, Band(m, max_distance), scale=0.3, term=(query, key) if with_term else None)

@@ -6,6 +6,7 @@ import importlib
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from keyword import iskeyword
 from typing import Annotated
 
 import typer
@@ -18,7 +19,7 @@ from xlcli.cli.options import add_options
 from xlcli.cli.signals import Stopped
 from xlcli.cli.usage import explain
 
-COMMANDS = ("train", "eval", "generate", "stream", "compress", "decompress", "models", "bench")
+COMMANDS = ("train", "eval", "generate", "stream", "compress", "decompress", "import", "export", "models", "bench")
 """Commands in the order of the help; each is a module of this package with a Typer `app`."""
 COMPLETION = "_XLCLI_COMPLETE"
 """Environment variable with which a shell asks for completions."""
@@ -40,7 +41,7 @@ def build(names: Iterable[str] = COMMANDS, *, with_options: bool = True, with_co
     )
     app.callback()(program)
     for name in names:
-        commands = importlib.import_module(f"xlcli.cli.{name}").app
+        commands = importlib.import_module(f"xlcli.cli.{name}{'_' * iskeyword(name)}").app
         if with_options:
             add_options(commands)
         app.add_typer(commands)

@@ -73,7 +73,7 @@ def bench(
             screen.print(print_config(config, context, as_json=screen.json))
             return 0
         if folder is None:
-            check_settings("bench", config.bench, config.model, f"preset {preset}")
+            check_settings("bench", config.bench, config, f"preset {preset}")
     check_files(context, [] if folder is None else [folder], ["plot"])
     with screen.stop() as stop:
         screen.wait("loading the model")

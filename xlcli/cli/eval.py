@@ -178,7 +178,6 @@ def show_plan(folder: Path, files: Sequence[str] | None, settings: EvalConfig, s
     from xlcli.store.layout import read_config
 
     trained = read_config(folder)
-    settings.check_stride(trained.train.segment_len)
     text = ", ".join(files or ()) or f"the {'validation' if settings.split == 'valid' else 'test'} text of the model"
     unbounded = trained.model.effective_mem_len(1) is None
     batch_size = 1 if unbounded or settings.online_option else settings.batch_size or 8

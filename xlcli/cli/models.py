@@ -5,13 +5,13 @@ from __future__ import annotations
 import shlex
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from xlcli.cli import options
 from xlcli.cli.help import CONTEXT, Command, Program
-from xlcli.cli.options import option, plot_option
+from xlcli.cli.options import plot_option
 from xlcli.cli.terminal import table
 from xlcli.cli.usage import nearest
 from xlcli.errors import CheckpointError, ConfigError
@@ -176,15 +176,7 @@ def copy(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="PRESET|MODEL")],
     target: Annotated[str, typer.Argument(metavar="FILE.toml|FOLDER")],
-    encoding: Annotated[
-        Literal["float32", "bfloat16", "int8"] | None,
-        option(
-            "Model",
-            "--weights",
-            "Encoding of the weights of a copied model. Default: as in the model.",
-            allow_from_autoenv=False,
-        ),
-    ] = None,
+    encoding: options.Weights = None,
     **_: Any,
 ) -> None:
     """Copy a preset to a file, or a model.

@@ -60,6 +60,14 @@ DryRun = Annotated[
     bool, option("Settings", "--dry-run", "Print the plan, the model size and the RAM needed, and exit.")
 ]
 Force = Annotated[bool, option("Output", "--force", "Overwrite files of any kind with the outputs, inputs too.")]
+Weights = Annotated[
+    Literal["float32", "bfloat16", "int8"] | None,
+    option("Model", "--weights", "Encoding of the weights. Default: as in the model.", allow_from_autoenv=False),
+]
+Format = Annotated[
+    Literal["llama", "gpt2", "transfo-xl", "transfo-xl-original"] | None,
+    option("Model", "--format", "Format of the other program. Default: by the model.", allow_from_autoenv=False),
+]
 _OF_SETTINGS = {
     "config_file": Annotated[
         str | None, option("Settings", "--config FILE.toml", "Read settings from a TOML file.", envvar="XLCLI_CONFIG")

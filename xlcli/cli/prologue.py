@@ -14,7 +14,7 @@ import typer
 
 from xlcli.cli.settings import named, print_config, user_settings
 from xlcli.cli.usage import nearest, source
-from xlcli.config import Config, EvalConfig, InferenceConfig, ModelConfig, RuntimeConfig, make
+from xlcli.config import BenchConfig, Config, EvalConfig, InferenceConfig, RuntimeConfig, make
 from xlcli.errors import CheckpointError, ConfigError, DataError, InvalidSettingError, StateError
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from xlcli.ranks import Ranks
     from xlcli.runtime import Runtime
     from xlcli.store.folder import LoadedModel
+    from xlcli.store.layout import SavedConfig
     from xlcli.store.state_files import SessionState
 
 _PROGRAM_BYTES = 300 * 2**20
@@ -79,7 +80,7 @@ def find_models(context: typer.Context, settings: InferenceConfig, screen: Scree
         if reason is not None:
             screen.say(f"model {folder.name} ({reason}); -m NAME takes another")
         with named(context):
-            check_settings(str(context.info_name), settings, read_config(folder).model, f"model {folder.name}")
+            check_settings(str(context.info_name), settings, read_config(folder), f"model {folder.name}")
         folders.append(folder)
     return folders
 
@@ -89,10 +90,12 @@ def named_models(context: typer.Context) -> list[str]:
     return [] if source(context, "model") == "ENVIRONMENT" else context.params["model"] or []
 
 
-def check_settings(section: str, settings: InferenceConfig, model: ModelConfig, name: str) -> None:
+def check_settings(section: str, settings: InferenceConfig, config: Config | SavedConfig, name: str) -> None:
     """`InvalidSettingError` if a setting of this section does not apply to the model."""
     try:
-        settings.check_model(model)
+        settings.check_model(config.model)
+        for each in settings.sweep if isinstance(settings, EvalConfig | BenchConfig) else (settings,):
+            each.reading(config.model, config.train)
     except InvalidSettingError as error:
         reason = f"does not apply to {name}; it {error.reason}"
         raise InvalidSettingError(f"{section}.{error.key}", reason, error.remedy) from None
@@ -115,7 +118,7 @@ def print_plan(
 
     config = read_config(folder)
     model = settings.shape(config.model)
-    reading = settings.reading(config.train)
+    reading = settings.reading(config.model, config.train)
     parameters = summarize(folder).parameters or 0
     weights = 4 * parameters
     state = batch_size * model.memory_bytes(reading.longest, reading.memory_dtype)
@@ -165,11 +168,15 @@ def load_model(
     scored = scored_text(model.record)
     about = f", {score:.3f} bits per byte of the {report.scored(scored)}" if isinstance(score, float) and scored else ""
     screen.say(f"model {model.name}: {folder}{about}", "detail")
-    dtypes = runtime.dtype_name + report.rounding(model.weight_dtype, settings.reading(model.config.train).memory_dtype)
+    reading = settings.reading(model.config.model, model.config.train)
+    dtypes = runtime.dtype_name + report.rounding(model.weight_dtype, reading.memory_dtype)
     screen.say(f"{runtime.device} {dtypes}, {report.counted(runtime.threads, 'thread')}", "detail")
     mem_lens = settings.sweep_mem_len if isinstance(settings, EvalConfig) else ()
     if idle := model.config.model.mem_len_warning(max((settings.mem_len or 0, *mem_lens))):
         screen.say(idle, "warning")
+    if reading.stride is not None and settings.stride is None:
+        window = f"windows of {reading.segment_len:,} tokens, which begin every {reading.stride:,} tokens"
+        screen.say(f"this model knows no more positions; longer text is read in overlapping {window}")
     return model, runtime
 
 

@@ -127,7 +127,7 @@ def stream(
             screen.model_text(b"", final=True)
         finally:
             if page is not None and page.n_tokens:
-                reading = settings.reading(loaded.config.train)
+                reading = settings.reading(loaded.config.model, loaded.config.train)
                 mem_len = reading.mem_len if resume is None else resume.model_state.span.mem_len
                 kept = report.context(loaded.config.model, mem_len, loaded.config.train.segment_len)
                 page.save(label, loaded.name, kept)

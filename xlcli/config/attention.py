@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, field_serializer, model_validator
@@ -75,6 +76,13 @@ def counted(n: int) -> str:
     return f"{n} token{'' if n == 1 else 's'}"
 
 
+KV_HEADS: Any = Field(
+    default=None,
+    description="Number of heads of keys and values in softmax attention; as many heads of queries share each of them "
+    "(Ainslie et al. 2023). Default: n_heads.",
+)
+
+
 class SoftmaxAttentionConfig(AttentionConfig):
     """Base of softmax attention."""
 
@@ -86,9 +94,19 @@ class SoftmaxAttentionConfig(AttentionConfig):
         description="Apply an RMSNorm to the queries and keys of each head (Henry et al. 2020; Dehghani et al. 2023, "
         "section 2).",
     )
+    n_kv_heads: Count | None = KV_HEADS
+    bias: Literal["none", "qkv", "all"] = Field(
+        default="none",
+        description="Add biases to queries, keys and values (qkv; as Qwen2), also to the output (all; as GPT-2).",
+    )
 
     offers = frozenset({"place", "term", "bias", "value_bias"})
     rounds_memory = True
+
+    @property
+    def key_heads(self) -> int:
+        """Number of heads of keys and values."""
+        return self.n_kv_heads or self.n_heads
 
     def score_scale(self, n_terms: int, head_dim: int) -> float:
         """1/sqrt(n_terms * head_dim), or 1 if `scaled` is off."""
@@ -97,7 +115,11 @@ class SoftmaxAttentionConfig(AttentionConfig):
     def memory_bytes(self, mem_len: int, head_dim: int, dtype: MemoryDtype = "float32") -> int:
         """One key and one value for each token and head, in int8 with a float32 scale each."""
         row = {"float32": 4 * head_dim, "bfloat16": 2 * head_dim, "int8": head_dim + 4}[dtype]
-        return 2 * self.n_heads * row * (self.effective_mem_len(mem_len) or 0)
+        return 2 * self.key_heads * row * (self.effective_mem_len(mem_len) or 0)
+
+    def n_weights(self, dim: int, head_dim: int) -> int:
+        """With fewer keys and values than queries."""
+        return 2 * dim * (self.n_heads + self.key_heads) * head_dim
 
     def mask_bytes(self, n_new: int, mem_len: int) -> int:
         """An int64 and a boolean for each query and key of a call or block."""
@@ -107,6 +129,14 @@ class SoftmaxAttentionConfig(AttentionConfig):
     def describe_memory(self, mem_len: int, segment_len: int) -> str:
         """Number of tokens."""
         return tokens(self.effective_mem_len(mem_len) or 0, segment_len)
+
+    @model_validator(mode="after")
+    def _check_heads(self) -> Self:
+        if self.n_heads % self.key_heads:
+            raise InvalidSettingError(
+                "model.attention.n_kv_heads", f"{self.n_kv_heads} does not divide n_heads {self.n_heads}", "Change one."
+            )
+        return self
 
 
 class FullAttentionConfig(SoftmaxAttentionConfig):
@@ -294,8 +324,8 @@ class LSHAttentionConfig(RandomAttentionConfig):
         return self
 
 
-HEADS = ("n_heads", "head_dim")
-"""Keys that all attention kinds share."""
+HEADS = ("n_heads", "head_dim", "n_kv_heads")
+"""Keys that all attention kinds share, the last one those of softmax attention."""
 LayerKind = (
     FullAttentionConfig | LocalAttentionConfig | CompressiveAttentionConfig | LinearAttentionConfig | LSHAttentionConfig
 )
@@ -307,8 +337,8 @@ LayerAttentionConfig = Annotated[LayerKind, Field(discriminator="kind")]
 class MixedAttentionConfig(AttentionConfig):
     """Different attention kinds in one model: `layers` lists them from the first layer on, repeated over the depth.
 
-    An entry is a table, or the name of a kind for its defaults; all layers share `n_heads` and `head_dim`. A position
-    encoding applies to the layers that offer its hooks; at least one must.
+    An entry is a table, or the name of a kind for its defaults; all layers share `HEADS`. A position encoding
+    applies to the layers that offer its hooks; at least one must.
     """
 
     kind: Literal["mixed"] = "mixed"
@@ -316,6 +346,7 @@ class MixedAttentionConfig(AttentionConfig):
         default_factory=lambda: (LocalAttentionConfig(), LSHAttentionConfig()),
         description="Kinds or tables of the layers from the first one on, repeated over the depth.",
     )
+    n_kv_heads: Count | None = KV_HEADS
     offers = SoftmaxAttentionConfig.offers
     """Hooks of the default layers."""
 
@@ -341,22 +372,22 @@ class MixedAttentionConfig(AttentionConfig):
         data = {"layers": ("local", "lsh")} | data
         if not isinstance(data["layers"], list | tuple):
             return data
-        heads = {name: data[name] for name in HEADS if name in data}
         layers: list[Any] = [{"kind": layer} if isinstance(layer, str) else layer for layer in data["layers"]]
         for i, layer in enumerate(layers):
             if isinstance(layer, dict):  # tuples for lists: strict validation takes lists from JSON only
-                layers[i] = heads | {
+                layers[i] = shared_heads(data, str(layer.get("kind"))) | {
                     k: tuple(value) if isinstance(value, list) else value for k, value in layer.items()
                 }
         return data | {"layers": tuple(layers)}
 
     @model_validator(mode="after")
     def _check_layers(self) -> Self:
-        if any(getattr(layer, name) != getattr(self, name) for layer in self.layers for name in HEADS):
+        shared = [(layer, name) for layer in self.layers for name in HEADS if hasattr(layer, name)]
+        if any(getattr(layer, name) != getattr(self, name) for layer, name in shared):
             raise InvalidSettingError(
                 "model.attention.layers",
                 "and model.attention have different heads",
-                "Set n_heads and head_dim in model.attention only.",
+                "Set n_heads, head_dim and n_kv_heads in model.attention only.",
             )
         if len({layer.scaled for layer in self.layers if isinstance(layer, SoftmaxAttentionConfig)}) > 1:
             raise InvalidSettingError("model.attention.layers", "differ in scaled", "Use one value in all layers.")
@@ -373,3 +404,9 @@ ATTENTIONS: dict[str, type[AttentionConfig]] = {
     c.model_fields["kind"].default: c for c in get_args(get_args(AnyAttentionConfig)[0])
 }
 """Attention kind to configuration class."""
+
+
+def shared_heads(tree: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Those of `HEADS` in a table that attention of this kind has."""
+    fields = ATTENTIONS[kind].model_fields if kind in ATTENTIONS else ()
+    return {name: tree[name] for name in HEADS if name in tree and name in fields}

@@ -73,6 +73,7 @@ class Reading:
         memory_dtype: Number type of past keys and values.
         reset_on_document: Each document is read as if it were alone.
         span: Tokens that a token attends to.
+        stride: Distance of overlapping windows of `segment_len` tokens; None: segments are independent.
     """
 
     mem_len: int
@@ -80,11 +81,13 @@ class Reading:
     memory_dtype: MemoryDtype
     reset_on_document: bool
     span: SpanKind = "uniform"
+    stride: int | None = None
 
     @property
     def state(self) -> dict[str, Any]:
         """Settings of `LanguageModel.init_state`."""
-        return {name: getattr(self, name) for name in ("mem_len", "segment_len", "span", "memory_dtype")}
+        names = ("mem_len", "segment_len", "span", "memory_dtype", "stride")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def has_memory(self) -> bool:
@@ -125,6 +128,12 @@ class InferenceConfig(BaseConfig):
         description="Number type of the keys and values in memory, which are rounded before their first use; auto is "
         "float32, or as in a saved state.",
     )
+    stride: Count | None = Field(
+        default=None,
+        description="With mem_len 0, read overlapping windows of segment_len tokens, each anew, and score the last "
+        "stride tokens of each, the first one whole. Default: independent segments, or half a window with "
+        "position.overflow slide.",
+    )
 
     def shape(self, model: ModelConfig) -> ModelConfig:
         """The model with these settings of its stack and layers; `InvalidSettingError` if it has no such setting."""
@@ -145,16 +154,30 @@ class InferenceConfig(BaseConfig):
         """Number type that the weights are rounded to; `auto` is float32, which does not round them."""
         return "float32" if self.weight_dtype == "auto" else self.weight_dtype
 
-    def reading(self, train: "TrainConfig") -> Reading:
+    def reading(self, model: ModelConfig, train: "TrainConfig") -> Reading:
         """How a text is read from its beginning: trained values for what is not set; `auto` is float32.
 
         A state that is continued keeps its own values.
+
+        Raises:
+            InvalidSettingError: The model has memory, or a window is shorter than the stride.
         """
-        given = {name: getattr(self, name, None) for name in ("mem_len", "reset_on_document", "memory_dtype", "span")}
+        names = ("mem_len", "reset_on_document", "memory_dtype", "span", "stride", "segment_len")
+        given = {name: getattr(self, name, None) for name in names}
         is_divided = getattr(self, "each_line", False) or getattr(self, "pairs", None) is not None
         given["reset_on_document"] = is_divided or given["reset_on_document"]
         chosen = {name: value for name, value in given.items() if value not in (None, "auto")}
-        return replace(train.reading, **{"span": "uniform"} | chosen)
+        reading = replace(train.reading, **{"span": "uniform"} | chosen)
+        slides = getattr(model.position, "overflow", None) == "slide" and not reading.mem_len
+        if reading.stride is None:
+            return replace(reading, stride=-(-reading.segment_len // 2)) if slides else reading
+        if reading.mem_len:
+            reason = "needs a memory length of 0, because each window is read anew"
+            raise InvalidSettingError("stride", reason, "Use no other memory length: --mem-len 0.")
+        if reading.stride > reading.segment_len:
+            reason = f"needs a window of at least {reading.stride} tokens, not {reading.segment_len}"
+            raise InvalidSettingError("stride", reason, "Use a smaller stride, or a longer window with --segment-len.")
+        return reading
 
 
 AdaptedWeights = Literal["all", "blocks"]
@@ -205,11 +228,6 @@ class EvalConfig(OnlineConfig):
     segment_len: Annotated[Count | None, _SEGMENT_LEN] = Field(
         default=None,
         description="Tokens per call of the model; changes the result only without memory or with span growing.",
-    )
-    stride: Count | None = Field(
-        default=None,
-        description="With mem_len 0, read overlapping windows of segment_len tokens, each anew, and score the last "
-        "stride tokens of each, the first one whole. Default: independent segments.",
     )
     batch_size: Count | None = Field(default=None, description="Sequences per batch; changes speed, not results.")
     span: SpanKind = Field(
@@ -264,21 +282,10 @@ class EvalConfig(OnlineConfig):
         """The settings of each evaluation, one for each memory length."""
         return [self.model_copy(update={"mem_len": each}) for each in self.sweep_mem_len or (self.mem_len,)]
 
-    def check_stride(self, segment_len: int) -> None:
-        """`InvalidSettingError` if the stride is longer than the window, by default `segment_len` tokens."""
-        window = self.segment_len or segment_len
-        if self.stride is not None and self.stride > window:
-            raise InvalidSettingError(
-                "eval.stride",
-                f"is {self.stride} tokens, more than the window of {window} tokens",
-                "Use a smaller eval.stride, or a longer window with --segment-len.",
-            )
-
     @model_validator(mode="after")
     def _check_reading(self) -> Self:
         conflicts = {
             "batch_size": self.batch_size not in (None, 1),
-            "stride": self.stride is not None,
             "span": self.span != "uniform",
             "reset_on_document": bool(self.reset_on_document),
             "each_line": self.each_line,
@@ -293,12 +300,6 @@ class EvalConfig(OnlineConfig):
         others = ("text_field", "each_line", "limit", "binary")
         if self.pairs and (other := next((name for name in others if getattr(self, name)), None)):
             raise InvalidSettingError("pairs", f"compares whole rows, without {other}", f"Omit {other}.")
-        if self.stride is not None and (self.mem_len != 0 or self.sweep_mem_len):
-            raise InvalidSettingError(
-                "stride",
-                "needs a memory length of 0, because each window is read anew",
-                "Use --mem-len 0 instead of --sweep-mem-len." if self.sweep_mem_len else "Add --mem-len 0.",
-            )
         return self
 
 

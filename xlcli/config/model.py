@@ -19,7 +19,7 @@ from xlcli.config.attention import (
     SoftmaxAttentionConfig,
 )
 from xlcli.config.base import BaseConfig, Count, Positive, Rate
-from xlcli.config.position import POSITIONS, AnyPositionConfig, XLPositionConfig
+from xlcli.config.position import POSITIONS, AnyPositionConfig, LearnedPositionConfig, XLPositionConfig
 from xlcli.config.stack import AnyStackConfig, ReversibleStackConfig, StandardStackConfig, UniversalStackConfig
 from xlcli.errors import InvalidSettingError
 
@@ -27,10 +27,10 @@ from xlcli.errors import InvalidSettingError
 class FeedForwardConfig(BaseConfig):
     """Feed-forward branch."""
 
-    kind: Literal["relu", "gelu", "relu2", "swiglu", "geglu"] = Field(
+    kind: Literal["relu", "gelu", "gelu-tanh", "relu2", "swiglu", "geglu"] = Field(
         default="swiglu",
         description="Activation; the gated kinds swiglu and geglu have three matrices, the others two. relu2 is the "
-        "squared ReLU (So et al. 2021).",
+        "squared ReLU (So et al. 2021), gelu-tanh the approximation of GELU by tanh (GPT-2).",
     )
     ffn_dim: Count | None = Field(
         default=None,
@@ -51,6 +51,10 @@ class NormConfig(BaseConfig):
         default="pre",
         description="Norms before, after (post, as the published Transformer-XL), or before and after a branch "
         "(sandwich); or none, but a learned factor on each branch, initially 0 (rezero; Bachlechner et al. 2021).",
+    )
+    epsilon: Positive = Field(default=1e-5, description="Addition to the mean square by which a norm divides.")
+    final: bool = Field(
+        default=True, description="Apply a norm to the output of the last block, with placement pre or sandwich."
     )
 
 
@@ -325,6 +329,13 @@ class ModelConfig(BaseConfig):
                 f"Set model.position.kind to {_any(positions)}, or model.attention.kind to {_any(attentions)}.",
             )
         position.check_dims(self.dim, self.head_dim)
+        groups = any(isinstance(a, SoftmaxAttentionConfig) and a.key_heads < a.n_heads for a in self.attentions)
+        if groups and isinstance(position, LearnedPositionConfig) and position.placement == "qk":
+            raise InvalidSettingError(
+                "model.attention.n_kv_heads",
+                "leaves heads of queries without keys, but position 'learned' adds to queries and keys of each head",
+                "Leave it out, or set model.position.placement to layers.",
+            )
         narrowest = self.dim // self.embedding.div_val ** len(self.cutoffs)
         if narrowest < 1:
             raise InvalidSettingError(

@@ -78,8 +78,10 @@ class LearnedPositionConfig(PositionConfig):
     )
     shared: bool = Field(default=False, description="Share one table among all layers.")
     max_len: Count = Field(default=4096, description="Number of positions in a table.")
-    overflow: Literal["wrap", "error"] = Field(
-        default="wrap", description="Positions beyond the table start again at 0 (wrap) or raise an error."
+    overflow: Literal["wrap", "slide", "error"] = Field(
+        default="wrap",
+        description="Positions beyond the table start again at 0 (wrap) or raise an error. With slide, a text is read "
+        "in overlapping windows if there is no memory (stride).",
     )
 
     @property
@@ -144,6 +146,39 @@ class AxialPositionConfig(PositionConfig):
         return self
 
 
+class LinearScalingConfig(BaseConfig):
+    """Frequencies divided by a factor: positions are interpolated (Chen et al. 2023)."""
+
+    kind: Literal["linear"] = "linear"
+    factor: Positive = Field(default=1.0, description="Divisor of the frequencies.")
+
+
+class Llama3ScalingConfig(BaseConfig):
+    """Low frequencies divided by a factor, high ones unchanged, and a mean in between (Llama 3.1)."""
+
+    kind: Literal["llama3"] = "llama3"
+    factor: Positive = Field(default=8.0, description="Divisor of low frequencies.")
+    low_freq_factor: Positive = Field(
+        default=1.0, description="Largest number of periods in original_len of a low frequency."
+    )
+    high_freq_factor: Positive = Field(
+        default=4.0, description="Smallest number of periods in original_len of a high frequency."
+    )
+    original_len: Count = Field(default=8192, description="Number of tokens of a text in training without scaling.")
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise InvalidSettingError(
+                "low_freq_factor", f"{self.low_freq_factor} is not below high_freq_factor", "Lower it."
+            )
+        return self
+
+
+SCALINGS = {"linear": LinearScalingConfig, "llama3": Llama3ScalingConfig}
+"""Kind of rotary scaling to configuration class."""
+
+
 class RopePositionConfig(PositionConfig):
     """Rotation of queries and keys by their positions (Su et al. 2021)."""
 
@@ -159,6 +194,7 @@ class RopePositionConfig(PositionConfig):
         "code of LLaMA).",
     )
     base: Positive = Field(default=10000.0, description="Base of the wavelengths.")
+    scaling: LinearScalingConfig | Llama3ScalingConfig | None = Field(default=None, discriminator="kind")
     clamp_len: Count | None = Field(
         default=None, description="Largest distance in softmax attention, as of position xl."
     )

@@ -14,9 +14,9 @@ from typing import Any, TypeVar, get_args
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from xlcli.config.attention import ATTENTIONS, HEADS
+from xlcli.config.attention import ATTENTIONS, shared_heads
 from xlcli.config.base import BaseConfig, Unit
-from xlcli.config.position import POSITIONS
+from xlcli.config.position import POSITIONS, SCALINGS
 from xlcli.config.stack import STACKS
 from xlcli.config.workflows import Config
 from xlcli.errors import ConfigError, InvalidSettingError, ResourceError
@@ -33,6 +33,7 @@ Tree = dict[str, Any]
 UNIONS: Mapping[str, Mapping[str, type[BaseConfig]]] = {
     "attention": ATTENTIONS,
     "position": POSITIONS,
+    "scaling": SCALINGS,
     "stack": STACKS,
 }
 """Tables whose keys depend on their `kind`."""
@@ -101,7 +102,7 @@ def _check_depth(tree: Any, depth: int = DEPTH) -> Any:
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Tree:
     """Tables of both; values of `above` win.
 
-    A table of `UNIONS` whose `kind` changes keeps only the keys in `HEADS`, because other keys belong to the old kind.
+    A table of `UNIONS` whose `kind` changes keeps only its shared heads, because other keys belong to the old kind.
     """
     result = dict(below)
     for key, value in above.items():
@@ -109,7 +110,7 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Tree:
         if isinstance(value, Mapping) and isinstance(old, Mapping):
             kinds = old.get("kind"), value.get("kind")
             if key in UNIONS and None not in kinds and kinds[0] != kinds[1]:
-                old = {name: old[name] for name in HEADS if name in old}
+                old = shared_heads(old, str(kinds[1]))
             result[key] = merge(old, value)
         else:
             result[key] = value
@@ -212,6 +213,8 @@ def _explain(kind: type[BaseConfig], tree: Mapping[str, Any], error: ValidationE
             return _unknown_key(kind, name, first["loc"], tables=isinstance(value, Mapping))
         case "union_tag_invalid":
             return _no_choice(f"{name}.kind", value["kind"], details["expected_tags"])
+        case "union_tag_not_found":
+            return InvalidSettingError(f"{name}.kind", "is missing", "Set it as well.")
         case "literal_error":
             return _no_choice(name, value, details["expected"])
         case "dict_type" | "model_type":

@@ -112,7 +112,6 @@ def evaluate(
         return
     with Division(runtime.ranks) as divided:
         check_settings(model, options, runtime)
-        options.check_stride(model.config.train.segment_len)
         check_memory(model, runtime, 1, segment_len=1)  # of any text
         try:
             text = yield from until(stop, _read(model, source, options))
@@ -137,7 +136,7 @@ def evaluate(
                 is_kept = per_token or words or is_rounded or options.pairs is not None
                 scores = TokenScores(len(text.tokens), predictions, files) if is_kept else None
                 started = time.perf_counter()
-                loaders, totals = pass_loaders(run, reads_end=by_word and lengths.stride is None)
+                loaders, totals = pass_loaders(run, reads_end=by_word and not lengths.in_windows)
                 if not index and totals.batch_size < runtime.ranks.size:
                     n = totals.batch_size
                     sequences = "one sequence, by one" if n == 1 else f"{n} sequences, by {n}"
@@ -219,7 +218,7 @@ def _read(
         documents = None if options.each_line else model.held_out_documents(options.split)
         reading = InputFormat(binary=True, each_line=options.each_line)
         corpus = Corpus([open_source(path, reading)], documents=documents)
-    by_document = options.reading(model.config.train).reset_on_document
+    by_document = options.reading(model.config.model, model.config.train).reset_on_document
     groups = enumerate(fields for _, fields in corpus.rows()) if options.by is not None else ()
     if bad := next((i // 2 + 1 for i, fields in groups if options.by not in fields), None):
         raise DataError(f"row {bad} has no '{options.by}'.", "Name a key that all rows have with --by (Parquet: none).")
@@ -281,7 +280,6 @@ def _score(
         documents=totals.documents if lengths.by_document else 1,
         each_line=options.each_line,
         crlf=sum(text.part.corpus.facts.crlf),
-        stride=lengths.stride,
         **lengths.state,
         adapt=options.adapt,
         context_cache=options.context_cache,

@@ -86,7 +86,7 @@ def score_text(
             if run.stop():
                 return
             if state is None:  # absolute positions count from the beginning of a window
-                offsets = loader.offsets if lengths.stride is None else np.zeros_like(loader.offsets)
+                offsets = np.zeros_like(loader.offsets) if lengths.in_windows else loader.offsets
                 state = lengths.init_state(run.reader, offsets)
             x, y = (torch.from_numpy(array).to(runtime.device) for array in (inputs, targets))
             with torch.inference_mode(), runtime.autocast():
@@ -130,7 +130,7 @@ def pass_loaders(run: Pass, *, reads_end: bool = False) -> tuple[list[EvalLoader
     ids, start_id = text.tokens.ids, run.model.tokenizer.start_id
     size, segment_len = lengths.batch_size, lengths.segment_len
     settings: dict[str, int] = {"batch_size": size, "start_id": start_id}
-    if lengths.stride is not None:
+    if lengths.in_windows and lengths.stride is not None:
         loaders = [*window_loaders(ids, text.documents, window=segment_len, stride=lengths.stride, **settings)]
     elif lengths.by_document:
         n_tokens = lengths.tokens_per_call

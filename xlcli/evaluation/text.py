@@ -204,18 +204,19 @@ class Lengths(Reading):
     """How an evaluation reads a text, and its maximum number of sequences.
 
     `tokens_per_call` limits batches of documents, and of windows for the loss by context; None if the batch size was
-    given. `stride` is the distance of overlapping windows of `segment_len` tokens, None without them.
+    given. `in_windows`: overlapping windows are sequences of a batch, each from empty memory.
     """
 
     batch_size: int = 1
     warmup_len: int = 0
     by_document: bool = False
     tokens_per_call: int | None = None
-    stride: int | None = None
+    in_windows: bool = False
 
     def init_state(self, reader: Reader, starts: NDArray[np.int64]) -> State:
         """Empty memory of sequences that start at these positions (b) of the text."""
-        return reader.init_state(len(starts), offsets=starts.tolist(), **self.state)
+        state = self.state | ({"stride": None} if self.in_windows else {})
+        return reader.init_state(len(starts), offsets=starts.tolist(), **state)
 
     @property
     def max_context(self) -> int:
@@ -232,7 +233,7 @@ def tokens_per_call(model: LoadedModel, runtime: Runtime) -> int:
 
 def choose_lengths(model: LoadedModel, runtime: Runtime, options: EvalConfig, text: TokenizedText) -> Lengths:
     """Lengths that the options leave open are as trained, or chosen for speed where they do not change the result."""
-    reading = options.reading(model.config.train)
+    reading = options.reading(model.config.model, model.config.train)
     mem_len, memory_dtype = reading.mem_len, reading.memory_dtype
     by_document = len(text.documents) > 1
     n_tokens = text.longest_document
@@ -255,7 +256,8 @@ def choose_lengths(model: LoadedModel, runtime: Runtime, options: EvalConfig, te
     receptive_field = model.network.receptive_field(mem_len if exact else mem_len + segment_len) if mem_len else 0
     warmup_len = n_tokens if receptive_field is None else receptive_field
     state_bytes = model.config.model.memory_bytes(2 * mem_len + segment_len, memory_dtype)
-    one_by_one = by_document and options.stride is None
+    in_windows = reading.stride is not None and options.online_option is None
+    one_by_one = by_document and not in_windows
     if one_by_one:
         # The memory of a short document holds no more tokens than the document, unless its size is fixed.
         shape = model.config.model
@@ -267,10 +269,10 @@ def choose_lengths(model: LoadedModel, runtime: Runtime, options: EvalConfig, te
     is_single = options.online_option is not None or (receptive_field is None and not one_by_one)
     limit = n_ranks * min(n_per_call, max(1, STATE_LIMIT // state_bytes) * segment_len)
     return Lengths(
-        **vars(reading) | {"segment_len": segment_len},
+        **vars(reading) | {"segment_len": segment_len, "stride": reading.stride and min(reading.stride, segment_len)},
         batch_size=1 if is_single else options.batch_size or max(1, largest),
         warmup_len=warmup_len,
         by_document=by_document,
         tokens_per_call=None if options.batch_size else limit,
-        stride=options.stride,
+        in_windows=in_windows,
     )

@@ -72,6 +72,13 @@ def read_tensors(path: Path, *, expected: Mapping[str, TensorInfo] | None) -> tu
     return tensors, metadata
 
 
+def read_tensor(path: Path, name: str) -> Tensor:
+    """One tensor of a safetensors file; it owns its memory. Raises `CheckpointError` as `read_header` does."""
+    with _open(path, "pt") as file:
+        tensor: Tensor = file.get_tensor(name)
+    return tensor
+
+
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Writes a safetensors file with `write_atomic`; equal input gives equal bytes.
 

@@ -14,7 +14,9 @@ from xlcli.kernels.threads import FASTMATH, Team, array, finish, inner, take
 from xlcli.ops.quantize import MAX_INT, MAX_SCALE, MIN_SCALE
 
 CHUNK = 512
-"""Typical number of keys whose softmax is computed at once by one thread; chunks are then merged."""
+"""Typical number of scores whose softmax is computed at once by one thread; chunks are then merged."""
+TILE = 16
+"""Number of keys or values that are widened at once for the queries that share them."""
 
 
 def store_row(row: Any, values: Any, scales: Any, at: Any) -> Any:
@@ -80,8 +82,43 @@ def rotate(x: Array, sin: Array, cos: Array, kind: int) -> None:
         x[j] = b * cos[f] + a * sin[f]
 
 
+@inner(fastmath=FASTMATH)
+def shared_dots(rows: Array, queries: Array, out: Array) -> None:
+    """Inner products (n s) of n queries (n e) and rows (s e), each of which is read once."""
+    if len(queries) == 1:
+        dots(rows, queries[0], out[0])
+        return
+    tile = np.empty((TILE, queries.shape[1]), np.float32)
+    for first in range(0, len(rows), TILE):
+        part = widen_rows(rows[first : first + TILE], tile)
+        for i in range(len(queries)):
+            dots(part, queries[i], out[i, first : first + TILE])
+
+
+@inner(fastmath=FASTMATH)
+def add_shared_rows(rows: Array, weights: Array, out: Array) -> None:
+    """Adds to `out` (n e) the sums of rows (s e) times n weights each (n s)."""
+    if len(weights) == 1:
+        add_rows(rows, weights[0], out[0])
+        return
+    tile = np.empty((TILE, out.shape[1]), np.float32)
+    for first in range(0, len(rows), TILE):
+        part = widen_rows(rows[first : first + TILE], tile)
+        for i in range(len(weights)):
+            add_rows(part, weights[i, first : first + TILE], out[i])
+
+
+@inner()
+def widen_rows(rows: Array, tile: Array) -> Array:
+    """Rows (s e) in float32, in the first ones of `tile`."""
+    for s in range(len(rows)):
+        for i in range(tile.shape[1]):
+            tile[s, i] = widen(rows[s, i])
+    return tile[: len(rows)]
+
+
 class Buffers(NamedTuple):
-    """Keys and values (b h c row), and their scales (b h c), which exist for int8 only."""
+    """Keys and values (b g c row), and their scales (b g c), which exist for int8 only."""
 
     keys: Array
     values: Array
@@ -90,61 +127,70 @@ class Buffers(NamedTuple):
 
 
 @register_jitable
-def buffers(n_heads: int, cache: Any, batch: int, memory_type: Array) -> Buffers:
+def buffers(n_kv_heads: int, cache: Any, batch: int, memory_type: Array) -> Buffers:
     """Buffers of a memory of the type of `memory_type`."""
-    shape = (batch, n_heads, cache.capacity)
-    keys = array(cache.keys, (batch, n_heads, cache.capacity, cache.row), memory_type.dtype)
-    values = array(cache.values, (batch, n_heads, cache.capacity, cache.row), memory_type.dtype)
+    shape = (batch, n_kv_heads, cache.capacity)
+    keys = array(cache.keys, (batch, n_kv_heads, cache.capacity, cache.row), memory_type.dtype)
+    values = array(cache.values, (batch, n_kv_heads, cache.capacity, cache.row), memory_type.dtype)
     return Buffers(keys, values, array(cache.key_scales, shape), array(cache.value_scales, shape))
 
 
 @inner(fastmath=FASTMATH)
 def prepare(attention: Any, cache: Any, memory_type: Array, qkv: Array, queries: Array, team: Team) -> None:
     """Writes keys and values of the new tokens, and queries (b h e+f) with those for position keys behind them."""
-    batch, n_heads, e, f = len(qkv), attention.n_heads, attention.head_dim, attention.n_features
-    memory = buffers(n_heads, cache, batch, memory_type)
+    batch, h, g, e = len(qkv), attention.n_heads, attention.n_kv_heads, attention.head_dim
+    memory = buffers(g, cache, batch, memory_type)
     last = cache.stop - 1
-    angles = np.empty(f, np.float32)
-    task = take(team, batch * n_heads)
+    task = take(team, batch * g)
     while task >= 0:
-        b, h = task // n_heads, task % n_heads
-        q = qkv[b, h * e : (h + 1) * e]
-        k = qkv[b, (n_heads + h) * e : (n_heads + h + 1) * e]
-        v = qkv[b, (2 * n_heads + h) * e : (2 * n_heads + h + 1) * e]
-        query = queries[b, h]
-        normalize(q, attention.query_norm, q)
+        b, j = task // g, task % g
+        k = qkv[b, (h + j) * e : (h + j + 1) * e]
+        v = qkv[b, (h + g + j) * e : (h + g + j + 1) * e]
         normalize(k, attention.key_norm, k)
         if attention.rope:
             sin, cos = array(cache.sin, (batch, e // 2))[b], array(cache.cos, (batch, e // 2))[b]
-            rotate(q, sin, cos, attention.rope)
             rotate(k, sin, cos, attention.rope)
-        store_row(memory.keys[b, h, last], k, memory.key_scales, (b, h, last))
-        store_row(memory.values[b, h, last], v, memory.value_scales, (b, h, last))
-        for i in range(e):
-            query[i] = q[i]
-        if f:
-            content = array(attention.content, (n_heads, e))[h]
-            position = array(attention.position, (n_heads, e))[h]
-            for i in range(e):
-                query[i] += content[i]
-                q[i] += position[i]
-            if attention.relative:
-                # The query is at position 0, with sine 0 and cosine 1: q̃ = [b ; -a] (`model/position/xl.py`).
-                dots(array(attention.relative, (n_heads, f, e))[h], q, angles)
-                for i in range(f // 2):
-                    query[e + i] = angles[f // 2 + i]
-                    query[e + f // 2 + i] = -angles[i]
-            else:
-                for i in range(e):
-                    query[e + i] = q[i]
+        store_row(memory.keys[b, j, last], k, memory.key_scales, (b, j, last))
+        store_row(memory.values[b, j, last], v, memory.value_scales, (b, j, last))
+        for i in range(j * h // g, (j + 1) * h // g):
+            q = qkv[b, i * e : (i + 1) * e]
+            normalize(q, attention.query_norm, q)
+            if attention.rope:
+                sin, cos = array(cache.sin, (batch, e // 2))[b], array(cache.cos, (batch, e // 2))[b]
+                rotate(q, sin, cos, attention.rope)
+            prepare_query(attention, i, q, queries[b, i])
         finish(team)
-        task = take(team, batch * n_heads)
+        task = take(team, batch * g)
+
+
+@inner(fastmath=FASTMATH)
+def prepare_query(attention: Any, h: int, q: Array, query: Array) -> None:
+    """Writes query q (e) of a head, and the one for position keys behind it (e+f); changes q."""
+    e, f = attention.head_dim, attention.n_features
+    for i in range(e):
+        query[i] = q[i]
+    if f:
+        content = array(attention.content, (attention.n_heads, e))[h]
+        position = array(attention.position, (attention.n_heads, e))[h]
+        for i in range(e):
+            query[i] += content[i]
+            q[i] += position[i]
+        if attention.relative:
+            # The query is at position 0, with sine 0 and cosine 1: q̃ = [b ; -a] (`model/position/xl.py`).
+            angles = np.empty(f, np.float32)
+            dots(array(attention.relative, (attention.n_heads, f, e))[h], q, angles)
+            for i in range(f // 2):
+                query[e + i] = angles[f // 2 + i]
+                query[e + f // 2 + i] = -angles[i]
+        else:
+            for i in range(e):
+                query[e + i] = q[i]
 
 
 @register_jitable
-def count_chunks(n_keys: int) -> int:
+def count_chunks(attention: Any, n_keys: int) -> int:
     """Number of chunks of the keys of a head."""
-    return max(1, (n_keys + CHUNK // 2) // CHUNK)
+    return max(1, (n_keys * (attention.n_heads // attention.n_kv_heads) + CHUNK // 2) // CHUNK)
 
 
 @register_jitable
@@ -158,17 +204,19 @@ def count_keys(call: Any, cache: Any, b: int) -> int:
 def attend(call: Any, attention: Any, cache: Any, memory_type: Array, queries: Array, parts: Array, team: Team) -> None:
     """Attention to each chunk of keys: results (b h c e+2) of `attend_chunk`."""
     batch, n_heads, most_chunks = parts.shape[:3]
-    memory = buffers(n_heads, cache, batch, memory_type)
-    n_tasks = batch * most_chunks * n_heads
+    g, n_shared = attention.n_kv_heads, n_heads // attention.n_kv_heads
+    memory = buffers(g, cache, batch, memory_type)
+    n_tasks = batch * most_chunks * g
     task = take(team, n_tasks)
     while task >= 0:
-        h, c = task % n_heads, task // n_heads  # heads of a chunk together: they share its position keys
+        j, c = task % g, task // g  # heads of a chunk together: they share its position keys
         b, c = c // most_chunks, c % most_chunks
         n_keys = count_keys(call, cache, b)
-        n_chunks = count_chunks(n_keys)
+        n_chunks = count_chunks(attention, n_keys)
         if c < n_chunks:
             first, last = c * n_keys // n_chunks, (c + 1) * n_keys // n_chunks
-            attend_chunk(attention, cache, memory, n_keys, b, h, first, last, queries[b, h], parts[b, h, c])
+            heads = slice(j * n_shared, (j + 1) * n_shared)
+            attend_chunk(attention, cache, memory, n_keys, b, j, first, last, queries[b, heads], parts[b, heads, c])
         finish(team)
         task = take(team, n_tasks)
 
@@ -180,32 +228,50 @@ def attend_chunk(
     memory: Buffers,
     n_keys: int,
     b: int,
-    h: int,
+    j: int,
     first: int,
     last: int,
-    query: Array,
+    queries: Array,
     out: Array,
 ) -> None:
-    """Softmax-weighted sum of the values of keys `first` to `last` of the `n_keys` latest ones.
+    """Softmax-weighted sums of the values of keys `first` to `last` of the `n_keys` latest ones of a head.
 
-    Output: (e), then largest score and sum of weights.
+    Output (n e+2) for the n queries that share the head: (e), then largest score and sum of weights.
     """
-    e, n = attention.head_dim, last - first
-    start = cache.stop - n_keys
-    rows = slice(start + first, start + last)
-    scores = np.empty(n, np.float32)
+    e, n, n_queries = attention.head_dim, last - first, len(queries)
+    rows = slice(cache.stop - n_keys + first, cache.stop - n_keys + last)
+    keys, values = memory.keys[b, j, rows], memory.values[b, j, rows]
+    scores = np.empty((n_queries, n), np.float32)
     beyond = n_keys - 1 - cache.clamp_len - first
     n_far = max(0, min(n, beyond))
     n_turned = n_far if cache.turns else 0
     if n_turned:
         turns = array(cache.turns, (beyond + first + 1, e))
-        rotated_dots(memory.keys[b, h, rows], query[:e], turns, beyond, attention.rope, scores[:n_turned])
-    if n_turned < n:
-        dots(memory.keys[b, h, rows][n_turned:], query[:e], scores[n_turned:])
-    if cache.key_scales:
-        scales = memory.key_scales[b, h, rows]
-        for s in range(n):
-            scores[s] *= scales[s]
+        for i in range(n_queries):
+            rotated_dots(keys, queries[i, :e], turns, beyond, attention.rope, scores[i, :n_turned])
+    shared_dots(keys[n_turned:], queries[:, :e], scores[:, n_turned:])
+    for i in range(n_queries):
+        if cache.key_scales:
+            multiply(scores[i], memory.key_scales[b, j, rows])
+        weigh(attention, cache, n_keys, j * n_queries + i, first, n_far, queries[i], scores[i], out[i])
+        if cache.value_scales:
+            multiply(scores[i], memory.value_scales[b, j, rows])
+    add_shared_rows(values, scores, out[:, :e])
+
+
+@inner(fastmath=FASTMATH)
+def multiply(x: Array, y: Array) -> None:
+    """Multiplies x (n) by y (n), in place."""
+    for i in range(x.size):
+        x[i] *= y[i]
+
+
+@inner(fastmath=FASTMATH)
+def weigh(
+    attention: Any, cache: Any, n_keys: int, h: int, first: int, n_far: int, query: Array, scores: Array, out: Array
+) -> None:
+    """Replaces inner products (n) by weights; writes zeros, the largest score and the sum of weights to `out` (e+2)."""
+    e, n = attention.head_dim, scores.size
     before = cache.n_distances - n_keys + first
     if cache.position_keys:
         tables = 1 if attention.relative else attention.n_heads
@@ -234,13 +300,8 @@ def attend_chunk(
     for s in range(n):
         scores[s] = exp(scores[s] - largest)
         total += scores[s]
-    if cache.value_scales:
-        scales = memory.value_scales[b, h, rows]
-        for s in range(n):
-            scores[s] *= scales[s]
     for i in range(e):
         out[i] = 0
-    add_rows(memory.values[b, h, rows], scores, out[:e])
     out[e], out[e + 1] = largest, total
 
 

@@ -71,7 +71,7 @@ def follow(call: Any, weight_type: Array, memory_type: Array, space: Any, counte
     for i in range(call.n_blocks):
         block, cache = blocks[i], caches[i]
         attention = block.attention
-        h, e, f = attention.n_heads, attention.head_dim, attention.n_features
+        h, g, e, f = attention.n_heads, attention.n_kv_heads, attention.head_dim, attention.n_features
         for b in range(batch):
             for j in range(d):
                 x[b, j] = block.stream_scale * x[b, j] + block.input_scale * x0[b, j]
@@ -81,9 +81,9 @@ def follow(call: Any, weight_type: Array, memory_type: Array, space: Any, counte
                     x[b, j] += vector[j]
 
         normal = normalize_all(x, block.attention_residual.before)
-        qkv = array(space, (batch, 3 * h * e))
+        qkv = array(space, (batch, (h + 2 * g) * e))
         queries = array(space + qkv.nbytes, (batch, h, e + f))
-        most_chunks = count_chunks(cache.stop - cache.start)
+        most_chunks = count_chunks(attention, cache.stop - cache.start)
         parts = array(space + qkv.nbytes + queries.nbytes, (batch, h, most_chunks, e + 2))
         space += qkv.nbytes + queries.nbytes + parts.nbytes
         linear(attention.qkv, normal, weight_type, qkv, team)
@@ -94,7 +94,7 @@ def follow(call: Any, weight_type: Array, memory_type: Array, space: Any, counte
         team = next_step(team)
         attended = np.empty((batch, h * e), np.float32)
         for b in range(batch):
-            merge_chunks(parts[b, :, : count_chunks(count_keys(call, cache, b))], attended[b])
+            merge_chunks(parts[b, :, : count_chunks(attention, count_keys(call, cache, b))], attended[b])
         y = array(space, (batch, d))
         linear(attention.output, attended, weight_type, y, team)
         team = next_step(team)
@@ -134,9 +134,9 @@ def decode_token(calls: Array, weight_type: Array, memory_type: Array) -> Array:
     blocks, caches = array(call.blocks, call.n_blocks, BLOCK), array(call.caches, call.n_blocks, CACHE)
     size = 0
     for i in range(call.n_blocks):
-        attention, h = blocks[i].attention, blocks[i].attention.n_heads
-        e, f, c = attention.head_dim, attention.n_features, count_chunks(caches[i].stop - caches[i].start)
-        size += h * (3 * e + e + f + c * (e + 2)) + 2 * call.dim + blocks[i].width
+        attention, c = blocks[i].attention, count_chunks(blocks[i].attention, caches[i].stop - caches[i].start)
+        h, g, e, f = attention.n_heads, attention.n_kv_heads, attention.head_dim, attention.n_features
+        size += (h + 2 * g) * e + h * (e + f + c * (e + 2)) + 2 * call.dim + blocks[i].width
     space = np.empty(call.batch * size, np.float32)
     counters = np.zeros((call.n_blocks * N_STEPS + 1) * COUNTERS, np.uint8)
     out = np.empty((call.batch, call.head.size or call.dim), np.float32)

@@ -9,7 +9,7 @@ import numba
 import numpy as np
 from numba.extending import overload, register_jitable
 
-from xlcli.kernels.records import GELU, LAYER, NONE, RELU, RELU2, Array
+from xlcli.kernels.records import GELU, GELU_TANH, LAYER, NONE, RELU, RELU2, Array
 from xlcli.kernels.threads import FASTMATH, Team, array, finish, inner, take
 
 TASK_BYTES = 2**17
@@ -107,7 +107,10 @@ def activate(x: Any, kind: int) -> Any:
         return max(x, np.float32(0)) * max(x, np.float32(0))
     if kind == GELU:
         return np.float32(0.5) * x * np.float32(1 + math.erf(x * 0.7071067811865476))
-    return x / (np.float32(1) + exp(min(-x, np.float32(88))))
+    z = x
+    if kind == GELU_TANH:  # x (1 + tanh(z/2)) / 2
+        z = np.float32(1.5957691216057308) * (x + np.float32(0.044715) * x * x * x)
+    return x / (np.float32(1) + exp(min(-z, np.float32(88))))
 
 
 @inner(fastmath=FASTMATH)

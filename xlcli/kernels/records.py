@@ -8,8 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-RELU, RELU2, GELU, SILU = range(1, 5)
-ACTIVATIONS = {"relu": RELU, "relu2": RELU2, "gelu": GELU, "geglu": GELU, "swiglu": SILU}
+RELU, RELU2, GELU, GELU_TANH, SILU = range(1, 6)
+ACTIVATIONS = {
+    "relu": RELU, "relu2": RELU2, "gelu": GELU, "gelu-tanh": GELU_TANH, "geglu": GELU, "swiglu": SILU,
+}  # fmt: skip
 """Feed-forward kind to activation; 0: none."""
 NONE, RMS, LAYER = range(3)
 """Norms."""
@@ -34,11 +36,12 @@ NORM = record("kind weight bias", "epsilon")
 """Norm with weight (d), bias (d), and an addition to the mean square."""
 RESIDUAL = record(floats="alpha", before=NORM, after=NORM, stream=NORM)
 """Norms before and after a branch and of the stream after it, and a factor on the output of the branch."""
-ATTENTION = record("n_heads head_dim n_features content position relative rope", "scale",
+ATTENTION = record("n_heads n_kv_heads head_dim n_features content position relative rope", "scale",
                    qkv=MATRIX, output=MATRIX, query_norm=NORM, key_norm=NORM)  # fmt: skip
-"""Attention branch of h heads of width e: matrices (3he d) and (d he), norms of each query and key, rotary pairs, and a
-factor on the scores. Transformer-XL: f features, biases u = `content` and v = `position` (h e), and W_R = `relative`
-(h f e), sine half first. Without `relative` the position keys are projected already, and f is e.
+"""Attention branch of h heads of queries and g heads of keys and values, of width e: matrices ((h+2g)e d) and (d he),
+norms of each query and key, rotary pairs, and a factor on the scores. Transformer-XL: f features, biases u = `content`
+and v = `position` (h e), and W_R = `relative` (h f e), sine half first. Without `relative` the position keys are
+projected already, and f is e.
 """
 BLOCK = record("width vectors", "stream_scale input_scale", attention=ATTENTION, attention_residual=RESIDUAL,
                up=MATRIX, down=MATRIX, feed_forward_residual=RESIDUAL)  # fmt: skip
@@ -47,8 +50,8 @@ HEAD = record("size", norm=NORM, matrix=MATRIX)
 """Last norm, and logits of `size` symbols."""
 CACHE = record("keys values key_scales value_scales capacity row start stop n_distances clamp_len full_len "
                "position_keys bias sin cos turns", "far_bias")  # fmt: skip
-"""Memory of a block for one token: buffers of keys and values (b h capacity row) and, if they are int8, of their scales
-(b h capacity). The query attends to rows `start` to `stop`, whose last one is written by the call.
+"""Memory of a block for one token: buffers of keys and values (b g capacity row) and, if they are int8, of their scales
+(b g capacity). The query attends to rows `start` to `stop`, whose last one is written by the call.
 
 Tables by position relative to the query, whose last column belongs to the query itself: position keys (f n_distances)
 of Transformer-XL, cosines, then sines, or projected ones (h e n_distances), for distances up to `clamp_len`, which is

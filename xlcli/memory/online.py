@@ -65,7 +65,7 @@ class Adaptation(OnlineMemory):
         inputs: Tokens (n) of the unfinished block.
         targets: Tokens (n) that follow them, `UNKNOWN` where nothing is to be learned.
         start: Memories of all layers before the block; empty if the block is.
-        last: Token (1) before the block, as `State.last`; None if the block is empty, or the model has no pairs.
+        last: Tokens (1 n) before the block, as `State.last`; None if the block is empty.
     """
 
     settings: Mapping[str, Any]
@@ -100,11 +100,9 @@ class Adaptation(OnlineMemory):
         single = {name: t for name, t in tensors.items() if "." not in name}
         start = restored(description["start"], memories, 1)
         inputs, targets = single["inputs"], single["targets"]
-        for t in single.values():
-            if (t.ndim, t.dtype) != (1, torch.int64):
-                raise ValueError("tokens of the adaptation are not vectors of int64")
-        if "last" in single and len(single["last"]) != 1:
-            raise ValueError("the adaptation has not one token before its block")
+        for t, n_axes in ((inputs, 1), (targets, 1), (single.get("last", inputs[None]), 2)):
+            if (t.ndim, t.dtype) != (n_axes, torch.int64) or (n_axes == 2 and len(t) != 1):
+                raise ValueError("tokens of the adaptation are not int64 of one sequence")
         if len(inputs) != len(targets) or (len(inputs) > 0) != (len(start) > 0):
             raise ValueError("the unfinished block of the adaptation is incomplete")
         n_steps = int(description["n_steps"])

@@ -26,7 +26,7 @@ from xlcli.model.embedding import AdaptiveEmbedding, BigramEmbedding, TokenEmbed
 from xlcli.model.head import AdaptiveHead, Head, SoftmaxHead
 from xlcli.model.lm import LanguageModel
 from xlcli.model.position import Position
-from xlcli.model.residual import EPSILON, LayerNorm, PostNorm, PreNorm, Residual, ReZero, RMSNorm, Sandwich
+from xlcli.model.residual import LayerNorm, PostNorm, PreNorm, Residual, ReZero, RMSNorm, Sandwich
 from xlcli.model.reversible import ReversibleStack
 from xlcli.model.stack import Block, FeedForward, Stack
 from xlcli.model.universal import AdaptiveStack, UniversalStack
@@ -93,7 +93,8 @@ def _stack(config: ModelConfig, blocks: list[Block]) -> Stack:
     if config.norm.placement == "post":
         final = Dropout(config.dropout.residual)
     else:
-        final = nn.Identity() if config.norm.placement == "rezero" else _norm(config)
+        has_norm = config.norm.final and config.norm.placement != "rezero"
+        final = _norm(config) if has_norm else nn.Identity()
     kind = config.stack
     if isinstance(kind, stacks.ReversibleStackConfig):
         return ReversibleStack(blocks, final)
@@ -133,7 +134,10 @@ def _attention(config: ModelConfig, attention: AttentionConfig, position: Positi
         common |= {
             "scale": attention.score_scale(position.n_terms, head_dim),
             "dropout": dropout,
+            "n_kv_heads": attention.n_kv_heads,
+            "bias": attention.bias,
             "qk_norm": attention.qk_norm,
+            "epsilon": config.norm.epsilon,
         }
     match attention:
         case kinds.FullAttentionConfig():
@@ -160,8 +164,8 @@ def _attention(config: ModelConfig, attention: AttentionConfig, position: Positi
 
 def _norm(config: ModelConfig) -> nn.Module:
     if config.norm.kind == "layer":
-        return LayerNorm(config.dim, eps=EPSILON, bias=config.bias)
-    return RMSNorm(config.dim, eps=EPSILON)
+        return LayerNorm(config.dim, eps=config.norm.epsilon, bias=config.bias)
+    return RMSNorm(config.dim, eps=config.norm.epsilon)
 
 
 def _residual(config: ModelConfig) -> Residual:

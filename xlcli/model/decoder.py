@@ -29,10 +29,10 @@ from xlcli.model.head import SoftmaxHead
 from xlcli.model.lm import LanguageModel, parameter_bytes
 from xlcli.model.position import Position
 from xlcli.model.position.alibi import AlibiPosition
-from xlcli.model.position.rope import RopePosition, rope_angles
+from xlcli.model.position.rope import RopePosition
 from xlcli.model.position.t5 import T5Position
 from xlcli.model.position.xl import XLPosition
-from xlcli.model.residual import EPSILON, PostNorm, PreNorm, Residual, ReZero, Sandwich
+from xlcli.model.residual import PostNorm, PreNorm, Residual, ReZero, Sandwich
 from xlcli.model.stack import Block, FeedForward, Stack
 from xlcli.ops.context import AttentionContext
 from xlcli.ops.quantize import quantize
@@ -278,11 +278,10 @@ class Packer:
     def _attention(self, attention: Attention) -> Packed:
         """Fields of `ATTENTION`."""
         assert isinstance(attention, FullAttention)
-        position, h = attention.position, attention.n_heads
-        e = attention.output.weight.shape[1] // h
-        n_features, content, bias, relative = 0, None, None, None
+        position, h, e = attention.position, attention.n_heads, attention.head_dim
+        n_features, of_content, of_position, relative = 0, None, None, None
         if isinstance(position, XLPosition):
-            content, bias = position.biases.content, position.biases.position
+            of_content, of_position = position.biases.content, position.biases.position
             n_features = min(position.n_features, e)
             if position.n_features <= e:
                 relative = rearrange(position.relative.weight, "(h e) f -> h f e", e=e)
@@ -290,14 +289,17 @@ class Packer:
             self.norm(None if isinstance(norm, nn.Identity) else norm)
             for norm in (attention.query_norm, attention.key_norm)
         ]
+        joined = attention.query, attention.key, attention.value
+        bias = None if attention.query.bias is None else torch.cat([part.bias for part in joined])
         return (
-            self.matrix(torch.cat([part.weight for part in (attention.query, attention.key, attention.value)])),
-            self.matrix(attention.output.weight),
+            self.matrix(torch.cat([part.weight for part in joined]), bias),
+            self.matrix(attention.output.weight, attention.output.bias),
             *norms,
             h,
+            attention.n_kv_heads,
             e,
             n_features,
-            *map(self._address, (content, bias, relative)),
+            *map(self._address, (of_content, of_position, relative)),
             ROPE_LAYOUTS[position.layout] if isinstance(position, RopePosition) else 0,
             attention.scale,
         )
@@ -324,9 +326,9 @@ class Packer:
     def norm(self, norm: nn.Module | None) -> Packed:
         """Fields of `NORM`."""
         if isinstance(norm, nn.RMSNorm):
-            return RMS, self._address(norm.weight), 0, EPSILON
+            return RMS, self._address(norm.weight), 0, norm.eps
         if isinstance(norm, nn.LayerNorm):
-            return LAYER, self._address(norm.weight), self._address(norm.bias), EPSILON
+            return LAYER, self._address(norm.weight), self._address(norm.bias), norm.eps
         return NONE, 0, 0, 0.0
 
     def matrix(
@@ -362,7 +364,7 @@ class DistanceTables:
         """Last arrays of `CACHE`: tables of the position encoding for `length` keys, the new one included."""
         attention = block.attention
         assert isinstance(attention, FullAttention)
-        position, e = attention.position, attention.output.weight.shape[1] // attention.n_heads
+        position, e = attention.position, attention.head_dim
         farthest = context.mask.max_distance
         longest = 1 + farthest if farthest is not None else context.span.segment_len
         if isinstance(position, XLPosition):
@@ -381,17 +383,17 @@ class DistanceTables:
                 """Sine and cosine (b e/2) of the angles of the new tokens (b 1)."""
                 assert context.tokens is not None
                 positions = context.positions.latest(1).expand_as(context.tokens)[:, 0]
-                return [part.float().contiguous() for part in rope_angles(positions, e, position.base)]
+                return [part.float().contiguous() for part in position.angles(positions, e)]
 
             def rotations(n: int) -> Tensor:
                 """Sines, then cosines (n e), of the rotations by 0 to n - 1 positions."""
-                return torch.cat(rope_angles(torch.arange(n), e, position.base), dim=-1).float()
+                return torch.cat(position.angles(torch.arange(n), e), dim=-1).float()
 
-            sin, cos = context.constant(("rope step", e, position.base), angles)
+            sin, cos = context.constant(("rope step", e, position.series), angles)
             turns, clamp_len = None, context.span.clamp_len
             if clamp_len is not None and length > clamp_len + 1:
                 n_far = length - clamp_len
-                turns = self._table(("turns", e, position.base), n_far, longest, rotations, axis=0)
+                turns = self._table(("turns", e, position.series), n_far, longest, rotations, axis=0)
             return None, None, sin, cos, turns
         return None, None, None, None, None
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from xlcli.config import MemoryDtype, ModelConfig
+from xlcli.errors import ConfigError
 from xlcli.memory import Buckets, Memory
 from xlcli.model.embedding import BigramEmbedding
 from xlcli.model.head import Head, Readout
@@ -96,6 +97,7 @@ class LanguageModel(nn.Module):
         memory: Literal["keyvalue", "hidden"] = "keyvalue",
         offsets: Sequence[int] | None = None,
         memory_dtype: MemoryDtype = "float32",
+        stride: int | None = None,
     ) -> State:
         """State with empty memory.
 
@@ -107,19 +109,32 @@ class LanguageModel(nn.Module):
             memory: Memory of softmax attention: keys and values for inference, or layer inputs for training.
             offsets: Position in its text at which each sequence begins; None: 0.
             memory_dtype: Number type of past keys and values at inference; `float32` does not round them.
+            stride: Distance in tokens of overlapping windows of `segment_len` tokens, with `mem_len` 0; None: segments
+                are independent.
+
+        Raises:
+            ConfigError: Overlapping windows with LSH attention, whose memory has positions of the whole text.
         """
         layers = tuple(block.attention.init_memory(batch, memory, memory_dtype) for block in self.stack.unrolled())
+        if stride is not None and any(isinstance(layer, Buckets) for layer in layers):
+            raise ConfigError("with LSH attention only eval reads overlapping windows.", "Leave out stride.")
         starts = torch.as_tensor([0] * batch if offsets is None else offsets, dtype=torch.int64)
         device = next(self.parameters()).device
-        last = None if self.bigrams is None else torch.full_like(starts, -1).to(device)
         rule = Span.make(
             span,
             mem_len=mem_len,
             segment_len=segment_len,
             clamp_len=self.clamp_len,
             full_len=self.full_len,
+            stride=stride,
         )
+        n_last = self._n_last(rule)
+        last = torch.full((batch, n_last), -1, device=device) if n_last else None
         return State(layers, 0, rule, starts.to(device), last)
+
+    def _n_last(self, span: Span) -> int:
+        """Number of latest tokens that a state keeps."""
+        return max(int(self.bigrams is not None), span.overlap)
 
     def reset(self, state: State) -> State:
         """State with empty memory at the beginning of the text; batch size and span are kept."""
@@ -135,7 +150,7 @@ class LanguageModel(nn.Module):
 
     def is_compatible(self, state: State) -> bool:
         """True if layers, shapes and lengths of a loaded state fit the model."""
-        if (state.last is None) != (self.bigrams is None):
+        if (0 if state.last is None else state.last.shape[1]) != self._n_last(state.span):
             return False
         if state.last is not None and not bool(((state.last >= -1) & (state.last < self.config.vocab_size)).all()):
             return False
@@ -153,6 +168,8 @@ class LanguageModel(nn.Module):
             "clamp_len": span.clamp_len or span.full_len or "none",
             "memory_dtype": state.memory_dtype,
         }
+        if span.stride is not None:
+            settings["stride"] = span.stride
         for memory in state.layers:
             if isinstance(memory, Buckets):
                 settings["n_hashes"] = memory.n_rounds
@@ -247,16 +264,28 @@ class LanguageModel(nn.Module):
         if self.bigrams is not None:
             assert state.last is not None
             # At the start of an independent segment the token before it does not count.
-            previous = state.last if context.n_memory else torch.full_like(state.last, -1)
+            previous = state.last[:, -1] if context.n_memory else torch.full_like(state.last[:, -1], -1)
             begins = None if within is None else within.positions == 0
             x = x + self.bigrams(tokens, previous, begins)
         return self.position.embed(x, context), context
 
-    @staticmethod
-    def advance(state: State, tokens: Tensor, layers: tuple[Memory, ...]) -> State:
-        """State after tokens (b t), with the new memories."""
-        last = None if state.last is None else tokens[:, -1].clone()
-        return replace(state, layers=layers, seen=state.seen + tokens.shape[1], last=last)
+    def advance(self, state: State, tokens: Tensor, layers: tuple[Memory, ...]) -> State:
+        """State after tokens (b t), with the new memories.
+
+        At the end of an overlapping window the beginning of the next one is read.
+        """
+        last = None
+        if state.last is not None:
+            n = state.last.shape[1]
+            last = tokens[:, -n:].clone() if tokens.shape[1] >= n else torch.cat((state.last, tokens), dim=1)[:, -n:]
+        state = replace(state, layers=layers, seen=state.seen + tokens.shape[1], last=last)
+        if (n := state.span.overlap) and state.seen >= state.span.segment_len and state.span.n_kept(state.seen) == n:
+            assert last is not None
+            with torch.no_grad():
+                begun = self.reset(state)
+                embedded, context = self.embed(last[:, -n:], begun)
+                state = replace(state, layers=self.stack(embedded, begun.layers, context).memories)
+        return state
 
     @staticmethod
     def _split_at_resets(tokens: Tensor, state: State) -> list[Tensor]:
@@ -264,7 +293,7 @@ class LanguageModel(nn.Module):
         first = state.span.n_until_reset(state.seen)
         if first is None or tokens.shape[1] <= first:
             return [tokens]
-        return [tokens[:, :first], *torch.split(tokens[:, first:], state.span.segment_len, dim=1)]
+        return [tokens[:, :first], *torch.split(tokens[:, first:], state.span.segment_len - state.span.overlap, dim=1)]
 
 
 def parameter_bytes(modules: Iterable[nn.Module]) -> int:

@@ -37,10 +37,6 @@ class _RMSNorm(torch.autograd.Function):
         return d_x.add_(scale * (grad @ weight)[..., None] / len(weight)), d_weight, None
 
 
-EPSILON = 1e-5
-"""Addition to the mean square."""
-
-
 class LayerNorm(nn.LayerNorm):
     """LayerNorm over the last axis (Ba et al. 2016). 16-bit parameters are widened: a rank may have such ones."""
 
@@ -52,7 +48,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class RMSNorm(nn.RMSNorm):
-    """x / sqrt(mean(x²) + `EPSILON`) · weight over the last axis (Zhang and Sennrich 2019).
+    """x / sqrt(mean(x²) + epsilon) · weight over the last axis (Zhang and Sennrich 2019).
 
     On a CPU the backward pass takes few operators; PyTorch takes ten. A weight of 16 bits is widened: a rank may
     have gathered it so.
@@ -63,8 +59,8 @@ class RMSNorm(nn.RMSNorm):
         weight = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
         trains = torch.is_grad_enabled() and x.device.type == "cpu" and x.dtype == weight.dtype
         if trains and not torch.compiler.is_compiling():
-            return _RMSNorm.apply(x, weight, EPSILON)  # type: ignore[no-any-return, no-untyped-call]
-        return F.rms_norm(x, weight.shape, weight, EPSILON)
+            return _RMSNorm.apply(x, weight, self.eps)  # type: ignore[no-any-return, no-untyped-call]
+        return F.rms_norm(x, weight.shape, weight, self.eps)
 
 
 class HeadNorm(RMSNorm):

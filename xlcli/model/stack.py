@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu_,
     "relu2": lambda x: F.relu_(x).square(),
     "gelu": F.gelu,
+    "gelu-tanh": partial(F.gelu, approximate="tanh"),
     "swiglu": F.silu,
     "geglu": F.gelu,
 }

@@ -14,6 +14,7 @@ from xlcli.ops.attend_training import BandAttention
 from xlcli.ops.context import Mask
 from xlcli.ops.dropout import ALL_ROWS, Share
 from xlcli.ops.dropout import dropout as drop
+from xlcli.ops.heads import product
 
 
 def attend(
@@ -36,8 +37,8 @@ def attend(
 
     Args:
         q: Queries (b h t e).
-        k: Keys (b h s e).
-        v: Values (b h s w), any width.
+        k: Keys (b g s e); h/g heads of queries share each of the g heads of keys and values.
+        v: Values (b g s w), any width.
         visible: Boolean mask, (t s) or with further axes before them, or None if all keys are visible, or the mask of
             a context, whose tensor is made only where it is read. A query without visible keys gets zeros.
         scale: Factor on the inner products.
@@ -71,7 +72,7 @@ def attend(
                 return BandAttention.apply(scale, visible.band, *inputs)  # type: ignore[no-any-return, no-untyped-call]
         visible = visible.visible
     if far is not None:
-        difference = (far.queries @ far.keys.mT - q @ k.mT) * scale
+        difference = (product(far.queries, far.keys.mT) - product(q, k.mT)) * scale
         difference = torch.where(far.positions.distance > far.max_distance, difference, 0.0)
         bias = difference if bias is None else bias + difference
     if far_bias is not None:
@@ -83,10 +84,11 @@ def attend(
     if term is not None:
         if n_new == 1 and visible is None and products_only and bias is None:
             query = rearrange(term.queries, "b h 1 f -> (b h) f")  # without a copy of the keys
-            scores = q @ k.mT + rearrange(query @ term.keys.mT, "(b h) s -> b h 1 s", h=q.shape[1])
-            return (scores * scale).softmax(-1).to(v.dtype) @ v
+            scores = product(q, k.mT) + rearrange(query @ term.keys.mT, "(b h) s -> b h 1 s", h=q.shape[1])
+            return product((scores * scale).softmax(-1).to(v.dtype), v)
         q, k = _append_term(q, k, term[:2])
     plain_is_faster = on_cpu and (q.dtype == torch.bfloat16 or n_new == 1 or dropout > 0)  # measured
+    plain_is_faster |= n_new == 1 and k.shape[1] < q.shape[1]  # without a copy of the keys
     if value_bias is None and not plain_is_faster and not (dropout and share.parts > 1):
         return attend_fused(q, k, v, visible=visible, scale=scale, bias=bias, dropout=dropout)
     return attend_plain(
@@ -107,7 +109,7 @@ def attend_plain(
     share: Share = ALL_ROWS,
 ) -> Tensor:
     """`attend` without a second term, as defined there; holds all scores (b h t s) in memory."""
-    scores = (q * scale) @ k.mT
+    scores = product(q * scale, k.mT)
     if bias is not None:
         scores = scores + bias
     without_keys = _without_keys(visible)
@@ -117,7 +119,7 @@ def attend_plain(
         scores = scores + torch.zeros_like(hidden, dtype=scores.dtype).masked_fill(hidden, float("-inf"))
     weights = scores.softmax(-1)
     weights = drop(weights, dropout, share) if dropout else weights
-    out = weights.to(v.dtype) @ v
+    out = product(weights.to(v.dtype), v)
     if value_bias is not None:
         out = out + value_bias(weights).to(out.dtype)
     return out if without_keys is None else out.masked_fill(without_keys, 0.0)
@@ -135,6 +137,8 @@ def attend_fused(
 ) -> Tensor:
     """`attend` by PyTorch's fused kernels. They need equal widths of q, k and v, so the narrower side is padded."""
     width = v.shape[-1]
+    if (n_shared := q.shape[1] // k.shape[1]) > 1:
+        k, v = (x.repeat_interleave(n_shared, dim=1) for x in (k, v))
     pad = q.shape[-1] - width
     if pad > 0:
         v = F.pad(v, (0, pad))
@@ -165,7 +169,7 @@ def _clamped_scores(queries: Tensor, keys: Tensor, clamp: Clamp, scale: float) -
 def _append_term(q: Tensor, k: Tensor, term: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Queries and keys with the second term appended to each, so that one inner product is the sum of both."""
     query, key = term
-    keys = repeat(key, "s f -> b h s f", b=q.shape[0], h=q.shape[1])
+    keys = repeat(key, "s f -> b g s f", b=k.shape[0], g=k.shape[1])
     return torch.cat((q, query), dim=-1), torch.cat((k, keys), dim=-1)
 
 

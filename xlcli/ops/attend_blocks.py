@@ -15,6 +15,7 @@ from einops import rearrange
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from xlcli.ops.heads import product, share
 from xlcli.ops.positions import Positions
 
 BLOCK = 256
@@ -113,17 +114,27 @@ class Part(NamedTuple):
 
     rows: slice
     heads: slice
+    key_heads: slice
     new: slice
     seen: slice
     place: slice
 
-    def of(self, x: Tensor, tokens: slice) -> Tensor:
-        """Part (n t e) of x (b h t e): these tokens of n heads."""
-        return x[self.rows, self.heads, tokens].flatten(0, 1)
+    def queries(self, x: Tensor) -> Tensor:
+        """Part (n t e) of x (b h t e): these queries of n heads."""
+        return x[self.rows, self.heads, self.new].flatten(0, 1)
 
-    def write(self, x: Tensor, tokens: slice, values: Tensor, *, add: bool = False) -> None:
-        """Writes (n t e) to these tokens of x (b h t e), or adds them there."""
-        at = x[self.rows, self.heads, tokens]
+    def keys(self, x: Tensor) -> Tensor:
+        """Part (n s e) of x (b g s e): the keys that they see."""
+        return x[self.rows, self.key_heads, self.seen].flatten(0, 1)
+
+    def write(self, x: Tensor, values: Tensor) -> None:
+        """Writes values (n t e) of the queries to x (b h t e)."""
+        at = x[self.rows, self.heads, self.new]
+        at.copy_(values.view(at.shape))
+
+    def write_keys(self, x: Tensor, values: Tensor, *, add: bool) -> None:
+        """Writes values (n s e) of the keys to x (b g s e), or adds them there."""
+        at = x[self.rows, self.key_heads, self.seen]
         at.copy_(at + values.view(at.shape) if add else values.view(at.shape))
 
     @property
@@ -136,21 +147,23 @@ class Part(NamedTuple):
         return room[: self.size].view(-1, self.new.stop - self.new.start, self.seen.stop - self.seen.start)
 
 
-def parts(q: Tensor, band: Band, limit: int) -> Iterator[Part]:
-    """All parts of the scores of queries (b h t e): whole sequences, or some heads of one sequence.
+def parts(q: Tensor, k: Tensor, band: Band, limit: int) -> Iterator[Part]:
+    """All parts of the scores of queries (b h t e) and keys (b g s e): whole sequences, or some heads of one sequence.
 
-    A part has at most `limit` scores, unless one head has more.
+    A part has at most `limit` scores, unless one head has more. It has all queries of each of its keys, or one head.
     """
     n_rows, n_heads, n_new, _ = q.shape
+    n_shared = n_heads // k.shape[1]
     at = 0
     for new, seen in blocks(n_new, band):
         size = (new.stop - new.start) * (seen.stop - seen.start)
         at_once = max(1, limit // size)
-        n, m = max(1, at_once // n_heads), min(at_once, n_heads)
+        n, m = max(1, at_once // n_heads), min(at_once, n_heads) // n_shared * n_shared or 1
         for row, head in itertools.product(range(0, n_rows, n), range(0, n_heads, m)):
             rows, heads = slice(row, min(row + n, n_rows)), slice(head, min(head + m, n_heads))
             end = at + (rows.stop - rows.start) * (heads.stop - heads.start) * size
-            yield Part(rows, heads, new, seen, slice(at, end))
+            key_heads = slice(heads.start // n_shared, -(-heads.stop // n_shared))
+            yield Part(rows, heads, key_heads, new, seen, slice(at, end))
             at = end
 
 
@@ -164,14 +177,14 @@ def term_scores(queries: Tensor, keys: Tensor, far: Far, out: Tensor) -> None:
 
 
 def product_scores(queries: Tensor, keys: Tensor, far: Far, out: Tensor) -> None:
-    """Scores (n t s), written to `out`, of queries (n t e) and keys (n s e), some of which are far."""
+    """Scores (n t s), written to `out`, of queries (n t e) and keys (g s e), some of which are far."""
     assert far.products is not None
     n_far, mixed, mask = far.parts(out)
     far_queries, far_keys = far.products
-    torch.bmm(queries, keys[:, n_far:].mT, out=out[..., n_far:])
-    torch.bmm(far_queries, far_keys[:, :n_far].mT, out=out[..., :n_far])
+    torch.bmm(share(queries, keys), keys[:, n_far:].mT, out=share(out[..., n_far:], keys))
+    torch.bmm(share(far_queries, keys), far_keys[:, :n_far].mT, out=share(out[..., :n_far], keys))
     some = far_keys[:, n_far : n_far + mixed.shape[2]]
-    mixed.copy_(torch.where(mask, torch.bmm(far_queries, some.mT), mixed))
+    mixed.copy_(torch.where(mask, product(far_queries, some.mT), mixed))
 
 
 def add_edges(scores: Tensor, last: Tensor, first: Tensor | None) -> None:
@@ -205,7 +218,7 @@ def attend_blocks(
     if far is not None:
         far = far._replace(queries=far.queries * scale)
     limit = clamp or far
-    divided = list(parts(q, band, SCORES))
+    divided = list(parts(q, k, band, SCORES))
     buffer = q.new_empty(max(part.size for part in divided))
     new = None
     for part in divided:
@@ -215,26 +228,26 @@ def attend_blocks(
         n, query = new.stop - new.start, new.start + band.n_memory - seen.start
         first = -n if limit is None else query - limit.max_distance
         has_far = first + n > 1
-        queries, keys, values = (part.of(x, at).to(q.dtype) for x, at in ((q, new), (k, seen), (v, seen)))
+        queries, keys, values = part.queries(q), part.keys(k).to(q.dtype), part.keys(v).to(q.dtype)
         scores = part.scores(buffer)
         if term is not None:
-            of_term = part.of(term.queries, new)
+            of_term = part.queries(term.queries)
             if clamp is not None and has_far:
-                term_scores(of_term, term.keys[seen], Far(first, part.of(clamp.scores, new)), scores)
+                term_scores(of_term, term.keys[seen], Far(first, part.queries(clamp.scores)), scores)
             else:
                 torch.mm(of_term.flatten(0, 1), term.keys[seen].T, out=scores.flatten(0, 1))
-            scores.baddbmm_(queries, keys.mT)
+            share(scores, keys).baddbmm_(share(queries, keys), keys.mT)
         elif far is not None and has_far:
-            products = part.of(far.queries, new), part.of(far.keys, seen).to(q.dtype)
+            products = part.queries(far.queries), part.keys(far.keys).to(q.dtype)
             product_scores(queries, keys, Far(first, None, products), scores)
         else:
-            torch.bmm(queries, keys.mT, out=scores)
+            torch.bmm(share(queries, keys), keys.mT, out=share(scores, keys))
         if far_bias is not None and query + n - 1 > far_bias.max_distance:
             n_far, mixed, mask = Far(query - far_bias.max_distance).parts(scores)
             scores[..., :n_far] += far_bias.bias
             mixed += mask.to(scores.dtype) * far_bias.bias
         add_edges(scores, *edges)
-        part.write(out, new, torch.bmm(torch.softmax(scores, -1, out=scores), values))
+        part.write(out, torch.bmm(share(torch.softmax(scores, -1, out=scores), keys), values))
     return out
 
 
@@ -274,7 +287,7 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor, needed: Tensor, band: Band, *, 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, last: Tensor, first: Tensor | None) -> Tensor:
     """Attention output; `last` and `first` (b 1 t n) are added to the last and first n scores."""
-    scores = q @ k.mT
+    scores = product(q, k.mT)
     with torch.no_grad():  # the gradient of an addition of constants is the identity
         add_edges(scores, last, first)
-    return scores.softmax(-1) @ v
+    return product(scores.softmax(-1), v)

@@ -3,7 +3,8 @@
 uniform   a token attends to itself and the `mem_len` tokens before it, for any division of the text into calls
 growing   a token attends to the earlier tokens of its call, itself, and the `mem_len` tokens before the call (the
           training pattern of Dai et al. 2019)
-segment   a token attends to the earlier tokens of its segment of `segment_len` tokens and itself (no recurrence)
+segment   a token attends to the earlier tokens of its segment of `segment_len` tokens and itself (no recurrence);
+          with a stride, segments are windows that begin every `stride` tokens: one repeats the end of the last one
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class Span:
     """Largest distance in position encodings that clamp distances: keys further back are at this one; None: any."""
     full_len: int | None = None
     """Largest distance of keys with full weight; `far_bias` is added to the scores of the others; None: any."""
+    stride: int | None = None
+    """Distance of overlapping windows of `segment_len` tokens in a `segment` span; None: independent segments."""
 
     @staticmethod
     def make(
@@ -38,9 +41,11 @@ class Span:
         segment_len: int,
         clamp_len: int | None = None,
         full_len: int | None = None,
+        stride: int | None = None,
     ) -> Span:
         """Span of this kind, or `segment` if `mem_len` is 0."""
-        return Span(kind if mem_len else "segment", mem_len, segment_len, clamp_len=clamp_len, full_len=full_len)
+        limits: dict[str, int | None] = {"clamp_len": clamp_len, "full_len": full_len, "stride": stride}
+        return Span(kind if mem_len else "segment", mem_len, segment_len, **limits)
 
     def shortened(self, segment: float, memory: float) -> Span:
         """Span with at least half the segment and at least 1 token of memory, by two numbers from 0 to 1."""
@@ -55,20 +60,21 @@ class Span:
     def parse(text: str) -> Span:
         """Span from its `text`; raises ValueError if it is none."""
         kind, *numbers = text.split()
-        if len(numbers) == 2:
-            numbers += ["none", "none"]
-        mem_len, segment_len, clamp_len, full_len = (None if n == "none" else int(n) for n in numbers)
-        span = Span(kind, mem_len, segment_len, clamp_len=clamp_len, full_len=full_len)  # type: ignore[arg-type]
+        mem_len, segment_len, *limits = (None if n == "none" else int(n) for n in numbers)
+        span = Span(kind, mem_len, segment_len, None, *limits)  # type: ignore[arg-type]
         legal = kind == "segment" if span.mem_len == 0 else kind in ("uniform", "growing") and span.mem_len > 0
-        lengths = span.segment_len, *(n for n in (clamp_len, full_len) if n is not None)
-        if not legal or min(lengths) < 1 or max(span.mem_len, *lengths) > 2**31:
+        lengths = span.segment_len, *(n for n in limits if n is not None)
+        legal &= span.stride is None or (kind == "segment" and span.overlap >= 0)
+        if not legal or min(lengths) < 1 or max(span.mem_len, *lengths) > 2**31 or span.text != text:
             raise ValueError(f"'{text}' is not a span")
         return span
 
     @property
     def text(self) -> str:
         """Kind and lengths, as saved states have them."""
-        limits = [] if self.clamp_len is self.full_len is None else [self.clamp_len or "none", self.full_len or "none"]
+        limits = [limit or "none" for limit in (self.clamp_len, self.full_len, self.stride)]
+        while limits and limits[-1] == "none":
+            limits.pop()
         return " ".join(map(str, (self.kind, self.mem_len, self.segment_len, *limits)))
 
     @property
@@ -85,7 +91,7 @@ class Span:
     def n_kept(self, seen: int) -> int:
         """Number of tokens to remember after `seen` tokens have been read."""
         if self.kind == "segment":
-            return seen % self.segment_len
+            return self.next_position(seen)
         return min(seen, self.longest)
 
     def n_read(self, seen: int) -> int:
@@ -95,11 +101,18 @@ class Span:
 
     def n_until_reset(self, seen: int) -> int | None:
         """Number of tokens that one call may read before the memory is reset; None if unlimited."""
-        return self.segment_len - seen % self.segment_len if self.kind == "segment" else None
+        return self.segment_len - self.next_position(seen) if self.kind == "segment" else None
+
+    @property
+    def overlap(self) -> int:
+        """Number of tokens that each window but the first reads again."""
+        return 0 if self.stride is None or self.kind != "segment" else self.segment_len - self.stride
 
     def next_position(self, seen: int) -> int:
         """Position of the next token, counted from the first token read or from the start of its segment."""
-        return seen % self.segment_len if self.kind == "segment" else seen
+        if self.kind != "segment" or seen < self.segment_len:
+            return seen
+        return self.overlap + (seen - self.segment_len) % (self.segment_len - self.overlap)
 
     def max_distance(self, window: int | None = None) -> int | None:
         """Largest distance of a visible key in a layer with this attention window (None: no window); None if any."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import shlex
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ _FOREIGN = {b"GGUF": "a GGUF file", b"PK": "a PyTorch checkpoint", b"\x80": "a p
 """First bytes of models of other programs."""
 _HUB = re.compile(r"hf:.*|(?!models/|\.)[\w.-]+/[\w.-]+|(distil)?gpt2.*|(bert|llama|opt|pythia|t5|transfo-xl)-.+", re.I)
 """Names of models on a hub."""
+ORIGINAL = "model.pt"
+"""Weights of the original code of Transformer-XL, in a folder of their own."""
 VARIABLE = "XLCLI_MODEL"
 """Environment variable that names the model."""
 
@@ -157,14 +160,20 @@ def _named(wanted: str, source: str, known: Iterable[Path]) -> Path:
             head = file.read(4)
         kind = next((kind for mark, kind in _FOREIGN.items() if head.startswith(mark)), "a file")
         remedy = f"Give its folder: -m {Path(wanted).parent}." if is_model(other.parent) else _choices(wanted, known)
+        if "PyTorch" in kind:
+            remedy = f"To use it, type xlcli import {shlex.quote(wanted)}."
         raise CheckpointError(f"{other} is {kind}, not the folder of a model of xlcli{source}.", remedy)
     if other := next((place for place in places if os.path.isdir(place)), None):  # noqa: PTH112
         if (other / CONFIG).is_file():
             read_config(other)
         missing = WEIGHTS if (other / CONFIG).is_file() else CONFIG
-        raise CheckpointError(f"{other} is not a model: it has no {missing}{source}.", _choices(wanted, known))
-    hub = ", and xlcli loads none from a hub" if _HUB.fullmatch(wanted) else ""
-    raise CheckpointError(f"there is no model '{wanted}'{source}{hub}.", _choices("" if hub else wanted, known))
+        is_original = (other / ORIGINAL).is_file()
+        remedy = f"To import it, type xlcli import {shlex.quote(wanted)}." if is_original else _choices(wanted, known)
+        raise CheckpointError(f"{other} is not a model: it has no {missing}{source}.", remedy)
+    if _HUB.fullmatch(wanted):
+        problem = f"there is no model '{wanted}'{source}, and xlcli loads none from a hub."
+        raise CheckpointError(problem, "Download it, and type xlcli import FOLDER.")
+    raise CheckpointError(f"there is no model '{wanted}'{source}.", _choices(wanted, known))
 
 
 def _choices(wanted: str, known: Iterable[Path]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -152,7 +153,8 @@ def _read_tree(path: Path) -> Tree:
     """All keys of `config.json`, with schema and checksum verified."""
     tree = read_json(path)
     if tree.keys() & {"model_type", "architectures"}:
-        raise CheckpointError(f"{path.parent} is a Hugging Face model.", "Train one of xlcli: xlcli train FILE.")
+        command = f"xlcli import {shlex.quote(str(path.parent))}"
+        raise CheckpointError(f"{path.parent} is a Hugging Face model.", f"To use it, type {command}.")
     schema = tree.get("schema")
     if type(schema) is not int or schema < 1:
         raise CheckpointError(f"{path} does not say its format.", _RESTORE)

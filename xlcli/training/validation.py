@@ -53,7 +53,7 @@ def validation_bits(run: TrainingRun, valid: TokenFile, stop: Callable[[], bool]
     Raises:
         DivergedError: The loss is not finite.
     """
-    reading, ranks = EvalConfig().reading(run.config.train), run.ranks
+    reading, ranks = EvalConfig().reading(run.config.model, run.config.train), run.ranks
     ids = valid.ids[:VALIDATION_TOKENS]
     settings = {"segment_len": reading.segment_len, "start_id": run.loader.start_id}
     n_sequences = MAX_SEQUENCES

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from xlcli.config import MemoryDtype
 from xlcli.memory import Memory
 from xlcli.model.position import Position
-from xlcli.model.residual import EPSILON, HeadNorm
+from xlcli.model.residual import HeadNorm
 from xlcli.ops.context import AttentionContext
 from xlcli.ops.linear import Linear, cast_for_products
 from xlcli.ops.span import Span
@@ -58,20 +58,34 @@ class Attention(nn.Module):
 
 
 class ProjectedAttention(Attention):
-    """Attention with separate projections of queries, keys and values, without bias.
+    """Attention with separate projections of queries, keys and values.
 
-    With `qk_norm` an RMSNorm is applied to the queries and keys of each head.
+    With `qk_norm` an RMSNorm is applied to the queries and keys of each head. Heads of keys and values, `n_kv_heads` or
+    as many as of queries, each serve as many successive heads of queries.
     """
 
-    def __init__(self, *, dim: int, n_heads: int, head_dim: int, position: Position, qk_norm: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        dim: int,
+        n_heads: int,
+        head_dim: int,
+        position: Position,
+        n_kv_heads: int | None = None,
+        bias: Literal["none", "qkv", "all"] = "none",
+        qk_norm: bool = False,
+        epsilon: float = 1e-5,
+    ) -> None:
         super().__init__(position)
         self.n_heads = n_heads
-        self.query_norm = HeadNorm(head_dim, eps=EPSILON) if qk_norm else nn.Identity()
-        self.key_norm = HeadNorm(head_dim, eps=EPSILON) if qk_norm else nn.Identity()
-        self.query = Linear(dim, n_heads * head_dim, bias=False)
-        self.key = Linear(dim, n_heads * head_dim, bias=False)
-        self.value = Linear(dim, n_heads * head_dim, bias=False)
-        self.output = Linear(n_heads * head_dim, dim, bias=False)
+        self.n_kv_heads = n_kv_heads or n_heads
+        self.head_dim = head_dim
+        self.query_norm = HeadNorm(head_dim, eps=epsilon) if qk_norm else nn.Identity()
+        self.key_norm = HeadNorm(head_dim, eps=epsilon) if qk_norm else nn.Identity()
+        self.query = Linear(dim, n_heads * head_dim, bias=bias != "none")
+        self.key = Linear(dim, self.n_kv_heads * head_dim, bias=bias != "none")
+        self.value = Linear(dim, self.n_kv_heads * head_dim, bias=bias != "none")
+        self.output = Linear(n_heads * head_dim, dim, bias=bias == "all")
 
     def queries(self, x: Tensor, context: AttentionContext) -> Tensor:
         """Queries (b h t e) of inputs x (b t d), with their positions."""
@@ -83,4 +97,4 @@ class ProjectedAttention(Attention):
         return self.position.place(self.key_norm(self._heads(self.key(x))), context), self._heads(self.value(x))
 
     def _heads(self, x: Tensor) -> Tensor:
-        return rearrange(x, "b t (h e) -> b h t e", h=self.n_heads)
+        return rearrange(x, "... t (h e) -> ... h t e", e=self.head_dim)

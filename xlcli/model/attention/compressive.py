@@ -139,7 +139,8 @@ class CompressiveAttention(FullAttention):
 
     def _frozen(self, name: Literal["query", "key", "value"], x: Tensor) -> Tensor:
         """Queries, keys or values (b h n e) of inputs (b n d), without positions and with constant weights."""
-        heads = self._heads(F.linear(x, self.get_parameter(f"{name}.weight").detach().to(x.dtype)))
+        layer = {n: p.detach().to(x.dtype) for n, p in self.get_submodule(name).named_parameters()}
+        heads = self._heads(F.linear(x, **layer))
         if name == "value":
             return heads
         norm = self.get_submodule(f"{name}_norm")

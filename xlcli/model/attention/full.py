@@ -38,7 +38,7 @@ class FullAttention(ProjectedAttention):
         like = torch.empty(0, dtype=weight.dtype, device=weight.device)  # not divided among ranks, as a weight may be
         if kind == "hidden":
             return Hidden(like.new_empty(batch, 0, weight.shape[1]))
-        empty = like.new_empty(batch, self.n_heads, 0, weight.shape[0] // self.n_heads)
+        empty = like.new_empty(batch, self.n_kv_heads, 0, self.head_dim)
         if dtype == "int8":
             return Int8KeyValue(Int8KeyValue.encode(empty, empty), 0, 0)
         rounded = empty.bfloat16() if dtype == "bfloat16" else empty
@@ -61,7 +61,7 @@ class FullAttention(ProjectedAttention):
         return context.apply(self.output, rearrange(y, "b h t e -> b t (h e)")), memory
 
     def terms(self, q: Tensor, k: Tensor, context: AttentionContext) -> dict[str, Any]:
-        """Arguments of `attend` for queries (b h t e) and keys (b h s e), with all position terms."""
+        """Arguments of `attend` for queries (b h t e) and keys (b g s e), with all position terms."""
         bias = self.position.bias(q, k, context, self._project_vectors)
         far = self.position.far(q, k, context)
         q, term = self.position.term(q, context)
@@ -80,5 +80,4 @@ class FullAttention(ProjectedAttention):
 
     def _project_vectors(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys (h n e) of vectors x (n d)."""
-        queries, keys = (rearrange(part(x), "n (h e) -> h n e", h=self.n_heads) for part in (self.query, self.key))
-        return self.query_norm(queries), self.key_norm(keys)
+        return self.query_norm(self._heads(self.query(x))), self.key_norm(self._heads(self.key(x)))

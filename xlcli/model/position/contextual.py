@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from xlcli.model.position import ProjectVectors
 from xlcli.model.position.t5 import BucketPosition
 from xlcli.ops.context import AttentionContext
+from xlcli.ops.heads import product
 
 
 class Contextual1Position(BucketPosition):
@@ -46,7 +47,8 @@ class Contextual2Position(BucketPosition):
         """Position scores (b h t s)."""
         index = self.buckets(context)
         queries, keys = (part.to(q.dtype) * self.scale for part in project(self.table.weight))
-        query_scores = (q @ keys.mT).gather(-1, index.expand(*q.shape[:-1], -1))
+        k = k.repeat_interleave(len(queries) // len(keys), dim=1) if len(keys) < len(queries) else k
+        query_scores = product(q, keys.mT).gather(-1, index.expand(*q.shape[:-1], -1))
         if len(index) == 1:
             return query_scores + torch.einsum("bhse,hse->bhs", k, queries[:, index[0]])[:, :, None]
         key_scores = (k @ queries.mT).gather(-1, index.T.expand(*k.shape[:-1], -1))

@@ -1,6 +1,7 @@
 """Learned vectors of absolute positions: one per position, or axial, one per digit of the position.
 
-Positions count from the beginning of the text. Beyond the last vector they wrap around or raise an error.
+Positions count from the beginning of the text, or of a window of it. Beyond the last vector they wrap around or raise
+an error.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ class AxialPosition(Position):
     Kitaev et al. 2020. With a single axis, a table of learned positions (Gehring et al. 2017).
     """
 
-    def __init__(self, *, shape: Sequence[int], dims: Sequence[int], overflow: Literal["wrap", "error"]) -> None:
+    def __init__(
+        self, *, shape: Sequence[int], dims: Sequence[int], overflow: Literal["wrap", "slide", "error"]
+    ) -> None:
         super().__init__()
         self.shape = tuple(shape)
         self.overflow = overflow
@@ -43,7 +46,7 @@ class AxialPosition(Position):
 
     def _digits(self, positions: Tensor) -> list[Tensor]:
         total = math.prod(self.shape)
-        if self.overflow == "error" and (last := int(positions.max())) >= total:
+        if self.overflow != "wrap" and (last := int(positions.max())) >= total:
             raise DataError(
                 f"position {last:,} is beyond the {total:,} learned positions of this model.",
                 "Train with --set model.position.overflow=wrap, or read this text with --mem-len 0.",

@@ -7,6 +7,7 @@ Angles are computed in float64, exact for positions of any size.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -14,6 +15,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from xlcli.config.position import LinearScalingConfig, Llama3ScalingConfig
 from xlcli.model.position import Position
 from xlcli.ops.attend_blocks import FarKeys
 from xlcli.ops.context import AttentionContext
@@ -21,24 +23,31 @@ from xlcli.ops.positions import frequencies
 
 Layout = Literal["half", "interleaved"]
 """Features of a pair: `half` f and f + e/2, `interleaved` 2f and 2f + 1."""
+Scaling = LinearScalingConfig | Llama3ScalingConfig
+"""Change of the frequencies."""
 
 
 class RopePosition(Position):
     """Rotation of queries and keys in every layer."""
 
-    def __init__(self, *, layout: Layout, base: float) -> None:
+    def __init__(self, *, layout: Layout, base: float, scaling: Scaling | None = None) -> None:
         super().__init__()
         self.layout = layout
-        self.base = base
+        self.series = base, scaling
+
+    def angles(self, positions: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        """Sine and cosine (... width/2) of positions (...) times the frequencies, in float64."""
+        angle = positions[..., None].double() * rope_frequencies(width, positions.device, *self.series)
+        return angle.sin(), angle.cos()
 
     def place(self, x: Tensor, context: AttentionContext) -> Tensor:
         """Rotated queries or keys (b h n e) of the n latest tokens."""
         n, width = x.shape[-2:]
 
         def make() -> tuple[Tensor, Tensor]:
-            return rope_angles(context.positions.latest(n)[:, None], width, self.base)
+            return self.angles(context.positions.latest(n)[:, None], width)
 
-        return apply_rope(x, *context.constant(("rope_angles", n, width, self.base), make), self.layout)
+        return apply_rope(x, *context.constant(("rope angles", n, width, self.series), make), self.layout)
 
     def far(self, q: Tensor, k: Tensor, context: AttentionContext) -> FarKeys | None:
         """Queries rotated by the largest distance, and keys that are not rotated.
@@ -51,7 +60,7 @@ class RopePosition(Position):
         width = q.shape[-1]
 
         def turned(x: Tensor, name: str, by: Callable[[], Tensor]) -> Tensor:
-            angles = context.constant((name, width, self.base), lambda: rope_angles(by()[:, None], width, self.base))
+            angles = context.constant((name, width, self.series), lambda: self.angles(by()[:, None], width))
             return apply_rope(x, *angles, self.layout)
 
         queries = turned(q, "far queries", lambda: limit - positions.absolute)
@@ -64,13 +73,20 @@ class RopeEmbedding(RopePosition):
 
     def embed(self, x: Tensor, context: AttentionContext) -> Tensor:
         """Rotated input (b t d)."""
-        return apply_rope(x, *rope_angles(context.positions.absolute, x.shape[-1], self.base), self.layout)
+        return apply_rope(x, *self.angles(context.positions.absolute, x.shape[-1]), self.layout)
 
 
-def rope_angles(positions: Tensor, width: int, base: float) -> tuple[Tensor, Tensor]:
-    """Sine and cosine (... width/2) of positions (...) times the frequencies base^(-2f/width), in float64."""
-    angle = positions[..., None].double() * frequencies(width, positions.device, base)
-    return angle.sin(), angle.cos()
+def rope_frequencies(width: int, device: torch.device, base: float, scaling: Scaling | None) -> Tensor:
+    """Frequencies (width/2) base^(-2f/width) in float64, scaled for texts longer than those of training."""
+    unscaled = frequencies(width, device, base)
+    if scaling is None:
+        return unscaled
+    if isinstance(scaling, LinearScalingConfig):
+        return unscaled / scaling.factor
+    periods = scaling.original_len * unscaled / (2 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept = ((periods - low) / (high - low)).clamp(0, 1)
+    return kept * unscaled + (1 - kept) * unscaled / scaling.factor
 
 
 def apply_rope(x: Tensor, sin: Tensor, cos: Tensor, layout: Layout) -> Tensor:

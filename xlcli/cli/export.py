@@ -1,0 +1,54 @@
+"""`xlcli export`: writes a model in the format of another program."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from xlcli.cli import options
+from xlcli.cli.help import CONTEXT, Command
+from xlcli.cli.options import option
+from xlcli.errors import ConfigError
+
+app = typer.Typer()
+
+
+@app.command(
+    cls=Command,
+    context_settings=CONTEXT,
+    epilog="xlcli export models/SmolLM2-135M -o out/SmolLM2\nxlcli export books -o out/books --format transfo-xl",
+)
+def export(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="MODEL")],
+    out: Annotated[
+        str | None,
+        option("Model", "-o, --out FOLDER", "Folder to write, which must not exist.", allow_from_autoenv=False),
+    ] = None,
+    model_format: options.Format = None,
+    **_: Any,
+) -> None:
+    """Write a model in a format of Hugging Face, with the same predictions.
+
+    Refuses a model that the format cannot hold. Importing it again gives the same model.
+    """
+    from xlcli.cli.prologue import open_screen
+    from xlcli.interchange import export_model
+    from xlcli.store.discover import find
+
+    if out is None:
+        raise ConfigError(
+            "export needs a folder to write.", f"Add -o FOLDER: xlcli export {shlex.quote(name)} -o FOLDER."
+        )
+    screen, folder = open_screen(context), find(name)
+    screen.wait("exporting")
+    try:
+        written = export_model(folder, Path(out), name=model_format)
+    finally:
+        screen.clear()
+    if screen.json:
+        screen.object({"model": folder.name, "out": out, "format": written})
+    screen.say(f"{out} written in the format {written}")

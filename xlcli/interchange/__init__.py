@@ -1,0 +1,240 @@
+"""Import and export of models of other programs. Imports no torch, but in the functions that read or write weights."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xlcli.config import ModelConfig, Tree, WeightEncoding, differences, validate
+from xlcli.errors import CheckpointError, ConfigError
+from xlcli.files import write_atomic
+from xlcli.interchange.format import Format as Format
+from xlcli.interchange.format import model_type
+from xlcli.interchange.gpt2 import GPT2
+from xlcli.interchange.llama import Llama
+from xlcli.interchange.settings import CAN
+from xlcli.interchange.source import CONFIG, DOWNLOAD
+from xlcli.interchange.source import Source as Source
+from xlcli.machine import require_memory
+from xlcli.store.layout import ENCODINGS, WEIGHTS, SavedConfig, is_model, read_config_file, write_record
+
+if TYPE_CHECKING:
+    from xlcli.text.tokenizers import Tokenizer
+
+_ALL: tuple[Format, ...] = (Llama(), GPT2())
+"""All formats. A new one is added here."""
+FORMATS = {each.name: each for each in _ALL}
+"""Formats by name."""
+OWN = "xlcli"
+"""Key of an exported `config.json` with the sections of the model, and folder of a tokenizer that the format lacks."""
+DECLINED = {"reformer": "its attention at a token depends on the tokens that follow, so that no memory can continue it"}
+"""Types of models that are declined, and the reason."""
+_FAR = ("position.clamp_len", "position.n_sinks")
+_WITHOUT_NUMBERS = ("dropout.", "init_std", "zero_init", "loss_chunk", "feedforward.chunk_len", *_FAR)
+"""Keys of `model` that change no prediction within the trained window."""
+_TEXT = b"The quick brown fox jumps over the lazy dog, and the dog sleeps on.\n"
+"""What a new model is checked with."""
+
+
+def find_format(path: Path) -> str | None:
+    """The format of the model at `path`, a folder or file; None if it is of none that is known.
+
+    Raises:
+        CheckpointError: Its `config.json` is damaged.
+    """
+    return next((each.name for each in _ALL if each.recognizes(path)), None)
+
+
+def import_model(path: Path, target: Path, *, name: str | None = None, encoding: WeightEncoding | None = None) -> Tree:
+    """Makes the model folder `target` from the model of another program at `path`; all or nothing.
+
+    Returns `imported` of its record: `format`; `source`, the name of `path`; `notes`, how far its results are those of
+    the source; `check_bits`, the mean surprisal in bits of the tokens of a short text.
+
+    Args:
+        path: Folder or file of the model.
+        target: The folder, which must not exist.
+        name: Its format, a key of `FORMATS`; None: as the files say.
+        encoding: Encoding of the weights; None: that of the source, and float32 if it has several.
+
+    Raises:
+        CheckpointError: The source is missing, damaged or hostile, or has a setting that changes numbers and that
+            xlcli lacks.
+        ConfigError: `target` exists, or the format is unknown.
+        ResourceError: The disk is full, or the weights do not fit the machine.
+    """
+    from xlcli.store.folder import new_folder, save_model
+    from xlcli.store.weights import n_weights
+
+    format_ = FORMATS[name or _required_format(path)]
+    source = format_.open(path)
+    config = _sections(format_, source)
+    model = config.model
+    kept = {each: info for each, info in source.tensors.items() if not each.endswith(format_.buffers)}
+    if model.n_matrix_weights > n_weights(kept):
+        raise CheckpointError(f"{path} has fewer weights than its {CONFIG} describes.", DOWNLOAD)
+    names = {stored: each for each, stored in ENCODINGS.items() if each != "int8"}
+    if other := next((each for each, info in kept.items() if info.dtype not in names), None):
+        problem = f"tensor '{other}' has numbers of type {kept[other].dtype}"
+        raise CheckpointError(f"{path}: {problem}, which xlcli cannot import.", "Import a version without them.")
+    types = {names[info.dtype] for info in kept.values()}
+    stored_as = encoding or (types.pop() if len(types) == 1 else "float32")
+    require_memory(f"importing {path}", 4 * n_weights(kept), "Import a smaller model.")
+    tokenizer = _tokenizer(format_, source, model)
+    with new_folder(target) as folder:
+        save_model(folder, config, dict(format_.weights(source, model)), tokenizer, {}, encoding=stored_as)
+        if left := sorted(each for each in source.unread if not each.endswith(format_.buffers)):
+            raise CheckpointError(f"{path} has the tensor '{left[0]}', which xlcli cannot import.", DOWNLOAD)
+        notes = format_.notes(model, config.train.mem_len)
+        about = {"format": format_.name, "source": path.resolve().name, "notes": notes, **_special_ids(source.config)}
+        about |= {"tokenizer": tokenizer.kind, "check_bits": _check(folder)}
+        record = {"corpus": f"imported from {about['source']} ({about['format']})", "imported": about}
+        write_record(folder, {**record, "finished": True})
+    return about
+
+
+def export_model(folder: Path, target: Path, *, name: str | None = None) -> str:
+    """Writes the model in `folder` to the folder `target` in another format, whose name is returned; all or nothing.
+
+    Importing it again gives the same configuration, tokenizer and weights to the bit; weights in int8 become float32.
+
+    Args:
+        folder: The model.
+        target: The folder, which must not exist.
+        name: The format, a key of `FORMATS`; None: the first one that can hold the model.
+
+    Raises:
+        CheckpointError: The model is damaged.
+        ConfigError: `target` exists, or the format cannot hold the model; the error names the setting.
+        ResourceError: The disk is full.
+    """
+    from xlcli.files.tensors import write_tensors
+    from xlcli.store.folder import load, new_folder
+    from xlcli.store.weights import encode, stored_infos, weights
+
+    header = read_config_file(folder)
+    format_ = FORMATS[name or ("transfo-xl" if header.config.model.position.kind == "xl" else "llama")]
+    tree = _export_config(header.config, format_)
+    with new_folder(target) as temporary:
+        model = load(folder)
+        encoding = "float32" if header.encoding == "int8" else header.encoding
+        own = weights(model.network)
+        tensors = dict(format_.export_weights(encode(own, stored_infos(own, encoding)), header.config.model))
+        files = format_.export_tokenizer(model.tokenizer)
+        for each, data in files.items():
+            write_atomic(temporary / each, data)
+        if not files:
+            (temporary / OWN).mkdir()
+            model.tokenizer.save(temporary / OWN)
+        about = model.record.get("imported")
+        ids = {"bos_token_id": model.tokenizer.start_id} | _special_ids(about)
+        tree |= {"torch_dtype": encoding, **ids, OWN: header.config.model_dump(mode="json")}
+        write_atomic(temporary / CONFIG, json.dumps(tree, indent=2).encode() + b"\n")
+        write_tensors(temporary / WEIGHTS, tensors, {"format": "pt"})
+    return format_.name
+
+
+def _required_format(path: Path) -> str:
+    """The format of a source; `CheckpointError` if it has none, or one that is declined."""
+    if not os.path.lexists(path):
+        raise CheckpointError(f"there is no folder or file {path}.", "Download the model into a folder first.")
+    if name := find_format(path):
+        return name
+    kind = model_type(path)
+    if kind is None and is_model(path):
+        raise CheckpointError(
+            f"{path} is a model of xlcli.", f"Use it as it is: xlcli eval -m {shlex.quote(str(path))}."
+        )
+    if kind is None:
+        raise CheckpointError(f"{path} does not say what model it is.", f"Give --format {'|'.join(FORMATS)}.")
+    reason = DECLINED.get(kind, "xlcli has no such model")
+    raise CheckpointError(f"{path} is of the type {ascii(kind)[:80]}: {reason}.", CAN)
+
+
+def _sections(format_: Format, source: Source) -> SavedConfig:
+    """The configuration of a source. An exported model has its own, which holds while the other settings agree."""
+    try:
+        config = validate(SavedConfig, {"text": {}, **format_.sections(source)})
+        own = validate(SavedConfig, source.config[OWN]) if OWN in source.config else config
+    except ConfigError as error:
+        raise CheckpointError(f"{source.path} cannot be imported: {error.message}", CAN) from None
+    return config if _difference(own.model, config.model) else own
+
+
+def _export_config(config: SavedConfig, format_: Format) -> Tree:
+    """`config.json` in this format; `ConfigError` names a setting that importing it again would change."""
+    tree = format_.export_config(config)
+    remedy = f"The format {format_.name} cannot hold it."
+    try:
+        back = validate(SavedConfig, {"text": {}, **format_.sections(Source(Path(CONFIG), tree, {}))})
+    except (CheckpointError, ConfigError) as error:
+        raise ConfigError(f"the model cannot be exported: {error.message}", remedy) from None
+    if key := _difference(config.model, back.model):
+        value: Any = _resolved(config.model)
+        for part in key.split("."):
+            value = value.get(part)
+        raise ConfigError(f"model.{key} is {value}, which changes the predictions.", remedy)
+    return tree
+
+
+def _difference(model: ModelConfig, other: ModelConfig) -> str | None:
+    """The first setting in which the predictions of two models differ, however far they see."""
+    found = differences(_resolved(model), _resolved(other))
+    found = [key for key in found if not key.startswith(_WITHOUT_NUMBERS)]
+    return next((key for key in found if key.endswith("kind")), found[0] if found else None)
+
+
+def _resolved(model: ModelConfig) -> Tree:
+    """The settings of a model with their defaults filled in; of its attention those of each layer, if they differ."""
+    tree = model.model_dump(mode="json")
+    layers = [layer.model_dump(mode="json") for layer in model.attentions]
+    for layer in layers:
+        layer |= {"head_dim": model.head_dim, "n_kv_heads": layer.get("n_kv_heads") or layer["n_heads"]}
+    same = all(layer == layers[0] for layer in layers)
+    tree["attention"] = layers[0] if same else {str(i): layer for i, layer in enumerate(layers)}
+    tree["feedforward"]["ffn_dim"] = model.ffn_dim
+    if tree["position"].get("n_features", 0) is None:
+        tree["position"]["n_features"] = model.dim
+    return tree
+
+
+def _tokenizer(format_: Format, source: Source, model: ModelConfig) -> Tokenizer:
+    """The tokenizer of a source; an exported model may have one that the format lacks."""
+    from xlcli.text.tokenizers import load_tokenizer
+
+    if OWN in source.config and (source.path / OWN).is_dir():
+        return load_tokenizer(source.path / OWN)
+    return format_.tokenizer(source, model)
+
+
+def _special_ids(tree: Any) -> Tree:
+    """Ids that end a text or fill a batch in Hugging Face, by their keys."""
+    found = {key: tree.get(key) for key in ("eos_token_id", "pad_token_id")} if isinstance(tree, Mapping) else {}
+    return {key: value for key, value in found.items() if type(value) is int}
+
+
+def _check(folder: Path) -> float:
+    """Mean surprisal in bits of the tokens of a short text.
+
+    Raises:
+        CheckpointError: It is no number.
+    """
+    import torch
+
+    from xlcli.store.folder import load
+
+    model = load(folder)
+    tokenizer, train = model.tokenizer, model.config.train
+    ids = list(range(8)) if tokenizer.kind == "ids" else tokenizer.encode(_TEXT).tolist()
+    ids = [tokenizer.start_id, *(each % tokenizer.vocab_size for each in ids)][: train.segment_len + 1]
+    with torch.inference_mode():
+        state = model.network.init_state(1, mem_len=train.mem_len, segment_len=train.segment_len)
+        nats = model.network.score(torch.tensor([ids[:-1]]), torch.tensor([ids[1:]]), state).nll.mean().item()
+    if not math.isfinite(nats):
+        raise CheckpointError("the weights hold NaN or infinity: the model predicts nothing.", DOWNLOAD)
+    return nats / math.log(2)

@@ -1,0 +1,127 @@
+"""The base class of formats: how the models of another program become those of xlcli, and back. Imports no torch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from xlcli.config import ModelConfig
+from xlcli.errors import ConfigError
+from xlcli.files import read_bounded, read_json
+from xlcli.interchange.source import CONFIG, Source, open_folder
+from xlcli.store.layout import SavedConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from xlcli.text.tokenizers import Tokenizer
+
+TOKENIZER = "tokenizer.json"
+LARGEST_TOKENIZER = 2**26
+"""Maximum bytes of a tokenizer's file."""
+
+
+class Format(ABC):
+    """A format of models.
+
+    Attributes:
+        name: As `--format` takes it.
+        model_types: Values of `model_type` in the `config.json` of its folders.
+        buffers: Ends of the names of tensors that follow from the settings, and are not read.
+        exports: True if models can be written in it.
+        names: Parts of the names of weights in xlcli and in the format.
+        prefix: Beginning of the names of all tensors but the head; files of a model without its head lack it.
+    """
+
+    name: ClassVar[str]
+    model_types: ClassVar[tuple[str, ...]] = ()
+    buffers: ClassVar[tuple[str, ...]] = ()
+    exports: ClassVar[bool] = False
+    names: ClassVar[Mapping[str, str]] = {}
+    prefix: ClassVar[str] = ""
+
+    def recognizes(self, path: Path) -> bool:
+        """True if the model at `path`, a folder or file, is of this format. Reads no weights."""
+        return model_type(path) in self.model_types
+
+    def open(self, path: Path) -> Source:
+        """The source at `path`, a folder or one of its files."""
+        return open_folder(path if path.is_dir() else path.parent)
+
+    @abstractmethod
+    def sections(self, source: Source) -> dict[str, dict[str, Any]]:
+        """Sections `model` and `train` of the configuration.
+
+        Raises:
+            CheckpointError: A setting of the source changes numbers, and xlcli has none like it.
+        """
+
+    def weights(self, source: Source, model: ModelConfig) -> Iterator[tuple[str, Tensor]]:
+        """Name in xlcli and values of each weight, of which one at a time is read."""
+        from xlcli.store.weights import empty_weights
+
+        prefix = self.prefix if any(name.startswith(self.prefix) for name in source.stored) else ""
+        if model.embedding.tied:
+            source.unread.discard("lm_head.weight")  # a copy
+        for name, empty in empty_weights(model).items():
+            if name == "head.bias":  # `model.bias` brings it
+                yield name, empty.new_zeros(empty.shape, device="cpu")
+            else:
+                foreign = self.foreign(name)
+                yield name, self.take(source, name, foreign if name[:5] == "head." else prefix + foreign, empty.shape)
+
+    def take(self, source: Source, name: str, foreign: str, shape: tuple[int, ...]) -> Tensor:
+        """The weight `name` of this shape, in the format `foreign`."""
+        return source.take(foreign, tuple(shape))
+
+    def foreign(self, name: str) -> str:
+        """The name of a weight in the format, without the prefix."""
+        for ours, theirs in self.names.items():
+            name = name.replace(ours, theirs)
+        return name
+
+    def notes(self, model: ModelConfig, mem_len: int) -> list[str]:
+        """How far the results are those of the source, with the default memory of `mem_len` tokens."""
+        return []
+
+    def tokenizer(self, source: Source, model: ModelConfig) -> Tokenizer:
+        """The tokenizer of the source; one of token ids if it has none."""
+        from xlcli.text.foreign import IdsTokenizer, TokenizersTokenizer
+
+        ids = [source.config.get(key) for key in ("bos_token_id", "eos_token_id")]
+        ids = [each[0] if isinstance(each, list) and each else each for each in ids]
+        start_id = next((each for each in ids if type(each) is int and 0 <= each < model.vocab_size), 0)
+        path = (source.path / TOKENIZER).resolve()
+        if not path.exists():
+            return IdsTokenizer(model.vocab_size, start_id)
+        data = read_bounded(path, LARGEST_TOKENIZER)
+        return TokenizersTokenizer(data, str(path), vocab_size=model.vocab_size, start_id=start_id)
+
+    def export_config(self, config: SavedConfig) -> dict[str, Any]:
+        """Content of the `config.json` of this format. What it leaves out is found by importing it again."""
+        raise ConfigError(f"models cannot be exported to the format {self.name}.", "Choose another --format.")
+
+    def export_weights(self, weights: Mapping[str, Tensor], model: ModelConfig) -> Iterator[tuple[str, Tensor]]:
+        """Name and values of each tensor of this format, of weights by their names in xlcli.
+
+        Raises:
+            ConfigError: A weight has no place in the format.
+        """
+        for name, tensor in weights.items():
+            if name != "head.bias":
+                yield ("" if name[:5] == "head." else self.prefix) + self.foreign(name), tensor
+            elif bool(tensor.any()):
+                raise ConfigError(f"the head has a bias, which {self.name} has not.", "Train with model.bias=false.")
+
+    def export_tokenizer(self, tokenizer: Tokenizer) -> dict[str, bytes]:
+        """Content of the files of a tokenizer by name; empty if the format has none for its kind."""
+        return {TOKENIZER: tokenizer.data} if tokenizer.kind == "tokenizers" else {}
+
+
+def model_type(path: Path) -> str | None:
+    """The type of model in the `config.json` of a folder, or beside a file; None if it has none."""
+    config = (path if path.is_dir() else path.parent) / CONFIG
+    kind = read_json(config.resolve()).get("model_type") if config.exists() else None
+    return kind if isinstance(kind, str) else None

@@ -1,0 +1,176 @@
+"""Llama and models of its kind in the format of Hugging Face: Mistral, Qwen2, Qwen3, SmolLM2. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from xlcli.config import ModelConfig
+from xlcli.interchange.format import Format
+from xlcli.interchange.settings import Settings
+from xlcli.interchange.source import Source
+from xlcli.store.layout import SavedConfig
+
+N_SINKS = 4
+"""Number of first tokens of a text that stay visible (Xiao et al. 2024)."""
+SEGMENT_LEN = 512
+"""Largest number of tokens that evaluation reads at once."""
+_ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu"}
+_LAYERS = ("full_attention", "sliding_attention")
+
+
+class Llama(Format):
+    """Pre-norm Transformer with RMSNorm, rotary positions and a gated feed-forward branch (Touvron et al. 2023)."""
+
+    name = "llama"
+    model_types = ("llama", "mistral", "qwen2", "qwen3")
+    buffers = ("rotary_emb.inv_freq",)
+    exports = True
+    prefix = "model."
+    names: ClassVar[Mapping[str, str]] = {
+        "embedding.table.": "embed_tokens.",
+        "stack.final.": "norm.",
+        "head.": "lm_head.",
+        "stack.blocks.": "layers.",
+        "attention_residual.norm.": "input_layernorm.",
+        "feedforward_residual.norm.": "post_attention_layernorm.",
+        "attention.query.": "self_attn.q_proj.",
+        "attention.key.": "self_attn.k_proj.",
+        "attention.value.": "self_attn.v_proj.",
+        "attention.output.": "self_attn.o_proj.",
+        "attention.query_norm.": "self_attn.q_norm.",
+        "attention.key_norm.": "self_attn.k_norm.",
+        "feedforward.gate.": "mlp.gate_proj.",
+        "feedforward.up.": "mlp.up_proj.",
+        "feedforward.down.": "mlp.down_proj.",
+    }
+
+    def sections(self, source: Source) -> dict[str, dict[str, Any]]:
+        """Sections `model` and `train`. Distances are clamped to the trained window, whose first tokens are sinks."""
+        settings = Settings(source.path, source.config)
+        kind = settings.take("model_type", str)
+        dim, n_layers = settings.take("hidden_size", int), settings.take("num_hidden_layers", int)
+        n_heads, length = settings.take("num_attention_heads", int), settings.take("max_position_embeddings", int)
+        if kind in ("llama", "qwen3"):
+            bias = "all" if settings.take("attention_bias", bool, default=False) else "none"
+        else:
+            bias = "qkv" if kind == "qwen2" else "none"
+        softmax = {"bias": bias, "qk_norm": kind == "qwen3"}
+        windows = _windows(kind, n_layers, settings)
+        layers = [{"kind": "local", "window": w - 1} | softmax if w else {"kind": "full"} | softmax for w in windows]
+        attention = {
+            "n_heads": n_heads,
+            "n_kv_heads": settings.take("num_key_value_heads", int, n_heads),
+            "head_dim": settings.take("head_dim", int, dim // max(n_heads, 1)),
+        }
+        position = {"kind": "rope", "layout": "half", **_rotary(settings)}
+        reach = min(length, max(w or length for w in windows)) - 1
+        if not all(windows):
+            position |= {"clamp_len": reach, "n_sinks": N_SINKS}
+        model = {
+            "vocab_size": settings.take("vocab_size", int),
+            "dim": dim,
+            "n_layers": n_layers,
+            "attention": attention | (layers[0] if len({*windows}) == 1 else {"kind": "mixed", "layers": layers}),
+            "position": position,
+            "norm": {"kind": "rms", "placement": "pre", "epsilon": settings.take("rms_norm_eps", float, 1e-6)},
+            "feedforward": {
+                "kind": settings.take("hidden_act", _ACTIVATIONS.__getitem__, "silu"),
+                "ffn_dim": settings.take("intermediate_size", int),
+            },
+            "embedding": {"tied": settings.take("tie_word_embeddings", bool, default=False)},
+            "dropout": {"attention": settings.take("attention_dropout", float, 0.0)},
+            "bias": settings.take("mlp_bias", bool, default=False) if kind == "llama" else False,
+        }
+        settings.finish("is_llama_config", "pretraining_tp")
+        train = {"mem_len": reach, "segment_len": min(length, SEGMENT_LEN), "span": "uniform", "batch_size": 1}
+        return {"model": model, "train": train}
+
+    def notes(self, model: ModelConfig, mem_len: int) -> list[str]:
+        """How far the results are those of the source."""
+        exact = f"exact for texts of up to {mem_len + 1:,} tokens, the window that the model was trained on"
+        if model.clamp_len is None:
+            return ["exact for texts of any length: each layer sees a sliding window"]
+        return [exact, f"in longer texts the first {N_SINKS} tokens and the last {mem_len:,} stay visible"]
+
+    def export_config(self, config: SavedConfig) -> dict[str, Any]:
+        """`config.json` of the type of model that can hold this one."""
+        model, attention = config.model, config.model.attention
+        windows: list[int | None] = [getattr(layer, "window", None) for layer in model.attentions]
+        bias, has_norms = (getattr(model.attentions[0], key, None) for key in ("bias", "qk_norm"))
+        kind = "qwen3" if has_norms else "qwen2" if bias == "qkv" else "mistral" if all(windows) else "llama"
+        sliding = max((window for window in windows if window), default=0)
+        scaling = getattr(model.position, "scaling", None)
+        names = {"kind": "rope_type", "original_len": "original_max_position_embeddings"}
+        reach = model.clamp_len or (config.train.max_distance(model) if model.has_softmax else 1)
+        tree: dict[str, Any] = {
+            "architectures": [f"{kind.capitalize()}ForCausalLM"],
+            "model_type": kind,
+            "vocab_size": model.vocab_size,
+            "hidden_size": model.dim,
+            "intermediate_size": model.ffn_dim,
+            "num_hidden_layers": model.n_layers,
+            "num_attention_heads": attention.n_heads,
+            "num_key_value_heads": getattr(attention, "n_kv_heads", None) or attention.n_heads,
+            "head_dim": model.head_dim,
+            "hidden_act": {"geglu": "gelu"}.get(model.feedforward.kind, "silu"),
+            "max_position_embeddings": reach + 1,
+            "rms_norm_eps": model.norm.epsilon,
+            "rope_theta": getattr(model.position, "base", None),
+            "rope_scaling": scaling and {names.get(key, key): value for key, value in scaling.model_dump().items()},
+            "tie_word_embeddings": model.embedding.tied,
+            "attention_dropout": model.dropout.attention,
+        }
+        if kind != "llama":
+            tree["sliding_window"] = sliding + 1 if sliding else None
+        if kind in ("llama", "qwen3"):
+            tree["attention_bias"] = bias == "all"
+        if kind == "llama":
+            tree["mlp_bias"] = model.bias
+        if kind in ("qwen2", "qwen3"):
+            n_full = windows.index(sliding) if sliding else model.n_layers
+            tree |= {"use_sliding_window": bool(sliding), "max_window_layers": n_full}
+            tree["layer_types"] = [_LAYERS[bool(window)] for window in windows]
+        return tree
+
+
+def _windows(kind: str, n_layers: int, settings: Settings) -> list[int | None]:
+    """Number of tokens that each layer sees, itself included; None if it sees all."""
+    if kind == "llama":
+        settings.require("layer_types", ["full_attention"] * n_layers)
+        return [None] * n_layers
+    window = settings.optional("sliding_window", int) if "sliding_window" in settings else 4096
+    slides = [True] * n_layers
+    if kind != "mistral":
+        first = settings.take("max_window_layers", int, 28)
+        is_used = settings.take("use_sliding_window", bool, default=False)
+        slides = [is_used and i >= first for i in range(n_layers)]
+    if (types := settings.optional("layer_types", list)) is not None:
+        if len(types) != n_layers or not {*types} <= {*_LAYERS}:
+            settings.refuse("layer_types", types)
+        slides = [each == _LAYERS[1] for each in types]
+    if window is not None and window < 2:
+        settings.refuse("sliding_window", window)
+    return [window if each else None for each in slides]
+
+
+def _rotary(settings: Settings) -> dict[str, Any]:
+    """`base` and `scaling` of rotary positions, from the keys of current and of older releases of transformers."""
+    older = settings.optional("rope_scaling", dict)
+    table = settings.optional("rope_parameters", dict) or older or {}
+    inner = Settings(settings.path, table)
+    base = inner.take("rope_theta", float, settings.take("rope_theta", float, 10000.0))
+    kind = inner.take("type", str, "default")
+    kind = inner.take("rope_type", str, kind)
+    scaling: dict[str, Any] = {"kind": kind}
+    if kind in ("linear", "llama3"):
+        scaling["factor"] = inner.take("factor", float)
+    if kind == "llama3":
+        scaling |= {key: inner.take(key, float) for key in ("low_freq_factor", "high_freq_factor")}
+        scaling["original_len"] = inner.take("original_max_position_embeddings", int)
+    elif kind not in ("default", "linear"):
+        inner.refuse("rope_type", kind)
+    for each in (settings, inner):
+        each.require("partial_rotary_factor", 1)
+    inner.finish()
+    return {"base": base, "scaling": None if kind == "default" else scaling}

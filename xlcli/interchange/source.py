@@ -1,0 +1,128 @@
+"""A model of another program on disk: its settings, and its tensors, which are read one at a time. Imports no torch.
+
+Nothing in the files is executed: they are JSON, safetensors, and pickles that `xlcli.interchange.pickles` reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from xlcli.errors import CheckpointError
+from xlcli.files import read_json
+from xlcli.files.tensors import TensorInfo, read_header, read_tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CONFIG = "config.json"
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+"""Files of the weights, the first one that is there; `NAME.index.json` lists the shards of one that is divided."""
+DOWNLOAD = "Download all files of the model into one folder again."
+
+
+class Stored(Protocol):
+    """A tensor in a file."""
+
+    @property
+    def info(self) -> TensorInfo:
+        """Type and shape."""
+
+    def read(self) -> Tensor:
+        """The tensor, in RAM of its own."""
+
+
+@dataclass(frozen=True)
+class _SafeTensor:
+    """A tensor of a safetensors file."""
+
+    path: Path
+    name: str
+    info: TensorInfo
+
+    def read(self) -> Tensor:
+        return read_tensor(self.path, self.name)
+
+
+@dataclass
+class Source:
+    """A model of another program.
+
+    Attributes:
+        path: Its folder, or its file.
+        config: Content of its `config.json`, empty if it has none.
+        stored: Its tensors by name, not read.
+        unread: Names of tensors that `take` has not read.
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    stored: Mapping[str, Stored]
+    unread: set[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.unread = set(self.stored)
+
+    @property
+    def tensors(self) -> dict[str, TensorInfo]:
+        """Type and shape of each tensor."""
+        return {name: stored.info for name, stored in self.stored.items()}
+
+    def take(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
+        """Reads one tensor. Raises `CheckpointError` if there is none of this name and, if it is given, this shape."""
+        if name not in self.stored:
+            raise CheckpointError(f"{self.path} has no tensor '{name}'.", DOWNLOAD)
+        found = self.stored[name].info.shape
+        if shape is not None and found != shape:
+            problem = f"tensor '{name}' has the shape {list(found)}, where its settings need {list(shape)}"
+            raise CheckpointError(f"{self.path}: {problem}.", DOWNLOAD)
+        self.unread.discard(name)
+        return self.stored[name].read()
+
+
+def open_folder(path: Path) -> Source:
+    """The model in a folder of Hugging Face: `config.json` and weights, which may be divided into shards.
+
+    Raises:
+        CheckpointError: A file is missing or damaged, or a shard is not a file of this folder.
+    """
+    config = read_json((path / CONFIG).resolve())
+    for name in WEIGHTS:
+        index = path / f"{name}.index.json"
+        if (path / name).exists():
+            return Source(path, config, _tensors(path / name))
+        if index.exists():
+            return Source(path, config, _shards(index))
+    raise CheckpointError(f"{path} has no weights: neither {' nor '.join(WEIGHTS)}.", DOWNLOAD)
+
+
+def _shards(index: Path) -> dict[str, Stored]:
+    named = read_json(index.resolve()).get("weight_map")
+    if not isinstance(named, dict) or not named or not all(isinstance(file, str) for file in named.values()):
+        raise CheckpointError(f"{index} does not name the files of the weights.", DOWNLOAD)
+    stored: dict[str, Stored] = {}
+    for file in sorted(set(named.values())):
+        if Path(file).name != file or Path(file).suffix != Path(index.name).suffixes[0]:
+            raise CheckpointError(f"{index} names the file {file!r}, which is not one of its folder.", DOWNLOAD)
+        part = _tensors(index.parent / file)
+        if both := stored.keys() & part.keys():
+            raise CheckpointError(f"{index}: tensor '{min(both)}' is in two files.", DOWNLOAD)
+        stored |= part
+    if missing := named.keys() - stored.keys():
+        raise CheckpointError(f"{index}: no file has the tensor '{min(missing)}'.", DOWNLOAD)
+    return stored
+
+
+def _tensors(path: Path) -> Mapping[str, Stored]:
+    """Tensors of one file. Links are followed: the cache of a hub consists of them."""
+    path = path.resolve()
+    if path.suffix == ".safetensors":
+        return {name: _SafeTensor(path, name, info) for name, info in read_header(path)[0].items()}
+    from xlcli.interchange.pickles import read_checkpoint
+
+    tree = read_checkpoint(path)
+    if not isinstance(tree, dict) or not all(isinstance(name, str) and hasattr(tree[name], "read") for name in tree):
+        raise CheckpointError(f"{path} is not a table of tensors.", DOWNLOAD)
+    return tree

@@ -624,7 +624,7 @@ def make_original(clone: Path, names: Sequence[str]) -> None:
         randomize(single, scale=case.get("scale", 1.0))
         with double_precision(strict=False):
             double = code.MemTransformerLM(**settings).double().eval()
-            inv_freq = getattr(getattr(double, "pos_emb", None), "inv_freq", None)
+            inv_freq = double.pos_emb.inv_freq.clone() if hasattr(double, "pos_emb") else None
         double.load_state_dict(single.state_dict())
         if inv_freq is not None:
             double.pos_emb.inv_freq = inv_freq

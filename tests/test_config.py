@@ -173,7 +173,7 @@ def test_needed_hooks_depend_on_the_settings():
             {"attention": {"kind": "linear"}, "position": {"kind": "none"}, "dropout": {"attention": 0.1}},
             r"model\.dropout\.attention\b.*0\.1.*'linear'.*model\.dropout\.residual",
         ),
-        ({"embedding": {"inner_dim": 4, "cutoffs": [5]}}, r"cutoffs\b.*model\.embedding\.inner_dim"),
+        ({"embedding": {"inner_dim": 4, "div_val": 3, "cutoffs": [5, 9]}}, r"div_val\b.*model\.embedding\.inner_dim"),
         ({"embedding": {"cutoffs": [5, 3]}}, r"cutoffs.*\[5, 3\]"),
         ({"embedding": {"cutoffs": [5, 5]}}, r"cutoffs.*\[5, 5\]"),
         ({"embedding": {"div_val": 2}}, r"model\.embedding\.cutoffs"),

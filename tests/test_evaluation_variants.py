@@ -28,6 +28,7 @@ SHAPES = {
     "linear": {"attention": {"kind": "linear", "n_features": 16}, "position": {"kind": "sinusoidal"}},
     "universal": {"stack": {"kind": "universal", "n_steps": 3}},
     "act": {"stack": ACT},
+    "zeros": {"zero_memory": True, "norm": {"kind": "layer"}, "bias": True},
 }
 
 
@@ -49,7 +50,7 @@ def score(model, path, **options):
     return next(e for e in evaluate(model, [path], EvalConfig(**options), RUNTIME) if isinstance(e, Score))
 
 
-@pytest.mark.parametrize("name", thinned(SHAPES, [*SHAPES][::2]))
+@pytest.mark.parametrize("name", thinned(SHAPES, [*[*SHAPES][::2], "zeros"]))
 def test_segments_and_batches_change_the_speed_only(name, prose):
     """Absolute positions are those of the text in every sequence; an unbounded receptive field allows one sequence."""
     model = variant(name)

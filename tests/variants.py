@@ -63,7 +63,7 @@ AROUND = [
         "norm": {"kind": "layer", "placement": "post"},
         "feedforward": {"kind": "relu", "chunk_len": 4},
         "bias": True,
-        "embedding": {"scaled": True, "cutoffs": [9, 20], "div_val": 2},
+        "embedding": {"scaled": True, "cutoffs": [9, 20], "div_val": 2, "inner_dim": 8, "tied_projections": "rest"},
     },
     {
         "norm": {"kind": "layer", "placement": "sandwich"},
@@ -114,6 +114,15 @@ def _combinations():
 
 COMBINATIONS = dict(_combinations())
 """Name of a combination to its table `model`."""
+ZEROS = ["full-xl-1-post-1", "full-xl-2-pre-4", "full-rope-1-sandwich-2", "full-sinusoidal-1-pre-4", "local-xl-0-pre-4"]
+COMBINATIONS |= {f"zeros-{name}": COMBINATIONS[name] | {"zero_memory": True} for name in ZEROS}
+SINKS = {"full-rope-1-pre-0": 5, "full-rope-1-sandwich-2": 9, "full-rope-1-rezero-3": 3, "mixed1-rope-1-pre-4": 6}
+"""Combinations to add with sinks, and their largest distances, below and above the lengths of memories."""
+SINK = {"layout": "interleaved", "n_sinks": 3}
+COMBINATIONS |= {
+    f"sinks{clamp_len}-{name}": COMBINATIONS[name] | {"position": COMBINATIONS[name]["position"] | SINK | {"clamp_len": clamp_len}}
+    for name, clamp_len in SINKS.items()
+}
 
 
 def _in_turn():
@@ -148,6 +157,11 @@ ROUNDED = _rounded()
 def table(name):
     """The table `model` of a combination, rounded or not."""
     return COMBINATIONS[name.partition("+")[0]]
+
+
+def has_sinks(name):
+    """Whether the first tokens of a text are kept, which a memory of layer inputs does not do."""
+    return "n_sinks" in table(name)["position"]
 
 
 def is_rounded(name):

@@ -96,7 +96,7 @@ class State:
         offsets = self.offsets.tolist()
         if self.online or (offsets[0] if len(offsets) == 1 else 0):
             return [None] * len(offsets)
-        kinds = tuple((layer.kind, layer.dtype, layer.shape) for layer in self.layers)
+        kinds = tuple((layer.kind, layer.dtype, layer.shape, layer.n_sinks) for layer in self.layers)
         if any(layer.counts_tokens for layer in self.layers):
             return [(self.span, kinds, self.seen + offset) for offset in offsets]
         is_segment = self.span.kind == "segment"

@@ -18,9 +18,9 @@ def model(vocab_size=31, **embedding):
     return build_model(config.make({"model": tree}).model, torch.Generator().manual_seed(0))
 
 
-def adaptive(div_val, *, scaled=False, dropout=0.0):
+def adaptive(div_val, **more):
     made = AdaptiveEmbedding(
-        vocab_size=31, dim=16, cutoffs=CUTOFFS, div_val=div_val, scaled=scaled, dropout=dropout
+        vocab_size=31, dim=16, cutoffs=CUTOFFS, div_val=div_val, **{"scaled": False, "dropout": 0.0} | more
     ).double()
     matrices = [[t.table.weight for t in made.clusters], [None if t.up is None else t.up.weight for t in made.clusters]]
     return made, matrices
@@ -34,15 +34,19 @@ def test_adaptive_shapes(div_val, widths):
             model(cutoffs=CUTOFFS, div_val=3)
         return
     tables, projections = adaptive(div_val)[1]
+    narrow, ups = adaptive(div_val, inner_dim=9)[1]
+    assert [tuple(t.shape) for t in narrow] == [(n, 9 // div_val**i) for i, n in enumerate((5, 1, 8, 17))]
+    assert [tuple(p.shape) for p in ups] == [(16, 9 // div_val**i) for i in range(4)]
     assert [tuple(t.shape) for t in tables] == list(zip((5, 1, 8, 17), widths, strict=True))
     expected = [None] * 4 if div_val == 1 else [(16, w) for w in widths]
     assert [None if p is None else tuple(p.shape) for p in projections] == expected
 
 
 @pytest.mark.parametrize("div_val", [1, 2])
-@pytest.mark.parametrize("scaled", [False, True])
-def test_adaptive_equals_the_paper_word_by_word(div_val, scaled):
-    made, (tables, projections) = adaptive(div_val, scaled=scaled)
+@pytest.mark.parametrize("inner_dim", [None, 9])
+def test_adaptive_equals_the_paper_word_by_word(div_val, inner_dim):
+    scaled = inner_dim is None
+    made, (tables, projections) = adaptive(div_val, scaled=scaled, inner_dim=inner_dim)
     tokens = torch.randint(0, 31, (3, 20))
     tokens[0, :7] = torch.tensor([0, 4, 5, 6, 13, 14, 30])
     words = [oracle.embed(int(t), tables, projections, CUTOFFS) for t in tokens.flatten()]

@@ -21,15 +21,17 @@ KINDS = {
     "factorized": {"inner_dim": 3},
     "adaptive": {"cutoffs": CUTOFFS},
     "narrowing": {"cutoffs": CUTOFFS, "div_val": 2},
+    "inner adaptive": {"cutoffs": CUTOFFS, "inner_dim": 5},
+    "inner narrowing": {"cutoffs": CUTOFFS, "inner_dim": 9, "div_val": 2},
 }
 every = pytest.mark.parametrize("kind", KINDS)
 
 
-def make(kind, *, tied=True, bias=True, loss_chunk=None, seed=0, dtype=torch.float64, **more):
+def make(kind, *, tied=True, tied_projections="all", bias=True, loss_chunk=None, seed=0, dtype=torch.float64, **more):
     """A toy model whose weights are large enough that mistakes show."""
     tree = {
         "vocab_size": V, "dim": D, "n_layers": 1, "attention": {"n_heads": 2}, "bias": bias, "loss_chunk": loss_chunk,
-        "embedding": {"tied": tied, **KINDS[kind]},
+        "embedding": {"tied": tied, "tied_projections": tied_projections, **KINDS[kind]},
     }  # fmt: skip
     model = build_model(config.make({"model": tree | more}).model)
     generator = torch.Generator().manual_seed(seed)
@@ -63,12 +65,12 @@ def oracle_log_probabilities(head, h):
     )
 
 
-@pytest.mark.parametrize("kind", ["adaptive", "narrowing"])
+@pytest.mark.parametrize("kind", ["adaptive", "narrowing", "inner adaptive", "inner narrowing"])
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("tied", [False, "all", "rest", "none"])
 def test_adaptive_softmax_equals_the_paper(kind, bias, tied):
     """Losses, in token order, log-probabilities and gradients, one word and one logit at a time."""
-    head = make(kind, bias=bias, tied=tied).head
+    head = make(kind, bias=bias, tied=bool(tied), tied_projections=tied or "all").head
     x, targets = inputs()
     expected = torch.stack([torch.stack([oracle_log_probabilities(head, h) for h in row]) for row in x])
     logits, nll = head.logits(x), head.nll(x, targets)
@@ -126,6 +128,8 @@ SIZES = {
     "factorized": (V * 3 + 3 * D, V, 0),
     "adaptive": (V * D, V, 3 * D + 3),
     "narrowing": (5 * 12 + 2 * 6 + 7 * 3 + 17 * 1 + (12 + 6 + 3 + 1) * D, V, 3 * D + 3),
+    "inner adaptive": (V * 5 + 4 * 5 * D, V, 3 * 5 + 3),
+    "inner narrowing": (5 * 9 + 2 * 4 + 7 * 2 + 17 * 1 + (9 + 4 + 2 + 1) * D, V, 3 * 9 + 3),
 }
 """Numbers in the shared matrices, in biases, in the tails' logits."""
 
@@ -137,10 +141,11 @@ def test_parameter_counts(kind, tied):
     model = make(kind, tied=tied)
     rest = sum(p.numel() for p in model.stack.parameters())
     assert model.n_parameters - rest == shared * (1 if tied else 2) + biases + tails
+    n_tails = len(CUTOFFS) if tails else 0
     assert sum(p.numel() for p in model.embedding.parameters()) == shared
     without = make(kind, tied=tied, bias=False)
     rest = sum(p.numel() for p in without.stack.parameters())
-    assert without.n_parameters - rest == shared * (1 if tied else 2) + (3 * D if tails else 0)
+    assert without.n_parameters - rest == shared * (1 if tied else 2) + tails - n_tails
 
 
 def matrices(model, part):
@@ -150,6 +155,19 @@ def matrices(model, part):
         return [p for t in tables for p in (t.table.weight, t.up and t.up.weight) if p is not None]
     heads = clusters(model.head) if isinstance(model.head, AdaptiveHead) else [model.head]
     return [p for h in heads for p in (h.weight, h.projection) if p is not None]
+
+
+@pytest.mark.parametrize(("tied", "own"), [("all", 0), ("rest", 1), ("none", 4)])
+@pytest.mark.parametrize("kind", ["inner adaptive", "narrowing", "factorized"])
+def test_tied_projections(kind, tied, own):
+    """Tables are shared; of the projections, as many as asked for are the head's own, the first ones."""
+    model = make(kind, tied_projections=tied)
+    pairs = list(zip(matrices(model, "embedding"), matrices(model, "head"), strict=True))
+    assert all(a is b for a, b in pairs[::2])
+    assert [a is not b for a, b in pairs[1::2]] == [i < own for i in range(len(pairs) // 2)]
+    assert all(a.shape == b.shape for a, b in pairs)
+    model.head.nll(inputs(1, 4)[0], torch.tensor([[0, 6, 8, 30]])).sum().backward()
+    assert all(b.grad.abs().sum() > 0 for a, b in pairs if a is not b)
 
 
 @every

@@ -75,8 +75,15 @@ class EmbeddingConfig(BaseConfig):
     scaled: bool = Field(
         default=False, description="Multiply embeddings by the square root of model.dim (Vaswani et al. 2017)."
     )
+    tied_projections: Literal["all", "rest", "none"] = Field(
+        default="all",
+        description="Matrices of a factorized or clustered vocabulary that a tied head shares besides the tables: all, "
+        "all but that of the first cluster (rest, as the published Transformer-XL), or none.",
+    )
     inner_dim: Count | None = Field(
-        default=None, description="Inner width of a factorized matrix (Lan et al. 2020). Default: not factorized."
+        default=None,
+        description="Inner width of a factorized matrix (Lan et al. 2020); with cutoffs, of the first cluster. "
+        "Default: not factorized.",
     )
     cutoffs: tuple[Count, ...] = Field(
         default=(),
@@ -90,10 +97,6 @@ class EmbeddingConfig(BaseConfig):
 
     @model_validator(mode="after")
     def _check_clusters(self) -> Self:
-        if self.cutoffs and self.inner_dim is not None:
-            raise InvalidSettingError(
-                "model.embedding.cutoffs", "and model.embedding.inner_dim exclude each other", "Leave one of them out."
-            )
         if list(self.cutoffs) != sorted(set(self.cutoffs)):
             raise InvalidSettingError(
                 "model.embedding.cutoffs", f"{list(self.cutoffs)} do not increase", "Give them in order."
@@ -151,6 +154,11 @@ class ModelConfig(BaseConfig):
         description="Begin with zeros in the last matrix of each branch, so that the stack starts as the identity.",
     )
     bias: bool = Field(default=False, description="Use biases in linear layers.")
+    zero_memory: bool = Field(
+        default=False,
+        description="Begin a text with a memory full of zero layer inputs, which are attended to (Transformer-XL of "
+        "Hugging Face), instead of an empty one.",
+    )
     init_std: Positive = Field(default=0.02, description="Standard deviation of the initial weights.")
 
     @property
@@ -220,6 +228,11 @@ class ModelConfig(BaseConfig):
         return clamp_len
 
     @property
+    def n_sinks(self) -> int:
+        """Number of the first tokens of a text that full attention sees besides the memory."""
+        return getattr(self.position, "n_sinks", 0)
+
+    @property
     def has_softmax(self) -> bool:
         """True if some layer has softmax attention."""
         return any(isinstance(layer, SoftmaxAttentionConfig) for layer in self.attentions)
@@ -263,12 +276,14 @@ class ModelConfig(BaseConfig):
 
     def tokens_in_memory(self, mem_len: int, n_tokens: int) -> int:
         """Number of tokens for which memory takes space after `n_tokens` tokens; an upper bound if it is reserved."""
-        reserves = any(isinstance(layer, CompressiveAttentionConfig) for layer in self.attentions)
+        reserves = self.zero_memory or any(isinstance(layer, CompressiveAttentionConfig) for layer in self.attentions)
         return mem_len if reserves else min(mem_len, n_tokens)
 
     def memory_bytes(self, mem_len: int, dtype: MemoryDtype = "float32") -> int:
-        """Size in bytes of the memory of one sequence at inference."""
-        return self.n_repeats * sum(layer.memory_bytes(mem_len, self.head_dim, dtype) for layer in self.attentions)
+        """Size in bytes of the memory of one sequence at inference; with full attention also of its sinks."""
+        heads = sum(layer.key_heads for layer in self.attentions if isinstance(layer, FullAttentionConfig))
+        layers = sum(layer.memory_bytes(mem_len, self.head_dim, dtype) for layer in self.attentions)
+        return self.n_repeats * (layers + 8 * self.n_sinks * heads * self.head_dim)
 
     @property
     def n_matrix_weights(self) -> int:
@@ -336,13 +351,15 @@ class ModelConfig(BaseConfig):
                 "leaves heads of queries without keys, but position 'learned' adds to queries and keys of each head",
                 "Leave it out, or set model.position.placement to layers.",
             )
-        narrowest = self.dim // self.embedding.div_val ** len(self.cutoffs)
-        if narrowest < 1:
+        key, widest = "model.embedding.inner_dim", self.embedding.inner_dim
+        if widest is None:
+            key, widest = "model.dim", self.dim
+        if widest < self.embedding.div_val ** len(self.cutoffs):
             raise InvalidSettingError(
                 "model.embedding.div_val",
-                f"{self.embedding.div_val} leaves nothing of model.dim {self.dim} for the last of "
-                f"{len(self.cutoffs) + 1} clusters",
-                "Lower it, raise model.dim, or use fewer cutoffs.",
+                f"{self.embedding.div_val} leaves nothing of {key} {widest} for the last of {len(self.cutoffs) + 1} "
+                "clusters",
+                f"Lower it, raise {key}, or use fewer cutoffs.",
             )
         if isinstance(self.stack, UniversalStackConfig) and self.stack.time_signal and self.dim % 2:
             raise InvalidSettingError(
@@ -356,6 +373,14 @@ class ModelConfig(BaseConfig):
                 "'post' does not allow stack 'reversible' to reconstruct its inputs by subtraction",
                 "Set model.norm.placement to pre, sandwich or rezero, or model.stack.kind to standard or universal.",
             )
+        if self.n_sinks and not any(isinstance(layer, FullAttentionConfig) for layer in self.attentions):
+            reason = f"needs full attention, but attention is '{attention.kind}'"
+            remedy = "Leave it out, or set model.attention.kind to full."
+            raise InvalidSettingError("model.position.n_sinks", reason, remedy)
+        if self.zero_memory and (self.n_sinks or not all(layer.is_banded for layer in self.attentions)):
+            reason = "needs full or local attention, and no n_sinks: others begin with an empty memory"
+            remedy = "Leave it out, or set model.attention.kind to full or local."
+            raise InvalidSettingError("model.zero_memory", reason, remedy)
         if self.dropout.attention and any(isinstance(layer, LinearAttentionConfig) for layer in self.attentions):
             raise InvalidSettingError(
                 "model.dropout.attention",

@@ -198,6 +198,11 @@ class RopePositionConfig(PositionConfig):
     clamp_len: Count | None = Field(
         default=None, description="Largest distance in softmax attention, as of position xl."
     )
+    n_sinks: Annotated[int, Field(ge=0, le=2**16)] = Field(
+        default=0,
+        description="Number of the first tokens of a text that full attention sees besides the memory, as if at "
+        "distance clamp_len (Xiao et al. 2024). At inference.",
+    )
 
     @property
     def needs(self) -> frozenset[str]:
@@ -212,6 +217,13 @@ class RopePositionConfig(PositionConfig):
             raise InvalidSettingError(
                 key, f"{width} is odd, but position 'rope' rotates pairs of features", "Make it even."
             )
+
+    @model_validator(mode="after")
+    def _check_sinks(self) -> Self:
+        if self.n_sinks and (self.clamp_len is None or self.placement != "layers"):
+            reason = "needs model.position.clamp_len, the distance of the first tokens, and placement layers"
+            raise InvalidSettingError("model.position.n_sinks", reason, "Set them, or leave n_sinks out.")
+        return self
 
 
 class AlibiPositionConfig(PositionConfig):

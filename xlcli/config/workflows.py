@@ -278,6 +278,11 @@ class Config(BaseConfig):
                 "before",
                 "Leave it out, or set model.attention.kind to full or local.",
             )
+        has_sinks = self.model.n_sinks and train.memory == "keyvalue" and train.span == "uniform"
+        if train.reset_on_document and (self.model.zero_memory or has_sinks):
+            key = "model.position.n_sinks" if has_sinks else "model.zero_memory"
+            reason = f"packs documents, but {key} is for a text that begins with empty memory"
+            raise InvalidSettingError("train.reset_on_document", reason, "Leave one of them out.")
         pooled = (layer.pooling for layer in layers if isinstance(layer, CompressiveAttentionConfig))
         if train.memory == "keyvalue" and "convolution" in pooled:
             raise InvalidSettingError(
@@ -321,6 +326,8 @@ class Config(BaseConfig):
             _refuse("runtime.shard", "and runtime.compile exclude each other", "Leave one of them out")
         if self.runtime.dtype == "float16":
             _refuse("runtime.shard", "cannot scale the loss of float16", "Set runtime.dtype to bfloat16")
+        if model.zero_memory:
+            _refuse("runtime.shard", "cannot fill memory by divided parameters (model.zero_memory)", "Leave it out")
         if model.norm.placement == "rezero":
             _refuse("runtime.shard", "cannot divide the factors of ReZero", "Use another model.norm.placement")
 

@@ -3,6 +3,7 @@
 hidden         layer inputs, for training with softmax attention
 keyvalue       keys and values of softmax attention, in 32 or 16 bits
 keyvalue-int8  keys and values of softmax attention, in int8
+*-sinks        one of the last two, and the first tokens of the text
 sums           running sums of linear attention
 buckets        hash buckets of LSH attention
 compressive-*  latest tokens and pooled blocks, each as one of the first three kinds
@@ -21,10 +22,13 @@ from xlcli.memory.tokens import Hidden as Hidden
 from xlcli.memory.tokens import Int8KeyValue as Int8KeyValue
 from xlcli.memory.tokens import KeyValue as KeyValue
 from xlcli.memory.tokens import Project as Project
+from xlcli.memory.tokens import SinkInt8KeyValue as SinkInt8KeyValue
+from xlcli.memory.tokens import SinkKeyValue as SinkKeyValue
 from xlcli.memory.tokens import TokenBuffers as TokenBuffers
 from xlcli.memory.tokens import TokenMemory as TokenMemory
 
-_KINDS: tuple[type[Memory], ...] = (Hidden, KeyValue, Int8KeyValue, Sums, Buckets, *Compressive.kinds.values())
+_SINKS = SinkKeyValue, SinkInt8KeyValue
+_KINDS: tuple[type[Memory], ...] = (Hidden, KeyValue, Int8KeyValue, *_SINKS, Sums, Buckets, *Compressive.kinds.values())
 MEMORIES = {memory.kind: memory for memory in _KINDS}
 """Memory kind to class."""
 

@@ -17,10 +17,13 @@ class Memory:
     kind: ClassVar[str]
     """Name in saved states."""
     axes: ClassVar[Mapping[str, str]]
-    """Axis letters of each tensor; m (tokens) and c (slots of a bucket) may change while the model runs."""
+    """Axis letters of each tensor; m (tokens), c (slots of a bucket) and s (sinks) may change while the model runs."""
     dtypes: ClassVar[Mapping[str, torch.dtype]] = {}
-    """Types of tensors that have one type only. The others are floating point; keys and values have the same type."""
+    """Types of tensors that have one type only. The others are floating point; keys and values have the same type,
+    but sinks may have a wider one."""
 
+    sinks: tuple[Tensor, ...] = ()
+    """Keys (b h s e) without positions, and values (b h s w), of the first tokens of the text, if they are kept."""
     counts_tokens: ClassVar[bool] = False
     """True if the content depends on the number of tokens read before, besides the length."""
 
@@ -34,10 +37,10 @@ class Memory:
         return {name: getattr(self, name) for name in self.axes}
 
     def empty(self) -> Self:
-        """Memory of no tokens, of this kind, shape and batch size: zeros, and no tokens or slots."""
+        """Memory of no tokens, of this kind, shape and batch size: zeros, and no tokens, slots or sinks."""
         return self.from_tensors(
             {
-                name: torch.zeros_like(t[tuple(slice(0 if axis in "mc" else None) for axis in self.axes[name])])
+                name: torch.zeros_like(t[tuple(slice(0 if axis in "mcs" else None) for axis in self.axes[name])])
                 for name, t in self.tensors().items()
             }
         )
@@ -48,10 +51,15 @@ class Memory:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Sizes of the axes that are fixed for a layer: all except batch, tokens and slots."""
+        """Sizes of the axes that are fixed for a layer: all except batch, tokens, slots and sinks."""
         tensors = self.tensors()
         sizes = {axis: n for name, axes in self.axes.items() for axis, n in zip(axes, tensors[name].shape, strict=True)}
-        return tuple(n for axis, n in sizes.items() if axis not in "bmc")
+        return tuple(n for axis, n in sizes.items() if axis not in "bmcs")
+
+    @property
+    def n_sinks(self) -> int:
+        """Number of tokens in `sinks`."""
+        return self.sinks[0].shape[2] if self.sinks else 0
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -93,7 +101,7 @@ class Memory:
                 raise ValueError(f"tensor '{name}' of memory '{cls.kind}' has the wrong type or number of axes")
             if any(sizes.setdefault(axis, n) != n for axis, n in zip(axes, t.shape, strict=True)):
                 raise ValueError(f"tensor '{name}' of memory '{cls.kind}' has the wrong shape {list(t.shape)}")
-            if "h" in axes and name not in cls.dtypes:
+            if "h" in axes and "s" not in axes and name not in cls.dtypes:
                 dtypes.add(t.dtype)
         if len(dtypes) > 1:
             raise ValueError(f"keys and values of memory '{cls.kind}' have different number types")

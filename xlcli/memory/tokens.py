@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import torch
@@ -57,6 +57,7 @@ class TokenBuffers(TokenMemory):
     buffers: tuple[Tensor, ...]
     start: int
     stop: int
+    sinks: tuple[Tensor, ...] = ()
 
     @staticmethod
     @abstractmethod
@@ -70,12 +71,13 @@ class TokenBuffers(TokenMemory):
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
         """Memory of tensors without unused rows."""
-        buffers = tuple(tensors[name] for name in cls.axes)
-        return cls(buffers, 0, buffers[0].shape[2])
+        parts = tuple(tensors[name] for name in cls.axes)
+        n = sum("m" in axes for axes in cls.axes.values())
+        return cls(parts[:n], 0, parts[0].shape[2], parts[n:])
 
     def tensors(self) -> dict[str, Tensor]:
         """Tensors without unused rows."""
-        return dict(zip(self.axes, self.rows(), strict=True))
+        return dict(zip(self.axes, self.rows() + self.sinks, strict=True))
 
     def rows(self) -> tuple[Tensor, ...]:
         """The buffers without unused rows."""
@@ -90,6 +92,11 @@ class TokenBuffers(TokenMemory):
     def length(self) -> int:
         """Number of tokens."""
         return self.stop - self.start
+
+    def with_sinks(self, *new: Tensor) -> Self:
+        """Memory with further sinks: keys (b h t e) and values (b h t w), without gradient."""
+        wide = (x.detach().to(torch.promote_types(x.dtype, torch.float32)) for x in new)
+        return replace(self, sinks=tuple(map(lambda *parts: torch.cat(parts, dim=2), self.sinks, wide)))
 
     def extend(self, x: Tensor, project: Project, keep: int, read: int | None = None) -> tuple[Tensor, Tensor, Self]:
         """Projects and appends the new inputs only: amortized O(1) per token.
@@ -109,9 +116,10 @@ class TokenBuffers(TokenMemory):
                 new = tuple(
                     torch.cat((old.to(rows.dtype), rows), dim=2) for old, rows in zip(self.rows(), new, strict=True)
                 )
-            whole = type(self)(new, 0, new[0].shape[2])
+            whole = replace(self, buffers=new, start=0, stop=new[0].shape[2])
             # Copies: views would keep the keys and values of the whole call alive.
-            kept = type(self)(tuple(rows.detach().clone() for rows in whole.keep(keep).rows()), 0, keep)
+            copies = tuple(rows.detach().clone() for rows in whole.keep(keep).rows())
+            kept = replace(self, buffers=copies, start=0, stop=keep)
         k, v = whole.decode(k, v)
         unread = 0 if read is None else self.length - read
         return k[:, :, unread:], v[:, :, unread:], kept
@@ -124,17 +132,17 @@ class TokenBuffers(TokenMemory):
         buffers, length = self.buffers, self.length
         capacity = buffers[0].shape[2]
         if self.stop + n_new <= capacity:
-            return type(self)(buffers, self.start, self.stop + n_new)
+            return replace(self, stop=self.stop + n_new)
         needed = length + n_new + max(n_new, min(max(keep, length), MAX_SLACK))
         if not (length + n_new <= capacity <= 2 * needed and self.start >= length):
             buffers = tuple(_new_buffer(rows, old, needed) for rows, old in zip(like or buffers, buffers, strict=True))
         for buffer, rows in zip(buffers, self.rows(), strict=True):
             buffer[:, :, :length] = rows
-        return type(self)(buffers, 0, length + n_new)
+        return replace(self, buffers=buffers, start=0, stop=length + n_new)
 
     def keep(self, n: int) -> Self:
         """Memory of the `n` latest tokens."""
-        return type(self)(self.buffers, self.stop - n, self.stop)
+        return replace(self, start=self.stop - n)
 
 
 def _new_buffer(like: Tensor, old: Tensor, capacity: int) -> Tensor:
@@ -215,3 +223,20 @@ class Int8KeyValue(TokenBuffers):
         """Copies in the types of `k` and `v`."""
         keys, values, key_scales, value_scales = self.rows()
         return dequantize(keys, key_scales).to(k.dtype), dequantize(values, value_scales).to(v.dtype)
+
+
+SINKS = {"sink_k": "bhse", "sink_v": "bhsw"}
+
+
+class SinkKeyValue(KeyValue):
+    """`KeyValue` with sinks, in float32 or wider."""
+
+    kind = "keyvalue-sinks"
+    axes: ClassVar[Mapping[str, str]] = {**KeyValue.axes, **SINKS}
+
+
+class SinkInt8KeyValue(Int8KeyValue):
+    """`Int8KeyValue` with sinks, in float32 or wider."""
+
+    kind = "keyvalue-int8-sinks"
+    axes: ClassVar[Mapping[str, str]] = {**Int8KeyValue.axes, **SINKS}

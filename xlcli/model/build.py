@@ -43,7 +43,7 @@ def build_model(config: ModelConfig, generator: torch.Generator | None = None) -
         bigrams=BigramEmbedding(config.embedding.n_bigrams, config.dim) if config.embedding.n_bigrams else None,
         position=absolute,
         stack=_stack(config, [_block(config, *layer) for layer in zip(config.attentions, positions, strict=True)]),
-        head=_head(config, embedding if config.embedding.tied else _embedding(config)),
+        head=_head(config, embedding),
     )
     if next(model.parameters()).device.type != "meta":
         init_weights(model, config, generator)
@@ -72,19 +72,24 @@ class _NoInitialValues(TorchFunctionMode):
 def _embedding(config: ModelConfig) -> TokenEmbedding | AdaptiveEmbedding:
     settings: dict[str, Any] = {"vocab_size": config.vocab_size, "dim": config.dim}
     settings |= {"scaled": config.embedding.scaled, "dropout": config.dropout.embedding}
+    settings["inner_dim"] = config.embedding.inner_dim
     if config.cutoffs:
         return AdaptiveEmbedding(cutoffs=config.cutoffs, div_val=config.embedding.div_val, **settings)
-    return TokenEmbedding(inner_dim=config.embedding.inner_dim, **settings)
+    return TokenEmbedding(**settings)
 
 
-def _head(config: ModelConfig, source: TokenEmbedding | AdaptiveEmbedding) -> Head:
-    """Head that shares the matrices of `source`."""
+def _head(config: ModelConfig, embedding: TokenEmbedding | AdaptiveEmbedding) -> Head:
+    """Head that shares matrices of the embedding if they are tied."""
+    source = embedding if config.embedding.tied else _embedding(config)
     tables = [source] if isinstance(source, TokenEmbedding) else source.clusters
+    n_own = {"all": 0, "rest": 1, "none": len(tables)}[config.embedding.tied_projections]
     settings: dict[str, Any] = {"bias": config.bias, "softcap": config.logit_softcap, "loss_chunk": config.loss_chunk}
-    heads = [
-        SoftmaxHead(weight=table.table.weight, projection=None if table.up is None else table.up.weight, **settings)
-        for table in tables
-    ]
+    heads = []
+    for i, table in enumerate(tables):
+        projection = None if table.up is None else table.up.weight
+        if projection is not None and i < n_own:
+            projection = nn.Parameter(torch.empty_like(projection))
+        heads.append(SoftmaxHead(weight=table.table.weight, projection=projection, **settings))
     return heads[0] if len(heads) == 1 else AdaptiveHead(clusters=heads, cutoffs=config.cutoffs, **settings)
 
 
@@ -141,7 +146,7 @@ def _attention(config: ModelConfig, attention: AttentionConfig, position: Positi
         }
     match attention:
         case kinds.FullAttentionConfig():
-            return FullAttention(**common)
+            return FullAttention(n_sinks=config.n_sinks, **common)
         case kinds.LocalAttentionConfig():
             return LocalAttention(window=attention.window, **common)
         case kinds.CompressiveAttentionConfig():

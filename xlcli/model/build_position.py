@@ -48,7 +48,7 @@ def _build(config: ModelConfig, biases: XLBiases | None = None) -> Position:
             return AxialPosition(shape=kind.shape, dims=kind.widths(config.dim), overflow=kind.overflow)
         case kinds.RopePositionConfig():
             encoding = RopeEmbedding if kind.placement == "embedding" else RopePosition
-            return encoding(layout=kind.layout, base=kind.base, scaling=kind.scaling)
+            return encoding(layout=kind.layout, base=kind.base, scaling=kind.scaling, clamp_len=kind.clamp_len)
         case kinds.AlibiPositionConfig():
             return AlibiPosition()
         case kinds.T5PositionConfig():

@@ -39,17 +39,27 @@ class AdaptiveEmbedding(nn.Module):
     """Adaptive input embedding (Baevski and Auli 2019, section 3), as in the code of Transformer-XL.
 
     Words are sorted by frequency; `cutoffs` are the first words of all clusters except the first. Cluster i has vectors
-    of width dim // div_val^i. If `div_val` > 1, every cluster, the first included, projects them to `dim` by a matrix.
+    of width w // div_val^i, where w is `inner_dim` or else `dim`. With `inner_dim` or `div_val` > 1, every cluster, the
+    first included, projects them to `dim` by a matrix.
     """
 
     def __init__(
-        self, *, vocab_size: int, dim: int, cutoffs: Sequence[int], div_val: int, scaled: bool, dropout: float
+        self,
+        *,
+        vocab_size: int,
+        dim: int,
+        inner_dim: int | None = None,
+        cutoffs: Sequence[int],
+        div_val: int,
+        scaled: bool,
+        dropout: float,
     ) -> None:
         super().__init__()
         self.cutoffs = tuple(cutoffs)
         borders = (0, *cutoffs, vocab_size)
+        width = dim if inner_dim is None and div_val > 1 else inner_dim
         self.clusters: Sequence[TokenEmbedding] = nn.ModuleList(  # type: ignore[assignment]
-            TokenEmbedding(vocab_size=stop - start, dim=dim, inner_dim=dim // div_val**i if div_val > 1 else None)
+            TokenEmbedding(vocab_size=stop - start, dim=dim, inner_dim=width and width // div_val**i)
             for i, (start, stop) in enumerate(pairwise(borders))
         )
         self.scale = dim**0.5 if scaled else 1.0

@@ -21,6 +21,7 @@ from xlcli.model.embedding import BigramEmbedding
 from xlcli.model.head import Head, Readout
 from xlcli.model.position import Position
 from xlcli.model.stack import Ponder, Stack
+from xlcli.ops.chunks import Rows
 from xlcli.ops.context import AttentionContext
 from xlcli.ops.positions import DocumentPositions
 from xlcli.ops.span import Span
@@ -82,6 +83,8 @@ class LanguageModel(nn.Module):
 
     def receptive_field(self, mem_len: int) -> int | None:
         """Number of earlier tokens that a prediction may depend on, the current token excluded; None if unbounded."""
+        if self.config.n_sinks and mem_len:
+            return None
         fields = [block.attention.receptive_field(mem_len) for block in self.stack.unrolled()]
         bounded = [field for field in fields if field is not None]
         n_pairs = 1 if self.bigrams is not None and mem_len else 0
@@ -99,7 +102,7 @@ class LanguageModel(nn.Module):
         memory_dtype: MemoryDtype = "float32",
         stride: int | None = None,
     ) -> State:
-        """State with empty memory.
+        """State before a text: with empty memory, or as `ModelConfig.zero_memory` says.
 
         Args:
             batch: Number of sequences.
@@ -127,19 +130,41 @@ class LanguageModel(nn.Module):
             clamp_len=self.clamp_len,
             full_len=self.full_len,
             stride=stride,
+            zero_memory=self.config.zero_memory,
         )
         n_last = self._n_last(rule)
         last = torch.full((batch, n_last), -1, device=device) if n_last else None
-        return State(layers, 0, rule, starts.to(device), last)
+        return self._with_zeros(State(layers, 0, rule, starts.to(device), last))
 
     def _n_last(self, span: Span) -> int:
         """Number of latest tokens that a state keeps."""
         return max(int(self.bigrams is not None), span.overlap)
 
     def reset(self, state: State) -> State:
-        """State with empty memory at the beginning of the text; batch size and span are kept."""
+        """State before the beginning of the text; batch size and span are kept."""
         empty = self.reset_layers(state, range(self.config.n_layers))
-        return replace(empty, seen=0, offsets=torch.zeros_like(state.offsets), lag=0)
+        return self._with_zeros(replace(empty, seen=0, offsets=torch.zeros_like(state.offsets), lag=0))
+
+    @torch.no_grad()
+    def _with_zeros(self, state: State) -> State:
+        """State with a memory of zero layer inputs in place of the empty one, if its span has them."""
+        span, offsets = state.span, state.offsets
+        if not span.zero_memory:
+            return state
+        if len(offsets) > 1 and bool((offsets == offsets[0]).all()):
+            return self._with_zeros(state.select([0])).select([0] * len(offsets))
+        n = span.longest
+        context = AttentionContext(
+            span, n_memory=0, n_new=n, keep=n, device=offsets.device, start=-n, offsets=offsets
+        ).for_rows(Rows(torch.zeros(len(offsets), n, dtype=torch.bool, device=offsets.device)))
+        weight = next(self.parameters())
+        zeros = torch.zeros(len(offsets), n, self.config.dim, dtype=weight.dtype, device=offsets.device)
+        layers = []
+        for block, empty in zip(itertools.cycle(self.stack.blocks), state.layers, strict=False):
+            _, memory = block.attention(block.attention_residual.pre(zeros), empty, context)
+            types = empty.tensors()  # outside inference mode rows are not rounded yet
+            layers.append(empty.from_tensors({name: t.to(types[name].dtype) for name, t in memory.tensors().items()}))
+        return replace(state, layers=tuple(layers))
 
     def reset_layers(self, state: State, layers: Collection[int]) -> State:
         """State in which these layers have an empty memory, for linear and LSH attention after `redraw`."""
@@ -151,6 +176,8 @@ class LanguageModel(nn.Module):
     def is_compatible(self, state: State) -> bool:
         """True if layers, shapes and lengths of a loaded state fit the model."""
         if (0 if state.last is None else state.last.shape[1]) != self._n_last(state.span):
+            return False
+        if state.span.zero_memory != (self.config.zero_memory and state.span.kind != "segment"):
             return False
         if state.last is not None and not bool(((state.last >= -1) & (state.last < self.config.vocab_size)).all()):
             return False
@@ -246,7 +273,7 @@ class LanguageModel(nn.Module):
                 documents = documents.minimum(span.next_position(state.seen) + new)
             is_masked = bool((documents - new < n_memory).any())  # on the CPU: no device has to be waited for
             within = DocumentPositions(documents.to(tokens.device, non_blocking=True), is_masked)
-        if state.lag and n_memory > state.seen - state.lag:  # some memories are padded
+        if state.lag and n_memory > state.seen - state.lag and not span.zero_memory:  # some memories are padded
             positions = state.offsets[:, None] + torch.arange(state.seen, state.seen + n_new, device=tokens.device)
             within = DocumentPositions(positions, masked=True)
         context = AttentionContext(

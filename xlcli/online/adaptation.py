@@ -126,7 +126,8 @@ class AdaptiveModel:
         value = _value(state)
         if len(value.inputs) and int(value.targets[-1]) != UNKNOWN:
             state = self._learn(state)
-        return self.trained.reset(replace(state, adaptation=_value(state).without_block()))
+        self._load(state)
+        return self.network.reset(replace(state, adaptation=_value(state).without_block()))
 
     def _score_part(self, tokens: Tensor, targets: Tensor, state: State, readout: Readout | None) -> ScoreOutput:
         """`score` of tokens (1 n) of one block."""
@@ -238,7 +239,7 @@ def before_block(state: State) -> State:
 
 def _is_exact(state: State) -> bool:
     """True if the memory has the same values with gradients: rounded ones are not, and sums have none of the call."""
-    return all(type(layer) is KeyValue for layer in state.layers) and state.memory_dtype == "float32"
+    return all(isinstance(layer, KeyValue) for layer in state.layers) and state.memory_dtype == "float32"
 
 
 def _value(state: State) -> Adaptation:

@@ -15,6 +15,7 @@ from xlcli.ops.context import Mask
 from xlcli.ops.dropout import ALL_ROWS, Share
 from xlcli.ops.dropout import dropout as drop
 from xlcli.ops.heads import product
+from xlcli.ops.sinks import Sinks
 
 
 def attend(
@@ -27,6 +28,7 @@ def attend(
     term: ScoreTerm | None = None,
     far: FarKeys | None = None,
     far_bias: FarBias | None = None,
+    sinks: Sinks | None = None,
     bias: Tensor | None = None,
     value_bias: Callable[[Tensor], Tensor] | None = None,
     dropout: float = 0.0,
@@ -45,6 +47,7 @@ def attend(
         term: Second score term, or None.
         far: Keys with other products, or None; not together with a term.
         far_bias: Addition to the scores of far keys, or None.
+        sinks: Further keys and values with queries of their own, or None; not together with a value bias.
         bias: Added to the scores, (b h t s) or (h t s), or None.
         value_bias: Function from the weights (b h t s) to an addition (b h t w) to the output, or None.
         dropout: Dropout rate of the weights.
@@ -61,15 +64,16 @@ def attend(
         term = term._replace(clamp=clamp._replace(scores=clamp.scores + far_bias.bias / scale))
         far_bias = None
     if isinstance(visible, Mask):
-        if products_only and on_cpu and n_new > 1 and visible.band is not None and not torch.compiler.is_compiling():
-            if needed is not None and far is None and far_bias is None and not clamp:
+        band = visible.band
+        if products_only and on_cpu and n_new > 1 and band is not None and not torch.compiler.is_compiling():
+            if needed is not None and far is None and far_bias is None and sinks is None and not clamp:
                 q, k = (q, k) if term is None else _append_term(q, k, term[:2])
-                return attend_rows(q, k, v, needed, visible.band, scale=scale)
+                return attend_rows(q, k, v, needed, band, scale=scale)
             if torch.is_inference_mode_enabled():
-                return attend_blocks(q, k, v, visible.band, scale=scale, term=term, far=far, far_bias=far_bias)
-            if far is None and far_bias is None:
+                return attend_blocks(q, k, v, band, scale=scale, term=term, far=far, far_bias=far_bias, sinks=sinks)
+            if far is None and far_bias is None and sinks is None:
                 inputs = (q, k.to(q.dtype), v.to(q.dtype), *(term[:2] if term else ()))
-                return BandAttention.apply(scale, visible.band, *inputs)  # type: ignore[no-any-return, no-untyped-call]
+                return BandAttention.apply(scale, band, *inputs)  # type: ignore[no-any-return, no-untyped-call]
         visible = visible.visible
     if far is not None:
         difference = (product(far.queries, far.keys.mT) - product(q, k.mT)) * scale
@@ -88,11 +92,11 @@ def attend(
             return product((scores * scale).softmax(-1).to(v.dtype), v)
         q, k = _append_term(q, k, term[:2])
     plain_is_faster = on_cpu and (q.dtype == torch.bfloat16 or n_new == 1 or dropout > 0)  # measured
-    plain_is_faster |= n_new == 1 and k.shape[1] < q.shape[1]  # without a copy of the keys
+    plain_is_faster |= sinks is not None or (n_new == 1 and k.shape[1] < q.shape[1])  # without a copy of the keys
     if value_bias is None and not plain_is_faster and not (dropout and share.parts > 1):
         return attend_fused(q, k, v, visible=visible, scale=scale, bias=bias, dropout=dropout)
     return attend_plain(
-        q, k, v, visible=visible, scale=scale, bias=bias, value_bias=value_bias, dropout=dropout, share=share
+        q, k, v, sinks, visible=visible, scale=scale, bias=bias, value_bias=value_bias, dropout=dropout, share=share
     )
 
 
@@ -100,6 +104,7 @@ def attend_plain(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    sinks: Sinks | None = None,
     *,
     visible: Tensor | None,
     scale: float,
@@ -117,9 +122,12 @@ def attend_plain(
         # An addition is free in the backward pass; masked_fill would read the scores once more.
         hidden = ~(visible | without_keys)
         scores = scores + torch.zeros_like(hidden, dtype=scores.dtype).masked_fill(hidden, float("-inf"))
-    weights = scores.softmax(-1)
+    n_sinks = 0 if sinks is None else sinks.keys.shape[2]
+    weights = (scores if sinks is None else torch.cat((sinks.scores(scale), scores), dim=-1)).softmax(-1)
     weights = drop(weights, dropout, share) if dropout else weights
-    out = product(weights.to(v.dtype), v)
+    out = product(weights[..., n_sinks:].to(v.dtype), v)
+    if sinks is not None:
+        out = out + product(weights[..., :n_sinks].to(v.dtype), sinks.values.to(v.dtype))
     if value_bias is not None:
         out = out + value_bias(weights).to(out.dtype)
     return out if without_keys is None else out.masked_fill(without_keys, 0.0)

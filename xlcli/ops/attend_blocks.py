@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from xlcli.ops.heads import product, share
 from xlcli.ops.positions import Positions
+from xlcli.ops.sinks import Sinks
 
 BLOCK = 256
 """Number of queries of a block (measured)."""
@@ -204,6 +205,7 @@ def attend_blocks(
     term: ScoreTerm | None = None,
     far: FarKeys | None = None,
     far_bias: FarBias | None = None,
+    sinks: Sinks | None = None,
 ) -> Tensor:
     """`attend` over the keys in the band. Keys and values may have any floating-point type."""
     n_rows, n_heads, n_new, _ = q.shape
@@ -218,6 +220,7 @@ def attend_blocks(
     if far is not None:
         far = far._replace(queries=far.queries * scale)
     limit = clamp or far
+    of_sinks = None if sinks is None else sinks.scores(scale)
     divided = list(parts(q, k, band, SCORES))
     buffer = q.new_empty(max(part.size for part in divided))
     new = None
@@ -247,6 +250,9 @@ def attend_blocks(
             scores[..., :n_far] += far_bias.bias
             mixed += mask.to(scores.dtype) * far_bias.bias
         add_edges(scores, *edges)
+        if sinks is not None and of_sinks is not None:
+            first_values = sinks.values[part.rows, part.key_heads].flatten(0, 1).to(q.dtype)
+            scores, values = torch.cat((part.queries(of_sinks), scores), -1), torch.cat((first_values, values), 1)
         part.write(out, torch.bmm(share(torch.softmax(scores, -1, out=scores), keys), values))
     return out
 

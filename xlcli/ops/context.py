@@ -126,6 +126,22 @@ class AttentionContext:
             return None
         return FarBias(self.span.far_bias, limit, self.positions)
 
+    def visible_sinks(self, n: int) -> Tensor | None:
+        """Boolean mask (b 1 t n), true where one of the first n tokens of the text is too far back to be seen as a key.
+
+        None if none is. A sequence of a joined state that began later has a negative offset.
+        """
+        limit = self.mask.max_distance
+        if limit is None or self.start + self.n_new - 1 <= limit:
+            return None
+
+        def make() -> Tensor:
+            began = 0 if self.offsets is None else self.offsets.clamp(max=0)[:, None]
+            read = began + torch.arange(self.start, self.start + self.n_new, device=self.device)[None]
+            return (read[:, None, :, None] - torch.arange(n, device=self.device)) > limit
+
+        return self.constant(("sinks", n), make)
+
     @property
     def needs_output(self) -> bool:
         """True if the output of any position is needed; if not, a layer only updates its memory."""

@@ -5,6 +5,8 @@ growing   a token attends to the earlier tokens of its call, itself, and the `me
           training pattern of Dai et al. 2019)
 segment   a token attends to the earlier tokens of its segment of `segment_len` tokens and itself (no recurrence);
           with a stride, segments are windows that begin every `stride` tokens: one repeats the end of the last one
+
+A text begins with an empty memory, or with one full of zero layer inputs, which are attended to like tokens.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ class Span:
     """Largest distance of keys with full weight; `far_bias` is added to the scores of the others; None: any."""
     stride: int | None = None
     """Distance of overlapping windows of `segment_len` tokens in a `segment` span; None: independent segments."""
+    zero_memory: bool = False
+    """True if `mem_len` zero layer inputs come before a text."""
 
     @staticmethod
     def make(
@@ -42,10 +46,12 @@ class Span:
         clamp_len: int | None = None,
         full_len: int | None = None,
         stride: int | None = None,
+        zero_memory: bool = False,
     ) -> Span:
-        """Span of this kind, or `segment` if `mem_len` is 0."""
+        """Span of this kind, or `segment`, without zero inputs, if `mem_len` is 0."""
         limits: dict[str, int | None] = {"clamp_len": clamp_len, "full_len": full_len, "stride": stride}
-        return Span(kind if mem_len else "segment", mem_len, segment_len, **limits)
+        rule = kind if mem_len else "segment"
+        return Span(rule, mem_len, segment_len, **limits, zero_memory=zero_memory and mem_len > 0)
 
     def shortened(self, segment: float, memory: float) -> Span:
         """Span with at least half the segment and at least 1 token of memory, by two numbers from 0 to 1."""
@@ -60,9 +66,12 @@ class Span:
     def parse(text: str) -> Span:
         """Span from its `text`; raises ValueError if it is none."""
         kind, *numbers = text.split()
+        zero_memory = numbers[-1:] == ["zeros"]
+        numbers = numbers[: len(numbers) - zero_memory]
         mem_len, segment_len, *limits = (None if n == "none" else int(n) for n in numbers)
-        span = Span(kind, mem_len, segment_len, None, *limits)  # type: ignore[arg-type]
-        legal = kind == "segment" if span.mem_len == 0 else kind in ("uniform", "growing") and span.mem_len > 0
+        span = Span(kind, mem_len, segment_len, None, *limits, zero_memory=zero_memory)  # type: ignore[arg-type,misc]
+        is_segment = kind == "segment" and not zero_memory
+        legal = is_segment if span.mem_len == 0 else kind in ("uniform", "growing") and span.mem_len > 0
         lengths = span.segment_len, *(n for n in limits if n is not None)
         legal &= span.stride is None or (kind == "segment" and span.overlap >= 0)
         if not legal or min(lengths) < 1 or max(span.mem_len, *lengths) > 2**31 or span.text != text:
@@ -75,7 +84,8 @@ class Span:
         limits = [limit or "none" for limit in (self.clamp_len, self.full_len, self.stride)]
         while limits and limits[-1] == "none":
             limits.pop()
-        return " ".join(map(str, (self.kind, self.mem_len, self.segment_len, *limits)))
+        zeros = ["zeros"] if self.zero_memory else []
+        return " ".join(map(str, (self.kind, self.mem_len, self.segment_len, *limits, *zeros)))
 
     @property
     def far_bias(self) -> float:
@@ -89,10 +99,10 @@ class Span:
         return self.mem_len if self.kept_len is None else self.kept_len
 
     def n_kept(self, seen: int) -> int:
-        """Number of tokens to remember after `seen` tokens have been read."""
+        """Number of tokens, or zero inputs, to remember after `seen` tokens have been read."""
         if self.kind == "segment":
             return self.next_position(seen)
-        return min(seen, self.longest)
+        return self.longest if self.zero_memory else min(seen, self.longest)
 
     def n_read(self, seen: int) -> int:
         """Number of remembered tokens that a call after `seen` tokens reads."""

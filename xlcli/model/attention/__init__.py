@@ -93,8 +93,13 @@ class ProjectedAttention(Attention):
 
     def project(self, x: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
         """Keys with their positions, and values (b h n e), of inputs x (b n d) of the n latest tokens."""
+        k, v = self.unplaced(x)
+        return self.position.place(k, context), v
+
+    def unplaced(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys without positions, and values (b g n e), of inputs x (b n d)."""
         x = cast_for_products(x)
-        return self.position.place(self.key_norm(self._heads(self.key(x))), context), self._heads(self.value(x))
+        return self.key_norm(self._heads(self.key(x))), self._heads(self.value(x))
 
     def _heads(self, x: Tensor) -> Tensor:
         return rearrange(x, "... t (h e) -> ... h t e", e=self.head_dim)

@@ -9,12 +9,14 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from xlcli import memory as kinds
 from xlcli.config import MemoryDtype
-from xlcli.memory import Hidden, Int8KeyValue, KeyValue, Memory, TokenMemory
+from xlcli.memory import Hidden, Int8KeyValue, Memory, TokenBuffers, TokenMemory
 from xlcli.model.attention import ProjectedAttention
 from xlcli.ops.attend import attend
 from xlcli.ops.context import AttentionContext
 from xlcli.ops.dropout import ALL_ROWS
+from xlcli.ops.sinks import Sinks
 from xlcli.ops.span import Span
 
 
@@ -22,15 +24,17 @@ class FullAttention(ProjectedAttention):
     """Multi-head attention; scores are multiplied by `scale`.
 
     Attributes:
+        n_sinks: Number of the first tokens of a text that are kept besides the memory, but not as layer inputs.
         share: This rank's part of the rows of the batch, for dropout.
     """
 
     share = ALL_ROWS
 
-    def __init__(self, *, scale: float, dropout: float, **settings: Any) -> None:
+    def __init__(self, *, scale: float, dropout: float, n_sinks: int = 0, **settings: Any) -> None:
         super().__init__(**settings)
         self.scale = scale
         self.dropout = dropout
+        self.n_sinks = n_sinks
 
     def init_memory(self, batch: int, kind: Literal["keyvalue", "hidden"], dtype: MemoryDtype = "float32") -> Memory:
         """Empty memory of `batch` sequences: keys and values, or layer inputs for training."""
@@ -39,25 +43,35 @@ class FullAttention(ProjectedAttention):
         if kind == "hidden":
             return Hidden(like.new_empty(batch, 0, weight.shape[1]))
         empty = like.new_empty(batch, self.n_kv_heads, 0, self.head_dim)
+        sinks = (empty, empty) if self.n_sinks else ()
         if dtype == "int8":
-            return Int8KeyValue(Int8KeyValue.encode(empty, empty), 0, 0)
+            of_int8 = kinds.SinkInt8KeyValue if sinks else Int8KeyValue
+            return of_int8(Int8KeyValue.encode(empty, empty), 0, 0, sinks)
         rounded = empty.bfloat16() if dtype == "bfloat16" else empty
-        return KeyValue((rounded, rounded), 0, 0)
+        return (kinds.SinkKeyValue if sinks else kinds.KeyValue)((rounded, rounded), 0, 0, sinks)
 
     def accepts(self, memory: Memory, span: Span, seen: int) -> bool:
         """True if kind, shape and length agree."""
         if not (isinstance(memory, TokenMemory) and super().accepts(memory, span, seen)):
+            return False
+        if isinstance(memory, TokenBuffers) and memory.n_sinks != min(self.n_sinks, seen):
             return False
         return memory.length == self.receptive_field(span.n_kept(seen))
 
     def forward(self, x: Tensor, memory: Memory, context: AttentionContext) -> tuple[Tensor, Memory]:
         """Output (b t d) for input x (b t d), and the new memory."""
         assert isinstance(memory, TokenMemory)
+        if isinstance(memory, TokenBuffers) and (missing := self.n_sinks - memory.n_sinks):
+            memory = memory.with_sinks(*self.unplaced(x[:, :missing]))
         q = self.queries(x, context) if context.needs_output else None
         k, v, memory = memory.extend(x, partial(self.project, context=context), context.keep, context.n_memory)
         if q is None:
             return x, memory
-        y = attend(k=k, v=v, visible=context.mask, **self.terms(q, k, context))
+        sinks = None
+        if memory.n_sinks and (seen := context.visible_sinks(memory.n_sinks)) is not None:
+            keys, values = memory.sinks
+            sinks = Sinks(self.position.at_clamp(q, context), keys, values, seen)
+        y = attend(k=k, v=v, visible=context.mask, sinks=sinks, **self.terms(q, k, context))
         return context.apply(self.output, rearrange(y, "b h t e -> b t (h e)")), memory
 
     def terms(self, q: Tensor, k: Tensor, context: AttentionContext) -> dict[str, Any]:

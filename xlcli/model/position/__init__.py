@@ -35,6 +35,10 @@ class Position(nn.Module):
         """Queries (b h t e), and a second score term or None."""
         return q, None
 
+    def at_clamp(self, q: Tensor, context: AttentionContext) -> Tensor:
+        """Queries (b h t e) for keys without positions, as if these were at the largest distance."""
+        return q
+
     def far(self, q: Tensor, k: Tensor, context: AttentionContext) -> FarKeys | None:
         """Other products for keys that are far from queries (b h t e) and keys (b h s e) in stored form, or None."""
         return None

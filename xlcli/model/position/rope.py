@@ -30,10 +30,13 @@ Scaling = LinearScalingConfig | Llama3ScalingConfig
 class RopePosition(Position):
     """Rotation of queries and keys in every layer."""
 
-    def __init__(self, *, layout: Layout, base: float, scaling: Scaling | None = None) -> None:
+    def __init__(
+        self, *, layout: Layout, base: float, scaling: Scaling | None = None, clamp_len: int | None = None
+    ) -> None:
         super().__init__()
         self.layout = layout
         self.series = base, scaling
+        self.clamp_len = clamp_len
 
     def angles(self, positions: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """Sine and cosine (... width/2) of positions (...) times the frequencies, in float64."""
@@ -57,15 +60,20 @@ class RopePosition(Position):
         limit, positions = context.clamp_len, context.positions
         if limit is None:
             return None
-        width = q.shape[-1]
+        keys = self._turned(k, "far keys", lambda: -positions.absolute_keys, context)
+        return FarKeys(self.at_clamp(q, context), keys, limit, positions)
 
-        def turned(x: Tensor, name: str, by: Callable[[], Tensor]) -> Tensor:
-            angles = context.constant((name, width, self.series), lambda: self.angles(by()[:, None], width))
-            return apply_rope(x, *angles, self.layout)
+    def at_clamp(self, q: Tensor, context: AttentionContext) -> Tensor:
+        """Queries rotated by the largest distance, that of the model if the span has none."""
+        limit = context.span.clamp_len or self.clamp_len
+        assert limit is not None
+        return self._turned(q, "far queries", lambda: limit - context.positions.absolute, context)
 
-        queries = turned(q, "far queries", lambda: limit - positions.absolute)
-        keys = turned(k, "far keys", lambda: -positions.absolute_keys)
-        return FarKeys(queries, keys, limit, positions)
+    def _turned(self, x: Tensor, name: str, by: Callable[[], Tensor], context: AttentionContext) -> Tensor:
+        """Queries or keys (b h n e) rotated by numbers of positions (b n), which all layers share by this name."""
+        width = x.shape[-1]
+        angles = context.constant((name, width, self.series), lambda: self.angles(by()[:, None], width))
+        return apply_rope(x, *angles, self.layout)
 
 
 class RopeEmbedding(RopePosition):

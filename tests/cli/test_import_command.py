@@ -1,0 +1,79 @@
+"""Commands `import` and `export`: what they print, and that an imported model works in all other commands."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from programs import TEXT
+
+SHAPE = {"position": {"kind": "rope"}, "attention": {"n_heads": 2, "n_kv_heads": 1}}
+
+
+@pytest.fixture
+def exported(untrained, run) -> Path:
+    """A model in the format of Hugging Face, with the vocabulary of bytes."""
+    untrained("made", **SHAPE)
+    assert run("export", "made", "-o", "downloads/llama").code == 0
+    return Path("downloads/llama")
+
+
+def test_import_prints_what_was_mapped_and_the_next_commands(exported, run):
+    done = run("import", exported)
+    assert done.code == 0, done.err
+    lines = done.out.decode().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert {line.split()[0] for line in lines if line and not line.startswith(" ")} >= {"model", "weights", "check"}
+    assert lines[-2:] == ["  xlcli eval FILE -m models/llama", '  xlcli generate -m models/llama "Once upon a"']
+    assert Path("models/llama/config.json").read_bytes() == Path("models/made/config.json").read_bytes()
+    again = run("import", exported)
+    assert again.code == 2
+    assert "models/llama" in again.err
+
+
+def test_json_is_one_object(exported, run):
+    done = run("import", exported, "-o", "models/m", "--weights", "int8", "--json")
+    found = json.loads(done.out)
+    assert found["encoding"] == "int8"
+    assert found["imported"]["format"] == "llama"
+    assert found["config"]["model"]["attention"]["n_kv_heads"] == 1
+    done = run("export", "m", "-o", "back", "--json")
+    assert json.loads(done.out) == {"model": "m", "out": "back", "format": "llama"}
+
+
+def test_an_imported_model_works_in_all_commands(exported, run):
+    tree = json.loads((exported / "config.json").read_text())
+    tree.pop("xlcli")  # as of another program: with its own window, and token ids for a vocabulary
+    (exported / "config.json").write_text(json.dumps(tree | {"max_position_embeddings": 24}))
+    shutil.rmtree(exported / "xlcli")
+    assert run("import", exported, "-o", "models/ids").code == 0
+    ids = " ".join(str(byte) for byte in TEXT[:200]).encode()
+    Path("ids.txt").write_bytes(ids)
+    for words in (
+        ("models", "show", "ids"),
+        ("models", "list"),
+        ("eval", "ids.txt", "-m", "ids", "--adapt", "--limit", "64B"),
+        ("stream", "ids.txt", "-m", "ids", "--emit", "stats"),
+        ("generate", "1 2 3", "-m", "ids", "-n", "4"),
+        ("bench", "decode", "-m", "ids", "--seconds", "0.01"),
+    ):
+        done = run(*words)
+        assert done.code == 0, (words, done.err)
+
+
+def test_an_exported_vocabulary_comes_back(exported, run):
+    assert run("import", exported).code == 0
+    Path("text.txt").write_bytes(TEXT * 40)
+    for words in (
+        ("eval", "text.txt", "-m", "llama"),
+        ("compress", "text.txt", "-m", "llama", "-o", "text.xl"),
+        ("decompress", "text.xl", "-o", "back.txt"),
+        ("train", "text.txt", "--init", "llama", "--max-steps", "2", "-o", "models/tuned"),
+    ):
+        done = run(*words)
+        assert done.code == 0, (words, done.err)
+    assert Path("back.txt").read_bytes() == TEXT * 40
+    record = json.loads(Path("models/tuned/record.json").read_text())
+    assert record["init"]["model"] == "llama"

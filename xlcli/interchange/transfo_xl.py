@@ -1,0 +1,277 @@
+"""Transformer-XL in the format of Hugging Face (transformers 4.35), to be imported and exported. Imports no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from xlcli.config import ModelConfig
+from xlcli.errors import CheckpointError, ConfigError
+from xlcli.files import read_bounded
+from xlcli.interchange.format import LARGEST_TOKENIZER, Format
+from xlcli.interchange.pickles import Record, read_checkpoint
+from xlcli.interchange.settings import Settings
+from xlcli.interchange.source import Source
+from xlcli.store.layout import SavedConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from xlcli.text.tokenizers import Tokenizer
+
+SEGMENT_LEN = 128
+"""Tokens per call of a model that does not say it, as of the published one."""
+WORDS = "vocab.txt"
+PICKLED_WORDS = ("vocab.pkl", "vocab.bin", "cache.pt")
+"""Names of pickled vocabularies, of Hugging Face and of the original code."""
+_CLUSTER = re.compile(r"\.(clusters|rest)\.(\d+)\.")
+_SHARED = re.compile(r"crit\.out_.*|.*\.?r_[wr]_bias")
+"""Names of tensors that are stored several times, if they are shared."""
+
+
+class _Place(NamedTuple):
+    """Where a weight is: the name of a tensor, and of its `n` rows those from `start`; `n` is 0 if it has all."""
+
+    name: str
+    start: int = 0
+    n: int = 0
+
+
+class TransfoXL(Format):
+    """Transformer-XL (Dai et al. 2019)."""
+
+    name = "transfo-xl"
+    model_types = ("transfo-xl",)
+    buffers = ("pos_emb.inv_freq",)
+    exports = True
+    prefix = "transformer."
+    names: ClassVar[Mapping[str, str]] = {
+        "attention.output.weight": "dec_attn.o_net.weight",
+        "attention.position.relative.weight": "dec_attn.r_net.weight",
+        "attention.position.biases.content": "dec_attn.r_w_bias",
+        "attention.position.biases.position": "dec_attn.r_r_bias",
+        "attention_residual.norm.": "dec_attn.layer_norm.",
+        "feedforward.up.": "pos_ff.CoreNet.0.",
+        "feedforward.down.": "pos_ff.CoreNet.3.",
+        "feedforward_residual.norm.": "pos_ff.layer_norm.",
+    }
+    parts: ClassVar[Mapping[str, tuple[str, int, int]]] = {
+        "attention.query.weight": ("dec_attn.qkv_net.weight", 0, 3),
+        "attention.key.weight": ("dec_attn.qkv_net.weight", 1, 3),
+        "attention.value.weight": ("dec_attn.qkv_net.weight", 2, 3),
+    }
+    """Weights that are the i-th one of n parts of a tensor."""
+    zero_memory = True
+    """The first memory is full of zeros."""
+
+    def sections(self, source: Source) -> dict[str, dict[str, Any]]:
+        """Sections `model` and `train`. `same_length` with M keys, the token's own included, is a memory of M - 1."""
+        settings = Settings(source.path, source.config)
+        settings.require("model_type", *self.model_types)
+        settings.require("sample_softmax", -1, 0)
+        settings.require("ext_len", 0)
+        vocab_size, dim = settings.take("vocab_size", int, 267_735), settings.take("d_model", int, 1024)
+        cutoffs, div_val = settings.take("cutoffs", list, [20_000, 40_000, 200_000]), settings.take("div_val", int, 4)
+        if not all(type(cutoff) is int and cutoff < vocab_size for cutoff in cutoffs):
+            settings.refuse("cutoffs", cutoffs)
+        inner_dim = settings.take("d_embed", int, 1024)
+        embedding = {
+            "scaled": True,
+            "tied": settings.take("tie_word_embeddings", bool, settings.take("tie_weight", bool, default=True)),
+            "cutoffs": cutoffs,
+            "div_val": div_val if cutoffs else 1,
+            "inner_dim": None if inner_dim == dim and (cutoffs or div_val == 1) else inner_dim,
+        }
+        share = settings.take("proj_share_all_but_first", bool, default=True)
+        ties = settings.take("tie_projs", list, [False] + [share] * len(cutoffs))
+        if embedding["tied"] and (div_val > 1 or inner_dim != dim):
+            chosen = [bool(tie) for tie in ties] + [False] * len(cutoffs)
+            patterns = _tie_projs(len(cutoffs) + 1)
+            named = [name for name, pattern in patterns.items() if pattern == chosen[: len(cutoffs) + 1]]
+            embedding["tied_projections"] = named[0] if named else settings.refuse("tie_projs", ties)
+        rate = settings.take("dropout", float, 0.1)
+        placement = "pre" if settings.take("pre_lnorm", bool, default=False) else "post"
+        n_keys, clamp_len = settings.take("mem_len", int, 1600), settings.take("clamp_len", int, 1000)
+        same_length = settings.take("same_length", bool, default=True)
+        if same_length and n_keys < 2:
+            settings.refuse("mem_len", n_keys)
+        train = {
+            "mem_len": n_keys - 1 if same_length else n_keys,
+            "segment_len": settings.take("tgt_len", int, SEGMENT_LEN),
+            "span": "uniform" if same_length else "growing",
+            "batch_size": 1,
+        }
+        model = {
+            "vocab_size": vocab_size,
+            "dim": dim,
+            "n_layers": settings.take("n_layer", int, 18),
+            "attention": {
+                "kind": "full",
+                "n_heads": settings.take("n_head", int, 16),
+                "head_dim": settings.take("d_head", int, 64),
+            },
+            "position": self.position(settings, clamp_len if clamp_len > 0 else None, placement, train),
+            "norm": {
+                "kind": "layer",
+                "placement": placement,
+                "epsilon": settings.take("layer_norm_epsilon", float, 1e-5),
+                "final": placement == "post",
+            },
+            "feedforward": {"kind": "relu", "ffn_dim": settings.take("d_inner", int, 4096)},
+            "embedding": embedding,
+            "dropout": dict.fromkeys(("embedding", "residual", "feedforward"), rate)
+            | {"attention": settings.take("dropatt", float, 0.0)},
+            "bias": True,
+            "zero_memory": self.zero_memory and n_keys > 0,
+        }
+        settings.finish("adaptive", "init", "init_range", "init_std", "proj_init_std", "trainer_compatible")
+        return {"model": model, "train": train}
+
+    def position(
+        self, settings: Settings, clamp_len: int | None, placement: str, train: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The section `model.position` of a model with norms in this place, which was trained so."""
+        settings.require("attn_type", 0)
+        return {"kind": "xl", "tied": not settings.take("untie_r", bool, default=True), "clamp_len": clamp_len}
+
+    def weights(self, source: Source, model: ModelConfig) -> Iterator[tuple[str, Tensor]]:
+        """Each weight by its name in xlcli, some of which are parts of one tensor."""
+        from xlcli.store.weights import empty_weights
+
+        for name, empty in empty_weights(model).items():
+            yield name, self.read(source, name, model, tuple(empty.shape))
+        source.unread -= {name for name in source.unread if _SHARED.fullmatch(name)}
+
+    def read(self, source: Source, name: str, model: ModelConfig, shape: tuple[int, ...]) -> Tensor:
+        """The weight `name` of xlcli, of this shape."""
+        foreign, start, n = self.place(name, model)
+        if name.endswith(".projection") and foreign not in source.stored and not model.embedding.tied:
+            foreign = self.place(f"embedding.clusters.{_cluster(name)}.up.weight", model).name  # shared when saved
+        whole = source.take(foreign, (n, *shape[1:]) if n else shape)
+        return whole[start : start + shape[0]].clone() if n else whole
+
+    def parts_of(self, model: ModelConfig) -> Mapping[str, tuple[str, int, int]]:
+        """`parts` of this model."""
+        return self.parts
+
+    def place(self, name: str, model: ModelConfig) -> _Place:
+        """Where the weight `name` of xlcli is."""
+        if name.startswith("stack."):
+            layer, rest = name.removeprefix("stack.blocks.").split(".", 1)
+            foreign, i, n = self.parts_of(model).get(rest, (self.foreign(rest), 0, 0))
+            if foreign.endswith("_bias") and getattr(model.position, "tied", False):
+                return _Place(self.prefix + foreign.removeprefix("dec_attn."))
+            size = model.attention.n_heads * model.head_dim
+            return _Place(f"{self.prefix}layers.{layer}.{foreign}", i * size, n * size)
+        end, cluster, borders = name.rpartition(".")[2], _cluster(name), (0, *model.cutoffs, model.vocab_size)
+        is_divided = bool(model.cutoffs) and model.embedding.div_val == 1
+        table = 0 if is_divided else cluster
+        if name.startswith("head.tails."):
+            return _Place(f"crit.cluster_{end}")
+        if end == "projection":
+            return _Place(f"crit.out_projs.{cluster}")
+        if name.endswith(".up.weight"):
+            return _Place(f"{self.prefix}word_emb.emb_projs.{table}")
+        tables = f"{self.prefix}word_emb.emb_layers" if name.startswith("embedding.") else "crit.out_layers"
+        return _Place(f"{tables}.{table}.{end}", *((borders[cluster], borders[-1]) if is_divided else ()))
+
+    def notes(self, model: ModelConfig, mem_len: int) -> list[str]:
+        """How far the results are those of the source."""
+        first = ["the first memory is full of zeros, which are attended to"] if model.zero_memory else []
+        return [f"exact with the memory of {mem_len:,} tokens before each token, its default", *first]
+
+    def tokenizer(self, source: Source, model: ModelConfig) -> Tokenizer:
+        """The vocabulary of words; token ids if there is none, or one without <unk> and <eos>."""
+        from xlcli.text.tokenizers import WordsTokenizer
+
+        folder = source.path if source.path.is_dir() else source.path.parent
+        found = next((folder / name for name in (*PICKLED_WORDS, WORDS) if (folder / name).exists()), None)
+        if found is None:
+            return super().tokenizer(source, model)
+        data = read_bounded(found.resolve(), LARGEST_TOKENIZER) if found.name == WORDS else _words(found.resolve())
+        words = data.split()
+        if not {b"<unk>", b"<eos>"} <= {*words}:
+            return super().tokenizer(source, model)
+        if len(words) != model.vocab_size:
+            problem = f"has {len(words):,} words, but the model {model.vocab_size:,}"
+            raise CheckpointError(f"{found} {problem}.", "Remove it from the folder, and token ids are read.")
+        return WordsTokenizer(data, str(found))
+
+    def export_config(self, config: SavedConfig) -> dict[str, Any]:
+        """`config.json` of transformers 4.35."""
+        model, embedding, train = config.model, config.model.embedding, config.train
+        inner_dim = embedding.inner_dim or model.dim
+        is_plain = not model.cutoffs and embedding.inner_dim != model.dim
+        return {
+            "architectures": ["TransfoXLLMHeadModel"],
+            "model_type": "transfo-xl",
+            "vocab_size": model.vocab_size,
+            "cutoffs": list(model.cutoffs),
+            "d_model": model.dim,
+            "d_embed": inner_dim,
+            "n_head": model.attention.n_heads,
+            "d_head": model.head_dim,
+            "d_inner": model.ffn_dim,
+            "div_val": embedding.div_val if model.cutoffs else 1 if is_plain else 2,
+            "pre_lnorm": model.norm.placement == "pre",
+            "n_layer": model.n_layers,
+            "mem_len": train.mem_len + 1 if train.span == "uniform" else train.mem_len,
+            "tgt_len": train.segment_len,
+            "clamp_len": model.clamp_len or -1,
+            "same_length": train.span == "uniform",
+            "tie_projs": _tie_projs(len(model.cutoffs) + 1)[embedding.tied_projections if embedding.tied else "none"],
+            "tie_word_embeddings": embedding.tied,
+            "attn_type": 0,
+            "adaptive": bool(model.cutoffs),
+            "untie_r": not getattr(model.position, "tied", False),
+            "dropout": model.dropout.residual,
+            "dropatt": model.dropout.attention,
+            "layer_norm_epsilon": model.norm.epsilon,
+        }
+
+    def export_weights(self, weights: Mapping[str, Tensor], model: ModelConfig) -> Iterator[tuple[str, Tensor]]:
+        """Each tensor of the format, of which some consist of several weights."""
+        import torch
+
+        whole: dict[str, Tensor] = {}
+        for name, tensor in weights.items():
+            foreign, start, n = self.place(name, model)
+            if n:
+                whole.setdefault(foreign, tensor.new_empty(n, *tensor.shape[1:]))[start : start + len(tensor)] = tensor
+            elif not torch.equal(whole.setdefault(foreign, tensor), tensor):
+                problem = f"{name} differs from the projection of another cluster, but {foreign} is one for all"
+                raise ConfigError(f"the model cannot be exported: {problem}.", "Train with model.embedding.div_val=2.")
+        for layer in range(model.n_layers):
+            for end in ("r_w_bias", "r_r_bias"):
+                if self.prefix + end in whole:
+                    whole[f"{self.prefix}layers.{layer}.dec_attn.{end}"] = whole[self.prefix + end]
+        frequency = 1 / 10_000 ** (torch.arange(0.0, model.dim, 2.0) / model.dim)
+        yield from (whole | {f"{self.prefix}pos_emb.inv_freq": frequency}).items()
+
+    def export_tokenizer(self, tokenizer: Tokenizer) -> dict[str, bytes]:
+        """A vocabulary of words; that of another kind has no place in the format."""
+        return {WORDS: tokenizer.data} if tokenizer.kind == "words" else {}
+
+
+def _cluster(name: str) -> int:
+    """Cluster of words that a weight of embedding or head belongs to."""
+    found = _CLUSTER.search(name)
+    return 0 if found is None else int(found[2]) + (found[1] == "rest")
+
+
+def _tie_projs(n: int) -> dict[str, list[bool]]:
+    """For each value of `model.embedding.tied_projections`, whether each of `n` projections is shared."""
+    return {"all": [True] * n, "none": [False] * n, "rest": [False] + [True] * (n - 1)}
+
+
+def _words(path: Path) -> bytes:
+    """The words of a pickled vocabulary, one in each line."""
+    tree = read_checkpoint(path)
+    while isinstance(tree, Record) or (isinstance(tree, dict) and "vocab" in tree):  # a corpus, with its vocabulary
+        tree = tree.state if isinstance(tree, Record) else tree["vocab"]
+    words = tree.get("idx2sym") if isinstance(tree, dict) else None
+    if not isinstance(words, list) or not all(type(word) is str for word in words):
+        raise CheckpointError(f"{path} holds no vocabulary.", "Remove it from the folder, and token ids are read.")
+    return b"".join(word.encode("utf-8", "replace") + b"\n" for word in words)

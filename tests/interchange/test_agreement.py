@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from toys import RUNTIME
 
 from xlcli.config import GenerateConfig
-from xlcli.errors import CheckpointError
+from xlcli.errors import CheckpointError, ConfigError
 from xlcli.files import sha256
 from xlcli.inference import InferenceSession
 from xlcli.interchange import export_model, find_format, import_model
@@ -19,9 +19,15 @@ from xlcli.store.folder import load
 from xlcli.text.foreign import TokenizersTokenizer
 
 FIXTURES = Path(__file__).parent / "fixtures"
-ABSOLUTE = ["original-absolute", "original-absolute-layers", "original-absolute-memory"]
-"""Positions are counted from the end of a segment: a prediction depends on how the text is cut."""
-NAMES = sorted({path.parent.name for path in FIXTURES.glob("*/expected.safetensors")} - set(ABSOLUTE))
+FOLDERS = sorted(path.parent.name for path in FIXTURES.glob("*/expected.safetensors"))
+ABSOLUTE = ["original-absolute", "original-absolute-layers"]
+"""Without memory: positions count down to the end of a segment."""
+REFUSED = "original-absolute-memory"
+NAMES = [name for name in FOLDERS if name not in (*ABSOLUTE, REFUSED)]
+ORIGINAL = [name for name in NAMES if name.startswith("original")]
+GROWING = [name for name in NAMES if "growing" in name or name in ORIGINAL]
+for _name in ("original-div4", "original-softmax"):
+    GROWING.remove(_name)
 WITH_TEXT = ["gpt2-text", "llama-text", "mistral-text"]
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 
@@ -75,7 +81,8 @@ def test_log_probabilities_are_those_of_the_source_with_memory_carried_over_call
     tokens, want = numbers["tokens"], numbers[f"log_probs.{str(dtype).removeprefix('torch.')}"]
     sizes = numbers["segments"].tolist()
     divisions = [sizes]
-    if model.config.train.span == "uniform":
+    assert (start(model, 1).span.kind == "growing") == (name in GROWING)
+    if name not in GROWING:
         divisions += [[sum(sizes)], [1, sum(sizes) - 3, 2]]
     for division in divisions:
         got = read(model.network, tokens, start(model, 2), division)
@@ -95,7 +102,7 @@ def test_greedy_continuations_are_those_of_the_source(folder, name):
     assert chosen == numbers["greedy"].tolist()
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if "growing" not in name])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in GROWING])
 @torch.inference_mode()
 def test_kernels_predict_each_token_as_the_source(folder, name):
     model, numbers = load(folder(name)), expected(name)
@@ -149,7 +156,7 @@ def test_a_vocabulary_of_transformer_xl_gives_the_tokens_of_the_source(folder):
     assert list(model.tokenizer.encode(bytes(numbers["text"].tolist()))) == numbers["text.ids"].tolist()
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("gpt2")])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ORIGINAL and not name.startswith("gpt2")])
 def test_export_and_import_again_is_the_identity_to_the_bit(folder, name, tmp_path):
     export_model(folder(name), tmp_path / "out")
     assert find_format(tmp_path / "out") in ("llama", "transfo-xl")
@@ -158,8 +165,26 @@ def test_export_and_import_again_is_the_identity_to_the_bit(folder, name, tmp_pa
         assert sha256(tmp_path / "again" / file) == sha256(folder(name) / file)
 
 
-@pytest.mark.parametrize("name", ABSOLUTE)
-def test_positions_that_depend_on_the_cut_are_refused(name, tmp_path):
+@pytest.mark.parametrize("name", ORIGINAL)
+def test_an_empty_first_memory_cannot_be_exported(folder, name, tmp_path):
+    with pytest.raises(ConfigError, match="zero_memory"):
+        export_model(folder(name), tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("name", "tolerance"), [(ABSOLUTE[0], 1e-6), (ABSOLUTE[1], 1e-10)])
+@torch.inference_mode()
+def test_absolute_positions_of_the_original_are_those_of_its_segments(folder, name, tolerance):
+    """Sinusoids become a table in float32."""
+    model, numbers = load(folder(name)), expected(name)
+    got = read(model.network, numbers["tokens"], start(model, 2), numbers["segments"].tolist())
+    torch.testing.assert_close(got, numbers["log_probs.float32"], rtol=0, atol=1e-5)
+    model.network.double()
+    got = read(model.network, numbers["tokens"], start(model, 2), [1, 39])
+    torch.testing.assert_close(got, numbers["log_probs.float64"], rtol=0, atol=tolerance)
+
+
+def test_positions_that_depend_on_the_cut_are_refused(tmp_path):
     with pytest.raises(CheckpointError, match="attn_type"):
-        import_model(source_of(name), tmp_path / "m")
+        import_model(source_of(REFUSED), tmp_path / "m")
     assert not list(tmp_path.iterdir())

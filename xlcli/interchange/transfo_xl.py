@@ -43,7 +43,7 @@ class TransfoXL(Format):
     """Transformer-XL (Dai et al. 2019)."""
 
     name = "transfo-xl"
-    model_types = ("transfo-xl",)
+    model_types: ClassVar[tuple[str, ...]] = ("transfo-xl",)
     buffers = ("pos_emb.inv_freq",)
     exports = True
     prefix = "transformer."
@@ -73,6 +73,7 @@ class TransfoXL(Format):
         settings.require("sample_softmax", -1, 0)
         settings.require("ext_len", 0)
         vocab_size, dim = settings.take("vocab_size", int, 267_735), settings.take("d_model", int, 1024)
+        settings.require("n_token", vocab_size)
         cutoffs, div_val = settings.take("cutoffs", list, [20_000, 40_000, 200_000]), settings.take("div_val", int, 4)
         if not all(type(cutoff) is int and cutoff < vocab_size for cutoff in cutoffs):
             settings.refuse("cutoffs", cutoffs)

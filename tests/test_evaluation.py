@@ -197,8 +197,7 @@ def test_loss_by_context_with_memory_comes_from_cold_windows(prose):
     assert [(b.start, b.stop) for b in score.by_context] == [(1, 2), (2, 4), (4, 8), (8, 16), (16, 19)]
     n_windows = score.by_context[0].tokens
     assert 1 < n_windows * 18 <= score.tokens / 4
-    ids = model.tokenizer.encode(PROSE.encode())
-    sizes = model.tokenizer.sizes(ids, PROSE.encode())
+    ids, sizes = model.tokenizer.tokens(PROSE.encode())
     nats, n_bytes = 0.0, 0
     for at in range(n_windows):
         start = int(at * (len(ids) - 18) / max(n_windows - 1, 1))

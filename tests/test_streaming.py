@@ -428,7 +428,7 @@ def test_a_reset_within_a_crafted_token_makes_progress():
     text = b"\n" + b"x" * (size - 1)
     kept = []
     run(model, [], save=kept.append)
-    pending = PendingText(text, np.array([token], np.int32), size)
+    pending = PendingText(text, np.array([token], np.int32), np.array([size], np.int32))
     resume = dataclasses.replace(kept[0], pending=pending)
     assert run(model, [b"\n"], resume=resume, reset_on="x", emit="none")[-1].bytes == size + 1
 

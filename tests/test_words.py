@@ -97,7 +97,7 @@ class Toy:
 
     id_sizes = np.array([1, 1, 2, 1, 2, 1, 2])
     tokens = (b"a", b"b", b"ab", b" ", b" a", b"\n", b"b,")
-    texts, vocab_size = tokens, len(tokens)
+    texts, vocab_size, separate_ids = tokens, len(tokens), ()
 
     def decode(self, ids):
         return b"".join(self.tokens[i] for i in ids)

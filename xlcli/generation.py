@@ -26,14 +26,12 @@ from xlcli.events import Generated, GeneratedText, Notice, TokenLogprob
 from xlcli.inference import InferenceSession, SaveState
 from xlcli.sampling import REPETITION_WINDOW, SampleRNG, StreamingDetokenizer, log_probabilities, sample_tokens
 from xlcli.store.state_files import PendingText, SamplerState, SessionState
-from xlcli.text.pretokenize import whole_words
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from xlcli.runtime import Runtime
     from xlcli.store.folder import LoadedModel
-    from xlcli.text.tokenizers import Tokenizer
 
 StopReason = Literal["length", "stop", "interrupted"]
 
@@ -179,14 +177,14 @@ def read_prompt(
     stop: Callable[[], bool],
 ) -> Prompt:
     """Reads a prompt in large calls; arguments as for `generate`."""
-    pending = resume.pending if resume else PendingText(b"", np.empty(0, np.int32), 0)
+    pending = resume.pending if resume else PendingText(b"", np.empty(0, np.int32), np.empty(0, np.int32))
     is_cleared = bool(pending.documents)
     if is_cleared:
-        pending = _last_document(model.tokenizer, pending)
+        pending = _last_document(pending)
     text = pending.data + prompt
     new = text[pending.n_tokenized :]
-    portions = (new[start : start + 2**18] for start in range(0, len(new), 2**18))
-    ids = np.concatenate((pending.ids, *map(model.tokenizer.encode, whole_words(portions))))
+    ids, sizes = model.tokenizer.tokens(new)
+    ids, sizes = np.concatenate((pending.ids, ids)), np.concatenate((pending.sizes, sizes))
     n_tokens = (resume.model_state.seen if resume else 0) + len(ids) + options.max_new_tokens
     session = InferenceSession.open(model, runtime, options, resume, n_tokens)
     if is_cleared:
@@ -198,16 +196,15 @@ def read_prompt(
         rng.generator.set_state(torch.tensor([*saved.generator], dtype=torch.uint8))
     n_read = session.read(ids, stop)
     rng.recent.extend(ids[max(n_read - REPETITION_WINDOW, 0) : n_read].tolist())
-    unread = text[int(model.tokenizer.sizes(ids, text)[:n_read].sum()) :]
-    return Prompt(prompt, session, rng, tuple(rng.recent), n_tokens, PendingText(unread, ids[n_read:], len(unread)))
+    unread = PendingText(text[int(sizes[:n_read].sum()) :], ids[n_read:], sizes[n_read:])
+    return Prompt(prompt, session, rng, tuple(rng.recent), n_tokens, unread)
 
 
-def _last_document(tokenizer: Tokenizer, pending: PendingText) -> PendingText:
+def _last_document(pending: PendingText) -> PendingText:
     """Unread text from the beginning of its last document, before which the memory is to be cleared."""
     start = pending.documents[-1]
-    sizes = tokenizer.sizes(pending.ids, pending.data[: pending.n_tokenized])
-    ids = pending.ids[np.cumsum(sizes) > start]
-    return PendingText(pending.data[start:], ids, max(pending.n_tokenized - start, 0))
+    is_last = np.cumsum(pending.sizes) > start
+    return PendingText(pending.data[start:], pending.ids[is_last], pending.sizes[is_last])
 
 
 @dataclass

@@ -30,7 +30,6 @@ from xlcli.evaluation.text import DEFAULT_SEGMENT_LEN, tokens_per_call
 from xlcli.events import Generated
 from xlcli.generation import generate
 from xlcli.inference import InferenceSession, check_memory, longest_memory
-from xlcli.text.pretokenize import whole_words
 
 try:
     from lm_eval.api.model import LM
@@ -132,8 +131,8 @@ class XlcliLM(LM):
         for index, request in enumerate(requests):
             *context, continuation = (text.encode() for text in request.args)
             text = b"".join((*context, continuation))
-            ids = np.concatenate([np.empty(0, np.int32), *map(tokenizer.encode, whole_words([text]))])
-            ends = np.cumsum(tokenizer.sizes(ids, text))
+            ids, sizes = tokenizer.tokens(text)
+            ends = np.cumsum(sizes)
             first = int(np.searchsorted(ends, len(text) - len(continuation), side="right"))
             alike[ids[:first].tobytes()].append(_Row(index, ids, first))
         groups = [(rows, rows[0].n_context) for context, rows in alike.items() if context and len(rows) > 1]

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import time
 from bisect import bisect_left, insort
 from collections import deque
@@ -29,6 +30,7 @@ from numpy.typing import NDArray
 
 from xlcli.config import StreamConfig
 from xlcli.config.base import compile_pattern
+from xlcli.errors import DataError
 from xlcli.events import LineScore, Notice, Prediction, Row, StreamStats, TokenScore, WordScore
 from xlcli.inference import TOKENS_PER_CALL, InferenceSession, SaveState
 from xlcli.metrics import LN2
@@ -50,6 +52,7 @@ STATS_SECONDS = 1.0
 """Time between two `StreamStats`."""
 RECENT = 1000
 """Number of latest scores that `top` compares the next one with."""
+_LINE = re.compile(rb"[^\n]*\n|[^\n]+")
 
 StreamEvent = LineScore | WordScore | Row | TokenScore | StreamStats | Notice
 
@@ -139,6 +142,7 @@ def stream(
             yield from scorer.end_line_part()
         if is_due():
             save_now()
+    yield from map(Notice, scorer.tokenizer.notices())
     yield scorer.stats(final=True)
 
 
@@ -158,13 +162,12 @@ class _Scorer:
         reset_on = "" if options.each_line else options.reset_on  # which matches every line
         self.reset_on_document = options.reading(model.config.model, model.config.train).reset_on_document
         self.reset_pattern = None if reset_on is None else compile_pattern(reset_on, "stream.reset_on")
-        pending = resume.pending if resume else PendingText(b"", np.empty(0, np.int32), 0)
+        pending = resume.pending if resume else PendingText(b"", np.empty(0, np.int32), np.empty(0, np.int32))
         rest = pending.data[pending.n_tokenized :]
         self.arrived = rest if options.binary else rest.removesuffix(b"\r")  # what came before it has been decided
         self.line_ends = LineEnds(rest[len(self.arrived) :])
-        self.pretokenizer = PreTokenizer()
-        self.ids, self.text = pending.ids, pending.data[: pending.n_tokenized]
-        self.sizes = self.tokenizer.sizes(self.ids, self.text)
+        self.pretokenizer = PreTokenizer(self.tokenizer.splitter, by_line=self.reset_pattern is not None)
+        self.ids, self.sizes, self.text = pending.ids, pending.sizes, pending.data[: pending.n_tokenized]
         self.n_ready = 0
         # Offsets in the unscored text before which the memory is to be cleared.
         self.documents = deque(pending.documents)
@@ -180,7 +183,7 @@ class _Scorer:
             self.words = Words(self.predictions.boundaries, at.copy(), by_line=options.each_line)
         self.selection = Selection(options, position.recent.get(options.emit, ()), position.n_shown)
         self.line_start = position.line_start
-        self.line = list(position.scored)
+        self.line, self.line_tokens = list(position.scored), position.line_tokens
         self.line_bytes = sum(len(text) for text, _ in self.line)
         self.has_new_text = self.flush_due = self.is_ended = False
         self.started = self.last_arrival = self.last_stats = time.monotonic()
@@ -227,7 +230,7 @@ class _Scorer:
             if self.words:
                 self.words.at.last = b"\n"
         line_end = self.text.rfind(b"\n", 0, int(self.sizes[:n].sum())) + 1 if to_line_end else 0
-        return self._n_tokens_within(line_end) or n
+        return self._n_tokens_begun(line_end) or n
 
     @property
     def _n_tokenized(self) -> int:
@@ -267,26 +270,29 @@ class _Scorer:
     def session_state(self) -> SessionState:
         """State from which another stream continues exactly."""
         data = self.text + self.pretokenizer.pending + self.arrived + self.line_ends.held
-        unscored = PendingText(data, self.ids, len(self.text), tuple(self.documents))
+        unscored = PendingText(data, self.ids, self.sizes, tuple(self.documents))
         scored, n_shown, latest = tuple(self.line), self.selection.n_shown, tuple(self.selection.recent)
         recent = {str(self.options.emit): latest} if latest else {}
         counters = self.n_lines, self.n_bytes, self.n_tokens, self.bits, self.line_start
         words = self.words.at.copy() if self.words else None
-        position = StreamPosition(*counters, scored, n_shown, recent, words)
+        position = StreamPosition(*counters, scored, n_shown, recent, words, self.line_tokens)
         return SessionState(self.session.state, self.session.last_tokens[0], unscored, None, position)
 
     def _enqueue(self, words: bytes) -> None:
-        """Tokenizes whole words and appends them to the queue."""
-        if words:
-            ids = self.tokenizer.encode(words)
+        """Tokenizes whole words and appends them to the queue; before a line that may be a reset, a token ends."""
+        by_line = self.reset_pattern is not None and not self.tokenizer.splitter.ends_at_lines
+        for part in _LINE.findall(words) if by_line else filter(None, [words]):
+            ids, sizes = self.tokenizer.tokens(part, self.n_bytes + len(self.text))
+            if not len(ids) and not self.is_ended:
+                raise DataError(f"the line at byte {self.n_bytes + len(self.text)} has no tokens.", "Leave it out.")
             self.ids = np.concatenate((self.ids, ids))
-            self.sizes = np.concatenate((self.sizes, self.tokenizer.sizes(ids, words)))
-            self.text += words
+            self.sizes = np.concatenate((self.sizes, sizes))
+            self.text += part
 
     def _n_ready(self) -> int:
         """Number of queued tokens to score now."""
         line_end = self.text.rfind(b"\n") + 1
-        n_in_lines = self._n_tokens_within(line_end)
+        n_in_lines = self._n_tokens_begun(line_end)
         if self.reset_pattern is not None:
             return len(self.ids) if len(self.text) - line_end >= LINE_LIMIT else n_in_lines
         if self.options.emit in ("tokens", "words"):
@@ -322,6 +328,10 @@ class _Scorer:
         """Number of queued tokens that lie within the first `n_bytes` bytes of the queue."""
         return int(np.searchsorted(np.cumsum(self.sizes), n_bytes, side="right"))
 
+    def _n_tokens_begun(self, n_bytes: int) -> int:
+        """Number of queued tokens that hold the first `n_bytes` bytes of the queue."""
+        return int(np.searchsorted(np.cumsum(self.sizes), n_bytes)) + 1 if n_bytes else 0
+
     def output(
         self,
         bits: NDArray[np.float64],
@@ -344,6 +354,7 @@ class _Scorer:
         for size, token_bits, prediction in zip(sizes.tolist(), bits.tolist(), predictions, strict=False):
             token = text[start : start + size]
             start += size
+            self.line_tokens += emit == "lines"
             score = TokenScore(self.n_lines + 1, self.n_bytes, token, token_bits, prediction)
             if on_token:
                 on_token(score)
@@ -352,16 +363,22 @@ class _Scorer:
                     yield score
             elif self.words:
                 yield from self._selected(self.words.feed(score))
-            elif emit == "lines":
-                self.line.append((token, token_bits))
-                self.line_bytes += size
-            self.n_bytes += size
-            if token.endswith(b"\n"):
-                yield from self.end_line_part()
-                self.n_lines += 1
-                self.line_start = self.n_bytes
-            elif self.line_bytes >= LINE_LIMIT:
-                yield from self.end_line_part()
+            for piece in _LINE.findall(token) or [
+                token
+            ]:  # one with two line ends counts for the line that it begins in
+                if emit == "lines" and (piece or not self.line):
+                    self.line.append((piece, token_bits))
+                elif emit == "lines":
+                    self.line[-1] = self.line[-1][0], self.line[-1][1] + token_bits
+                self.line_bytes += len(piece) * (emit == "lines")
+                token_bits = 0.0
+                self.n_bytes += len(piece)
+                if piece.endswith(b"\n"):
+                    yield from self.end_line_part()
+                    self.n_lines += 1
+                    self.line_start = self.n_bytes
+                elif self.line_bytes >= LINE_LIMIT:
+                    yield from self.end_line_part()
 
     def end_words(self) -> Iterator[Row | WordScore]:
         """Outputs the last word, at the end of the text."""
@@ -380,19 +397,19 @@ class _Scorer:
 
     def end_line_part(self) -> Iterator[LineScore]:
         """Outputs the line being assembled, or a part of it, unless it is empty."""
-        tokens, n_bytes = tuple(self.line), self.line_bytes
-        self.line, self.line_bytes = [], 0
-        bits = sum(token_bits for _, token_bits in tokens)
-        if tokens and self.selection.shows(bits / n_bytes):
+        spans, n_bytes, n_tokens = tuple(self.line), self.line_bytes, self.line_tokens
+        self.line, self.line_bytes, self.line_tokens = [], 0, 0
+        bits = sum(span_bits for _, span_bits in spans)
+        if n_bytes and self.selection.shows(bits / n_bytes):
             yield LineScore(
                 line=self.n_lines + 1,
                 byte=self.n_bytes - n_bytes,
                 bytes=n_bytes,
-                text=b"".join(text for text, _ in tokens),
-                tokens=len(tokens),
+                text=b"".join(text for text, _ in spans),
+                tokens=n_tokens,
                 bits=bits,
                 bits_per_byte=bits / n_bytes,
-                spans=tokens,
+                spans=spans,
             )
 
 

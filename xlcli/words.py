@@ -26,8 +26,8 @@ from xlcli.events import Prediction, Row, TokenLogprob, TokenScore, WordScore
 from xlcli.files import as_utf8
 from xlcli.metrics import LN2
 from xlcli.store.state_files import WordPosition
+from xlcli.text.base import Tokenizer
 from xlcli.text.pretokenize import whole_characters
-from xlcli.text.tokenizers import Tokenizer
 
 BLANK, LINE_END, LETTER, PUNCTUATION, CHARACTER = range(5)
 """Kinds of characters; CHARACTER is a word by itself."""
@@ -101,8 +101,9 @@ class Predictions:
         self.tokenizer = tokenizer
         self.n_best = min(options.logprobs or 0, tokenizer.vocab_size)
         self.boundaries = Boundaries(punctuation=options.split_punctuation)
-        is_word = tokenizer.id_sizes is None  # every token is one
-        firsts = [BLANK if is_word else self.boundaries.first(text) for text in tokenizer.texts]
+        firsts = [self.boundaries.first(text) for text in tokenizer.texts]
+        for i in tokenizer.separate_ids:
+            firsts[i] = BLANK
         kinds = (LETTER, PUNCTUATION)[: 1 + options.split_punctuation]
         enders = [[i for i, first in enumerate(firsts) if first != kind] for kind in kinds]
         self._enders = [torch.tensor(ids, device=device) for ids in enders]

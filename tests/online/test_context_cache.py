@@ -234,7 +234,7 @@ def test_sessions_save_and_continue_the_cache(model, tmp_path):
     first = InferenceSession.open(model, RUNTIME, options(), None)
     found = list(first.score(ids[:70])[0])
     path = tmp_path / "state"
-    save_state(path, SessionState(first.state, first.last_tokens[0], PendingText(b"", ids[:0], 0)), model=model)
+    save_state(path, SessionState(first.state, first.last_tokens[0], PendingText(b"", ids[:0], ids[:0])), model=model)
     loaded = load_state(path, model=model, device="cpu")
     found += list(InferenceSession.open(model, RUNTIME, options(), loaded.fork()).score(ids[70:])[0])
     assert found == expected

@@ -30,13 +30,12 @@ def read_some(model, mem_len=9):
 def session(model, mem_len=9):
     """Everything that a session can hold."""
     text = PROSE.encode()[:20]
-    ids = model.tokenizer.encode(text)[:4]
-    n_tokenized = int(model.tokenizer.sizes(ids, text)[:4].sum())
+    ids, sizes = (each[:4] for each in model.tokenizer.tokens(text))
     generator = torch.Generator().manual_seed(5)
     return SessionState(
         read_some(model, mem_len),
         last_token=7,
-        pending=PendingText(text, ids, n_tokenized),
+        pending=PendingText(text, ids, sizes),
         sampler=SamplerState(5, generator.get_state().numpy().tobytes(), (1, 2, 3)),
         stream=StreamPosition(
             2, 30, 12, 0.1 + 0.2, 27, ((b"a\xff", 1 / 3), (b" b", 0.0)), 4, {"lines": (1 / 3, 2.5), "tokens": (0.0,)}
@@ -96,7 +95,7 @@ def test_everything_else_is_the_same(kind, tmp_path):
 
 
 def test_most_of_it_may_be_missing(tmp_path, model):
-    saved = SessionState(read_some(model), 0, PendingText(b"", np.empty(0, np.int32), 0))
+    saved = SessionState(read_some(model), 0, PendingText(b"", np.empty(0, np.int32), np.empty(0, np.int32)))
     save_state(tmp_path / "s", saved, model=model)
     loaded = load_state(tmp_path / "s", model=model, device="cpu")
     assert (loaded.pending.data, len(loaded.pending.ids), loaded.sampler, loaded.stream) == (b"", 0, None, None)
@@ -108,6 +107,7 @@ def test_everything_is_stored_as_tensors(path):
     assert {name: str(t.dtype) for name, t in tensors.items() if name.startswith("session.")} == {
         "session.text": "torch.uint8",
         "session.ids": "torch.int32",
+        "session.sizes": "torch.int32",
         "session.values": "torch.uint8",
     }
     assert metadata["schema"] == "2"
@@ -116,7 +116,7 @@ def test_everything_is_stored_as_tensors(path):
 
 def test_megabytes_of_unread_text(tmp_path, model):
     text = bytes(range(256)) * 2**15
-    saved = replace(session(model), pending=PendingText(text, model.tokenizer.encode(text), len(text)))
+    saved = replace(session(model), pending=PendingText(text, *model.tokenizer.tokens(text)))
     save_state(tmp_path / "s", saved, model=model)
     assert load_state(tmp_path / "s", model=model, device="cpu").pending.data == text
 
@@ -182,9 +182,10 @@ WRONG = {
     "last token is text": {"values": {"last_token": "x"}},
     "last token beyond the vocabulary": {"values": {"last_token": 256}},
     "last token negative": {"values": {"last_token": -1}},
-    "more bytes tokenized than there are": {"values": {"n_tokenized": 21}},
-    "fewer bytes tokenized than tokens": {"values": {"n_tokenized": 3}},
-    "no count of bytes": {"values": {"n_tokenized": None}},
+    "more bytes tokenized than there are": {"tensors": {"session.sizes": torch.full((4,), 6, dtype=torch.int32)}},
+    "bytes of a token negative": {"tensors": {"session.sizes": torch.tensor([1, 1, 3, -1], dtype=torch.int32)}},
+    "fewer sizes than tokens": {"tensors": {"session.sizes": torch.ones(3, dtype=torch.int32)}},
+    "no sizes": {"without": ["session.sizes"]},
     "documents not in order": {"values": {"documents": [3, 2]}},
     "documents beyond the text": {"values": {"documents": [21]}},
     "seed is text": {"values": {"sampler.seed": "x"}},

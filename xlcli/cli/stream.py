@@ -162,7 +162,8 @@ def read_text(
         warn = partial(screen.say, level="warning")
         text = json_lines(data, name, fields, warn) if fields else data
     else:
-        text = text_of(data, name, fields, source, any_bytes=any_bytes, notice=screen.say)
+        formats = {"any_bytes": any_bytes, "token_ids": model.tokenizer.kind == "ids"}
+        text = text_of(data, name, fields, source, notice=screen.say, **formats)
     # Text that continues a stream may begin within a character.
     return text if any_bytes or is_continued else checked(text, name)
 

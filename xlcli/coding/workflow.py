@@ -122,9 +122,9 @@ def compress(
         DataError: The text changed since `ends_in_crlf`.
         StoppedEarlyError: `stop` became true.
     """
-    if model.tokenizer.kind == "words":
+    if not model.tokenizer.is_lossless:
         raise ConfigError(
-            f"model {model.name} has a vocabulary of words, from which a text cannot be restored.",
+            f"model {model.name} has a vocabulary from whose tokens a text cannot be restored.",
             "Use a model with --tokenizer sentencepiece or bytes.",
         )
     started = time.monotonic()
@@ -153,11 +153,12 @@ def compress(
     meter = ProgressMeter("compressing", size, "bytes")
     n_tokens, n_bytes, n_written = 0, 0, len(start)
     text, line_ends, n_lines = filter(None, portions), LineEnds(), 0
-    for words in whole_words(map(line_ends.feed, text) if crlf else text, BLOCK_BYTES):
+    splitter = model.tokenizer.splitter
+    for words in whole_words(map(line_ends.feed, text) if crlf else text, BLOCK_BYTES, splitter=splitter):
         hashed.update(header.restored(words))
         n_lines += words.count(b"\n")
-        ids = model.tokenizer.encode(words)
-        for token, n in zip(ids.tolist(), model.tokenizer.sizes(ids, words).tolist(), strict=True):
+        ids, sizes = model.tokenizer.tokens(words)
+        for token, n in zip(ids.tolist(), sizes.tolist(), strict=True):
             if stop():
                 raise StoppedEarlyError
             coder.encode(token, predictions.next())

@@ -376,7 +376,7 @@ class GenerateConfig(OnlineConfig):
         repeat in any text.
         """
         given = {name: value for name in Sampling._fields if (value := getattr(self, name)) is not None}
-        if not given and vocabulary == "sentencepiece":
+        if not given and vocabulary in ("sentencepiece", "tokenizers"):
             return TUNED
         return Sampling(**{"temperature": TUNED.temperature} | given)
 

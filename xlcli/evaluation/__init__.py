@@ -118,7 +118,10 @@ def evaluate(
         except StoppedEarlyError:
             yield _NOT_BEGUN
             return
-        unknown = n_unknown(text.tokens.ids) if model.tokenizer.kind == "words" else None
+        yield from map(Notice, model.tokenizer.notices())
+        unknown = None
+        if model.tokenizer.unknown_id is not None:
+            unknown = n_unknown(text.tokens.ids, model.tokenizer.unknown_id)
         if unknown:
             yield Notice(
                 f"{100 * unknown / len(text.tokens):.1f} % of the words are not in the vocabulary and scored as <unk>: "
@@ -206,8 +209,10 @@ def _read(
 ) -> Generator[Notice | Progress, None, TokenizedText]:
     """The text of `evaluate`, tokenized."""
     if source is not None:
-        any_bytes = model.tokenizer.kind == "bytes"
-        reading = InputFormat(options.binary, options.text_fields, any_bytes, options.each_line)
+        kind = model.tokenizer.kind
+        reading = InputFormat(
+            options.binary, options.text_fields, kind == "bytes", options.each_line, token_ids=kind == "ids"
+        )
         corpus = yield from gather(source, reading=reading)
     else:
         path = model.held_out(options.split)

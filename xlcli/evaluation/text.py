@@ -23,9 +23,9 @@ from xlcli.files import cache_folder
 from xlcli.metrics import LN2, TextCounter, TextCounts
 from xlcli.runtime import Runtime
 from xlcli.store.state_files import WordPosition
+from xlcli.text.base import Tokenizer
 from xlcli.text.corpus import Corpus, Part
-from xlcli.text.pretokenize import divided, whole_characters, whole_words
-from xlcli.text.tokenizers import Tokenizer
+from xlcli.text.pretokenize import divided, whole_characters
 from xlcli.text.tokens import TokenFile, token_file
 from xlcli.words import Predictions, Words
 
@@ -73,15 +73,14 @@ class TokenizedText:
 
     def token_scores(self, scores: TokenScores) -> Iterator[TokenScore]:
         """Each token with its text and its scores, in order; reads the text again."""
-        token, line, byte = 0, 1, 0
-        documents = () if self.tokens.documents is None else self.part.documents
-        for portion in whole_words(self.part.read(), documents=documents):
-            at = 0
-            while at < len(portion):
-                size = int(self.tokens.sizes(token))
-                text = portion[at : at + size]
-                yield TokenScore(line, byte, text, float(scores.nats[token]) / LN2, scores.prediction(token))
-                token, line, at, byte = token + 1, line + text.endswith(b"\n"), at + size, byte + size
+        line, byte, at, portion, portions = 1, 0, 0, b"", self.part.read()
+        for token in range(len(self.tokens)):
+            size = int(self.tokens.sizes(token))
+            while len(portion) < at + size:
+                portion, at = portion[at:] + next(portions), 0
+            text = portion[at : at + size]
+            yield TokenScore(line, byte, text, float(scores.nats[token]) / LN2, scores.prediction(token))
+            line, at, byte = line + text.count(b"\n"), at + size, byte + size
 
     def word_scores(self, scores: TokenScores, *, by_line: bool) -> Iterator[TokenScore | Row | WordScore]:
         """`token_scores`, and words and rows as soon as they are complete. `by_line`: as of `Words`."""
@@ -181,7 +180,7 @@ def tokenize(
         counter.feed(portion)
         if is_end:
             counter.end_word()
-    return TokenizedText(part, tokens, counter.counts())
+    return TokenizedText(part, tokens, TextCounts(part.n_bytes) if tokenizer.kind == "ids" else counter.counts())
 
 
 def mapped_scores(shape: tuple[int, ...], files: ExitStack) -> NDArray[Any]:

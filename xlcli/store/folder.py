@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     from xlcli.model.decoder import Decoder
     from xlcli.model.lm import LanguageModel
-    from xlcli.text.tokenizers import Tokenizer
+    from xlcli.text.base import Tokenizer
 
 
 @dataclass(frozen=True, eq=False)

@@ -48,7 +48,7 @@ DOCUMENTS = {"valid": "valid.documents", "test": "test.documents"}
 """File of the offsets at which the documents of that text begin, if the model was trained on separate documents."""
 TENSORBOARD, EVENTS = "tensorboard", "events.out.tfevents."
 """Folder of TensorBoard, and beginning of the names of its files."""
-TOKENIZER = ("tokenizer.json", "tokenizer.model", "tokenizer.words")
+TOKENIZER = ("tokenizer.json", "tokenizer.model", "tokenizer.words", "vocabulary.json")
 """Files of a tokenizer: its description and, depending on the kind, its vocabulary."""
 
 ENCODINGS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "float64": "F64", "int8": "I8"}

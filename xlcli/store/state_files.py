@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from xlcli.state import State
     from xlcli.store.folder import LoadedModel
-    from xlcli.text.tokenizers import Tokenizer
+    from xlcli.text.base import Tokenizer
 
 _REMEDY = "Start without this state."
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -45,15 +45,20 @@ class PendingText:
     differently.
 
     Attributes:
-        ids: Tokens (n) of its first `n_tokenized` bytes.
-        n_tokenized: Number of bytes of text of `ids`.
+        ids: Tokens (n) of its beginning.
+        sizes: Bytes of text of each (n).
         documents: Ascending offsets in `data` before which the memory is to be cleared.
     """
 
     data: bytes
     ids: NDArray[np.int32]
-    n_tokenized: int
+    sizes: NDArray[np.int32]
     documents: tuple[int, ...] = ()
+
+    @property
+    def n_tokenized(self) -> int:
+        """Number of bytes that are tokenized."""
+        return int(self.sizes.sum())
 
 
 @dataclass(frozen=True)
@@ -112,10 +117,12 @@ class StreamPosition:
 
     Attributes:
         line_start: Offset in bytes of the unfinished line.
-        scored: Text and surprisal in bits of each token scored but not yet output.
+        scored: Text and surprisal in bits of each token scored but not yet output; one that began in the line before
+            has 0 bits.
         n_shown: Number of lines, words or tokens output.
         recent: Latest scores of what is output (`lines`, `words` or `tokens`), with which the next one is compared.
         words: Place between the words, if they are output.
+        line_tokens: Number of tokens of `scored` that began in this line.
     """
 
     n_lines: Count
@@ -127,6 +134,7 @@ class StreamPosition:
     n_shown: Count = 0
     recent: Mapping[str, tuple[Finite, ...]] = field(default_factory=dict)
     words: WordPosition | None = None
+    line_tokens: Count = 0
 
 
 @dataclass(frozen=True)
@@ -156,7 +164,6 @@ class _Values:
     """What a state file has as JSON."""
 
     last_token: Count
-    n_tokenized: Count
     documents: tuple[Count, ...]
     sampler: SamplerState | None
     stream: StreamPosition | None
@@ -241,10 +248,10 @@ def _pack(session: SessionState) -> dict[str, Tensor]:
     import torch
 
     pending, parts = session.pending, (session.sampler, session.stream, session.source)
-    values = _Values(session.last_token, pending.n_tokenized, pending.documents, *parts)
+    values = _Values(session.last_token, pending.documents, *parts)
     texts = {"text": pending.data, "values": TypeAdapter(_Values).dump_json(values)}
     tensors = {name: torch.from_numpy(np.frombuffer(data, np.uint8).copy()) for name, data in texts.items()}
-    return {**tensors, "ids": torch.tensor(pending.ids, dtype=torch.int32)}
+    return tensors | {name: torch.tensor(getattr(pending, name), dtype=torch.int32) for name in ("ids", "sizes")}
 
 
 def _unpack(model_state: State, tensors: Mapping[str, Tensor], tokenizer: Tokenizer) -> SessionState:
@@ -252,11 +259,11 @@ def _unpack(model_state: State, tensors: Mapping[str, Tensor], tokenizer: Tokeni
     import numpy as np
     import torch
 
-    types = {"text": torch.uint8, "values": torch.uint8, "ids": torch.int32}
+    types = {"text": torch.uint8, "values": torch.uint8, "ids": torch.int32, "sizes": torch.int32}
     for name, tensor in tensors.items():
         if tensor.dtype != types[name] or tensor.ndim != 1:
             raise ValueError(f"'{name}' is not a vector of {types[name]}")
-    data, ids = tensors["text"].numpy().tobytes(), tensors["ids"].numpy()
+    data, ids, sizes = tensors["text"].numpy().tobytes(), tensors["ids"].numpy(), tensors["sizes"].numpy()
     try:
         values = TypeAdapter(_Values).validate_json(tensors["values"].numpy().tobytes())
     except ValidationError as error:
@@ -265,10 +272,11 @@ def _unpack(model_state: State, tensors: Mapping[str, Tensor], tokenizer: Tokeni
     known = np.append(ids, [*(sampler.recent if sampler else ()), values.last_token])
     if known.min() < 0 or known.max() >= tokenizer.vocab_size:
         raise ValueError("a token is not in the vocabulary")
-    read = data[: values.n_tokenized]
-    sizes = tokenizer.sizes(ids, read)
-    is_text = tokenizer.kind == "words" or tokenizer.decode(ids) == read
-    if len(sizes) != len(ids) or int(sizes.sum()) != values.n_tokenized or not is_text:
+    pending = PendingText(data, ids, sizes, values.documents)
+    is_text = pending.n_tokenized <= len(data) and not (sizes < 0).any() and len(sizes) == len(ids)
+    if tokenizer.id_sizes is not None:
+        is_text &= (tokenizer.id_sizes[ids] == sizes).all() and tokenizer.decode(ids) == data[: pending.n_tokenized]
+    if not is_text:
         raise ValueError("unread text and its tokens do not fit together")
     if any(b <= a for a, b in itertools.pairwise((-1, *values.documents, len(data) + 1))):
         raise ValueError("documents are not in order")
@@ -276,5 +284,4 @@ def _unpack(model_state: State, tensors: Mapping[str, Tensor], tokenizer: Tokeni
         raise ValueError("the place in the file does not fit")
     if sampler is not None:
         torch.Generator().set_state(torch.tensor([*sampler.generator], dtype=torch.uint8))
-    pending = PendingText(data, ids, values.n_tokenized, values.documents)
     return SessionState(model_state, values.last_token, pending, sampler, values.stream, values.source)

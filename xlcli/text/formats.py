@@ -12,17 +12,21 @@ from __future__ import annotations
 
 import bz2
 import codecs
+import io
 import itertools
 import lzma
+import math
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import zstandard
 
 from xlcli.errors import DataError
 from xlcli.text.documents import BLANKS, PARQUET, Portions, documents, is_parquet, parquet_texts, read_while
 
+NUMPY = b"\x93NUMPY"
 HEAD = 2**13
 """Number of first bytes of a stream that must be text."""
 COMPRESSIONS = {
@@ -52,6 +56,7 @@ BINARIES = {
     b"7z\xbc\xaf\x27\x1c": "a 7-Zip archive",
     b"Rar!": "a RAR archive",
     PARQUET: "a Parquet file",
+    NUMPY: "a NumPy array",
 }
 """First bytes of well-known files that are not text."""
 
@@ -63,6 +68,7 @@ def text_of(
     descriptor: int | None = None,
     *,
     any_bytes: bool = False,
+    token_ids: bool = False,
     notice: Callable[[str], None] = lambda text: None,
 ) -> Portions:
     """Text of data in any of the formats.
@@ -74,6 +80,7 @@ def text_of(
             the first line is an object with it.
         descriptor: Open file of the data, for Parquet.
         any_bytes: Accept well-known formats that are not text, except Parquet, which is a format of texts.
+        token_ids: The text is ids of tokens: an array of integers in a NumPy file becomes decimal numbers.
         notice: Called with the remark of `keyless`, if there is one.
 
     Raises:
@@ -82,7 +89,8 @@ def text_of(
     if descriptor is not None and is_parquet(descriptor):
         return parquet_texts(descriptor, name, text_fields)
     marks = [PARQUET] if any_bytes else [*BINARIES]
-    data = _without_binaries(in_utf8(unpacked(portions, name), name), name, marks)
+    data = unpacked(portions, name)
+    data = _without_binaries(in_utf8(decimal(data, name) if token_ids else data, name), name, marks)
     return documents(data, name, text_fields, notice)
 
 
@@ -189,6 +197,40 @@ def in_utf8(portions: Portions, name: str) -> Portions:
         raise DataError(
             f"{name} begins as {encoding.upper()} but is not: {error}.", "Convert it to UTF-8 with iconv."
         ) from None
+
+
+def decimal(portions: Portions, name: str) -> Portions:
+    """The integers of a NumPy file as decimal numbers, a line for each row; other data unchanged.
+
+    Raises:
+        DataError: The file is damaged, or has no rows of integers.
+    """
+    mark, head = yield from _begin(portions, [NUMPY])
+    data = itertools.chain([head], portions)
+    if not mark:
+        yield from data
+        return
+    head = yield from read_while(data, lambda head, _: len(head) < 10 + int.from_bytes(head[8:10], "little"))
+    file = io.BytesIO(head)
+    try:
+        version = np.lib.format.read_magic(file)
+        shape, by_column, kind = np.lib.format.read_array_header_1_0(file)
+        if version != (1, 0) or kind.kind not in "iu" or len(shape) not in (1, 2) or (by_column and len(shape) > 1):
+            raise ValueError("it has no rows of integers")
+        rest, n_read, row = file.read(), 0, max(shape[-1], 1)
+        for portion in itertools.chain([b""], portions):
+            if portion is None:
+                yield None
+                continue
+            rest += portion
+            values = np.frombuffer(rest[: len(rest) // kind.itemsize * kind.itemsize], kind).tolist()
+            rest = rest[len(values) * kind.itemsize :]
+            yield b"".join(b"%d " % v if i % row else b"%d\n" % v for i, v in enumerate(values, n_read + 1))
+            n_read += len(values)
+        if n_read != math.prod(shape) or rest:
+            raise ValueError("it has another size than it says")
+    except (ValueError, SyntaxError, OverflowError) as error:
+        raise DataError(f"{name} cannot be read: {error}.", "Write one or two axes of integers with np.save.") from None
 
 
 def not_text(name: str, reason: str) -> DataError:

@@ -17,12 +17,38 @@ LONGEST = 1024
 _WORD = re.compile(rb" *[^ \n]*\n?")
 
 
+class Splitter:
+    """Divides a text into parts whose tokens together are those of the text. The parts of this one are words.
+
+    Attributes:
+        ends_at_lines: A part ends with every line end, whatever follows.
+        has_cut: A part was cut because it was too long.
+    """
+
+    ends_at_lines = True
+    has_cut = False
+
+    def stable_prefix_len(self, data: bytes) -> int:
+        """Length of the longest prefix of `data` that is whole parts for any continuation; 0 if there is none.
+
+        `data` starts where a part does.
+        """
+        return stable_prefix_len(data)
+
+    def flushable_len(self, data: bytes) -> int:
+        """Length of what may be tokenized of `data`, an unfinished part, before it is known how it goes on."""
+        return whole_characters(data)
+
+
+WORDS = Splitter()
+
+
 def split_words(data: bytes) -> list[bytes]:
     """Words of a text that starts at a word boundary; joined they are the text."""
     found = _WORD.findall(data)
     found.pop()  # the pattern always matches the empty end
     if found and max(map(len, found)) > LONGEST:
-        return [part for word in found for part in _parts(word)]
+        return [part for word in found for part in bounded_parts(word)]
     return found
 
 
@@ -37,7 +63,7 @@ def stable_prefix_len(data: bytes) -> int:
     blank = data.rfind(b" ")
     if blank >= start:
         start += len(data[start : blank + 1].rstrip(b" "))
-    return start + sum(len(part) for part in _parts(data[start:])[:-1])
+    return start + sum(len(part) for part in bounded_parts(data[start:])[:-1])
 
 
 def whole_characters(data: bytes) -> int:
@@ -53,23 +79,30 @@ def whole_characters(data: bytes) -> int:
 
 
 class PreTokenizer:
-    """Turns a text in portions of any size into portions of whole words.
+    """Turns a text in portions of any size into portions of whole words, or parts of another splitter.
+
+    Args:
+        splitter: Its parts.
+        by_line: Lines are texts of their own: a part ends with every line end.
 
     Attributes:
-        pending: Unfinished word at the end of the input so far, at most `LONGEST` bytes, which is not returned yet.
+        pending: Unfinished part at the end of the input so far, which is not returned yet; a word has at most `LONGEST`
+            bytes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, splitter: Splitter = WORDS, *, by_line: bool = False) -> None:
         self.pending = b""
+        self._splitter, self._by_line = splitter, by_line
 
     def feed(self, portion: bytes) -> bytes:
-        """The words that are complete with this portion; may be empty."""
+        """The parts that are complete with this portion; may be empty."""
         text = self.pending + portion
-        return self._take(text, stable_prefix_len(text))
+        start = text.rfind(b"\n") + 1 if self._by_line else 0
+        return self._take(text, start + self._splitter.stable_prefix_len(text[start:]))
 
     def flush(self) -> bytes:
-        """The pending bytes without an unfinished UTF-8 character, as if a word ended there."""
-        return self._take(self.pending, whole_characters(self.pending))
+        """The pending bytes without an unfinished UTF-8 character, as if a part ended there."""
+        return self._take(self.pending, self._splitter.flushable_len(self.pending))
 
     def finish(self) -> bytes:
         """The pending bytes, at the end of the text."""
@@ -80,15 +113,17 @@ class PreTokenizer:
         return text[:length]
 
 
-def whole_words(portions: Iterable[bytes], at_least: int = 2**18, documents: Sequence[int] = ()) -> Iterator[bytes]:
-    """The text in portions of whole words, most of them from at least `at_least` bytes of input.
+def whole_words(
+    portions: Iterable[bytes], at_least: int = 2**18, documents: Sequence[int] = (), splitter: Splitter = WORDS
+) -> Iterator[bytes]:
+    """The text in portions of whole words or other parts, most of them from at least `at_least` bytes of input.
 
-    A word ends before each of the ascending offsets `documents`.
+    A part ends before each of the ascending offsets `documents`; so does a portion, if parts do not end at lines.
     """
-    pretokenizer = PreTokenizer()
+    pretokenizer = PreTokenizer(splitter)
     waiting: list[bytes] = []
     size = 0
-    for portion, is_end in divided(portions, documents):
+    for portion, is_end in divided(portions, documents, at_lines=splitter.ends_at_lines):
         waiting.append(portion)
         size += len(portion)
         if is_end or size >= at_least:
@@ -99,26 +134,31 @@ def whole_words(portions: Iterable[bytes], at_least: int = 2**18, documents: Seq
         yield last
 
 
-def divided(portions: Iterable[bytes], documents: Sequence[int]) -> Iterator[tuple[bytes, bool]]:
-    """Portions, each with True if a document ends with it within a line: after a line end a word begins in any case."""
+def divided(
+    portions: Iterable[bytes], documents: Sequence[int], *, at_lines: bool = True
+) -> Iterator[tuple[bytes, bool]]:
+    """Portions, each with True if a document ends with it.
+
+    `at_lines`: only one that ends within a line, because after a line end a word begins in any case.
+    """
     place = 0
     for portion in portions:
         first, end = 0, place + len(portion)
         for document in documents[bisect_right(documents, place) : bisect_right(documents, end)]:
             stop = document - place
-            if portion[stop - 1 : stop] != b"\n":
+            if not at_lines or portion[stop - 1 : stop] != b"\n":
                 yield portion[first:stop], True
                 first = stop
         yield portion[first:], False
         place = end
 
 
-def _parts(word: bytes) -> list[bytes]:
-    """The word in parts of at most `LONGEST` bytes; UTF-8 characters are not split."""
+def bounded_parts(word: bytes, longest: int = LONGEST) -> list[bytes]:
+    """The word in parts of at most `longest` bytes; UTF-8 characters are not split."""
     parts = []
     start = 0
-    while len(word) - start > LONGEST:
-        stop = start + LONGEST
+    while len(word) - start > longest:
+        stop = start + longest
         for back in range(4):
             if word[stop - back] & 0xC0 != 0x80:
                 stop -= back

@@ -34,12 +34,14 @@ class InputFormat:
             each; none is the key `text`, if there is such a key.
         any_bytes: Accept text with NUL bytes or bytes that are not UTF-8, as byte vocabularies do.
         each_line: A document begins with each line.
+        token_ids: The text is ids of tokens, which NumPy files have, too.
     """
 
     binary: bool = False
     text_fields: tuple[str, ...] = ()
     any_bytes: bool = False
     each_line: bool = False
+    token_ids: bool = False
 
 
 class Block(NamedTuple):
@@ -135,9 +137,8 @@ class Source:
                 place = block.stored
                 yield block.text
 
-        for portion in formats.text_of(
-            stored(), self.name, reading.text_fields, file.fileno(), any_bytes=reading.any_bytes, notice=notice
-        ):
+        how = {"any_bytes": reading.any_bytes, "token_ids": reading.token_ids}
+        for portion in formats.text_of(stored(), self.name, reading.text_fields, file.fileno(), notice=notice, **how):
             fields = portion.fields if isinstance(portion, Document) else None
             yield line_ends.feed(portion or b""), fields, place, line_ends.replaced
         yield line_ends.feed(b"", final=True), None, place, line_ends.replaced

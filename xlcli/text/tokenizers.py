@@ -1,4 +1,4 @@
-"""Tokenizers: bytes, words, sentencepiece; choosing, training and loading one.
+"""Tokenizers: bytes, words, sentencepiece; choosing, training and loading one. Those of others: `xlcli.text.foreign`.
 
 A tokenizer encodes each word (see `xlcli.text.pretokenize`) independently, so that the ids do not depend on how a text
 is cut into calls. There is no begin-of-text token: a text is treated as following a line end, `start_id`.
@@ -7,13 +7,10 @@ is cut into calls. There is no begin-of-text token: a text is treated as followi
 from __future__ import annotations
 
 import io
-import json
 import math
 import re
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -22,90 +19,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xlcli.errors import CheckpointError, ConfigError, DataError
-from xlcli.files import read_bounded, read_json, write_atomic
+from xlcli.files import read_bounded, read_json
+from xlcli.text.base import FILE, REMEDY, SCHEMA, Tokenizer, WordCache
 from xlcli.text.corpus import Facts
+from xlcli.text.foreign import IdsTokenizer, TokenizersTokenizer
 from xlcli.text.pretokenize import split_words, whole_words
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
 
-FILE = "tokenizer.json"
-SCHEMA = 1
-"""Version of `tokenizer.json`; any other is refused."""
-
-
 LARGEST_FILE = 2**26
 """Maximum bytes of the vocabulary file of a tokenizer."""
-
-
-class Tokenizer(ABC):
-    """A tokenizer.
-
-    Args:
-        data: Content of its vocabulary file.
-        name: Path of this file, for errors.
-
-    Attributes:
-        kind: Key of `TOKENIZERS`.
-        file: Name of the vocabulary file; None if there is none.
-        vocab_size: Number of ids, which start at 0.
-        start_id: Id of a line end, the input before the first token of a text.
-        fingerprint: SHA-256 of kind and vocabulary.
-        id_sizes: Bytes of text of each id (v); None if they depend on the text.
-
-    Raises:
-        CheckpointError: `data` is no such vocabulary.
-    """
-
-    kind: str
-    file: str | None = None
-    vocab_size: int
-    start_id: int
-    fingerprint: str
-    id_sizes: NDArray[np.int32] | None
-
-    def __init__(self, data: bytes = b"", name: str = "") -> None:
-        self.data, self._name = data, name
-
-    @abstractmethod
-    def encode(self, data: bytes) -> NDArray[np.int32]:
-        """Ids of `data`, any bytes that start at a word boundary."""
-
-    def sizes(self, ids: NDArray[np.int32] | Sequence[int], data: bytes) -> NDArray[np.int32]:
-        """Bytes of text of each of `ids`, the tokens of `data`; their sum is `len(data)`."""
-        assert self.id_sizes is not None
-        return self.id_sizes[np.asarray(ids, np.intp)]
-
-    @abstractmethod
-    def decode(self, ids: NDArray[np.int32] | Sequence[int]) -> bytes:
-        """Text of `ids`, each decoded independently. Inverse of `encode`, except for the words tokenizer."""
-
-    @cached_property
-    def texts(self) -> list[bytes]:
-        """Text of each id."""
-        return [self.decode([i]) for i in range(self.vocab_size)]
-
-    def save(self, folder: Path) -> None:
-        """Writes the tokenizer into `folder`, `tokenizer.json` last."""
-        if self.file is not None:
-            write_atomic(folder / self.file, self.data)
-        about = {
-            "schema": SCHEMA,
-            "kind": self.kind,
-            "vocab_size": self.vocab_size,
-            "fingerprint": self.fingerprint,
-        }
-        write_atomic(folder / FILE, (json.dumps(about, indent=2) + "\n").encode())
-
-    @classmethod
-    @abstractmethod
-    def train(cls, chunks: Iterable[bytes], vocab_size: int | None = None) -> Self:
-        """A tokenizer trained on the text `chunks`, with about `vocab_size` ids (None: a default).
-
-        Raises:
-            ConfigError: The vocabulary size is impossible.
-            DataError: The text is empty.
-        """
 
 
 class BytesTokenizer(Tokenizer):
@@ -143,12 +67,12 @@ _MAX_COUNTED = 2**22
 
 
 class WordsTokenizer(Tokenizer):
-    """Closed vocabulary of distinct words without white space, one per line of its file, `<unk>` and `<eos>` first."""
+    """Closed vocabulary of distinct words without white space, one per line of its file, with `<unk>` and `<eos>`."""
 
     kind = "words"
     file = "tokenizer.words"
-    start_id = 1
     id_sizes = None
+    is_lossless = False
 
     def __init__(self, data: bytes, name: str = file) -> None:
         super().__init__(data, name)
@@ -157,16 +81,20 @@ class WordsTokenizer(Tokenizer):
         self.vocab_size = len(self._vocabulary)
         self.fingerprint = sha256(b"words" + data.removesuffix(b"\n")).hexdigest()
         is_valid = all(len(word.split()) == 1 for word in self._vocabulary) and len(self._ids) == self.vocab_size
-        if self._vocabulary[:2] != [_UNKNOWN, _END] or not is_valid:
-            raise CheckpointError(f"{name} is not a list of distinct words that begins with <unk> and <eos>.", _REMEDY)
+        if not is_valid or not {_UNKNOWN, _END} <= self._ids.keys():
+            raise CheckpointError(f"{name} is not a list of distinct words with <unk> and <eos>.", REMEDY)
+        self.unknown_id, self.start_id = self._ids[_UNKNOWN], self._ids[_END]
+        self.separate_ids = range(self.vocab_size)
 
     def encode(self, data: bytes) -> NDArray[np.int32]:
         """Ids of `data`, which starts at a word boundary; unknown words become `<unk>`."""
-        return np.array([self._ids.get(word, 0) for word, _ in _word_tokens(data)], np.int32)
+        return self.tokens(data)[0]
 
-    def sizes(self, ids: NDArray[np.int32] | Sequence[int], data: bytes) -> NDArray[np.int32]:
-        """Bytes of text of each token of `data`, with the white space before it; their sum is `len(data)`."""
-        return np.array([size for _, size in _word_tokens(data)], np.int32)
+    def tokens(self, data: bytes, at: int = 0) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """As `encode`; a word has the white space before it."""
+        found = [(self._ids.get(word, self.unknown_id), size) for word, size in _word_tokens(data)]
+        ids, sizes = np.array(found, np.int32).reshape(-1, 2).T
+        return ids, sizes
 
     def decode(self, ids: NDArray[np.int32] | Sequence[int]) -> bytes:
         """Each word followed by a space, `<eos>` as a line end."""
@@ -211,9 +139,9 @@ def _word_tokens(data: bytes) -> list[tuple[bytes, int]]:
     return result
 
 
-def n_unknown(ids: NDArray[Any]) -> int:
-    """Number of ids that are `<unk>`; reads a mapped file in blocks."""
-    return sum(int(np.count_nonzero(ids[at : at + 2**20] == 0)) for at in range(0, len(ids), 2**20))
+def n_unknown(ids: NDArray[Any], unknown_id: int | None) -> int:
+    """Number of ids that are `unknown_id`; reads a mapped file in blocks."""
+    return sum(int(np.count_nonzero(ids[at : at + 2**20] == unknown_id)) for at in range(0, len(ids), 2**20))
 
 
 # Sentencepiece
@@ -221,8 +149,6 @@ def n_unknown(ids: NDArray[Any]) -> int:
 
 SMALLEST_VOCABULARY = 300
 DEFAULT_VOCABULARY = 2048
-CACHED_WORDS = 2**15
-"""Maximum number of words whose ids are cached."""
 
 _SPACE = "\u2581"
 _PICTURES = {"\t": "\u2409", "\n": "\u240a", "\r": "\u240d"}
@@ -237,8 +163,6 @@ _FIXED_PIECES = 257
 """256 byte pieces and <unk>, which is never used."""
 _COVERAGE = 0.9995
 """Share of the text covered by characters that have a piece; rarer ones are spelled in byte pieces."""
-_CACHED_BYTES = 48
-_REMEDY = "Copy the model folder again from its source."
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -256,7 +180,7 @@ class SentencePieceTokenizer(Tokenizer):
             model.LoadFromSerializedProto(data)
             pieces = [model.IdToPiece(i) for i in range(model.GetPieceSize())]
         except (RuntimeError, ValueError, OSError):
-            raise CheckpointError(f"{name} is not a sentencepiece model, or is damaged.", _REMEDY) from None
+            raise CheckpointError(f"{name} is not a sentencepiece model, or is damaged.", REMEDY) from None
         self._model: SentencePieceProcessor = model
         self.vocab_size = len(pieces)
         self.fingerprint = sha256(b"sentencepiece" + data).hexdigest()
@@ -276,7 +200,7 @@ class SentencePieceTokenizer(Tokenizer):
             )
         self._byte_ids = [byte_ids[value] for value in range(256)]
         self.id_sizes = np.array([len(text) for text in self._text], np.int32)
-        self._cache = _WordCache(self)
+        self._cache = WordCache(self._encode_word)
         self.start_id = int(self.encode(b"\n")[0])
 
     def encode(self, data: bytes) -> NDArray[np.int32]:
@@ -315,25 +239,9 @@ class SentencePieceTokenizer(Tokenizer):
                 try:
                     found = self._model.EncodeAsIds(part.translate(_TO_PICTURES))
                 except (RuntimeError, OSError):
-                    raise CheckpointError(f"{self._name} cannot encode text; it is damaged.", _REMEDY) from None
+                    raise CheckpointError(f"{self._name} cannot encode text; it is damaged.", REMEDY) from None
             ids += found if self.decode(found) == data else [self._byte_ids[value] for value in data]
         return np.array(ids, np.int32).tobytes()
-
-
-class _WordCache(dict[bytes, bytes]):
-    """Ids of words as bytes of int32; emptied when it is full."""
-
-    def __init__(self, tokenizer: SentencePieceTokenizer) -> None:
-        super().__init__()
-        self._encode = tokenizer._encode_word
-
-    def __missing__(self, word: bytes) -> bytes:
-        ids = self._encode(word)
-        if len(word) <= _CACHED_BYTES:
-            if len(self) >= CACHED_WORDS:
-                self.clear()
-            self[word] = ids
-        return ids
 
 
 def _train(counts: Counter[bytes], vocab_size: int) -> bytes:
@@ -403,6 +311,8 @@ TOKENIZERS: dict[str, type[Tokenizer]] = {
     "bytes": BytesTokenizer,
     "sentencepiece": SentencePieceTokenizer,
     "words": WordsTokenizer,
+    "tokenizers": TokenizersTokenizer,
+    "ids": IdsTokenizer,
 }
 SENTENCEPIECE_FROM = 100_000
 """Bytes of training text from which `auto` is sentencepiece; below, bytes."""
@@ -456,12 +366,16 @@ def load_tokenizer(folder: Path) -> Tokenizer:
             f"Known: {', '.join(TOKENIZERS)}.",
         )
     kind = TOKENIZERS[about["kind"]]
+    described: dict[str, Any] = {key: about.get(key) for key in kind.described}
+    if bad := next((key for key, value in described.items() if type(value) is not int), None):
+        raise CheckpointError(f"{folder / FILE} has no valid {bad}.", REMEDY)
     path = None if kind.file is None else folder / kind.file
-    tokenizer = kind() if path is None else kind(read_bounded(path, LARGEST_FILE), str(path))
+    vocabulary = () if path is None else (read_bounded(path, LARGEST_FILE), str(path))
+    tokenizer = kind(*vocabulary, **described)
     for key, found in (("vocab_size", tokenizer.vocab_size), ("fingerprint", tokenizer.fingerprint)):
         if about.get(key) != found:
             raise CheckpointError(
                 f"the tokenizer in {folder} differs from the one that {FILE} describes ({key}).",
-                _REMEDY,
+                REMEDY,
             )
     return tokenizer

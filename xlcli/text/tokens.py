@@ -31,12 +31,12 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from xlcli.errors import ResourceError
+from xlcli.errors import DataError, ResourceError
 from xlcli.events import Progress, ProgressMeter
 from xlcli.files import TEMPORARY_NAME, cache_folder, temporary_path
+from xlcli.text.base import Tokenizer
 from xlcli.text.corpus import Part
 from xlcli.text.pretokenize import whole_words
-from xlcli.text.tokenizers import Tokenizer
 
 HEADER = 64
 """Size of the header of a token file in bytes."""
@@ -185,8 +185,8 @@ def token_file(part: Part, tokenizer: Tokenizer, *, by_document: bool = False) -
 def sample_tokens(part: Part, tokenizer: Tokenizer, limit: int) -> TokenFile:
     """Tokens of a sample of at most `limit` bytes of `part`, in memory."""
     text = b"".join(part.sample(limit))
-    ids = np.asarray(tokenizer.encode(text))
-    text_sizes = None if tokenizer.id_sizes is not None else tokenizer.sizes(ids, text).astype(np.uint16)
+    ids, sizes = tokenizer.tokens(text)
+    text_sizes = None if tokenizer.id_sizes is not None else sizes.astype(np.uint16)
     return TokenFile(ids, len(text), tokenizer.id_sizes, text_sizes)
 
 
@@ -205,11 +205,10 @@ def _build(
     n_bytes = n_tokens = crc = 0
     file.write(_MAGIC.ljust(HEADER, b"\0"))  # marks it as an unfinished token file
     file.flush()
-    for text in whole_words(part.read(), documents=documents):
-        ids = tokenizer.encode(text)
+    for text in whole_words(part.read(), documents=documents, splitter=tokenizer.splitter):
+        ids, sizes = tokenizer.tokens(text, n_bytes)
         tokens = np.empty(len(ids), record)
         tokens["id"] = ids
-        sizes = tokenizer.sizes(ids, text)
         if tokenizer.id_sizes is None:
             tokens["size"] = sizes
         if begun := documents[bisect_left(documents, n_bytes) : bisect_left(documents, n_bytes + len(text))]:
@@ -221,6 +220,8 @@ def _build(
         n_bytes += len(text)
         n_tokens += len(ids)
         yield from meter.report(n_bytes)
+    if (n_bytes and not n_tokens) or len({*first_tokens, n_tokens}) <= len(first_tokens):
+        raise DataError(f"{part.corpus.name} has an empty line or document.", "Leave it out.")
     data = np.array(first_tokens, "<u8").tobytes()
     file.write(data)
     crc = zlib.crc32(data, crc)

@@ -23,10 +23,11 @@ from xlcli.store.folder import LoadedModel
 from xlcli.store.layout import RECORD, read_config_file, read_record
 from xlcli.store.origin import NEW, describe, origin_of, text_size
 from xlcli.store.weights import weights
+from xlcli.text.base import Tokenizer
 from xlcli.text.corpus import Split, gather, split
 from xlcli.text.formats import not_utf8
 from xlcli.text.sources import InputFormat
-from xlcli.text.tokenizers import SAMPLE_BYTES, TOKENIZERS, Tokenizer, choose_tokenizer, load_tokenizer, n_unknown
+from xlcli.text.tokenizers import SAMPLE_BYTES, TOKENIZERS, choose_tokenizer, load_tokenizer, n_unknown
 from xlcli.text.tokens import TokenFile, sample_tokens, token_file
 from xlcli.training import checkpoint, defaults, memory
 
@@ -310,8 +311,8 @@ _SAMPLE_BYTES = 2**18
 def warn_of_misfit(model: LoadedModel, tokens: TokenFile) -> Iterator[Notice]:
     """Warning if the vocabulary of `model` fits these tokens of the training text badly."""
     reason = ""
-    if model.tokenizer.kind == "words":
-        if (share := n_unknown(tokens.ids) / len(tokens)) >= MANY_UNKNOWN:
+    if (unknown := model.tokenizer.unknown_id) is not None:
+        if (share := n_unknown(tokens.ids, unknown) / len(tokens)) >= MANY_UNKNOWN:
             reason = f"{100 * share:.0f} % of the words are not in the vocabulary of {model.name} and become <unk>"
     elif tokens.n_bytes >= SHORTEST and (size := text_size(model.record)):
         here, own = tokens.n_bytes / len(tokens), size[0] / size[1]

@@ -1,0 +1,133 @@
+"""What all tokenizers have in common, and the cache of those that encode word by word."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xlcli.errors import ConfigError
+from xlcli.files import write_atomic
+from xlcli.text.pretokenize import WORDS, Splitter
+
+FILE = "tokenizer.json"
+SCHEMA = 1
+"""Version of `tokenizer.json`; any other is refused."""
+REMEDY = "Copy the model folder again from its source."
+CACHED_WORDS = 2**15
+"""Maximum number of words whose ids are cached."""
+_CACHED_BYTES = 48
+
+
+class Tokenizer(ABC):
+    """A tokenizer.
+
+    Args:
+        data: Content of its vocabulary file.
+        name: Path of this file, for errors.
+
+    Attributes:
+        kind: Key of `TOKENIZERS`.
+        file: Name of the vocabulary file; None if there is none.
+        described: Arguments of the class besides the vocabulary, which `tokenizer.json` has.
+        vocab_size: Number of ids, which start at 0.
+        start_id: The input before the first token of a text: the id of a line end, or of the mark of a beginning.
+        fingerprint: SHA-256 of kind and vocabulary.
+        id_sizes: Bytes of text of each id (v); None if they depend on the text.
+        splitter: Where a text may be cut.
+        is_lossless: `decode` is the inverse of `encode` for every text.
+        unknown_id: Id of what is not in the vocabulary, if there is one.
+        separate_ids: Ids before which a word ends, whatever their text.
+
+    Raises:
+        CheckpointError: `data` is no such vocabulary.
+    """
+
+    kind: str
+    file: str | None = None
+    described: ClassVar[tuple[str, ...]] = ()
+    vocab_size: int
+    start_id: int
+    fingerprint: str
+    id_sizes: NDArray[np.int32] | None
+    splitter: Splitter = WORDS
+    is_lossless = True
+    unknown_id: int | None = None
+    separate_ids: Collection[int] = ()
+
+    def __init__(self, data: bytes = b"", name: str = "") -> None:
+        self.data, self._name = data, name
+
+    @abstractmethod
+    def encode(self, data: bytes) -> NDArray[np.int32]:
+        """Ids of `data`, any bytes that start where a text may be cut."""
+
+    def tokens(self, data: bytes, at: int = 0) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Ids of `data`, and the bytes of text of each, whose sum is `len(data)`; both (t).
+
+        `at` is the offset of `data` in the text, for errors.
+
+        Raises:
+            DataError: The text has no tokens of this kind.
+        """
+        assert self.id_sizes is not None
+        ids = self.encode(data)
+        return ids, self.id_sizes[ids]
+
+    @abstractmethod
+    def decode(self, ids: NDArray[np.int32] | Sequence[int]) -> bytes:
+        """Text of `ids`, each decoded independently."""
+
+    @cached_property
+    def texts(self) -> list[bytes]:
+        """Text of each id."""
+        return [self.decode([i]) for i in range(self.vocab_size)]
+
+    def notices(self) -> list[str]:
+        """What one should know of the scores of texts that were tokenized."""
+        return []
+
+    def save(self, folder: Path) -> None:
+        """Writes the tokenizer into `folder`, `tokenizer.json` last."""
+        if self.file is not None:
+            write_atomic(folder / self.file, self.data)
+        about = {
+            "schema": SCHEMA,
+            "kind": self.kind,
+            "vocab_size": self.vocab_size,
+            **{key: getattr(self, key) for key in self.described},
+            "fingerprint": self.fingerprint,
+        }
+        write_atomic(folder / FILE, (json.dumps(about, indent=2) + "\n").encode())
+
+    @classmethod
+    def train(cls, chunks: Iterable[bytes], vocab_size: int | None = None) -> Self:
+        """A tokenizer trained on the text `chunks`, with about `vocab_size` ids (None: a default).
+
+        Raises:
+            ConfigError: The vocabulary size is impossible, or the vocabulary comes with a model.
+            DataError: The text is empty.
+        """
+        raise ConfigError(f"a tokenizer of kind {cls.kind} comes with a model.", "Give --tokenizer sentencepiece.")
+
+
+class WordCache(dict[bytes, bytes]):
+    """What `encode` returns for words; emptied when it is full."""
+
+    def __init__(self, encode: Callable[[bytes], bytes]) -> None:
+        super().__init__()
+        self._encode = encode
+
+    def __missing__(self, word: bytes) -> bytes:
+        ids = self._encode(word)
+        if len(word) <= _CACHED_BYTES:
+            if len(self) >= CACHED_WORDS:
+                self.clear()
+            self[word] = ids
+        return ids

@@ -12,6 +12,7 @@ Each folder `fixtures/NAME` has `source/`, a tiny random model as the program sa
     long.tokens            int64 (1, U + 1), with long.log_probs.float32 and .float64 (1, U): a text longer than the
                            positions of GPT-2 in windows that begin every half window (one fixture)
     text, text.ids         uint8 (n,), int64 (m,): UTF-8 text and its tokens (fixtures with a tokenizer)
+    text.log_probs.float64 float64 (m,): log p of these tokens, the first after bos_token_id (all but Transformer-XL)
 
 No environment can run all three sources; each makes its own part, on one CPU:
 
@@ -258,7 +259,7 @@ def write_hugging_face(name: str, model: Any, case: dict[str, Any]) -> None:
         case["tokenizer"](source)
     print(f"{name} (transformers {__version__})")
     single, double = load_models(source)
-    tensors = expected(reader(single), reader(double), case.get("segments", [8] * 5))
+    tensors = expected(reader(single), reader(double), case.get("segments", [8] * 5), vocab=case.get("vocab", VOCAB))
     if case.get("long"):
         tokens = torch.randint(VOCAB, (1, 3 * model.config.n_positions + 8), generator=torch.Generator().manual_seed(5))
         tensors["long.tokens"] = tokens
@@ -335,6 +336,31 @@ def read_vocabulary(source: Path) -> dict[str, Tensor]:
     return {"text": torch.tensor(list(text.encode()), dtype=torch.uint8), "text.ids": torch.tensor(ids)}
 
 
+TEXT = "The old ship. \nShe'll sail at 1234 o'clock.\n\nNaïve 🚀?\r\n"
+
+
+def copy_tokenizer(name: str) -> Callable[[Path], None]:
+    """Return what copies a tokenizer that `make_tokenizers.py` made into a source."""
+
+    def copy(source: Path) -> None:
+        shutil.copy(FIXTURES.parent / "tokenizers" / name / "tokenizer.json", source)
+
+    return copy
+
+
+def score_text(source: Path) -> dict[str, Tensor]:
+    """Return a text, its tokens as the library gives them, and their log probabilities after bos_token_id."""
+    from tokenizers import Tokenizer
+
+    ids = Tokenizer.from_file(str(source / "tokenizer.json")).encode(TEXT, add_special_tokens=False).ids
+    _, double = load_models(source)
+    tokens = torch.tensor([[double.config.bos_token_id, *ids]])
+    with torch.no_grad(), double_precision(strict=True):
+        log_probs = score(reader(double), tokens, [len(ids)])[0]
+    text = torch.tensor(list(TEXT.encode()), dtype=torch.uint8)
+    return {"text": text, "text.ids": tokens[0, 1:], "text.log_probs.float64": log_probs}
+
+
 def older_cases() -> dict[str, dict[str, Any]]:
     """Return the cases of models that an older release of transformers saves with other names of settings."""
     return {
@@ -400,6 +426,28 @@ def current_cases() -> dict[str, dict[str, Any]]:
             "config": smollm_keys,
             "dtype": torch.bfloat16,
         },
+        "llama-text": {
+            "settings": {"tie_word_embeddings": True, "rms_norm_eps": 1e-5, "bos_token_id": 0, "eos_token_id": 1},
+            "vocab": 320,
+            "config": hub_keys,
+            "dtype": torch.bfloat16,
+            "tokenizer": copy_tokenizer("llama3"),
+            "text": score_text,
+        },
+        "mistral-text": {
+            "settings": {"tie_word_embeddings": True, "sliding_window": None},
+            "vocab": 370,
+            "dtype": torch.bfloat16,
+            "tokenizer": copy_tokenizer("llama2"),
+            "text": score_text,
+        },
+        "gpt2-text": {
+            "settings": {"bos_token_id": 0, "eos_token_id": 0},
+            "vocab": 316,
+            "dtype": torch.float16,
+            "tokenizer": copy_tokenizer("gpt2"),
+            "text": score_text,
+        },
         "mistral-sliding": {"settings": {"sliding_window": 9, "num_key_value_heads": 2}},
         "mistral": {"settings": {"sliding_window": None, "head_dim": 6}, "config": hub_keys},
         "qwen2": {"settings": {"tie_word_embeddings": True, "num_key_value_heads": 2}},
@@ -428,13 +476,13 @@ def make_hugging_face(names: Sequence[str]) -> None:
             settings = {"vocab_size": VOCAB, **sizes, **defaults, **case["settings"]}
             model: Any = transformers.TransfoXLLMHeadModel(transformers.TransfoXLConfig(**settings))
         elif name.startswith("gpt2"):
-            settings = {"n_positions": ROTARY_LEN, "n_embd": 16, "n_layer": 2, "n_head": 2, **case["settings"]}
-            ends = {"bos_token_id": VOCAB - 1, "eos_token_id": VOCAB - 1}
-            model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=VOCAB, **ends, **settings))
+            settings = {"n_positions": ROTARY_LEN, "n_embd": 16, "n_layer": 2, "n_head": 2}
+            ends = {"vocab_size": case.get("vocab", VOCAB), "bos_token_id": VOCAB - 1, "eos_token_id": VOCAB - 1}
+            model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**{**settings, **ends, **case["settings"]}))
         else:
             family = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}[name.split("-")[0]]
             settings = {
-                "vocab_size": VOCAB,
+                "vocab_size": case.get("vocab", VOCAB),
                 "hidden_size": 16,
                 "intermediate_size": 24,
                 "num_hidden_layers": 3 if "sliding" in name else 2,
@@ -551,9 +599,15 @@ def original_cases() -> dict[str, dict[str, Any]]:
         "original-untied": {"settings": {"tie_weight": False, "cutoffs": [12, 30], "div_val": 2, "tie_projs": []}},
         "original-pre-norm": {"settings": {**cut, "div_val": 4, "pre_lnorm": True}, "legacy": True, "scale": 0.5},
         "original-long-segments": {"settings": {**cut, "div_val": 4}, "segments": [10, 11, 12, 3, 9]},
-        "original-absolute": {"settings": {**cut, "div_val": 1, "attn_type": 2, "mem_len": 0}, "greedy": False},
-        "original-absolute-layers": {"settings": {"attn_type": 3, "d_head": 8, "mem_len": 0}, "greedy": False},
-        "original-absolute-memory": {"settings": {"attn_type": 3, "d_head": 8}, "greedy": False},
+        "original-absolute": {
+            "settings": {**cut, "div_val": 1, "attn_type": 2, "mem_len": 0, "n_layer": 1},
+            "greedy": False,
+        },
+        "original-absolute-layers": {
+            "settings": {"attn_type": 3, "d_head": 8, "mem_len": 0, "n_layer": 1},
+            "greedy": False,
+        },
+        "original-absolute-memory": {"settings": {"attn_type": 3, "d_head": 8, "n_layer": 1}, "greedy": False},
     }
 
 
@@ -570,7 +624,7 @@ def make_original(clone: Path, names: Sequence[str]) -> None:
         randomize(single, scale=case.get("scale", 1.0))
         with double_precision(strict=False):
             double = code.MemTransformerLM(**settings).double().eval()
-            inv_freq = getattr(getattr(double, "pos_emb", None), "inv_freq", None)
+            inv_freq = double.pos_emb.inv_freq.clone() if hasattr(double, "pos_emb") else None
         double.load_state_dict(single.state_dict())
         if inv_freq is not None:
             double.pos_emb.inv_freq = inv_freq

@@ -26,7 +26,7 @@ from xlcli.machine import require_memory
 from xlcli.store.layout import ENCODINGS, WEIGHTS, SavedConfig, is_model, read_config_file, write_record
 
 if TYPE_CHECKING:
-    from xlcli.text.tokenizers import Tokenizer
+    from xlcli.text.base import Tokenizer
 
 _ALL: tuple[Format, ...] = (Llama(), GPT2(), TransfoXL(), Original())
 """All formats. A new one is added here."""

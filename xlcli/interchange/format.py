@@ -16,7 +16,7 @@ from xlcli.store.layout import SavedConfig
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from xlcli.text.tokenizers import Tokenizer
+    from xlcli.text.base import Tokenizer
 
 TOKENIZER = "tokenizer.json"
 LARGEST_TOKENIZER = 2**26

@@ -59,7 +59,7 @@ class GPT2(Format):
             "position": {"kind": "learned", "placement": "embedding", "max_len": length, "overflow": "slide"},
             "norm": {"kind": "layer", "epsilon": settings.take("layer_norm_epsilon", float, 1e-5)},
             "feedforward": {
-                "kind": settings.take("activation_function", _ACTIVATIONS.__getitem__, "gelu_new"),
+                "kind": settings.take("activation_function", _ACTIVATIONS, "gelu_new"),
                 "ffn_dim": settings.take("n_inner", int, 4 * dim),
             },
             "embedding": {"tied": settings.take("tie_word_embeddings", bool, default=True)},

@@ -75,7 +75,7 @@ class Llama(Format):
             "position": position,
             "norm": {"kind": "rms", "placement": "pre", "epsilon": settings.take("rms_norm_eps", float, 1e-6)},
             "feedforward": {
-                "kind": settings.take("hidden_act", _ACTIVATIONS.__getitem__, "silu"),
+                "kind": settings.take("hidden_act", _ACTIVATIONS, "silu"),
                 "ffn_dim": settings.take("intermediate_size", int),
             },
             "embedding": {"tied": settings.take("tie_word_embeddings", bool, default=False)},
@@ -139,13 +139,13 @@ def _windows(kind: str, n_layers: int, settings: Settings) -> list[int | None]:
     if kind == "llama":
         settings.require("layer_types", ["full_attention"] * n_layers)
         return [None] * n_layers
-    window = settings.optional("sliding_window", int) if "sliding_window" in settings else 4096
+    window = settings.take("sliding_window", int, None if "sliding_window" in settings.config else 4096)
     slides = [True] * n_layers
     if kind != "mistral":
         first = settings.take("max_window_layers", int, 28)
         is_used = settings.take("use_sliding_window", bool, default=False)
         slides = [is_used and i >= first for i in range(n_layers)]
-    if (types := settings.optional("layer_types", list)) is not None:
+    if (types := settings.take("layer_types", list, None)) is not None:
         if len(types) != n_layers or not {*types} <= {*_LAYERS}:
             settings.refuse("layer_types", types)
         slides = [each == _LAYERS[1] for each in types]
@@ -156,12 +156,10 @@ def _windows(kind: str, n_layers: int, settings: Settings) -> list[int | None]:
 
 def _rotary(settings: Settings) -> dict[str, Any]:
     """`base` and `scaling` of rotary positions, from the keys of current and of older releases of transformers."""
-    older = settings.optional("rope_scaling", dict)
-    table = settings.optional("rope_parameters", dict) or older or {}
-    inner = Settings(settings.path, table)
+    older = settings.take("rope_scaling", dict, {})
+    inner = Settings(settings.path, settings.take("rope_parameters", dict, older))
     base = inner.take("rope_theta", float, settings.take("rope_theta", float, 10000.0))
-    kind = inner.take("type", str, "default")
-    kind = inner.take("rope_type", str, kind)
+    kind = inner.take("rope_type", str, inner.take("type", str, "default"))
     scaling: dict[str, Any] = {"kind": kind}
     if kind in ("linear", "llama3"):
         scaling["factor"] = inner.take("factor", float)

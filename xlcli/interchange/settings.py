@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from xlcli.errors import CheckpointError
-
-T = TypeVar("T")
 
 CAN = "docs/import.md lists what can be imported."
 """Remedy for what cannot be imported."""
@@ -36,33 +34,23 @@ HARMLESS = frozenset(
 class Settings:
     """The settings of a source. Each is read once; what is left in the end must be harmless or off.
 
-    Raises:
-        CheckpointError: A setting has another type than it can have, or none of the values that xlcli can compute.
+    Every method raises `CheckpointError` for a value that cannot be imported.
     """
 
     def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
-        self.path, self._left = path, dict(config)
+        self.path, self.config, self._left = path, config, dict(config)
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._left
-
-    def take(self, key: str, kind: Callable[[Any], T], default: Any = None) -> T:
-        """A setting; `default` if it is missing or null. `kind` is a type, or a function that raises ValueError."""
+    def take(self, key: str, kind: Any, default: Any = ...) -> Any:
+        """A setting of a type, or the value in a table; `default`, if there is one, where it is missing or null."""
         value = self._left.pop(key, None)
-        if value is None:
+        if value is None and default is not ...:
             value = default
-        if value is None or (isinstance(value, bool) and kind is not bool):
-            self.refuse(key, value)
-        if isinstance(kind, type) and not isinstance(value, (int, float) if kind is float else kind):
-            self.refuse(key, value)
-        try:
-            return kind(value)
-        except (ValueError, TypeError, KeyError):
-            self.refuse(key, value)
-
-    def optional(self, key: str, kind: Callable[[Any], T]) -> T | None:
-        """A setting; None if it is missing or null."""
-        return None if self._left.get(key) is None else self.take(key, kind)
+        if isinstance(kind, Mapping):
+            return kind[value] if isinstance(value, str) and value in kind else self.refuse(key, value)
+        if value is None and default is None:
+            return None
+        is_right = isinstance(value, int | float if kind is float else kind)
+        return kind(value) if is_right and isinstance(value, bool) == (kind is bool) else self.refuse(key, value)
 
     def require(self, key: str, *values: Any) -> None:
         """Refuses a setting that is there and has none of these values."""

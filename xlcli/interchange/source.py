@@ -34,10 +34,8 @@ class Stored(Protocol):
         """The tensor, in RAM of its own."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class _SafeTensor:
-    """A tensor of a safetensors file."""
-
     path: Path
     name: str
     info: TensorInfo

@@ -19,7 +19,7 @@ from xlcli.store.layout import SavedConfig
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from xlcli.text.tokenizers import Tokenizer
+    from xlcli.text.base import Tokenizer
 
 SEGMENT_LEN = 128
 """Tokens per call of a model that does not say it, as of the published one."""

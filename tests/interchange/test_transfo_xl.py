@@ -280,7 +280,7 @@ def original(name, path, change):
         ("original-div4", {"sample_softmax": 5}, "sample_softmax"),
         ("original-div4", {"ext_len": 4}, "ext_len"),
         ("original-div4", {"same_length": True, "mem_len": 0}, "mem_len"),
-        ("original-div4", {"n_head": "2"}, "n_head"),
+        ("original-div4", {"n_head": "2"}, "original"),
         ("original-div4", {"n_token": 2**62}, "vocab_size"),
         ("original-div4", {"d_model": 18}, "shape"),
         ("original-div4", {"n_layer": 3}, r"layers\.2"),

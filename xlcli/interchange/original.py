@@ -26,7 +26,7 @@ class Original(TransfoXL):
     """Transformer-XL as its authors published it. The whole module is pickled, and the first memory is empty."""
 
     name = "transfo-xl-original"
-    model_types: ClassVar[tuple[str, ...]] = ()
+    model_types = ()
     exports = False
     prefix = ""
     zero_memory = False

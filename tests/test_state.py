@@ -1,5 +1,6 @@
 """State is a value: it can be copied, selected from, saved and continued without anything else knowing."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -166,9 +167,8 @@ def test_mapping_changes_every_tensor(model, memory):
 
 @pytest.mark.parametrize("change", [
     {"memory": "other"}, {"memory": "keyvalue"}, {"memory": "keyvalue keyvalue"}, {"memory": "hidden"}, {"memory": ""},
-    {"memory": "hidden hidden hidden"}, {"memory": None}, {"span": "round 3 4"}, {"span": "uniform 3"}, {"span": ""},
-    {"span": "uniform 0 13"}, {"span": "growing -1 13"}, {"span": "segment 7 13"}, {"span": "segment 0 0"},
-    {"span": "uniform x 13"}, {"span": None}, {"seen": ""}, {"seen": "-1"}, {"seen": "1.5"}, {"seen": "9" * 30},
+    {"memory": "hidden hidden hidden"}, {"memory": None}, {"span": "uniform 3 4"}, {"span": "[]"},
+    {"span": "{}"}, {"span": ""}, {"span": None}, {"seen": ""}, {"seen": "-1"}, {"seen": "1.5"}, {"seen": "9" * 30},
     {"seen": None},
 ])  # fmt: skip
 def test_a_description_that_does_not_fit_is_refused(model, change):
@@ -219,22 +219,30 @@ def test_a_memory_of_zero_is_independent_segments(model):
     assert (state.seen, [layer.length for layer in state.layers]) == (12, [2, 2])
 
 
-def test_the_largest_distance_is_part_of_a_state(model):
-    for limits, said in (((7, 9), "7 9"), ((None, 9), "none 9"), ((7, None), "7")):
-        state = State((), 9, Span("uniform", 4, 3, None, *limits), torch.tensor([5]))
-        assert state.describe()["span"] == f"uniform 4 3 {said}"
+SPAN = {"kind": "uniform", "mem_len": 4, "segment_len": 3}
+WINDOWS = {"kind": "segment", "mem_len": 0, "segment_len": 3}
+
+
+def test_what_a_span_has_is_part_of_a_state(model):
+    ends = {"clamp_len": 7, "full_len": 9}
+    for table in (SPAN, WINDOWS, SPAN | ends, SPAN | {"full_len": 9}, SPAN | {"kind": "growing", "zero_memory": True},
+                  WINDOWS | {"stride": 2}, WINDOWS | {"stride": 3}):  # fmt: skip
+        state = State((), 9, Span(**table), torch.tensor([5]))
+        assert json.loads(state.describe()["span"]) == table
         assert State.restore(state.tensors(), state.describe()).span == state.span
-    for text in (
-        "uniform 4 3 0 9",
-        "segment 0 3 7 none",
-        "uniform 4 3 7 1 1",
-        "segment 0 3 none none 4",
-        "uniform 4",
-        "uniform 4 3 none",
-        "uniform 4 none 3 3",
-    ):
-        with pytest.raises(StateError, match="damaged"):
-            State.restore(state.tensors(), state.describe() | {"span": text})
+
+
+@pytest.mark.parametrize("table", [
+    SPAN | {"kind": "round"}, SPAN | {"kind": "segment"}, SPAN | {"mem_len": 0}, SPAN | {"mem_len": -1},
+    SPAN | {"mem_len": "4"}, SPAN | {"mem_len": 4.0}, SPAN | {"mem_len": True}, SPAN | {"mem_len": 2**40},
+    SPAN | {"segment_len": 0}, SPAN | {"segment_len": None}, SPAN | {"clamp_len": 0}, SPAN | {"clamp_len": None},
+    SPAN | {"other": 1}, SPAN | {"stride": 2}, SPAN | {"zero_memory": 1}, SPAN | {"zero_memory": False},
+    WINDOWS | {"stride": 4}, WINDOWS | {"stride": 0}, WINDOWS | {"zero_memory": True}, {"kind": "uniform"},
+])  # fmt: skip
+def test_a_span_that_makes_no_sense_is_refused(table):
+    state = State((), 9, Span(**SPAN), torch.tensor([5]))
+    with pytest.raises(StateError, match="damaged"):
+        State.restore(state.tensors(), state.describe() | {"span": json.dumps(table)})
 
 
 def test_memory_may_differ_from_layer_to_layer():
@@ -246,7 +254,7 @@ def test_memory_may_differ_from_layer_to_layer():
         KeyValue((numbers.view(2, 1, 4, 3), numbers[:16].view(2, 1, 4, 2)), 0, 4),
     )
     state = State(layers, 9, Span("growing", 4, 3), torch.tensor([5, 2**40]))
-    assert state.describe() == {"memory": "hidden sums keyvalue", "seen": "9", "span": "growing 4 3"}
+    assert state.describe() == {"memory": "hidden sums keyvalue", "seen": "9", "span": state.span.text}
     assert set(state.tensors()) == {"offsets", "0.h", "1.s", "1.z", "2.k", "2.v"}
     again = State.restore(state.tensors(), state.describe())
     assert [type(layer) for layer in again.layers] == [Hidden, Sums, KeyValue]
@@ -408,7 +416,7 @@ def test_sequences_at_different_places_are_joined_and_split(name, mem_len):
     groups = {}
     for i, state in enumerate(states):
         groups.setdefault(state.join_keys[0], []).append(i)
-    counted = variants.hashed(name) or name.startswith(("lsh", "compressive"))
+    counted = variants.hashed(name, variants.table(name).get("n_layers", 2)) or name.startswith(("lsh", "compressive"))
     assert sorted(map(len, groups.values())) == (
         [5] if mem_len and not counted else [1, 1, 1, 2] if counted else [2, 3]
     )

@@ -76,7 +76,7 @@ def test_a_memory_of_zeros_is_full_in_the_type_of_the_state():
             assert {t.dtype for layer in state.layers for t in layer.tensors().values()} == types
             assert {layer.length for layer in state.layers} == {7}
         restored = State.restore(state.tensors(), state.describe())
-        assert (restored.span, restored.seen) == (Span("uniform", 7, 5, None, 9, None, True), 0)
+        assert (restored.span, restored.seen) == (Span("uniform", 7, 5, clamp_len=9, zero_memory=True), 0)
         assert model.is_compatible(restored)
         assert not model.is_compatible(replace(restored, span=replace(restored.span, zero_memory=False)))
 
@@ -100,11 +100,5 @@ def test_what_cannot_begin_with_zeros_is_refused(model, train, key):
     assert key in refused.value.key
 
 
-def test_text_of_a_span():
-    for span in (Span("uniform", 5, 8, zero_memory=True), Span("growing", 5, 8, None, 3, None, True)):
-        assert span.text.endswith(" zeros")
-        assert Span.parse(span.text) == span
+def test_independent_segments_begin_without_zeros():
     assert Span.make("uniform", mem_len=0, segment_len=5, zero_memory=True) == Span("segment", 0, 5)
-    for text in ("segment 0 5 zeros", "uniform 5 8 zeros zeros", "uniform 5 8 none none zero"):
-        with pytest.raises(ValueError, match=r"span|int"):
-            Span.parse(text)

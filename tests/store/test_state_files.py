@@ -11,6 +11,7 @@ from toys import PROSE, RUNTIME, VARIANTS, toy
 
 from xlcli.errors import StateError
 from xlcli.files.tensors import read_tensors, write_tensors
+from xlcli.ops.span import Span
 from xlcli.store.state_files import (
     PendingText,
     SamplerState,
@@ -163,7 +164,8 @@ def test_a_description_that_makes_no_sense_is_refused(metadata, path, model):
 
 
 @pytest.mark.parametrize(
-    "metadata", [{"state.seen": "3"}, {"state.span": "uniform 5 8"}, {"state.span": "segment 0 8"}]
+    "metadata",
+    [{"state.seen": "3"}, {"state.span": Span("uniform", 5, 8).text}, {"state.span": Span("segment", 0, 8).text}],
 )
 def test_a_description_of_another_length_is_refused(metadata, path, model):
     rewritten(path, **metadata)

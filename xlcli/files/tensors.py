@@ -8,6 +8,7 @@ are imported in the functions that need them.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -87,24 +88,20 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     Raises:
         ConfigError: The tensors are too many for a header of `HEADER_LIMIT` bytes.
     """
-    from safetensors.torch import save
-
-    seen: set[int] = set()
     ready: dict[str, Tensor] = {}
-    for name, tensor in sorted(tensors.items()):
+    for name, tensor in tensors.items():
         if not _NAME.fullmatch(name):
             raise ValueError(f"not a tensor name: {name!r}")
-        whole = tensor.detach().to("cpu").contiguous()
-        storage = whole.untyped_storage().data_ptr()
-        ready[name] = whole.clone() if storage in seen else whole
-        seen.add(storage)
-    blob = save(ready)
-    start = 8 + int.from_bytes(blob[:8], "little")
+        ready[name] = tensor.detach().to("cpu").contiguous()
     sealed = {key: value for key, value in metadata.items() if key != "metadata_sha256"} | {"sha256": digest(ready)}
     sealed["metadata_sha256"] = json_digest(sealed)
-    # The library writes metadata in random order; sorted, equal models are equal files.
-    entries = json.loads(blob[8:start])
-    header = json.dumps({"__metadata__": dict(sorted(sealed.items())), **entries}, separators=(",", ":")).encode()
+    entries: dict[str, Any] = {"__metadata__": dict(sorted(sealed.items()))}
+    end = 0
+    order = sorted(ready, key=lambda name: (-ready[name].element_size(), name))  # so that all are aligned
+    for name in order:
+        start, end = end, end + ready[name].numel() * ready[name].element_size()
+        entries[name] = {"dtype": _type(ready[name]), "shape": [*ready[name].shape], "data_offsets": [start, end]}
+    header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
     if len(header) > HEADER_LIMIT:
         raise ConfigError(
@@ -112,20 +109,31 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
             f"{HEADER_LIMIT:,} allowed.",
             "Use fewer layers or a smaller train.grad_accum.",
         )
-    write_atomic(path, (len(header).to_bytes(8, "little"), header, memoryview(blob)[start:]))  # type: ignore[arg-type]
+    write_atomic(
+        path, itertools.chain((len(header).to_bytes(8, "little"), header), (_bytes(ready[name]) for name in order))
+    )
+
+
+def _type(tensor: Tensor) -> str:
+    """The type of a tensor as safetensors names it."""
+    name = str(tensor.dtype).removeprefix("torch.").replace("bfloat", "BF").replace("float", "F")
+    return name.replace("uint", "U").replace("int", "I").upper()
+
+
+def _bytes(tensor: Tensor) -> Any:
+    """Content of a contiguous tensor on the CPU."""
+    import torch
+
+    # Tensors with one element may have any stride, even if contiguous; `view` needs a stride of 1.
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data if tensor.numel() else b""
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 over names, types, shapes and bytes of tensors in alphabetical order: the fingerprint of weights."""
-    import torch
-
     result = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         result.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        if tensor.numel():
-            # Tensors with one element may have any stride, even if contiguous; `view` needs a stride of 1.
-            flat = tensor.detach().to("cpu").contiguous().as_strided((tensor.numel(),), (1,))
-            result.update(flat.view(torch.uint8).numpy().data)
+        result.update(_bytes(tensor.detach().to("cpu").contiguous()))
     return result.hexdigest()
 
 

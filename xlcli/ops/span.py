@@ -11,8 +11,9 @@ A text begins with an empty memory, or with one full of zero layer inputs, which
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 FAR_BIAS = -2.0
@@ -49,9 +50,8 @@ class Span:
         zero_memory: bool = False,
     ) -> Span:
         """Span of this kind, or `segment`, without zero inputs, if `mem_len` is 0."""
-        limits: dict[str, int | None] = {"clamp_len": clamp_len, "full_len": full_len, "stride": stride}
         rule = kind if mem_len else "segment"
-        return Span(rule, mem_len, segment_len, **limits, zero_memory=zero_memory and mem_len > 0)
+        return Span(rule, mem_len, segment_len, None, clamp_len, full_len, stride, zero_memory and mem_len > 0)
 
     def shortened(self, segment: float, memory: float) -> Span:
         """Span with at least half the segment and at least 1 token of memory, by two numbers from 0 to 1."""
@@ -64,28 +64,30 @@ class Span:
 
     @staticmethod
     def parse(text: str) -> Span:
-        """Span from its `text`; raises ValueError if it is none."""
-        kind, *numbers = text.split()
-        zero_memory = numbers[-1:] == ["zeros"]
-        numbers = numbers[: len(numbers) - zero_memory]
-        mem_len, segment_len, *limits = (None if n == "none" else int(n) for n in numbers)
-        span = Span(kind, mem_len, segment_len, None, *limits, zero_memory=zero_memory)  # type: ignore[arg-type,misc]
-        is_segment = kind == "segment" and not zero_memory
-        legal = is_segment if span.mem_len == 0 else kind in ("uniform", "growing") and span.mem_len > 0
-        lengths = span.segment_len, *(n for n in limits if n is not None)
-        legal &= span.stride is None or (kind == "segment" and span.overlap >= 0)
-        if not legal or min(lengths) < 1 or max(span.mem_len, *lengths) > 2**31 or span.text != text:
+        """Span from its `text`; raises ValueError or TypeError if it is none."""
+        span = Span(**json.loads(text))
+        optional = {field.name for field in fields(span) if field.default is None}
+        given = {name: n for name, n in vars(span).items() if n is not None or name not in optional}
+        lengths = {name: n for name, n in given.items() if name not in ("kind", "zero_memory")}
+        is_segment = span.kind == "segment"
+        conditions = (
+            type(span.zero_memory) is bool,
+            all(type(n) is int and (name != "mem_len") <= n <= 2**31 for name, n in lengths.items()),
+            is_segment == (span.mem_len == 0) and span.kind in ("uniform", "growing", "segment"),
+            not (span.zero_memory if is_segment else span.stride),
+            span.overlap >= 0,
+            span.text == text,
+        )
+        if not all(conditions):
             raise ValueError(f"'{text}' is not a span")
         return span
 
     @property
     def text(self) -> str:
-        """Kind and lengths, as saved states have them."""
-        limits = [limit or "none" for limit in (self.clamp_len, self.full_len, self.stride)]
-        while limits and limits[-1] == "none":
-            limits.pop()
-        zeros = ["zeros"] if self.zero_memory else []
-        return " ".join(map(str, (self.kind, self.mem_len, self.segment_len, *limits, *zeros)))
+        """Fields without a default and those that differ from it, as JSON, as saved states have them."""
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        defaults = {field.name: field.default for field in fields(self)}
+        return json.dumps({name: value for name, value in own.items() if value != defaults[name]})
 
     @property
     def far_bias(self) -> float:

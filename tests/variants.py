@@ -120,7 +120,8 @@ SINKS = {"full-rope-1-pre-0": 5, "full-rope-1-sandwich-2": 9, "full-rope-1-rezer
 """Combinations to add with sinks, and their largest distances, below and above the lengths of memories."""
 SINK = {"layout": "interleaved", "n_sinks": 3}
 COMBINATIONS |= {
-    f"sinks{clamp_len}-{name}": COMBINATIONS[name] | {"position": COMBINATIONS[name]["position"] | SINK | {"clamp_len": clamp_len}}
+    f"sinks{clamp_len}-{name}": COMBINATIONS[name]
+    | {"position": COMBINATIONS[name]["position"] | SINK | {"clamp_len": clamp_len}}
     for name, clamp_len in SINKS.items()
 }
 

@@ -96,7 +96,7 @@ _DAMAGE = (
 REMEDY = "Import a copy of the model with weights in safetensors, if there is one."
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Record:
     """An object of a class that is not imported: its name, such as `torch.nn.modules.linear.Linear`, and its state."""
 

@@ -72,7 +72,9 @@ class TransfoXL(Format):
         settings.require("model_type", *self.model_types)
         settings.require("sample_softmax", -1, 0)
         settings.require("ext_len", 0)
+        settings.require("attn_type", 0)
         vocab_size, dim = settings.take("vocab_size", int, 267_735), settings.take("d_model", int, 1024)
+        settings.require("n_token", vocab_size)
         cutoffs, div_val = settings.take("cutoffs", list, [20_000, 40_000, 200_000]), settings.take("div_val", int, 4)
         if not all(type(cutoff) is int and cutoff < vocab_size for cutoff in cutoffs):
             settings.refuse("cutoffs", cutoffs)
@@ -112,7 +114,11 @@ class TransfoXL(Format):
                 "n_heads": settings.take("n_head", int, 16),
                 "head_dim": settings.take("d_head", int, 64),
             },
-            "position": self.position(settings, clamp_len if clamp_len > 0 else None, placement, train),
+            "position": {
+                "kind": "xl",
+                "tied": not settings.take("untie_r", bool, default=True),
+                "clamp_len": clamp_len if clamp_len > 0 else None,
+            },
             "norm": {
                 "kind": "layer",
                 "placement": placement,
@@ -128,13 +134,6 @@ class TransfoXL(Format):
         }
         settings.finish("adaptive", "init", "init_range", "init_std", "proj_init_std", "trainer_compatible")
         return {"model": model, "train": train}
-
-    def position(
-        self, settings: Settings, clamp_len: int | None, placement: str, train: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """The section `model.position` of a model with norms in this place, which was trained so."""
-        settings.require("attn_type", 0)
-        return {"kind": "xl", "tied": not settings.take("untie_r", bool, default=True), "clamp_len": clamp_len}
 
     def weights(self, source: Source, model: ModelConfig) -> Iterator[tuple[str, Tensor]]:
         """Each weight by its name in xlcli, some of which are parts of one tensor."""
@@ -152,15 +151,11 @@ class TransfoXL(Format):
         whole = source.take(foreign, (n, *shape[1:]) if n else shape)
         return whole[start : start + shape[0]].clone() if n else whole
 
-    def parts_of(self, model: ModelConfig) -> Mapping[str, tuple[str, int, int]]:
-        """`parts` of this model."""
-        return self.parts
-
     def place(self, name: str, model: ModelConfig) -> _Place:
         """Where the weight `name` of xlcli is."""
         if name.startswith("stack."):
             layer, rest = name.removeprefix("stack.blocks.").split(".", 1)
-            foreign, i, n = self.parts_of(model).get(rest, (self.foreign(rest), 0, 0))
+            foreign, i, n = self.parts.get(rest, (self.foreign(rest), 0, 0))
             if foreign.endswith("_bias") and getattr(model.position, "tied", False):
                 return _Place(self.prefix + foreign.removeprefix("dec_attn."))
             size = model.attention.n_heads * model.head_dim
@@ -269,8 +264,9 @@ def _tie_projs(n: int) -> dict[str, list[bool]]:
 def _words(path: Path) -> bytes:
     """The words of a pickled vocabulary, one in each line."""
     tree = read_checkpoint(path)
-    while isinstance(tree, Record) or (isinstance(tree, dict) and "vocab" in tree):  # a corpus, with its vocabulary
-        tree = tree.state if isinstance(tree, Record) else tree["vocab"]
+    for _ in range(2):  # a corpus has its vocabulary
+        tree = tree.state if isinstance(tree, Record) else tree
+        tree = tree["vocab"] if isinstance(tree, dict) and "vocab" in tree else tree
     words = tree.get("idx2sym") if isinstance(tree, dict) else None
     if not isinstance(words, list) or not all(type(word) is str for word in words):
         raise CheckpointError(f"{path} holds no vocabulary.", "Remove it from the folder, and token ids are read.")

@@ -28,6 +28,7 @@ SHAPES = {
     "linear": {"attention": {"kind": "linear", "n_features": 16}, "position": {"kind": "sinusoidal"}},
     "universal": {"stack": {"kind": "universal", "n_steps": 3}},
     "act": {"stack": ACT},
+    "sinks": {"position": {"kind": "rope", "clamp_len": 9, "n_sinks": 3}},
     "zeros": {"zero_memory": True, "norm": {"kind": "layer"}, "bias": True},
 }
 
@@ -50,7 +51,7 @@ def score(model, path, **options):
     return next(e for e in evaluate(model, [path], EvalConfig(**options), RUNTIME) if isinstance(e, Score))
 
 
-@pytest.mark.parametrize("name", thinned(SHAPES, [*[*SHAPES][::2], "zeros"]))
+@pytest.mark.parametrize("name", thinned(SHAPES, [*[*SHAPES][::2], "sinks", "zeros"]))
 def test_segments_and_batches_change_the_speed_only(name, prose):
     """Absolute positions are those of the text in every sequence; an unbounded receptive field allows one sequence."""
     model = variant(name)
@@ -58,7 +59,7 @@ def test_segments_and_batches_change_the_speed_only(name, prose):
     for segment_len, batch_size in ((1, 4), (64, 1), (64, 8), (8, 3)):
         found = score(model, prose, segment_len=segment_len, batch_size=batch_size)
         assert found.bits_per_byte * found.bytes == pytest.approx(slow, rel=1e-9), (segment_len, batch_size)
-        assert (found.batch_size > 1) == (batch_size > 1 and name != "linear"), (segment_len, batch_size)
+        assert (found.batch_size > 1) == (batch_size > 1 and name not in ("linear", "sinks")), (segment_len, batch_size)
         assert (found.mean_steps is not None) == (name == "act")
 
 

@@ -37,6 +37,7 @@ VARIANTS = {
     "universal": {"stack": {"kind": "universal", "n_steps": 3}, "position": {"kind": "t5"}, "n_layers": 1},
     "adaptive": {"stack": {"kind": "universal", "n_steps": 3, "act": True, "halt_bias": 0.0}, "n_layers": 1},
     "reversible": {"stack": {"kind": "reversible"}, "position": {"kind": "shaw"}},
+    "sinks": {"position": {"kind": "rope", "clamp_len": 9, "n_sinks": 3}},
     "zeros": {"zero_memory": True, "norm": {"kind": "layer"}, "bias": True},
 }
 """Changes of the table `model`, one for each different way of reading text."""

@@ -200,9 +200,15 @@ def count_keys(call: Any, cache: Any, b: int) -> int:
     return min(n_keys, array(call.reach, call.batch, np.int64)[b] + 1) if call.reach else n_keys  # type: ignore[no-any-return]
 
 
+@register_jitable
+def count_parts(attention: Any, cache: Any, n_keys: int) -> int:
+    """Number of results for a head: of chunks of its keys, and of sinks."""
+    return count_chunks(attention, n_keys) + (cache.n_sinks > 0)  # type: ignore[no-any-return]
+
+
 @inner(fastmath=FASTMATH)
 def attend(call: Any, attention: Any, cache: Any, memory_type: Array, queries: Array, parts: Array, team: Team) -> None:
-    """Attention to each chunk of keys: results (b h c e+2) of `attend_chunk`."""
+    """Attention to each chunk of keys, and to sinks: results (b h c e+2) of `attend_chunk` and `attend_sinks`."""
     batch, n_heads, most_chunks = parts.shape[:3]
     g, n_shared = attention.n_kv_heads, n_heads // attention.n_kv_heads
     memory = buffers(g, cache, batch, memory_type)
@@ -213,9 +219,11 @@ def attend(call: Any, attention: Any, cache: Any, memory_type: Array, queries: A
         b, c = c // most_chunks, c % most_chunks
         n_keys = count_keys(call, cache, b)
         n_chunks = count_chunks(attention, n_keys)
+        heads = slice(j * n_shared, (j + 1) * n_shared)
+        if c == n_chunks and cache.n_sinks:
+            attend_sinks(attention, cache, b, j, queries[b, heads], parts[b, heads, c])
         if c < n_chunks:
             first, last = c * n_keys // n_chunks, (c + 1) * n_keys // n_chunks
-            heads = slice(j * n_shared, (j + 1) * n_shared)
             attend_chunk(attention, cache, memory, n_keys, b, j, first, last, queries[b, heads], parts[b, heads, c])
         finish(team)
         task = take(team, n_tasks)
@@ -257,6 +265,22 @@ def attend_chunk(
         if cache.value_scales:
             multiply(scores[i], memory.value_scales[b, j, rows])
     add_shared_rows(values, scores, out[:, :e])
+
+
+@inner(fastmath=FASTMATH)
+def attend_sinks(attention: Any, cache: Any, b: int, j: int, queries: Array, out: Array) -> None:
+    """`attend_chunk` for the sinks of a head that the queries see, if any."""
+    e, n = attention.head_dim, array(cache.sink_counts, b + 1, np.int64)[b]
+    shape = (b + 1, attention.n_kv_heads, cache.n_sinks, e)
+    keys, values = array(cache.sink_keys, shape)[b, j, :n], array(cache.sink_values, shape)[b, j, :n]
+    sin, cos = array(cache.sink_sin, (b + 1, e // 2))[b], array(cache.sink_cos, (b + 1, e // 2))[b]
+    scores = np.empty(n, np.float32)
+    for i in range(len(queries)):
+        query = queries[i, :e].copy()
+        rotate(query, sin, cos, attention.rope)
+        dots(keys, query, scores)
+        weigh(attention, cache, 0, 0, 0, 0, query, scores, out[i])  # with 0 keys, none is far
+        add_rows(values, scores, out[i, :e])
 
 
 @inner(fastmath=FASTMATH)

@@ -28,7 +28,7 @@ import numba
 import numpy as np
 from numba import prange
 
-from xlcli.kernels.attention import attend, count_chunks, count_keys, merge_chunks, prepare
+from xlcli.kernels.attention import attend, count_keys, count_parts, merge_chunks, prepare
 from xlcli.kernels.files import KernelFiles
 from xlcli.kernels.linear import linear, normalize
 from xlcli.kernels.records import BLOCK, CACHE, CALL, Array
@@ -83,7 +83,7 @@ def follow(call: Any, weight_type: Array, memory_type: Array, space: Any, counte
         normal = normalize_all(x, block.attention_residual.before)
         qkv = array(space, (batch, (h + 2 * g) * e))
         queries = array(space + qkv.nbytes, (batch, h, e + f))
-        most_chunks = count_chunks(attention, cache.stop - cache.start)
+        most_chunks = count_parts(attention, cache, cache.stop - cache.start)
         parts = array(space + qkv.nbytes + queries.nbytes, (batch, h, most_chunks, e + 2))
         space += qkv.nbytes + queries.nbytes + parts.nbytes
         linear(attention.qkv, normal, weight_type, qkv, team)
@@ -94,7 +94,7 @@ def follow(call: Any, weight_type: Array, memory_type: Array, space: Any, counte
         team = next_step(team)
         attended = np.empty((batch, h * e), np.float32)
         for b in range(batch):
-            merge_chunks(parts[b, :, : count_chunks(attention, count_keys(call, cache, b))], attended[b])
+            merge_chunks(parts[b, :, : count_parts(attention, cache, count_keys(call, cache, b))], attended[b])
         y = array(space, (batch, d))
         linear(attention.output, attended, weight_type, y, team)
         team = next_step(team)
@@ -134,7 +134,8 @@ def decode_token(calls: Array, weight_type: Array, memory_type: Array) -> Array:
     blocks, caches = array(call.blocks, call.n_blocks, BLOCK), array(call.caches, call.n_blocks, CACHE)
     size = 0
     for i in range(call.n_blocks):
-        attention, c = blocks[i].attention, count_chunks(blocks[i].attention, caches[i].stop - caches[i].start)
+        attention, cache = blocks[i].attention, caches[i]
+        c = count_parts(attention, cache, cache.stop - cache.start)
         h, g, e, f = attention.n_heads, attention.n_kv_heads, attention.head_dim, attention.n_features
         size += (h + 2 * g) * e + h * (e + f + c * (e + 2)) + 2 * call.dim + blocks[i].width
     space = np.empty(call.batch * size, np.float32)

@@ -48,8 +48,11 @@ BLOCK = record("width vectors", "stream_scale input_scale", attention=ATTENTION,
 """Block: feed-forward branch down(up(x)) of this width, token vectors (v d), factors on stream and stack input."""
 HEAD = record("size", norm=NORM, matrix=MATRIX)
 """Last norm, and logits of `size` symbols."""
-CACHE = record("keys values key_scales value_scales capacity row start stop n_distances clamp_len full_len "
-               "position_keys bias sin cos turns", "far_bias")  # fmt: skip
+CACHE = record(
+    "keys values key_scales value_scales capacity row start stop n_distances clamp_len full_len "
+    "position_keys bias sin cos turns n_sinks sink_keys sink_values sink_counts sink_sin sink_cos",
+    "far_bias",
+)
 """Memory of a block for one token: buffers of keys and values (b g capacity row) and, if they are int8, of their scales
 (b g capacity). The query attends to rows `start` to `stop`, whose last one is written by the call.
 
@@ -59,6 +62,9 @@ that of all keys further back; additions (h n_distances) to the scores.
 `sin` and `cos` (b e/2) belong to the rotary angles of the queries. Rows of `turns` (n e), sines, then cosines, rotate a
 key by its distance beyond `clamp_len`; 0: no key is further back. `far_bias` is added to the scores of those beyond
 `full_len`.
+
+A query rotated by the angles of the sinks (b e/2) also attends to the first ones of their keys and values
+(b g n_sinks e), `sink_counts` (b, int64) of them. All are 0 if no query of the batch sees any.
 """
 CALL = record("n_blocks blocks caches tokens x x0 reach batch dim n_threads", head=HEAD)
 """Arguments of `decode_token`: `BLOCK` and `CACHE` of each block, tokens (b) in int64, inputs (b d) of the first block

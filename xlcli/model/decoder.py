@@ -135,7 +135,7 @@ class Decoder:
 
     def logits(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Logits (b v) of the next token after tokens (b 1), and the new state, which consumes the old one."""
-        if os.getpid() != self.kernels.PROCESS:
+        if os.getpid() != self.kernels.PROCESS or state.seen < self.network.config.n_sinks:
             return self.network.logits(tokens, state)
         head = self.network.head
         with torch.inference_mode():
@@ -202,6 +202,9 @@ class Decoder:
             n_distances = max(0 if table is None else table.shape[1] for table in own_tables[:2])
             addresses += [buffers[0].shape[2], row, memory.start, memory.stop, n_distances, *limits]
             addresses += [0 if table is None else table.data_ptr() for table in own_tables]
+            own_sinks = sink_arrays(attention, memory, own)
+            tables += own_sinks
+            addresses += [memory.n_sinks, *(t.data_ptr() for t in own_sinks)] if own_sinks else [0] * 6
             caches.append((*addresses, own.span.far_bias))
             after.append(memory.keep(own.keep))
         packed = np.array(caches, CACHE)
@@ -408,6 +411,24 @@ class DistanceTables:
             table = make(max(length, min(max(2 * length, 256), longest))).contiguous()
             self.tables[key] = table
         return table
+
+
+def sink_arrays(attention: Attention, memory: Memory, context: AttentionContext) -> list[Tensor]:
+    """Arrays of `CACHE` for sinks; none if no token sees any."""
+    seen = context.visible_sinks(memory.n_sinks) if memory.n_sinks else None
+    position = attention.position
+    if seen is None or not isinstance(position, RopePosition):
+        return []
+
+    def of_sequences() -> list[Tensor]:
+        """Numbers of sinks, and sines and cosines, of the sequences."""
+        assert context.tokens is not None
+        angles = position.clamp_angles(memory.sinks[0].shape[-1], context)
+        rows = seen.sum(-1)[:, 0], *(part[:, 0, 0].float() for part in angles)
+        return [row.expand(len(context.tokens), -1).contiguous() for row in rows]
+
+    key = "sink arrays", memory.n_sinks, memory.shape, position.series
+    return [*(t.float().contiguous() for t in memory.sinks), *context.constant(key, of_sequences)]
 
 
 def _context(n: int) -> AttentionContext:

@@ -8,7 +8,6 @@ Angles are computed in float64, exact for positions of any size.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -60,20 +59,24 @@ class RopePosition(Position):
         limit, positions = context.clamp_len, context.positions
         if limit is None:
             return None
-        keys = self._turned(k, "far keys", lambda: -positions.absolute_keys, context)
-        return FarKeys(self.at_clamp(q, context), keys, limit, positions)
+        width = k.shape[-1]
+        angles = context.constant(
+            ("far keys", width, self.series), lambda: self.angles(-positions.absolute_keys[:, None], width)
+        )
+        return FarKeys(self.at_clamp(q, context), apply_rope(k, *angles, self.layout), limit, positions)
 
     def at_clamp(self, q: Tensor, context: AttentionContext) -> Tensor:
-        """Queries rotated by the largest distance, that of the model if the span has none."""
+        """Queries rotated by the largest distance, instead of their positions."""
+        return apply_rope(q, *self.clamp_angles(q.shape[-1], context), self.layout)
+
+    def clamp_angles(self, width: int, context: AttentionContext) -> tuple[Tensor, Tensor]:
+        """Angles (b 1 t width/2) from the positions of queries to the largest distance."""
         limit = context.span.clamp_len or self.clamp_len
         assert limit is not None
-        return self._turned(q, "far queries", lambda: limit - context.positions.absolute, context)
-
-    def _turned(self, x: Tensor, name: str, by: Callable[[], Tensor], context: AttentionContext) -> Tensor:
-        """Queries or keys (b h n e) rotated by numbers of positions (b n), which all layers share by this name."""
-        width = x.shape[-1]
-        angles = context.constant((name, width, self.series), lambda: self.angles(by()[:, None], width))
-        return apply_rope(x, *angles, self.layout)
+        return context.constant(
+            ("far queries", width, self.series),
+            lambda: self.angles((limit - context.positions.absolute)[:, None], width),
+        )
 
 
 class RopeEmbedding(RopePosition):

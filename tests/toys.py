@@ -4,12 +4,14 @@ import functools
 import math
 from pathlib import Path
 
+import foreign
 import torch
 
 from xlcli import config
 from xlcli.model.build import build_model
 from xlcli.runtime import Runtime
 from xlcli.store.folder import LoadedModel
+from xlcli.text.foreign import IdsTokenizer
 from xlcli.text.tokenizers import TOKENIZERS
 
 RUNTIME = Runtime(torch.device("cpu"), torch.float32, 1)
@@ -22,6 +24,10 @@ PROSE = (
 
 @functools.cache
 def _tokenizer(kind):
+    if kind == "ids":
+        return IdsTokenizer(90, 3)
+    if kind in foreign.KINDS:
+        return foreign.ours(foreign.trained(kind))
     return TOKENIZERS[kind].train([PROSE.encode()], {"bytes": None, "sentencepiece": 400, "words": None}[kind])
 
 

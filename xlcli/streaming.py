@@ -142,7 +142,7 @@ def stream(
             yield from scorer.end_line_part()
         if is_due():
             save_now()
-    yield from map(Notice, scorer.tokenizer.notices())
+    yield from map(Notice, scorer.tokenizer.take_notices())
     yield scorer.stats(final=True)
 
 

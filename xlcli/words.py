@@ -175,6 +175,8 @@ class Words:
             yield Row(at.document, at.fields)
         if not word:
             return
+        if n := text[: len(text) - len(text.lstrip())].count(b"\n"):  # a token that begins in the line before
+            at.line, at.number = at.line + n, 0
         at.number += 1
         after = 0.0 if prediction is None else _mass(self.boundaries.last(text), prediction)
         shown = as_utf8(word.rstrip() + "\n" * word.endswith("\n"))

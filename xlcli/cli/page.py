@@ -113,9 +113,9 @@ class Page(AbstractContextManager["Page"]):
         self._row.tokens.append(Shown(self._visible.feed(text), len(text), bits))
         self._row.n_bytes += len(text)
         self._row.bits += bits
-        ends_line = text.endswith(b"\n")
-        self.n_lines += ends_line
-        if ends_line or self._row.n_bytes >= ROW_BYTES:
+        n_ended = text.count(b"\n")
+        self.n_lines += n_ended
+        if n_ended or self._row.n_bytes >= ROW_BYTES:
             self._end_row()
 
     def save(

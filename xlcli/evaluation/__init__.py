@@ -118,7 +118,7 @@ def evaluate(
         except StoppedEarlyError:
             yield _NOT_BEGUN
             return
-        yield from map(Notice, model.tokenizer.notices())
+        yield from map(Notice, model.tokenizer.take_notices())
         unknown = None
         if model.tokenizer.unknown_id is not None:
             unknown = n_unknown(text.tokens.ids, model.tokenizer.unknown_id)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from xlcli import config as settings
 from xlcli import presets
 from xlcli.config import Config, Tree
+from xlcli.config.workflows import TokenizerKind
 from xlcli.errors import CheckpointError, ConfigError, InvalidSettingError
 from xlcli.files import read_json
 from xlcli.store.discover import bundled_models
@@ -63,7 +64,8 @@ def configurations(
     saved, description = header.config, TOKENIZER[0]
     if description in header.files:
         verify_file(folder, description, header.files)
-    tokenizer = str(read_json(folder / description).get("kind"))
+    kind = read_json(folder / description).get("kind")
+    tokenizer = str(kind) if kind in get_args(TokenizerKind) else "auto"  # others come with the model alone
     train = saved.train.model_dump(mode="json", exclude=set(_OF_THE_RUN))
     train["batch_size"] = min(saved.train.batch_size, BATCH_SIZE)
     batch_size = changes.get("train", {}).get("batch_size", train["batch_size"])

@@ -89,8 +89,8 @@ class Tokenizer(ABC):
         """Text of each id."""
         return [self.decode([i]) for i in range(self.vocab_size)]
 
-    def notices(self) -> list[str]:
-        """What one should know of the scores of texts that were tokenized."""
+    def take_notices(self) -> list[str]:
+        """What one should know of the scores of texts that were tokenized since the last call."""
         return []
 
     def save(self, folder: Path) -> None:

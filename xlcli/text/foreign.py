@@ -61,10 +61,9 @@ class PartSplitter(Splitter):
         """The parts of a text that starts where a part does."""
         ends = [*self._ends(data, 0), len(data)]
         parts = [data[start:end] for start, end in zip([0, *ends], ends, strict=False) if start < end]
-        if len(data) <= LONGEST_PART or max(map(len, parts)) <= LONGEST_PART:
+        if len(data) <= LONGEST_PART:
             return parts
-        self.has_cut = True
-        return [piece for part in parts for piece in bounded_parts(part, LONGEST_PART)]
+        return [piece for part in parts for piece in self._bounded(part)]
 
     def stable_prefix_len(self, data: bytes) -> int:
         """Length of the longest prefix of `data` that is whole parts for any continuation; 0 if there is none."""
@@ -72,7 +71,12 @@ class PartSplitter(Splitter):
         while not start and size < 8 * len(data):
             start = max(self._ends(data, max(0, len(data) - size)), default=0)
             size *= 8
-        return start + sum(map(len, bounded_parts(data[start:], LONGEST_PART)[:-1]))
+        return start + sum(map(len, self._bounded(data[start:])[:-1]))
+
+    def _bounded(self, part: bytes) -> list[bytes]:
+        parts = bounded_parts(part, LONGEST_PART)
+        self.has_cut = self.has_cut or len(parts) > 1
+        return parts
 
     def _ends(self, data: bytes, first: int) -> Iterator[int]:
         return (match.end() - (match[0] == b" ") for match in self._places.finditer(data, first))
@@ -127,10 +131,10 @@ class TokenizersTokenizer(Tokenizer):
             raise CheckpointError(f"{name} has tokens that are none of the {vocab_size} of the model.", REMEDY)
         self._text = [b"" if i in special else texts.get(i, b"") for i in range(vocab_size)]
         self._byte_ids = [byte_ids.get(bytes([value]), start_id) for value in range(256)]
-        self._special = special - {unknown}
-        self.separate_ids = [i for i in self._special if i < vocab_size]
         self.id_sizes = np.array([len(text) for text in self._text], np.int32) if self.is_lossless else None
         self.unknown_id = None if self.is_lossless else unknown
+        self._special = special - {self.unknown_id}
+        self.separate_ids = [i for i in self._special if i < vocab_size]
         self.splitter: PartSplitter = PartSplitter(self._places())
         self._cache = WordCache(self._encode_part)
 
@@ -150,11 +154,12 @@ class TokenizersTokenizer(Tokenizer):
         """Text of `ids`, each decoded independently; special tokens have none."""
         return b"".join([self._text[i] for i in ids])
 
-    def notices(self) -> list[str]:
-        """What one should know of the scores of texts that were tokenized."""
+    def take_notices(self) -> list[str]:
+        """What one should know of the scores of texts that were tokenized since the last call."""
         changed = "the tokenizer of this model does not keep every character: bits per byte are lower than without loss"
         cut = f"text without blanks is cut every {LONGEST_PART:,} bytes, where the tokenizer might not"
-        return [changed] * (not self.is_lossless) + [cut] * self.splitter.has_cut
+        was_cut, self.splitter.has_cut = self.splitter.has_cut, False
+        return [changed] * (not self.is_lossless) + [cut] * was_cut
 
     def _encode_part(self, part: bytes) -> bytes:
         """Ids as bytes of int32; each with its size behind it if the tokenizer is not lossless."""
@@ -347,8 +352,8 @@ class IdsTokenizer(Tokenizer):
         ends[-1] = len(data) if ids else 0
         return np.array(ids, np.int32), np.diff(ends).astype(np.int32)
 
-    def notices(self) -> list[str]:
-        """What one should know of the scores of texts that were tokenized."""
+    def take_notices(self) -> list[str]:
+        """What one should know of the scores of texts that were tokenized since the last call."""
         return ["the text is token ids: compare models by perplexity per token; bytes are those of the numbers"]
 
     def decode(self, ids: NDArray[np.int32] | Sequence[int]) -> bytes:

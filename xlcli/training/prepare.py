@@ -127,7 +127,7 @@ def prepare_new(
         yield from warn_of_misfit(model, ready.train_ids)
     config = defaults.fill_in(
         config,
-        tokenizer=tokenizer.kind,
+        tokenizer="auto" if tokenizer.described else tokenizer.kind,
         vocab_size=tokenizer.vocab_size,
         device=runtime.device,
         n_tokens=ready.n_train_tokens,

@@ -1,0 +1,261 @@
+"""Models with tokenizers of others in every workflow: tokens that hold line ends, ids without a vocabulary."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from toys import RUNTIME, slow_bits, toy
+
+from xlcli.coding import FileReader, workflow
+from xlcli.config import EvalConfig, GenerateConfig, OnlineConfig, StreamConfig
+from xlcli.errors import ConfigError, DataError
+from xlcli.evaluation import evaluate
+from xlcli.events import Generated, LineScore, Notice, Score, StreamStats, TokenScore, WordScore
+from xlcli.generation import generate
+from xlcli.store.state_files import load_state, save_state
+from xlcli.streaming import stream
+from xlcli.text.foreign import LONGEST_PART
+
+TEXT = (
+    "The dog and the fox.\nThe fox's den: 12345 steps.\n\n\n  the dog ...\n/usr/the\nthe\n"
+    "漢字の漢字 naïve café\n\tthe\n\n \nthe lazy dog.\n"
+).encode()  # fmt: skip
+IDS = b"  1 22 89\n3\n\n4 5  6\n 77 \n8"
+BLOCK = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+sizes = st.lists(st.integers(1, 60), min_size=1, max_size=6)
+kinds = pytest.mark.parametrize("kind", ["gpt2", "llama3", "llama2", "lowercase", "ids"])
+
+
+def text_for(kind):
+    return IDS if kind == "ids" else TEXT
+
+
+def run(model, portions, *, resume=None, save=None, on_token=None, **options):
+    return list(stream(model, portions, StreamConfig(**options), RUNTIME, resume=resume, save=save, on_token=on_token))
+
+
+def only(events, kind):
+    return [event for event in events if isinstance(event, kind)]
+
+
+def cut(data, sizes):
+    ends = itertools.takewhile(lambda end: end < len(data), itertools.accumulate(itertools.cycle(sizes)))
+    return [data[a:b] for a, b in itertools.pairwise([0, *ends, len(data)])]
+
+
+@pytest.fixture
+def evaluated(tmp_path, monkeypatch):
+    monkeypatch.setenv("XLCLI_CACHE", str(tmp_path / "cache"))
+
+    def events(model, text, **options):
+        (tmp_path / "t").write_bytes(text)
+        shown = {name: options.pop(name, False) for name in ("per_token", "words")}
+        return list(evaluate(model, [tmp_path / "t"], EvalConfig(**options), RUNTIME, **shown))
+
+    return events
+
+
+@kinds
+def test_streams_however_cut_evaluations_and_the_slow_way_agree(kind, evaluated):
+    model, text = toy(kind), text_for(kind)
+    expected, lines = slow_bits(model, text), text.splitlines(keepends=True)
+    events = evaluated(model, text, per_token=True)
+    tokens = only(events, TokenScore)
+    assert [t.bits for t in tokens] == pytest.approx(expected, abs=1e-4)  # kept in float32
+    assert b"".join(t.text for t in tokens) == text
+    assert [t.line for t in tokens] == [1 + text[: t.byte].count(b"\n") for t in tokens]
+    [score] = only(events, Score)
+
+    @BLOCK
+    @given(sizes)
+    def check(sizes):
+        heard = []
+        found = run(model, cut(text, sizes), on_token=heard.append)
+        assert [(t.byte, t.text, t.line) for t in heard] == [(t.byte, t.text, t.line) for t in tokens]
+        assert [t.bits for t in heard] == pytest.approx(expected, abs=1e-9)
+        scored = only(found, LineScore)
+        assert [line.text for line in scored] == lines
+        assert [line.line for line in scored] == list(range(1, len(lines) + 1))
+        for line in scored:
+            own = [t.bits for t in heard if t.line == line.line]
+            assert (line.tokens, line.bits) == (len(own), pytest.approx(sum(own), abs=1e-9))
+            assert b"".join(piece for piece, _ in line.spans) == line.text
+        stats = only(found, StreamStats)[-1]
+        assert (stats.lines, stats.bytes, stats.tokens) == (len(lines), len(text), len(tokens))
+        assert stats.bits_per_byte == pytest.approx(score.bits_per_byte, abs=1e-9)
+
+    check()
+    if kind in ("gpt2", "llama3"):
+        assert any(b"\n" in t.text[:-1] for t in tokens)  # the text has tokens of two lines
+
+
+@BLOCK
+@given(sizes, st.integers(0, len(TEXT)), st.sampled_from(["gpt2", "llama3", "lowercase", "ids"]), st.booleans())
+def test_two_streams_with_a_state_between_them_are_one(tmp_path, sizes, at, kind, by_line):
+    model, text, saved = toy(kind), text_for(kind), []
+    text = text.replace(b"\n\n", b"\n") if kind == "ids" else text
+    emit = "lines" if by_line else "tokens"
+    whole = run(model, [text], emit=emit)
+    first = run(model, cut(text[:at], sizes), emit=emit, save=lambda session: saved.append(session.fork()))
+    save_state(tmp_path / "s", saved[-1], model=model)
+    resume = load_state(tmp_path / "s", model=model, device="cpu")
+    second = run(model, cut(text[at:], sizes), emit=emit, resume=resume)
+    known = resume.stream.line_start if by_line else resume.stream.n_bytes
+    kept = [e for e in only(first, LineScore | TokenScore) if e.byte + len(e.text) <= known and e.byte < known]
+    both = kept + only(second, LineScore | TokenScore)
+    expected = only(whole, LineScore | TokenScore)
+    assert [(e.byte, e.text) for e in both] == [(e.byte, e.text) for e in expected]
+    assert [e.bits for e in both] == pytest.approx([e.bits for e in expected], abs=1e-9)
+    if by_line:
+        assert [e.tokens for e in both] == [e.tokens for e in expected]
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama3", "ids"])
+def test_lines_alone_are_the_same_in_a_stream_and_an_evaluation(kind, evaluated):
+    model, text = toy(kind), text_for(kind).replace(b"\n\n", b"\n")
+    lines = text.splitlines(keepends=True)
+    bits = [sum(slow_bits(model, line)) for line in lines]
+    for options in ({"each_line": True}, {"reset_on": ""}):
+        found = only(run(model, cut(text, [7, 1, 30]), **options), LineScore)
+        assert [(e.text, pytest.approx(e.bits, abs=1e-9)) for e in found] == list(zip(lines, bits, strict=True))
+    [score] = only(evaluated(model, text, each_line=True, reset_on_document=True), Score)
+    assert score.documents == len(lines)
+    assert score.nats == pytest.approx(sum(bits) * math.log(2), abs=1e-3)
+
+
+def words_as_by_hand(model, text):
+    """Words of one line, character by character: product of tokens, times the end after, by the end before."""
+    ids, vocabulary = model.tokenizer.encode(text).tolist(), model.tokenizer.texts
+    firsts = [piece.decode("utf-8", "replace")[:1] for piece in vocabulary]
+    blank = [not first or first.isspace() or "\u3041" <= first <= "\u9fff" for first in firsts]
+    blank = torch.tensor([b and i < len(vocabulary) - 7 for i, b in enumerate(blank)])  # the last 7 ids have no token
+    before = [model.tokenizer.start_id, *ids]
+    state = model.network.init_state(1, mem_len=len(ids) + 1, segment_len=len(ids) + 1)
+    with torch.inference_mode():
+        hidden, _ = model.network(torch.tensor([before]), state)
+        p = model.network.head.logits(hidden[0]).softmax(-1)
+    ends = [p[i, blank].sum().item() for i in range(len(ids) + 1)]
+    place, starts, found = 0, [], []
+    for i, token in enumerate(ids):
+        seen = text[:place]
+        if i == 0 or (vocabulary[token][:1].isspace() and seen.strip() and not seen[-1:].isspace()):
+            starts.append((i, place, 1.0 if i == 0 else ends[i]))
+        place += len(vocabulary[token])
+    for (i, a, before_p), (j, b, after_p) in itertools.pairwise([*starts, (len(ids), place, ends[len(ids)])]):
+        product = math.prod(p[k, ids[k]].item() for k in range(i, j))
+        after_p = 1.0 if text[a:b].endswith(b"\n") else after_p
+        found.append((text[a:b].strip().decode(), -math.log2(product * after_p / before_p)))
+    return [(word, bits) for word, bits in found if word]
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama3", "llama2"])
+@pytest.mark.parametrize("text", [b"The dog and the lazy fox.", b"The dogs jumped  far...\n", b"the\ttherefore the"])
+def test_words_as_by_hand(kind, text):
+    model = toy(kind, mem_len=200)
+    expected = words_as_by_hand(model, text)
+    found = [
+        (word.word.strip(), pytest.approx(word.bits, abs=1e-9))
+        for word in only(run(model, [text], emit="words"), WordScore)
+    ]
+    if not text.endswith(b"\n") or model.tokenizer.texts[model.tokenizer.encode(text)[-1]] != b"\n":
+        assert found == expected
+    if b"\t" not in text:
+        assert [word for word, _ in expected] == text.decode().split()
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama3"])
+def test_words_of_many_lines(kind, evaluated):
+    model, tokens = toy(kind), []
+    words = only(run(model, cut(TEXT, [5, 11]), emit="words", on_token=tokens.append), WordScore)
+    evaluations = only(evaluated(model, TEXT, words=True), WordScore)
+    assert [(w.line, w.number, w.byte, w.word) for w in words] == [
+        (w.line, w.number, w.byte, w.word) for w in evaluations
+    ]
+    assert [w.bits for w in words] == pytest.approx([w.bits for w in evaluations], abs=1e-4)
+    for word in words:
+        assert TEXT[word.byte :].startswith(word.word.strip().encode())
+        assert word.line == 1 + TEXT[: word.byte].count(b"\n")
+    for line in {word.line for word in words}:
+        assert [w.number for w in words if w.line == line] == list(range(1, sum(w.line == line for w in words) + 1))
+    alone = [token for token in tokens if not token.text.strip()]
+    assert sum(word.tokens for word in words) + len(alone) >= len(tokens)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama3", "llama2", "unigram"])
+def test_texts_are_compressed_without_loss(kind):
+    model, text = toy(kind, dtype=torch.float32), TEXT + b"\xff\xe2\x82 <|end|>\r\n \xe2\x96\x81"
+    made = workflow.compress(model, cut(text, [3, 50]), OnlineConfig(), RUNTIME)
+    reader = FileReader([b"".join(part for part in made if isinstance(part, bytes))], "x")
+    restored = workflow.decompress(model, reader.header(), reader, RUNTIME)
+    assert b"".join(part for part in restored if isinstance(part, bytes)) == text
+
+
+@pytest.mark.parametrize("kind", ["lowercase", "ids"])
+def test_what_cannot_be_restored_is_not_compressed(kind, evaluated):
+    with pytest.raises(ConfigError):
+        next(workflow.compress(toy(kind), [b"1 2 3"], OnlineConfig(), RUNTIME))
+    assert only(evaluated(toy(kind), b"1 2 3"), Notice)
+
+
+def test_a_run_without_blanks_is_cut_with_a_notice(evaluated):
+    model, text = toy("gpt2", n_layers=1, dtype=torch.float32), "漢字の漢字".encode() * (LONGEST_PART // 15 + 99)
+    events = run(model, cut(text, [999]), mem_len=1, emit="none")
+    assert events[-1].bytes == len(text)
+    tokens = model.tokenizer.encode(text)
+    assert events[-1].tokens == len(tokens)
+    for found in (events, evaluated(model, text, mem_len=1)):
+        assert any(str(LONGEST_PART)[:2] in notice.text for notice in only(found, Notice))
+    assert not only(run(toy("gpt2", mem_len=2), [TEXT]), Notice)
+
+
+@kinds
+def test_generation(kind, tmp_path):
+    model, saved = toy(kind), []
+    options = GenerateConfig(max_new_tokens=40, temperature=1.0)
+    events = list(generate(model, text_for(kind), options, RUNTIME, seed=3, save=saved.append))
+    [result] = only(events, Generated)
+    pieces = [event.text for event in events if not isinstance(event, Generated | Notice)]
+    assert b"".join(pieces).decode("utf-8", "replace") == result.text
+    if kind == "ids":
+        assert all(0 <= int(number) < 90 for number in result.text.split())
+    save_state(tmp_path / "s", saved[-1], model=model)
+    again = load_state(tmp_path / "s", model=model, device="cpu")
+    assert len(list(generate(model, b"", options, RUNTIME, seed=3, resume=again))) > 0
+
+
+@pytest.mark.parametrize("dtype", ["<i8", ">u2", "i1"])
+@pytest.mark.parametrize("shape", [(12,), (3, 4)])
+def test_arrays_of_ids(dtype, shape, evaluated, tmp_path):
+    model, ids = toy("ids"), np.arange(12).reshape(shape)
+    np.save(tmp_path / "ids.npy", ids.astype(dtype))
+    data = (tmp_path / "ids.npy").read_bytes()
+    *tokens, score = only(evaluated(model, data, per_token=True), TokenScore | Score)
+    assert [int(token.text) for token in tokens] == list(range(12))
+    assert (score.chars, score.words, score.tokens) == (None, None, 12)
+    assert [t.line for t in tokens] == [1 + i // shape[-1] for i in range(12)]
+    for broken in (data[:-1], data + b"\0", data[:40], data.replace(b"descr", b"xxxxx")):
+        with pytest.raises(DataError):
+            evaluated(model, broken)
+    with pytest.raises(DataError):
+        evaluated(toy("gpt2"), data)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [(b"1 2\n 90 4", "5"), (b"1 x", "2"), (b"-1", "0"), (b"1.0", "0"), (b"9" * 500, "0"), (b" \n", "")],
+)
+def test_what_is_no_id_is_refused_with_its_place(text, place, evaluated):
+    for portions in ([text], cut(text, [1])):
+        if place:
+            with pytest.raises(DataError, match=f"byte {place}"):
+                run(toy("ids"), portions)
+    with pytest.raises(DataError, match=place or "empty"):
+        evaluated(toy("ids"), text)
+    with pytest.raises(DataError, match="empty"):
+        evaluated(toy("ids"), b"1 2\n\n3\n", each_line=True, reset_on_document=True)
+    with pytest.raises(DataError, match="byte 4"):
+        run(toy("ids"), [b"1 2\n\n3\n"], each_line=True)

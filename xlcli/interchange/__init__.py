@@ -92,7 +92,7 @@ def import_model(path: Path, target: Path, *, name: str | None = None, encoding:
         save_model(folder, config, dict(format_.weights(source, model)), tokenizer, {}, encoding=stored_as)
         if left := sorted(each for each in source.unread if not each.endswith(format_.buffers)):
             raise CheckpointError(f"{path} has the tensor '{left[0]}', which xlcli cannot import.", DOWNLOAD)
-        notes = format_.notes(model, config.train.mem_len)
+        notes = format_.notes(config)
         about = {"format": format_.name, "source": path.resolve().name, "notes": notes, **_special_ids(source.config)}
         about |= {"tokenizer": tokenizer.kind, "check_bits": _check(folder)}
         record = {"corpus": f"imported from {about['source']} ({about['format']})", "imported": about}

@@ -82,8 +82,8 @@ class Format(ABC):
             name = name.replace(ours, theirs)
         return name
 
-    def notes(self, model: ModelConfig, mem_len: int) -> list[str]:
-        """How far the results are those of the source, with the default memory of `mem_len` tokens."""
+    def notes(self, config: SavedConfig) -> list[str]:
+        """How far the results are those of the source, with the default memory."""
         return []
 
     def tokenizer(self, source: Source, model: ModelConfig) -> Tokenizer:

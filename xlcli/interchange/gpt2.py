@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from xlcli.config import ModelConfig
 from xlcli.interchange.format import Format
 from xlcli.interchange.settings import Settings
 from xlcli.interchange.source import Source
+from xlcli.store.layout import SavedConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,9 +78,9 @@ class GPT2(Format):
         tensor = tensor.T if is_matrix else tensor
         return tensor if part is None else tensor.chunk(3)[part].clone()
 
-    def notes(self, model: ModelConfig, mem_len: int) -> list[str]:
+    def notes(self, config: SavedConfig) -> list[str]:
         """How far the results are those of the source."""
-        length = getattr(model.position, "max_len", 0)
+        length = config.train.segment_len
         return [
             f"exact for texts of up to {length:,} tokens, its number of positions",
             f"longer texts are read in overlapping windows of {length:,} tokens (--stride)",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from xlcli.config import ModelConfig
 from xlcli.interchange.format import Format
 from xlcli.interchange.settings import Settings
 from xlcli.interchange.source import Source
@@ -86,10 +85,11 @@ class Llama(Format):
         train = {"mem_len": reach, "segment_len": min(length, SEGMENT_LEN), "span": "uniform", "batch_size": 1}
         return {"model": model, "train": train}
 
-    def notes(self, model: ModelConfig, mem_len: int) -> list[str]:
+    def notes(self, config: SavedConfig) -> list[str]:
         """How far the results are those of the source."""
+        mem_len = config.train.mem_len
         exact = f"exact for texts of up to {mem_len + 1:,} tokens, the window of its training"
-        if model.clamp_len is None:
+        if config.model.clamp_len is None:
             return ["exact for texts of any length: each layer sees a sliding window"]
         return [exact, f"of longer texts the first {N_SINKS} and the last {mem_len:,} tokens stay visible"]
 

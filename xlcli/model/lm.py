@@ -142,8 +142,7 @@ class LanguageModel(nn.Module):
         context = AttentionContext(
             span, n_memory=0, n_new=n, keep=n, device=offsets.device, start=-n, offsets=offsets
         ).for_rows(Rows(torch.zeros(len(offsets), n, dtype=torch.bool, device=offsets.device)))
-        weight = next(self.parameters())
-        zeros = torch.zeros(len(offsets), n, self.config.dim, dtype=weight.dtype, device=offsets.device)
+        zeros = next(self.parameters()).new_zeros(len(offsets), n, self.config.dim)
         layers = []
         for block, empty in zip(itertools.cycle(self.stack.blocks), state.layers, strict=False):
             _, memory = block.attention(block.attention_residual.pre(zeros), empty, context)
@@ -160,8 +159,9 @@ class LanguageModel(nn.Module):
 
     def is_compatible(self, state: State) -> bool:
         """True if layers, shapes and lengths of a loaded state fit the model."""
-        begins_with_zeros = self.config.zero_memory and state.span.kind != "segment"
-        if (state.last is None) != (self.bigrams is None) or state.span.zero_memory != begins_with_zeros:
+        if (state.last is None) != (self.bigrams is None):
+            return False
+        if state.span.zero_memory != (self.config.zero_memory and state.span.mem_len > 0):
             return False
         if state.last is not None and not bool(((state.last >= -1) & (state.last < self.config.vocab_size)).all()):
             return False

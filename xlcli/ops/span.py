@@ -4,8 +4,6 @@ uniform   a token attends to itself and the `mem_len` tokens before it, for any 
 growing   a token attends to the earlier tokens of its call, itself, and the `mem_len` tokens before the call (the
           training pattern of Dai et al. 2019)
 segment   a token attends to the earlier tokens of its segment of `segment_len` tokens and itself (no recurrence)
-
-A text begins with an empty memory, or with one full of zero layer inputs, which are attended to like tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ class Span:
     full_len: int | None = None
     """Largest distance of keys with full weight; `far_bias` is added to the scores of the others; None: any."""
     zero_memory: bool = False
-    """True if `mem_len` zero layer inputs come before a text."""
+    """True if `mem_len` zero layer inputs come before a text, which are attended to like tokens."""
 
     @staticmethod
     def make(
@@ -60,17 +58,15 @@ class Span:
     @staticmethod
     def parse(text: str) -> Span:
         """Span from its `text`; raises ValueError if it is none."""
-        kind, *numbers = text.split()
-        zero_memory = numbers[-1:] == ["zeros"]
-        numbers = numbers[: len(numbers) - zero_memory]
+        zero_memory = text.endswith(" zeros")
+        kind, *numbers = text.removesuffix(" zeros").split()
         if len(numbers) == 2:
             numbers += ["none", "none"]
         mem_len, segment_len, clamp_len, full_len = (None if n == "none" else int(n) for n in numbers)
         span = Span(kind, mem_len, segment_len, None, clamp_len, full_len, zero_memory)  # type: ignore[arg-type]
-        is_segment = kind == "segment" and not zero_memory
-        legal = is_segment if span.mem_len == 0 else kind in ("uniform", "growing") and span.mem_len > 0
+        legal = kind == "segment" if span.mem_len == 0 else kind in ("uniform", "growing") and span.mem_len > 0
         lengths = span.segment_len, *(n for n in (clamp_len, full_len) if n is not None)
-        if not legal or min(lengths) < 1 or max(span.mem_len, *lengths) > 2**31:
+        if not legal or (zero_memory and not span.mem_len) or min(lengths) < 1 or max(span.mem_len, *lengths) > 2**31:
             raise ValueError(f"'{text}' is not a span")
         return span
 
@@ -78,8 +74,8 @@ class Span:
     def text(self) -> str:
         """Kind and lengths, as saved states have them."""
         limits = [] if self.clamp_len is self.full_len is None else [self.clamp_len or "none", self.full_len or "none"]
-        zeros = ["zeros"] if self.zero_memory else []
-        return " ".join(map(str, (self.kind, self.mem_len, self.segment_len, *limits, *zeros)))
+        zeros = " zeros" * self.zero_memory
+        return " ".join(map(str, (self.kind, self.mem_len, self.segment_len, *limits))) + zeros
 
     @property
     def far_bias(self) -> float:

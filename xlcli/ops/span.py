@@ -74,8 +74,7 @@ class Span:
     def text(self) -> str:
         """Kind and lengths, as saved states have them."""
         limits = [] if self.clamp_len is self.full_len is None else [self.clamp_len or "none", self.full_len or "none"]
-        zeros = " zeros" * self.zero_memory
-        return " ".join(map(str, (self.kind, self.mem_len, self.segment_len, *limits))) + zeros
+        return " ".join(map(str, (self.kind, self.mem_len, self.segment_len, *limits))) + " zeros" * self.zero_memory
 
     @property
     def far_bias(self) -> float:

@@ -1,12 +1,13 @@
 """Models of other programs predict what they do there; the numbers are from `make_fixtures.py`."""
 
 import json
+import shutil
 import unicodedata
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from toys import RUNTIME
 
 from xlcli.config import GenerateConfig
@@ -188,3 +189,45 @@ def test_positions_that_depend_on_the_cut_are_refused(tmp_path):
     with pytest.raises(CheckpointError, match="attn_type"):
         import_model(source_of(REFUSED), tmp_path / "m")
     assert not list(tmp_path.iterdir())
+
+
+PUBLISHED = {
+    "transfo-xl-div4": {
+        "ext_len": 0,
+        "tgt_len": 128,
+        "tie_weight": True,
+        "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 250}},
+    },
+    "gpt2": {
+        "n_ctx": 64,
+        "summary_type": "cls_index",
+        "summary_proj_to_labels": True,
+        "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
+    },
+    "llama-text": {"eos_token_id": [1, 2, 3], "pretraining_tp": 1, "_name_or_path": "somewhere/llama"},
+    "llama-smollm": {
+        "is_llama_config": True,
+        "rope_interleaved": False,
+        "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16", "fp16": "float16"}},
+    },
+    "mistral": {"sliding_window": None, "output_attentions": False, "use_cache": False},
+    "qwen2": {"sliding_window": 32768, "max_window_layers": 28, "use_sliding_window": False, "use_mrope": False},
+    "qwen3": {"sliding_window": None, "max_window_layers": 28, "use_sliding_window": False, "rope_scaling": None},
+}
+"""Further keys of configurations as they are published."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_configurations_and_names_as_they_are_published_are_taken(folder, name, tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(source_of(name), source)
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | PUBLISHED[name]))
+    if name == "gpt2":  # its names have no prefix, and it holds masks
+        weights = load_file(source / "model.safetensors")
+        weights = {key.removeprefix("transformer."): value for key, value in weights.items()}
+        weights |= {f"h.{i}.attn.bias": torch.ones(1, 1, 64, 64).tril() for i in range(config["n_layer"])}
+        save_file(weights, source / "model.safetensors")
+    import_model(source, tmp_path / "m")
+    for file in ("config.json", "model.safetensors", "tokenizer.json"):
+        assert sha256(tmp_path / "m" / file) == sha256(folder(name) / file)

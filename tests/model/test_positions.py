@@ -9,10 +9,12 @@ from oracles import positions
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from xlcli import config
+from xlcli.config.position import Llama3ScalingConfig
 from xlcli.errors import ConfigError, DataError
 from xlcli.memory import Hidden, KeyValue
 from xlcli.model.build import build_model
 from xlcli.model.position.alibi import slopes
+from xlcli.model.position.rope import rope_frequencies
 from xlcli.ops.context import AttentionContext
 from xlcli.ops.positions import DocumentPositions
 from xlcli.ops.span import Span
@@ -35,15 +37,9 @@ KINDS = {
     "rope interpolated": {"kind": "rope", "scaling": {"kind": "linear", "factor": 3.0}},
     "rope of Llama 3": {
         "kind": "rope",
-        "base": 100.0,
+        "base": 10.0,
         "clamp_len": 5,
-        "scaling": {
-            "kind": "llama3",
-            "factor": 4.0,
-            "low_freq_factor": 2.0,
-            "high_freq_factor": 5.0,
-            "original_len": 19,
-        },
+        "scaling": {"kind": "llama3", "factor": 4.0, "low_freq_factor": 2.0, "original_len": 60},
     },
     "rope clamped": {"kind": "rope", "base": 100.0, "clamp_len": 4},
     "rope interleaved and clamped": {"kind": "rope", "layout": "interleaved", "clamp_len": 1},
@@ -446,6 +442,18 @@ def test_the_largest_tensor_is_seen_backwards():
         assert largest.elements == 1
         y.backward()
         assert largest.elements == 5
+
+
+def test_scaled_frequencies():
+    """The settings of Llama 3.1, and of 3.2."""
+    for factor in (8.0, 32.0):
+        scaling = Llama3ScalingConfig(factor=factor)
+        found = rope_frequencies(128, torch.device("cpu"), 500000.0, scaling).tolist()
+        unscaled = [500000 ** (-2 * f / 128) for f in range(64)]
+        settings = scaling.model_dump(exclude={"kind"})
+        assert found == pytest.approx([positions.llama3(one, **settings) for one in unscaled], rel=1e-14)
+        assert found[0] == 1
+        assert found[-1] == pytest.approx(unscaled[-1] / factor)
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])

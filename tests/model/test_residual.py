@@ -66,11 +66,10 @@ def test_the_epsilon_of_every_norm_is_a_setting(kind):
 def test_the_last_norm_may_be_left_out(placement):
     with_norm, without = (large(build(placement, norm={"placement": placement, "final": has})) for has in (True, False))
     with_norm.load_state_dict(without.state_dict() | {"stack.final.weight": torch.ones(12)})
-    tokens, made = torch.randint(0, VOCAB, (2, 9)), []
+    tokens = torch.randint(0, VOCAB, (2, 9))
     with torch.inference_mode():
-        for model in (with_norm, without):
-            made.append(model(tokens, model.init_state(2, mem_len=20, segment_len=9))[0])
-        assert torch.allclose(normal(made[1], with_norm.stack.final, "rms"), made[0], rtol=0, atol=1e-12)
+        x, y = (model(tokens, model.init_state(2, mem_len=20, segment_len=9))[0] for model in (without, with_norm))
+        assert torch.allclose(normal(x, with_norm.stack.final, "rms"), y, rtol=0, atol=1e-12)
 
 
 @every

@@ -172,10 +172,10 @@ def contextual_2(table, W_q, W_k, *, max_distance, n_heads):
 def attention(x, memory, weights, *, n_heads, window, start, encoding=plain, value=None, embed=None):
     """Branch output for each new token: x (t d) new inputs, memory (m d) older ones, the oldest at position `start`.
 
-    `weights` maps W_q, W_k, W_v, W_o to matrices, and b_q to b_o to biases, if any. W_k and W_v may have fewer heads, each
-    of which serves as many heads of queries, in their order (Ainslie et al. 2023, figure 2). `window` is how many tokens back a token sees (None: all);
-    `encoding` is a `score`, `value` goes with Shaw's; `embed` makes of an input and its position what an absolute
-    encoding makes of it.
+    `weights` maps W_q, W_k, W_v, W_o to matrices, and b_q to b_o to biases, if any. W_k and W_v may have fewer heads,
+    each of which serves as many heads of queries, in their order (Ainslie et al. 2023, figure 2). `window` is how many
+    tokens back a token sees (None: all); `encoding` is a `score`, `value` goes with Shaw's; `embed` makes of an input
+    and its position what an absolute encoding makes of it.
     """
     m, t = len(memory), len(x)
     weights = {f"b_{name[2:]}": W.new_zeros(len(W)) for name, W in weights.items()} | weights

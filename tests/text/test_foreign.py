@@ -2,15 +2,21 @@
 
 import itertools
 import json
+import random
+import sys
 
 import pytest
 import tokenizers
 from foreign import KINDS, ours, trained
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from tokenizers import models
 
+from xlcli.errors import CheckpointError, ConfigError, XLError
 from xlcli.text.base import Tokenizer
+from xlcli.text.foreign import LONGEST_PART, IdsTokenizer, TokenizersTokenizer
 from xlcli.text.pretokenize import PreTokenizer, whole_words
+from xlcli.text.tokenizers import WordsTokenizer, load_tokenizer
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -122,3 +128,99 @@ def test_a_text_cut_anywhere_has_the_tokens_of_the_whole(pair, data, cuts):
     assert [
         i for part in whole_words(portions, 9, splitter=tokenizer.splitter) for i in tokenizer.encode(part)
     ] == ids.tolist()
+
+
+def test_a_tokenizer_is_saved_and_its_description_checked(tmp_path, pair):
+    _, _, tokenizer = pair
+    for made in (tokenizer, IdsTokenizer(90, 3)):
+        made.save(tmp_path)
+        again = load_tokenizer(tmp_path)
+        assert type(again) is type(made)
+        assert (again.fingerprint, again.vocab_size, again.start_id) == (
+            made.fingerprint,
+            made.vocab_size,
+            made.start_id,
+        )
+        about = json.loads((tmp_path / "tokenizer.json").read_text())
+        for changed in ({"start_id": 1}, {"start_id": None}, {"vocab_size": 10**9}, {"start_id": -1}):
+            (tmp_path / "tokenizer.json").write_text(json.dumps(about | changed))
+            with pytest.raises(CheckpointError):
+                load_tokenizer(tmp_path)
+
+
+def test_a_damaged_file_is_refused_and_nothing_else_happens():
+    draw, refused = random.Random(0), 0
+    files = [trained(kind).to_str().encode() for kind in ("llama3", "unigram")]
+    for _ in range(300):
+        content = json.loads(draw.choice(files))
+        place = draw.choice([content, content["model"]])
+        place[draw.choice(sorted(place))] = draw.choice([None, 0, -1, "x", [], {}, 2**70, True])
+        data = json.dumps(content).encode()
+        data = data if draw.random() < 0.7 else data[: draw.randrange(len(data))]
+        text = "the dog\n\nfox 漢 <|end|> \xff".encode()
+        try:
+            sizes = TokenizersTokenizer(data, vocab_size=450, start_id=0).tokens(text)[1]
+        except CheckpointError:
+            refused += 1
+        else:
+            assert sizes.sum() == len(text)
+    assert 100 < refused < 300
+
+
+def test_other_kinds_are_refused():
+    pieces = models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]")
+    with pytest.raises(CheckpointError):
+        ours(tokenizers.Tokenizer(pieces))
+    with pytest.raises(CheckpointError):  # more tokens than the model has
+        TokenizersTokenizer(trained("gpt2").to_str().encode(), vocab_size=300, start_id=0)
+
+
+def test_without_the_package_it_is_named(monkeypatch):
+    data = trained("gpt2").to_str().encode()
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(ConfigError, match="tokenizers") as caught:
+        TokenizersTokenizer(data, vocab_size=450, start_id=0)
+    assert "pip install" in caught.value.remedy
+
+
+def test_names_of_special_tokens_are_text():
+    for kind, name in (("gpt2", "<|end|>"), ("unigram", "</s>"), ("lowercase", "</s>")):
+        tokenizer = ours(trained(kind))
+        ids = tokenizer.encode(f"the dog {name} the".encode())
+        assert not {*tokenizer.separate_ids} & {*ids.tolist()}
+
+
+def test_text_is_changed_only_where_it_is_said():
+    tokenizer = ours(trained("lowercase"))
+    ids, sizes = tokenizer.tokens("The ﬁ dog\xff DOG ½".encode() + b"\xff")
+    assert not tokenizer.is_lossless
+    assert sizes.sum() == len("The ﬁ dog\xff DOG ½".encode()) + 1
+    assert tokenizer.decode(tokenizer.encode(b"The DOG")) == b"the dog"
+    assert tokenizer.unknown_id in ids
+    assert ours(trained("qwen")).decode(ours(trained("qwen")).encode("e\u0301".encode())) == "e\u0301".encode()
+
+
+def test_a_long_run_is_cut_between_characters():
+    tokenizer = ours(trained("gpt2"))
+    text = "漢字の漢字".encode() * (LONGEST_PART // 15 + 10)
+    parts = tokenizer.splitter.split(text)
+    assert [len(part) for part in parts] == [LONGEST_PART // 3 * 3, len(text) - LONGEST_PART // 3 * 3]
+    pretokenizer = PreTokenizer(tokenizer.splitter)
+    fed = [pretokenizer.feed(text[at : at + 1000]) for at in range(0, len(text), 1000)]
+    assert [len(part) for part in fed if part] == [len(parts[0])]
+
+
+def test_special_words_may_be_anywhere_in_a_vocabulary():
+    tokenizer = WordsTokenizer(b"the\n<eos>\ndog\n<unk>\n")
+    assert (tokenizer.start_id, tokenizer.unknown_id) == (1, 3)
+    assert tokenizer.encode(b"the cat\ndog").tolist() == [0, 3, 1, 2]
+    assert tokenizer.decode([0, 1, 3]) == b"the \n<unk> "
+    with pytest.raises(CheckpointError):
+        WordsTokenizer(b"the\n<eos>\ndog\n")
+
+
+def test_ids_have_the_white_space_before_them_and_the_end_of_their_line():
+    ids, sizes = IdsTokenizer(90, 3).tokens(b" 1 22 \n\n 3  4 ")
+    assert (ids.tolist(), sizes.tolist()) == ([1, 22, 3, 4], [2, 5, 3, 4])
+    with pytest.raises(XLError):
+        IdsTokenizer(90, 90)

@@ -375,12 +375,10 @@ class ModelConfig(BaseConfig):
             )
         if self.n_sinks and not any(isinstance(layer, FullAttentionConfig) for layer in self.attentions):
             reason = f"needs full attention, but attention is '{attention.kind}'"
-            remedy = "Leave it out, or set model.attention.kind to full."
-            raise InvalidSettingError("model.position.n_sinks", reason, remedy)
+            raise InvalidSettingError("model.position.n_sinks", reason, "Leave it out, or use full attention.")
         if self.zero_memory and (self.n_sinks or not all(layer.is_banded for layer in self.attentions)):
             reason = "needs full or local attention, and no n_sinks: others begin with an empty memory"
-            remedy = "Leave it out, or set model.attention.kind to full or local."
-            raise InvalidSettingError("model.zero_memory", reason, remedy)
+            raise InvalidSettingError("model.zero_memory", reason, "Leave it out, or use full or local attention.")
         if self.dropout.attention and any(isinstance(layer, LinearAttentionConfig) for layer in self.attentions):
             raise InvalidSettingError(
                 "model.dropout.attention",

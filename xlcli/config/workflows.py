@@ -278,10 +278,8 @@ class Config(BaseConfig):
                 "before",
                 "Leave it out, or set model.attention.kind to full or local.",
             )
-        has_sinks = self.model.n_sinks and train.memory == "keyvalue" and train.span == "uniform"
-        if train.reset_on_document and (self.model.zero_memory or has_sinks):
-            key = "model.position.n_sinks" if has_sinks else "model.zero_memory"
-            reason = f"packs documents, but {key} is for a text that begins with empty memory"
+        if train.reset_on_document and self.model.zero_memory:
+            reason = "puts documents next to each other, without the zeros of model.zero_memory"
             raise InvalidSettingError("train.reset_on_document", reason, "Leave one of them out.")
         pooled = (layer.pooling for layer in layers if isinstance(layer, CompressiveAttentionConfig))
         if train.memory == "keyvalue" and "convolution" in pooled:

@@ -48,11 +48,9 @@ BLOCK = record("width vectors", "stream_scale input_scale", attention=ATTENTION,
 """Block: feed-forward branch down(up(x)) of this width, token vectors (v d), factors on stream and stack input."""
 HEAD = record("size", norm=NORM, matrix=MATRIX)
 """Last norm, and logits of `size` symbols."""
-CACHE = record(
-    "keys values key_scales value_scales capacity row start stop n_distances clamp_len full_len "
-    "position_keys bias sin cos turns n_sinks sink_keys sink_values sink_counts sink_sin sink_cos",
-    "far_bias",
-)
+CACHE = record("keys values key_scales value_scales capacity row start stop n_distances clamp_len full_len "
+               "position_keys bias sin cos turns "
+               "n_sinks sink_keys sink_values sink_counts sink_sin sink_cos", "far_bias")  # fmt: skip
 """Memory of a block for one token: buffers of keys and values (b g capacity row) and, if they are int8, of their scales
 (b g capacity). The query attends to rows `start` to `stop`, whose last one is written by the call.
 

@@ -27,9 +27,8 @@ from xlcli.memory.tokens import SinkKeyValue as SinkKeyValue
 from xlcli.memory.tokens import TokenBuffers as TokenBuffers
 from xlcli.memory.tokens import TokenMemory as TokenMemory
 
-_SINKS = SinkKeyValue, SinkInt8KeyValue
-_KINDS: tuple[type[Memory], ...] = (Hidden, KeyValue, Int8KeyValue, *_SINKS, Sums, Buckets, *Compressive.kinds.values())
-MEMORIES = {memory.kind: memory for memory in _KINDS}
+_KINDS: tuple[type[Memory], ...] = (Hidden, KeyValue, Int8KeyValue, SinkKeyValue, SinkInt8KeyValue, Sums, Buckets)
+MEMORIES = {memory.kind: memory for memory in (*_KINDS, *Compressive.kinds.values())}
 """Memory kind to class."""
 
 

@@ -420,15 +420,14 @@ def sink_arrays(attention: Attention, memory: Memory, context: AttentionContext)
     if seen is None or not isinstance(position, RopePosition):
         return []
 
+    keys, values = (t.float().contiguous() for t in memory.sinks)
+
     def of_sequences() -> list[Tensor]:
         """Numbers of sinks, and sines and cosines, of the sequences."""
-        assert context.tokens is not None
-        angles = position.clamp_angles(memory.sinks[0].shape[-1], context)
-        rows = seen.sum(-1)[:, 0], *(part[:, 0, 0].float() for part in angles)
-        return [row.expand(len(context.tokens), -1).contiguous() for row in rows]
+        rows = seen.sum(-1)[:, 0], *(part[:, 0, 0].float() for part in position.clamp_angles(keys.shape[-1], context))
+        return [row.expand(len(keys), -1).contiguous() for row in rows]
 
-    key = "sink arrays", memory.n_sinks, memory.shape, position.series
-    return [*(t.float().contiguous() for t in memory.sinks), *context.constant(key, of_sequences)]
+    return [keys, values, *context.constant(("sink arrays", *keys.shape, position.series), of_sequences)]
 
 
 def _context(n: int) -> AttentionContext:

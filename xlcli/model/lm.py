@@ -157,8 +157,7 @@ class LanguageModel(nn.Module):
         context = AttentionContext(
             span, n_memory=0, n_new=n, keep=n, device=offsets.device, start=-n, offsets=offsets
         ).for_rows(Rows(torch.zeros(len(offsets), n, dtype=torch.bool, device=offsets.device)))
-        weight = next(self.parameters())
-        zeros = torch.zeros(len(offsets), n, self.config.dim, dtype=weight.dtype, device=offsets.device)
+        zeros = next(self.parameters()).new_zeros(len(offsets), n, self.config.dim)
         layers = []
         for block, empty in zip(itertools.cycle(self.stack.blocks), state.layers, strict=False):
             _, memory = block.attention(block.attention_residual.pre(zeros), empty, context)

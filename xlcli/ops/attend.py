@@ -122,12 +122,11 @@ def attend_plain(
         # An addition is free in the backward pass; masked_fill would read the scores once more.
         hidden = ~(visible | without_keys)
         scores = scores + torch.zeros_like(hidden, dtype=scores.dtype).masked_fill(hidden, float("-inf"))
-    n_sinks = 0 if sinks is None else sinks.keys.shape[2]
-    weights = (scores if sinks is None else torch.cat((sinks.scores(scale), scores), dim=-1)).softmax(-1)
-    weights = drop(weights, dropout, share) if dropout else weights
-    out = product(weights[..., n_sinks:].to(v.dtype), v)
     if sinks is not None:
-        out = out + product(weights[..., :n_sinks].to(v.dtype), sinks.values.to(v.dtype))
+        scores, v = torch.cat((sinks.scores(scale), scores), -1), torch.cat((sinks.values.to(v.dtype), v), 2)
+    weights = scores.softmax(-1)
+    weights = drop(weights, dropout, share) if dropout else weights
+    out = product(weights.to(v.dtype), v)
     if value_bias is not None:
         out = out + value_bias(weights).to(out.dtype)
     return out if without_keys is None else out.masked_fill(without_keys, 0.0)

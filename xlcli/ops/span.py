@@ -5,8 +5,6 @@ growing   a token attends to the earlier tokens of its call, itself, and the `me
           training pattern of Dai et al. 2019)
 segment   a token attends to the earlier tokens of its segment of `segment_len` tokens and itself (no recurrence);
           with a stride, segments are windows that begin every `stride` tokens: one repeats the end of the last one
-
-A text begins with an empty memory, or with one full of zero layer inputs, which are attended to like tokens.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ class Span:
     stride: int | None = None
     """Distance of overlapping windows of `segment_len` tokens in a `segment` span; None: independent segments."""
     zero_memory: bool = False
-    """True if `mem_len` zero layer inputs come before a text."""
+    """True if `mem_len` zero layer inputs come before a text, which are attended to like tokens."""
 
     @staticmethod
     def make(

@@ -64,9 +64,9 @@ class Tokenizer(ABC):
     def __init__(self, data: bytes = b"", name: str = "") -> None:
         self.data, self._name = data, name
 
-    @abstractmethod
     def encode(self, data: bytes) -> NDArray[np.int32]:
-        """Ids of `data`, any bytes that start where a text may be cut."""
+        """Ids of `data`, any bytes that start where a text may be cut. A class has this method, or `tokens`."""
+        return self.tokens(data)[0]
 
     def tokens(self, data: bytes, at: int = 0) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Ids of `data`, and the bytes of text of each, whose sum is `len(data)`; both (t).

@@ -44,8 +44,10 @@ _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _BYTES = {chr(byte): byte for byte in _PRINTABLE}
 _BYTES |= {chr(256 + i): byte for i, byte in enumerate(byte for byte in range(256) if byte not in _PRINTABLE)}
 """Characters that stand for bytes in vocabularies of bytes (GPT-2)."""
+_TO_LATIN = str.maketrans(_BYTES)
 _BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\u2581"
+_WRITE_SPACE = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
 _NOT_UTF8 = re.compile("([\\udc80-\\udcff])")
 
 
@@ -110,8 +112,7 @@ class TokenizersTokenizer(Tokenizer):
         self.fingerprint = sha256(f"tokenizers:{vocab_size}:{start_id}:".encode() + data).hexdigest()
         try:
             content = json.loads(data)
-            model, normalizers = content["model"], _flat(content["normalizer"])
-            steps = [*_flat(content["pre_tokenizer"]), *_flat(content["decoder"])]
+            model, steps = content["model"], _steps(content["pre_tokenizer"]) + _steps(content["decoder"])
             of_bytes = any(step["type"] == "ByteLevel" for step in steps)
             if model["type"] == "BPE":
                 ids, unknown = model["vocab"], model["vocab"].get(model["unk_token"])
@@ -119,12 +120,17 @@ class TokenizersTokenizer(Tokenizer):
                 ids, unknown = {token: i for i, (token, _) in enumerate(model["vocab"])}, model["unk_id"]
             if model["type"] not in ("BPE", "Unigram") or model.get("end_of_word_suffix"):
                 raise ValueError("it is neither BPE nor unigram")
-            texts = {i: _text(token, of_bytes=of_bytes) for token, i in ids.items()}
-            byte_ids = {texts[i]: i for token, i in ids.items() if _is_byte(token, of_bytes=of_bytes)}
-            texts |= {token["id"]: token["content"].encode() for token in content["added_tokens"]}
+            if len({*ids.values()}) < len(ids):
+                raise ValueError("two tokens have one id")
             special = {token["id"] for token in content["added_tokens"] if token["special"]}
-            self.is_lossless = len(byte_ids) == 256 and all(map(_is_harmless, normalizers))
-            self._model = _load(content, is_lossless=self.is_lossless)
+            texts = {i: _text(token, of_bytes=of_bytes) for token, i in ids.items()}
+            is_byte = _BYTES.__contains__ if of_bytes else _BYTE_PIECE.fullmatch
+            byte_ids = {texts[i]: i for token, i in ids.items() if is_byte(token) and i not in special}
+            joined = b"\0".join(texts.values())
+            texts |= {token["id"]: token["content"].encode() for token in content["added_tokens"]}
+            normalizers = _steps(content["normalizer"])
+            self.is_lossless = len(byte_ids) == 256 and all(step == _WRITE_SPACE for step in normalizers)
+            self._model = _load(content)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{name} cannot be used: {type(error).__name__} {error!s:.200}.", REMEDY) from None
         if not all(0 <= i < vocab_size for i in {start_id, *texts} - special):
@@ -135,12 +141,8 @@ class TokenizersTokenizer(Tokenizer):
         self.unknown_id = None if self.is_lossless else unknown
         self._special = special - {self.unknown_id}
         self.separate_ids = [i for i in self._special if i < vocab_size]
-        self.splitter: PartSplitter = PartSplitter(self._places())
+        self.splitter: PartSplitter = PartSplitter(self._places(joined))
         self._cache = WordCache(self._encode_part)
-
-    def encode(self, data: bytes) -> NDArray[np.int32]:
-        """Ids of `data`, any bytes that start where a part does."""
-        return self.tokens(data)[0]
 
     def tokens(self, data: bytes, at: int = 0) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Ids of `data`, and the bytes of text of each, whose sum is `len(data)`; both (t)."""
@@ -199,76 +201,47 @@ class TokenizersTokenizer(Tokenizer):
         except Exception as error:  # the package has no class of its own
             raise CheckpointError(f"{self._name} cannot encode text: {error}.", REMEDY) from None
 
-    def _places(self) -> bytes:
-        """Regular expression of the places at which a text may be cut."""
-        crosses = any(re.search(rb"\S ", text) for text in self._text)
-        places = [b" " + _SOLID % (b" ", b" ")] if self._is_safe("", _AFTER_BLANK, crosses=crosses) else []
+    def _places(self, texts: bytes) -> bytes:
+        """Regular expression of the places at which a text may be cut; `texts` of all tokens, with NUL between them."""
+        places, after = [], {*re.findall(rb"\n(\S)", texts)}
+        if not re.search(rb"[^\s\0] ", texts) and self._is_safe("", _AFTER_BLANK):
+            places.append(b" " + _SOLID % (b" ", b" "))
         if self.is_lossless:  # unknown characters may be joined beyond a line end
-            crosses = any(re.search(rb"\n\S", text) for text in self._text)
-            begins = [
-                re.escape(char).encode()
-                for char in map(chr, range(33, 127))
-                if self._is_safe("\n", [char], crosses=crosses)
-            ]
-            after = [b"[%b]" % b"".join(begins)] * bool(begins)
-            after += [_NOT_ASCII] * self._is_safe("\n", _OTHERS, crosses=crosses)
-            places += [b"\n" + _SOLID % (b"\n", b"\n") + b"(?=%b)" % b"|".join(after)] if after else []
+            chars = [char for char in map(chr, range(33, 127)) if char.encode() not in after]
+            begins = [b"[%b]" % re.escape(char).encode() for char in chars if self._is_safe("\n", [char])]
+            begins += [_NOT_ASCII] * (max(after, default=b"") < b"\x80" and self._is_safe("\n", _OTHERS))
+            places += [b"\n" + _SOLID % (b"\n", b"\n") + b"(?=%b)" % b"|".join(begins)] * bool(begins)
         return b"|".join(places) or b"(?!)"
 
-    def _is_safe(self, end: str, examples: Iterable[str], *, crosses: bool) -> bool:
-        """True if text is tokenized alike with and without what follows, such as `examples`.
-
-        `crosses`: there are tokens beyond such a place, so that the tokenizer has to divide the text there first.
-        """
-        for before, after in itertools.product(_BEFORE, examples):
-            left, right = self._pieces(before + end), self._pieces(after + "y z")
-            whole, joined = self._pieces(before + end + after + "y z"), [*left[:-1], left[-1] + right[0], *right[1:]]
-            if whole != left + right and (crosses or whole != joined):
-                return False
-        return True
-
-    def _pieces(self, text: str) -> list[Any]:
-        """What `text` is divided into before it is tokenized; its tokens, if it may be changed."""
-        if not self.is_lossless:
-            return [(i,) for i in self._find(text).ids]
-        divide = self._model.pre_tokenizer
-        return [piece for piece, _ in divide.pre_tokenize_str(text)] if divide else [text]
+    def _is_safe(self, end: str, examples: Iterable[str]) -> bool:
+        """True if text up to `end` has the same tokens alone as before what follows, such as `examples`."""
+        pairs = [(before + end, after + "y z") for before, after in itertools.product(_BEFORE, examples)]
+        return all(self._find(a).ids + self._find(b).ids == self._find(a + b).ids for a, b in pairs)
 
 
-def _flat(step: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """The steps of a sequence of steps of a `tokenizer.json`."""
-    if not step or step["type"] != "Sequence":
-        return [step] if step else []
-    return [
-        each
-        for key in ("normalizers", "pretokenizers", "decoders")
-        for part in step.get(key, ())
-        for each in _flat(part)
-    ]
-
-
-def _is_harmless(step: dict[str, Any]) -> bool:
-    """True for a normalizer that is left out, or that writes a blank as `_SPACE`."""
-    return step["type"] in ("NFC", "Prepend") or _is_blank(step)
-
-
-def _is_blank(step: dict[str, Any]) -> bool:
-    return step["type"] == "Replace" and (step["pattern"], step["content"]) == ({"String": " "}, _SPACE)
-
-
-def _is_byte(token: str, *, of_bytes: bool) -> bool:
-    return token in _BYTES if of_bytes else bool(_BYTE_PIECE.fullmatch(token))
+def _steps(step: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The steps of a sequence, without those that only add something before a text, and without NFC."""
+    if step is None or step["type"] in ("NFC", "Prepend"):
+        return []
+    if step["type"] == "Sequence":
+        parts = next(step[key] for key in ("normalizers", "pretokenizers", "decoders") if key in step)
+        return [each for part in parts for each in _steps(part)]
+    if step["type"] == "ByteLevel":
+        return [step | {"add_prefix_space": False}]
+    if step["type"] == "Metaspace":
+        return [{key: step[key] for key in step if key != "add_prefix_space"} | {"prepend_scheme": "never"}]
+    return [step]
 
 
 def _text(token: str, *, of_bytes: bool) -> bytes:
     """Text of a token of the vocabulary."""
-    if of_bytes and _BYTES.keys() >= {*token}:
-        return bytes([_BYTES[char] for char in token])
-    byte = None if of_bytes else _BYTE_PIECE.fullmatch(token)
+    if of_bytes:
+        return token.translate(_TO_LATIN).encode("latin-1")
+    byte = _BYTE_PIECE.fullmatch(token)
     return bytes.fromhex(byte[1]) if byte else token.replace(_SPACE, " ").encode()
 
 
-def _load(content: dict[str, Any], *, is_lossless: bool) -> tokenizers.Tokenizer:
+def _load(content: dict[str, Any]) -> tokenizers.Tokenizer:
     """The tokenizer without what it adds to a text.
 
     Raises:
@@ -282,18 +255,11 @@ def _load(content: dict[str, Any], *, is_lossless: bool) -> tokenizers.Tokenizer
             "the tokenizer of this model needs the package tokenizers.", "Install it: pip install 'xlcli[import]'"
         ) from None
     changed = content | dict.fromkeys(("truncation", "padding", "post_processor"))
-    changed["model"] = content["model"] | ({"dropout": None} if "dropout" in content["model"] else {})
-    kept = [step for step in _flat(content["normalizer"]) if step["type"] != "Prepend"]
-    kept = [step for step in kept if _is_blank(step)] if is_lossless else kept
-    changed["normalizer"] = {"type": "Sequence", "normalizers": kept} if kept else None
-    divided = [dict(step) for step in _flat(content["pre_tokenizer"])]
-    for step in divided:
-        if step["type"] == "ByteLevel":
-            step["add_prefix_space"] = False
-        elif step["type"] == "Metaspace":
-            step["prepend_scheme"] = "never"
-            step.pop("add_prefix_space", None)
-    changed["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": divided} if divided else None
+    for name, key in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
+        steps = _steps(content[name])
+        changed[name] = {"type": "Sequence", key: steps} if steps else None
+    if "dropout" in content["model"]:
+        changed["model"] = content["model"] | {"dropout": None}
     try:
         package = Package.from_str(json.dumps(changed))
     except Exception as error:  # the package has no class of its own
@@ -331,10 +297,6 @@ class IdsTokenizer(Tokenizer):
         self.vocab_size, self.start_id = vocab_size, start_id
         self.fingerprint = sha256(f"ids:{vocab_size}:{start_id}".encode()).hexdigest()
         self.splitter, self.separate_ids = IdSplitter(), range(vocab_size)
-
-    def encode(self, data: bytes) -> NDArray[np.int32]:
-        """The numbers of `data`."""
-        return self.tokens(data)[0]
 
     def tokens(self, data: bytes, at: int = 0) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Ids, and the size of each with white space; both (t), empty for white space alone."""

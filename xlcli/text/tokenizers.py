@@ -86,12 +86,8 @@ class WordsTokenizer(Tokenizer):
         self.unknown_id, self.start_id = self._ids[_UNKNOWN], self._ids[_END]
         self.separate_ids = range(self.vocab_size)
 
-    def encode(self, data: bytes) -> NDArray[np.int32]:
-        """Ids of `data`, which starts at a word boundary; unknown words become `<unk>`."""
-        return self.tokens(data)[0]
-
     def tokens(self, data: bytes, at: int = 0) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """As `encode`; a word has the white space before it."""
+        """Ids of `data`, unknown words as `<unk>`, and sizes; a word has the white space before it."""
         found = [(self._ids.get(word, self.unknown_id), size) for word, size in _word_tokens(data)]
         ids, sizes = np.array(found, np.int32).reshape(-1, 2).T
         return ids, sizes

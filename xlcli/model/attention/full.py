@@ -54,9 +54,8 @@ class FullAttention(ProjectedAttention):
         """True if kind, shape and length agree."""
         if not (isinstance(memory, TokenMemory) and super().accepts(memory, span, seen)):
             return False
-        if isinstance(memory, TokenBuffers) and memory.n_sinks != min(self.n_sinks, seen):
-            return False
-        return memory.length == self.receptive_field(span.n_kept(seen))
+        n_sinks = 0 if isinstance(memory, Hidden) else min(self.n_sinks, seen)
+        return (memory.length, memory.n_sinks) == (self.receptive_field(span.n_kept(seen)), n_sinks)
 
     def forward(self, x: Tensor, memory: Memory, context: AttentionContext) -> tuple[Tensor, Memory]:
         """Output (b t d) for input x (b t d), and the new memory."""
@@ -68,7 +67,7 @@ class FullAttention(ProjectedAttention):
         if q is None:
             return x, memory
         sinks = None
-        if memory.n_sinks and (seen := context.visible_sinks(memory.n_sinks)) is not None:
+        if memory.n_sinks and not self.training and (seen := context.visible_sinks(memory.n_sinks)) is not None:
             keys, values = memory.sinks
             sinks = Sinks(self.position.at_clamp(q, context), keys, values, seen)
         y = attend(k=k, v=v, visible=context.mask, sinks=sinks, **self.terms(q, k, context))

@@ -59,10 +59,8 @@ class RopePosition(Position):
         limit, positions = context.clamp_len, context.positions
         if limit is None:
             return None
-        width = k.shape[-1]
-        angles = context.constant(
-            ("far keys", width, self.series), lambda: self.angles(-positions.absolute_keys[:, None], width)
-        )
+        width, places = k.shape[-1], -positions.absolute_keys[:, None]
+        angles = context.constant(("far keys", width, self.series), lambda: self.angles(places, width))
         return FarKeys(self.at_clamp(q, context), apply_rope(k, *angles, self.layout), limit, positions)
 
     def at_clamp(self, q: Tensor, context: AttentionContext) -> Tensor:
@@ -71,12 +69,8 @@ class RopePosition(Position):
 
     def clamp_angles(self, width: int, context: AttentionContext) -> tuple[Tensor, Tensor]:
         """Angles (b 1 t width/2) from the positions of queries to the largest distance."""
-        limit = context.span.clamp_len or self.clamp_len
-        assert limit is not None
-        return context.constant(
-            ("far queries", width, self.series),
-            lambda: self.angles((limit - context.positions.absolute)[:, None], width),
-        )
+        places = (context.span.clamp_len or self.clamp_len or 0) - context.positions.absolute[:, None]
+        return context.constant(("far queries", width, self.series), lambda: self.angles(places, width))
 
 
 class RopeEmbedding(RopePosition):

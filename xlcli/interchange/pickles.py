@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from xlcli.errors import CheckpointError
+from xlcli.errors import CheckpointError, XLError
 from xlcli.files import open_regular
 from xlcli.files.tensors import TensorInfo
 
@@ -88,11 +88,6 @@ _ALLOWED = (
     "EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_DICT SETITEM SETITEMS EMPTY_SET ADDITEMS"
 )
 """Opcodes of protocols 2 to 5, without those that name objects by number or make other types."""
-_DAMAGE = (
-    *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError, EOFError, RuntimeError),
-    *(struct.error, pickle.PickleError, zipfile.BadZipFile),
-)
-"""What the standard library raises when it reads a damaged pickle or zip file."""
 REMEDY = "Import a copy of the model with weights in safetensors, if there is one."
 
 
@@ -151,7 +146,9 @@ def read_checkpoint(path: Path) -> Any:
         reader = _Reader(path, file, status)
         try:
             return reader.read_zip() if file.read(4) == b"PK\3\4" else reader.read_legacy()
-        except _DAMAGE as error:
+        except (XLError, OSError):
+            raise
+        except Exception as error:  # the standard library has many for damage
             reason = ascii(f"{type(error).__name__}: {error}")[1:200].rstrip("'.")
             raise CheckpointError(f"{path} is damaged or no checkpoint of PyTorch ({reason}).", REMEDY) from None
 
@@ -236,11 +233,9 @@ class _Reader(pickle._Unpickler):
                 return self.tensor
             case "torch._utils._rebuild_parameter":
                 return lambda tensor, *_: tensor
-        if whole in _STORAGES:
-            return _STORAGES[whole]
-        if whole not in RECORDS:
+        if whole not in RECORDS and whole not in _STORAGES:
             self.refuse(f"asks for {ascii(whole)[:100]}, which is not executed: only tensors and plain values are read")
-        return lambda *_: Record(whole)
+        return _STORAGES.get(whole, lambda *_: Record(whole))
 
     def persistent_load(self, key: Any) -> Any:
         """The storage, or the class, that a persistent id describes."""
@@ -248,9 +243,9 @@ class _Reader(pickle._Unpickler):
             self.refuse("has a storage that is not understood")
         if key[0] == "module":
             return key[1]  # the source text of a class follows, which nobody reads
-        what, kind, name, _, n, *view = key
-        is_known = what == "storage" and isinstance(kind, _Numbers) and type(name) is str and view in ([], [None])
-        if not is_known or type(n) is not int or n < 0 or n * kind.size > self.size:
+        _, kind, name, _, n, *view = key
+        is_known = isinstance(kind, _Numbers) and type(name) is str and type(n) is int and view in ([], [None])
+        if not is_known or not 0 <= n * kind.size <= self.size:
             self.refuse("has a storage that is not understood, or larger than the file")
         storage = self.storages.setdefault(name, Storage(self.path, self.identity, kind, n))
         if (storage.kind, storage.n) != (kind, n):
@@ -262,12 +257,11 @@ class _Reader(pickle._Unpickler):
         are_tuples = type(shape) is type(strides) is tuple and len(shape) == len(strides) <= MOST_AXES
         if not isinstance(storage, Storage) or not are_tuples:
             self.refuse("has a tensor that is not understood")
-        if not all(type(n) is int and 0 <= n < 2**62 for n in (offset, *shape, *strides)):
-            self.refuse("has a tensor with an impossible shape")
-        extent = _extent(shape, strides)
-        if offset + extent > storage.n or math.prod(shape) > extent:
-            self.refuse("has a tensor that is larger than its storage")
+        are_sizes = all(type(n) is int and 0 <= n < 2**62 for n in (offset, *shape, *strides))
+        extent = _extent(shape, strides) if are_sizes else 0
         self.n_bytes += extent * storage.kind.size
+        if not are_sizes or offset + extent > storage.n or math.prod(shape) > extent:
+            self.refuse("has a tensor that does not fit its storage")
         if self.n_bytes > MOST_SHARING * self.size:
             self.refuse("has more tensors than fit into it")
         return StoredTensor(storage, offset, TensorInfo(storage.kind.dtype, shape), strides)

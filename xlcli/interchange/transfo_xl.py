@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from xlcli.config import ModelConfig
 from xlcli.errors import CheckpointError, ConfigError
@@ -26,17 +26,11 @@ SEGMENT_LEN = 128
 WORDS = "vocab.txt"
 PICKLED_WORDS = ("vocab.pkl", "vocab.bin", "cache.pt")
 """Names of pickled vocabularies, of Hugging Face and of the original code."""
+_PARTS = ("attention.query.weight", "attention.key.weight", "attention.value.weight")
+"""Names of weights that are one tensor."""
 _CLUSTER = re.compile(r"\.(clusters|rest)\.(\d+)\.")
 _SHARED = re.compile(r"crit\.out_.*|.*\.?r_[wr]_bias")
 """Names of tensors that are stored several times, if they are shared."""
-
-
-class _Place(NamedTuple):
-    """Where a weight is: the name of a tensor, and of its `n` rows those from `start`; `n` is 0 if it has all."""
-
-    name: str
-    start: int = 0
-    n: int = 0
 
 
 class TransfoXL(Format):
@@ -57,12 +51,6 @@ class TransfoXL(Format):
         "feedforward.down.": "pos_ff.CoreNet.3.",
         "feedforward_residual.norm.": "pos_ff.layer_norm.",
     }
-    parts: ClassVar[Mapping[str, tuple[str, int, int]]] = {
-        "attention.query.weight": ("dec_attn.qkv_net.weight", 0, 3),
-        "attention.key.weight": ("dec_attn.qkv_net.weight", 1, 3),
-        "attention.value.weight": ("dec_attn.qkv_net.weight", 2, 3),
-    }
-    """Weights that are the i-th one of n parts of a tensor."""
     zero_memory = True
     """The first memory is full of zeros."""
 
@@ -147,30 +135,31 @@ class TransfoXL(Format):
         """The weight `name` of xlcli, of this shape."""
         foreign, start, n = self.place(name, model)
         if name.endswith(".projection") and foreign not in source.stored and not model.embedding.tied:
-            foreign = self.place(f"embedding.clusters.{_cluster(name)}.up.weight", model).name  # shared when saved
+            foreign = self.place(f"embedding.clusters.{_cluster(name)}.up.weight", model)[0]  # shared when saved
         whole = source.take(foreign, (n, *shape[1:]) if n else shape)
         return whole[start : start + shape[0]].clone() if n else whole
 
-    def place(self, name: str, model: ModelConfig) -> _Place:
-        """Where the weight `name` of xlcli is."""
+    def place(self, name: str, model: ModelConfig) -> tuple[str, int, int]:
+        """Where the weight `name` of xlcli is: a tensor, of whose n rows those from `start`; n is 0 if it has all."""
         if name.startswith("stack."):
             layer, rest = name.removeprefix("stack.blocks.").split(".", 1)
-            foreign, i, n = self.parts.get(rest, (self.foreign(rest), 0, 0))
-            if foreign.endswith("_bias") and getattr(model.position, "tied", False):
-                return _Place(self.prefix + foreign.removeprefix("dec_attn."))
-            size = model.attention.n_heads * model.head_dim
-            return _Place(f"{self.prefix}layers.{layer}.{foreign}", i * size, n * size)
+            folder, foreign = f"{self.prefix}layers.{layer}.", self.foreign(rest)
+            if rest in _PARTS:
+                size = model.attention.n_heads * model.head_dim
+                return folder + "dec_attn.qkv_net.weight", _PARTS.index(rest) * size, 3 * size
+            is_shared = foreign.endswith("_bias") and getattr(model.position, "tied", False)
+            return self.prefix + foreign.removeprefix("dec_attn.") if is_shared else folder + foreign, 0, 0
         end, cluster, borders = name.rpartition(".")[2], _cluster(name), (0, *model.cutoffs, model.vocab_size)
         is_divided = bool(model.cutoffs) and model.embedding.div_val == 1
         table = 0 if is_divided else cluster
         if name.startswith("head.tails."):
-            return _Place(f"crit.cluster_{end}")
+            return f"crit.cluster_{end}", 0, 0
         if end == "projection":
-            return _Place(f"crit.out_projs.{cluster}")
+            return f"crit.out_projs.{cluster}", 0, 0
         if name.endswith(".up.weight"):
-            return _Place(f"{self.prefix}word_emb.emb_projs.{table}")
+            return f"{self.prefix}word_emb.emb_projs.{table}", 0, 0
         tables = f"{self.prefix}word_emb.emb_layers" if name.startswith("embedding.") else "crit.out_layers"
-        return _Place(f"{tables}.{table}.{end}", *((borders[cluster], borders[-1]) if is_divided else ()))
+        return f"{tables}.{table}.{end}", borders[cluster] if is_divided else 0, borders[-1] if is_divided else 0
 
     def notes(self, config: SavedConfig) -> list[str]:
         """How far the results are those of the source."""

@@ -89,6 +89,14 @@ def test_memories_of_any_length(mem_len):
     check(network_of(tree, "float32"), "float32", "float32", mem_len=mem_len, n_read=650, segment_len=7)
 
 
+@pytest.mark.parametrize(("weights", "memory"), [("float32", "float32"), ("bfloat16", "int8")])
+@pytest.mark.parametrize("position", [{"kind": "xl"}, {"kind": "alibi"}, {"kind": "rope", "clamp_len": 200}])
+def test_heads_share_keys_in_chunks(position, weights, memory):
+    attention = {"n_heads": 6, "n_kv_heads": 2, "head_dim": 8, "bias": "all", "qk_norm": True}
+    tree = {"vocab_size": 31, "dim": 24, "attention": attention, "position": position}
+    check(network_of(tree, weights), weights, memory, mem_len=700, n_read=650, n_new=3)
+
+
 @pytest.mark.parametrize("clamp_len", [1, 600, 698])
 @pytest.mark.parametrize("position", [
     {"kind": "xl", "n_features": 8}, {"kind": "xl", "n_features": 30}, {"kind": "rope"},

@@ -10,7 +10,7 @@ from xlcli import config
 from xlcli.model.build import build_model
 from xlcli.model.stack import FeedForward
 
-KINDS = ("relu", "gelu", "swiglu", "geglu")
+KINDS = ("relu", "gelu", "gelu-tanh", "swiglu", "geglu")
 every = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -33,7 +33,18 @@ def gelu(z):
     return z * 0.5 * (1 + math.erf(z / math.sqrt(2)))
 
 
-ACTIVATIONS = {"relu": lambda z: max(0.0, z), "gelu": gelu, "swiglu": lambda z: z / (1 + math.exp(-z)), "geglu": gelu}
+def gelu_tanh(z):
+    """Its approximation (section 2)."""
+    return z * 0.5 * (1 + math.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)))
+
+
+ACTIVATIONS = {
+    "relu": lambda z: max(0.0, z),
+    "gelu": gelu,
+    "gelu-tanh": gelu_tanh,
+    "swiglu": lambda z: z / (1 + math.exp(-z)),
+    "geglu": gelu,
+}
 
 
 @every
@@ -51,7 +62,7 @@ def test_formula(kind, bias):
 
     for row, got in zip(x.flatten(0, 1), made(x).flatten(0, 1), strict=True):
         up = linear(made.up, row.tolist())
-        if kind in ("relu", "gelu"):
+        if kind in ("relu", "gelu", "gelu-tanh"):
             inner = [ACTIVATIONS[kind](u) for u in up]
         else:
             inner = [ACTIVATIONS[kind](g) * u for g, u in zip(linear(made.gate, row.tolist()), up, strict=True)]

@@ -66,6 +66,21 @@ def test_a_memory_length_without_effect_is_warned_of(layers, mem_len, said):
     assert said is None or said in warning
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("kind", [FULL, LOCAL, {"kind": "compressive"}])
+def test_shared_heads_make_memory_and_matrices_smaller(kind, dtype):
+    """By counts of the model itself."""
+    shape = model(kind | {"n_kv_heads": 1}, dim=16, position={"kind": "rope"})
+    network = build_model(shape)
+    state = network.init_state(1, mem_len=12, segment_len=4, memory_dtype=dtype)
+    with torch.inference_mode():
+        _, state = network(torch.zeros(1, 40, dtype=torch.long), state)[:2]
+    n_bytes = sum(t.nbytes for memory in state.layers for t in memory.tensors().values())
+    assert shape.memory_bytes(12, dtype) == n_bytes
+    blocks = network.stack.blocks
+    assert shape.n_matrix_weights == sum(p.numel() for p in blocks.parameters() if p.ndim == 2)
+
+
 def test_inference_settings_change_nothing_else():
     trained = model(LOCAL, LSH, **UNIVERSAL)
     chosen = trained.for_inference(n_steps=5, n_hashes=8)

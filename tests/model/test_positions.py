@@ -9,10 +9,12 @@ from oracles import positions
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from xlcli import config
+from xlcli.config.position import Llama3ScalingConfig
 from xlcli.errors import ConfigError, DataError
 from xlcli.memory import Hidden, KeyValue
 from xlcli.model.build import build_model
 from xlcli.model.position.alibi import slopes
+from xlcli.model.position.rope import rope_frequencies
 from xlcli.ops.context import AttentionContext
 from xlcli.ops.positions import DocumentPositions
 from xlcli.ops.span import Span
@@ -32,6 +34,13 @@ KINDS = {
     "axial in layers": {"kind": "axial", "shape": [5, 3], "placement": "layers"},
     "rope": {"kind": "rope", "base": 100.0},
     "rope interleaved": {"kind": "rope", "layout": "interleaved"},
+    "rope interpolated": {"kind": "rope", "scaling": {"kind": "linear", "factor": 3.0}},
+    "rope of Llama 3": {
+        "kind": "rope",
+        "base": 10.0,
+        "clamp_len": 5,
+        "scaling": {"kind": "llama3", "factor": 4.0, "low_freq_factor": 2.0, "original_len": 60},
+    },
     "rope clamped": {"kind": "rope", "base": 100.0, "clamp_len": 4},
     "rope interleaved and clamped": {"kind": "rope", "layout": "interleaved", "clamp_len": 1},
     "rope at embedding": {"kind": "rope", "placement": "embedding"},
@@ -90,7 +99,11 @@ def twin(model):
         case "rope" if kind.placement == "embedding":
             return {"embed": partial(positions.rotated, base=kind.base, layout=kind.layout)}
         case "rope":
-            return {"encoding": positions.rope(base=kind.base, layout=kind.layout, clamp_len=kind.clamp_len)}
+            series = {"base": kind.base, "layout": kind.layout}
+            if kind.scaling is not None:
+                settings = kind.scaling.model_dump()
+                series["scale"] = partial(getattr(positions, settings.pop("kind")), **settings)
+            return {"encoding": positions.rope(clamp_len=kind.clamp_len, **series)}
         case "alibi":
             return {"encoding": positions.alibi(n_heads)}
         case "t5":
@@ -104,6 +117,7 @@ def twin(model):
             return {"encoding": positions.contextual_1(table, ours.relative.weight.detach(), **sizes)}
         case "contextual-2":
             W_q, W_k = branch.query.weight.detach(), branch.key.weight.detach()
+            W_k = torch.cat([W_k.chunk(branch.n_kv_heads)[h * branch.n_kv_heads // n_heads] for h in range(n_heads)])
             sizes = {"max_distance": kind.max_distance, "n_heads": n_heads}
             return {"encoding": positions.contextual_2(table, W_q, W_k, **sizes)}
 
@@ -140,7 +154,8 @@ def check(model, t, m, *, window, span="growing"):
     expected = positions.attention(
         x[0],
         older[0],
-        {name: linear.weight.detach() for name, linear in linears.items()},
+        {name: linear.weight.detach() for name, linear in linears.items()}
+        | {f"b_{name[2:]}": linear.bias.detach() for name, linear in linears.items() if linear.bias is not None},
         n_heads=branch.n_heads,
         window=window,
         start=5,
@@ -164,6 +179,42 @@ def test_attention_equals_the_paper(name, t, m, span):
 def test_local_attention_equals_the_paper(name, t, m):
     """In blocks as soon as a call is longer than two windows."""
     check(make(KINDS[name], kind="local", window=3), t, m, window=3)
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if not name.startswith(("xl", "learned on"))])
+@pytest.mark.parametrize(("t", "m"), CASES)
+@pytest.mark.parametrize("n_kv_heads", [1, 2])
+def test_shared_heads_of_keys_and_biases(name, t, m, n_kv_heads):
+    bias = "none" if name == "contextual-2" else ("qkv", "all")[m % 2]
+    check(make(KINDS[name], n_heads=4, head_dim=4, n_kv_heads=n_kv_heads, bias=bias), t, m, window=None)
+
+
+@pytest.mark.parametrize("position", ["xl", "xl clamped", "rope clamped"])
+@pytest.mark.parametrize("kind", ["full", "local"])
+def test_shared_heads_equal_heads_with_the_same_weights(kind, position):
+    """Also of Transformer-XL, in calls that are cut and with gradients."""
+    settings = {"kind": kind, "n_heads": 4, "head_dim": 4} | ({"window": 3} if kind == "local" else {})
+    shared = make(KINDS[position], n_layers=2, n_kv_heads=2, **settings)
+    single = make(KINDS[position], n_layers=2, **settings)
+    weights = shared.state_dict()
+    for name, weight in weights.items():
+        if name.endswith(("key.weight", "value.weight")):
+            weights[name] = weight.unflatten(0, (2, 4)).repeat_interleave(2, dim=0).flatten(0, 1)
+    single.load_state_dict(weights)
+    tokens = torch.arange(2 * 20).view(2, 20) % 17
+    made = []
+    for model in (shared, single):
+        state = model.init_state(2, mem_len=9, segment_len=20, memory="hidden")
+        nll, _ = model.score(tokens[:, :-1], tokens[:, 1:], state)[:2]
+        gradient = torch.autograd.grad(nll.sum(), model.stack.blocks[0].attention.query.weight)[0]
+        with torch.inference_mode():
+            state, parts = model.init_state(2, mem_len=9, segment_len=20), []
+            for part in tokens.split((7, 1, 12), dim=1):
+                x, state = model(part, state)[:2]
+                parts.append(x)
+        made.append((nll, gradient, torch.cat(parts, dim=1)))
+    for one, other in zip(*made, strict=True):
+        assert torch.allclose(one, other, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize(("t", "m"), CASES)
@@ -391,6 +442,18 @@ def test_the_largest_tensor_is_seen_backwards():
         assert largest.elements == 1
         y.backward()
         assert largest.elements == 5
+
+
+def test_scaled_frequencies():
+    """The settings of Llama 3.1, and of 3.2."""
+    for factor in (8.0, 32.0):
+        scaling = Llama3ScalingConfig(factor=factor)
+        found = rope_frequencies(128, torch.device("cpu"), 500000.0, scaling).tolist()
+        unscaled = [500000 ** (-2 * f / 128) for f in range(64)]
+        settings = scaling.model_dump(exclude={"kind"})
+        assert found == pytest.approx([positions.llama3(one, **settings) for one in unscaled], rel=1e-14)
+        assert found[0] == 1
+        assert found[-1] == pytest.approx(unscaled[-1] / factor)
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])

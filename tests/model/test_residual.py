@@ -29,10 +29,10 @@ def large(model):
     return model.eval()
 
 
-def normal(x, norm, kind):
+def normal(x, norm, kind, epsilon=1e-5):
     """Each vector by its own numbers: Ba et al. 2016, equation 4; Zhang and Sennrich 2019, equation 4."""
     center = x.mean(-1, keepdim=True) if kind == "layer" else 0.0
-    size = ((x - center) ** 2).mean(-1, keepdim=True) + 1e-5
+    size = ((x - center) ** 2).mean(-1, keepdim=True) + epsilon
     shift = 0.0 if getattr(norm, "bias", None) is None else norm.bias
     return (x - center) / size**0.5 * norm.weight + shift
 
@@ -48,6 +48,28 @@ def joined(x, branch, residual, placement, kind):
             return x + normal(branch(normal(x, residual.norm, kind)), residual.last_norm, kind)
         case "rezero":
             return x + residual.alpha * branch(x)
+
+
+@norms
+def test_the_epsilon_of_every_norm_is_a_setting(kind):
+    settings = {"norm": {"kind": kind, "placement": "sandwich", "epsilon": 0.1}}
+    model = large(build("sandwich", attention={"n_heads": 2, "qk_norm": True}, **settings))
+    norms = [module for module in model.modules() if isinstance(module, torch.nn.LayerNorm | torch.nn.RMSNorm)]
+    assert len(norms) == 3 * 6 + 1
+    for norm in norms:
+        x = torch.randn(5, len(norm.weight), dtype=torch.float64)
+        expected = normal(x, norm, "layer" if isinstance(norm, torch.nn.LayerNorm) else "rms", 0.1)
+        assert torch.allclose(norm(x), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("placement", ["pre", "sandwich"])
+def test_the_last_norm_may_be_left_out(placement):
+    with_norm, without = (large(build(placement, norm={"placement": placement, "final": has})) for has in (True, False))
+    with_norm.load_state_dict(without.state_dict() | {"stack.final.weight": torch.ones(12)})
+    tokens = torch.randint(0, VOCAB, (2, 9))
+    with torch.inference_mode():
+        x, y = (model(tokens, model.init_state(2, mem_len=20, segment_len=9))[0] for model in (without, with_norm))
+        assert torch.allclose(normal(x, with_norm.stack.final, "rms"), y, rtol=0, atol=1e-12)
 
 
 @every

@@ -40,24 +40,40 @@ def plain(q, k, i, j, h):
     return q @ k / math.sqrt(len(q))
 
 
-def rotated(x, position, *, base, layout):
+def linear(frequency, *, factor):
+    """Chen et al. 2023, equation 4: positions between those of training, as if time went more slowly."""
+    return frequency / factor
+
+
+def llama3(frequency, *, factor, low_freq_factor, high_freq_factor, original_len):
+    """Llama 3.1: short waves as they are, long ones longer by the factor, and a line between them."""
+    wave = 2 * math.pi / frequency
+    if wave < original_len / high_freq_factor:
+        return frequency
+    if wave > original_len / low_freq_factor:
+        return frequency / factor
+    smooth = (original_len / wave - low_freq_factor) / (high_freq_factor - low_freq_factor)
+    return (1 - smooth) * frequency / factor + smooth * frequency
+
+
+def rotated(x, position, *, base, layout, scale=lambda frequency: frequency):
     """Su et al. 2021, equation 15: pair f of x turned by position * base^(-2f/e); pairs (2f, 2f+1) or (f, f+e/2)."""
     half = len(x) // 2
     out = x.clone()
     for f in range(half):
         a, b = (2 * f, 2 * f + 1) if layout == "interleaved" else (f, f + half)
-        angle = position * base ** (-2 * f / len(x))
+        angle = position * scale(base ** (-2 * f / len(x)))
         out[a] = x[a] * math.cos(angle) - x[b] * math.sin(angle)
         out[b] = x[b] * math.cos(angle) + x[a] * math.sin(angle)
     return out
 
 
-def rope(*, base, layout, clamp_len=None):
+def rope(*, layout, clamp_len=None, **series):
     """Su et al. 2021, section 3.2: queries and keys turned by their own positions, values untouched."""
 
     def score(q, k, i, j, h):
         j = j if clamp_len is None else max(j, i - clamp_len)
-        return plain(rotated(q, i, base=base, layout=layout), rotated(k, j, base=base, layout=layout), i, j, h)
+        return plain(rotated(q, i, layout=layout, **series), rotated(k, j, layout=layout, **series), i, j, h)
 
     return score
 
@@ -156,11 +172,13 @@ def contextual_2(table, W_q, W_k, *, max_distance, n_heads):
 def attention(x, memory, weights, *, n_heads, window, start, encoding=plain, value=None, embed=None):
     """Branch output for each new token: x (t d) new inputs, memory (m d) older ones, the oldest at position `start`.
 
-    `weights` maps W_q, W_k, W_v, W_o to matrices; `window` is how many tokens back a token sees (None: all);
-    `encoding` is a `score`, `value` goes with Shaw's; `embed` makes of an input and its position what an absolute
-    encoding makes of it.
+    `weights` maps W_q, W_k, W_v, W_o to matrices, and b_q to b_o to biases, if any. W_k and W_v may have fewer heads,
+    each of which serves as many heads of queries, in their order (Ainslie et al. 2023, figure 2). `window` is how many
+    tokens back a token sees (None: all); `encoding` is a `score`, `value` goes with Shaw's; `embed` makes of an input
+    and its position what an absolute encoding makes of it.
     """
     m, t = len(memory), len(x)
+    weights = {f"b_{name[2:]}": W.new_zeros(len(W)) for name, W in weights.items()} | weights
     rows = list(torch.cat((memory, x)))
     if embed is not None:
         rows = [embed(row, start + j) for j, row in enumerate(rows)]
@@ -168,13 +186,16 @@ def attention(x, memory, weights, *, n_heads, window, start, encoding=plain, val
     for i in range(m, m + t):
         heads = []
         for h in range(n_heads):
-            W_q, W_k, W_v = (weights[name].chunk(n_heads)[h] for name in ("W_q", "W_k", "W_v"))
+            W_q, b_q = (weights[name].chunk(n_heads)[h] for name in ("W_q", "b_q"))
+            n_groups = n_heads * len(weights["W_k"]) // len(weights["W_q"])
+            group = h // (n_heads // n_groups)
+            W_k, W_v, b_k, b_v = (weights[name].chunk(n_groups)[group] for name in ("W_k", "W_v", "b_k", "b_v"))
             seen = [j for j in range(i + 1) if window is None or i - j <= window]
-            q = W_q @ rows[i]
-            scores = torch.stack([encoding(q, W_k @ rows[j], start + i, start + j, h) for j in seen])
-            values = [W_v @ rows[j] for j in seen]
+            q = W_q @ rows[i] + b_q
+            scores = torch.stack([encoding(q, W_k @ rows[j] + b_k, start + i, start + j, h) for j in seen])
+            values = [W_v @ rows[j] + b_v for j in seen]
             if value is not None:
                 values = [value(v, start + i, start + j) for v, j in zip(values, seen, strict=True)]
             heads.append(sum(p * v for p, v in zip(scores.softmax(0), values, strict=True)))
-        out.append(weights["W_o"] @ torch.cat(heads))
+        out.append(weights["W_o"] @ torch.cat(heads) + weights["b_o"])
     return torch.stack(out)

@@ -173,7 +173,7 @@ class Llama3ScalingConfig(BaseConfig):
         return self
 
 
-SCALINGS = {"linear": LinearScalingConfig, "llama3": Llama3ScalingConfig}
+SCALINGS: dict[str, type[BaseConfig]] = {"linear": LinearScalingConfig, "llama3": Llama3ScalingConfig}
 """Kind of rotary scaling to configuration class."""
 
 

@@ -15,8 +15,6 @@ from xlcli.ops.quantize import MAX_INT, MAX_SCALE, MIN_SCALE
 
 CHUNK = 512
 """Typical number of scores whose softmax is computed at once by one thread; chunks are then merged."""
-TILE = 16
-"""Number of keys or values that are widened at once for the queries that share them."""
 
 
 def store_row(row: Any, values: Any, scales: Any, at: Any) -> Any:
@@ -80,41 +78,6 @@ def rotate(x: Array, sin: Array, cos: Array, kind: int) -> None:
         a, b = x[i], x[j]
         x[i] = a * cos[f] - b * sin[f]
         x[j] = b * cos[f] + a * sin[f]
-
-
-@inner(fastmath=FASTMATH)
-def shared_dots(rows: Array, queries: Array, out: Array) -> None:
-    """Inner products (n s) of n queries (n e) and rows (s e), each of which is read once."""
-    if len(queries) == 1:
-        dots(rows, queries[0], out[0])
-        return
-    tile = np.empty((TILE, queries.shape[1]), np.float32)
-    for first in range(0, len(rows), TILE):
-        part = widen_rows(rows[first : first + TILE], tile)
-        for i in range(len(queries)):
-            dots(part, queries[i], out[i, first : first + TILE])
-
-
-@inner(fastmath=FASTMATH)
-def add_shared_rows(rows: Array, weights: Array, out: Array) -> None:
-    """Adds to `out` (n e) the sums of rows (s e) times n weights each (n s)."""
-    if len(weights) == 1:
-        add_rows(rows, weights[0], out[0])
-        return
-    tile = np.empty((TILE, out.shape[1]), np.float32)
-    for first in range(0, len(rows), TILE):
-        part = widen_rows(rows[first : first + TILE], tile)
-        for i in range(len(weights)):
-            add_rows(part, weights[i, first : first + TILE], out[i])
-
-
-@inner()
-def widen_rows(rows: Array, tile: Array) -> Array:
-    """Rows (s e) in float32, in the first ones of `tile`."""
-    for s in range(len(rows)):
-        for i in range(tile.shape[1]):
-            tile[s, i] = widen(rows[s, i])
-    return tile[: len(rows)]
 
 
 class Buffers(NamedTuple):
@@ -188,7 +151,7 @@ def prepare_query(attention: Any, h: int, q: Array, query: Array) -> None:
 
 
 @register_jitable
-def count_chunks(attention: Any, n_keys: int) -> int:
+def count_chunks(attention: Any, n_keys: int) -> Any:
     """Number of chunks of the keys of a head."""
     return max(1, (n_keys * (attention.n_heads // attention.n_kv_heads) + CHUNK // 2) // CHUNK)
 
@@ -208,8 +171,8 @@ def count_parts(attention: Any, cache: Any, n_keys: int) -> int:
 
 @inner(fastmath=FASTMATH)
 def attend(call: Any, attention: Any, cache: Any, memory_type: Array, queries: Array, parts: Array, team: Team) -> None:
-    """Attention to each chunk of keys, and to sinks: results (b h c e+2) of `attend_chunk` and `attend_sinks`."""
-    batch, n_heads, most_chunks = parts.shape[:3]
+    """Attention to each chunk of keys, and to sinks: results (b c h e+2) of `attend_chunk` and `attend_sinks`."""
+    batch, most_chunks, n_heads = parts.shape[:3]
     g, n_shared = attention.n_kv_heads, n_heads // attention.n_kv_heads
     memory = buffers(g, cache, batch, memory_type)
     n_tasks = batch * most_chunks * g
@@ -221,10 +184,10 @@ def attend(call: Any, attention: Any, cache: Any, memory_type: Array, queries: A
         n_chunks = count_chunks(attention, n_keys)
         heads = slice(j * n_shared, (j + 1) * n_shared)
         if c == n_chunks and cache.n_sinks:
-            attend_sinks(attention, cache, b, j, queries[b, heads], parts[b, heads, c])
+            attend_sinks(attention, cache, b, j, queries[b, heads], parts[b, c, heads])
         if c < n_chunks:
             first, last = c * n_keys // n_chunks, (c + 1) * n_keys // n_chunks
-            attend_chunk(attention, cache, memory, n_keys, b, j, first, last, queries[b, heads], parts[b, heads, c])
+            attend_chunk(attention, cache, memory, n_keys, b, j, first, last, queries[b, heads], parts[b, c, heads])
         finish(team)
         task = take(team, n_tasks)
 
@@ -257,14 +220,15 @@ def attend_chunk(
         turns = array(cache.turns, (beyond + first + 1, e))
         for i in range(n_queries):
             rotated_dots(keys, queries[i, :e], turns, beyond, attention.rope, scores[i, :n_turned])
-    shared_dots(keys[n_turned:], queries[:, :e], scores[:, n_turned:])
     for i in range(n_queries):
+        if n_turned < n:
+            dots(keys[n_turned:], queries[i, :e], scores[i, n_turned:])
         if cache.key_scales:
             multiply(scores[i], memory.key_scales[b, j, rows])
         weigh(attention, cache, n_keys, j * n_queries + i, first, n_far, queries[i], scores[i], out[i])
         if cache.value_scales:
             multiply(scores[i], memory.value_scales[b, j, rows])
-    add_shared_rows(values, scores, out[:, :e])
+        add_rows(values, scores[i], out[i, :e])
 
 
 @inner(fastmath=FASTMATH)
@@ -331,21 +295,21 @@ def weigh(
 
 @inner(fastmath=FASTMATH)
 def merge_chunks(parts: Array, out: Array) -> None:
-    """Softmax-weighted sum (h e) of all keys, from the results (h c e+2) of `attend_chunk`."""
-    n_heads, n_chunks = parts.shape[:2]
+    """Softmax-weighted sum (h e) of all keys, from the results (c h e+2) of `attend_chunk`."""
+    n_chunks, n_heads = parts.shape[:2]
     e = parts.shape[2] - 2
     for h in range(n_heads):
         largest = np.float32(-3e38)
         for c in range(n_chunks):
-            largest = max(largest, parts[h, c, e])
+            largest = max(largest, parts[c, h, e])
         total = np.float32(0)
         head = out[h * e : (h + 1) * e]
         for i in range(e):
             head[i] = 0
         for c in range(n_chunks):
-            weight = exp(parts[h, c, e] - largest)
-            total += weight * parts[h, c, e + 1]
+            weight = exp(parts[c, h, e] - largest)
+            total += weight * parts[c, h, e + 1]
             for i in range(e):
-                head[i] += weight * parts[h, c, i]
+                head[i] += weight * parts[c, h, i]
         for i in range(e):
             head[i] /= total

@@ -84,7 +84,7 @@ def follow(call: Any, weight_type: Array, memory_type: Array, space: Any, counte
         qkv = array(space, (batch, (h + 2 * g) * e))
         queries = array(space + qkv.nbytes, (batch, h, e + f))
         most_chunks = count_parts(attention, cache, cache.stop - cache.start)
-        parts = array(space + qkv.nbytes + queries.nbytes, (batch, h, most_chunks, e + 2))
+        parts = array(space + qkv.nbytes + queries.nbytes, (batch, most_chunks, h, e + 2))
         space += qkv.nbytes + queries.nbytes + parts.nbytes
         linear(attention.qkv, normal, weight_type, qkv, team)
         team = next_step(team)
@@ -94,7 +94,7 @@ def follow(call: Any, weight_type: Array, memory_type: Array, space: Any, counte
         team = next_step(team)
         attended = np.empty((batch, h * e), np.float32)
         for b in range(batch):
-            merge_chunks(parts[b, :, : count_parts(attention, cache, count_keys(call, cache, b))], attended[b])
+            merge_chunks(parts[b, : count_parts(attention, cache, count_keys(call, cache, b))], attended[b])
         y = array(space, (batch, d))
         linear(attention.output, attended, weight_type, y, team)
         team = next_step(team)

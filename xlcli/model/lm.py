@@ -159,9 +159,8 @@ class LanguageModel(nn.Module):
 
     def is_compatible(self, state: State) -> bool:
         """True if layers, shapes and lengths of a loaded state fit the model."""
-        if (state.last is None) != (self.bigrams is None):
-            return False
-        if state.span.zero_memory != (self.config.zero_memory and state.span.mem_len > 0):
+        has_zeros = self.config.zero_memory and state.span.mem_len > 0
+        if (state.last is None) != (self.bigrams is None) or state.span.zero_memory != has_zeros:
             return False
         if state.last is not None and not bool(((state.last >= -1) & (state.last < self.config.vocab_size)).all()):
             return False

@@ -210,6 +210,18 @@ def test_a_long_run_is_cut_between_characters():
     assert [len(part) for part in fed if part] == [len(parts[0])]
 
 
+@pytest.mark.parametrize("end", [b"x\nthe", b"\nthe", "漢\nthe".encode(), b" the", b"\n\nthe", b"\x80\nx"])
+@pytest.mark.parametrize("missing", range(5))
+def test_places_near_a_cut(end, missing):
+    tokenizer = ours(trained("gpt2"))
+    text = b"x" * (LONGEST_PART - missing) + end + b" dog"
+    for size in (1000, LONGEST_PART - 1, LONGEST_PART, LONGEST_PART + 1, LONGEST_PART + 2):
+        pretokenizer = PreTokenizer(tokenizer.splitter)
+        fed = [pretokenizer.feed(text[at : at + size]) for at in range(0, len(text), size)]
+        found = [part for fed_part in [*fed, pretokenizer.finish()] for part in tokenizer.splitter.split(fed_part)]
+        assert [*map(len, found)] == [*map(len, tokenizer.splitter.split(text))]
+
+
 def test_special_words_may_be_anywhere_in_a_vocabulary():
     tokenizer = WordsTokenizer(b"the\n<eos>\ndog\n<unk>\n")
     assert (tokenizer.start_id, tokenizer.unknown_id) == (1, 3)

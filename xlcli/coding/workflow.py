@@ -124,7 +124,7 @@ def compress(
     """
     if not model.tokenizer.is_lossless:
         raise ConfigError(
-            f"model {model.name} has a vocabulary from whose tokens a text cannot be restored.",
+            f"model {model.name} has a tokenizer (words or changed text) from which a text cannot be restored.",
             "Use a model with --tokenizer sentencepiece or bytes.",
         )
     started = time.monotonic()

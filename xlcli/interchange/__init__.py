@@ -92,7 +92,8 @@ def import_model(path: Path, target: Path, *, name: str | None = None, encoding:
         save_model(folder, config, dict(format_.weights(source, model)), tokenizer, {}, encoding=stored_as)
         if left := sorted(each for each in source.unread if not each.endswith(format_.buffers)):
             raise CheckpointError(f"{path} has the tensor '{left[0]}', which xlcli cannot import.", DOWNLOAD)
-        notes = format_.notes(config)
+        is_own = config.model_dump(mode="json") == source.config.get(OWN)
+        notes = ["those of the exported model"] if is_own else format_.notes(config)
         about = {"format": format_.name, "source": path.resolve().name, "notes": notes, **_special_ids(source.config)}
         about |= {"tokenizer": tokenizer.kind, "check_bits": _check(folder)}
         record = {"corpus": f"imported from {about['source']} ({about['format']})", "imported": about}
@@ -171,16 +172,15 @@ def _sections(format_: Format, source: Source) -> SavedConfig:
 def _export_config(config: SavedConfig, format_: Format) -> Tree:
     """`config.json` in this format; `ConfigError` names a setting that importing it again would change."""
     tree = format_.export_config(config)
-    remedy = f"The format {format_.name} cannot hold it."
     try:
         back = validate(SavedConfig, {"text": {}, **format_.sections(Source(Path(CONFIG), tree, {}))})
     except (CheckpointError, ConfigError) as error:
-        raise ConfigError(f"the model cannot be exported: {error.message}", remedy) from None
+        raise ConfigError(f"the format {format_.name} cannot hold the model: {error.message}", CAN) from None
     if key := _difference(config.model, back.model):
         value: Any = _resolved(config.model)
         for part in key.split("."):
             value = value.get(part)
-        raise ConfigError(f"model.{key} is {value}, which changes the predictions.", remedy)
+        raise ConfigError(f"the format {format_.name} cannot hold model.{key} {value!r}.", CAN)
     return tree
 
 

@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 
 from xlcli.errors import CheckpointError
 
-CAN = "docs/import.md lists what can be imported."
-"""Remedy for what cannot be imported."""
+CAN = "docs/import.md says what a format can have."
+"""Remedy for what cannot be imported or exported."""
 HARMLESS = frozenset(
     {"architectures", "torch_dtype", "dtype", "transformers_version", "use_cache", "initializer_range", "xlcli"}
     | {f"{name}_token_id" for name in ("bos", "eos", "pad", "unk", "sep", "cls", "decoder_start", "mask")}

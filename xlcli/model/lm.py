@@ -174,9 +174,9 @@ class LanguageModel(nn.Module):
 
     def is_compatible(self, state: State) -> bool:
         """True if layers, shapes and lengths of a loaded state fit the model."""
-        begins_with_zeros = self.config.zero_memory and state.span.kind != "segment"
+        has_zeros = self.config.zero_memory and state.span.mem_len > 0
         n_last = 0 if state.last is None else state.last.shape[1]
-        if n_last != self._n_last(state.span) or state.span.zero_memory != begins_with_zeros:
+        if n_last != self._n_last(state.span) or state.span.zero_memory != has_zeros:
             return False
         if state.last is not None and not bool(((state.last >= -1) & (state.last < self.config.vocab_size)).all()):
             return False

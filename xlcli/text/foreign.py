@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from xlcli.errors import CheckpointError, ConfigError, DataError
 from xlcli.text.base import REMEDY, Tokenizer, WordCache
-from xlcli.text.pretokenize import Splitter, bounded_parts
+from xlcli.text.pretokenize import Splitter, whole_characters
 
 if TYPE_CHECKING:
     import tokenizers
@@ -55,6 +55,8 @@ class PartSplitter(Splitter):
     """Parts that end before a blank or behind another text that a regular expression finds."""
 
     ends_at_lines = False
+    _reach = 4
+    """Bytes before a place that decide about it."""
 
     def __init__(self, places: bytes) -> None:
         self._places = re.compile(places)
@@ -67,18 +69,24 @@ class PartSplitter(Splitter):
             return parts
         return [piece for part in parts for piece in self._bounded(part)]
 
-    def stable_prefix_len(self, data: bytes) -> int:
+    def stable_prefix_len(self, data: bytes, known: int = 0) -> int:
         """Length of the longest prefix of `data` that is whole parts for any continuation; 0 if there is none."""
-        size, start = 2**8, 0
-        while not start and size < 8 * len(data):
-            start = max(self._ends(data, max(0, len(data) - size)), default=0)
+        size, least = 2**8, max(0, known - self._reach)
+        while (
+            not (start := max(self._ends(data, max(least, len(data) - size)), default=0)) and size < len(data) - least
+        ):
             size *= 8
         return start + sum(map(len, self._bounded(data[start:])[:-1]))
 
     def _bounded(self, part: bytes) -> list[bytes]:
-        parts = bounded_parts(part, LONGEST_PART)
-        self.has_cut = self.has_cut or len(parts) > 1
-        return parts
+        """The part in pieces of at most `LONGEST_PART` bytes, between characters and not before a line end."""
+        pieces, start = [], 0
+        while len(part) - start > LONGEST_PART:
+            stop = start + LONGEST_PART
+            stop = start + whole_characters(part[start : stop - (part[stop] == ord("\n"))])
+            pieces.append(part[start:stop])
+            start, self.has_cut = stop, True
+        return [*pieces, part[start:]]
 
     def _ends(self, data: bytes, first: int) -> Iterator[int]:
         return (match.end() - (match[0] == b" ") for match in self._places.finditer(data, first))
@@ -273,6 +281,8 @@ _NUMBER = re.compile(rb"\s*\S+(?:[^\S\n]*\n)?")
 
 class IdSplitter(PartSplitter):
     """Parts are numbers with white space."""
+
+    _reach = LONGEST_PART
 
     def __init__(self) -> None:
         super().__init__(rb"\S[^\S\n]*\n|\S(?=[^\S\n]+\S)")

@@ -28,10 +28,10 @@ class Splitter:
     ends_at_lines = True
     has_cut = False
 
-    def stable_prefix_len(self, data: bytes) -> int:
+    def stable_prefix_len(self, data: bytes, known: int = 0) -> int:
         """Length of the longest prefix of `data` that is whole parts for any continuation; 0 if there is none.
 
-        `data` starts where a part does.
+        `data` starts where a part does. No part ends within its first `known` bytes.
         """
         return stable_prefix_len(data)
 
@@ -48,7 +48,7 @@ def split_words(data: bytes) -> list[bytes]:
     found = _WORD.findall(data)
     found.pop()  # the pattern always matches the empty end
     if found and max(map(len, found)) > LONGEST:
-        return [part for word in found for part in bounded_parts(word)]
+        return [part for word in found for part in _parts(word)]
     return found
 
 
@@ -63,7 +63,7 @@ def stable_prefix_len(data: bytes) -> int:
     blank = data.rfind(b" ")
     if blank >= start:
         start += len(data[start : blank + 1].rstrip(b" "))
-    return start + sum(len(part) for part in bounded_parts(data[start:])[:-1])
+    return start + sum(len(part) for part in _parts(data[start:])[:-1])
 
 
 def whole_characters(data: bytes) -> int:
@@ -98,7 +98,8 @@ class PreTokenizer:
         """The parts that are complete with this portion; may be empty."""
         text = self.pending + portion
         start = text.rfind(b"\n") + 1 if self._by_line else 0
-        return self._take(text, start + self._splitter.stable_prefix_len(text[start:]))
+        known = max(0, len(self.pending) - start)
+        return self._take(text, start + self._splitter.stable_prefix_len(text[start:], known))
 
     def flush(self) -> bytes:
         """The pending bytes without an unfinished UTF-8 character, as if a part ended there."""
@@ -153,12 +154,12 @@ def divided(
         place = end
 
 
-def bounded_parts(word: bytes, longest: int = LONGEST) -> list[bytes]:
-    """The word in parts of at most `longest` bytes; UTF-8 characters are not split."""
+def _parts(word: bytes) -> list[bytes]:
+    """The word in parts of at most `LONGEST` bytes; UTF-8 characters are not split."""
     parts = []
     start = 0
-    while len(word) - start > longest:
-        stop = start + longest
+    while len(word) - start > LONGEST:
+        stop = start + LONGEST
         for back in range(4):
             if word[stop - back] & 0xC0 != 0x80:
                 stop -= back

@@ -192,6 +192,7 @@ def test_shared_projections(settings, found):
         ("ext_len", 8),
         ("cutoffs", [12, V]),
         ("cutoffs", [12, 12.5]),
+        ("cutoffs", list(range(100_000))),
         ("cutoffs", 12),
         ("tie_projs", [True, False, True]),
         ("mem_len", 1),

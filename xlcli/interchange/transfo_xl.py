@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 SEGMENT_LEN = 128
 """Tokens per call of a model that does not say it, as of the published one."""
+MOST_CUTOFFS = 64
 WORDS = "vocab.txt"
 PICKLED_WORDS = ("vocab.pkl", "vocab.bin", "cache.pt")
 """Names of pickled vocabularies, of Hugging Face and of the original code."""
@@ -64,7 +65,7 @@ class TransfoXL(Format):
         vocab_size, dim = settings.take("vocab_size", int, 267_735), settings.take("d_model", int, 1024)
         settings.require("n_token", vocab_size)
         cutoffs, div_val = settings.take("cutoffs", list, [20_000, 40_000, 200_000]), settings.take("div_val", int, 4)
-        if not all(type(cutoff) is int and cutoff < vocab_size for cutoff in cutoffs):
+        if len(cutoffs) > MOST_CUTOFFS or not all(type(cutoff) is int and cutoff < vocab_size for cutoff in cutoffs):
             settings.refuse("cutoffs", cutoffs)
         inner_dim = settings.take("d_embed", int, 1024)
         embedding = {

@@ -189,7 +189,7 @@ class TransfoXL(Format):
     def export_config(self, config: SavedConfig) -> dict[str, Any]:
         """`config.json` of transformers 4.35."""
         model, embedding, train = config.model, config.model.embedding, config.train
-        inner_dim = embedding.inner_dim or model.dim
+        same_length = train.span == "uniform" and train.mem_len > 0
         is_plain = not model.cutoffs and embedding.inner_dim != model.dim
         return {
             "architectures": ["TransfoXLLMHeadModel"],
@@ -197,17 +197,17 @@ class TransfoXL(Format):
             "vocab_size": model.vocab_size,
             "cutoffs": list(model.cutoffs),
             "d_model": model.dim,
-            "d_embed": inner_dim,
+            "d_embed": embedding.inner_dim or model.dim,
             "n_head": model.attention.n_heads,
             "d_head": model.head_dim,
             "d_inner": model.ffn_dim,
             "div_val": embedding.div_val if model.cutoffs else 1 if is_plain else 2,
             "pre_lnorm": model.norm.placement == "pre",
             "n_layer": model.n_layers,
-            "mem_len": train.mem_len + 1 if train.span == "uniform" else train.mem_len,
+            "mem_len": train.mem_len + same_length,
             "tgt_len": train.segment_len,
             "clamp_len": model.clamp_len or -1,
-            "same_length": train.span == "uniform",
+            "same_length": same_length,
             "tie_projs": _tie_projs(len(model.cutoffs) + 1)[embedding.tied_projections if embedding.tied else "none"],
             "tie_word_embeddings": embedding.tied,
             "attn_type": 0,

@@ -121,11 +121,12 @@ class TokenizersTokenizer(Tokenizer):
             content = json.loads(data)
             model, steps = content["model"], _steps(content["pre_tokenizer"]) + _steps(content["decoder"])
             of_bytes = any(step["type"] == "ByteLevel" for step in steps)
-            if model["type"] == "BPE":
+            kind = model.get("type", "BPE")  # older files of BPE, such as that of GPT-2, do not say it
+            if kind == "BPE":
                 ids, unknown = model["vocab"], model["vocab"].get(model["unk_token"])
             else:
                 ids, unknown = {token: i for i, (token, _) in enumerate(model["vocab"])}, model["unk_id"]
-            if model["type"] not in ("BPE", "Unigram") or model.get("end_of_word_suffix"):
+            if kind not in ("BPE", "Unigram") or model.get("end_of_word_suffix"):
                 raise ValueError("it is neither BPE nor unigram")
             if len({*ids.values()}) < len(ids):
                 raise ValueError("two tokens have one id")

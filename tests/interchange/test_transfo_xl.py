@@ -94,6 +94,15 @@ def test_the_span_is_kept(tmp_path, span):
     assert (train["span"], train["mem_len"], train["segment_len"]) == (span, 12, 8)
 
 
+def test_a_model_without_memory(tmp_path):
+    made = make(tmp_path / "made", train={"mem_len": 0}, zero_memory=False)
+    export_model(made, tmp_path / "out")
+    import_model(tmp_path / "out", tmp_path / "back")
+    assert (made / "config.json").read_bytes() == (tmp_path / "back" / "config.json").read_bytes()
+    tree = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (tree["same_length"], tree["mem_len"]) == (False, 0)
+
+
 @pytest.mark.parametrize(
     ("shape", "key"),
     [
@@ -183,6 +192,7 @@ def test_shared_projections(settings, found):
         ("ext_len", 8),
         ("cutoffs", [12, V]),
         ("cutoffs", [12, 12.5]),
+        ("cutoffs", list(range(100_000))),
         ("cutoffs", 12),
         ("tie_projs", [True, False, True]),
         ("mem_len", 1),

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 SEGMENT_LEN = 128
 """Tokens per call of a model that does not say it, as of the published one."""
+MOST_CUTOFFS = 64
 WORDS = "vocab.txt"
 PICKLED_WORDS = ("vocab.pkl", "vocab.bin", "cache.pt")
 """Names of pickled vocabularies, of Hugging Face and of the original code."""
@@ -63,7 +64,7 @@ class TransfoXL(Format):
         vocab_size, dim = settings.take("vocab_size", int, 267_735), settings.take("d_model", int, 1024)
         settings.require("n_token", vocab_size)
         cutoffs, div_val = settings.take("cutoffs", list, [20_000, 40_000, 200_000]), settings.take("div_val", int, 4)
-        if not all(type(cutoff) is int and cutoff < vocab_size for cutoff in cutoffs):
+        if len(cutoffs) > MOST_CUTOFFS or not all(type(cutoff) is int and cutoff < vocab_size for cutoff in cutoffs):
             settings.refuse("cutoffs", cutoffs)
         inner_dim = settings.take("d_embed", int, 1024)
         embedding = {
@@ -188,7 +189,7 @@ class TransfoXL(Format):
     def export_config(self, config: SavedConfig) -> dict[str, Any]:
         """`config.json` of transformers 4.35."""
         model, embedding, train = config.model, config.model.embedding, config.train
-        inner_dim = embedding.inner_dim or model.dim
+        same_length = train.span == "uniform" and train.mem_len > 0
         is_plain = not model.cutoffs and embedding.inner_dim != model.dim
         return {
             "architectures": ["TransfoXLLMHeadModel"],
@@ -196,17 +197,17 @@ class TransfoXL(Format):
             "vocab_size": model.vocab_size,
             "cutoffs": list(model.cutoffs),
             "d_model": model.dim,
-            "d_embed": inner_dim,
+            "d_embed": embedding.inner_dim or model.dim,
             "n_head": model.attention.n_heads,
             "d_head": model.head_dim,
             "d_inner": model.ffn_dim,
             "div_val": embedding.div_val if model.cutoffs else 1 if is_plain else 2,
             "pre_lnorm": model.norm.placement == "pre",
             "n_layer": model.n_layers,
-            "mem_len": train.mem_len + 1 if train.span == "uniform" else train.mem_len,
+            "mem_len": train.mem_len + same_length,
             "tgt_len": train.segment_len,
             "clamp_len": model.clamp_len or -1,
-            "same_length": train.span == "uniform",
+            "same_length": same_length,
             "tie_projs": _tie_projs(len(model.cutoffs) + 1)[embedding.tied_projections if embedding.tied else "none"],
             "tie_word_embeddings": embedding.tied,
             "attn_type": 0,

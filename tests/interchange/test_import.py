@@ -32,7 +32,7 @@ WORDS = {
     "num_attention_heads": "n_heads",
     "rms_norm_eps": "epsilon",
     "hidden_size": "",
-    "num_hidden_layers": "",
+    "max_position_embeddings": "",
     "rope_type": "ro",
 }
 """What the refusal of a value that is out of bounds names."""
@@ -172,7 +172,13 @@ def test_a_bias_of_the_head_is_refused(tmp_path):
         ("a_new_setting", 1),
         ("num_hidden_layers", "2"),
         ("num_hidden_layers", True),
-        ("num_hidden_layers", 10**6),
+        ("num_hidden_layers", 10**15),
+        ("num_hidden_layers", 0),
+        ("num_hidden_layers", -1),
+        ("max_position_embeddings", 0),
+        ("max_position_embeddings", -5),
+        ("max_position_embeddings", 2**70),
+        ("head_dim", -6),
         ("hidden_size", 2**40),
         ("num_attention_heads", 0),
         ("num_attention_heads", -4),

@@ -19,7 +19,7 @@ app = typer.Typer()
 @app.command(
     cls=Command,
     context_settings=CONTEXT,
-    epilog="xlcli export models/SmolLM2-135M -o out/SmolLM2\nxlcli export books -o out/books --format transfo-xl",
+    epilog="xlcli export models/SmolLM2-135M -o out/SmolLM2\nxlcli export models/txl -o out/txl --format transfo-xl",
 )
 def export(
     context: typer.Context,

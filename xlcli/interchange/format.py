@@ -30,7 +30,6 @@ class Format(ABC):
         name: As `--format` takes it.
         model_types: Values of `model_type` in the `config.json` of its folders.
         buffers: Ends of the names of tensors that follow from the settings, and are not read.
-        exports: True if models can be written in it.
         names: Parts of the names of weights in xlcli and in the format.
         prefix: Beginning of the names of all tensors but the head; files of a model without its head lack it.
     """
@@ -38,7 +37,6 @@ class Format(ABC):
     name: ClassVar[str]
     model_types: ClassVar[tuple[str, ...]] = ()
     buffers: ClassVar[tuple[str, ...]] = ()
-    exports: ClassVar[bool] = False
     names: ClassVar[Mapping[str, str]] = {}
     prefix: ClassVar[str] = ""
 

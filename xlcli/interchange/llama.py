@@ -14,6 +14,8 @@ N_SINKS = 4
 """Number of first tokens of a text that stay visible (Xiao et al. 2024)."""
 SEGMENT_LEN = 512
 """Largest number of tokens that evaluation reads at once."""
+MOST_LAYERS = 1024
+"""Maximum number of layers."""
 _ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu"}
 _LAYERS = ("full_attention", "sliding_attention")
 
@@ -24,7 +26,6 @@ class Llama(Format):
     name = "llama"
     model_types = ("llama", "mistral", "qwen2", "qwen3")
     buffers = ("rotary_emb.inv_freq",)
-    exports = True
     prefix = "model."
     names: ClassVar[Mapping[str, str]] = {
         "embedding.table.": "embed_tokens.",
@@ -50,6 +51,8 @@ class Llama(Format):
         kind = settings.take("model_type", str)
         dim, n_layers = settings.take("hidden_size", int), settings.take("num_hidden_layers", int)
         n_heads, length = settings.take("num_attention_heads", int), settings.take("max_position_embeddings", int)
+        if not 0 < n_layers <= MOST_LAYERS:
+            settings.refuse("num_hidden_layers", n_layers)
         if kind in ("llama", "qwen3"):
             bias = "all" if settings.take("attention_bias", bool, default=False) else "none"
         else:

@@ -31,7 +31,6 @@ class Original(TransfoXL):
 
     name = "transfo-xl-original"
     model_types = ()
-    exports = False
     prefix = ""
     zero_memory = False
 

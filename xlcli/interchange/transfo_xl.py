@@ -40,7 +40,6 @@ class TransfoXL(Format):
     name = "transfo-xl"
     model_types: ClassVar[tuple[str, ...]] = ("transfo-xl",)
     buffers = ("pos_emb.inv_freq",)
-    exports = True
     prefix = "transformer."
     names: ClassVar[Mapping[str, str]] = {
         "attention.output.weight": "dec_attn.o_net.weight",

@@ -74,7 +74,6 @@ def trained(name: str) -> tokenizers.Tokenizer:
 
 
 LOSSLESS = ["gpt2", "smollm2", "llama3", "qwen", "slashes", "llama2", "unigram"]
-KINDS = [*LOSSLESS, "lowercase"]
 
 
 def ours(package: tokenizers.Tokenizer) -> TokenizersTokenizer:

@@ -26,7 +26,7 @@ PROSE = (
 def _tokenizer(kind):
     if kind == "ids":
         return IdsTokenizer(90, 3)
-    if kind in foreign.KINDS:
+    if kind in foreign.LOSSLESS:
         return foreign.ours(foreign.trained(kind))
     return TOKENIZERS[kind].train([PROSE.encode()], {"bytes": None, "sentencepiece": 400, "words": None}[kind])
 

@@ -122,9 +122,9 @@ def compress(
         DataError: The text changed since `ends_in_crlf`.
         StoppedEarlyError: `stop` became true.
     """
-    if not model.tokenizer.is_lossless:
+    if model.tokenizer.id_sizes is None:
         raise ConfigError(
-            f"model {model.name} has a tokenizer (words or changed text) from which a text cannot be restored.",
+            f"model {model.name} has a vocabulary of words, or none, from which a text cannot be restored.",
             "Use a model with --tokenizer sentencepiece or bytes.",
         )
     started = time.monotonic()

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
+from re import Pattern
 from typing import ClassVar, Self
 
 import numpy as np
@@ -41,7 +42,6 @@ class Tokenizer(ABC):
         fingerprint: SHA-256 of kind and vocabulary.
         id_sizes: Bytes of text of each id (v); None if they depend on the text.
         splitter: Where a text may be cut.
-        is_lossless: `decode` is the inverse of `encode` for every text.
         unknown_id: Id of what is not in the vocabulary, if there is one.
         separate_ids: Ids before which a word ends, whatever their text.
 
@@ -57,7 +57,6 @@ class Tokenizer(ABC):
     fingerprint: str
     id_sizes: NDArray[np.int32] | None
     splitter: Splitter = WORDS
-    is_lossless = True
     unknown_id: int | None = None
     separate_ids: Collection[int] = ()
 
@@ -131,3 +130,38 @@ class WordCache(dict[bytes, bytes]):
                 self.clear()
             self[word] = ids
         return ids
+
+
+class PieceTokenizer(Tokenizer):
+    """Tokens of any text, with one for each byte, so that `decode` is the inverse of `encode` for all bytes."""
+
+    _special: Pattern[str]
+    """Characters, in a group, that are spelled in bytes."""
+
+    def _set_texts(self, texts: list[bytes]) -> bool:
+        """Sets the text of each id; False if a byte has no token."""
+        self._texts, self.id_sizes = texts, np.array([len(text) for text in texts], np.int32)
+        found = {text: i for i, text in reversed([*enumerate(texts)])}
+        self._byte_ids = [found.get(bytes([value]), -1) for value in range(256)]
+        self._cache = WordCache(self._encode_part)
+        return min(self._byte_ids) >= 0
+
+    @abstractmethod
+    def _find(self, text: str) -> list[int]:
+        """Ids of a text; some other text where the tokenizer changes it."""
+
+    def encode(self, data: bytes) -> NDArray[np.int32]:
+        """Ids of `data`, any bytes that start where a text may be cut; `decode` is the inverse."""
+        return np.frombuffer(b"".join(map(self._cache.__getitem__, self.splitter.split(data))), np.int32)
+
+    def decode(self, ids: NDArray[np.int32] | Sequence[int]) -> bytes:
+        """Text of `ids`, each decoded independently; special tokens have none."""
+        return b"".join([self._texts[i] for i in ids])
+
+    def _encode_part(self, part: bytes) -> bytes:
+        """Ids as bytes of int32: pieces where they decode to the bytes of `part`, tokens of bytes elsewhere."""
+        ids = list[int]()
+        for i, text in enumerate(self._special.split(part.decode(errors="surrogateescape"))):
+            data, found = text.encode(errors="surrogateescape"), [] if i % 2 else self._find(text)
+            ids += found if self.decode(found) == data else [self._byte_ids[value] for value in data]
+        return np.array(ids, np.int32).tobytes()

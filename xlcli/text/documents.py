@@ -165,10 +165,10 @@ def table(portions: Portions, name: str, text_fields: Sequence[str], first: byte
         raise _broken(f"line {begin} of {name}", "a quote is not closed")
 
 
-def is_parquet(descriptor: int) -> bool:
-    """True if an open file is a Parquet file; False for a pipe."""
+def begins_with(descriptor: int, mark: bytes) -> bool:
+    """True if an open file begins with these bytes; False for a pipe."""
     try:
-        return os.pread(descriptor, len(PARQUET), 0) == PARQUET
+        return os.pread(descriptor, len(mark), 0) == mark
     except OSError:
         return False
 

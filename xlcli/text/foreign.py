@@ -8,11 +8,9 @@ are those of the whole text, however it is cut.
 
 from __future__ import annotations
 
-import itertools
 import json
-import operator
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xlcli.errors import CheckpointError, ConfigError, DataError
-from xlcli.text.base import REMEDY, Tokenizer, WordCache
+from xlcli.text.base import REMEDY, PieceTokenizer, Tokenizer
 from xlcli.text.pretokenize import Splitter, whole_characters
 
 if TYPE_CHECKING:
@@ -29,74 +27,55 @@ if TYPE_CHECKING:
 LONGEST_PART = 2**16 - 1
 """Maximum bytes of a part; a longer run without a place to cut is cut anyway."""
 
-_SOLID = rb"(?<=[^\s\x1c-\x1f]%b)(?<![\xc2\x80\x81\x9a][\x80-\x8a\x85\x9f\xa0\xa8\xa9\xaf]%b)"
+_SOLID = rb"(?<=[^\s\x1c-\x1f]%b)(?<![\xc2\x80\x81\x9a][\x80-\x8a\x9f\xa0\xa8\xa9\xaf]%b)"
 """The character before %b is no white space. Some other characters of several bytes are taken for white space, too."""
+_WIDE = rb"\xc2[\x85\xa0]|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80"
+"""White space of several bytes."""
 _BEFORE = ("x", "1", "12", "123", "x.", "x'", "é", "漢", "🙂", "e\u0301", "-", "x's", "[", "A", "xA")
-_AFTER_BLANK = (" y", "  y", " 1", " .", " 'y", " \ny", " 漢", " \t", " e\u0301", " Y")
-_NOT_ASCII = (
-    rb"[\x80-\xc1\xc3-\xe0\xe4-\xff]|\xc2[\x80-\x84\x86-\x9f\xa1-\xbf]|\xe1[\x80-\x99\x9b-\xbf]|\xe2[\x82-\xbf]|"
-    rb"\xe3[\x81-\xbf]"
-)
-"""The beginning of a character that is neither ASCII nor white space."""
-_OTHERS = ("é", "漢", "🙂", "\u0301", "١")
+_BLANKS = (" y", "  y", " 1", " .", " 'y", " \ny", " 漢", " \t", " e\u0301", " Y")
+_NOT_ASCII = ("é", "漢", "🙂", "\u0301", "١")
 
 _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
-_BYTES = {chr(byte): byte for byte in _PRINTABLE}
-_BYTES |= {chr(256 + i): byte for i, byte in enumerate(byte for byte in range(256) if byte not in _PRINTABLE)}
+_OTHERS = (byte for byte in range(256) if byte not in _PRINTABLE)
+_TO_LATIN = {ord(chr(byte)): byte for byte in _PRINTABLE} | {256 + i: byte for i, byte in enumerate(_OTHERS)}
 """Characters that stand for bytes in vocabularies of bytes (GPT-2)."""
-_TO_LATIN = str.maketrans(_BYTES)
 _BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\u2581"
 _WRITE_SPACE = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
-_NOT_UTF8 = re.compile("([\\udc80-\\udcff])")
 
 
 class PartSplitter(Splitter):
-    """Parts that end before a blank or behind another text that a regular expression finds."""
+    """Parts that end at the places (of length 0) that a regular expression finds."""
 
     ends_at_lines = False
-    _reach = 4
-    """Bytes before a place that decide about it."""
 
     def __init__(self, places: bytes) -> None:
         self._places = re.compile(places)
 
     def split(self, data: bytes) -> list[bytes]:
         """The parts of a text that starts where a part does."""
-        ends = [*self._ends(data, 0), len(data)]
-        parts = [data[start:end] for start, end in zip([0, *ends], ends, strict=False) if start < end]
-        if len(data) <= LONGEST_PART:
-            return parts
-        return [piece for part in parts for piece in self._bounded(part)]
+        parts = self._places.split(data) if data else []
+        return parts if len(data) <= LONGEST_PART else [piece for part in parts for piece in self._bounded(part)]
 
-    def stable_prefix_len(self, data: bytes, known: int = 0) -> int:
+    def stable_prefix_len(self, data: bytes) -> int:
         """Length of the longest prefix of `data` that is whole parts for any continuation; 0 if there is none."""
-        size, start, first, least = 2**8, 0, len(data), max(0, known - self._reach)
-        while not start and first > least:
-            first = max(least, len(data) - size)
-            start, size = max(self._ends(data, first), default=0), 8 * size
-        return start + sum(map(len, self._bounded(data[start:])[:-1]))
+        return sum(map(len, self.split(data[: whole_characters(data)])[:-1]))
 
     def _bounded(self, part: bytes) -> list[bytes]:
         """The part in pieces of at most `LONGEST_PART` bytes, between characters and not before a line end."""
-        pieces, start = [], 0
-        while len(part) - start > LONGEST_PART:
-            stop = start + LONGEST_PART
-            stop = start + whole_characters(part[start : stop - (part[stop] == ord("\n"))])
-            pieces.append(part[start:stop])
-            start, self.has_cut = stop, True
-        return [*pieces, part[start:]]
-
-    def _ends(self, data: bytes, first: int) -> Iterator[int]:
-        return (match.end() - (match[0] == b" ") for match in self._places.finditer(data, first))
+        pieces = []
+        while len(part) > LONGEST_PART:
+            stop = whole_characters(part[: LONGEST_PART - (part[LONGEST_PART] == ord("\n"))])
+            pieces.append(part[:stop])
+            part, self.has_cut = part[stop:], True
+        return [*pieces, part]
 
 
-class TokenizersTokenizer(Tokenizer):
-    """BPE or unigram of a `tokenizer.json` of Hugging Face.
+class TokenizersTokenizer(PieceTokenizer):
+    """BPE or unigram of a `tokenizer.json` of Hugging Face that can spell every text.
 
     The names of special tokens are text like any other. Nothing is put before a text (no dummy prefix), and it is not
-    brought into the normal form NFC. So a vocabulary with all bytes spells every text, unless there is another
-    normalizer: then, or without all bytes, `is_lossless` is false, and sizes count the bytes of the text as it was.
+    brought into the normal form NFC.
 
     Args:
         data: The file.
@@ -105,8 +84,8 @@ class TokenizersTokenizer(Tokenizer):
         start_id: Id of the token that begins a text.
 
     Raises:
-        ConfigError: The package `tokenizers` is missing, or the tokenizer is of another kind.
-        CheckpointError: The file is damaged, or does not fit `vocab_size`.
+        ConfigError: The package `tokenizers` is missing.
+        CheckpointError: The file is damaged, does not fit `vocab_size`, or has a tokenizer that changes text.
     """
 
     kind = "tokenizers"
@@ -122,109 +101,55 @@ class TokenizersTokenizer(Tokenizer):
             model, steps = content["model"], _steps(content["pre_tokenizer"]) + _steps(content["decoder"])
             of_bytes = any(step["type"] == "ByteLevel" for step in steps)
             kind = model.get("type", "BPE")  # older files of BPE, such as that of GPT-2, do not say it
-            if kind == "BPE":
-                ids, unknown = model["vocab"], model["vocab"].get(model["unk_token"])
-            else:
-                ids, unknown = {token: i for i, (token, _) in enumerate(model["vocab"])}, model["unk_id"]
             if kind not in ("BPE", "Unigram") or model.get("end_of_word_suffix"):
                 raise ValueError("it is neither BPE nor unigram")
-            if len({*ids.values()}) < len(ids):
-                raise ValueError("two tokens have one id")
-            special = {token["id"] for token in content["added_tokens"] if token["special"]}
+            ids = model["vocab"] if kind == "BPE" else {token: i for i, (token, _) in enumerate(model["vocab"])}
             texts = {i: _text(token, of_bytes=of_bytes) for token, i in ids.items()}
-            is_byte = _BYTES.__contains__ if of_bytes else _BYTE_PIECE.fullmatch
-            byte_ids = {texts[i]: i for token, i in ids.items() if is_byte(token) and i not in special}
-            joined = b"\0".join(texts.values())
             texts |= {token["id"]: token["content"].encode() for token in content["added_tokens"]}
-            normalizers = _steps(content["normalizer"])
-            self.is_lossless = len(byte_ids) == 256 and all(step == _WRITE_SPACE for step in normalizers)
+            special = [token["id"] for token in content["added_tokens"] if token["special"]]
+            keeps_text = all(step == _WRITE_SPACE for step in _steps(content["normalizer"]))
             self._model = _load(content)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{name} cannot be used: {type(error).__name__} {error!s:.200}.", REMEDY) from None
-        if not all(0 <= i < vocab_size for i in {start_id, *texts} - special):
+        if not all(0 <= i < vocab_size for i in {start_id, *texts.keys() - special}):
             raise CheckpointError(f"{name} has tokens that are none of the {vocab_size} of the model.", REMEDY)
-        self._text = [b"" if i in special else texts.get(i, b"") for i in range(vocab_size)]
-        self._byte_ids = [byte_ids.get(bytes([value]), start_id) for value in range(256)]
-        self.id_sizes = np.array([len(text) for text in self._text], np.int32) if self.is_lossless else None
-        self.unknown_id = None if self.is_lossless else unknown
-        self._special = special - {self.unknown_id}
-        self.separate_ids = [i for i in self._special if i < vocab_size]
-        self.splitter: PartSplitter = PartSplitter(self._places(joined))
-        self._cache = WordCache(self._encode_part)
-
-    def tokens(self, data: bytes, at: int = 0) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Ids of `data`, and the bytes of text of each, whose sum is `len(data)`; both (t)."""
-        found = np.frombuffer(b"".join(map(self._cache.__getitem__, self.splitter.split(data))), np.int32)
-        if self.id_sizes is not None:
-            return found, self.id_sizes[found]
-        ids, sizes = found.reshape(-1, 2).T.copy()
-        return ids, sizes
-
-    def decode(self, ids: NDArray[np.int32] | Sequence[int]) -> bytes:
-        """Text of `ids`, each decoded independently; special tokens have none."""
-        return b"".join([self._text[i] for i in ids])
+        texts |= dict.fromkeys(special, b"")
+        self.separate_ids = [i for i in special if i < vocab_size]
+        self._special = re.compile("([\udc80-\udcff])" if of_bytes else f"([{_SPACE}\udc80-\udcff])")
+        if not self._set_texts([texts.get(i, b"") for i in range(vocab_size)]) or not keeps_text:
+            raise CheckpointError(
+                f"{name} has a tokenizer that loses text: a normalizer, or no tokens for some bytes.",
+                "Import a copy of the folder without it, and give token ids instead of text.",
+            )
+        self.splitter = PartSplitter(self._places(b"\0".join(texts.values())))
 
     def take_notices(self) -> list[str]:
         """What one should know of the scores of texts that were tokenized since the last call."""
-        changed = "the tokenizer of this model does not keep every character: bits per byte are lower than without loss"
-        cut = f"text without blanks is cut every {LONGEST_PART:,} bytes, where the tokenizer might not"
         was_cut, self.splitter.has_cut = self.splitter.has_cut, False
-        return [changed] * (not self.is_lossless) + [cut] * was_cut
+        return [f"text without blanks is cut every {LONGEST_PART:,} bytes, where the tokenizer might not"] * was_cut
 
-    def _encode_part(self, part: bytes) -> bytes:
-        """Ids as bytes of int32; each with its size behind it if the tokenizer is not lossless."""
-        text, found = part.decode(errors="surrogateescape"), list[int]()
-        if not self.is_lossless:
-            return np.array([*self._sized(text)], np.int32).tobytes()
-        for i, piece in enumerate(_NOT_UTF8.split(text)):  # every second one is a byte that is not UTF-8
-            found += [self._byte_ids[ord(piece) - 0xDC00]] if i % 2 else self._spell(piece)
-        return np.array(found, np.int32).tobytes()
-
-    def _spell(self, text: str) -> list[int]:
-        """Ids whose texts are `text`: of bytes where the tokenizer would change it, or find a special token."""
-        ids = self._find(text).ids
-        if self.decode(ids) == text.encode():
-            return ids
-        half = len(text) // 2
-        if not half:
-            return [self._byte_ids[byte] for byte in text.encode()]
-        return self._spell(text[:half]) + self._spell(text[half:])
-
-    def _sized(self, text: str) -> Iterator[tuple[int, int]]:
-        """Ids of a text that may be changed, each with its bytes; a byte that is not UTF-8 becomes U+FFFD."""
-        found, half = self._find(_NOT_UTF8.sub("\ufffd", text)), len(text) // 2
-        is_text = bool(found.ids) and self._special.isdisjoint(found.ids)
-        if half and found.ids and not is_text:
-            yield from self._sized(text[:half])
-            yield from self._sized(text[half:])
-            return
-        ids = found.ids if is_text else [self.start_id if self.unknown_id is None else self.unknown_id]
-        n_bytes = [0, *itertools.accumulate(len(char.encode(errors="surrogateescape")) for char in text)]
-        ends = [*itertools.accumulate((n_bytes[end] for _, end in found.offsets), max)][: len(ids) - 1]
-        yield from zip(ids, map(operator.sub, [*ends, n_bytes[-1]], [0, *ends]), strict=True)
-
-    def _find(self, text: str) -> tokenizers.Encoding:
+    def _find(self, text: str) -> list[int]:
         try:
-            return self._model.encode(text, add_special_tokens=False)
+            return self._model.encode(text, add_special_tokens=False).ids
         except Exception as error:  # the package has no class of its own
             raise CheckpointError(f"{self._name} cannot encode text: {error}.", REMEDY) from None
 
     def _places(self, texts: bytes) -> bytes:
         """Regular expression of the places at which a text may be cut; `texts` of all tokens, with NUL between them."""
-        places, after = [], {*re.findall(rb"\n(\S)", texts)}
-        if not re.search(rb"[^\s\0] ", texts) and self._is_safe("", _AFTER_BLANK):
-            places.append(b" " + _SOLID % (b" ", b" "))
-        if self.is_lossless:  # unknown characters may be joined beyond a line end
-            chars = [char for char in map(chr, range(33, 127)) if char.encode() not in after]
-            begins = [b"[%b]" % re.escape(char).encode() for char in chars if self._is_safe("\n", [char])]
-            begins += [_NOT_ASCII] * (max(after, default=b"") < b"\x80" and self._is_safe("\n", _OTHERS))
-            places += [b"\n" + _SOLID % (b"\n", b"\n") + b"(?=%b)" % b"|".join(begins)] * bool(begins)
-        return b"|".join(places) or b"(?!)"
+        crossed = b"".join(re.findall(rb"\n(\S)", texts)).decode("latin-1")
+        unsafe = [char for char in map(chr, range(128)) if char in crossed or not self._is_safe("\n", char)]
+        if not crossed.isascii() or not self._is_safe("\n", *_NOT_ASCII):
+            unsafe.append("\x80-\xff")
+        chars = "".join(re.escape(each) if len(each) == 1 else each for each in unsafe).encode("latin-1")
+        places = _SOLID % (b"\n", b"\n") + b"(?=[^\\s\x1c-\x1f%b])(?!%b)" % (chars, _WIDE)
+        if re.search(rb"[^\s\0] ", texts) or not self._is_safe("", *_BLANKS):
+            return places
+        return _SOLID % (b"", b"") + b"(?= )|" + places
 
-    def _is_safe(self, end: str, examples: Iterable[str]) -> bool:
+    def _is_safe(self, end: str, *examples: str) -> bool:
         """True if text up to `end` has the same tokens alone as before what follows, such as `examples`."""
-        pairs = [(before + end, after + "y z") for before, after in itertools.product(_BEFORE, examples)]
-        return all(self._find(a).ids + self._find(b).ids == self._find(a + b).ids for a, b in pairs)
+        pairs = [(before + end, after + "y z") for before in _BEFORE for after in examples]
+        return all(self._find(a) + self._find(b) == self._find(a + b) for a, b in pairs)
 
 
 def _steps(step: dict[str, Any] | None) -> list[dict[str, Any]]:
@@ -279,13 +204,17 @@ def _load(content: dict[str, Any]) -> tokenizers.Tokenizer:
 _NUMBER = re.compile(rb"\s*\S+(?:[^\S\n]*\n)?")
 
 
-class IdSplitter(PartSplitter):
-    """Parts are numbers with white space."""
+class IdSplitter(Splitter):
+    """Parts are numbers with the white space before them and the end of their line."""
 
-    _reach = LONGEST_PART
+    ends_at_lines = False
 
-    def __init__(self) -> None:
-        super().__init__(rb"\S[^\S\n]*\n|\S(?=[^\S\n]+\S)")
+    def stable_prefix_len(self, data: bytes) -> int:
+        """Length of the numbers whose end is known; everything if that is too long for a number."""
+        ends = [match.end() for match in _NUMBER.finditer(data)]
+        if ends and data[ends[-1] - 1] != ord("\n"):
+            ends.pop()
+        return ends[-1] if ends else len(data) * (len(data) > LONGEST_PART)
 
     def flushable_len(self, data: bytes) -> int:
         """0: more digits may come."""
@@ -298,7 +227,6 @@ class IdsTokenizer(Tokenizer):
     kind = "ids"
     described = ("vocab_size", "start_id")
     id_sizes = None
-    is_lossless = False
 
     def __init__(self, vocab_size: int, start_id: int) -> None:
         super().__init__()

@@ -5,17 +5,16 @@
 Data is read as it arrives. Each step looks at the first bytes and passes text that is not of its format on unchanged.
 None in place of a portion means that nothing has arrived for a while; it is passed on. Memory is bounded: a portion has
 at most 2^23 bytes, however small the compressed data, and a row at most `LONGEST_LINE`. Parquet files are read from
-their end (`text/documents.py`). Readers of text pass it through `LineEnds`.
+their end (`text/documents.py`), NumPy files of token ids by numpy. Readers of text pass it through `LineEnds`.
 """
 
 from __future__ import annotations
 
 import bz2
 import codecs
-import io
 import itertools
 import lzma
-import math
+import os
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
@@ -24,7 +23,7 @@ import numpy as np
 import zstandard
 
 from xlcli.errors import DataError
-from xlcli.text.documents import BLANKS, PARQUET, Portions, documents, is_parquet, parquet_texts, read_while
+from xlcli.text.documents import BLANKS, PARQUET, Portions, begins_with, documents, parquet_texts, read_while
 
 NUMPY = b"\x93NUMPY"
 HEAD = 2**13
@@ -78,7 +77,7 @@ def text_of(
         name: Name of the source in errors.
         text_fields: Keys of the texts in JSON lines, or columns of a table; none is the key `text` of JSON lines, if
             the first line is an object with it.
-        descriptor: Open file of the data, for Parquet.
+        descriptor: Open file of the data, for Parquet and NumPy.
         any_bytes: Accept well-known formats that are not text, except Parquet, which is a format of texts.
         token_ids: The text is ids of tokens: an array of integers in a NumPy file becomes decimal numbers.
         notice: Called with the remark of `keyless`, if there is one.
@@ -86,11 +85,12 @@ def text_of(
     Raises:
         DataError: The data is damaged, is of a well-known format that is not text, or lacks `text_fields`.
     """
-    if descriptor is not None and is_parquet(descriptor):
+    if descriptor is not None and begins_with(descriptor, PARQUET):
         return parquet_texts(descriptor, name, text_fields)
+    if token_ids and descriptor is not None and begins_with(descriptor, NUMPY):
+        return decimal(descriptor, name)
     marks = [PARQUET] if any_bytes else [*BINARIES]
-    data = unpacked(portions, name)
-    data = _without_binaries(in_utf8(decimal(data, name) if token_ids else data, name), name, marks)
+    data = _without_binaries(in_utf8(unpacked(portions, name), name), name, marks)
     return documents(data, name, text_fields, notice)
 
 
@@ -199,38 +199,24 @@ def in_utf8(portions: Portions, name: str) -> Portions:
         ) from None
 
 
-def decimal(portions: Portions, name: str) -> Portions:
-    """The integers of a NumPy file as decimal numbers, a line for each row; other data unchanged.
+def decimal(descriptor: int, name: str) -> Iterator[bytes]:
+    """The integers of a NumPy file as decimal numbers, a line for each row.
 
     Raises:
         DataError: The file is damaged, or has no rows of integers.
     """
-    mark, head = yield from _begin(portions, [NUMPY])
-    data = itertools.chain([head], portions)
-    if not mark:
-        yield from data
-        return
-    head = yield from read_while(data, lambda head, _: len(head) < 10 + int.from_bytes(head[8:10], "little"))
-    file = io.BytesIO(head)
     try:
-        version = np.lib.format.read_magic(file)
-        shape, by_column, kind = np.lib.format.read_array_header_1_0(file)
-        if version != (1, 0) or kind.kind not in "iu" or len(shape) not in (1, 2) or (by_column and len(shape) > 1):
+        array = np.lib.format.open_memmap(f"/dev/fd/{descriptor}", mode="r")
+        if array.dtype.kind not in "iu" or array.ndim not in (1, 2):
             raise ValueError("it has no rows of integers")
-        rest, n_read, row = file.read(), 0, max(shape[-1], 1)
-        for portion in itertools.chain([b""], portions):
-            if portion is None:
-                yield None
-                continue
-            rest += portion
-            values = np.frombuffer(rest[: len(rest) // kind.itemsize * kind.itemsize], kind).tolist()
-            rest = rest[len(values) * kind.itemsize :]
-            yield b"".join(b"%d " % v if i % row else b"%d\n" % v for i, v in enumerate(values, n_read + 1))
-            n_read += len(values)
-        if n_read != math.prod(shape) or rest:
+        if array.offset + array.nbytes != os.fstat(descriptor).st_size:
             raise ValueError("it has another size than it says")
     except (ValueError, SyntaxError, OverflowError) as error:
         raise DataError(f"{name} cannot be read: {error}.", "Write one or two axes of integers with np.save.") from None
+    numbers, row = array.reshape(-1), array.shape[-1]
+    for start in range(0, len(numbers), BLOCK // 4):
+        block = enumerate(numbers[start : start + BLOCK // 4].tolist(), start + 1)
+        yield b"".join([b"%d " % number if i % row else b"%d\n" % number for i, number in block])
 
 
 def not_text(name: str, reason: str) -> DataError:

@@ -28,11 +28,12 @@ class Splitter:
     ends_at_lines = True
     has_cut = False
 
-    def stable_prefix_len(self, data: bytes, known: int = 0) -> int:
-        """Length of the longest prefix of `data` that is whole parts for any continuation; 0 if there is none.
+    def split(self, data: bytes) -> list[bytes]:
+        """The parts of a text that starts where a part does."""
+        return split_words(data)
 
-        `data` starts where a part does. No part ends within its first `known` bytes.
-        """
+    def stable_prefix_len(self, data: bytes) -> int:
+        """Length of the longest prefix of `data` that is whole parts for any continuation; 0 if there is none."""
         return stable_prefix_len(data)
 
     def flushable_len(self, data: bytes) -> int:
@@ -98,8 +99,7 @@ class PreTokenizer:
         """The parts that are complete with this portion; may be empty."""
         text = self.pending + portion
         start = text.rfind(b"\n") + 1 if self._by_line else 0
-        known = max(0, len(self.pending) - start)
-        return self._take(text, start + self._splitter.stable_prefix_len(text[start:], known))
+        return self._take(text, start + self._splitter.stable_prefix_len(text[start:]))
 
     def flush(self) -> bytes:
         """The pending bytes without an unfinished UTF-8 character, as if a part ended there."""

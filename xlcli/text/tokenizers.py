@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from xlcli.errors import CheckpointError, ConfigError, DataError
 from xlcli.files import read_bounded, read_json
-from xlcli.text.base import FILE, REMEDY, SCHEMA, Tokenizer, WordCache
+from xlcli.text.base import FILE, REMEDY, SCHEMA, PieceTokenizer, Tokenizer
 from xlcli.text.corpus import Facts
 from xlcli.text.foreign import IdsTokenizer, TokenizersTokenizer
 from xlcli.text.pretokenize import split_words, whole_words
@@ -74,7 +74,6 @@ class WordsTokenizer(Tokenizer):
     kind = "words"
     file = "tokenizer.words"
     id_sizes = None
-    is_lossless = False
 
     def __init__(self, data: bytes, name: str = file) -> None:
         super().__init__(data, name)
@@ -153,7 +152,6 @@ _PICTURES = {"\t": "\u2409", "\n": "\u240a", "\r": "\u240d"}
 _TO_PICTURES = str.maketrans(_PICTURES)
 _DECODED = {picture: char for char, picture in _PICTURES.items()} | {_SPACE: " "}
 _FROM_PICTURES = str.maketrans(_DECODED)
-_SPECIAL = re.compile(f"([{''.join(_DECODED)}\\ud800-\\udfff])")
 _UNTRAINABLE = frozenset({*_DECODED, "\u2585", "\0"})
 """Characters with a special meaning here or in the trainer; words that contain one are not trained on."""
 _BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
@@ -163,11 +161,12 @@ _COVERAGE = 0.9995
 """Share of the text covered by characters that have a piece; rarer ones are spelled in byte pieces."""
 
 
-class SentencePieceTokenizer(Tokenizer):
+class SentencePieceTokenizer(PieceTokenizer):
     """Sentencepiece model with all 256 byte pieces, serialized in its file."""
 
     kind = "sentencepiece"
     file = "tokenizer.model"
+    _special = re.compile(f"([{''.join(_DECODED)}\\ud800-\\udfff])")
 
     def __init__(self, data: bytes, name: str = file) -> None:
         from sentencepiece import SentencePieceProcessor
@@ -182,32 +181,11 @@ class SentencePieceTokenizer(Tokenizer):
         self._model: SentencePieceProcessor = model
         self.vocab_size = len(pieces)
         self.fingerprint = sha256(b"sentencepiece" + data).hexdigest()
-        self._text: list[bytes] = []
-        byte_ids: dict[int, int] = {}
-        for i, piece in enumerate(pieces):
-            if model.IsByte(i) and _BYTE_PIECE.fullmatch(piece):
-                byte_ids[int(piece[3:5], 16)] = i
-                self._text.append(bytes([int(piece[3:5], 16)]))
-            elif model.IsUnknown(i) or model.IsControl(i):
-                self._text.append(b"")
-            else:
-                self._text.append(piece.translate(_FROM_PICTURES).encode())
-        if len(byte_ids) != 256:
+        if not self._set_texts([self._piece_text(i, piece) for i, piece in enumerate(pieces)]):
             raise CheckpointError(
                 f"{name} has no byte pieces, so it cannot encode every text.", "Train it with byte fallback."
             )
-        self._byte_ids = [byte_ids[value] for value in range(256)]
-        self.id_sizes = np.array([len(text) for text in self._text], np.int32)
-        self._cache = WordCache(self._encode_word)
         self.start_id = int(self.encode(b"\n")[0])
-
-    def encode(self, data: bytes) -> NDArray[np.int32]:
-        """Ids of `data`, any bytes that start at a word boundary; `decode` is the inverse."""
-        return np.frombuffer(b"".join(map(self._cache.__getitem__, split_words(data))), np.int32)
-
-    def decode(self, ids: NDArray[np.int32] | Sequence[int]) -> bytes:
-        """Text of `ids`, each decoded independently."""
-        return b"".join([self._text[i] for i in ids])
 
     @classmethod
     def train(cls, chunks: Iterable[bytes], vocab_size: int | None = None) -> Self:
@@ -228,18 +206,16 @@ class SentencePieceTokenizer(Tokenizer):
             raise DataError("the text to train the tokenizer on is empty.", "Give a file with text in it.")
         return cls(_train(counts, vocab_size))
 
-    def _encode_word(self, word: bytes) -> bytes:
-        """Ids as bytes of int32: pieces where they decode to the bytes of `word`, byte pieces elsewhere."""
-        ids: list[int] = []
-        for i, part in enumerate(_SPECIAL.split(word.decode(errors="surrogateescape"))):
-            data, found = part.encode(errors="surrogateescape"), []
-            if i % 2 == 0:  # the others are special characters
-                try:
-                    found = self._model.EncodeAsIds(part.translate(_TO_PICTURES))
-                except (RuntimeError, OSError):
-                    raise CheckpointError(f"{self._name} cannot encode text; it is damaged.", REMEDY) from None
-            ids += found if self.decode(found) == data else [self._byte_ids[value] for value in data]
-        return np.array(ids, np.int32).tobytes()
+    def _piece_text(self, i: int, piece: str) -> bytes:
+        if self._model.IsByte(i) and _BYTE_PIECE.fullmatch(piece):
+            return bytes([int(piece[3:5], 16)])
+        return b"" if self._model.IsUnknown(i) or self._model.IsControl(i) else piece.translate(_FROM_PICTURES).encode()
+
+    def _find(self, text: str) -> list[int]:
+        try:
+            return self._model.EncodeAsIds(text.translate(_TO_PICTURES))  # type: ignore[no-any-return]
+        except (RuntimeError, OSError):
+            raise CheckpointError(f"{self._name} cannot encode text; it is damaged.", REMEDY) from None
 
 
 def _train(counts: Counter[bytes], vocab_size: int) -> bytes:

@@ -201,7 +201,7 @@ def _load(content: dict[str, Any]) -> tokenizers.Tokenizer:
     return package
 
 
-_NUMBER = re.compile(rb"\s*\S+(?:[^\S\n]*\n)?")
+_NUMBER = re.compile(rb"\S+(?:[^\S\n]*\n)?")
 
 
 class IdSplitter(Splitter):
@@ -240,11 +240,11 @@ class IdsTokenizer(Tokenizer):
         """Ids, and the size of each with white space; both (t), empty for white space alone."""
         ids, ends = list[int](), [0]
         for match in _NUMBER.finditer(data):
-            number, size = match[0].strip(), match.end() - match.start()
+            number, size = match[0].rstrip(), match.end() - ends[-1]
             if not number.isdigit() or size > LONGEST_PART or len(number) > 10 or int(number) >= self.vocab_size:
-                place, shown = at + match.end() - len(match[0].lstrip()), number[:20].decode("utf-8", "replace")
+                shown = number[:20].decode("utf-8", "replace")
                 raise DataError(
-                    f"at byte {place} of the text, {shown!r} is no token of the model.",
+                    f"at byte {at + match.start()} of the text, {shown!r} is no token of the model.",
                     f"Give ids from 0 to {self.vocab_size - 1}, separated by white space: the model has no vocabulary.",
                 )
             ids.append(int(number))

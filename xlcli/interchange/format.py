@@ -80,10 +80,6 @@ class Format(ABC):
             name = name.replace(ours, theirs)
         return name
 
-    def notes(self, config: SavedConfig) -> list[str]:
-        """How far the results are those of the source, with the default memory."""
-        return []
-
     def tokenizer(self, source: Source, model: ModelConfig) -> Tokenizer:
         """The tokenizer of the source; one of token ids if it has none."""
         from xlcli.text.foreign import IdsTokenizer, TokenizersTokenizer

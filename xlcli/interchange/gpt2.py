@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from xlcli.interchange.format import Format
 from xlcli.interchange.settings import Settings
 from xlcli.interchange.source import Source
-from xlcli.store.layout import SavedConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,11 +76,3 @@ class GPT2(Format):
         tensor = source.take(foreign, shape[::-1] if is_matrix else shape)
         tensor = tensor.T if is_matrix else tensor
         return tensor if part is None else tensor.chunk(3)[part].clone()
-
-    def notes(self, config: SavedConfig) -> list[str]:
-        """How far the results are those of the source."""
-        length = config.train.segment_len
-        return [
-            f"exact for texts of up to {length:,} tokens, its number of positions",
-            f"longer texts are read in overlapping windows of {length:,} tokens (--stride)",
-        ]

@@ -88,14 +88,6 @@ class Llama(Format):
         train = {"mem_len": reach, "segment_len": min(length, SEGMENT_LEN), "span": "uniform", "batch_size": 1}
         return {"model": model, "train": train}
 
-    def notes(self, config: SavedConfig) -> list[str]:
-        """How far the results are those of the source."""
-        mem_len = config.train.mem_len
-        exact = f"exact for texts of up to {mem_len + 1:,} tokens, the window of its training"
-        if config.model.clamp_len is None:
-            return ["exact for texts of any length: each layer sees a sliding window"]
-        return [exact, f"of longer texts the first {N_SINKS} and the last {mem_len:,} tokens stay visible"]
-
     def export_config(self, config: SavedConfig) -> dict[str, Any]:
         """`config.json` of the type of model that can hold this one."""
         model, attention = config.model, config.model.attention

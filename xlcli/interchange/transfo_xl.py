@@ -161,14 +161,6 @@ class TransfoXL(Format):
         tables = f"{self.prefix}word_emb.emb_layers" if name.startswith("embedding.") else "crit.out_layers"
         return f"{tables}.{table}.{end}", borders[cluster] if is_divided else 0, borders[-1] if is_divided else 0
 
-    def notes(self, config: SavedConfig) -> list[str]:
-        """How far the results are those of the source."""
-        train, exact = config.train, "exact with the default memory: each token sees itself and the {n:,} before it"
-        if train.span == "growing" or not train.mem_len:
-            exact = "exact with --span growing --segment-len N, where the source reads N tokens in a call"
-        first = ["a text begins with a memory full of zeros, which are attended to"] if config.model.zero_memory else []
-        return [exact.format(n=train.mem_len), *first]
-
     def tokenizer(self, source: Source, model: ModelConfig) -> Tokenizer:
         """The vocabulary of words; token ids if there is none, or one without <unk> and <eos>."""
         from xlcli.text.tokenizers import WordsTokenizer

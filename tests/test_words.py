@@ -221,7 +221,7 @@ def fed(*tokens, punctuation=False):
 
 def test_words_end_between_tokens_only():
     assert fed(b"a", b" b", b"\n", b"c") == [(1, 0, "a", 1, 2.0), (1, 2, "b", 1, 1.0), (2, 4, "c", 1, 1.0)]
-    assert [w[2] for w in fed(b"a b", b"c", b" d.\n", b"\n", b" ", b" e")] == ["a bc", "d.\n", "e"]
+    assert [w[2] for w in fed(b"a b", b"c", b" d.\n", b"\n", b" ", b" e")] == ["a bc", "d.", "e"]
     assert [w[2] for w in fed("我".encode(), "爱".encode(), b"a", "。".encode())] == ["我", "爱", "a", "。"]
     assert [w[2] for w in fed(*(bytes([byte]) for byte in "我爱 été".encode()))] == ["我", "爱", "été"]
     assert [w[2] for w in fed(b"don", b"'", b"t", b",", b'"', b" x", b"?", punctuation=True)] == [

@@ -179,9 +179,8 @@ class Words:
             at.line, at.number = at.line + n, 0
         at.number += 1
         after = 0.0 if prediction is None else _mass(self.boundaries.last(text), prediction)
-        shown = as_utf8(word.rstrip() + "\n" * word.endswith("\n"))
         place = at.line if self.by_line else at.document, at.line, at.number, start
-        yield WordScore(*place, shown, bits + at.before - after, bits, at.entropy, n_tokens)
+        yield WordScore(*place, as_utf8(word.rstrip()), bits + at.before - after, bits, at.entropy, n_tokens)
 
 
 def _mass(last: int, prediction: Prediction) -> float:

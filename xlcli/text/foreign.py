@@ -71,11 +71,10 @@ class PartSplitter(Splitter):
 
     def stable_prefix_len(self, data: bytes, known: int = 0) -> int:
         """Length of the longest prefix of `data` that is whole parts for any continuation; 0 if there is none."""
-        size, least = 2**8, max(0, known - self._reach)
-        while (
-            not (start := max(self._ends(data, max(least, len(data) - size)), default=0)) and size < len(data) - least
-        ):
-            size *= 8
+        size, start, first, least = 2**8, 0, len(data), max(0, known - self._reach)
+        while not start and first > least:
+            first = max(least, len(data) - size)
+            start, size = max(self._ends(data, first), default=0), 8 * size
         return start + sum(map(len, self._bounded(data[start:])[:-1]))
 
     def _bounded(self, part: bytes) -> list[bytes]:

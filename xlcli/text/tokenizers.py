@@ -28,6 +28,8 @@ from xlcli.text.pretokenize import split_words, whole_words
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
 
+MOST_IDS = 2**24
+"""Maximum number of ids of a vocabulary that comes with a model."""
 LARGEST_FILE = 2**26
 """Maximum bytes of the vocabulary file of a tokenizer."""
 
@@ -363,7 +365,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         )
     kind = TOKENIZERS[about["kind"]]
     described: dict[str, Any] = {key: about.get(key) for key in kind.described}
-    if bad := next((key for key, value in described.items() if type(value) is not int), None):
+    if bad := next((key for key, value in described.items() if type(value) is not int or value > MOST_IDS), None):
         raise CheckpointError(f"{folder / FILE} has no valid {bad}.", REMEDY)
     path = None if kind.file is None else folder / kind.file
     vocabulary = () if path is None else (read_bounded(path, LARGEST_FILE), str(path))

@@ -170,7 +170,8 @@ BRIEFLY: dict[str, str] = {
         for placement in ("pre", "post", "sandwich", "rezero")
     },
     **{
-        f"feedforward {kind}": f"model.feedforward.kind={kind}" for kind in ("relu", "gelu", "relu2", "swiglu", "geglu")
+        f"feedforward {kind}": f"model.feedforward.kind={kind}"
+        for kind in ("relu", "gelu", "gelu-tanh", "relu2", "swiglu", "geglu")
     },
     "embedding scaled": "model.embedding.scaled=true",
     "head adaptive, untied": "model.embedding.cutoffs=[40,110] model.embedding.tied=false",

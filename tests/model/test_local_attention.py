@@ -23,7 +23,9 @@ UNIFORM = Span.make("uniform", mem_len=99, segment_len=13)
 
 def as_full(name):
     """A model of full attention with the weights of the local one."""
-    tree = variants.COMBINATIONS[name] | {"attention": {"kind": "full", "n_heads": 2, "qk_norm": True}}
+    tree = variants.COMBINATIONS[name]
+    same = {key: value for key, value in tree["attention"].items() if key != "window"}
+    tree = tree | {"attention": same | {"kind": "full"}}
     twin = build_model(config.make({"model": {"n_layers": 2} | tree}).model).double().eval()
     twin.load_state_dict(variants.make(name).state_dict())
     return twin

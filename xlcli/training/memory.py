@@ -86,8 +86,9 @@ def _activation_bytes(config: Config, runtime: Runtime, rows: int, mem_len: int)
     blocks = []
     for layer in model.attentions:
         width = layer.n_heads * model.head_dim
+        key_width = layer.key_heads * model.head_dim if isinstance(layer, SoftmaxAttentionConfig) else width
         earlier = rows * (layer.effective_mem_len(mem_len) or 0)
-        block = size * (tokens * (of_token + 4 * width) + earlier * 2 * (model.dim + width))
+        block = size * (tokens * (of_token + 2 * width + 2 * key_width) + earlier * 2 * (model.dim + key_width))
         scores = rows * _score_bytes(layer, model.head_dim, n_new, mem_len)
         if isinstance(layer, SoftmaxAttentionConfig):  # weights are computed again unless they are few
             scores = 2 * scores if dense else scores * (scores <= LARGEST_SCORES)

@@ -333,6 +333,15 @@ def test_mixed_number_types_become_float32(source):
     assert load_file(source.parent / "small" / "model.safetensors")["embedding.table.weight"].dtype == torch.int8
 
 
+def test_a_format_that_is_given_is_not_taken_for_another_type_of_model(source):
+    change(source, model_type="gemma")
+    with pytest.raises(CheckpointError, match="model_type"):
+        import_model(source, source.parent / "m", name="llama")
+    change(source, model_type=None)
+    refused(source, "format")
+    assert import_model(source, source.parent / "m", name="llama")["format"] == "llama"
+
+
 def test_models_of_no_format_are_declined_with_the_reason(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "reformer"}')
     assert find_format(tmp_path) is None

@@ -48,7 +48,7 @@ class Llama(Format):
     def sections(self, source: Source) -> dict[str, dict[str, Any]]:
         """Sections `model` and `train`. Distances are clamped to the trained window, whose first tokens are sinks."""
         settings = Settings(source.path, source.config)
-        kind = settings.take("model_type", str)
+        kind = settings.take("model_type", {each: each for each in self.model_types}, "llama")
         dim, n_layers = settings.take("hidden_size", int), settings.take("num_hidden_layers", int)
         n_heads, length = settings.take("num_attention_heads", int), settings.take("max_position_embeddings", int)
         if not 0 < n_layers <= MOST_LAYERS:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from pathlib import Path
-from typing import Any
 
 from xlcli.config import ModelConfig, Tree, WeightEncoding, differences, validate
 from xlcli.errors import CheckpointError, ConfigError
@@ -29,10 +29,9 @@ FORMATS = {each.name: each for each in _ALL}
 """Formats by name."""
 OWN = "xlcli"
 """Key of an exported `config.json` with the sections of the model, and folder of a tokenizer that the format lacks."""
-DECLINED = {"reformer": "its attention at a token depends on the tokens that follow, so that no memory can continue it"}
-"""Types of models that are declined, and the reason."""
-_FAR = ("position.clamp_len", "position.n_sinks")
-_WITHOUT_NUMBERS = ("dropout.", "init_std", "zero_init", "loss_chunk", "feedforward.chunk_len", *_FAR)
+_REFORMER = "its attention at a token depends on the tokens that follow, so that no memory can continue it"
+_HARMLESS = ("dropout.", "init_std", "zero_init", "loss_chunk", "feedforward.chunk_len")
+_WITHOUT_NUMBERS = (*_HARMLESS, "position.clamp_len", "position.n_sinks")
 """Keys of `model` that change no prediction within the trained window."""
 _TEXT = b"The quick brown fox jumps over the lazy dog, and the dog sleeps on.\n"
 """What a new model is checked with."""
@@ -87,8 +86,9 @@ def import_model(path: Path, target: Path, *, name: str | None = None, encoding:
     tokenizer = load_tokenizer(source.path / OWN) if has_own else format_.tokenizer(source, model)
     with new_folder(target) as folder:
         save_model(folder, config, dict(format_.weights(source, model)), tokenizer, {}, encoding=stored_as)
-        if left := sorted(each for each in source.unread if not each.endswith(format_.buffers)):
-            raise CheckpointError(f"{path} has the tensor '{left[0]}', which xlcli cannot import.", DOWNLOAD)
+        left = (each for each in sorted(source.unread & kept.keys()) if not re.fullmatch(format_.copies, each))
+        if other := next(left, None):
+            raise CheckpointError(f"{path} has the tensor '{other}', which xlcli cannot import.", DOWNLOAD)
         about: Tree = {"format": format_.name, "source": path.resolve().name, "tokenizer": tokenizer.kind}
         about |= {"eos_token_id": source.config.get("eos_token_id"), "check_bits": _check(folder)}
         record = {"corpus": f"imported from {about['source']} ({about['format']})", "imported": about}
@@ -122,7 +122,7 @@ def export_model(folder: Path, target: Path, *, name: str | None = None) -> str:
         model = load(folder)
         encoding = "float32" if header.encoding == "int8" else header.encoding
         own = weights(model.network)
-        tensors = dict(format_.export_weights(encode(own, stored_infos(own, encoding)), header.config.model))
+        tensors = format_.export_weights(encode(own, stored_infos(own, encoding)), header.config.model)
         files = format_.export_tokenizer(model.tokenizer)
         for each, data in files.items():
             write_atomic(temporary / each, data)
@@ -144,7 +144,8 @@ def _required_format(path: Path) -> str:
         raise CheckpointError(f"there is no folder or file {path}.", "Download the model into a folder first.")
     if name := find_format(path):
         return name
-    reason = DECLINED.get(kind := model_type(path) or "", f"it is none of {', '.join(FORMATS)}")
+    kind = model_type(path)
+    reason = _REFORMER if kind == "reformer" else f"it is none of {', '.join(FORMATS)}"
     raise CheckpointError(f"{path} has the model_type {ascii(kind)[:80]}: {reason}.", "Give --format, if it is one.")
 
 
@@ -166,10 +167,7 @@ def _export_config(config: SavedConfig, format_: Format) -> Tree:
     except (CheckpointError, ConfigError) as error:
         raise ConfigError(f"the format {format_.name} cannot hold the model: {error.message}", CAN) from None
     if key := _difference(config.model, back.model):
-        value: Any = _resolved(config.model)
-        for part in key.split("."):
-            value = value.get(part)
-        raise ConfigError(f"the format {format_.name} cannot hold model.{key} {value!r}.", CAN)
+        raise ConfigError(f"the format {format_.name} cannot hold the value of model.{key}.", CAN)
     return tree
 
 
@@ -186,8 +184,7 @@ def _resolved(model: ModelConfig) -> Tree:
     layers = [layer.model_dump(mode="json") for layer in model.attentions]
     for layer in layers:
         layer |= {"head_dim": model.head_dim, "n_kv_heads": layer.get("n_kv_heads") or layer["n_heads"]}
-    same = all(layer == layers[0] for layer in layers)
-    tree["attention"] = layers[0] if same else {str(i): layer for i, layer in enumerate(layers)}
+    tree["attention"] = layers[0] | {str(i): layer for i, layer in enumerate(layers) if layer != layers[0]}
     tree["feedforward"]["ffn_dim"] = model.ffn_dim
     if tree["position"].get("n_features", 0) is None:
         tree["position"]["n_features"] = model.dim

@@ -209,7 +209,7 @@ class _Reader(pickle._Unpickler):
 
         match whole := f"{module}.{name}":
             case "collections.OrderedDict" | "collections.Counter":
-                return _table
+                return lambda given=None: {} if given is None else given  # a copy of a large table takes time
             case "torch._utils._rebuild_tensor" | "torch._utils._rebuild_tensor_v2":
                 return self.tensor
             case "torch._utils._rebuild_parameter":
@@ -289,13 +289,6 @@ class _Opcodes(dict[int, Any]):
         if self.n > MOST_OPCODES:
             raise EOFError("too many objects")
         return super().__getitem__(code)
-
-
-def _table(given: Any = None) -> dict[Any, Any]:
-    """A dictionary: the given one itself, since a copy would take time in proportion to its size at each call."""
-    if given is not None and type(given) is not dict:
-        raise TypeError("a table of something else")
-    return {} if given is None else given
 
 
 def _extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:

@@ -93,8 +93,8 @@ def open_folder(path: Path) -> Source:
 def _shards(index: Path) -> list[str]:
     """Names of the files that an index lists; `CheckpointError` if one is not of its folder."""
     named = read_json(index.resolve()).get("weight_map")
-    files = [*named.values()] if isinstance(named, dict) else []
-    if not files or not all(isinstance(file, str) and Path(file).name == file for file in files):
+    files = [str(file) for file in named.values()] if isinstance(named, dict) else []
+    if not files or not all(Path(file).name == file and Path(file).suffix for file in files):
         raise CheckpointError(f"{index} does not name files of its folder.", DOWNLOAD)
     return sorted({*files})
 

@@ -21,7 +21,7 @@ from xlcli.interchange.source import CONFIG, DOWNLOAD
 from xlcli.interchange.source import Source as Source
 from xlcli.interchange.transfo_xl import TransfoXL
 from xlcli.machine import require_memory
-from xlcli.store.layout import ENCODINGS, WEIGHTS, SavedConfig, read_config_file, write_record
+from xlcli.store.layout import ENCODINGS, WEIGHTS, SavedConfig, is_model, read_config_file, write_record
 
 _ALL: tuple[Format, ...] = (Llama(), GPT2(), TransfoXL(), Original())
 """All formats. A new one is added here."""
@@ -144,9 +144,11 @@ def _required_format(path: Path) -> str:
         raise CheckpointError(f"there is no folder or file {path}.", "Download the model into a folder first.")
     if name := find_format(path):
         return name
-    kind = model_type(path)
-    reason = _REFORMER if kind == "reformer" else f"it is none of {', '.join(FORMATS)}"
-    raise CheckpointError(f"{path} has the model_type {ascii(kind)[:80]}: {reason}.", "Give --format, if it is one.")
+    if (kind := model_type(path)) is None:
+        problem = "is a model of xlcli already" if is_model(path) else "does not say what model it is"
+        raise CheckpointError(f"{path} {problem}.", f"Import another model, or give --format {'|'.join(FORMATS)}.")
+    reason = _REFORMER if kind == "reformer" else "xlcli has no such model"
+    raise CheckpointError(f"{path} is of the type {ascii(kind)[:80]}: {reason}.", CAN)
 
 
 def _sections(format_: Format, source: Source) -> SavedConfig:

@@ -94,6 +94,7 @@ class Llama(Format):
         windows: list[int | None] = [getattr(layer, "window", None) for layer in model.attentions]
         bias, has_norms = (getattr(model.attentions[0], key, None) for key in ("bias", "qk_norm"))
         kind = "qwen3" if has_norms else "qwen2" if bias == "qkv" else "mistral" if all(windows) else "llama"
+        slides = any(windows) and kind != "llama"
         scaling = getattr(model.position, "scaling", None)
         names = {"kind": "rope_type", "original_len": "original_max_position_embeddings"}
         reach = model.clamp_len or (config.train.max_distance(model) if model.has_softmax else 1)
@@ -114,10 +115,10 @@ class Llama(Format):
             "rope_scaling": scaling and {names.get(key, key): value for key, value in scaling.model_dump().items()},
             "tie_word_embeddings": model.embedding.tied,
             "attention_dropout": model.dropout.attention,
-            "attention_bias": bias == "all",
-            "mlp_bias": model.bias,
-            "sliding_window": max(window for window in windows if window) + 1 if any(windows) else None,
-            "use_sliding_window": any(windows),
+            "attention_bias": bias == "all" and kind in ("llama", "qwen3"),
+            "mlp_bias": model.bias and kind == "llama",
+            "sliding_window": max(window for window in windows if window) + 1 if slides else None,
+            "use_sliding_window": slides,
         }
         if kind.startswith("qwen"):
             tree["max_window_layers"] = next((i for i, window in enumerate(windows) if window), model.n_layers)

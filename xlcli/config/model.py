@@ -373,9 +373,10 @@ class ModelConfig(BaseConfig):
                 "'post' does not allow stack 'reversible' to reconstruct its inputs by subtraction",
                 "Set model.norm.placement to pre, sandwich or rezero, or model.stack.kind to standard or universal.",
             )
-        if self.n_sinks and not any(isinstance(layer, FullAttentionConfig) for layer in self.attentions):
-            reason = f"needs full attention, but attention is '{attention.kind}'"
-            raise InvalidSettingError("model.position.n_sinks", reason, "Leave it out, or use full attention.")
+        is_full = any(isinstance(layer, FullAttentionConfig) for layer in self.attentions)
+        if self.n_sinks and not (is_full and self.clamp_len and "place" in position.needs):
+            reason = "needs full attention, model.position.clamp_len (the distance of the tokens) and placement layers"
+            raise InvalidSettingError("model.position.n_sinks", reason, "Set them, or leave n_sinks out.")
         if self.zero_memory and (self.n_sinks or not all(layer.is_banded for layer in self.attentions)):
             reason = "needs full or local attention, and no n_sinks: others begin with an empty memory"
             raise InvalidSettingError("model.zero_memory", reason, "Leave it out, or use full or local attention.")

@@ -296,8 +296,7 @@ class LanguageModel(nn.Module):
         """
         last = None
         if state.last is not None:
-            n = state.last.shape[1]
-            last = tokens[:, -n:].clone() if tokens.shape[1] >= n else torch.cat((state.last, tokens), dim=1)[:, -n:]
+            last = torch.cat((state.last, tokens), dim=1)[:, -state.last.shape[1] :].clone()
         state = replace(state, layers=layers, seen=state.seen + tokens.shape[1], last=last)
         if (n := state.span.overlap) and state.seen >= state.span.segment_len and state.span.n_kept(state.seen) == n:
             assert last is not None

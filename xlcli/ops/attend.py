@@ -9,13 +9,22 @@ from einops import rearrange, repeat
 from torch import Tensor
 from torch.nn import functional as F
 
-from xlcli.ops.attend_blocks import Clamp, Far, FarBias, FarKeys, ScoreTerm, attend_blocks, attend_rows, term_scores
+from xlcli.ops.attend_blocks import (
+    Clamp,
+    Far,
+    FarBias,
+    FarKeys,
+    ScoreTerm,
+    Sinks,
+    attend_blocks,
+    attend_rows,
+    term_scores,
+)  # fmt: skip
 from xlcli.ops.attend_training import BandAttention
 from xlcli.ops.context import Mask
 from xlcli.ops.dropout import ALL_ROWS, Share
 from xlcli.ops.dropout import dropout as drop
 from xlcli.ops.heads import product
-from xlcli.ops.sinks import Sinks
 
 
 def attend(

@@ -17,7 +17,6 @@ from torch.utils.checkpoint import checkpoint
 
 from xlcli.ops.heads import product, share
 from xlcli.ops.positions import Positions
-from xlcli.ops.sinks import Sinks
 
 BLOCK = 256
 """Number of queries of a block (measured)."""
@@ -59,6 +58,23 @@ class FarBias(NamedTuple):
     bias: float
     max_distance: int
     positions: Positions
+
+
+class Sinks(NamedTuple):
+    """The first tokens of a text, which stay visible besides the latest ones (Xiao et al. 2024).
+
+    Queries (b h t e), and keys (b g n e) and values (b g n w), which they see where `visible` (b 1 t n) is true.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    visible: Tensor
+
+    def scores(self, scale: float) -> Tensor:
+        """Scores (b h t n), -inf where hidden."""
+        scores = product(self.queries * scale, self.keys.to(self.queries.dtype).mT)
+        return scores.masked_fill(~self.visible, float("-inf"))
 
 
 class Far(NamedTuple):

@@ -77,7 +77,7 @@ def test_a_saved_stream_continues_in_its_window(variant, tmp_path):
 
 
 def test_evaluation_streams_and_learning_agree(tmp_path):
-    """`eval` reads the windows of a model whose positions end as a batch, or in order if the model learns."""
+    """`eval` reads the windows of a model whose positions end as several sequences, or in order if the model learns."""
     model = toy(variant="sliding", mem_len=0)
     (tmp_path / "text").write_bytes(TEXT)
 

@@ -346,14 +346,11 @@ class ModelConfig(BaseConfig):
         position.check_dims(self.dim, self.head_dim)
         groups = any(isinstance(a, SoftmaxAttentionConfig) and a.key_heads < a.n_heads for a in self.attentions)
         if groups and isinstance(position, LearnedPositionConfig) and position.placement == "qk":
-            raise InvalidSettingError(
-                "model.attention.n_kv_heads",
-                "leaves heads of queries without keys, but position 'learned' adds to queries and keys of each head",
-                "Leave it out, or set model.position.placement to layers.",
-            )
-        key, widest = "model.embedding.inner_dim", self.embedding.inner_dim
-        if widest is None:
-            key, widest = "model.dim", self.dim
+            reason = "leaves heads of queries without keys, but position 'learned' adds to those of each head"
+            remedy = "Leave it out, or set model.position.placement to layers."
+            raise InvalidSettingError("model.attention.n_kv_heads", reason, remedy)
+        inner = self.embedding.inner_dim
+        key, widest = ("model.dim", self.dim) if inner is None else ("model.embedding.inner_dim", inner)
         if widest < self.embedding.div_val ** len(self.cutoffs):
             raise InvalidSettingError(
                 "model.embedding.div_val",

@@ -240,11 +240,11 @@ def attend_blocks(
     # In memory the heads of a token are neighbors, as the projection of the output reads them.
     out = q.new_empty(n_rows, n_new, n_heads, v.shape[-1]).transpose(1, 2)
     q = q * scale
-    clamp = None if term is None else term.clamp
-    if term is not None:
-        term = term._replace(queries=term.queries * scale)
+    clamp = term and term.clamp
     if clamp is not None:
         clamp = clamp._replace(scores=clamp.scores * scale)
+    if term is not None:
+        term = term._replace(queries=term.queries * scale)
     if far is not None:
         far = far._replace(queries=far.queries * scale)
     limit = clamp or far

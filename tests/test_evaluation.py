@@ -90,8 +90,8 @@ def test_windows_without_memory_whatever_the_model(variant, tmp_path):
         bits = [slow[start, i] for i, start in enumerate(starts)]
         assert score.nats == pytest.approx(sum(bits) * math.log(2), abs=1e-9)
         assert [t.bits for t in tokens] == pytest.approx(bits, abs=1e-5)
-        n_sequences = min(batch_size, 1 + -(-(45 - 8) // step)) if batch_size != 4 else 3
-        assert (score.stride, score.segment_len, score.batch_size) == (stride, 8, n_sequences)
+        assert (score.stride, score.segment_len) == (stride, 8)
+        assert (score.batch_size > 1) == (batch_size > 1)
         assert (score.tokens, bool(score.by_context)) == (45, stride is None)
         assert score.mean_steps is None or 1 < score.mean_steps < 3
 

@@ -599,15 +599,6 @@ def original_cases() -> dict[str, dict[str, Any]]:
         "original-untied": {"settings": {"tie_weight": False, "cutoffs": [12, 30], "div_val": 2, "tie_projs": []}},
         "original-pre-norm": {"settings": {**cut, "div_val": 4, "pre_lnorm": True}, "legacy": True, "scale": 0.5},
         "original-long-segments": {"settings": {**cut, "div_val": 4, "tgt_len": 12}, "segments": [10, 11, 12, 3, 9]},
-        "original-absolute": {
-            "settings": {**cut, "div_val": 1, "attn_type": 2, "mem_len": 0, "n_layer": 1},
-            "greedy": False,
-        },
-        "original-absolute-layers": {
-            "settings": {"attn_type": 3, "d_head": 8, "mem_len": 0, "n_layer": 1},
-            "greedy": False,
-        },
-        "original-absolute-memory": {"settings": {"attn_type": 3, "d_head": 8, "n_layer": 1}, "greedy": False},
     }
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from toys import RUNTIME
 
 from xlcli.config import GenerateConfig
-from xlcli.errors import CheckpointError, ConfigError
+from xlcli.errors import ConfigError
 from xlcli.files import sha256
 from xlcli.inference import InferenceSession
 from xlcli.interchange import export_model, find_format, import_model
@@ -20,11 +20,7 @@ from xlcli.store.folder import load
 from xlcli.text.foreign import TokenizersTokenizer
 
 FIXTURES = Path(__file__).parent / "fixtures"
-FOLDERS = sorted(path.parent.name for path in FIXTURES.glob("*/expected.safetensors"))
-ABSOLUTE = ["original-absolute", "original-absolute-layers"]
-"""Without memory: positions count down to the end of a segment."""
-REFUSED = "original-absolute-memory"
-NAMES = [name for name in FOLDERS if name not in (*ABSOLUTE, REFUSED)]
+NAMES = sorted(path.parent.name for path in FIXTURES.glob("*/expected.safetensors"))
 ORIGINAL = [name for name in NAMES if name.startswith("original")]
 GROWING = [name for name in NAMES if "growing" in name or name in ORIGINAL]
 for _name in ("original-div4", "original-softmax"):
@@ -170,24 +166,6 @@ def test_export_and_import_again_is_the_identity_to_the_bit(folder, name, tmp_pa
 def test_an_empty_first_memory_cannot_be_exported(folder, name, tmp_path):
     with pytest.raises(ConfigError, match="zero_memory"):
         export_model(folder(name), tmp_path / "out")
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(("name", "tolerance"), [(ABSOLUTE[0], 1e-6), (ABSOLUTE[1], 1e-10)])
-@torch.inference_mode()
-def test_absolute_positions_of_the_original_are_those_of_its_segments(folder, name, tolerance):
-    """Sinusoids become a table in float32."""
-    model, numbers = load(folder(name)), expected(name)
-    got = read(model.network, numbers["tokens"], start(model, 2), numbers["segments"].tolist())
-    torch.testing.assert_close(got, numbers["log_probs.float32"], rtol=0, atol=1e-5)
-    model.network.double()
-    got = read(model.network, numbers["tokens"], start(model, 2), [1, 39])
-    torch.testing.assert_close(got, numbers["log_probs.float64"], rtol=0, atol=tolerance)
-
-
-def test_positions_that_depend_on_the_cut_are_refused(tmp_path):
-    with pytest.raises(CheckpointError, match="attn_type"):
-        import_model(source_of(REFUSED), tmp_path / "m")
     assert not list(tmp_path.iterdir())
 
 

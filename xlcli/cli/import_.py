@@ -65,7 +65,6 @@ def import_(
         ("kind", f"{made.attention} attention, position encoding {made.position}"),
         ("memory", model.describe_memory(train.mem_len, train.segment_len)),
         ("text", f"{about['tokenizer']}, vocabulary of {model.vocab_size:,}"),
-        *(("results", note) for note in about["notes"]),
         ("check", f"{about['check_bits']:.2f} bits per token of a short text"),
     ]
     screen.print(table(rows, screen.columns, left=(0, 1)))

@@ -346,14 +346,11 @@ class ModelConfig(BaseConfig):
         position.check_dims(self.dim, self.head_dim)
         groups = any(isinstance(a, SoftmaxAttentionConfig) and a.key_heads < a.n_heads for a in self.attentions)
         if groups and isinstance(position, LearnedPositionConfig) and position.placement == "qk":
-            raise InvalidSettingError(
-                "model.attention.n_kv_heads",
-                "leaves heads of queries without keys, but position 'learned' adds to queries and keys of each head",
-                "Leave it out, or set model.position.placement to layers.",
-            )
-        key, widest = "model.embedding.inner_dim", self.embedding.inner_dim
-        if widest is None:
-            key, widest = "model.dim", self.dim
+            reason = "leaves heads of queries without keys, but position 'learned' adds to those of each head"
+            remedy = "Leave it out, or set model.position.placement to layers."
+            raise InvalidSettingError("model.attention.n_kv_heads", reason, remedy)
+        inner = self.embedding.inner_dim
+        key, widest = ("model.dim", self.dim) if inner is None else ("model.embedding.inner_dim", inner)
         if widest < self.embedding.div_val ** len(self.cutoffs):
             raise InvalidSettingError(
                 "model.embedding.div_val",
@@ -373,9 +370,10 @@ class ModelConfig(BaseConfig):
                 "'post' does not allow stack 'reversible' to reconstruct its inputs by subtraction",
                 "Set model.norm.placement to pre, sandwich or rezero, or model.stack.kind to standard or universal.",
             )
-        if self.n_sinks and not any(isinstance(layer, FullAttentionConfig) for layer in self.attentions):
-            reason = f"needs full attention, but attention is '{attention.kind}'"
-            raise InvalidSettingError("model.position.n_sinks", reason, "Leave it out, or use full attention.")
+        is_full = any(isinstance(layer, FullAttentionConfig) for layer in self.attentions)
+        if self.n_sinks and not (is_full and self.clamp_len and "place" in position.needs):
+            reason = "needs full attention, model.position.clamp_len (the distance of the tokens) and placement layers"
+            raise InvalidSettingError("model.position.n_sinks", reason, "Set them, or leave n_sinks out.")
         if self.zero_memory and (self.n_sinks or not all(layer.is_banded for layer in self.attentions)):
             reason = "needs full or local attention, and no n_sinks: others begin with an empty memory"
             raise InvalidSettingError("model.zero_memory", reason, "Leave it out, or use full or local attention.")

@@ -20,14 +20,22 @@ class PositionConfig(BaseConfig):
     """Base of every position encoding."""
 
     hooks: ClassVar[frozenset[str]] = frozenset()
+    in_heads: ClassVar[str] = "qk"
+    """Placement with which queries and keys of every head get positions."""
+    in_pairs: ClassVar[bool] = False
+    """True if pairs of features get positions, so that their width must be even."""
 
     @property
     def needs(self) -> frozenset[str]:
         """Hooks that attention must offer: `place`, `term`, `bias`, `value_bias`. `embed` and `far` need no offer."""
-        return self.hooks
+        return frozenset({"place"}) if getattr(self, "placement", None) == self.in_heads else self.hooks
 
     def check_dims(self, dim: int, head_dim: int) -> None:
         """`InvalidSettingError` unless the encoding is possible with these model and head widths."""
+        key, width = ("model.attention.head_dim", head_dim) if "place" in self.needs else ("model.dim", dim)
+        if self.in_pairs and width % 2:
+            kind = type(self).model_fields["kind"].default
+            raise InvalidSettingError(key, f"{width} is odd, but position '{kind}' consists of pairs", "Make it even.")
 
 
 class NoPositionConfig(PositionConfig):
@@ -49,20 +57,7 @@ class SinusoidalPositionConfig(PositionConfig):
         description="Amplitude of the sinusoids; 1 in the paper. Default: 1 with placement qk, else the initial root "
         "mean square of the embeddings, which is the ratio in the paper.",
     )
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """Queries and keys that take positions, with placement `qk`."""
-        return frozenset({"place"}) if self.placement == "qk" else frozenset()
-
-    def check_dims(self, dim: int, head_dim: int) -> None:
-        """The width must be even."""
-        on_heads = self.placement == "qk"
-        key, width = ("model.attention.head_dim", head_dim) if on_heads else ("model.dim", dim)
-        if width % 2:
-            raise InvalidSettingError(
-                key, f"{width} is odd, but position 'sinusoidal' consists of pairs", "Make it even."
-            )
+    in_pairs = True
 
 
 class LearnedPositionConfig(PositionConfig):
@@ -83,11 +78,6 @@ class LearnedPositionConfig(PositionConfig):
         description="Positions beyond the table start again at 0 (wrap) or raise an error. With slide, a text is read "
         "in overlapping windows if there is no memory (stride).",
     )
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """Queries and keys that take positions, with placement `qk`."""
-        return frozenset({"place"}) if self.placement == "qk" else frozenset()
 
     @model_validator(mode="after")
     def _check_shared(self) -> Self:
@@ -203,27 +193,8 @@ class RopePositionConfig(PositionConfig):
         description="Number of the first tokens of a text that full attention sees besides the memory, as if at "
         "distance clamp_len (Xiao et al. 2024). At inference.",
     )
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """Queries and keys that take positions, with placement `layers`."""
-        return frozenset({"place"}) if self.placement == "layers" else frozenset()
-
-    def check_dims(self, dim: int, head_dim: int) -> None:
-        """The rotated width must be even."""
-        in_layers = self.placement == "layers"
-        key, width = ("model.attention.head_dim", head_dim) if in_layers else ("model.dim", dim)
-        if width % 2:
-            raise InvalidSettingError(
-                key, f"{width} is odd, but position 'rope' rotates pairs of features", "Make it even."
-            )
-
-    @model_validator(mode="after")
-    def _check_sinks(self) -> Self:
-        if self.n_sinks and (self.clamp_len is None or self.placement != "layers"):
-            reason = "needs model.position.clamp_len, the distance of the first tokens, and placement layers"
-            raise InvalidSettingError("model.position.n_sinks", reason, "Set them, or leave n_sinks out.")
-        return self
+    in_heads = "layers"
+    in_pairs = True
 
 
 class AlibiPositionConfig(PositionConfig):

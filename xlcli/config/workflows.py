@@ -271,16 +271,10 @@ class Config(BaseConfig):
     @model_validator(mode="after")
     def _check_training(self) -> Self:
         train, layers = self.train, self.model.attentions
-        if train.reset_on_document and not all(layer.is_banded for layer in layers):
-            raise InvalidSettingError(
-                "train.reset_on_document",
-                f"needs full or local attention: attention '{self.model.attention.kind}' cannot hide the documents "
-                "before",
-                "Leave it out, or set model.attention.kind to full or local.",
-            )
-        if train.reset_on_document and self.model.zero_memory:
-            reason = "puts documents next to each other, without the zeros of model.zero_memory"
-            raise InvalidSettingError("train.reset_on_document", reason, "Leave one of them out.")
+        if train.reset_on_document and (self.model.zero_memory or not all(layer.is_banded for layer in layers)):
+            reason = "needs full or local attention, which hides the documents before, and no model.zero_memory"
+            remedy = "Leave it out, or set model.attention.kind to full or local."
+            raise InvalidSettingError("train.reset_on_document", reason, remedy)
         pooled = (layer.pooling for layer in layers if isinstance(layer, CompressiveAttentionConfig))
         if train.memory == "keyvalue" and "convolution" in pooled:
             raise InvalidSettingError(

@@ -139,7 +139,7 @@ def evaluate(
                 is_kept = per_token or words or is_rounded or options.pairs is not None
                 scores = TokenScores(len(text.tokens), predictions, files) if is_kept else None
                 started = time.perf_counter()
-                loaders, totals = pass_loaders(run, reads_end=by_word and not lengths.in_windows)
+                loaders, totals = pass_loaders(run, reads_end=by_word)
                 if not index and totals.batch_size < runtime.ranks.size:
                     n = totals.batch_size
                     sequences = "one sequence, by one" if n == 1 else f"{n} sequences, by {n}"

@@ -20,7 +20,7 @@ from xlcli.inference import check_memory, longest_memory
 from xlcli.metrics import LN2, bits_per, context_bin_edges, half_width
 from xlcli.model.recall import QUERIES, lsh_recall
 from xlcli.runtime import Runtime
-from xlcli.text.loaders import EvalLoader, document_loaders, text_loader, window_loaders
+from xlcli.text.loaders import EvalLoader, document_loaders, text_loader
 
 if TYPE_CHECKING:
     from xlcli.online import Reader
@@ -85,9 +85,8 @@ def score_text(
         for inputs, targets, scored, positions in loader:
             if run.stop():
                 return
-            if state is None:  # absolute positions count from the beginning of a window
-                offsets = np.zeros_like(loader.offsets) if lengths.in_windows else loader.offsets
-                state = lengths.init_state(run.reader, offsets)
+            if state is None:
+                state = lengths.init_state(run.reader, loader.offsets)
             x, y = (torch.from_numpy(array).to(runtime.device) for array in (inputs, targets))
             with torch.inference_mode(), runtime.autocast():
                 readout = None if scores is None else scores.predictions
@@ -129,10 +128,10 @@ def pass_loaders(run: Pass, *, reads_end: bool = False) -> tuple[list[EvalLoader
     text, lengths, runtime = run.text, run.lengths, run.runtime
     ids, start_id = text.tokens.ids, run.model.tokenizer.start_id
     size, segment_len = lengths.batch_size, lengths.segment_len
+    if lengths.stride is not None:  # sequences start where a window does
+        segment_len = segment_len // lengths.stride * lengths.stride
     settings: dict[str, int] = {"batch_size": size, "start_id": start_id}
-    if lengths.in_windows and lengths.stride is not None:
-        loaders = [*window_loaders(ids, text.documents, window=segment_len, stride=lengths.stride, **settings)]
-    elif lengths.by_document:
+    if lengths.by_document:
         n_tokens = lengths.tokens_per_call
         found = [*document_loaders(ids, text.documents, segment_len=segment_len, n_tokens=n_tokens, **settings)]
         loaders = [found[i] for i in np.random.default_rng(0).permutation(len(found))]
@@ -184,7 +183,7 @@ def measure_recall(run: Pass) -> tuple[float, ...]:
     if len(ids) < 2:
         return ()
     with torch.inference_mode(), run.runtime.autocast():
-        one_segment = replace(lengths, segment_len=max(lengths.segment_len, len(ids)))
+        one_segment = replace(lengths, segment_len=max(lengths.segment_len, len(ids)), stride=None)
         state = one_segment.init_state(network, np.zeros(1, np.int64))
         tokens = torch.from_numpy(ids)[None].to(run.runtime.device)
         return tuple(lsh_recall(network, tokens, state, DEFAULT_SEGMENT_LEN))

@@ -203,19 +203,17 @@ class Lengths(Reading):
     """How an evaluation reads a text, and its maximum number of sequences.
 
     `tokens_per_call` limits batches of documents, and of windows for the loss by context; None if the batch size was
-    given. `in_windows`: overlapping windows are sequences of a batch, each from empty memory.
+    given.
     """
 
     batch_size: int = 1
     warmup_len: int = 0
     by_document: bool = False
     tokens_per_call: int | None = None
-    in_windows: bool = False
 
     def init_state(self, reader: Reader, starts: NDArray[np.int64]) -> State:
         """Empty memory of sequences that start at these positions (b) of the text."""
-        state = self.state | ({"stride": None} if self.in_windows else {})
-        return reader.init_state(len(starts), offsets=starts.tolist(), **state)
+        return reader.init_state(len(starts), offsets=starts.tolist(), **self.state)
 
     @property
     def max_context(self) -> int:
@@ -255,9 +253,7 @@ def choose_lengths(model: LoadedModel, runtime: Runtime, options: EvalConfig, te
     receptive_field = model.network.receptive_field(mem_len if exact else mem_len + segment_len) if mem_len else 0
     warmup_len = n_tokens if receptive_field is None else receptive_field
     state_bytes = model.config.model.memory_bytes(2 * mem_len + segment_len, memory_dtype)
-    in_windows = reading.stride is not None and options.online_option is None
-    one_by_one = by_document and not in_windows
-    if one_by_one:
+    if by_document:
         # The memory of a short document holds no more tokens than the document, unless its size is fixed.
         shape = model.config.model
         shortest = shape.memory_bytes(shape.tokens_in_memory(mem_len, 1) or 1, memory_dtype)
@@ -265,13 +261,13 @@ def choose_lengths(model: LoadedModel, runtime: Runtime, options: EvalConfig, te
     else:
         by_warmup = 1 + n_tokens // (10 * warmup_len) if warmup_len else n_tokens
         largest = min(n_ranks * min(n_per_call // segment_len, STATE_LIMIT // state_bytes), by_warmup)
-    is_single = options.online_option is not None or (receptive_field is None and not one_by_one)
+    is_single = options.online_option is not None or (receptive_field is None and not by_document)
     limit = n_ranks * min(n_per_call, max(1, STATE_LIMIT // state_bytes) * segment_len)
+    stride = None if reading.stride is None else min(reading.stride, segment_len)
     return Lengths(
-        **vars(reading) | {"segment_len": segment_len, "stride": reading.stride and min(reading.stride, segment_len)},
+        **vars(reading) | {"segment_len": segment_len, "stride": stride},
         batch_size=1 if is_single else options.batch_size or max(1, largest),
-        warmup_len=warmup_len,
+        warmup_len=warmup_len if stride is None else segment_len - stride,
         by_document=by_document,
         tokens_per_call=None if options.batch_size else limit,
-        in_windows=in_windows,
     )

@@ -21,6 +21,7 @@ from xlcli.files import RESTORE, json_digest, open_regular, write_atomic
 from xlcli.machine import require_memory
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 T = TypeVar("T")
@@ -100,7 +101,11 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     order = sorted(ready, key=lambda name: (-ready[name].element_size(), name))  # so that all are aligned
     for name in order:
         start, end = end, end + ready[name].numel() * ready[name].element_size()
-        entries[name] = {"dtype": _type(ready[name]), "shape": [*ready[name].shape], "data_offsets": [start, end]}
+        entries[name] = {
+            "dtype": type_name(ready[name].dtype),
+            "shape": [*ready[name].shape],
+            "data_offsets": [start, end],
+        }
     header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
     if len(header) > HEADER_LIMIT:
@@ -114,9 +119,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     )
 
 
-def _type(tensor: Tensor) -> str:
-    """The type of a tensor as safetensors names it."""
-    name = str(tensor.dtype).removeprefix("torch.").replace("bfloat", "BF").replace("float", "F")
+def type_name(dtype: torch.dtype) -> str:
+    """A type of numbers as safetensors names it."""
+    name = str(dtype).removeprefix("torch.").replace("bfloat", "BF").replace("float", "F")
     return name.replace("uint", "U").replace("int", "I").upper()
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-import shlex
-from collections.abc import Mapping
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from xlcli.config import ModelConfig, Tree, WeightEncoding, differences, validate
 from xlcli.errors import CheckpointError, ConfigError
@@ -25,19 +23,15 @@ from xlcli.interchange.transfo_xl import TransfoXL
 from xlcli.machine import require_memory
 from xlcli.store.layout import ENCODINGS, WEIGHTS, SavedConfig, is_model, read_config_file, write_record
 
-if TYPE_CHECKING:
-    from xlcli.text.base import Tokenizer
-
 _ALL: tuple[Format, ...] = (Llama(), GPT2(), TransfoXL(), Original())
 """All formats. A new one is added here."""
 FORMATS = {each.name: each for each in _ALL}
 """Formats by name."""
 OWN = "xlcli"
 """Key of an exported `config.json` with the sections of the model, and folder of a tokenizer that the format lacks."""
-DECLINED = {"reformer": "its attention at a token depends on the tokens that follow, so that no memory can continue it"}
-"""Types of models that are declined, and the reason."""
-_FAR = ("position.clamp_len", "position.n_sinks")
-_WITHOUT_NUMBERS = ("dropout.", "init_std", "zero_init", "loss_chunk", "feedforward.chunk_len", *_FAR)
+_REFORMER = "its attention at a token depends on the tokens that follow, so that no memory can continue it"
+_HARMLESS = ("dropout.", "init_std", "zero_init", "loss_chunk", "feedforward.chunk_len")
+_WITHOUT_NUMBERS = (*_HARMLESS, "position.clamp_len", "position.n_sinks")
 """Keys of `model` that change no prediction within the trained window."""
 _TEXT = b"The quick brown fox jumps over the lazy dog, and the dog sleeps on.\n"
 """What a new model is checked with."""
@@ -55,8 +49,8 @@ def find_format(path: Path) -> str | None:
 def import_model(path: Path, target: Path, *, name: str | None = None, encoding: WeightEncoding | None = None) -> Tree:
     """Makes the model folder `target` from the model of another program at `path`; all or nothing.
 
-    Returns `imported` of its record: `format`; `source`, the name of `path`; `notes`, how far its results are those of
-    the source; `check_bits`, the mean surprisal in bits of the tokens of a short text.
+    Returns `imported` of its record: `format`; `source`, the name of `path`; `tokenizer`; `eos_token_id` of the source;
+    `check_bits`, the mean surprisal in bits of the tokens of a short text.
 
     Args:
         path: Folder or file of the model.
@@ -67,11 +61,12 @@ def import_model(path: Path, target: Path, *, name: str | None = None, encoding:
     Raises:
         CheckpointError: The source is missing, damaged or hostile, or has a setting that changes numbers and that
             xlcli lacks.
-        ConfigError: `target` exists, or the format is unknown.
+        ConfigError: `target` exists.
         ResourceError: The disk is full, or the weights do not fit the machine.
     """
     from xlcli.store.folder import new_folder, save_model
     from xlcli.store.weights import n_weights
+    from xlcli.text.tokenizers import load_tokenizer
 
     format_ = FORMATS[name or _required_format(path)]
     source = format_.open(path)
@@ -87,15 +82,15 @@ def import_model(path: Path, target: Path, *, name: str | None = None, encoding:
     types = {names[info.dtype] for info in kept.values()}
     stored_as = encoding or (types.pop() if len(types) == 1 else "float32")
     require_memory(f"importing {path}", 4 * n_weights(kept), "Import a smaller model.")
-    tokenizer = _tokenizer(format_, source, model)
+    has_own = OWN in source.config and (source.path / OWN).is_dir()
+    tokenizer = load_tokenizer(source.path / OWN) if has_own else format_.tokenizer(source, model)
     with new_folder(target) as folder:
         save_model(folder, config, dict(format_.weights(source, model)), tokenizer, {}, encoding=stored_as)
-        if left := sorted(each for each in source.unread if not each.endswith(format_.buffers)):
-            raise CheckpointError(f"{path} has the tensor '{left[0]}', which xlcli cannot import.", DOWNLOAD)
-        is_own = config.model_dump(mode="json") == source.config.get(OWN)
-        notes = ["those of the exported model"] if is_own else format_.notes(config)
-        about = {"format": format_.name, "source": path.resolve().name, "notes": notes, **_special_ids(source.config)}
-        about |= {"tokenizer": tokenizer.kind, "check_bits": _check(folder)}
+        left = (each for each in sorted(source.unread & kept.keys()) if not re.fullmatch(format_.copies, each))
+        if other := next(left, None):
+            raise CheckpointError(f"{path} has the tensor '{other}', which xlcli cannot import.", DOWNLOAD)
+        about: Tree = {"format": format_.name, "source": path.resolve().name, "tokenizer": tokenizer.kind}
+        about |= {"eos_token_id": source.config.get("eos_token_id"), "check_bits": _check(folder)}
         record = {"corpus": f"imported from {about['source']} ({about['format']})", "imported": about}
         write_record(folder, {**record, "finished": True})
     return about
@@ -127,7 +122,7 @@ def export_model(folder: Path, target: Path, *, name: str | None = None) -> str:
         model = load(folder)
         encoding = "float32" if header.encoding == "int8" else header.encoding
         own = weights(model.network)
-        tensors = dict(format_.export_weights(encode(own, stored_infos(own, encoding)), header.config.model))
+        tensors = format_.export_weights(encode(own, stored_infos(own, encoding)), header.config.model)
         files = format_.export_tokenizer(model.tokenizer)
         for each, data in files.items():
             write_atomic(temporary / each, data)
@@ -135,8 +130,9 @@ def export_model(folder: Path, target: Path, *, name: str | None = None) -> str:
             (temporary / OWN).mkdir()
             model.tokenizer.save(temporary / OWN)
         about = model.record.get("imported")
-        ids = {"bos_token_id": model.tokenizer.start_id} | _special_ids(about)
-        tree |= {"torch_dtype": encoding, **ids, OWN: header.config.model_dump(mode="json")}
+        end_id = about.get("eos_token_id") if isinstance(about, dict) else None
+        tree |= {"bos_token_id": model.tokenizer.start_id, "eos_token_id": end_id, "torch_dtype": encoding}
+        tree[OWN] = header.config.model_dump(mode="json")
         write_atomic(temporary / CONFIG, json.dumps(tree, indent=2).encode() + b"\n")
         write_tensors(temporary / WEIGHTS, tensors, {"format": "pt"})
     return format_.name
@@ -148,14 +144,10 @@ def _required_format(path: Path) -> str:
         raise CheckpointError(f"there is no folder or file {path}.", "Download the model into a folder first.")
     if name := find_format(path):
         return name
-    kind = model_type(path)
-    if kind is None and is_model(path):
-        raise CheckpointError(
-            f"{path} is a model of xlcli.", f"Use it as it is: xlcli eval -m {shlex.quote(str(path))}."
-        )
-    if kind is None:
-        raise CheckpointError(f"{path} does not say what model it is.", f"Give --format {'|'.join(FORMATS)}.")
-    reason = DECLINED.get(kind, "xlcli has no such model")
+    if (kind := model_type(path)) is None:
+        problem = "is a model of xlcli already" if is_model(path) else "does not say what model it is"
+        raise CheckpointError(f"{path} {problem}.", f"Import another model, or give --format {'|'.join(FORMATS)}.")
+    reason = _REFORMER if kind == "reformer" else "xlcli has no such model"
     raise CheckpointError(f"{path} is of the type {ascii(kind)[:80]}: {reason}.", CAN)
 
 
@@ -177,10 +169,7 @@ def _export_config(config: SavedConfig, format_: Format) -> Tree:
     except (CheckpointError, ConfigError) as error:
         raise ConfigError(f"the format {format_.name} cannot hold the model: {error.message}", CAN) from None
     if key := _difference(config.model, back.model):
-        value: Any = _resolved(config.model)
-        for part in key.split("."):
-            value = value.get(part)
-        raise ConfigError(f"the format {format_.name} cannot hold model.{key} {value!r}.", CAN)
+        raise ConfigError(f"the format {format_.name} cannot hold the value of model.{key}.", CAN)
     return tree
 
 
@@ -197,27 +186,11 @@ def _resolved(model: ModelConfig) -> Tree:
     layers = [layer.model_dump(mode="json") for layer in model.attentions]
     for layer in layers:
         layer |= {"head_dim": model.head_dim, "n_kv_heads": layer.get("n_kv_heads") or layer["n_heads"]}
-    same = all(layer == layers[0] for layer in layers)
-    tree["attention"] = layers[0] if same else {str(i): layer for i, layer in enumerate(layers)}
+    tree["attention"] = layers[0] | {str(i): layer for i, layer in enumerate(layers) if layer != layers[0]}
     tree["feedforward"]["ffn_dim"] = model.ffn_dim
     if tree["position"].get("n_features", 0) is None:
         tree["position"]["n_features"] = model.dim
     return tree
-
-
-def _tokenizer(format_: Format, source: Source, model: ModelConfig) -> Tokenizer:
-    """The tokenizer of a source; an exported model may have one that the format lacks."""
-    from xlcli.text.tokenizers import load_tokenizer
-
-    if OWN in source.config and (source.path / OWN).is_dir():
-        return load_tokenizer(source.path / OWN)
-    return format_.tokenizer(source, model)
-
-
-def _special_ids(tree: Any) -> Tree:
-    """Ids that end a text or fill a batch in Hugging Face, by their keys."""
-    found = {key: tree.get(key) for key in ("eos_token_id", "pad_token_id")} if isinstance(tree, Mapping) else {}
-    return {key: value for key, value in found.items() if type(value) is int}
 
 
 def _check(folder: Path) -> float:

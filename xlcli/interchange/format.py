@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
     from xlcli.text.base import Tokenizer
 
+PARTS = ("attention.query.", "attention.key.", "attention.value.")
+"""Parts of the names of weights that are one tensor in some formats."""
+HEAD_BIAS = "lm_head.bias"
+"""Name of a tensor that formats do not have."""
 TOKENIZER = "tokenizer.json"
 LARGEST_TOKENIZER = 2**26
 """Maximum bytes of a tokenizer's file."""
@@ -32,6 +36,9 @@ class Format(ABC):
         buffers: Ends of the names of tensors that follow from the settings, and are not read.
         names: Parts of the names of weights in xlcli and in the format.
         prefix: Beginning of the names of all tensors but the head; files of a model without its head lack it.
+        copies: Names of tensors that need not be read, because they are copies of others (a regular expression).
+        is_fused: Queries, keys and values are one tensor.
+        is_transposed: Matrices of blocks are stored transposed.
     """
 
     name: ClassVar[str]
@@ -39,6 +46,9 @@ class Format(ABC):
     buffers: ClassVar[tuple[str, ...]] = ()
     names: ClassVar[Mapping[str, str]] = {}
     prefix: ClassVar[str] = ""
+    copies: ClassVar[str] = r"lm_head\.weight"
+    is_fused: ClassVar[bool] = False
+    is_transposed: ClassVar[bool] = False
 
     def recognizes(self, path: Path) -> bool:
         """True if the model at `path`, a folder or file, is of this format. Reads no weights."""
@@ -60,29 +70,32 @@ class Format(ABC):
         """Name in xlcli and values of each weight, of which one at a time is read."""
         from xlcli.store.weights import empty_weights
 
-        prefix = self.prefix if any(name.startswith(self.prefix) for name in source.stored) else ""
-        if model.embedding.tied:
-            source.unread.discard("lm_head.weight")  # a copy
         for name, empty in empty_weights(model).items():
-            if name == "head.bias":  # `model.bias` brings it
-                yield name, empty.new_zeros(empty.shape, device="cpu")
-            else:
-                foreign = self.foreign(name)
-                yield name, self.take(source, name, foreign if name[:5] == "head." else prefix + foreign, empty.shape)
+            yield name, self.read(source, name, model, tuple(empty.shape))
 
-    def take(self, source: Source, name: str, foreign: str, shape: tuple[int, ...]) -> Tensor:
-        """The weight `name` of this shape, in the format `foreign`."""
-        return source.take(foreign, tuple(shape))
+    def read(self, source: Source, name: str, model: ModelConfig, shape: tuple[int, ...]) -> Tensor:
+        """The weight `name` of xlcli, of this shape."""
+        import torch
 
-    def foreign(self, name: str) -> str:
-        """The name of a weight in the format, without the prefix."""
+        foreign, start, n = self.place(name, model)
+        if foreign == HEAD_BIAS and foreign not in source.stored:  # `model.bias` brings it
+            return torch.zeros(shape)
+        if (short := foreign.removeprefix(self.prefix)) in source.stored:
+            foreign = short
+        stored = (n, *shape[1:]) if n else shape
+        is_turned = self.is_transposed and name.startswith("stack.") and len(shape) == 2
+        whole = source.take(foreign, stored[::-1] if is_turned else stored)
+        whole = whole.T if is_turned else whole
+        return whole[start : start + shape[0]].clone() if n else whole
+
+    def place(self, name: str, model: ModelConfig) -> tuple[str, int, int]:
+        """Where the weight `name` of xlcli is: a tensor, of whose n rows those from `start`; n is 0 if it has all."""
+        foreign = name if name.startswith("head.") else self.prefix + name
         for ours, theirs in self.names.items():
-            name = name.replace(ours, theirs)
-        return name
-
-    def notes(self, config: SavedConfig) -> list[str]:
-        """How far the results are those of the source, with the default memory."""
-        return []
+            foreign = foreign.replace(ours, theirs)
+        size = model.attention.n_heads * model.head_dim
+        part = next((i for i, each in enumerate(PARTS) if self.is_fused and each in name), None)
+        return (foreign, 0, 0) if part is None else (foreign, part * size, len(PARTS) * size)
 
     def tokenizer(self, source: Source, model: ModelConfig) -> Tokenizer:
         """The tokenizer of the source; one of token ids if it has none."""
@@ -101,17 +114,25 @@ class Format(ABC):
         """Content of the `config.json` of this format. What it leaves out is found by importing it again."""
         raise ConfigError(f"models cannot be exported to the format {self.name}.", "Choose another --format.")
 
-    def export_weights(self, weights: Mapping[str, Tensor], model: ModelConfig) -> Iterator[tuple[str, Tensor]]:
-        """Name and values of each tensor of this format, of weights by their names in xlcli.
+    def export_weights(self, weights: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
+        """The tensors of this format, of weights by their names in xlcli.
 
         Raises:
             ConfigError: A weight has no place in the format.
         """
+        tensors: dict[str, Tensor] = {}
         for name, tensor in weights.items():
-            if name != "head.bias":
-                yield ("" if name[:5] == "head." else self.prefix) + self.foreign(name), tensor
-            elif bool(tensor.any()):
+            foreign, start, n = self.place(name, model)
+            if n:
+                whole = tensors.setdefault(foreign, tensor.new_empty(n, *tensor.shape[1:]))
+                whole[start : start + len(tensor)] = tensor
+            elif foreign == HEAD_BIAS and bool(tensor.any()):
                 raise ConfigError(f"the head has a bias, which {self.name} has not.", "Train with model.bias=false.")
+            elif not tensors.setdefault(foreign, tensor).equal(tensor):
+                problem = f"{name} differs from the projection of another cluster, but {foreign} is one for all"
+                raise ConfigError(f"the model cannot be exported: {problem}.", "Train with model.embedding.div_val=2.")
+        tensors.pop(HEAD_BIAS, None)
+        return tensors
 
     def export_tokenizer(self, tokenizer: Tokenizer) -> dict[str, bytes]:
         """Content of the files of a tokenizer by name; empty if the format has none for its kind."""

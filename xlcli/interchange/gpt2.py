@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from xlcli.interchange.format import Format
+from xlcli.interchange.format import PARTS, Format
 from xlcli.interchange.settings import Settings
 from xlcli.interchange.source import Source
-from xlcli.store.layout import SavedConfig
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _ACTIVATIONS = {"gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "gelu": "gelu", "relu": "relu"}
-_PARTS = ("attention.query.", "attention.key.", "attention.value.")
-"""Parts of the names of weights that are one tensor in GPT-2."""
 
 
 class GPT2(Format):
@@ -25,6 +19,8 @@ class GPT2(Format):
     model_types = ("gpt2",)
     buffers = (".attn.bias", ".attn.masked_bias")
     prefix = "transformer."
+    is_fused = True
+    is_transposed = True
     names: ClassVar[Mapping[str, str]] = {
         "embedding.table.": "wte.",
         "position.axes.0.": "wpe.",
@@ -36,7 +32,7 @@ class GPT2(Format):
         "attention.output.": "attn.c_proj.",
         "feedforward.up.": "mlp.c_fc.",
         "feedforward.down.": "mlp.c_proj.",
-        **dict.fromkeys(_PARTS, "attn.c_attn."),
+        **dict.fromkeys(PARTS, "attn.c_attn."),
     }
 
     def sections(self, source: Source) -> dict[str, dict[str, Any]]:
@@ -68,20 +64,3 @@ class GPT2(Format):
         }
         settings.finish("reorder_and_upcast_attn", *(key for key in source.config if key.startswith("summary_")))
         return {"model": model, "train": {"mem_len": 0, "segment_len": length, "batch_size": 1}}
-
-    def take(self, source: Source, name: str, foreign: str, shape: tuple[int, ...]) -> Tensor:
-        """A weight. Matrices of blocks are stored transposed; queries, keys and values are one tensor."""
-        part = next((i for i, each in enumerate(_PARTS) if each in name), None)
-        shape = tuple(shape) if part is None else (3 * shape[0], *shape[1:])
-        is_matrix = ".h." in f".{foreign}" and len(shape) == 2
-        tensor = source.take(foreign, shape[::-1] if is_matrix else shape)
-        tensor = tensor.T if is_matrix else tensor
-        return tensor if part is None else tensor.chunk(3)[part].clone()
-
-    def notes(self, config: SavedConfig) -> list[str]:
-        """How far the results are those of the source."""
-        length = config.train.segment_len
-        return [
-            f"exact for texts of up to {length:,} tokens, its number of positions",
-            f"longer texts are read in overlapping windows of {length:,} tokens (--stride)",
-        ]

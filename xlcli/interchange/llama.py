@@ -48,7 +48,7 @@ class Llama(Format):
     def sections(self, source: Source) -> dict[str, dict[str, Any]]:
         """Sections `model` and `train`. Distances are clamped to the trained window, whose first tokens are sinks."""
         settings = Settings(source.path, source.config)
-        kind = settings.take("model_type", str)
+        kind = settings.take("model_type", {each: each for each in self.model_types}, "llama")
         dim, n_layers = settings.take("hidden_size", int), settings.take("num_hidden_layers", int)
         n_heads, length = settings.take("num_attention_heads", int), settings.take("max_position_embeddings", int)
         if not 0 < n_layers <= MOST_LAYERS:
@@ -88,21 +88,13 @@ class Llama(Format):
         train = {"mem_len": reach, "segment_len": min(length, SEGMENT_LEN), "span": "uniform", "batch_size": 1}
         return {"model": model, "train": train}
 
-    def notes(self, config: SavedConfig) -> list[str]:
-        """How far the results are those of the source."""
-        mem_len = config.train.mem_len
-        exact = f"exact for texts of up to {mem_len + 1:,} tokens, the window of its training"
-        if config.model.clamp_len is None:
-            return ["exact for texts of any length: each layer sees a sliding window"]
-        return [exact, f"of longer texts the first {N_SINKS} and the last {mem_len:,} tokens stay visible"]
-
     def export_config(self, config: SavedConfig) -> dict[str, Any]:
         """`config.json` of the type of model that can hold this one."""
         model, attention = config.model, config.model.attention
         windows: list[int | None] = [getattr(layer, "window", None) for layer in model.attentions]
         bias, has_norms = (getattr(model.attentions[0], key, None) for key in ("bias", "qk_norm"))
         kind = "qwen3" if has_norms else "qwen2" if bias == "qkv" else "mistral" if all(windows) else "llama"
-        sliding = max((window for window in windows if window), default=0)
+        slides = any(windows) and kind != "llama"
         scaling = getattr(model.position, "scaling", None)
         names = {"kind": "rope_type", "original_len": "original_max_position_embeddings"}
         reach = model.clamp_len or (config.train.max_distance(model) if model.has_softmax else 1)
@@ -123,16 +115,13 @@ class Llama(Format):
             "rope_scaling": scaling and {names.get(key, key): value for key, value in scaling.model_dump().items()},
             "tie_word_embeddings": model.embedding.tied,
             "attention_dropout": model.dropout.attention,
+            "attention_bias": bias == "all" and kind in ("llama", "qwen3"),
+            "mlp_bias": model.bias and kind == "llama",
+            "sliding_window": max(window for window in windows if window) + 1 if slides else None,
+            "use_sliding_window": slides,
         }
-        if kind != "llama":
-            tree["sliding_window"] = sliding + 1 if sliding else None
-        if kind in ("llama", "qwen3"):
-            tree["attention_bias"] = bias == "all"
-        if kind == "llama":
-            tree["mlp_bias"] = model.bias
-        if kind in ("qwen2", "qwen3"):
-            n_full = windows.index(sliding) if sliding else model.n_layers
-            tree |= {"use_sliding_window": bool(sliding), "max_window_layers": n_full}
+        if kind.startswith("qwen"):
+            tree["max_window_layers"] = next((i for i, window in enumerate(windows) if window), model.n_layers)
             tree["layer_types"] = [_LAYERS[bool(window)] for window in windows]
         return tree
 
@@ -143,13 +132,11 @@ def _windows(kind: str, n_layers: int, settings: Settings) -> list[int | None]:
         settings.require("layer_types", ["full_attention"] * n_layers)
         return [None] * n_layers
     window = settings.take("sliding_window", int, None if "sliding_window" in settings.config else 4096)
-    slides = [True] * n_layers
-    if kind != "mistral":
-        first = settings.take("max_window_layers", int, 28)
-        is_used = settings.take("use_sliding_window", bool, default=False)
-        slides = [is_used and i >= first for i in range(n_layers)]
+    first = settings.take("max_window_layers", int, 0 if kind == "mistral" else 28)
+    is_used = settings.take("use_sliding_window", bool, kind == "mistral")
+    slides = [is_used and i >= first for i in range(n_layers)]
     if (types := settings.take("layer_types", list, None)) is not None:
-        if len(types) != n_layers or not {*types} <= {*_LAYERS}:
+        if len(types) != n_layers or not all(each in _LAYERS for each in types):
             settings.refuse("layer_types", types)
         slides = [each == _LAYERS[1] for each in types]
     if window is not None and window < 2:

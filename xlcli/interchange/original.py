@@ -9,20 +9,13 @@ from typing import TYPE_CHECKING, Any
 from xlcli.config import ModelConfig
 from xlcli.errors import CheckpointError
 from xlcli.interchange.pickles import REMEDY, StoredTensor, read_checkpoint
-from xlcli.interchange.settings import CAN
 from xlcli.interchange.source import Source, Stored
 from xlcli.interchange.transfo_xl import TransfoXL
-from xlcli.store.layout import SavedConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 MODEL = "model.pt"
-_PLACEMENTS = {2: "embedding", 3: "layers"}
-"""Where models add absolute positions, by `attn_type`: sinusoids to the embedding, or tables to each layer."""
-_LEARNED = "learns a vector for each distance, an encoding that xlcli lacks"
-_RAW = "with pre_lnorm takes its queries from inputs without a norm"
-_SHIFTED = "adds positions to its memory at each call anew, so that predictions depend on how a text is cut"
 _MOST_PARTS = 2**20
 
 
@@ -48,48 +41,10 @@ class Original(TransfoXL):
         except (LookupError, TypeError, AttributeError, ValueError):
             raise CheckpointError(f"{path} is no model of the original Transformer-XL.", REMEDY) from None
 
-    def sections(self, source: Source) -> dict[str, dict[str, Any]]:
-        """Sections `model` and `train`. Absolute positions count down to the end of a segment."""
-        kind = source.config["attn_type"]
-        tree = super().sections(Source(source.path, {**source.config, "attn_type": 0}, {}))
-        if kind:
-            is_pre, length = tree["model"]["norm"]["placement"] == "pre", tree["train"]["segment_len"]
-            if kind not in _PLACEMENTS or is_pre or tree["train"]["mem_len"]:
-                reason = _LEARNED if kind not in _PLACEMENTS else _RAW if is_pre else _SHIFTED
-                raise CheckpointError(f"{source.path}: attn_type {kind} {reason}.", CAN)
-            table = {"kind": "learned", "placement": _PLACEMENTS[kind], "max_len": length, "overflow": "error"}
-            tree["model"]["position"] = table
-        return tree
-
     def read(self, source: Source, name: str, model: ModelConfig, shape: tuple[int, ...]) -> Tensor:
         """The weight `name` of xlcli. The original code counts the tails of clusters from the last one."""
-        import torch
-
-        if name == "position.axes.0.weight":
-            limit = source.config["clamp_len"] if source.config["clamp_len"] > 0 else shape[0]
-            position = torch.arange(shape[0] - 1, -1, -1.0).clamp(max=limit)
-            angle = position[:, None] / 10_000 ** (torch.arange(0.0, shape[1], 2.0) / shape[1])
-            return torch.cat((angle.sin(), angle.cos()), dim=-1)
-        if name.endswith("position.axes.0.weight"):
-            n_rows = source.tensors["r_emb"].shape[1:2]
-            tables = source.take("r_emb", (model.n_layers, *n_rows, model.attention.n_heads, model.head_dim))
-            return tables[int(name.split(".")[2]), -shape[0] :].flatten(1)
         tensor = super().read(source, name, model, shape)
         return tensor.flip(0) if name.startswith("head.tails.") else tensor
-
-    def place(self, name: str, model: ModelConfig) -> tuple[str, int, int]:
-        """Where the weight `name` of xlcli is; models with absolute positions have a tensor for queries alone."""
-        foreign, start, n = super().place(name, model)
-        folder, size = foreign.removesuffix("qkv_net.weight"), n // 3
-        if model.position.kind == "xl" or folder == foreign:
-            return foreign, start, n
-        return (f"{folder}kv_net.weight", start - size, 2 * size) if start else (f"{folder}q_net.weight", 0, 0)
-
-    def notes(self, config: SavedConfig) -> list[str]:
-        """How far the results are those of the source."""
-        if config.model.position.kind == "xl":
-            return super().notes(config)
-        return ["exact in whole segments: positions count down to the end of a segment"]
 
 
 def _tensors(model: Any) -> Iterator[tuple[str, StoredTensor]]:

@@ -12,20 +12,19 @@ from __future__ import annotations
 
 import io
 import math
-import os
 import pickle
-import struct
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from xlcli.errors import CheckpointError, XLError
+from xlcli.errors import CheckpointError
 from xlcli.files import open_regular
-from xlcli.files.tensors import TensorInfo
+from xlcli.files.tensors import TensorInfo, type_name
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 LARGEST_PICKLE = 2**26
@@ -34,9 +33,8 @@ MOST_OPCODES = 2**23
 """Maximum number of opcodes: 1.6 million for that vocabulary. Each makes at most one object."""
 LARGEST_DIRECTORY = 2**24
 """Maximum bytes of the directory of a zip file, which takes twenty times the RAM."""
-MOST_SHARING = 4
-"""Maximum size of all tensors, in sizes of the file: tied weights share a storage."""
-LONGEST_NAME, MOST_ARGUMENTS, MOST_AXES = 512, 16, 8
+MOST_ARGUMENTS = 16
+"""Maximum number of arguments of a call, and of axes of a tensor."""
 RECORDS = frozenset(
     f"{module}.{name}"
     for module, names in {
@@ -60,25 +58,15 @@ RECORDS = frozenset(
     for name in names.split()
 )
 """Classes and functions that pickles of Transformer-XL models and vocabularies name. None of them is imported."""
-
-
-class _Numbers(NamedTuple):
-    """Type of the numbers of a storage, their size in bytes, and the name of the type in torch."""
-
-    dtype: str
-    size: int
-    name: str
-
-
 _STORAGES = {
-    "torch.FloatStorage": _Numbers("F32", 4, "float32"),
-    "torch.HalfStorage": _Numbers("F16", 2, "float16"),
-    "torch.BFloat16Storage": _Numbers("BF16", 2, "bfloat16"),
-    "torch.DoubleStorage": _Numbers("F64", 8, "float64"),
-    "torch.LongStorage": _Numbers("I64", 8, "int64"),
-    "torch.IntStorage": _Numbers("I32", 4, "int32"),
-    "torch.ByteStorage": _Numbers("U8", 1, "uint8"),
-    "torch.BoolStorage": _Numbers("BOOL", 1, "bool"),
+    "torch.FloatStorage": "float32",
+    "torch.HalfStorage": "float16",
+    "torch.BFloat16Storage": "bfloat16",
+    "torch.DoubleStorage": "float64",
+    "torch.LongStorage": "int64",
+    "torch.IntStorage": "int32",
+    "torch.ByteStorage": "uint8",
+    "torch.BoolStorage": "bool",
 }
 _MAGIC, _VERSION = 0x1950A86A20F9469CFC6C, 1001
 _ALLOWED = (
@@ -104,8 +92,7 @@ class Storage:
     """`n` numbers of one type in a file; `start` is the offset of the first one in bytes, -1 until it is known."""
 
     path: Path
-    identity: tuple[int, ...]
-    kind: _Numbers
+    dtype: torch.dtype
     n: int
     start: int = -1
 
@@ -120,16 +107,15 @@ class StoredTensor:
     strides: tuple[int, ...]
 
     def read(self) -> Tensor:
-        """The tensor, in RAM of its own. Raises `CheckpointError` if the file has changed."""
+        """The tensor, in RAM of its own."""
         import torch
 
-        storage, kind = self.storage, self.storage.kind
-        data = bytearray(_extent(self.info.shape, self.strides) * kind.size)
-        with open_regular(storage.path) as (file, status):
-            file.seek(storage.start + self.offset * kind.size)
-            if _identity(status) != storage.identity or file.readinto(data) != len(data):
+        storage, dtype = self.storage, self.storage.dtype
+        data = bytearray(_extent(self.info.shape, self.strides) * dtype.itemsize)
+        with open_regular(storage.path) as (file, _):
+            file.seek(storage.start + self.offset * dtype.itemsize)
+            if file.readinto(data) != len(data):
                 raise CheckpointError(f"{storage.path} changed while it was read.", "Run the command again.")
-        dtype = getattr(torch, kind.name)
         flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
         return flat.as_strided(self.info.shape, self.strides).contiguous()
 
@@ -143,14 +129,57 @@ def read_checkpoint(path: Path) -> Any:
         CheckpointError: The file is missing, damaged or too large, or names something that is not in `RECORDS`.
     """
     with open_regular(path) as (file, status):
-        reader = _Reader(path, file, status)
         try:
-            return reader.read_zip() if file.read(4) == b"PK\3\4" else reader.read_legacy()
-        except (XLError, OSError):
+            read = _read_zip if file.read(4) == b"PK\3\4" else _read_legacy
+            return read(path, file, status.st_size)
+        except OSError:
             raise
         except Exception as error:  # the standard library has many for damage
             reason = ascii(f"{type(error).__name__}: {error}")[1:200].rstrip("'.")
-            raise CheckpointError(f"{path} is damaged or no checkpoint of PyTorch ({reason}).", REMEDY) from None
+            raise CheckpointError(f"{path} is damaged, or cannot be read without risk ({reason}).", REMEDY) from None
+
+
+def _read_zip(path: Path, file: io.BufferedReader, size: int) -> Any:
+    """Content of data.pkl in an archive."""
+    end = zipfile._EndRecData(file)  # type: ignore[attr-defined]
+    if end and end[zipfile._ECD_SIZE] > LARGEST_DIRECTORY:  # type: ignore[attr-defined]
+        raise ValueError("the directory of the archive is too large")
+    with zipfile.ZipFile(file) as archive:
+        entries = {info.filename: info for info in archive.infolist()}
+        if any(info.compress_type or info.file_size != info.compress_size for info in entries.values()):
+            raise ValueError("the archive is compressed, which torch.save does not do")
+        [name] = (name for name in entries if name == "data.pkl" or name.endswith("/data.pkl"))
+        folder = name.removesuffix("data.pkl")
+        if folder + "byteorder" in entries and archive.read(folder + "byteorder") != b"little":
+            raise ValueError("numbers have another order of bytes")
+        if entries[name].file_size > LARGEST_PICKLE:
+            raise ValueError("the pickle is too long")
+        reader = _Reader(path, archive.read(name), size)
+        tree = reader.load()
+        for key in reader.storages:
+            entry = entries[f"{folder}data/{key}"]
+            with archive.open(entry) as content:
+                reader.place(key, content._orig_compress_start, entry.file_size)  # type: ignore[attr-defined]
+    return tree
+
+
+def _read_legacy(path: Path, file: io.BufferedReader, size: int) -> Any:
+    """Content of a file from before the zip format, or of a single pickle."""
+    file.seek(0)
+    reader = _Reader(path, file.read(LARGEST_PICKLE), size)
+    if (first := reader.load()) != _MAGIC or type(first) is not int:
+        return first
+    version, machine, tree, keys = (reader.load() for _ in range(4))
+    if version != _VERSION or machine.get("little_endian") is not True:
+        raise ValueError("another version of the format, or order of bytes")
+    at = reader.data.tell()
+    for key in keys:
+        file.seek(at)
+        n = int.from_bytes(file.read(8), "little")
+        at = reader.place(key, at + 8, n * reader.storages[key].dtype.itemsize)
+    if any(storage.start < 0 for storage in reader.storages.values()):
+        raise ValueError("a storage is missing")
+    return tree
 
 
 class _Reader(pickle._Unpickler):
@@ -159,117 +188,66 @@ class _Reader(pickle._Unpickler):
     stack: list[Any]
     pop_mark: Callable[[], list[Any]]
 
-    def __init__(self, path: Path, file: io.BufferedReader, status: os.stat_result) -> None:
-        self.window = _Window(file)
-        super().__init__(self.window, fix_imports=False, encoding="utf-8")
+    def __init__(self, path: Path, data: bytes, size: int) -> None:
+        self.path, self.data, self.size = path, io.BytesIO(data), size
+        super().__init__(self.data, fix_imports=False, encoding="utf-8")
         codes = [getattr(pickle, name)[0] for name in _ALLOWED.split()]
         self.dispatch = _Opcodes({code: (self.dispatch | self.replaced)[code] for code in codes})  # type: ignore[misc]
-        self.path, self.file, self.size, self.identity = path, file, status.st_size, _identity(status)
         self.storages: dict[str, Storage] = {}
-        self.n_bytes = 0
 
-    def read_zip(self) -> Any:
-        """Content of data.pkl in an archive."""
-        end = zipfile._EndRecData(self.file)  # type: ignore[attr-defined]
-        if end is None or end[zipfile._ECD_SIZE] > LARGEST_DIRECTORY:  # type: ignore[attr-defined]
-            self.refuse("is damaged, or no archive of torch.save")
-        with zipfile.ZipFile(self.file) as archive:
-            entries = {info.filename: info for info in archive.infolist()}
-        [name] = (name for name in entries if name == "data.pkl" or name.endswith("/data.pkl"))
-        folder = name.removesuffix("data.pkl")
-        if folder + "byteorder" in entries:
-            start, stop = self.place(entries[folder + "byteorder"])
-            self.file.seek(start)
-            if self.file.read(min(stop - start, 8)) != b"little":
-                self.refuse("has numbers in another order of bytes")
-        self.window.move(*self.place(entries[name]))
-        tree = self.load()
-        for key, storage in self.storages.items():
-            storage.start, stop = self.place(entries[f"{folder}data/{key}"])
-            if stop - storage.start != storage.n * storage.kind.size:
-                self.refuse("has a storage of another size than it says")
-        return tree
-
-    def place(self, entry: zipfile.ZipInfo) -> tuple[int, int]:
-        """First byte of a file of the archive, which must not be compressed, and the byte after its last one."""
-        self.file.seek(entry.header_offset)
-        header = self.file.read(30)
-        start = entry.header_offset + 30 + sum(struct.unpack("<HH", header[26:]))
-        is_plain = not entry.compress_type and not entry.flag_bits & 1 and entry.file_size == entry.compress_size
-        if header[:4] != b"PK\3\4" or not is_plain or start + entry.file_size > self.size:
-            self.refuse("is damaged, or compressed, which torch.save does not do")
-        return start, start + entry.file_size
-
-    def read_legacy(self) -> Any:
-        """Content of a file from before the zip format, or of a single pickle."""
-        self.window.move(0, self.size)
-        if (first := self.load()) != _MAGIC or type(first) is not int:
-            return first
-        version, machine, tree, keys = (self.load() for _ in range(4))
-        if version != _VERSION or machine.get("little_endian") is not True:
-            self.refuse("was written on a machine, or in a version of the format, that is not understood")
-        at = self.window.at
-        for key in keys:
-            storage = self.storages[key if type(key) is str else ""]
-            self.file.seek(at)
-            n = int.from_bytes(self.file.read(8), "little")
-            storage.start = at + 8
-            at = storage.start + n * storage.kind.size
-            if n != storage.n or at > self.size:
-                self.refuse("has a storage of another size than it says")
-        if any(storage.start < 0 for storage in self.storages.values()):
-            self.refuse("lacks a storage")
-        return tree
-
-    def refuse(self, problem: str) -> NoReturn:
-        raise CheckpointError(f"{self.path} {problem}.", REMEDY)
+    def place(self, key: str, start: int, n_bytes: int) -> int:
+        """Notes where in the file a storage is; returns the offset of what follows it."""
+        storage, end = self.storages[key], start + n_bytes
+        if n_bytes != storage.n * storage.dtype.itemsize or end > self.size:
+            raise ValueError("a storage has another size than it says")
+        storage.start = start
+        return end
 
     def find_class(self, module: str, name: str) -> Any:
         """What a pickle gets for a name: the type of a storage, or a function that makes a tensor or a record."""
+        import torch
+
         match whole := f"{module}.{name}":
             case "collections.OrderedDict" | "collections.Counter":
-                return _table
+                return lambda given=None: {} if given is None else given  # a copy of a large table takes time
             case "torch._utils._rebuild_tensor" | "torch._utils._rebuild_tensor_v2":
                 return self.tensor
             case "torch._utils._rebuild_parameter":
                 return lambda tensor, *_: tensor
-        if whole not in RECORDS and whole not in _STORAGES:
-            self.refuse(f"asks for {ascii(whole)[:100]}, which is not executed: only tensors and plain values are read")
-        return _STORAGES.get(whole, lambda *_: Record(whole))
+        if whole in _STORAGES:
+            return getattr(torch, _STORAGES[whole])
+        if whole not in RECORDS:
+            raise ValueError(f"it asks for {whole[:100]}, which is not executed")
+        return lambda *_: Record(whole)
 
     def persistent_load(self, key: Any) -> Any:
         """The storage, or the class, that a persistent id describes."""
-        if type(key) is not tuple or not 4 <= len(key) <= 6:
-            self.refuse("has a storage that is not understood")
-        if key[0] == "module":
-            return key[1]  # the source text of a class follows, which nobody reads
-        _, kind, name, _, n, *view = key
-        is_known = isinstance(kind, _Numbers) and type(name) is str and type(n) is int and view in ([], [None])
-        if not is_known or not 0 <= n * kind.size <= self.size:
-            self.refuse("has a storage that is not understood, or larger than the file")
-        storage = self.storages.setdefault(name, Storage(self.path, self.identity, kind, n))
-        if (storage.kind, storage.n) != (kind, n):
-            self.refuse("describes a storage in two ways")
-        return storage
+        import torch
 
-    def tensor(self, storage: Storage, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], *_: Any) -> Any:
+        match key:
+            case ("module", kind, _, _):  # the source text of a class, which nobody reads
+                return kind
+            case ("storage", torch.dtype() as kind, str(name), _, int(n), *view) if view in ([], [None]):
+                storage = self.storages.setdefault(name, Storage(self.path, kind, n))
+                if (storage.dtype, storage.n) == (kind, n):
+                    return storage
+        raise ValueError("a storage is not understood")
+
+    def tensor(self, storage: Storage, offset: int, shape: Any, strides: Any, *_: Any) -> StoredTensor:
         """A tensor within its storage, which holds no number twice."""
-        are_tuples = type(shape) is type(strides) is tuple and len(shape) == len(strides) <= MOST_AXES
-        if not isinstance(storage, Storage) or not are_tuples:
-            self.refuse("has a tensor that is not understood")
+        shape, strides = tuple(shape), tuple(strides)
         are_sizes = all(type(n) is int and 0 <= n < 2**62 for n in (offset, *shape, *strides))
-        extent = _extent(shape, strides) if are_sizes else 0
-        self.n_bytes += extent * storage.kind.size
-        if not are_sizes or offset + extent > storage.n or math.prod(shape) > extent:
-            self.refuse("has a tensor that does not fit its storage")
-        if self.n_bytes > MOST_SHARING * self.size:
-            self.refuse("has more tensors than fit into it")
-        return StoredTensor(storage, offset, TensorInfo(storage.kind.dtype, shape), strides)
+        if not are_sizes or len(shape) > MOST_ARGUMENTS:
+            raise ValueError("a tensor is not understood")
+        extent = _extent(shape, strides)
+        if offset + extent > storage.n or math.prod(shape) > extent:
+            raise ValueError("a tensor does not fit its storage")
+        return StoredTensor(storage, offset, TensorInfo(type_name(storage.dtype), shape), strides)
 
     def call(self) -> None:
         arguments, function = self.stack.pop(), self.stack[-1]
-        if type(arguments) is not tuple or len(arguments) > MOST_ARGUMENTS:
-            raise TypeError("a call with too many arguments")
+        if len(arguments) > MOST_ARGUMENTS:
+            raise TypeError("a call has too many arguments")
         self.stack[-1] = function(*arguments)
 
     def build(self) -> None:
@@ -287,7 +265,7 @@ class _Reader(pickle._Unpickler):
         for key, value in zip(items[::2], items[1::2], strict=True):
             # The hash of a nested tuple may take for ever.
             if not (type(key) is str or (type(key) is int and abs(key) < 2**63)) or type(self.stack[-1]) is not dict:
-                raise TypeError("a key that is neither a text nor a number")
+                raise TypeError("a key is neither a text nor a number")
             self.stack[-1][key] = value
 
     replaced = {  # noqa: RUF012
@@ -311,44 +289,6 @@ class _Opcodes(dict[int, Any]):
         if self.n > MOST_OPCODES:
             raise EOFError("too many objects")
         return super().__getitem__(code)
-
-
-class _Window:
-    """A part of a file, of at most `LARGEST_PICKLE` bytes, as a file that ends with an error."""
-
-    def __init__(self, file: io.BufferedReader) -> None:
-        self.file, self.at, self.end = file, 0, 0
-
-    def move(self, start: int, stop: int) -> None:
-        """Makes it the part from byte `start` to `stop`."""
-        self.file.seek(start)
-        self.at, self.end = start, min(stop, start + LARGEST_PICKLE)
-
-    def read(self, n: int) -> bytes:
-        """Exactly the next `n` bytes."""
-        if n > self.end - self.at:
-            raise EOFError("a pickle is too long, or too short")
-        self.at += n
-        return self.file.read(n)
-
-    def readline(self) -> bytes:
-        """The rest of a line, at most `LONGEST_NAME` bytes."""
-        line = self.file.readline(LONGEST_NAME)
-        self.at += len(line)
-        if not line.endswith(b"\n") or self.at > self.end:
-            raise EOFError("a name is too long")
-        return line
-
-
-def _table(given: Any = None) -> dict[Any, Any]:
-    """A dictionary: the given one itself, since a copy would take time in proportion to its size at each call."""
-    if given is not None and type(given) is not dict:
-        raise TypeError("a table of something else")
-    return {} if given is None else given
-
-
-def _identity(status: os.stat_result) -> tuple[int, ...]:
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:

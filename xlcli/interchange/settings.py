@@ -13,20 +13,9 @@ CAN = "docs/import.md says what a format can have."
 HARMLESS = frozenset(
     {"architectures", "torch_dtype", "dtype", "transformers_version", "use_cache", "initializer_range", "xlcli"}
     | {f"{name}_token_id" for name in ("bos", "eos", "pad", "unk", "sep", "cls", "decoder_start", "mask")}
-    | {"tokenizer_class", "prefix", "task_specific_params", "id2label", "label2id", "num_labels", "problem_type"}
-    | {"return_dict", "output_attentions", "output_hidden_states", "output_scores", "return_dict_in_generate"}
-    | {
-        "max_length",
-        "min_length",
-        "do_sample",
-        "early_stopping",
-        "num_beams",
-        "num_beam_groups",
-        "num_return_sequences",
-    }
-    | {"temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "diversity_penalty"}
-    | {"no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "forced_bos_token_id"}
-    | {"attn_implementation", "gradient_checkpointing", "transformers.js_config", "unsloth_version", "unsloth_fixed"}
+    | {"tokenizer_class", "task_specific_params", "id2label", "label2id", "return_dict", "max_length", "length_penalty"}
+    | {"top_k", "top_p", "temperature", "repetition_penalty", "num_beams", "num_beam_groups", "num_return_sequences"}
+    | {"typical_p", "diversity_penalty", "attn_implementation", "gradient_checkpointing", "transformers.js_config"}
 )
 """Settings of Hugging Face that change no number: of training, of sampling, of other tasks, of the library."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from xlcli.errors import CheckpointError
 from xlcli.files import read_json
@@ -17,21 +17,12 @@ from xlcli.files.tensors import TensorInfo, read_header, read_tensor
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from xlcli.interchange.pickles import StoredTensor
+
 CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """Files of the weights, the first one that is there; `NAME.index.json` lists the shards of one that is divided."""
 DOWNLOAD = "Download all files of the model into one folder again."
-
-
-class Stored(Protocol):
-    """A tensor in a file."""
-
-    @property
-    def info(self) -> TensorInfo:
-        """Type and shape."""
-
-    def read(self) -> Tensor:
-        """The tensor, in RAM of its own."""
 
 
 @dataclass
@@ -42,6 +33,10 @@ class _SafeTensor:
 
     def read(self) -> Tensor:
         return read_tensor(self.path, self.name)
+
+
+Stored: TypeAlias = "_SafeTensor | StoredTensor"
+"""A tensor in a file: `info` is its type and shape, `read` gives it in RAM of its own."""
 
 
 @dataclass
@@ -89,28 +84,19 @@ def open_folder(path: Path) -> Source:
     config = read_json((path / CONFIG).resolve())
     for name in WEIGHTS:
         index = path / f"{name}.index.json"
-        if (path / name).exists():
-            return Source(path, config, _tensors(path / name))
-        if index.exists():
-            return Source(path, config, _shards(index))
+        if (path / name).exists() or index.exists():
+            files = [name] if (path / name).exists() else _shards(index)
+            return Source(path, config, {key: each for file in files for key, each in _tensors(path / file).items()})
     raise CheckpointError(f"{path} has no weights: neither {' nor '.join(WEIGHTS)}.", DOWNLOAD)
 
 
-def _shards(index: Path) -> dict[str, Stored]:
+def _shards(index: Path) -> list[str]:
+    """Names of the files that an index lists; `CheckpointError` if one is not of its folder."""
     named = read_json(index.resolve()).get("weight_map")
-    if not isinstance(named, dict) or not named or not all(isinstance(file, str) for file in named.values()):
-        raise CheckpointError(f"{index} does not name the files of the weights.", DOWNLOAD)
-    stored: dict[str, Stored] = {}
-    for file in sorted(set(named.values())):
-        if Path(file).name != file or Path(file).suffix != Path(index.name).suffixes[0]:
-            raise CheckpointError(f"{index} names the file {file!r}, which is not one of its folder.", DOWNLOAD)
-        part = _tensors(index.parent / file)
-        if both := stored.keys() & part.keys():
-            raise CheckpointError(f"{index}: tensor '{min(both)}' is in two files.", DOWNLOAD)
-        stored |= part
-    if missing := named.keys() - stored.keys():
-        raise CheckpointError(f"{index}: no file has the tensor '{min(missing)}'.", DOWNLOAD)
-    return stored
+    files = [str(file) for file in named.values()] if isinstance(named, dict) else []
+    if not files or not all(Path(file).name == file and Path(file).suffix for file in files):
+        raise CheckpointError(f"{index} does not name files of its folder.", DOWNLOAD)
+    return sorted({*files})
 
 
 def _tensors(path: Path) -> Mapping[str, Stored]:
@@ -118,9 +104,9 @@ def _tensors(path: Path) -> Mapping[str, Stored]:
     path = path.resolve()
     if path.suffix == ".safetensors":
         return {name: _SafeTensor(path, name, info) for name, info in read_header(path)[0].items()}
-    from xlcli.interchange.pickles import read_checkpoint
+    from xlcli.interchange.pickles import StoredTensor, read_checkpoint
 
     tree = read_checkpoint(path)
-    if not isinstance(tree, dict) or not all(isinstance(name, str) and hasattr(tree[name], "read") for name in tree):
+    if not isinstance(tree, dict) or not all(type(tree[name]) is StoredTensor and type(name) is str for name in tree):
         raise CheckpointError(f"{path} is not a table of tensors.", DOWNLOAD)
     return tree

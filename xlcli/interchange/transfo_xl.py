@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from xlcli.config import ModelConfig
-from xlcli.errors import CheckpointError, ConfigError
+from xlcli.errors import CheckpointError
 from xlcli.files import read_bounded
-from xlcli.interchange.format import LARGEST_TOKENIZER, Format
+from xlcli.interchange.format import LARGEST_TOKENIZER, PARTS, Format
 from xlcli.interchange.pickles import Record, read_checkpoint
 from xlcli.interchange.settings import Settings
 from xlcli.interchange.source import Source
@@ -27,11 +27,7 @@ MOST_CUTOFFS = 64
 WORDS = "vocab.txt"
 PICKLED_WORDS = ("vocab.pkl", "vocab.bin", "cache.pt")
 """Names of pickled vocabularies, of Hugging Face and of the original code."""
-_PARTS = ("attention.query.weight", "attention.key.weight", "attention.value.weight")
-"""Names of weights that are one tensor."""
 _CLUSTER = re.compile(r"\.(clusters|rest)\.(\d+)\.")
-_SHARED = re.compile(r"crit\.out_.*|.*\.?r_[wr]_bias")
-"""Names of tensors that are stored several times, if they are shared."""
 
 
 class TransfoXL(Format):
@@ -41,7 +37,11 @@ class TransfoXL(Format):
     model_types: ClassVar[tuple[str, ...]] = ("transfo-xl",)
     buffers = ("pos_emb.inv_freq",)
     prefix = "transformer."
+    copies = r"crit\.out_.*|.*\.?r_[wr]_bias"
+    is_fused = True
     names: ClassVar[Mapping[str, str]] = {
+        "stack.blocks.": "layers.",
+        **dict.fromkeys(PARTS, "dec_attn.qkv_net."),
         "attention.output.weight": "dec_attn.o_net.weight",
         "attention.position.relative.weight": "dec_attn.r_net.weight",
         "attention.position.biases.content": "dec_attn.r_w_bias",
@@ -123,32 +123,19 @@ class TransfoXL(Format):
         settings.finish("adaptive", "init", "init_range", "init_std", "proj_init_std", "trainer_compatible")
         return {"model": model, "train": train}
 
-    def weights(self, source: Source, model: ModelConfig) -> Iterator[tuple[str, Tensor]]:
-        """Each weight by its name in xlcli, some of which are parts of one tensor."""
-        from xlcli.store.weights import empty_weights
-
-        for name, empty in empty_weights(model).items():
-            yield name, self.read(source, name, model, tuple(empty.shape))
-        source.unread -= {name for name in source.unread if _SHARED.fullmatch(name)}
-
     def read(self, source: Source, name: str, model: ModelConfig, shape: tuple[int, ...]) -> Tensor:
-        """The weight `name` of xlcli, of this shape."""
-        foreign, start, n = self.place(name, model)
-        if name.endswith(".projection") and foreign not in source.stored and not model.embedding.tied:
-            foreign = self.place(f"embedding.clusters.{_cluster(name)}.up.weight", model)[0]  # shared when saved
-        whole = source.take(foreign, (n, *shape[1:]) if n else shape)
-        return whole[start : start + shape[0]].clone() if n else whole
+        """The weight `name` of xlcli, of this shape. Projections that an untied head shares are stored once."""
+        is_shared = name.endswith(".projection") and not model.embedding.tied
+        if is_shared and self.place(name, model)[0] not in source.stored:
+            name = f"embedding.clusters.{_cluster(name)}.up.weight"
+        return super().read(source, name, model, shape)
 
     def place(self, name: str, model: ModelConfig) -> tuple[str, int, int]:
-        """Where the weight `name` of xlcli is: a tensor, of whose n rows those from `start`; n is 0 if it has all."""
+        """Where the weight `name` of xlcli is. Without `untie_r` biases of attention are outside of the layers."""
         if name.startswith("stack."):
-            layer, rest = name.removeprefix("stack.blocks.").split(".", 1)
-            folder, foreign = f"{self.prefix}layers.{layer}.", self.foreign(rest)
-            if rest in _PARTS:
-                size = model.attention.n_heads * model.head_dim
-                return folder + "dec_attn.qkv_net.weight", _PARTS.index(rest) * size, 3 * size
+            foreign, start, n = super().place(name, model)
             is_shared = foreign.endswith("_bias") and getattr(model.position, "tied", False)
-            return self.prefix + foreign.removeprefix("dec_attn.") if is_shared else folder + foreign, 0, 0
+            return self.prefix + foreign.rpartition(".")[2] if is_shared else foreign, start, n
         end, cluster, borders = name.rpartition(".")[2], _cluster(name), (0, *model.cutoffs, model.vocab_size)
         is_divided = bool(model.cutoffs) and model.embedding.div_val == 1
         table = 0 if is_divided else cluster
@@ -160,14 +147,6 @@ class TransfoXL(Format):
             return f"{self.prefix}word_emb.emb_projs.{table}", 0, 0
         tables = f"{self.prefix}word_emb.emb_layers" if name.startswith("embedding.") else "crit.out_layers"
         return f"{tables}.{table}.{end}", borders[cluster] if is_divided else 0, borders[-1] if is_divided else 0
-
-    def notes(self, config: SavedConfig) -> list[str]:
-        """How far the results are those of the source."""
-        train, exact = config.train, "exact with the default memory: each token sees itself and the {n:,} before it"
-        if train.span == "growing" or not train.mem_len:
-            exact = "exact with --span growing --segment-len N, where the source reads N tokens in a call"
-        first = ["a text begins with a memory full of zeros, which are attended to"] if config.model.zero_memory else []
-        return [exact.format(n=train.mem_len), *first]
 
     def tokenizer(self, source: Source, model: ModelConfig) -> Tokenizer:
         """The vocabulary of words; token ids if there is none, or one without <unk> and <eos>."""
@@ -218,24 +197,17 @@ class TransfoXL(Format):
             "layer_norm_epsilon": model.norm.epsilon,
         }
 
-    def export_weights(self, weights: Mapping[str, Tensor], model: ModelConfig) -> Iterator[tuple[str, Tensor]]:
-        """Each tensor of the format, of which some consist of several weights."""
+    def export_weights(self, weights: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
+        """The tensors of the format, with shared ones in each place."""
         import torch
 
-        whole: dict[str, Tensor] = {}
-        for name, tensor in weights.items():
-            foreign, start, n = self.place(name, model)
-            if n:
-                whole.setdefault(foreign, tensor.new_empty(n, *tensor.shape[1:]))[start : start + len(tensor)] = tensor
-            elif not torch.equal(whole.setdefault(foreign, tensor), tensor):
-                problem = f"{name} differs from the projection of another cluster, but {foreign} is one for all"
-                raise ConfigError(f"the model cannot be exported: {problem}.", "Train with model.embedding.div_val=2.")
+        whole = super().export_weights(weights, model)
         for layer in range(model.n_layers):
             for end in ("r_w_bias", "r_r_bias"):
                 if self.prefix + end in whole:
                     whole[f"{self.prefix}layers.{layer}.dec_attn.{end}"] = whole[self.prefix + end]
         frequency = 1 / 10_000 ** (torch.arange(0.0, model.dim, 2.0) / model.dim)
-        yield from (whole | {f"{self.prefix}pos_emb.inv_freq": frequency}).items()
+        return whole | {f"{self.prefix}pos_emb.inv_freq": frequency}
 
     def export_tokenizer(self, tokenizer: Tokenizer) -> dict[str, bytes]:
         """A vocabulary of words; that of another kind has no place in the format."""

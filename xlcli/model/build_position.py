@@ -31,7 +31,7 @@ def build_positions(config: ModelConfig) -> tuple[Position, list[Position]]:
 def _build(config: ModelConfig, biases: XLBiases | None = None) -> Position:
     """One encoding; `biases` of Transformer-XL are given if layers share them."""
     heads, width = config.attention.n_heads, config.head_dim
-    scale = config.attention.score_scale
+    scale, wraps = config.attention.score_scale, getattr(config.position, "overflow", None) == "wrap"
     match kind := config.position:
         case kinds.NoPositionConfig():
             return Position()
@@ -41,11 +41,11 @@ def _build(config: ModelConfig, biases: XLBiases | None = None) -> Position:
             rms = config.embedding_rms if kind.placement == "embedding" else config.stream_rms
             return SinusoidalPosition(amplitude=kind.amplitude or rms)
         case kinds.LearnedPositionConfig(placement="qk"):
-            return LearnedHeadPosition(shape=(kind.max_len,), dims=(heads * width,), overflow=kind.overflow)
+            return LearnedHeadPosition(shape=(kind.max_len,), dims=(heads * width,), wraps=wraps)
         case kinds.LearnedPositionConfig():
-            return AxialPosition(shape=(kind.max_len,), dims=(config.dim,), overflow=kind.overflow)
+            return AxialPosition(shape=(kind.max_len,), dims=(config.dim,), wraps=wraps)
         case kinds.AxialPositionConfig():
-            return AxialPosition(shape=kind.shape, dims=kind.widths(config.dim), overflow=kind.overflow)
+            return AxialPosition(shape=kind.shape, dims=kind.widths(config.dim), wraps=wraps)
         case kinds.RopePositionConfig():
             encoding = RopeEmbedding if kind.placement == "embedding" else RopePosition
             return encoding(layout=kind.layout, base=kind.base, scaling=kind.scaling, clamp_len=kind.clamp_len)

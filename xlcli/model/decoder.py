@@ -288,16 +288,12 @@ class Packer:
             n_features = min(position.n_features, e)
             if position.n_features <= e:
                 relative = rearrange(position.relative.weight, "(h e) f -> h f e", e=e)
-        norms = [
-            self.norm(None if isinstance(norm, nn.Identity) else norm)
-            for norm in (attention.query_norm, attention.key_norm)
-        ]
         joined = attention.query, attention.key, attention.value
         bias = None if attention.query.bias is None else torch.cat([part.bias for part in joined])
         return (
             self.matrix(torch.cat([part.weight for part in joined]), bias),
             self.matrix(attention.output.weight, attention.output.bias),
-            *norms,
+            *map(self.norm, (attention.query_norm, attention.key_norm)),
             h,
             attention.n_kv_heads,
             e,

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from xlcli.config import MemoryDtype, ModelConfig
-from xlcli.errors import ConfigError
 from xlcli.memory import Buckets, Memory
 from xlcli.model.embedding import BigramEmbedding
 from xlcli.model.head import Head, Readout
@@ -114,13 +113,8 @@ class LanguageModel(nn.Module):
             memory_dtype: Number type of past keys and values at inference; `float32` does not round them.
             stride: Distance in tokens of overlapping windows of `segment_len` tokens, with `mem_len` 0; None: segments
                 are independent.
-
-        Raises:
-            ConfigError: Overlapping windows with LSH attention, whose memory has positions of the whole text.
         """
         layers = tuple(block.attention.init_memory(batch, memory, memory_dtype) for block in self.stack.unrolled())
-        if stride is not None and any(isinstance(layer, Buckets) for layer in layers):
-            raise ConfigError("with LSH attention only eval reads overlapping windows.", "Leave out stride.")
         starts = torch.as_tensor([0] * batch if offsets is None else offsets, dtype=torch.int64)
         device = next(self.parameters()).device
         rule = Span.make(
@@ -302,8 +296,7 @@ class LanguageModel(nn.Module):
         """
         last = None
         if state.last is not None:
-            n = state.last.shape[1]
-            last = tokens[:, -n:].clone() if tokens.shape[1] >= n else torch.cat((state.last, tokens), dim=1)[:, -n:]
+            last = torch.cat((state.last, tokens), dim=1)[:, -state.last.shape[1] :].clone()
         state = replace(state, layers=layers, seen=state.seen + tokens.shape[1], last=last)
         if (n := state.span.overlap) and state.seen >= state.span.segment_len and state.span.n_kept(state.seen) == n:
             assert last is not None

@@ -9,13 +9,12 @@ from einops import rearrange, repeat
 from torch import Tensor
 from torch.nn import functional as F
 
-from xlcli.ops.attend_blocks import Clamp, Far, FarBias, FarKeys, ScoreTerm, attend_blocks, attend_rows, term_scores
+from xlcli.ops.attend_blocks import FarBias, FarKeys, ScoreTerm, Sinks, attend_blocks, attend_rows, clamped_scores
 from xlcli.ops.attend_training import BandAttention
 from xlcli.ops.context import Mask
 from xlcli.ops.dropout import ALL_ROWS, Share
 from xlcli.ops.dropout import dropout as drop
 from xlcli.ops.heads import product
-from xlcli.ops.sinks import Sinks
 
 
 def attend(
@@ -83,7 +82,7 @@ def attend(
         addition = (far_bias.positions.distance > far_bias.max_distance) * q.new_tensor(far_bias.bias)
         bias = addition if bias is None else bias + addition
     if term is not None and term.clamp is not None:
-        of_term = _clamped_scores(term.queries * scale, term.keys, term.clamp, scale)
+        of_term = clamped_scores(term.queries * scale, term.keys, term.clamp, scale)
         term, bias = None, of_term if bias is None else bias + of_term
     if term is not None:
         if n_new == 1 and visible is None and products_only and bias is None:
@@ -159,18 +158,6 @@ def attend_fused(
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, dropout_p=dropout)
     out = out[..., :width]
     return out if without_keys is None else out.masked_fill(without_keys, 0.0)
-
-
-def _clamped_scores(queries: Tensor, keys: Tensor, clamp: Clamp, scale: float) -> Tensor:
-    """Scores (b h t s) of a second term with far keys, of scaled queries."""
-    scores, positions = clamp.scores * scale, clamp.positions
-    if not positions.is_consecutive:
-        return torch.where(positions.distance > clamp.max_distance, scores, queries @ keys.mT)
-    b, h, t, _ = queries.shape
-    out = queries.new_empty(b, h, t, len(keys))
-    far = Far(len(keys) - t - clamp.max_distance, scores.flatten(0, 1))
-    term_scores(queries.flatten(0, 1), keys, far, out.flatten(0, 1))
-    return out
 
 
 def _append_term(q: Tensor, k: Tensor, term: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

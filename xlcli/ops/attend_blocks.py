@@ -17,7 +17,6 @@ from torch.utils.checkpoint import checkpoint
 
 from xlcli.ops.heads import product, share
 from xlcli.ops.positions import Positions
-from xlcli.ops.sinks import Sinks
 
 BLOCK = 256
 """Number of queries of a block (measured)."""
@@ -59,6 +58,23 @@ class FarBias(NamedTuple):
     bias: float
     max_distance: int
     positions: Positions
+
+
+class Sinks(NamedTuple):
+    """The first tokens of a text, which stay visible besides the latest ones (Xiao et al. 2024).
+
+    Queries (b h t e), and keys (b g n e) and values (b g n w), which they see where `visible` (b 1 t n) is true.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    visible: Tensor
+
+    def scores(self, scale: float) -> Tensor:
+        """Scores (b h t n), -inf where hidden."""
+        scores = product(self.queries * scale, self.keys.to(self.queries.dtype).mT)
+        return scores.masked_fill(~self.visible, float("-inf"))
 
 
 class Far(NamedTuple):
@@ -177,6 +193,18 @@ def term_scores(queries: Tensor, keys: Tensor, far: Far, out: Tensor) -> None:
     mixed.copy_(torch.where(mask, far.term, mixed))
 
 
+def clamped_scores(queries: Tensor, keys: Tensor, clamp: Clamp, scale: float) -> Tensor:
+    """Scores (b h t s) of a second term with far keys, of scaled queries."""
+    scores, positions = clamp.scores * scale, clamp.positions
+    if not positions.is_consecutive:
+        return torch.where(positions.distance > clamp.max_distance, scores, queries @ keys.mT)
+    b, h, t, _ = queries.shape
+    out = queries.new_empty(b, h, t, len(keys))
+    far = Far(len(keys) - t - clamp.max_distance, scores.flatten(0, 1))
+    term_scores(queries.flatten(0, 1), keys, far, out.flatten(0, 1))
+    return out
+
+
 def product_scores(queries: Tensor, keys: Tensor, far: Far, out: Tensor) -> None:
     """Scores (n t s), written to `out`, of queries (n t e) and keys (g s e), some of which are far."""
     assert far.products is not None
@@ -212,11 +240,11 @@ def attend_blocks(
     # In memory the heads of a token are neighbors, as the projection of the output reads them.
     out = q.new_empty(n_rows, n_new, n_heads, v.shape[-1]).transpose(1, 2)
     q = q * scale
-    clamp = None if term is None else term.clamp
-    if term is not None:
-        term = term._replace(queries=term.queries * scale)
+    clamp = term and term.clamp
     if clamp is not None:
         clamp = clamp._replace(scores=clamp.scores * scale)
+    if term is not None:
+        term = term._replace(queries=term.queries * scale)
     if far is not None:
         far = far._replace(queries=far.queries * scale)
     limit = clamp or far

@@ -14,6 +14,10 @@ import math
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
+from pydantic import TypeAdapter, ValidationError
+
+from xlcli.config.base import Count, Length
+
 FAR_BIAS = -2.0
 """Addition to the scores of far keys whose number training has seen (chosen on validation text, docs/log.md)."""
 
@@ -23,15 +27,15 @@ class Span:
     """Attention span. With memory length 0 it is always `segment`: independent segments, the vanilla Transformer."""
 
     kind: Literal["uniform", "growing", "segment"]
-    mem_len: int
-    segment_len: int
-    kept_len: int | None = None
+    mem_len: Length
+    segment_len: Count
+    kept_len: Count | None = None
     """Number of tokens that memory keeps for later calls, if a call with a drawn `mem_len` reads fewer of them."""
-    clamp_len: int | None = None
+    clamp_len: Count | None = None
     """Largest distance in position encodings that clamp distances: keys further back are at this one; None: any."""
-    full_len: int | None = None
+    full_len: Count | None = None
     """Largest distance of keys with full weight; `far_bias` is added to the scores of the others; None: any."""
-    stride: int | None = None
+    stride: Count | None = None
     """Distance of overlapping windows of `segment_len` tokens in a `segment` span; None: independent segments."""
     zero_memory: bool = False
     """True if `mem_len` zero layer inputs come before a text, which are attended to like tokens."""
@@ -62,21 +66,14 @@ class Span:
 
     @staticmethod
     def parse(text: str) -> Span:
-        """Span from its `text`; raises ValueError or TypeError if it is none."""
-        span = Span(**json.loads(text))
-        optional = {field.name for field in fields(span) if field.default is None}
-        given = {name: n for name, n in vars(span).items() if n is not None or name not in optional}
-        lengths = {name: n for name, n in given.items() if name not in ("kind", "zero_memory")}
+        """Span from its `text`; raises ValueError if it is none."""
+        try:
+            span = TypeAdapter(Span).validate_json(text, strict=True)
+        except ValidationError:
+            raise ValueError(f"'{text}' is not a span") from None
         is_segment = span.kind == "segment"
-        conditions = (
-            type(span.zero_memory) is bool,
-            all(type(n) is int and (name != "mem_len") <= n <= 2**31 for name, n in lengths.items()),
-            is_segment == (span.mem_len == 0) and span.kind in ("uniform", "growing", "segment"),
-            not (span.zero_memory if is_segment else span.stride),
-            span.overlap >= 0,
-            span.text == text,
-        )
-        if not all(conditions):
+        is_kind = is_segment == (span.mem_len == 0) and not (span.zero_memory if is_segment else span.stride)
+        if not is_kind or span.overlap < 0 or span.text != text:
             raise ValueError(f"'{text}' is not a span")
         return span
 

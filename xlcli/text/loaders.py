@@ -176,26 +176,6 @@ def text_loader(ids: Ids, batch_size: int, segment_len: int, warmup_len: int, st
     return EvalLoader(ids, starts, ends, segment_len, start_id, starts, warmup_len)
 
 
-def window_loaders(
-    ids: Ids, documents: NDArray[np.int64], *, batch_size: int, window: int, stride: int, start_id: int
-) -> Iterator[EvalLoader]:
-    """Loaders of batches of overlapping windows, in text order; every token is scored exactly once.
-
-    Windows begin every `stride` tokens of a document. The first one of a document scores all of its tokens, every other
-    one its last `stride` tokens, so that a score does not depend on later text. `documents` are the first tokens of the
-    documents, ascending from 0; `batch_size` is the maximum number of windows; `stride` is at most `window`.
-    """
-    lengths = np.diff(documents, append=len(ids))
-    offsets = [np.arange(0, max(1, length - window + stride), stride) for length in lengths.tolist()]
-    counts = [len(each) for each in offsets]
-    begins, ends = np.repeat(documents, counts), np.repeat(documents + lengths, counts)
-    starts = begins + np.concatenate(offsets)
-    for first in range(0, len(starts), batch_size):
-        part = slice(first, first + batch_size)
-        stops = np.minimum(starts[part] + window, ends[part])
-        yield EvalLoader(ids, starts[part], stops, window, start_id, starts[part] - begins[part], window - stride)
-
-
 def document_loaders(
     ids: Ids,
     documents: NDArray[np.int64],

@@ -14,9 +14,9 @@ from xlcli.config import MemoryDtype
 from xlcli.memory import Hidden, Int8KeyValue, Memory, TokenBuffers, TokenMemory
 from xlcli.model.attention import ProjectedAttention
 from xlcli.ops.attend import attend
+from xlcli.ops.attend_blocks import Sinks
 from xlcli.ops.context import AttentionContext
 from xlcli.ops.dropout import ALL_ROWS
-from xlcli.ops.sinks import Sinks
 from xlcli.ops.span import Span
 
 

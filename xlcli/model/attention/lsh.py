@@ -93,7 +93,8 @@ class LSHAttention(Attention):
         """Output (b t d) for input x (b t d), and the new memory."""
         assert isinstance(memory, Buckets)
         memory = memory.written()
-        key_window = KeyWindow(context.start, context.start - context.n_memory, context.mask.max_distance)
+        start = context.span.next_position(context.start)
+        key_window = KeyWindow(start, start - context.n_memory, context.mask.max_distance)
         with torch.autocast(x.device.type, enabled=False):
             q, k, v, buckets = self.project(x, memory, context)
             if context.n_new == 1 and context.needs_output and torch.is_inference_mode_enabled():
@@ -114,7 +115,7 @@ class LSHAttention(Attention):
                         dropout=self.dropout if self.training else 0.0,
                     )
                 if context.keep:
-                    new = Unwritten(ranks, k.detach(), v.detach(), context.start, self.bucket_size)
+                    new = Unwritten(ranks, k.detach(), v.detach(), start, self.bucket_size)
                     memory = memory.extended(new)
         memory = memory if context.keep else memory.empty()
         if not context.needs_output:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from einops import rearrange
@@ -25,12 +24,10 @@ class AxialPosition(Position):
     Kitaev et al. 2020. With a single axis, a table of learned positions (Gehring et al. 2017).
     """
 
-    def __init__(
-        self, *, shape: Sequence[int], dims: Sequence[int], overflow: Literal["wrap", "slide", "error"]
-    ) -> None:
+    def __init__(self, *, shape: Sequence[int], dims: Sequence[int], wraps: bool) -> None:
         super().__init__()
         self.shape = tuple(shape)
-        self.overflow = overflow
+        self.wraps = wraps
         self.axes = nn.ModuleList(nn.Embedding(n, width) for n, width in zip(shape, dims, strict=True))
 
     def embed(self, x: Tensor, context: AttentionContext) -> Tensor:
@@ -39,14 +36,13 @@ class AxialPosition(Position):
 
     def vectors(self, n: int, context: AttentionContext) -> Tensor:
         """Vectors (b n d), or (1 n d) for all sequences, of the positions of the n latest tokens."""
-        digits = context.constant(
-            ("digits", self.shape, self.overflow, n), lambda: self._digits(context.positions.latest(n))
-        )
+        key = "digits", self.shape, self.wraps, n
+        digits = context.constant(key, lambda: self._digits(context.positions.latest(n)))
         return torch.cat([axis(digit) for axis, digit in zip(self.axes, digits, strict=True)], dim=-1)
 
     def _digits(self, positions: Tensor) -> list[Tensor]:
         total = math.prod(self.shape)
-        if self.overflow != "wrap" and (last := int(positions.max())) >= total:
+        if not self.wraps and (last := int(positions.max())) >= total:
             raise DataError(
                 f"position {last:,} is beyond the {total:,} learned positions of this model.",
                 "Train with --set model.position.overflow=wrap, or read this text with --mem-len 0.",

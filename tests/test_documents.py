@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -318,10 +319,7 @@ def test_a_damaged_list_of_documents_in_a_state_is_refused(tmp_path):
     list(stream(model, portions, options, RUNTIME, save=saved.append, stop=lambda: len(portions) == 3))
     pending = saved[-1].pending
     for starts in ((3, 2), (-1,), (len(pending.data) + 1,)):
-        broken = saved[-1].__class__(
-            saved[-1].model_state, saved[-1].last_token,
-            pending.__class__(pending.data, pending.ids, pending.n_tokenized, starts), None, saved[-1].stream,
-        )  # fmt: skip
+        broken = dataclasses.replace(saved[-1], pending=dataclasses.replace(pending, documents=starts))
         save_state(tmp_path / "state", broken, model=model)
         with pytest.raises(StateError, match="documents"):
             load_state(tmp_path / "state", model=model, device="cpu")

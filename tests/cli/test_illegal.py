@@ -34,7 +34,6 @@ REFUSED = [
     (["position.kind=axial", "position.dims=[64]"], "[64, 64]", "one"),
     (["embedding.div_val=4"], "model.embedding.div_val", "model.embedding.cutoffs"),
     (["embedding.cutoffs=[20, 10]"], "[20, 10]", "order"),
-    (["embedding.cutoffs=[20]", "embedding.inner_dim=4"], "model.embedding.inner_dim", ""),
     (["embedding.cutoffs=20"], "model.embedding.cutoffs", "--set model.embedding.cutoffs=[20]"),
     (["position.kind=roep"], "'roep'", "'rope'?"),
     (["attention.kind=locl"], "'locl'", "'local'?"),

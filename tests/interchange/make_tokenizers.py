@@ -155,13 +155,16 @@ def mistral() -> Any:
 
 
 def unigram() -> Any:
-    """Return a unigram tokenizer, as sentencepiece's, whose unknown characters are one token."""
+    """Return a unigram tokenizer, as sentencepiece's, whose unknown characters become bytes."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
     trainer = trainers.UnigramTrainer(vocab_size=150, special_tokens=CONTROL, unk_token="<unk>", show_progress=False)
     tokenizer.train_from_iterator([TEXT], trainer)
-    return tokenizer
+    content = json.loads(tokenizer.to_str())
+    content["model"]["vocab"] += [[byte, 0.0] for byte in BYTES]
+    content["model"]["byte_fallback"] = True
+    return Tokenizer.from_str(json.dumps(content))
 
 
 KINDS: dict[str, Callable[[], Any]] = {

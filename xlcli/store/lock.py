@@ -93,7 +93,7 @@ def _acquire(guard: FileLock, path: Path) -> None:
                 raise CheckpointError(f"{path} is a symbolic link.", "Remove it.")
             guard.acquire(timeout=0)
             return
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, FileExistsError, NotADirectoryError):
             if attempt == _ATTEMPTS - 1:
                 raise
 

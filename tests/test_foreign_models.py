@@ -93,6 +93,21 @@ def test_streams_however_cut_evaluations_and_the_slow_way_agree(kind, evaluated)
         assert any(b"\n" in t.text[:-1] for t in tokens)  # the text has tokens of two lines
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "llama3", "unigram"])
+def test_the_row_of_a_line_comes_when_the_next_line_has_arrived(kind):
+    lines = [b"the dog:\n", b"  the fox\n", b"\tthe\n", b"    dog.\n", b"the\n"]
+    rows = []
+
+    def portions():
+        for i, line in enumerate(lines):
+            assert len(rows) >= i - 1
+            yield line
+
+    for event in stream(toy(kind), portions(), StreamConfig(), RUNTIME):
+        rows += [event] * isinstance(event, LineScore)
+    assert [row.text for row in rows] == lines
+
+
 @BLOCK
 @given(sizes, st.integers(0, len(TEXT)), st.sampled_from(["gpt2", "llama3", "unigram", "ids"]), st.booleans())
 def test_two_streams_with_a_state_between_them_are_one(tmp_path, sizes, at, kind, by_line):

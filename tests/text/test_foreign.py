@@ -126,6 +126,26 @@ def test_a_text_cut_anywhere_has_the_tokens_of_the_whole(pair, data, cuts):
     ] == ids.tolist()
 
 
+CODE = 'Error (last call):\n  File "x.py", line 1\n    foo()\n\tat x(Y:1)\n}\n  }\nend\n \t漢\n'
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "smollm2", "llama3", "qwen", "slashes", "unigram"])
+def test_a_line_is_decided_when_the_next_one_has_come_also_an_indented_one(kind):
+    tokenizer = ours(trained(kind))
+    pretokenizer, n_whole, n_before = PreTokenizer(tokenizer.splitter), 0, 0
+    for line in CODE.encode().splitlines(keepends=True):
+        n_whole += len(pretokenizer.feed(line))
+        assert n_whole >= n_before
+        n_before += len(line)
+
+
+def test_white_space_of_several_bytes_before_blanks_in_a_vocabulary_makes_no_place_unsafe():
+    content = json.loads(trained("gpt2").to_str())  # which has no token of two no-break spaces, as that of GPT-2 has
+    content["model"]["vocab"]["ĠÂłĠÂł"] = len(content["model"]["vocab"])
+    tokenizer = TokenizersTokenizer(json.dumps(content).encode(), vocab_size=450, start_id=0)
+    assert tokenizer.splitter.split(b"the dog") == [b"the", b" dog"]
+
+
 def test_a_tokenizer_is_saved_and_its_description_checked(tmp_path, pair):
     _, _, tokenizer = pair
     for made in (tokenizer, IdsTokenizer(90, 3)):

@@ -1,9 +1,10 @@
 """Tokenizers that come with models of others: `tokenizer.json` of Hugging Face, and token ids without a vocabulary.
 
 A text is divided into parts, and each part is tokenized alone. Parts end where neither a token of the vocabulary nor a
-pattern of the tokenizer goes on: before a blank, or between a line end and the next line, if the character before it is
-no white space. Which of these places are safe for a tokenizer is found out by trying them. So the tokens of the parts
-are those of the whole text, however it is cut.
+pattern of the tokenizer goes on: before a blank or a line end that follows no white space, and between a line end and
+the next line, if either a character that is no white space comes before the one or blanks begin the other. Which of
+these places are safe for a tokenizer is found out by trying them. So the tokens of the parts are those of the whole
+text, however it is cut.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ _SOLID = rb"(?<=[^\s\x1c-\x1f]%b)(?<![\xc2\x80\x81\x9a][\x80-\x8a\x9f\xa0\xa8\xa
 """The character before %b is no white space. Some other characters of several bytes are taken for white space, too."""
 _WIDE = rb"\xc2[\x85\xa0]|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80"
 """White space of several bytes."""
-_BEFORE = ("x", "1", "12", "123", "x.", "x'", "é", "漢", "🙂", "e\u0301", "-", "x's", "[", "A", "xA")
-_BLANKS = (" y", "  y", " 1", " .", " 'y", " \ny", " 漢", " \t", " e\u0301", " Y")
+_BEFORE = ("", "x", "1", "12", "123", "x.", "x'", "é", "漢", "🙂", "e\u0301", "-", "x's", "[", "A", "xA")
+_AFTER = ("y", " y", "1", ".", "'y", "\ny", "漢", "\t", "e\u0301", "Y")
+_INDENTED = (" y", "  y", "   y", "    .", "\ty", "\t\t1", " \ty", "  漢")
 _NOT_ASCII = ("é", "漢", "🙂", "\u0301", "١")
 
 _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -121,7 +123,7 @@ class TokenizersTokenizer(PieceTokenizer):
                 f"{name} has a tokenizer that loses text: a normalizer, or no tokens for some bytes.",
                 "Import a copy of the folder without it, and give token ids instead of text.",
             )
-        self.splitter = PartSplitter(self._places(b"\0".join(texts.values())))
+        self.splitter = PartSplitter(self._places(b"\r".join(texts.values())))
 
     def take_notices(self) -> list[str]:
         """What one should know of the scores of texts that were tokenized since the last call."""
@@ -135,16 +137,23 @@ class TokenizersTokenizer(PieceTokenizer):
             raise CheckpointError(f"{self._name} cannot encode text: {error}.", REMEDY) from None
 
     def _places(self, texts: bytes) -> bytes:
-        """Regular expression of the places at which a text may be cut; `texts` of all tokens, with NUL between them."""
+        """Regular expression of the places at which a text may be cut; `texts` of all tokens, with CR between them."""
         crossed = b"".join(re.findall(rb"\n(\S)", texts)).decode("latin-1")
         unsafe = [char for char in map(chr, range(128)) if char in crossed or not self._is_safe("\n", char)]
         if not crossed.isascii() or not self._is_safe("\n", *_NOT_ASCII):
             unsafe.append("\x80-\xff")
         chars = "".join(re.escape(each) if len(each) == 1 else each for each in unsafe).encode("latin-1")
-        places = _SOLID % (b"\n", b"\n") + b"(?=[^\\s\x1c-\x1f%b])(?!%b)" % (chars, _WIDE)
-        if re.search(rb"[^\s\0] ", texts) or not self._is_safe("", *_BLANKS):
-            return places
-        return _SOLID % (b"", b"") + b"(?= )|" + places
+        before, after = _SOLID % (b"\n", b"\n"), b"(?=[^\\s\x1c-\x1f%b])(?!%b)" % (chars, _WIDE)
+        places = [b"(?:(?<=\\A\n)|%b)%b" % (before, after)]  # what a first line end follows is in the last part
+        solid = _SOLID % (b"", b"")
+        for char in (b" ", b"\n"):
+            examples = (char.decode() + each for each in _AFTER)
+            if not re.search(solid + char, texts) and self._is_safe("", *examples):
+                places.append(solid + b"(?=%b)" % char)
+        indents = {each.decode() + "y" for each in re.findall(rb"\n([ \t]+)", texts)}
+        if all(self._is_safe(end, *_INDENTED, *indents) for end in ("\n", "\n\n", " \n")):
+            places.append(b"(?<=\n)(?=[ \t]+[^\\s\x1c-\x1f])(?![ \t]+(?:%b))" % _WIDE)
+        return b"|".join(places)
 
     def _is_safe(self, end: str, *examples: str) -> bool:
         """True if text up to `end` has the same tokens alone as before what follows, such as `examples`."""
@@ -227,6 +236,7 @@ class IdsTokenizer(Tokenizer):
     kind = "ids"
     described = ("vocab_size", "start_id")
     id_sizes = None
+    has_gaps = True
 
     def __init__(self, vocab_size: int, start_id: int) -> None:
         super().__init__()

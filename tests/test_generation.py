@@ -1,4 +1,5 @@
 import itertools
+import re
 from dataclasses import replace
 
 import pytest
@@ -49,6 +50,29 @@ def slow_sample(model, prompt, options, seed, n, mem_len=9):
     return ids[start:]
 
 
+def written(tokenizer, prompt, ids):
+    """Text of new tokens. White space divides words, and none is written twice or at the end."""
+    if tokenizer.kind != "words":
+        return tokenizer.decode(ids)
+    lines = [line.split() for line in tokenizer.decode(ids).split(b"\n")]
+    text = b"\n".join(b" ".join(line) for line in lines)
+    return b" " * (bool(lines[0]) and prompt[-1:].strip() != b"") + text
+
+
+def test_words_and_numbers_are_divided_from_those_before_them():
+    for kind, prompt, pattern in (("words", b"the dog", r"\S+"), ("ids", b"1 2", r"\d+")):
+        model, saved = toy(kind), []
+        texts, [result] = run(model, prompt, seed=3, max_new_tokens=9, logprobs=1, save=saved.append)
+        whole = prompt.decode() + result.text
+        assert re.fullmatch(rf"(?:{pattern}(?: |\n+|$))*", whole)
+        assert model.tokenizer.encode(whole.encode()).tolist()[2:] == [each.token for each in result.logprobs]
+        assert texts[0] == b"".join(each.text for each in result.logprobs) == result.text.encode()
+        more, _ = run(model, b"", seed=None, max_new_tokens=1, resume=saved[0])
+        assert more[0][:1].isspace() or whole.endswith("\n")
+        for begin in (b"", prompt + b" ", prompt + b"\n"):
+            assert not run(model, begin, seed=3, max_new_tokens=2)[0][0].startswith(b" ")
+
+
 @pytest.mark.parametrize("kind", ["bytes", "sentencepiece", "words"])
 @pytest.mark.parametrize(
     ("prompt", "mem_len"), [(b"", 9), (b"The ", 9), (b"The quick", 0), (PROSE.encode() * 2, 9), (PROSE.encode(), 0)]
@@ -58,7 +82,7 @@ def test_equals_the_slow_way(kind, prompt, mem_len):
     options = GenerateConfig(temperature=1.0, repetition_penalty=1.2, top_p=0.9, max_new_tokens=25)
     ids = slow_sample(model, prompt, options, 5, 25, mem_len)
     _, [result] = run(model, prompt, seed=5, mem_len=mem_len, **options.model_dump(exclude={"mem_len"}))
-    assert result.text == model.tokenizer.decode(ids).decode("utf-8", "replace")
+    assert result.text == written(model.tokenizer, prompt, ids).decode("utf-8", "replace")
     assert (result.tokens, result.seed, result.stop_reason) == (25, 5, "length")
     assert result.prompt == prompt.decode()
 

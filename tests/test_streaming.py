@@ -457,3 +457,14 @@ def test_a_state_keeps_the_line_ends_that_it_has_decided(tmp_path):
     assert [(line.byte, line.text) for line in whole] == [
         (line.byte, line.text) for line in only(run(model, [b"\nfour"], resume=saved[0]), LineScore)
     ]
+
+
+def test_words_that_are_not_in_the_vocabulary_are_counted_as_in_an_evaluation(tmp_path):
+    model, text = toy("words"), b"The quick zebra jumps over the lazy quagga.\nThe dog\n"
+    (tmp_path / "text").write_bytes(text)
+    told = [[event for event in events if isinstance(event, Notice) and "<unk>" in event.text] for events in (
+        run(model, [text[:9], text[9:]]), evaluate(model, [tmp_path / "text"], EvalConfig(), RUNTIME)
+    )]  # fmt: skip
+    assert told[0] == told[1]
+    assert [notice.level for notice in told[0]] == ["warning"]
+    assert not only(run(model, [b"The dog\n"]), Notice)

@@ -9,9 +9,10 @@ from test_streaming import cut, only, run, through_disk
 from toys import PROSE, RUNTIME, VARIANTS, toy
 
 from xlcli.config import EvalConfig, GenerateConfig, StreamConfig, validate
-from xlcli.errors import ConfigError, DataError
+from xlcli.errors import ConfigError
 from xlcli.evaluation import evaluate
-from xlcli.events import Score, TokenScore
+from xlcli.events import Notice, Score, TokenScore
+from xlcli.generation import generate
 from xlcli.inference import InferenceSession
 from xlcli.model.decoder import Decoder, make_decoder
 from xlcli.online import make_reader
@@ -100,6 +101,16 @@ def test_evaluation_streams_and_learning_agree(tmp_path):
         assert adapted.sum().item() == pytest.approx(nats(), abs=1e-6)
 
 
+def test_one_notice_says_that_a_long_text_is_read_in_windows(tmp_path):
+    model = toy(variant="sliding", mem_len=0)
+    for text, n in ((TEXT[:WINDOW], 0), (TEXT, 1)):
+        (tmp_path / "text").write_bytes(text)
+        prompted = generate(model, text[:WINDOW], GenerateConfig(max_new_tokens=n), RUNTIME)
+        for events in (run(model, [text]), evaluate(model, [tmp_path / "text"], EvalConfig(), RUNTIME), prompted):
+            assert len([event for event in events if isinstance(event, Notice) and "window" in event.text]) == n
+    assert not only(run(model, [TEXT], stride=3), Notice)
+
+
 def test_greedy_generation_predicts_in_windows():
     model, ids = toy(variant="sliding", mem_len=0), [10, *b"The "]
     session = InferenceSession.open(model, RUNTIME, GenerateConfig(), None)
@@ -117,9 +128,13 @@ def test_greedy_generation_predicts_in_windows():
 
 def test_windows_that_cannot_be_are_refused():
     model = toy(variant="sliding", mem_len=0)
-    for options, said in (({"stride": 9}, "stride"), ({"mem_len": 4, "stride": 2}, "stride")):
+    for options, said in (
+        ({"stride": 9}, "stride"),
+        ({"mem_len": 4, "stride": 2}, "mem_len"),
+        ({"mem_len": 4}, "mem_len"),
+    ):
         with pytest.raises(ConfigError, match=said):
             run(model, [TEXT], **options)
-    with pytest.raises(DataError, match="8"):
-        run(model, [TEXT], mem_len=4)
+    with pytest.raises(ConfigError, match="stride"):
+        run(toy(mem_len=0), [TEXT], mem_len=4, stride=2)
     assert StreamConfig().reading(model.config.model, model.config.train).stride == 4

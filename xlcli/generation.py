@@ -23,7 +23,7 @@ import torch
 from xlcli.config import GenerateConfig
 from xlcli.errors import ConfigError
 from xlcli.events import Generated, GeneratedText, Notice, TokenLogprob
-from xlcli.inference import InferenceSession, SaveState
+from xlcli.inference import InferenceSession, SaveState, window_notice
 from xlcli.sampling import REPETITION_WINDOW, SampleRNG, StreamingDetokenizer, log_probabilities, sample_tokens
 from xlcli.store.state_files import PendingText, SamplerState, SessionState
 
@@ -71,6 +71,7 @@ def generate(
         raise ConfigError("one state cannot hold several samples.", "Use --num-samples 1 with --state-out.")
     text = read_prompt(model, prompt, options, runtime, seed=seed, resume=resume, stop=stop)
     session, several = text.session, options.num_samples > 1
+    yield from window_notice(session.state.span, session.options, text.n_tokens)
     yield from session.compile(options.max_new_tokens, stop)
     # Once, in a batch of one sequence: rounding may depend on the batch, and each sample can be repeated alone.
     logits = session.predict() if several and options.max_new_tokens and not stop() else None
@@ -151,6 +152,7 @@ class Prompt:
         recent: Latest tokens of the prompt, for the repetition penalty.
         n_tokens: Maximum number of tokens of its text, with a saved state and new ones.
         unread: Text that was not read before an interruption.
+        before: The end of the text that is continued.
     """
 
     text: bytes
@@ -159,11 +161,14 @@ class Prompt:
     recent: tuple[int, ...]
     n_tokens: int
     unread: PendingText
+    before: bytes
 
     def samples(self, numbers: Iterable[int], options: GenerateConfig, logits: Tensor | None) -> list[Sample]:
         """Samples with these numbers, which are added to the seed of the first one."""
         rngs = {i: SampleRNG(self.rng.seed + i, self.recent) if i else self.rng for i in numbers}
-        return [Sample(self, i, rng, StreamingDetokenizer(options.stop), logits) for i, rng in rngs.items()]
+        return [
+            Sample(self, i, rng, StreamingDetokenizer(options.stop), self.before, logits) for i, rng in rngs.items()
+        ]
 
 
 def read_prompt(
@@ -194,10 +199,11 @@ def read_prompt(
     rng = SampleRNG(chosen, saved.recent if saved else ())
     if saved and seed is None:
         rng.generator.set_state(torch.tensor([*saved.generator], dtype=torch.uint8))
+    before = text or (model.tokenizer.text_after(b"", session.last_tokens[0]) if resume else b"")
     n_read = session.read(ids, stop)
     rng.recent.extend(ids[max(n_read - REPETITION_WINDOW, 0) : n_read].tolist())
     unread = PendingText(text[int(sizes[:n_read].sum()) :], ids[n_read:], sizes[n_read:])
-    return Prompt(prompt, session, rng, tuple(rng.recent), n_tokens, unread)
+    return Prompt(prompt, session, rng, tuple(rng.recent), n_tokens, unread, before)
 
 
 def _last_document(pending: PendingText) -> PendingText:
@@ -211,13 +217,15 @@ def _last_document(pending: PendingText) -> PendingText:
 class Sample:
     """A sample being generated.
 
-    `logits` (1 v) predict its first token, if they are known; `n_shown` bytes of `text` have been output.
+    `before` is the end of the text so far. `logits` (1 v) predict its first token, if they are known; `n_shown` bytes
+    of `text` have been output.
     """
 
     prompt: Prompt
     number: int
     rng: SampleRNG
     detokenizer: StreamingDetokenizer
+    before: bytes
     logits: Tensor | None = None
     text: bytearray = field(default_factory=bytearray)
     n_shown: int = 0
@@ -235,7 +243,7 @@ def _sample_batch(
     known = [sample.logits for sample in samples if sample.logits is not None]
     logits = torch.cat(known) if known else None
     started = time.perf_counter()
-    sampling, decode = options.sampling(session.model.tokenizer.kind), session.model.tokenizer.decode
+    sampling, text_after = options.sampling(session.model.tokenizer.kind), session.model.tokenizer.text_after
     running, unfinished = samples, deque(samples)
     while True:
         interrupted = stop()
@@ -279,10 +287,11 @@ def _sample_batch(
         session.last_tokens = sample_tokens(logits, [sample.rng for sample in running], sampling)
         for row, (sample, token) in enumerate(zip(running, session.last_tokens, strict=True)):
             sample.n_tokens += 1
-            text = decode([token])
+            text = text_after(sample.before, token)
             if options.logprobs is not None:
                 logprob, best = log_probabilities(logits[row], token, options.logprobs)
-                others = tuple(TokenLogprob(other, decode([other]), value) for other, value in best)
+                others = tuple(TokenLogprob(other, text_after(sample.before, other), value) for other, value in best)
                 sample.logprobs.append(TokenLogprob(token, text, logprob, others))
             sample.text += sample.detokenizer.feed(text)
+            sample.before = text or sample.before
         logits = None

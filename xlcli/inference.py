@@ -284,6 +284,14 @@ def check_memory(
     require_memory(f"the memory of model {model.name}", need({}), remedy, device)
 
 
+def window_notice(span: Span | Reading, options: InferenceConfig, n_tokens: int) -> list[Notice]:
+    """Notice that a text of `n_tokens` is read in overlapping windows, if it is, and no option asks for them."""
+    if span.stride is None or options.stride is not None or n_tokens <= span.segment_len:
+        return []
+    windows = f"overlapping windows of {span.segment_len:,} tokens, which begin every {span.stride:,} tokens"
+    return [Notice(f"the text is longer than the window of this model: it is read in {windows}")]
+
+
 def longest_memory(model: LoadedModel, span: Span | Reading, n_tokens: int | None) -> int:
     """Maximum number of tokens in memory with this span or reading after `n_tokens` tokens (None: any number)."""
     longest = span.mem_len or span.segment_len

@@ -32,12 +32,13 @@ from xlcli.config import StreamConfig
 from xlcli.config.base import compile_pattern
 from xlcli.errors import DataError
 from xlcli.events import LineScore, Notice, Prediction, Row, StreamStats, TokenScore, WordScore
-from xlcli.inference import TOKENS_PER_CALL, InferenceSession, SaveState
+from xlcli.inference import TOKENS_PER_CALL, InferenceSession, SaveState, window_notice
 from xlcli.metrics import LN2
 from xlcli.store.state_files import PendingText, SessionState, StreamPosition, WordPosition
 from xlcli.text.documents import Document, plain
 from xlcli.text.formats import CRLF_NOTICE, LineEnds
 from xlcli.text.pretokenize import PreTokenizer
+from xlcli.text.tokenizers import n_unknown, unknown_notice
 from xlcli.words import Predictions, Words
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ def stream(
         StateError: `resume` does not fit `options`.
     """
     scorer = _Scorer(model, options, runtime, resume)
+    told: list[Notice] = []
     saved = time.monotonic() if resume else -math.inf  # a new state is saved with its first line
 
     def is_due() -> bool:
@@ -122,7 +124,11 @@ def stream(
             nats, features = scorer.session.score(scorer.ids[:n], scorer.predictions)
             scorer.model_seconds += time.perf_counter() - started
             scorer.model_tokens += n
+            scorer.n_unknown += n_unknown(scorer.ids[:n], scorer.tokenizer.unknown_id)
             yield from scorer.output(nats / LN2, features, on_token)
+            if not told:
+                told = window_notice(scorer.session.state.span, scorer.session.options, scorer.session.state.seen)
+                yield from told
             if time.monotonic() - scorer.last_stats >= STATS_SECONDS:
                 scorer.last_stats = time.monotonic()
                 yield scorer.stats(final=False)
@@ -143,6 +149,7 @@ def stream(
         if is_due():
             save_now()
     yield from map(Notice, scorer.tokenizer.take_notices())
+    yield from unknown_notice(scorer.n_unknown, scorer.model_tokens)
     yield scorer.stats(final=True)
 
 
@@ -187,7 +194,7 @@ class _Scorer:
         self.line_bytes = sum(len(text) for text, _ in self.line)
         self.has_new_text = self.flush_due = self.is_ended = False
         self.started = self.last_arrival = self.last_stats = time.monotonic()
-        self.model_seconds, self.model_tokens = 0.0, 0
+        self.model_seconds, self.model_tokens, self.n_unknown = 0.0, 0, 0
 
     def receive(self, portion: bytes | None) -> None:
         """Appends bytes that have arrived; None means that nothing has arrived for a while."""

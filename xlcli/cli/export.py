@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from xlcli.cli import options
 from xlcli.cli.help import CONTEXT, Command
 from xlcli.cli.options import option
 from xlcli.errors import ConfigError
@@ -28,7 +27,10 @@ def export(
         str | None,
         option("Model", "-o, --out FOLDER", "Folder to write, which must not exist.", allow_from_autoenv=False),
     ] = None,
-    model_format: options.Format = None,
+    model_format: Annotated[
+        Literal["llama", "transfo-xl"] | None,
+        option("Model", "--format", "Format to write. Default: by the model.", allow_from_autoenv=False),
+    ] = None,
     **_: Any,
 ) -> None:
     """Write a model in a format of Hugging Face, with the same predictions.

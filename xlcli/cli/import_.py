@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from pathlib import Path
 from typing import Annotated, Any
@@ -56,6 +57,7 @@ def import_(
         screen.object({**report.fields(made), "imported": about, "config": config.model_dump(mode="json")})
         return
     model, train = config.model, config.train
+    size, is_ids = model.vocab_size or 0, about["tokenizer"] == "ids"
     heads = f"{model.attention.n_heads} heads of {model.head_dim}"
     weights = f"{report.amount(made.parameters or 0)} parameters, {report.size(made.bytes)} in {made.encoding}"
     rows = [
@@ -64,9 +66,9 @@ def import_(
         ("network", f"{report.counted(model.n_layers, 'layer')} of width {model.dim:,}, {heads}"),
         ("kind", f"{made.attention} attention, position encoding {made.position}"),
         ("memory", model.describe_memory(train.mem_len, train.segment_len)),
-        ("text", f"{about['tokenizer']}, vocabulary of {model.vocab_size:,}"),
-        ("check", f"{about['check_bits']:.2f} bits per token of a short text"),
+        ("text", f"{'token ids, without a tokenizer' if is_ids else about['tokenizer']}, vocabulary of {size:,}"),
+        ("check", f"{about['check_bits']:.2f} bits per token of a short text ({math.log2(size):.2f} by chance)"),
     ]
     screen.print(table(rows, screen.columns, left=(0, 1)))
-    word = shlex.quote(str(target))
-    screen.print(f'\nNext:\n  xlcli eval FILE -m {word}\n  xlcli generate -m {word} "Once upon a"\n')
+    word, prompt = shlex.quote(str(target)), "1 2 3" if is_ids else "Once upon a"
+    screen.print(f'\nNext:\n  xlcli eval FILE -m {word}\n  xlcli generate -m {word} "{prompt}"\n')

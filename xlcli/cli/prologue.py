@@ -174,9 +174,6 @@ def load_model(
     mem_lens = settings.sweep_mem_len if isinstance(settings, EvalConfig) else ()
     if idle := model.config.model.mem_len_warning(max((settings.mem_len or 0, *mem_lens))):
         screen.say(idle, "warning")
-    if reading.stride is not None and settings.stride is None:
-        window = f"windows of {reading.segment_len:,} tokens, which begin every {reading.stride:,} tokens"
-        screen.say(f"this model knows no more positions; longer text is read in overlapping {window}")
     return model, runtime
 
 

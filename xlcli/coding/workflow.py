@@ -125,7 +125,7 @@ def compress(
     if model.tokenizer.id_sizes is None:
         raise ConfigError(
             f"model {model.name} has a vocabulary of words, or none, from which a text cannot be restored.",
-            "Use a model with --tokenizer sentencepiece or bytes.",
+            "Use a model that spells every text, with a vocabulary of subwords or bytes.",
         )
     started = time.monotonic()
     check = yield from check_hash(InferenceSession.open(model, runtime, options, None), stop)

@@ -168,9 +168,13 @@ class InferenceConfig(BaseConfig):
         given["reset_on_document"] = is_divided or given["reset_on_document"]
         chosen = {name: value for name, value in given.items() if value not in (None, "auto")}
         reading = replace(train.reading, **{"span": "uniform"} | chosen)
-        slides = getattr(model.position, "overflow", None) == "slide" and not reading.mem_len
+        slides = getattr(model.position, "overflow", None) == "slide"
+        if slides and self.mem_len:
+            remedy = "Leave it out: longer text is read in overlapping windows."
+            raise InvalidSettingError("mem_len", "has learned positions that end with its window", remedy)
         if reading.stride is None:
-            return replace(reading, stride=-(-reading.segment_len // 2)) if slides else reading
+            half = -(-reading.segment_len // 2)
+            return replace(reading, stride=half) if slides and not reading.mem_len else reading
         if reading.mem_len:
             reason = "needs a memory length of 0, because each window is read anew"
             raise InvalidSettingError("stride", reason, "Use no other memory length: --mem-len 0.")

@@ -58,13 +58,13 @@ from xlcli.events import (
     WordScore,
     until,
 )
-from xlcli.inference import check_memory, check_settings
+from xlcli.inference import check_memory, check_settings, window_notice
 from xlcli.metrics import TextCounts, bits_per, misfit, perplexity
 from xlcli.online import make_reader, not_finite
 from xlcli.runtime import Runtime, peak_rss_bytes
 from xlcli.text.corpus import Corpus, gather
 from xlcli.text.sources import InputFormat, open_source
-from xlcli.text.tokenizers import n_unknown
+from xlcli.text.tokenizers import n_unknown, unknown_notice
 from xlcli.words import Predictions
 
 if TYPE_CHECKING:
@@ -122,16 +122,12 @@ def evaluate(
         unknown = None
         if model.tokenizer.unknown_id is not None:
             unknown = n_unknown(text.tokens.ids, model.tokenizer.unknown_id)
-        if unknown:
-            yield Notice(
-                f"{100 * unknown / len(text.tokens):.1f} % of the words are not in the vocabulary and scored as <unk>: "
-                "bits per byte and per character are lower than for a model that spells every word.",
-                "warning",
-            )
+            yield from unknown_notice(unknown, len(text.tokens))
         unrounded = model.unrounded()
         reader = divided.reader(0, make_reader(model.network, options))
         exact = divided.reader(1, make_reader(unrounded.network, options))
         sweep = [choose_lengths(model, runtime, each, text) for each in options.sweep]
+        yield from window_notice(sweep[0], options, text.longest_document)
         for index, lengths in enumerate(sweep):
             run = Pass(model, reader, runtime, text, lengths, stop)
             is_rounded = unrounded is not model or lengths.memory_dtype != "float32"

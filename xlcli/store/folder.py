@@ -352,6 +352,7 @@ def new_folder(target: Path) -> Iterator[Path]:
         ResourceError: The disk is full or fails.
     """
     temporary = temporary_path(target.parent, MODEL)
+    _require_free(target)
     try:
         make_folder(target.parent)
         clean_models(target.parent)

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xlcli.errors import CheckpointError, ConfigError, DataError
+from xlcli.events import Notice
 from xlcli.files import read_bounded, read_json
 from xlcli.text.base import FILE, REMEDY, SCHEMA, PieceTokenizer, Tokenizer
 from xlcli.text.corpus import Facts
@@ -74,6 +75,7 @@ class WordsTokenizer(Tokenizer):
     kind = "words"
     file = "tokenizer.words"
     id_sizes = None
+    has_gaps = True
 
     def __init__(self, data: bytes, name: str = file) -> None:
         super().__init__(data, name)
@@ -134,6 +136,13 @@ def _word_tokens(data: bytes) -> list[tuple[bytes, int]]:
             last, size = result[-1]
             result[-1] = (last, size + len(word) - taken)
     return result
+
+
+def unknown_notice(n_unknown: int, n_tokens: int) -> list[Notice]:
+    """Warning that words of a scored text are not in the vocabulary, if there are any."""
+    share = f"{100 * n_unknown / max(1, n_tokens):.1f} % of the words are not in the vocabulary and scored as <unk>"
+    lower = "bits per byte and per character are lower than for a model that spells every word."
+    return [Notice(f"{share}: {lower}", "warning")] * (n_unknown > 0)
 
 
 def n_unknown(ids: NDArray[Any], unknown_id: int | None) -> int:

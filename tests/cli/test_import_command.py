@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 from programs import TEXT
+
+from xlcli.interchange import FORMATS
 
 SHAPE = {"position": {"kind": "rope"}, "attention": {"n_heads": 2, "n_kv_heads": 1}}
 
@@ -25,6 +28,7 @@ def test_import_prints_what_was_mapped_and_the_next_commands(exported, run):
     assert done.code == 0, done.err
     lines = done.out.decode().splitlines()
     assert max(map(len, lines)) <= 80
+    assert next(line for line in lines if line.startswith("check")).endswith("(8.00 by chance)")
     assert {line.split()[0] for line in lines if line and not line.startswith(" ")} >= {"model", "weights", "check"}
     assert lines[-2:] == ["  xlcli eval FILE -m models/llama", '  xlcli generate -m models/llama "Once upon a"']
     assert Path("models/llama/config.json").read_bytes() == Path("models/made/config.json").read_bytes()
@@ -48,7 +52,10 @@ def test_an_imported_model_works_in_all_commands(exported, run):
     tree.pop("xlcli")  # as of another program: with its own window, and token ids for a vocabulary
     (exported / "config.json").write_text(json.dumps(tree | {"max_position_embeddings": 24}))
     shutil.rmtree(exported / "xlcli")
-    assert run("import", exported, "-o", "models/ids").code == 0
+    done = run("import", exported, "-o", "models/ids")
+    assert done.code == 0
+    assert "token ids" in done.out.decode()
+    assert done.out.decode().endswith('xlcli generate -m models/ids "1 2 3"\n')
     ids = " ".join(str(byte) for byte in TEXT[:200]).encode()
     Path("ids.txt").write_bytes(ids)
     for words in (
@@ -77,3 +84,31 @@ def test_an_exported_vocabulary_comes_back(exported, run):
     assert Path("back.txt").read_bytes() == TEXT * 40
     record = json.loads(Path("models/tuned/record.json").read_text())
     assert record["init"]["model"] == "llama"
+
+
+def test_a_folder_that_exists_is_refused_before_weights_are_read(exported, run, monkeypatch):
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("weights are read")
+
+    monkeypatch.setattr("xlcli.store.folder.save_model", fail)
+    monkeypatch.setattr("xlcli.store.folder.load", fail)
+    assert run("import", exported, "-o", "models/made").code == 2
+    assert run("export", "made", "-o", str(exported)).code == 2
+
+
+def test_formats_to_import_and_export_are_those_of_the_page(exported, run):
+    page = (Path(__file__).parents[2] / "docs" / "import.md").read_text()
+    rows = dict(re.findall(r"^\| `(\S+)` \|.*\| yes \| (yes|no) \|$", page, re.MULTILINE))
+    assert rows.keys() == FORMATS.keys()
+    for name, is_written in rows.items():
+        done = run("export", "made", "-o", "out", "--format", name)
+        assert ("--format" not in done.err.splitlines()[0]) == (is_written == "yes")
+
+
+def test_the_memory_of_a_model_with_learned_positions_is_refused_at_once(untrained, run):
+    untrained("gpt", **{"position": {"kind": "learned", "max_len": 16, "overflow": "slide"}})
+    Path("text.txt").write_bytes(TEXT * 40)
+    for words in (("eval", "text.txt"), ("stream", "text.txt"), ("bench", "decode")):
+        done = run(*words, "-m", "gpt", "--mem-len", "8")
+        assert done.code == 2
+        assert "mem" in done.err

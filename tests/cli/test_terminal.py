@@ -116,6 +116,11 @@ def test_a_clipped_table_has_a_line_for_each_row(width):
     assert lines[1].endswith("…")
 
 
+def test_a_short_name_is_not_clipped():
+    rows = [("name", "size", "corpus"), (ROWS[1][0], "1" * 45, "books/one.txt and 50 more files" * 3)]
+    assert table(rows, 90, left=(0, 2), clip=True).splitlines()[1].startswith(f"{ROWS[1][0]}  ")
+
+
 def test_a_table_without_a_width_has_a_line_for_each_row():
     lines = table(ROWS, left=(0, 2)).splitlines()
     assert [line.split("  ")[0] for line in lines] == [row[0] for row in ROWS]

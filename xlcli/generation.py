@@ -152,7 +152,6 @@ class Prompt:
         recent: Latest tokens of the prompt, for the repetition penalty.
         n_tokens: Maximum number of tokens of its text, with a saved state and new ones.
         unread: Text that was not read before an interruption.
-        before: The end of the text that is continued.
     """
 
     text: bytes
@@ -161,14 +160,11 @@ class Prompt:
     recent: tuple[int, ...]
     n_tokens: int
     unread: PendingText
-    before: bytes
 
     def samples(self, numbers: Iterable[int], options: GenerateConfig, logits: Tensor | None) -> list[Sample]:
         """Samples with these numbers, which are added to the seed of the first one."""
         rngs = {i: SampleRNG(self.rng.seed + i, self.recent) if i else self.rng for i in numbers}
-        return [
-            Sample(self, i, rng, StreamingDetokenizer(options.stop), self.before, logits) for i, rng in rngs.items()
-        ]
+        return [Sample(self, i, rng, StreamingDetokenizer(options.stop), logits) for i, rng in rngs.items()]
 
 
 def read_prompt(
@@ -199,11 +195,10 @@ def read_prompt(
     rng = SampleRNG(chosen, saved.recent if saved else ())
     if saved and seed is None:
         rng.generator.set_state(torch.tensor([*saved.generator], dtype=torch.uint8))
-    before = text or (model.tokenizer.text_after(b"", session.last_tokens[0]) if resume else b"")
     n_read = session.read(ids, stop)
     rng.recent.extend(ids[max(n_read - REPETITION_WINDOW, 0) : n_read].tolist())
     unread = PendingText(text[int(sizes[:n_read].sum()) :], ids[n_read:], sizes[n_read:])
-    return Prompt(prompt, session, rng, tuple(rng.recent), n_tokens, unread, before)
+    return Prompt(prompt, session, rng, tuple(rng.recent), n_tokens, unread)
 
 
 def _last_document(pending: PendingText) -> PendingText:
@@ -217,15 +212,13 @@ def _last_document(pending: PendingText) -> PendingText:
 class Sample:
     """A sample being generated.
 
-    `before` is the end of the text so far. `logits` (1 v) predict its first token, if they are known; `n_shown` bytes
-    of `text` have been output.
+    `logits` (1 v) predict its first token, if they are known; `n_shown` bytes of `text` have been output.
     """
 
     prompt: Prompt
     number: int
     rng: SampleRNG
     detokenizer: StreamingDetokenizer
-    before: bytes
     logits: Tensor | None = None
     text: bytearray = field(default_factory=bytearray)
     n_shown: int = 0
@@ -284,14 +277,14 @@ def _sample_batch(
             return
         if logits is None:
             logits = session.predict()
+        before = session.last_tokens
         session.last_tokens = sample_tokens(logits, [sample.rng for sample in running], sampling)
         for row, (sample, token) in enumerate(zip(running, session.last_tokens, strict=True)):
             sample.n_tokens += 1
-            text = text_after(sample.before, token)
+            text = text_after(before[row], token)
             if options.logprobs is not None:
                 logprob, best = log_probabilities(logits[row], token, options.logprobs)
-                others = tuple(TokenLogprob(other, text_after(sample.before, other), value) for other, value in best)
+                others = tuple(TokenLogprob(other, text_after(before[row], other), value) for other, value in best)
                 sample.logprobs.append(TokenLogprob(token, text, logprob, others))
             sample.text += sample.detokenizer.feed(text)
-            sample.before = text or sample.before
         logits = None

@@ -247,7 +247,7 @@ def test_special_words_may_be_anywhere_in_a_vocabulary():
     tokenizer = WordsTokenizer(b"the\n<eos>\ndog\n<unk>\n")
     assert (tokenizer.start_id, tokenizer.unknown_id) == (1, 3)
     assert tokenizer.encode(b"the cat\ndog").tolist() == [0, 3, 1, 2]
-    assert tokenizer.decode([0, 1, 3]) == b"the \n<unk> "
+    assert tokenizer.decode([0, 1, 3]) == b"the\n<unk>"
     with pytest.raises(CheckpointError):
         WordsTokenizer(b"the\n<eos>\ndog\n")
 

@@ -267,9 +267,9 @@ def test_words_are_counted_as_published() -> None:
     tokenizer = WordsTokenizer.train([data])
     lines = data.decode().split("\n")
     expected = [word for line in lines[:-1] for word in [*line.split(), "<eos>"]] + lines[-1].split()
-    assert tokenizer.decode(tokenizer.encode(data)).decode() == "".join(
-        "\n" if word == "<eos>" else f"{word} " for word in expected
-    )
+    ids = tokenizer.encode(data)
+    assert [tokenizer.decode([i]).decode() for i in ids] == [word.replace("<eos>", "\n") for word in expected]
+    assert tokenizer.decode(ids).decode() == "\n".join(" ".join(line.split()) for line in lines)
     assert tokenizer.vocab_size == len(set(expected) | {"<unk>", "<eos>"})
 
 

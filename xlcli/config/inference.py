@@ -170,11 +170,9 @@ class InferenceConfig(BaseConfig):
         reading = replace(train.reading, **{"span": "uniform"} | chosen)
         slides = getattr(model.position, "overflow", None) == "slide"
         if slides and self.mem_len:
-            remedy = "Leave it out: longer text is read in overlapping windows."
-            raise InvalidSettingError("mem_len", "has learned positions that end with its window", remedy)
+            raise InvalidSettingError("mem_len", "has learned positions, which end with its window", "Leave it out.")
         if reading.stride is None:
-            half = -(-reading.segment_len // 2)
-            return replace(reading, stride=half) if slides and not reading.mem_len else reading
+            return replace(reading, stride=-(-reading.segment_len // 2)) if slides and not reading.mem_len else reading
         if reading.mem_len:
             reason = "needs a memory length of 0, because each window is read anew"
             raise InvalidSettingError("stride", reason, "Use no other memory length: --mem-len 0.")

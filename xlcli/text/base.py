@@ -44,7 +44,6 @@ class Tokenizer(ABC):
         splitter: Where a text may be cut.
         unknown_id: Id of what is not in the vocabulary, if there is one.
         separate_ids: Ids before which a word ends, whatever their text.
-        has_gaps: White space between tokens is in none of them.
 
     Raises:
         CheckpointError: `data` is no such vocabulary.
@@ -60,7 +59,6 @@ class Tokenizer(ABC):
     splitter: Splitter = WORDS
     unknown_id: int | None = None
     separate_ids: Collection[int] = ()
-    has_gaps = False
 
     def __init__(self, data: bytes = b"", name: str = "") -> None:
         self.data, self._name = data, name
@@ -83,15 +81,11 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def decode(self, ids: NDArray[np.int32] | Sequence[int]) -> bytes:
-        """Text of `ids`, each decoded independently."""
+        """Text of `ids`: their texts, with blanks between them if tokens are words or numbers."""
 
-    def text_after(self, text: bytes, token: int) -> bytes:
-        """Text of a token that follows a text, with a blank before it if there is a gap between them."""
-        added = self.decode([token])
-        if not self.has_gaps:
-            return added
-        added = added.removesuffix(b" ")
-        return b" " + added if text[-1:].strip() and added.strip() else added
+    def text_after(self, last: int, token: int) -> bytes:
+        """Text of a token that follows another one, with the blank between them, if there is one."""
+        return self.decode([last, token])[len(self.decode([last])) :]
 
     @cached_property
     def texts(self) -> list[bytes]:

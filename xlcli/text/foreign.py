@@ -1,9 +1,8 @@
 """Tokenizers that come with models of others: `tokenizer.json` of Hugging Face, and token ids without a vocabulary.
 
 A text is divided into parts, and each part is tokenized alone. Parts end where neither a token of the vocabulary nor a
-pattern of the tokenizer goes on: before a blank or a line end that follows no white space, and between a line end and
-the next line, if either a character that is no white space comes before the one or blanks begin the other. Which of
-these places are safe for a tokenizer is found out by trying them. So the tokens of the parts are those of the whole
+pattern of the tokenizer goes on: before a blank or a line end that follows no white space, or where a line begins. Which
+of these places are safe for a tokenizer is found out by trying them. So the tokens of the parts are those of the whole
 text, however it is cut.
 """
 
@@ -147,8 +146,7 @@ class TokenizersTokenizer(PieceTokenizer):
         places = [b"(?:(?<=\\A\n)|%b)%b" % (before, after)]  # what a first line end follows is in the last part
         solid = _SOLID % (b"", b"")
         for char in (b" ", b"\n"):
-            examples = (char.decode() + each for each in _AFTER)
-            if not re.search(solid + char, texts) and self._is_safe("", *examples):
+            if not re.search(solid + char, texts) and self._is_safe("", *(char.decode() + each for each in _AFTER)):
                 places.append(solid + b"(?=%b)" % char)
         indents = {each.decode() + "y" for each in re.findall(rb"\n([ \t]+)", texts)}
         if all(self._is_safe(end, *_INDENTED, *indents) for end in ("\n", "\n\n", " \n")):
@@ -236,7 +234,6 @@ class IdsTokenizer(Tokenizer):
     kind = "ids"
     described = ("vocab_size", "start_id")
     id_sizes = None
-    has_gaps = True
 
     def __init__(self, vocab_size: int, start_id: int) -> None:
         super().__init__()
@@ -267,5 +264,5 @@ class IdsTokenizer(Tokenizer):
         return ["the text is token ids: compare models by perplexity per token; bytes are those of the numbers"]
 
     def decode(self, ids: NDArray[np.int32] | Sequence[int]) -> bytes:
-        """Each number followed by a space."""
-        return b"".join([b"%d " % i for i in ids])
+        """The numbers with blanks between them."""
+        return b" ".join([b"%d" % i for i in ids])

@@ -75,7 +75,6 @@ class WordsTokenizer(Tokenizer):
     kind = "words"
     file = "tokenizer.words"
     id_sizes = None
-    has_gaps = True
 
     def __init__(self, data: bytes, name: str = file) -> None:
         super().__init__(data, name)
@@ -96,8 +95,9 @@ class WordsTokenizer(Tokenizer):
         return ids, sizes
 
     def decode(self, ids: NDArray[np.int32] | Sequence[int]) -> bytes:
-        """Each word followed by a space, `<eos>` as a line end."""
-        return b"".join([b"\n" if i == self.start_id else self._vocabulary[i] + b" " for i in ids])
+        """The words with blanks between them, `<eos>` as a line end."""
+        text = b" ".join([b"\n" if i == self.start_id else self._vocabulary[i] for i in ids])
+        return re.sub(rb" ?\n ?", b"\n", text)
 
     @classmethod
     def train(cls, chunks: Iterable[bytes], vocab_size: int | None = None) -> Self:

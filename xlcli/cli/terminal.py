@@ -67,15 +67,14 @@ def table(
 ) -> str:
     """Aligned columns in lines of `width` cells, or of as many as needed; control characters are escaped.
 
-    The columns of texts, by number, are flush left; they are broken if they do not fit. To `clip` them shortens
-    them, the first one only if it takes more than a third of a line.
+    The columns of texts, by number, are flush left; they are broken if they do not fit, or shortened to `clip` them.
     """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     grid = Table.grid(padding=(0, 2))
-    is_name = clip and max(len(row[0]) for row in rows) <= (width or 0) // 3
+    is_name = clip and max(len(row[0]) for row in rows) <= (width or 0) // 3  # which is not shortened
     for i in range(len(rows[0])):
         is_whole = i not in left or (is_name and i == 0)
         grid.add_column(justify="left" if i in left else "right", no_wrap=is_whole, overflow="fold")

@@ -1,9 +1,9 @@
 """Tokenizers that come with models of others: `tokenizer.json` of Hugging Face, and token ids without a vocabulary.
 
 A text is divided into parts, and each part is tokenized alone. Parts end where neither a token of the vocabulary nor a
-pattern of the tokenizer goes on: before a blank or a line end that follows no white space, or where a line begins. Which
-of these places are safe for a tokenizer is found out by trying them. So the tokens of the parts are those of the whole
-text, however it is cut.
+pattern of the tokenizer goes on: before a blank or a line end that follows no white space, or where a line begins.
+Which of these places are safe for a tokenizer is found out by trying them. So the tokens of the parts are those of the
+whole text, however it is cut.
 """
 
 from __future__ import annotations
@@ -146,7 +146,8 @@ class TokenizersTokenizer(PieceTokenizer):
         places = [b"(?:(?<=\\A\n)|%b)%b" % (before, after)]  # what a first line end follows is in the last part
         solid = _SOLID % (b"", b"")
         for char in (b" ", b"\n"):
-            if not re.search(solid + char, texts) and self._is_safe("", *(char.decode() + each for each in _AFTER)):
+            examples = (char.decode() + each for each in _AFTER)
+            if not re.search(solid + char, texts) and self._is_safe("", *examples):
                 places.append(solid + b"(?=%b)" % char)
         indents = {each.decode() + "y" for each in re.findall(rb"\n([ \t]+)", texts)}
         if all(self._is_safe(end, *_INDENTED, *indents) for end in ("\n", "\n\n", " \n")):

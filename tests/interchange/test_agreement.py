@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from toys import RUNTIME
 
-from xlcli.config import GenerateConfig
+from xlcli.config import GenerateConfig, InferenceConfig
 from xlcli.errors import ConfigError
 from xlcli.files import sha256
 from xlcli.inference import InferenceSession
@@ -108,6 +108,19 @@ def test_kernels_predict_each_token_as_the_source(folder, name):
         logits, state = model.decoder.logits(tokens[:, i : i + 1], state)
         got = logits.log_softmax(-1).gather(1, tokens[:, i + 1 :][:, :1])[:, 0]
         torch.testing.assert_close(got, numbers["log_probs.float32"][:, i], rtol=0, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_distances_clamped_at_evaluation_are_those_of_the_source(tmp_path):
+    source, numbers = tmp_path / "source", expected("transfo-xl-softmax")
+    shutil.copytree(source_of("transfo-xl-softmax"), source)
+    settings = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(settings | {"clamp_len": -1}))
+    import_model(source, tmp_path / "model")
+    for clamp_len in (settings["clamp_len"], "none"):
+        model = load(tmp_path / "model", InferenceConfig(clamp_len=clamp_len))
+        got = read(model.network, numbers["tokens"], start(model, 2), numbers["segments"].tolist())
+        assert got.allclose(numbers["log_probs.float32"], rtol=0, atol=1e-5) == (clamp_len != "none")
 
 
 @torch.inference_mode()

@@ -185,6 +185,9 @@ def test_a_bias_of_the_head_is_refused(tmp_path):
         ("num_key_value_heads", 3),
         ("rms_norm_eps", -1.0),
         ("vocab_size", 2**30),
+        ("num_hidden_layers", 2**30),
+        ("num_hidden_layers", 2**80),
+        ("rope_theta", 10**400),
     ],
 )
 def test_a_setting_that_changes_numbers_is_refused_by_name(source, key, value):
@@ -258,7 +261,7 @@ def test_shards_are_one_model(source):
     import_model(source, source.parent / "m")
     outside = source.parent / "c.safetensors"
     save_file({"c": torch.ones(1)}, outside)
-    for file in ("../c.safetensors", str(outside), "..", "", ".hidden"):
+    for file in ("../c.safetensors", str(outside), "..", "", ".hidden", "a\0.safetensors"):
         index.write_text(json.dumps({"weight_map": {**named, "c": file}}))
         refused(source, "index.json")
     index.write_text(json.dumps({"weight_map": named}))
@@ -304,8 +307,15 @@ def test_links_of_a_cache_are_followed(source):
     cache = source.parent / "cache"
     cache.mkdir()
     for path in source.iterdir():
-        (cache / path.name).symlink_to(path)
+        blob = source.parent / f"blob{path.stat().st_ino}"
+        path.rename(blob)
+        (cache / path.name).symlink_to(blob)
     import_model(cache, source.parent / "m")
+    for name in ("tokenizer.json", "model.safetensors", "config.json"):
+        for there in ("nowhere", name):
+            (cache / name).unlink(missing_ok=True)
+            (cache / name).symlink_to(there)
+            refused(cache, there)
 
 
 def test_a_full_disk_leaves_nothing(source, monkeypatch):

@@ -9,11 +9,13 @@ import zipfile
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from xlcli.errors import CheckpointError
 from xlcli.interchange import pickles
 from xlcli.interchange.pickles import Record, StoredTensor, read_checkpoint
+from xlcli.interchange.source import open_folder
 
 both = pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "legacy"])
 
@@ -111,6 +113,19 @@ def test_the_file_must_not_become_shorter(tmp_path):
     path.write_bytes(path.read_bytes()[:99])
     with pytest.raises(CheckpointError, match="changed"):
         tensor.read()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_weights_that_are_replaced_while_they_are_read_are_refused(tmp_path, name):
+    write = save_file if name == "model.safetensors" else torch.save
+    (tmp_path / "config.json").write_text("{}")
+    write({"a": torch.ones(3), "b": torch.ones(3)}, tmp_path / name)
+    source = open_folder(tmp_path)
+    assert source.take("a").tolist() == [1, 1, 1]
+    write({"a": torch.zeros(3), "b": torch.zeros(3)}, tmp_path / "other")
+    (tmp_path / "other").replace(tmp_path / name)
+    with pytest.raises(CheckpointError, match="changed"):
+        source.take("b")
 
 
 class Call:

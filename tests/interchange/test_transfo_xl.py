@@ -17,7 +17,7 @@ from torch import nn
 from xlcli import config
 from xlcli.config import validate
 from xlcli.errors import CheckpointError, ConfigError
-from xlcli.interchange import FORMATS, export_model, find_format, import_model
+from xlcli.interchange import FORMATS, export_model, find_format, import_model, transfo_xl
 from xlcli.interchange.source import Source
 from xlcli.model.build import build_model
 from xlcli.store.folder import save_model
@@ -322,10 +322,24 @@ def test_other_content_of_model_pt_is_refused(tmp_path, content):
 
 
 def test_modules_without_end_are_refused(tmp_path):
-    """A module that holds itself many times: the number of paths through it is beyond counting."""
-    module = nn.Sequential(*[nn.ReLU()] * 9)
-    for _ in range(9):
-        module = nn.Sequential(*[module] * 9)
-    torch.save(module, tmp_path / "model.pt")
-    with pytest.raises(CheckpointError, match="original"):
-        import_model(tmp_path, tmp_path / "m")
+    """Modules with a place in several others, or in themselves, and a chain with names of any length."""
+    shared = nn.Sequential(*[nn.ReLU()] * 9)
+    own = nn.Sequential(nn.ReLU())
+    own._modules["own"] = own
+    chain = nn.ReLU()
+    for _ in range(99):
+        outer = nn.Sequential()
+        outer.add_module("x" * 99, chain)
+        chain = outer
+    for module in (shared, own, chain):
+        torch.save(module, tmp_path / "model.pt")
+        with pytest.raises(CheckpointError, match="original"):
+            import_model(tmp_path, tmp_path / "m")
+
+
+def test_a_word_that_is_repeated_without_end_takes_no_ram(tmp_path, monkeypatch):
+    monkeypatch.setattr(transfo_xl, "LARGEST_TOKENIZER", 10**6)
+    word = "x" * 10**5
+    (tmp_path / "vocab.pkl").write_bytes(pickle.dumps({"idx2sym": [word] * 20}))
+    with pytest.raises(CheckpointError, match="vocabulary"):
+        FORMATS["transfo-xl"].tokenizer(Source(tmp_path, {}, {}), made_config({}).model)

@@ -131,21 +131,23 @@ def test_random_features_are_redrawn_when_asked():
 def test_the_largest_distance_of_training(layers, train, expected):
     trained, train = model(*layers, position={"kind": "xl"}), TrainConfig(**train)
     assert train.limits(trained, None) == (expected, expected)
-    assert (train.limits(trained, 5), train.limits(trained, "none")) == ((5, 5), (None, None))
+    assert (train.limits(trained, 5), train.limits(trained, "none")) == ((5, None), (None, None))
 
 
 def test_keys_further_back_than_in_training_are_far_for_every_encoding():
     train, alibi = TrainConfig(mem_len=20, segment_len=8), model(FULL, position={"kind": "alibi"})
-    assert [train.limits(alibi, n) for n in (None, 9, 99, "none")] == [(None, 27), (None, 9), (None, 99), (None, None)]
+    assert [train.limits(alibi, n) for n in (None, "none")] == [(None, 27), (None, None)]
     clamped = model(FULL, position={"kind": "xl", "clamp_len": 5})
-    assert [train.limits(clamped, n) for n in (None, 9, 99, "none")] == [(5, 27), (9, 27), (99, 99), (None, None)]
+    assert [train.limits(clamped, n) for n in (None, 9, 99, "none")] == [(5, 27), (9, None), (99, None), (None, None)]
     for position in ({"kind": "none"}, {"kind": "contextual-2"}):
-        others = model(FULL, position=position)
-        assert [train.limits(others, n) for n in (None, 27)] == [(None, 20), (None, 27)]
+        assert train.limits(model(FULL, position=position), None) == (None, 20)
 
 
-def test_a_largest_distance_needs_softmax_attention():
-    InferenceConfig(clamp_len=9).check_model(model(LINEAR, FULL))
+def test_a_largest_distance_needs_softmax_attention_and_an_encoding_of_distances():
+    InferenceConfig(clamp_len=9).check_model(model(LINEAR, FULL, position={"kind": "xl"}))
+    alibi = model(LINEAR, FULL, position={"kind": "alibi"})
+    InferenceConfig(clamp_len="none").check_model(alibi)
     assert TrainConfig().limits(model(LINEAR), None) == (None, None)
-    with pytest.raises(ConfigError, match="clamp_len"):
-        InferenceConfig(clamp_len=9).check_model(model(LINEAR))
+    for clamp_len, trained in (("none", model(LINEAR)), (9, model(LINEAR)), (9, alibi)):
+        with pytest.raises(ConfigError, match="clamp_len"):
+            InferenceConfig(clamp_len=clamp_len).check_model(trained)

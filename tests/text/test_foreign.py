@@ -189,6 +189,11 @@ def test_other_kinds_are_refused():
         ours(tokenizers.Tokenizer(pieces))
     with pytest.raises(CheckpointError):  # more tokens than the model has
         TokenizersTokenizer(trained("gpt2").to_str().encode(), vocab_size=300, start_id=0)
+    panic = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    for key, step in (("pre_tokenizer", {"type": "Sequence"}), ("normalizer", panic)):
+        changed = json.loads(trained("gpt2").to_str()) | {key: step}
+        with pytest.raises(CheckpointError):
+            TokenizersTokenizer(json.dumps(changed).encode(), vocab_size=450, start_id=0)
 
 
 def test_without_the_package_it_is_named(monkeypatch):

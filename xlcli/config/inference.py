@@ -115,8 +115,9 @@ class InferenceConfig(BaseConfig):
     )
     clamp_len: ClampLen | None = Field(
         default=None,
-        description="Largest distance of positions xl and rope, or none: tokens further back are at this distance and "
-        "have less weight. Default: that of model.position, else the largest one of training.",
+        description="Largest distance of positions xl and rope, where tokens further back are taken to be, or none. "
+        "Default: that of model.position, else the largest one of training, and tokens further back than in training "
+        "have less weight.",
     )
     weight_dtype: Dtype = Field(
         default="auto",
@@ -142,8 +143,10 @@ class InferenceConfig(BaseConfig):
     def check_model(self, model: ModelConfig) -> None:
         """`InvalidSettingError` if a setting does not apply to this model."""
         self.shape(model)
-        if self.clamp_len is not None and not model.has_softmax:
-            raise InvalidSettingError("clamp_len", "needs softmax attention, but this model has none", "Leave it out.")
+        has_clamp = model.has_softmax if self.clamp_len == "none" else model.clamps_distances
+        if self.clamp_len is not None and not has_clamp:
+            reason = "needs softmax attention, and position xl or rope unless it is none"
+            raise InvalidSettingError("clamp_len", reason, "Leave it out.")
         if self.memory_dtype in ("bfloat16", "int8") and not model.rounds_memory:
             *kinds, last = (kind for kind, table in ATTENTIONS.items() if table.rounds_memory)
             reason = f"needs {', '.join(kinds)} or {last} attention in every layer"

@@ -237,6 +237,13 @@ class ModelConfig(BaseConfig):
         """True if some layer has softmax attention."""
         return any(isinstance(layer, SoftmaxAttentionConfig) for layer in self.attentions)
 
+    @property
+    def clamps_distances(self) -> bool:
+        """True if keys further back than some distance can be taken as being there."""
+        position = self.position
+        clamps = position.kind == "xl" or (position.kind == "rope" and position.placement == "layers")
+        return self.has_softmax and clamps
+
     def max_distance(self, mem_len: int, n_earlier: int) -> int:
         """Largest distance from a token to a key in any layer with softmax attention, see `AttentionConfig`."""
         softmax = (layer for layer in self.attentions if isinstance(layer, SoftmaxAttentionConfig))

@@ -190,18 +190,15 @@ class TrainConfig(BaseConfig):
     def limits(self, model: ModelConfig, clamp_len: ClampLen | None) -> tuple[int | None, int | None]:
         """`Span.clamp_len` and `Span.full_len` at inference; None is the largest distance of training.
 
-        A model that was trained with clamped distances keeps its own, and has given full weight to keys further back.
-        With some encodings more keys of full weight than the trained memory has are too many.
+        A model that was trained with clamped distances keeps its own, and has given full weight to keys further back;
+        so has one whose `clamp_len` is given, as in the code of the authors of Transformer-XL. With some encodings more
+        keys of full weight than the trained memory has are too many.
         """
-        if clamp_len == "none" or not model.has_softmax:
-            return None, None
+        if clamp_len is not None or not model.has_softmax:
+            return None if clamp_len == "none" else clamp_len, None
         farthest = self.max_distance(model)
-        position = model.position
-        clamps = position.kind == "xl" or (position.kind == "rope" and position.placement == "layers")
-        clamp = (clamp_len or model.clamp_len or farthest) if clamps else None
-        if clamp_len is not None:
-            return clamp, max(clamp_len, farthest if model.clamp_len else 0)
-        return clamp, (self.mem_len if position.kind in FAR_BEYOND_MEMORY else 0) or farthest
+        clamp = (model.clamp_len or farthest) if model.clamps_distances else None
+        return clamp, (self.mem_len if model.position.kind in FAR_BEYOND_MEMORY else 0) or farthest
 
     @model_validator(mode="after")
     def _check_grad_accum(self) -> Self:

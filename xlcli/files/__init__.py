@@ -216,6 +216,11 @@ def open_regular(path: Path) -> Iterator[tuple[io.BufferedReader, os.stat_result
             raise cannot_read(path, error) from None
 
 
+def version(status: os.stat_result) -> tuple[int, int, int]:
+    """Numbers that change when a file is replaced or written to."""
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
 def read_blocks(path: Path) -> Iterator[bytes]:
     """Content of a regular file in blocks, no more than it had when it was opened."""
     with open_regular(path) as (file, status):

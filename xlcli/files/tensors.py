@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from xlcli.errors import CheckpointError, ConfigError
-from xlcli.files import RESTORE, json_digest, open_regular, write_atomic
+from xlcli.files import RESTORE, json_digest, open_regular, version, write_atomic
 from xlcli.machine import require_memory
 
 if TYPE_CHECKING:
@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+TYPES = {
+    "F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64", "I8": "int8",
+    "I64": "int64", "I32": "int32", "U8": "uint8", "BOOL": "bool",
+}  # fmt: skip
+"""Types of numbers as safetensors names them, and as torch does."""
 HEADER_LIMIT = 2**24
 """Maximum size of a header in bytes: 1,024 layers and their optimizer state need 5 MB. At this size a header takes two
 seconds and 400 MB; the library allows 100 MB."""
@@ -50,6 +55,20 @@ def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
         return _infos(file), dict(file.metadata() or {})
 
 
+def read_places(path: Path) -> tuple[dict[str, tuple[TensorInfo, int]], tuple[int, int, int]]:
+    """Type and shape of each tensor, with the offset of its first byte in the file, and the `version` of the file.
+
+    Raises:
+        CheckpointError: As `read_header`.
+    """
+    with _open(path, "numpy") as library, open_regular(path) as (file, status):
+        start = 8 + int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(start - 8))
+        return {
+            name: (info, start + header[name]["data_offsets"][0]) for name, info in _infos(library).items()
+        }, version(status)
+
+
 def read_tensors(path: Path, *, expected: Mapping[str, TensorInfo] | None) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and metadata of a file that `write_tensors` wrote. Tensors own their memory: the file may change later.
 
@@ -72,13 +91,6 @@ def read_tensors(path: Path, *, expected: Mapping[str, TensorInfo] | None) -> tu
     if checksum != digest(tensors):
         raise CheckpointError(f"{path} is damaged: its tensors do not match their checksum.", RESTORE)
     return tensors, metadata
-
-
-def read_tensor(path: Path, name: str) -> Tensor:
-    """One tensor of a safetensors file; it owns its memory. Raises `CheckpointError` as `read_header` does."""
-    with _open(path, "pt") as file:
-        tensor: Tensor = file.get_tensor(name)
-    return tensor
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
@@ -160,7 +172,7 @@ def _open(path: Path, framework: Literal["pt", "numpy"]) -> Iterator[Any]:
             reason = ascii(reason)[1:200].rstrip("'.")  # may quote control characters of the file
             raise CheckpointError(f"{path} is damaged or no safetensors file: {reason}.", RESTORE) from None
         after = path.stat()
-    if (before.st_ino, before.st_size, before.st_mtime_ns) != (after.st_ino, after.st_size, after.st_mtime_ns):
+    if version(before) != version(after):
         raise CheckpointError(f"{path} changed while it was read.", "Run the command again.")
 
 

@@ -82,7 +82,7 @@ def import_model(path: Path, target: Path, *, name: str | None = None, encoding:
     types = {names[info.dtype] for info in kept.values()}
     stored_as = encoding or (types.pop() if len(types) == 1 else "float32")
     require_memory(f"importing {path}", 4 * n_weights(kept), "Import a smaller model.")
-    has_own = OWN in source.config and (source.path / OWN).is_dir()
+    has_own = isinstance(source.config.get(OWN), dict) and (source.path / OWN).is_dir()
     tokenizer = load_tokenizer(source.path / OWN) if has_own else format_.tokenizer(source, model)
     with new_folder(target) as folder:
         save_model(folder, config, dict(format_.weights(source, model)), tokenizer, {}, encoding=stored_as)
@@ -155,7 +155,7 @@ def _sections(format_: Format, source: Source) -> SavedConfig:
     """The configuration of a source. An exported model has its own, which holds while the other settings agree."""
     try:
         config = validate(SavedConfig, {"text": {}, **format_.sections(source)})
-        own = validate(SavedConfig, source.config[OWN]) if OWN in source.config else config
+        own = validate(SavedConfig, tree) if isinstance(tree := source.config.get(OWN), dict) else config
     except ConfigError as error:
         raise CheckpointError(f"{source.path} cannot be imported: {error.message}", CAN) from None
     return config if _difference(own.model, config.model) else own

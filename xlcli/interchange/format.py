@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from xlcli.config import ModelConfig
 from xlcli.errors import ConfigError
 from xlcli.files import read_bounded, read_json
-from xlcli.interchange.source import CONFIG, Source, open_folder
+from xlcli.interchange.source import CONFIG, Source, follow, open_folder
 from xlcli.store.layout import SavedConfig
 
 if TYPE_CHECKING:
@@ -104,10 +105,10 @@ class Format(ABC):
         ids = [source.config.get(key) for key in ("bos_token_id", "eos_token_id")]
         ids = [each[0] if isinstance(each, list) and each else each for each in ids]
         start_id = next((each for each in ids if type(each) is int and 0 <= each < model.vocab_size), 0)
-        path = (source.path / TOKENIZER).resolve()
-        if not path.exists():
+        path = source.path / TOKENIZER
+        if not os.path.lexists(path):
             return IdsTokenizer(model.vocab_size, start_id)
-        data = read_bounded(path, LARGEST_TOKENIZER)
+        data = read_bounded(follow(path), LARGEST_TOKENIZER)
         return TokenizersTokenizer(data, str(path), vocab_size=model.vocab_size, start_id=start_id)
 
     def export_config(self, config: SavedConfig) -> dict[str, Any]:
@@ -142,5 +143,5 @@ class Format(ABC):
 def model_type(path: Path) -> str | None:
     """The type of model in the `config.json` of a folder, or beside a file; None if it has none."""
     config = (path if path.is_dir() else path.parent) / CONFIG
-    kind = read_json(config.resolve()).get("model_type") if config.exists() else None
+    kind = read_json(follow(config)).get("model_type") if os.path.lexists(config) else None
     return kind if isinstance(kind, str) else None

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 from xlcli.config import ModelConfig
 from xlcli.errors import CheckpointError
 from xlcli.interchange.pickles import REMEDY, StoredTensor, read_checkpoint
-from xlcli.interchange.source import Source, Stored
+from xlcli.interchange.source import Source, follow
 from xlcli.interchange.transfo_xl import TransfoXL
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 MODEL = "model.pt"
-_MOST_PARTS = 2**20
+LONGEST_NAME = 256
+"""Maximum characters of the names of nested modules."""
 
 
 class Original(TransfoXL):
@@ -34,9 +35,9 @@ class Original(TransfoXL):
     def open(self, path: Path) -> Source:
         """The source at `path`, a file or its folder, with the settings of Hugging Face."""
         path = path / MODEL if path.is_dir() else path
-        model = read_checkpoint(path.resolve())
+        model = read_checkpoint(follow(path))
         try:
-            stored: dict[str, Stored] = dict(_tensors(model))
+            stored = dict(_tensors(model))
             return Source(path, _settings(model.state, stored), stored)
         except (LookupError, TypeError, AttributeError, ValueError):
             raise CheckpointError(f"{path} is no model of the original Transformer-XL.", REMEDY) from None
@@ -49,18 +50,21 @@ class Original(TransfoXL):
 
 def _tensors(model: Any) -> Iterator[tuple[str, StoredTensor]]:
     """The tensors of a module and of those in it, by name. Each module has one place."""
-    todo, n_parts = [("", model)], 0
+    todo, seen = [("", model)], {id(model)}
     while todo:
         prefix, module = todo.pop()
         parts = {**module.state["_parameters"], **module.state["_buffers"], **module.state["_modules"]}
-        n_parts += len(parts)
-        if n_parts > _MOST_PARTS:
-            raise ValueError("the modules are nested without end")
-        yield from ((prefix + name, part) for name, part in parts.items() if isinstance(part, StoredTensor))
-        todo += [(f"{prefix}{name}.", part) for name, part in module.state["_modules"].items() if part is not None]
+        for name, part in parts.items():
+            if isinstance(part, StoredTensor):
+                yield prefix + name, part
+            elif part is not None:
+                if id(part) in seen or len(prefix) + len(name) >= LONGEST_NAME:
+                    raise ValueError("modules are nested without end")
+                seen.add(id(part))
+                todo.append((f"{prefix}{name}.", part))
 
 
-def _settings(state: dict[str, Any], stored: Mapping[str, Stored]) -> dict[str, Any]:
+def _settings(state: dict[str, Any], stored: Mapping[str, StoredTensor]) -> dict[str, Any]:
     """The settings of a module by their names in Hugging Face. What is shared is one tensor under two names."""
     embedding, layer = state["_modules"]["word_emb"].state, state["_modules"]["layers"].state["_modules"]["0"].state
     attention = layer["_modules"]["dec_attn"].state

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import pickle
 import zipfile
 from collections.abc import Callable
@@ -20,11 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xlcli.errors import CheckpointError
-from xlcli.files import open_regular
-from xlcli.files.tensors import TensorInfo, type_name
+from xlcli.files import open_regular, version
+from xlcli.files.tensors import TYPES, TensorInfo
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 LARGEST_PICKLE = 2**26
@@ -59,14 +59,14 @@ RECORDS = frozenset(
 )
 """Classes and functions that pickles of Transformer-XL models and vocabularies name. None of them is imported."""
 _STORAGES = {
-    "torch.FloatStorage": "float32",
-    "torch.HalfStorage": "float16",
-    "torch.BFloat16Storage": "bfloat16",
-    "torch.DoubleStorage": "float64",
-    "torch.LongStorage": "int64",
-    "torch.IntStorage": "int32",
-    "torch.ByteStorage": "uint8",
-    "torch.BoolStorage": "bool",
+    "torch.FloatStorage": "F32",
+    "torch.HalfStorage": "F16",
+    "torch.BFloat16Storage": "BF16",
+    "torch.DoubleStorage": "F64",
+    "torch.LongStorage": "I64",
+    "torch.IntStorage": "I32",
+    "torch.ByteStorage": "U8",
+    "torch.BoolStorage": "BOOL",
 }
 _MAGIC, _VERSION = 0x1950A86A20F9469CFC6C, 1001
 _ALLOWED = (
@@ -89,12 +89,24 @@ class Record:
 
 @dataclass(eq=False)
 class Storage:
-    """`n` numbers of one type in a file; `start` is the offset of the first one in bytes, -1 until it is known."""
+    """`n` numbers of one type, a key of `TYPES`, in a file of this `version`.
+
+    `start` is the offset of the first one in bytes, -1 until it is known.
+    """
 
     path: Path
-    dtype: torch.dtype
+    version: tuple[int, int, int]
+    dtype: str
     n: int
     start: int = -1
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number."""
+        import torch
+
+        size: int = getattr(torch, TYPES[self.dtype]).itemsize
+        return size
 
 
 @dataclass(eq=False)
@@ -110,11 +122,11 @@ class StoredTensor:
         """The tensor, in RAM of its own."""
         import torch
 
-        storage, dtype = self.storage, self.storage.dtype
-        data = bytearray(_extent(self.info.shape, self.strides) * dtype.itemsize)
+        storage, dtype = self.storage, getattr(torch, TYPES[self.storage.dtype])
+        data = bytearray(_extent(self.info.shape, self.strides) * storage.itemsize)
         with open_regular(storage.path) as (file, _):
-            file.seek(storage.start + self.offset * dtype.itemsize)
-            if file.readinto(data) != len(data):
+            file.seek(storage.start + self.offset * storage.itemsize)
+            if file.readinto(data) != len(data) or version(os.fstat(file.fileno())) != storage.version:
                 raise CheckpointError(f"{storage.path} changed while it was read.", "Run the command again.")
         flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
         return flat.as_strided(self.info.shape, self.strides).contiguous()
@@ -131,7 +143,7 @@ def read_checkpoint(path: Path) -> Any:
     with open_regular(path) as (file, status):
         try:
             read = _read_zip if file.read(4) == b"PK\3\4" else _read_legacy
-            return read(path, file, status.st_size)
+            return read(path, file, status)
         except OSError:
             raise
         except Exception as error:  # the standard library has many for damage
@@ -139,7 +151,7 @@ def read_checkpoint(path: Path) -> Any:
             raise CheckpointError(f"{path} is damaged, or cannot be read without risk ({reason}).", REMEDY) from None
 
 
-def _read_zip(path: Path, file: io.BufferedReader, size: int) -> Any:
+def _read_zip(path: Path, file: io.BufferedReader, status: os.stat_result) -> Any:
     """Content of data.pkl in an archive."""
     end = zipfile._EndRecData(file)  # type: ignore[attr-defined]
     if end and end[zipfile._ECD_SIZE] > LARGEST_DIRECTORY:  # type: ignore[attr-defined]
@@ -154,7 +166,7 @@ def _read_zip(path: Path, file: io.BufferedReader, size: int) -> Any:
             raise ValueError("numbers have another order of bytes")
         if entries[name].file_size > LARGEST_PICKLE:
             raise ValueError("the pickle is too long")
-        reader = _Reader(path, archive.read(name), size)
+        reader = _Reader(path, archive.read(name), status)
         tree = reader.load()
         for key in reader.storages:
             entry = entries[f"{folder}data/{key}"]
@@ -163,10 +175,10 @@ def _read_zip(path: Path, file: io.BufferedReader, size: int) -> Any:
     return tree
 
 
-def _read_legacy(path: Path, file: io.BufferedReader, size: int) -> Any:
+def _read_legacy(path: Path, file: io.BufferedReader, status: os.stat_result) -> Any:
     """Content of a file from before the zip format, or of a single pickle."""
     file.seek(0)
-    reader = _Reader(path, file.read(LARGEST_PICKLE), size)
+    reader = _Reader(path, file.read(LARGEST_PICKLE), status)
     if (first := reader.load()) != _MAGIC or type(first) is not int:
         return first
     version, machine, tree, keys = (reader.load() for _ in range(4))
@@ -176,7 +188,7 @@ def _read_legacy(path: Path, file: io.BufferedReader, size: int) -> Any:
     for key in keys:
         file.seek(at)
         n = int.from_bytes(file.read(8), "little")
-        at = reader.place(key, at + 8, n * reader.storages[key].dtype.itemsize)
+        at = reader.place(key, at + 8, n * reader.storages[key].itemsize)
     if any(storage.start < 0 for storage in reader.storages.values()):
         raise ValueError("a storage is missing")
     return tree
@@ -188,8 +200,8 @@ class _Reader(pickle._Unpickler):
     stack: list[Any]
     pop_mark: Callable[[], list[Any]]
 
-    def __init__(self, path: Path, data: bytes, size: int) -> None:
-        self.path, self.data, self.size = path, io.BytesIO(data), size
+    def __init__(self, path: Path, data: bytes, status: os.stat_result) -> None:
+        self.path, self.data, self.status = path, io.BytesIO(data), status
         super().__init__(self.data, fix_imports=False, encoding="utf-8")
         codes = [getattr(pickle, name)[0] for name in _ALLOWED.split()]
         self.dispatch = _Opcodes({code: (self.dispatch | self.replaced)[code] for code in codes})  # type: ignore[misc]
@@ -198,15 +210,13 @@ class _Reader(pickle._Unpickler):
     def place(self, key: str, start: int, n_bytes: int) -> int:
         """Notes where in the file a storage is; returns the offset of what follows it."""
         storage, end = self.storages[key], start + n_bytes
-        if n_bytes != storage.n * storage.dtype.itemsize or end > self.size:
+        if n_bytes != storage.n * storage.itemsize or end > self.status.st_size:
             raise ValueError("a storage has another size than it says")
         storage.start = start
         return end
 
     def find_class(self, module: str, name: str) -> Any:
         """What a pickle gets for a name: the type of a storage, or a function that makes a tensor or a record."""
-        import torch
-
         match whole := f"{module}.{name}":
             case "collections.OrderedDict" | "collections.Counter":
                 return lambda given=None: {} if given is None else given  # a copy of a large table takes time
@@ -215,20 +225,18 @@ class _Reader(pickle._Unpickler):
             case "torch._utils._rebuild_parameter":
                 return lambda tensor, *_: tensor
         if whole in _STORAGES:
-            return getattr(torch, _STORAGES[whole])
+            return _STORAGES[whole]
         if whole not in RECORDS:
             raise ValueError(f"it asks for {whole[:100]}, which is not executed")
         return lambda *_: Record(whole)
 
     def persistent_load(self, key: Any) -> Any:
         """The storage, or the class, that a persistent id describes."""
-        import torch
-
         match key:
             case ("module", kind, _, _):  # the source text of a class, which nobody reads
                 return kind
-            case ("storage", torch.dtype() as kind, str(name), _, int(n), *view) if view in ([], [None]):
-                storage = self.storages.setdefault(name, Storage(self.path, kind, n))
+            case ("storage", str(kind), str(name), _, int(n), *view) if kind in TYPES and view in ([], [None]):
+                storage = self.storages.setdefault(name, Storage(self.path, version(self.status), kind, n))
                 if (storage.dtype, storage.n) == (kind, n):
                     return storage
         raise ValueError("a storage is not understood")
@@ -242,7 +250,7 @@ class _Reader(pickle._Unpickler):
         extent = _extent(shape, strides)
         if offset + extent > storage.n or math.prod(shape) > extent:
             raise ValueError("a tensor does not fit its storage")
-        return StoredTensor(storage, offset, TensorInfo(type_name(storage.dtype), shape), strides)
+        return StoredTensor(storage, offset, TensorInfo(storage.dtype, shape), strides)
 
     def call(self) -> None:
         arguments, function = self.stack.pop(), self.stack[-1]

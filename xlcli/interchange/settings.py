@@ -10,6 +10,8 @@ from xlcli.errors import CheckpointError
 
 CAN = "docs/import.md says what a format can have."
 """Remedy for what cannot be imported or exported."""
+LARGEST = 2**31
+"""Maximum absolute value of a number."""
 HARMLESS = frozenset(
     {"architectures", "torch_dtype", "dtype", "transformers_version", "use_cache", "initializer_range", "xlcli"}
     | {f"{name}_token_id" for name in ("bos", "eos", "pad", "unk", "sep", "cls", "decoder_start", "mask")}
@@ -38,8 +40,12 @@ class Settings:
             return kind[value] if isinstance(value, str) and value in kind else self.refuse(key, value)
         if value is None and default is None:
             return None
-        is_right = isinstance(value, int | float if kind is float else kind)
-        return kind(value) if is_right and isinstance(value, bool) == (kind is bool) else self.refuse(key, value)
+        is_of_kind = isinstance(value, int | float if kind is float else kind)
+        if not is_of_kind or isinstance(value, bool) != (kind is bool):
+            self.refuse(key, value)
+        if isinstance(value, int | float) and abs(value) > LARGEST:
+            self.refuse(key, value)
+        return kind(value)
 
     def require(self, key: str, *values: Any) -> None:
         """Refuses a setting that is there and has none of these values."""

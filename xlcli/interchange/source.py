@@ -5,38 +5,25 @@ Nothing in the files is executed: they are JSON, safetensors, and pickles that `
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from xlcli.errors import CheckpointError
 from xlcli.files import read_json
-from xlcli.files.tensors import TensorInfo, read_header, read_tensor
+from xlcli.files.tensors import TensorInfo, read_places
+from xlcli.interchange.pickles import Storage, StoredTensor, read_checkpoint
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from xlcli.interchange.pickles import StoredTensor
 
 CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """Files of the weights, the first one that is there; `NAME.index.json` lists the shards of one that is divided."""
 DOWNLOAD = "Download all files of the model into one folder again."
-
-
-@dataclass
-class _SafeTensor:
-    path: Path
-    name: str
-    info: TensorInfo
-
-    def read(self) -> Tensor:
-        return read_tensor(self.path, self.name)
-
-
-Stored: TypeAlias = "_SafeTensor | StoredTensor"
-"""A tensor in a file: `info` is its type and shape, `read` gives it in RAM of its own."""
 
 
 @dataclass
@@ -52,7 +39,7 @@ class Source:
 
     path: Path
     config: Mapping[str, Any]
-    stored: Mapping[str, Stored]
+    stored: Mapping[str, StoredTensor]
     unread: set[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -81,32 +68,40 @@ def open_folder(path: Path) -> Source:
     Raises:
         CheckpointError: A file is missing or damaged, or a shard is not a file of this folder.
     """
-    config = read_json((path / CONFIG).resolve())
+    config = read_json(follow(path / CONFIG))
     for name in WEIGHTS:
         index = path / f"{name}.index.json"
-        if (path / name).exists() or index.exists():
-            files = [name] if (path / name).exists() else _shards(index)
+        if os.path.lexists(path / name) or os.path.lexists(index):
+            files = [name] if os.path.lexists(path / name) else _shards(index)
             return Source(path, config, {key: each for file in files for key, each in _tensors(path / file).items()})
     raise CheckpointError(f"{path} has no weights: neither {' nor '.join(WEIGHTS)}.", DOWNLOAD)
 
 
 def _shards(index: Path) -> list[str]:
     """Names of the files that an index lists; `CheckpointError` if one is not of its folder."""
-    named = read_json(index.resolve()).get("weight_map")
+    named = read_json(follow(index)).get("weight_map")
     files = [str(file) for file in named.values()] if isinstance(named, dict) else []
-    if not files or not all(Path(file).name == file and Path(file).suffix for file in files):
+    if not files or not all(Path(file).name == file and Path(file).suffix and file.isprintable() for file in files):
         raise CheckpointError(f"{index} does not name files of its folder.", DOWNLOAD)
     return sorted({*files})
 
 
-def _tensors(path: Path) -> Mapping[str, Stored]:
-    """Tensors of one file. Links are followed: the cache of a hub consists of them."""
-    path = path.resolve()
-    if path.suffix == ".safetensors":
-        return {name: _SafeTensor(path, name, info) for name, info in read_header(path)[0].items()}
-    from xlcli.interchange.pickles import StoredTensor, read_checkpoint
+def follow(path: Path) -> Path:
+    """The file that a link leads to: the cache of a hub consists of links."""
+    return Path(os.path.realpath(path))
 
-    tree = read_checkpoint(path)
+
+def _tensors(path: Path) -> Mapping[str, StoredTensor]:
+    """Tensors of one file."""
+    tensors, file = {}, follow(path)
+    if path.suffix == ".safetensors":
+        places, version = read_places(file)
+        for name, (info, start) in places.items():
+            strides = tuple(math.prod(info.shape[axis + 1 :]) for axis in range(len(info.shape)))
+            storage = Storage(file, version, info.dtype, math.prod(info.shape), start)
+            tensors[name] = StoredTensor(storage, 0, info, strides)
+        return tensors
+    tree = read_checkpoint(file)
     if not isinstance(tree, dict) or not all(type(tree[name]) is StoredTensor and type(name) is str for name in tree):
         raise CheckpointError(f"{path} is not a table of tensors.", DOWNLOAD)
     return tree

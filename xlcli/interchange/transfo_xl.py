@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from xlcli.files import read_bounded
 from xlcli.interchange.format import LARGEST_TOKENIZER, PARTS, Format
 from xlcli.interchange.pickles import Record, read_checkpoint
 from xlcli.interchange.settings import Settings
-from xlcli.interchange.source import Source
+from xlcli.interchange.source import Source, follow
 from xlcli.store.layout import SavedConfig
 
 if TYPE_CHECKING:
@@ -153,10 +154,11 @@ class TransfoXL(Format):
         from xlcli.text.tokenizers import WordsTokenizer
 
         folder = source.path if source.path.is_dir() else source.path.parent
-        found = next((folder / name for name in (*PICKLED_WORDS, WORDS) if (folder / name).exists()), None)
+        found = next((folder / name for name in (*PICKLED_WORDS, WORDS) if os.path.lexists(folder / name)), None)
         if found is None:
             return super().tokenizer(source, model)
-        data = read_bounded(found.resolve(), LARGEST_TOKENIZER) if found.name == WORDS else _words(found.resolve())
+        file = follow(found)
+        data = read_bounded(file, LARGEST_TOKENIZER) if found.name == WORDS else _words(file)
         words = data.split()
         if not {b"<unk>", b"<eos>"} <= {*words}:
             return super().tokenizer(source, model)
@@ -232,6 +234,6 @@ def _words(path: Path) -> bytes:
         tree = tree.state if isinstance(tree, Record) else tree
         tree = tree["vocab"] if isinstance(tree, dict) and "vocab" in tree else tree
     words = tree.get("idx2sym") if isinstance(tree, dict) else None
-    if not isinstance(words, list) or not all(type(word) is str for word in words):
-        raise CheckpointError(f"{path} holds no vocabulary.", "Remove it from the folder, and token ids are read.")
-    return b"".join(word.encode("utf-8", "replace") + b"\n" for word in words)
+    if isinstance(words, list) and {*map(type, words)} == {str} and sum(map(len, words)) <= LARGEST_TOKENIZER:
+        return b"".join(word.encode("utf-8", "replace") + b"\n" for word in words)
+    raise CheckpointError(f"{path} holds no vocabulary.", "Remove it from the folder, and token ids are read.")

@@ -351,6 +351,7 @@ def new_folder(target: Path) -> Iterator[Path]:
         ConfigError: `target` exists.
         ResourceError: The disk is full or fails.
     """
+    _require_free(target)
     temporary = temporary_path(target.parent, MODEL)
     _require_free(target)
     try:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from xlcli.config import ModelConfig
 from xlcli.errors import CheckpointError
 from xlcli.files import RESTORE
-from xlcli.files.tensors import TensorInfo, read_header, read_tensors
+from xlcli.files.tensors import TYPES, TensorInfo, read_header, read_tensors
 from xlcli.machine import require_memory
 from xlcli.store.layout import CONFIG, ENCODINGS, WEIGHTS
 
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 SCALE = ":scale"
 """Suffix of the name of the scales of an int8 tensor."""
 
-_TYPES = {**{stored: name for name, stored in ENCODINGS.items()}, "I64": "int64", "I32": "int32", "U8": "uint8"}
-"""Safetensors type to torch type."""
-
 
 def stored_infos(tensors: Mapping[str, Tensor], encoding: str) -> dict[str, TensorInfo]:
     """Type and shape of every stored tensor of a network with these tensors, which may be on the meta device."""
@@ -39,7 +36,7 @@ def stored_infos(tensors: Mapping[str, Tensor], encoding: str) -> dict[str, Tens
     for name, tensor in tensors.items():
         shape, stored = tuple(tensor.shape), ENCODINGS[encoding]
         if not tensor.is_floating_point():
-            stored = next(key for key, value in _TYPES.items() if f"torch.{value}" == str(tensor.dtype))
+            stored = next(key for key, value in TYPES.items() if f"torch.{value}" == str(tensor.dtype))
         elif encoding == "int8" and isinstance(tensor, nn.Parameter) and tensor.ndim >= 2:
             infos[name + SCALE] = TensorInfo("BF16", shape[:-1])
         elif encoding == "int8":
@@ -69,9 +66,9 @@ def encode(tensors: Mapping[str, Tensor], infos: Mapping[str, TensorInfo]) -> di
             _check_finite(name, weight, "int8")
             stored[name], stored[name + SCALE] = quantize(weight.detach())
         else:
-            stored[name] = weight.detach().to(getattr(torch, _TYPES[infos[name].dtype]))
+            stored[name] = weight.detach().to(getattr(torch, TYPES[infos[name].dtype]))
             if stored[name].dtype != weight.dtype:
-                _check_finite(name, stored[name], _TYPES[infos[name].dtype])
+                _check_finite(name, stored[name], TYPES[infos[name].dtype])
     return stored
 
 
@@ -126,7 +123,7 @@ def weights_bytes(model: ModelConfig, encoding: str) -> int:
     import torch
 
     infos = stored_infos(empty_weights(model), encoding).values()
-    return sum(math.prod(info.shape) * getattr(torch, _TYPES[info.dtype]).itemsize for info in infos)
+    return sum(math.prod(info.shape) * getattr(torch, TYPES[info.dtype]).itemsize for info in infos)
 
 
 def round_weights(network: torch.nn.Module, encoding: str) -> None:

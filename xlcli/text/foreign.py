@@ -97,6 +97,10 @@ class TokenizersTokenizer(PieceTokenizer):
         super().__init__(data, name)
         self.vocab_size, self.start_id = vocab_size, start_id
         self.fingerprint = sha256(f"tokenizers:{vocab_size}:{start_id}:".encode() + data).hexdigest()
+        lossy = CheckpointError(
+            f"{name} has a tokenizer that loses text: a normalizer, or no tokens for some bytes.",
+            "Import a copy of the folder without it, and give token ids instead of text.",
+        )
         try:
             content = json.loads(data)
             model, steps = content["model"], _steps(content["pre_tokenizer"]) + _steps(content["decoder"])
@@ -108,7 +112,8 @@ class TokenizersTokenizer(PieceTokenizer):
             texts = {i: _text(token, of_bytes=of_bytes) for token, i in ids.items()}
             texts |= {token["id"]: token["content"].encode() for token in content["added_tokens"]}
             special = [token["id"] for token in content["added_tokens"] if token["special"]]
-            keeps_text = all(step == _WRITE_SPACE for step in _steps(content["normalizer"]))
+            if not all(step == _WRITE_SPACE for step in _steps(content["normalizer"])):
+                raise lossy
             self._model = _load(content)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{name} cannot be used: {type(error).__name__} {error!s:.200}.", REMEDY) from None
@@ -117,11 +122,8 @@ class TokenizersTokenizer(PieceTokenizer):
         texts |= dict.fromkeys(special, b"")
         self.separate_ids = [i for i in special if i < vocab_size]
         self._special = re.compile("([\udc80-\udcff])" if of_bytes else f"([{_SPACE}\udc80-\udcff])")
-        if not self._set_texts([texts.get(i, b"") for i in range(vocab_size)]) or not keeps_text:
-            raise CheckpointError(
-                f"{name} has a tokenizer that loses text: a normalizer, or no tokens for some bytes.",
-                "Import a copy of the folder without it, and give token ids instead of text.",
-            )
+        if not self._set_texts([texts.get(i, b"") for i in range(vocab_size)]):
+            raise lossy
         self.splitter = PartSplitter(self._places(b"\r".join(texts.values())))
 
     def take_notices(self) -> list[str]:
@@ -132,8 +134,10 @@ class TokenizersTokenizer(PieceTokenizer):
     def _find(self, text: str) -> list[int]:
         try:
             return self._model.encode(text, add_special_tokens=False).ids
-        except Exception as error:  # the package has no class of its own
-            raise CheckpointError(f"{self._name} cannot encode text: {error}.", REMEDY) from None
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            raise CheckpointError(f"{self._name} cannot encode text: {error!s:.200}.", REMEDY) from None
 
     def _places(self, texts: bytes) -> bytes:
         """Regular expression of the places at which a text may be cut; `texts` of all tokens, with CR between them."""
@@ -165,8 +169,8 @@ def _steps(step: dict[str, Any] | None) -> list[dict[str, Any]]:
     if step is None or step["type"] in ("NFC", "Prepend"):
         return []
     if step["type"] == "Sequence":
-        parts = next(step[key] for key in ("normalizers", "pretokenizers", "decoders") if key in step)
-        return [each for part in parts for each in _steps(part)]
+        [key] = {"normalizers", "pretokenizers", "decoders"} & step.keys()
+        return [each for part in step[key] for each in _steps(part)]
     if step["type"] == "ByteLevel":
         return [step | {"add_prefix_space": False}]
     if step["type"] == "Metaspace":
@@ -203,7 +207,9 @@ def _load(content: dict[str, Any]) -> tokenizers.Tokenizer:
         changed["model"] = content["model"] | {"dropout": None}
     try:
         package = Package.from_str(json.dumps(changed))
-    except Exception as error:  # the package has no class of its own
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the package has no class of its own, and its panics are no `Exception`
         raise ValueError(str(error)) from None
     package.encode_special_tokens = True
     return package

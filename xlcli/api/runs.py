@@ -14,7 +14,6 @@ from xlcli.events import Event
 from xlcli.ranks import Ranks, join
 from xlcli.store.discover import find
 from xlcli.store.origin import NEW, configurations
-from xlcli.training.parallel import continues
 
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """Path of a file or folder, or several paths, read as one text."""
@@ -45,16 +44,12 @@ def train(
         stop: Called between steps; once it returns True, the run is saved and ends.
     """
     model = None if init in (None, NEW) else find(os.fspath(init))
-    changes, place = read_units(Config, settings or {}), Path(folder)
+    changes = read_units(Config, settings or {})
     configs = configurations(changes, preset, model, or_bundled=init is None)
 
     def events(ranks: Ranks) -> Iterator[Event]:
-        if continues(place, ranks, overwrite=overwrite):
-            start = None if init is None else os.fspath(init)
-            yield from training.resume(paths(text), place, changes, preset=preset, init=start, stop=stop, ranks=ranks)
-            return
         yield from training.train(
-            paths(text), place, configs, init=model, overwrite=overwrite, dry_run=dry_run, stop=stop, ranks=ranks
+            paths(text), Path(folder), configs, init=model, overwrite=overwrite, dry_run=dry_run, stop=stop, ranks=ranks
         )
 
     return _on_ranks(changes, events)

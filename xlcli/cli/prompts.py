@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from xlcli.cli import report
 from xlcli.cli.pipe import open_source, portions
+from xlcli.cli.render import Screen
 from xlcli.cli.signals import Stop, Stopped
 from xlcli.errors import DataError
+from xlcli.events import Generated, GeneratedText, Notice, ProgressMeter
 from xlcli.files import parse_json
-
-if TYPE_CHECKING:
-    from xlcli.cli.render import Screen
-    from xlcli.events import Generated, GeneratedText, Notice
 
 MAX_PROMPT = 2**26
 """Maximum length of a prompt in bytes."""
@@ -82,9 +81,6 @@ def _parsed(data: bytes, label: str) -> Iterator[Prompt]:
 
 def show(events: Iterable[GeneratedText | Generated | Notice], screen: Screen, *, prompt: bytes, several: bool) -> None:
     """Shows text as it is generated, with a line `---` between samples; or one JSON object at the end."""
-    from xlcli.cli import report
-    from xlcli.events import Generated
-
     done: list[dict[str, object]] = []
     current = -1
     for event in events:
@@ -118,9 +114,6 @@ def show_results(
 
     After a signal, prompts at the end without any token are not printed.
     """
-    from xlcli.cli import report
-    from xlcli.events import ProgressMeter
-
     meter, n_complete = ProgressMeter("generating", len(prompts), "prompts"), 0
     held: list[dict[str, Any]] = []
     names = (name for _, name in prompts)

@@ -13,7 +13,6 @@ import platform
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from importlib.metadata import version
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -27,13 +26,10 @@ from xlcli.events import Coded, Notice, Progress, ProgressMeter, StoppedEarlyErr
 from xlcli.files import as_utf8
 from xlcli.inference import InferenceSession
 from xlcli.online import not_finite
+from xlcli.runtime import Runtime
+from xlcli.store.folder import LoadedModel
 from xlcli.text.formats import LineEnds
 from xlcli.text.pretokenize import whole_words
-
-if TYPE_CHECKING:
-    from xlcli.runtime import Runtime
-    from xlcli.store.folder import LoadedModel
-
 
 N_CHECKED = 24
 """Number of predictions that `check_hash` compares."""

@@ -25,7 +25,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -62,13 +61,11 @@ from xlcli.inference import check_memory, check_settings
 from xlcli.metrics import TextCounts, bits_per, misfit, perplexity
 from xlcli.online import make_reader, not_finite
 from xlcli.runtime import Runtime, peak_rss_bytes
+from xlcli.store.folder import LoadedModel
 from xlcli.text.corpus import Corpus, gather
 from xlcli.text.sources import InputFormat, open_source
 from xlcli.text.tokenizers import n_unknown
 from xlcli.words import Predictions
-
-if TYPE_CHECKING:
-    from xlcli.store.folder import LoadedModel
 
 Event = Notice | Progress | TokenScore | Row | WordScore | PairScore | Score
 

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,18 +21,16 @@ from xlcli.errors import ResourceError
 from xlcli.events import Notice, Prediction, Progress, Row, TokenScore, WordScore
 from xlcli.files import cache_folder
 from xlcli.metrics import LN2, TextCounter, TextCounts
+from xlcli.online import Reader
 from xlcli.runtime import Runtime
+from xlcli.state import State
+from xlcli.store.folder import LoadedModel
 from xlcli.store.state_files import WordPosition
 from xlcli.text.base import Tokenizer
 from xlcli.text.corpus import Corpus, Part
 from xlcli.text.pretokenize import divided, whole_characters
 from xlcli.text.tokens import TokenFile, token_file
 from xlcli.words import Predictions, Words
-
-if TYPE_CHECKING:
-    from xlcli.online import Reader
-    from xlcli.state import State
-    from xlcli.store.folder import LoadedModel
 
 TOKENS_PER_CALL = {"cpu": 2**11, "cuda": 2**14}
 """Maximum of `tokens_per_call` by device: enough tokens to keep it busy."""

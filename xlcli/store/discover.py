@@ -17,8 +17,8 @@ from xlcli.events import ScoredText
 from xlcli.files import TEMPORARY, as_utf8, open_regular
 from xlcli.files.tensors import read_header
 from xlcli.presets import models_folder
-from xlcli.store.layout import CHECKPOINTS, CONFIG, ENCODINGS, WEIGHTS, is_model, read_config, read_record, scored_text
-from xlcli.store.weights import n_weights
+from xlcli.store import layout
+from xlcli.store.layout import CHECKPOINTS, CONFIG, WEIGHTS, is_model, read_config, read_record, scored_text
 
 LOCAL = "models"
 """Folder of the user's models inside the working folder."""
@@ -43,7 +43,7 @@ class ModelSummary:
     Attributes:
         bytes: Size of the weights file.
         modified: Time of its last change in seconds since 1970.
-        encoding: Encoding of the weights, a key of `ENCODINGS`.
+        encoding: Encoding of the weights, a key of `layout.ENCODINGS`.
         parameters: Number of stored weights.
         position, attention: Kinds of the position encoding and of the attention.
         corpus: Name of the training text.
@@ -125,8 +125,8 @@ def summarize(folder: Path) -> ModelSummary:
     found: dict[str, Any] = {}
     try:
         tensors, metadata = read_header(folder / WEIGHTS)
-        found["parameters"] = n_weights(tensors)
-        found["encoding"] = metadata["encoding"] if metadata.get("encoding") in ENCODINGS else None
+        found["parameters"] = layout.n_weights(tensors)
+        found["encoding"] = metadata["encoding"] if metadata.get("encoding") in layout.ENCODINGS else None
         record = read_record(folder)
         found["corpus"] = record["corpus"] if isinstance(record.get("corpus"), str) else None
         score = record.get("bits_per_byte")

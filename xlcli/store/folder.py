@@ -1,4 +1,4 @@
-"""Saving, loading and copying a model folder, which may be untrusted. Torch is imported in functions only.
+"""Saving, loading and copying a model folder, which may be untrusted.
 
 `load` compares checksums and fingerprints; `read_network` checks sizes before it allocates.
 """
@@ -14,7 +14,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
 
 from xlcli.config import Config, InferenceConfig, WeightEncoding
 from xlcli.errors import CheckpointError, ConfigError
@@ -29,6 +32,8 @@ from xlcli.files import (
     write_atomic,
 )
 from xlcli.files.tensors import digest, read_header, write_tensors
+from xlcli.model.decoder import Decoder, make_decoder, table_bytes, weight_bytes
+from xlcli.model.lm import LanguageModel
 from xlcli.store.layout import (
     CONFIG,
     DOCUMENTS,
@@ -46,14 +51,8 @@ from xlcli.store.layout import (
 )
 from xlcli.store.lock import HOLDER, LOCK, MODEL, clean_models, lock
 from xlcli.store.weights import KEEP_TOGETHER, empty_weights, encode, read_network, round_weights, stored_infos, weights
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from xlcli.model.decoder import Decoder
-    from xlcli.model.lm import LanguageModel
-    from xlcli.text.base import Tokenizer
+from xlcli.text.base import Tokenizer
+from xlcli.text.tokenizers import load_tokenizer
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,14 +85,10 @@ class LoadedModel:
     @cached_property
     def decoder(self) -> Decoder | LanguageModel:
         """Predictions after one token (`logits`): a `Decoder` where one applies, else the network."""
-        from xlcli.model.decoder import make_decoder
-
         return make_decoder(self.network, self.encoding) or self.network
 
     def decoder_bytes(self, mem_len: int) -> int:
         """Size in bytes of what `decoder` adds to the weights of the network, with memory of `mem_len` tokens."""
-        from xlcli.model.decoder import table_bytes, weight_bytes
-
         weights = 0 if "decoder" in vars(self) else weight_bytes(self.network, self.encoding)
         return weights + table_bytes(self.network, mem_len)
 
@@ -235,8 +230,6 @@ def load(folder: Path, options: InferenceConfig | None = None, *, device: str | 
 
 
 def _load(folder: Path, options: InferenceConfig, device: str | torch.device) -> LoadedModel:
-    from xlcli.text.tokenizers import load_tokenizer
-
     path = folder / WEIGHTS
     header = read_config_file(folder)
     for name in TOKENIZER:

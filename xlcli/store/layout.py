@@ -6,6 +6,7 @@ docs/format.md specifies the files. A model folder holds no symbolic link, no sc
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shlex
@@ -22,6 +23,7 @@ from xlcli.config.position import AxialPositionConfig
 from xlcli.errors import CheckpointError, ConfigError
 from xlcli.events import ScoredText
 from xlcli.files import append_line, as_utf8, json_digest, open_regular, parse_json, read_json, sha256, write_atomic
+from xlcli.files.tensors import TensorInfo
 
 SCHEMA = 2
 """Version of `config.json`, `model.safetensors`, checkpoints and state files. A reader refuses any other."""
@@ -53,6 +55,8 @@ TOKENIZER = ("tokenizer.json", "tokenizer.model", "tokenizer.words", "vocabulary
 
 ENCODINGS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "float64": "F64", "int8": "I8"}
 """Name in `config.json` to safetensors type of matrices and, except for int8, of all floating-point tensors."""
+SCALE = ":scale"
+"""Suffix of the name of the scales of an int8 tensor."""
 
 _KEYS = {"schema", "model", "text", "train", "weights", "files", "adapted_from", "sha256"}
 _RESTORE = "Restore the file from a copy."
@@ -90,6 +94,11 @@ def is_model(folder: Path) -> bool:
         return (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file()
     except OSError:
         return False
+
+
+def n_weights(infos: Mapping[str, TensorInfo]) -> int:
+    """Number of weights in a file with these tensors; scales are not counted."""
+    return sum(math.prod(info.shape) for name, info in infos.items() if not name.endswith(SCALE))
 
 
 def read_config(folder: Path) -> SavedConfig:

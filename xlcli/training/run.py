@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -31,11 +31,9 @@ from xlcli.text.loaders import TrainLoader
 from xlcli.text.tokens import TokenFile
 from xlcli.training import checkpoint
 from xlcli.training.parallel import own_rows, parallel
+from xlcli.training.prepare import Prepared
 from xlcli.training.schedule import Clock, Counters, Patience, drawn_span, with_span
 from xlcli.training.validation import describe_run, validation_bits
-
-if TYPE_CHECKING:
-    from xlcli.training.prepare import Prepared
 
 LR_DIVISOR = 3.0
 """Divisor of the learning rates at each roll-back, and in the remedy for a run that diverged."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Callable, Generator, Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from xlcli.generation import generate
 from xlcli.ranks import local
 from xlcli.runtime import Runtime, make_runtime
 from xlcli.store import folder as store
+from xlcli.store.folder import LoadedModel
 from xlcli.store.origin import INIT
 from xlcli.text.loaders import EvalLoader, document_loaders, text_loader
 from xlcli.text.tokens import TokenFile
@@ -26,9 +28,6 @@ from xlcli.training.defaults import RATES
 from xlcli.training.schedule import with_span
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from xlcli.store.folder import LoadedModel
     from xlcli.training.run import TrainingRun
 
 ABSURD_NATS = 100.0

@@ -34,7 +34,7 @@ from xlcli.store.lock import clean, lock
 from xlcli.store.weights import weights as weights_of
 from xlcli.store.weights import weights_bytes
 from xlcli.training import checkpoint, defaults, memory
-from xlcli.training.parallel import beginning, leading
+from xlcli.training.parallel import beginning, continues, leading
 from xlcli.training.prepare import Prepared, prepare_new, prepare_resumed
 from xlcli.training.run import LR_DIVISOR, TrainingRun
 from xlcli.training.schedule import IntervalTrigger
@@ -70,12 +70,14 @@ def train(
         dry_run: End with the plan, whose sizes are estimates for a long text; nothing is written.
         stop: Called between steps; when true, the run is saved and ends.
         ranks: Processes that train together, from `ranks.join`. The first one prepares and writes the run; the others
-            follow it.
+            follow it. If the launcher has started all of them again, a run that had begun is resumed.
 
     Raises:
         CheckpointError: The model in `init` is missing or damaged.
         ConfigError, DataError, ResourceError, BusyError, DivergedError: See `xlcli.errors`.
     """
+    if continues(folder, ranks, overwrite=overwrite):
+        return resume(paths, folder, dry_run=dry_run, stop=stop, ranks=ranks)
 
     def begin(contexts: ExitStack) -> Beginning:
         load = partial(_load_origin, folder=folder)

@@ -33,12 +33,12 @@ from xlcli.config import (
 from xlcli.errors import ConfigError
 from xlcli.events import Event, Generated, GeneratedText, Notice, TokenScore, WordScore
 from xlcli.runtime import Runtime, make_runtime
-from xlcli.store.discover import find
+from xlcli.store.discover import find, is_state_file
 from xlcli.store.folder import LoadedModel
 from xlcli.store.folder import copy_model as copy_folder
 from xlcli.store.folder import load as load_folder
 from xlcli.store.layout import read_config
-from xlcli.store.state_files import is_state_file, load_state, save_state
+from xlcli.store.state_files import load_state, save_state
 from xlcli.text.formats import ends_in_crlf
 
 Text = str | bytes

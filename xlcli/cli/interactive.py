@@ -15,12 +15,12 @@ from xlcli.cli.render import Screen
 from xlcli.cli.signals import Stopped
 from xlcli.config import GenerateConfig
 from xlcli.errors import DataError
-from xlcli.store.state_files import SessionState
 
 if TYPE_CHECKING:
     from xlcli.inference import SaveState
     from xlcli.runtime import Runtime
     from xlcli.store.folder import LoadedModel
+    from xlcli.store.state_files import SessionState
 
 PROMPT = "> "
 LONGEST_LINE = 2**20

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from xlcli.errors import ConfigError, ResourceError
 from xlcli.files import check_writable, write_atomic
-from xlcli.store.state_files import is_state_file
+from xlcli.store.discover import is_state_file
 
 READER_SECONDS = 5.0
 """Time to wait for the reader of a named pipe."""

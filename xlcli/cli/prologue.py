@@ -21,14 +21,14 @@ from xlcli.config import BenchConfig, Config, EvalConfig, InferenceConfig, Runti
 from xlcli.errors import CheckpointError, ConfigError, DataError, InvalidSettingError, StateError
 from xlcli.machine import available_bytes, require_memory
 from xlcli.ranks import SINGLE, Ranks, environment
-from xlcli.store.discover import choose, find, summarize
+from xlcli.store.discover import choose, find, is_state_file, saved_model, summarize
 from xlcli.store.layout import SavedConfig, is_model, read_config, scored_text
-from xlcli.store.state_files import SessionState, is_state_file, load_state, save_state, saved_model
 
 if TYPE_CHECKING:
     from xlcli.inference import SaveState
     from xlcli.runtime import Runtime
     from xlcli.store.folder import LoadedModel
+    from xlcli.store.state_files import SessionState
 
 _PROGRAM_BYTES = 300 * 2**20
 """RAM in bytes of the interpreter with torch imported."""
@@ -224,6 +224,8 @@ def open_model(
     """`load_model`, the saved session, and a function that saves one, None if there is no file for it."""
     state_in, state_out = state_files(context)
     model, runtime = load_model(folder, settings, config, screen)
+    from xlcli.store.state_files import load_state, save_state
+
     resume = None
     if state_in is not None:
         resume = load_state(state_in, model=model, device=str(runtime.device))

@@ -1,4 +1,4 @@
-"""Finding and listing models: by name, the newest in `./models`, or bundled with xlcli. Imports no torch."""
+"""Finding models: by name, of a saved state, the newest in `./models`, bundled ones; lists. Imports no torch."""
 
 from __future__ import annotations
 
@@ -99,6 +99,25 @@ def choose(name: str | None) -> tuple[Path, str | None, list[str]]:
     if bundled:
         return bundled[0], f"bundled{unfinished}", damaged
     raise CheckpointError("there is no model yet.", "Train one: xlcli train FILE.")
+
+
+def is_state_file(path: Path) -> bool:
+    """True if a file is a saved state (`xlcli.store.state_files`), by its header."""
+    try:
+        return "state.memory" in read_header(path.resolve())[1]
+    except CheckpointError:
+        return False
+
+
+def saved_model(path: Path) -> Path:
+    """Folder of the model that made a saved state.
+
+    Raises:
+        CheckpointError: There is no such model.
+    """
+    metadata = read_header(path)[1]
+    folder = Path(metadata.get("model.folder", ""))
+    return folder if is_model(folder) else find(metadata.get("model.name", ""))
 
 
 def local_models() -> tuple[ModelSummary, ...]:

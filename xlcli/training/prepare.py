@@ -21,7 +21,7 @@ from xlcli.runtime import Runtime, make_runtime
 from xlcli.store.discover import bundled_models, find
 from xlcli.store.folder import LoadedModel
 from xlcli.store.layout import RECORD, read_config_file, read_record
-from xlcli.store.origin import NEW, describe, origin_of, text_size
+from xlcli.store.origin import INIT, NEW, origin_of, text_size
 from xlcli.store.weights import weights
 from xlcli.text.base import Tokenizer
 from xlcli.text.corpus import Split, gather, split
@@ -44,7 +44,7 @@ class Prepared:
 
     Attributes:
         preset: Name of its preset; empty if unknown.
-        origin: Description of the model that it starts from (`store.origin.describe`); None for new weights.
+        origin: Description of the model that it starts from (`store.origin.INIT`); None for new weights.
         weights: Weights of that model, if the run is new.
     """
 
@@ -121,7 +121,7 @@ def prepare_new(
         tokenizer = model.tokenizer
     else:
         tokenizer = yield from _train_tokenizer(config.text, parts, dry_run=dry_run)
-    origin = None if model is None else describe(model)
+    origin = None if model is None else _origin(model)
     ready = yield from _tokenize(config, runtime, preset, origin, parts, tokenizer, dry_run=dry_run)
     if model is not None:
         yield from warn_of_misfit(model, ready.train_ids)
@@ -175,6 +175,12 @@ def prepare_resumed(
     runtime, parts = yield from _read(paths, [config], ranks)
     tokenizer = load_tokenizer(folder)
     return (yield from _tokenize(config, runtime, saved_preset, origin, parts, tokenizer, dry_run=dry_run))
+
+
+def _origin(model: LoadedModel) -> Tree:
+    """Entry `INIT` of the record of a run that starts from this model: its name, weights, training, and own origin."""
+    entry = {"model": model.name, "weights": model.fingerprints["weights"]}
+    return entry | {key: model.record[key] for key in ("corpus", "tokens", INIT) if key in model.record}
 
 
 def _read_record(folder: Path) -> Generator[Notice, None, Tree]:

@@ -12,23 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from xlcli import events
 from xlcli.cli.terminal import table
 from xlcli.config import ModelConfig
-from xlcli.events import (
-    ROUNDING_TOKENS,
-    ContextBin,
-    Generated,
-    LineScore,
-    Plan,
-    Progress,
-    Score,
-    ScoredText,
-    Step,
-    StreamStats,
-    TokenLogprob,
-    TokenScore,
-    Trained,
-)
 from xlcli.files import as_utf8
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -94,7 +80,7 @@ def age(seconds: float) -> str:
     return "just now"
 
 
-def progress_line(progress: Progress) -> str:
+def progress_line(progress: events.Progress) -> str:
     """Fraction done, rate and time left."""
 
     def quantity(number: float) -> str:
@@ -112,7 +98,7 @@ def progress_line(progress: Progress) -> str:
     return "  ".join(parts)
 
 
-def step_line(step: Step, history: Sequence[float] = ()) -> str:
+def step_line(step: events.Step, history: Sequence[float] = ()) -> str:
     """A training step in one line, the most important first; `history` is drawn at its end."""
     steps = "" if step.mean_steps is None else f"{step.mean_steps:.2f} steps/token"
     parts = [
@@ -127,7 +113,7 @@ def step_line(step: Step, history: Sequence[float] = ()) -> str:
     return "  ".join(filter(None, parts))
 
 
-def plan_text(plan: Plan) -> str:
+def plan_text(plan: events.Plan) -> str:
     """The plan of a training run."""
     tokens = f" = {counted(plan.train_tokens, 'token')}" if plan.train_tokens else ""
     machine = f"{plan.device} {plan.dtype}, {counted(plan.threads, 'thread')}"
@@ -154,13 +140,13 @@ def plan_text(plan: Plan) -> str:
     return "".join(f"{name:8} {text}\n" for name, text in rows)
 
 
-def scored(text: ScoredText) -> str:
+def scored(text: events.ScoredText) -> str:
     """Text and memory length of a score in words."""
     part = f"first {amount(text.bytes)} of " if text.bytes < text.of_bytes else ""
     return f"{part}{counted(text.of_bytes, 'byte')} of validation text, memory {text.mem_len}"
 
 
-def trained_text(event: Trained) -> str:
+def trained_text(event: events.Trained) -> str:
     """The end of a run: score, sample, and the two commands to run next."""
     lines = [f"model     {event.folder}"]
     if event.bits_per_byte is not None:
@@ -182,7 +168,7 @@ def trained_text(event: Trained) -> str:
     return "\n".join(lines) + f"\n\nNext:\n  xlcli eval {text}-m {folder}\n  {generate}"
 
 
-def score_table(score: Score, model: ModelConfig) -> str:
+def score_table(score: events.Score, model: ModelConfig) -> str:
     """An evaluation as text: metrics, set-up, loss by context."""
     rows = [("bits per byte", f"{score.bits_per_byte:.4f}")]
     if score.bits_per_char is not None:
@@ -214,7 +200,7 @@ def score_table(score: Score, model: ModelConfig) -> str:
         f"{score.device} {score.dtype}{rounding(score.weight_dtype, score.memory_dtype)}",
     ]
     if score.rounding_cost is not None:
-        tokens = f"{min(ROUNDING_TOKENS, score.tokens):,} tokens"
+        tokens = f"{min(events.ROUNDING_TOKENS, score.tokens):,} tokens"
         lines.append(f"Cost of rounding: {_signed(score.rounding_cost)} bits per byte over the first {tokens}")
     text = "\n".join(lines) + "\n"
     if score.by_context:
@@ -250,7 +236,7 @@ def _signed(value: float) -> str:
     return f"{round(value, 4) + 0.0:+.4f}"
 
 
-def context_cells(context: ContextBin) -> tuple[str, str, str, str]:
+def context_cells(context: events.ContextBin) -> tuple[str, str, str, str]:
     """Tokens of context, as `1` or `2 to 3`, number of tokens, bits per byte and margin of a bin."""
     last = context.stop - 1
     seen = str(last) if last == context.start else f"{context.start} to {last}"
@@ -258,7 +244,7 @@ def context_cells(context: ContextBin) -> tuple[str, str, str, str]:
     return seen, str(context.tokens), f"{context.bits_per_byte:.4f}", margin
 
 
-def sweep_text(scores: Sequence[Score], n_scores: int, width: int | None = None) -> str:
+def sweep_text(scores: Sequence[events.Score], n_scores: int, width: int | None = None) -> str:
     """Evaluations of several models or memory lengths as a table, of `n_scores` that were asked for."""
     first = scores[0]
     n_models = len({score.model for score in scores})
@@ -285,7 +271,7 @@ def sweep_text(scores: Sequence[Score], n_scores: int, width: int | None = None)
     return about + table([names, *rows], width, left=left)
 
 
-def pairs_text(scores: Sequence[Score], shape: ModelConfig, width: int | None = None) -> str:
+def pairs_text(scores: Sequence[events.Score], shape: ModelConfig, width: int | None = None) -> str:
     """Shares of pairs by group, of one model of this shape with intervals, or of several in columns."""
     first = scores[0]
     kept = context(shape, first.mem_len, first.segment_len, first.stride)
@@ -323,7 +309,7 @@ def by_word(tokens: Iterable[Shown]) -> Iterator[Shown]:
         yield word
 
 
-def stats_line(stats: StreamStats) -> str:
+def stats_line(stats: events.StreamStats) -> str:
     """Totals of a stream in one line."""
     return (
         f"{counted(stats.lines, 'line')}, {size(stats.bytes)}, {counted(stats.tokens, 'token')}, "
@@ -358,13 +344,13 @@ def fields(event: Any) -> dict[str, Any]:
     return {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
 
 
-def text_object(event: LineScore | TokenScore) -> dict[str, Any]:
+def text_object(event: events.LineScore | events.TokenScore) -> dict[str, Any]:
     """The JSON object of a token, with its prediction if it was asked for, or of a line without its line end.
 
     `base64` has the bytes of a text that is not UTF-8.
     """
     text = event.text
-    if isinstance(event, LineScore):
+    if isinstance(event, events.LineScore):
         text = text.removesuffix(b"\r\n").removesuffix(b"\n")
     left_out = ("spans", "prediction")
     tree = {name: value for name, value in fields(event).items() if name not in left_out} | {"text": text}
@@ -372,12 +358,12 @@ def text_object(event: LineScore | TokenScore) -> dict[str, Any]:
         text.decode()
     except UnicodeDecodeError:
         tree["base64"] = base64.b64encode(text).decode()
-    if isinstance(event, TokenScore) and event.prediction is not None:
+    if isinstance(event, events.TokenScore) and event.prediction is not None:
         tree |= {"entropy": event.prediction.entropy, "best": [_logprob(token) for token in event.prediction.best]}
     return tree
 
 
-def score_object(score: Score) -> dict[str, Any]:
+def score_object(score: events.Score) -> dict[str, Any]:
     """The JSON object of an evaluation."""
     bins = [{"from": each.start, "to": each.stop} | fields(each) for each in score.by_context]
     for each in bins:
@@ -385,12 +371,12 @@ def score_object(score: Score) -> dict[str, Any]:
     return {**fields(score), "by_context": bins}
 
 
-def generated_object(event: Generated) -> dict[str, Any]:
+def generated_object(event: events.Generated) -> dict[str, Any]:
     """The JSON object of a finished sample; `logprobs` only if they were asked for."""
     tree = {name: value for name, value in fields(event).items() if name not in ("sample", "logprobs")}
     return tree if event.logprobs is None else {**tree, "logprobs": [_logprob(token) for token in event.logprobs]}
 
 
-def _logprob(token: TokenLogprob) -> dict[str, Any]:
+def _logprob(token: events.TokenLogprob) -> dict[str, Any]:
     tree = {**fields(token), "best": [_logprob(other) for other in token.best]}
     return tree if token.best else {name: value for name, value in tree.items() if name != "best"}

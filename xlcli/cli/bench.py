@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -19,9 +19,6 @@ from xlcli.errors import ConfigError
 from xlcli.events import Speed
 from xlcli.presets import read_preset
 from xlcli.store.layout import read_config
-
-if TYPE_CHECKING:
-    from xlcli.store.folder import LoadedModel
 
 VOCAB_SIZE = 2048
 """Vocabulary of a preset whose vocabulary depends on the text: as for a text of 13 MB."""
@@ -78,13 +75,11 @@ def bench(
         from xlcli.runtime import make_runtime
 
         name = preset or str(folder and folder.resolve().name)
-        loaded: LoadedModel | None = None
-        if folder is not None and task != "train":
-            loaded, runtime = prologue.load_model(folder, config.bench, config.runtime, screen)
-        else:
+        if folder is None or task == "train":
             runtime = make_runtime(config.runtime, training=task == "train")
-            if task != "train":
-                loaded = untrained(name, config, runtime)
+            loaded = None if task == "train" else untrained(name, config, runtime)
+        else:
+            loaded, runtime = prologue.load_model(folder, config.bench, config.runtime, screen)
         events = measure(task, name, loaded, config, runtime, stop=stop)
         speeds = [event for event in events if not screen.shows(event)]
         if not speeds:

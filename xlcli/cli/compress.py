@@ -7,7 +7,7 @@ import os
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -17,12 +17,10 @@ from xlcli.cli.outputs import check_standard_output
 from xlcli.cli.pipe import open_source, portions
 from xlcli.cli.render import Screen
 from xlcli.cli.signals import Stop, Stopped
+from xlcli.coding import Output
 from xlcli.errors import ConfigError, DataError
 from xlcli.events import Coded, StoppedEarlyError
 from xlcli.files import write_atomic
-
-if TYPE_CHECKING:
-    from xlcli.coding.workflow import Output
 
 SUFFIX = ".xl"
 """Suffix of compressed texts."""

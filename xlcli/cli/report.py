@@ -170,16 +170,14 @@ def trained_text(event: events.Trained) -> str:
 
 def score_table(score: events.Score, model: ModelConfig) -> str:
     """An evaluation as text: metrics, set-up, loss by context."""
-    rows = [("bits per byte", f"{score.bits_per_byte:.4f}")]
-    if score.bits_per_char is not None:
-        rows.append(("bits per character", f"{score.bits_per_char:.4f}"))
-    rows.append(("perplexity per token", _decimals(score.perplexity, 3)))
-    if score.word_perplexity is not None:
-        rows.append(("perplexity per word", _decimals(score.word_perplexity, 2)))
-    if score.mean_steps is not None:
-        rows.append(("mean steps", f"{score.mean_steps:.2f}"))
-    if score.recall is not None:
-        rows.append(("recall of hashing", f"{100 * score.recall:.1f} %"))
+    rows = {
+        "bits per byte": f"{score.bits_per_byte:.4f}",
+        "bits per character": _decimals(score.bits_per_char, 4),
+        "perplexity per token": _decimals(score.perplexity, 3),
+        "perplexity per word": _decimals(score.word_perplexity, 2),
+        "mean steps": _decimals(score.mean_steps, 2),
+        "recall of hashing": _percent(score.recall),
+    }
     recurrence = context(model, score.mem_len, score.segment_len, score.stride)
     if score.mem_len:
         span = "" if model.effective_mem_len(score.mem_len) is None else f", span {score.span}"
@@ -194,7 +192,7 @@ def score_table(score: events.Score, model: ModelConfig) -> str:
         f"{score.model} on {score.file}" + (", PARTIAL: stopped before the end" if score.partial else ""),
         f"{counted(score.bytes, 'byte')}, {counted(score.tokens, 'token')}{documents}; {recurrence}",
         "",
-        *(f"  {name:22}{value:>10}" for name, value in rows),
+        *(f"  {name:22}{value:>10}" for name, value in rows.items() if value),
         "",
         f"{amount(score.tokens_per_second)} tokens/s, {time(score.seconds)}, peak RAM {size(score.peak_rss_bytes)}, "
         f"{score.device} {score.dtype}{rounding(score.weight_dtype, score.memory_dtype)}",
@@ -226,9 +224,14 @@ def context(model: ModelConfig, mem_len: int, segment_len: int, stride: int | No
     return "memory of all tokens read" if effective is None else f"memory of {counted(effective, 'token')}"
 
 
-def _decimals(value: float, digits: int) -> str:
-    """A number with that many decimals, a large one as a power of ten."""
-    return f"{value:.{digits}f}" if value < 1e6 else f"{value:.3g}"
+def _decimals(value: float | None, digits: int) -> str:
+    """A number with that many decimals, a large one as a power of ten; nothing for None."""
+    return "" if value is None else f"{value:.{digits}f}" if value < 1e6 else f"{value:.3g}"
+
+
+def _percent(share: float | None) -> str:
+    """A share as `99.9 %`; nothing for None."""
+    return "" if share is None else f"{100 * share:.1f} %"
 
 
 def _signed(value: float) -> str:
@@ -258,8 +261,8 @@ def sweep_text(scores: Sequence[events.Score], n_scores: int, width: int | None 
         "perplexity": ["" if n_models > 1 else f"{score.perplexity:.3f}" for score in scores],
         "tokens/s": [amount(score.tokens_per_second) for score in scores],
         "rounding": ["" if score.rounding_cost is None else _signed(score.rounding_cost) for score in scores],
-        "mean steps": ["" if score.mean_steps is None else f"{score.mean_steps:.2f}" for score in scores],
-        "recall": ["" if score.recall is None else f"{100 * score.recall:.1f} %" for score in scores],
+        "mean steps": [_decimals(score.mean_steps, 2) for score in scores],
+        "recall": [_percent(score.recall) for score in scores],
     }
     names = [name for name, cells in columns.items() if any(cells)]
     rows = zip(*(columns[name] for name in names), strict=True)
@@ -339,9 +342,10 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def fields(event: Any) -> dict[str, Any]:
-    """Name and value of each attribute of a dataclass."""
-    return {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
+def fields(event: Any, *without: str) -> dict[str, Any]:
+    """Name and value of each attribute of a dataclass, but for some."""
+    names = (field.name for field in dataclasses.fields(event) if field.name not in without)
+    return {name: getattr(event, name) for name in names}
 
 
 def text_object(event: events.LineScore | events.TokenScore) -> dict[str, Any]:
@@ -352,8 +356,7 @@ def text_object(event: events.LineScore | events.TokenScore) -> dict[str, Any]:
     text = event.text
     if isinstance(event, events.LineScore):
         text = text.removesuffix(b"\r\n").removesuffix(b"\n")
-    left_out = ("spans", "prediction")
-    tree = {name: value for name, value in fields(event).items() if name not in left_out} | {"text": text}
+    tree = fields(event, "spans", "prediction") | {"text": text}
     try:
         text.decode()
     except UnicodeDecodeError:
@@ -365,18 +368,16 @@ def text_object(event: events.LineScore | events.TokenScore) -> dict[str, Any]:
 
 def score_object(score: events.Score) -> dict[str, Any]:
     """The JSON object of an evaluation."""
-    bins = [{"from": each.start, "to": each.stop} | fields(each) for each in score.by_context]
-    for each in bins:
-        del each["start"], each["stop"]
+    bins = [{"from": each.start, "to": each.stop} | fields(each, "start", "stop") for each in score.by_context]
     return {**fields(score), "by_context": bins}
 
 
 def generated_object(event: events.Generated) -> dict[str, Any]:
     """The JSON object of a finished sample; `logprobs` only if they were asked for."""
-    tree = {name: value for name, value in fields(event).items() if name not in ("sample", "logprobs")}
+    tree = fields(event, "sample", "logprobs")
     return tree if event.logprobs is None else {**tree, "logprobs": [_logprob(token) for token in event.logprobs]}
 
 
 def _logprob(token: events.TokenLogprob) -> dict[str, Any]:
-    tree = {**fields(token), "best": [_logprob(other) for other in token.best]}
-    return tree if token.best else {name: value for name, value in tree.items() if name != "best"}
+    tree = fields(token, "best")
+    return tree | {"best": [_logprob(other) for other in token.best]} if token.best else tree

@@ -98,11 +98,7 @@ def train(
             check_division(nproc, paths, folder, settings, configs)
             if not dry_run:
                 return launch(context.obj, nproc, RESUME)
-        with (
-            join(runtime.timeout, RESUME) as ranks,
-            screen.stop() as stop,
-            standard_input(stop, screen.keyboard_ended),
-        ):
+        with join(runtime.timeout, RESUME) as ranks, screen.stop() as stop, standard_input(stop, screen.keyboard_ended):
             if "-" in paths:
                 screen.expect_keyboard()
             screen.wait("starting")

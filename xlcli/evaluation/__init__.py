@@ -35,19 +35,7 @@ from xlcli.evaluation.division import Division, worker_loop
 from xlcli.evaluation.pairs import Pairs
 from xlcli.evaluation.passes import ContextSums, Pass, Totals, context_loaders, measure_recall, pass_loaders, score_text
 from xlcli.evaluation.text import TokenizedText, TokenScores, choose_lengths, is_list_of_sentences, tokenize
-from xlcli.events import (
-    ROUNDING_TOKENS,
-    Notice,
-    PairScore,
-    Progress,
-    ProgressMeter,
-    Row,
-    Score,
-    StoppedEarlyError,
-    TokenScore,
-    WordScore,
-    until,
-)
+from xlcli.events import ROUNDING_TOKENS, Notice, Progress, ProgressMeter, Score, Scored, StoppedEarlyError, until
 from xlcli.inference import check_memory, check_settings
 from xlcli.metrics import TextCounts, bits_per, misfit, perplexity
 from xlcli.online import make_reader, not_finite
@@ -58,7 +46,7 @@ from xlcli.text.sources import InputFormat, open_source
 from xlcli.text.tokenizers import n_unknown
 from xlcli.words import Predictions
 
-Event = Notice | Progress | TokenScore | Row | WordScore | PairScore | Score
+Event = Notice | Progress | Scored | Score
 
 
 def evaluate(
@@ -107,9 +95,8 @@ def evaluate(
             yield _NOT_BEGUN
             return
         yield from map(Notice, model.tokenizer.take_notices())
-        unknown = None
-        if model.tokenizer.unknown_id is not None:
-            unknown = n_unknown(text.tokens.ids, model.tokenizer.unknown_id)
+        unknown_id = model.tokenizer.unknown_id
+        unknown = None if unknown_id is None else n_unknown(text.tokens.ids, unknown_id)
         if unknown:
             yield Notice(
                 f"{100 * unknown / len(text.tokens):.1f} % of the words are not in the vocabulary and scored as <unk>: "
@@ -170,10 +157,10 @@ def evaluate(
                 if scores is not None and options.pairs and not partial:
                     yield from (each for each in compared.compare(text, scores.nats) if words)
                 if scores is not None and (per_token or by_word):
-                    lines = options.each_line
-                    found = text.word_scores(scores, by_line=lines) if by_word else text.token_scores(scores)
-                    shown = (each for each in found if per_token or not isinstance(each, TokenScore))
-                    yield from itertools.takewhile(lambda _: not stop(), shown)
+                    found: Iterator[Scored] = text.token_scores(scores)
+                    if by_word:
+                        found = text.word_scores(scores, by_line=options.each_line, with_tokens=per_token)
+                    yield from itertools.takewhile(lambda _: not stop(), found)
             recall = measure_recall(run) if options.recall and not stop() else ()
             yield Score(
                 **_facts(run, totals, seconds),

@@ -235,17 +235,16 @@ def _train_tokenizer(text: TextConfig, parts: Split, *, dry_run: bool) -> Genera
     kind, size = choose_tokenizer(text.tokenizer, text.vocab_size, parts.train.corpus.facts, parts.train.n_bytes)
     if kind != "bytes":
         _require_utf8(parts, None)
-    limit = DRY_RUN_BYTES if dry_run else SAMPLE_BYTES
-    portions = parts.train.read() if kind == "words" and not dry_run else parts.train.sample(limit)
+    limit = DRY_RUN_BYTES if dry_run else parts.train.n_bytes if kind == "words" else SAMPLE_BYTES
+    n_bytes = min(parts.train.n_bytes, limit)
     abandoned = False
 
     def read() -> Iterator[bytes]:
-        for portion in portions:
+        for portion in parts.train.sample(limit):
             if abandoned:
                 raise StoppedEarlyError
             yield portion
 
-    n_bytes = parts.train.n_bytes if kind == "words" and not dry_run else min(parts.train.n_bytes, limit)
     source = f"{n_bytes / 1e6:.1f} MB" if n_bytes >= 1e6 else f"{n_bytes / 1e3:.0f} kB"
     started = time.monotonic()
     with ThreadPoolExecutor(1, "vocabulary") as pool:  # waits at its end: sentencepiece cannot be interrupted
@@ -290,15 +289,12 @@ def _tokenize(
 
 def _require_utf8(parts: Split, origin: Tree | None) -> None:
     """Refuses text that is not UTF-8; a run that starts from a model cannot change the tokenizer."""
-    try:
-        for part in (parts.train, parts.valid, parts.test):
-            if part.corpus.facts.bad_byte is not None:
-                raise not_utf8(*part.corpus.facts.bad_byte)
-    except DataError as error:
-        if origin is None:
-            raise
-        remedy = "Convert the file with iconv, or train with --init none --tokenizer bytes."
-        raise DataError(error.message, remedy) from None
+    for part in (parts.train, parts.valid, parts.test):
+        if part.corpus.facts.bad_byte is not None:
+            error = not_utf8(*part.corpus.facts.bad_byte)
+            if origin is not None:
+                error.remedy = "Convert the file with iconv, or train with --init none --tokenizer bytes."
+            raise error
 
 
 MISFIT = 0.4

@@ -14,7 +14,7 @@ import torch
 
 from xlcli.config import Config, RandomAttentionConfig, UniversalStackConfig
 from xlcli.errors import CheckpointError, DivergedError
-from xlcli.events import Event, Notice, Saved, Score, Step, Trained, Validation
+from xlcli.events import Event, Notice, Saved, Score, ScoredText, Step, Trained, Validation
 from xlcli.files import sync_file
 from xlcli.model.build import build_model
 from xlcli.ops.span import Span
@@ -396,7 +396,7 @@ class TrainingRun:
         counters = self.counters
         score, sample = final or (None, "")
         bits = score.bits_per_byte if score else None
-        scored = score.text(self.ready.parts.valid.n_bytes) if score else None
+        scored = ScoredText(score.bytes, self.ready.parts.valid.n_bytes, score.mem_len) if score else None
         record = describe_run(self) | {
             "steps": counters.step,
             "tokens": counters.tokens,

@@ -20,7 +20,6 @@ from xlcli.generation import generate
 from xlcli.ranks import local
 from xlcli.runtime import Runtime, make_runtime
 from xlcli.store import folder as store
-from xlcli.store.folder import LoadedModel
 from xlcli.store.origin import INIT
 from xlcli.text.loaders import EvalLoader, document_loaders, text_loader
 from xlcli.text.tokens import TokenFile
@@ -153,7 +152,7 @@ def final_evaluation(
                 yield event
             elif isinstance(event, Score):
                 score = event
-                yield from _compare_with_frequencies(model, event)
+                yield from _compare_with_frequencies(model, path, event)
     for made in generate(model, prompt, GenerateConfig(max_new_tokens=SAMPLE_TOKENS), inference, seed=seed, stop=stop):
         if isinstance(made, Notice):
             yield made
@@ -162,10 +161,9 @@ def final_evaluation(
     return None if stop() else (score, sample)
 
 
-def _compare_with_frequencies(model: LoadedModel, score: Score) -> Iterator[Notice]:
-    """Notice if the score is not below the entropy of the byte frequencies of the scored text."""
-    path = model.held_out("valid")
-    if path is None or score.bytes < LEAST_SCORED:
+def _compare_with_frequencies(model: store.LoadedModel, path: Path, score: Score) -> Iterator[Notice]:
+    """Notice if the score is not below the entropy of the byte frequencies of the scored text at `path`."""
+    if score.bytes < LEAST_SCORED:
         return
     with path.open("rb") as file:
         counts = np.bincount(np.frombuffer(file.read(score.bytes), np.uint8))

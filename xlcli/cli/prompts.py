@@ -31,10 +31,7 @@ def read_prompt(words: Sequence[str] | None, stop: Stop) -> bytes:
     if words[0] != "-":
         return os.fsencode(words[0])
     remedy = "Read a long text first: xlcli stream --state FILE, then xlcli generate --state FILE."
-    data = _joined(portions(0, stop, None), "the prompt", MAX_PROMPT, remedy)
-    if stop():
-        raise Stopped(stop.exit_code)
-    return data
+    return _joined(portions(0, stop, None), stop, "the prompt", MAX_PROMPT, remedy)
 
 
 def read_prompts(name: str, stop: Stop) -> list[Prompt]:
@@ -46,18 +43,20 @@ def read_prompts(name: str, stop: Stop) -> list[Prompt]:
     from xlcli.text.formats import in_utf8, unpacked
 
     label = "standard input" if name == "-" else name
-    data = _joined(portions(open_source(name), stop, None), label)
-    if stop():
-        raise Stopped(stop.exit_code)
-    return list(_parsed(_joined(in_utf8(unpacked(iter([data]), label), label), label), label))
+    data = _joined(portions(open_source(name), stop, None), stop, label)
+    return list(_parsed(_joined(in_utf8(unpacked(iter([data]), label), label), stop, label), label))
 
 
-def _joined(parts: Iterable[bytes | None], label: str, limit: int = MAX_BYTES, remedy: str = "Divide it.") -> bytes:
+def _joined(
+    parts: Iterable[bytes | None], stop: Stop, label: str, limit: int = MAX_BYTES, remedy: str = "Divide it."
+) -> bytes:
     data = bytearray()
     for part in parts:
         data += part or b""
         if len(data) > limit:
             raise DataError(f"{label} is longer than {limit >> 20} MiB.", remedy)
+    if stop():
+        raise Stopped(stop.exit_code)
     return bytes(data)
 
 

@@ -116,6 +116,7 @@ def step_line(step: events.Step, history: Sequence[float] = ()) -> str:
 def plan_text(plan: events.Plan) -> str:
     """The plan of a training run."""
     tokens = f" = {counted(plan.train_tokens, 'token')}" if plan.train_tokens else ""
+    parts = f"train {size(plan.train_bytes)}{tokens}, valid {size(plan.valid_bytes)}, test {size(plan.test_bytes)}"
     machine = f"{plan.device} {plan.dtype}, {counted(plan.threads, 'thread')}"
     estimated = " (estimated from a sample)" if plan.estimated else ""
     free = "" if plan.available_bytes is None else f"; {size(plan.available_bytes)} available"
@@ -125,11 +126,7 @@ def plan_text(plan: events.Plan) -> str:
         ("model", f"{plan.folder} ({source}, {amount(plan.parameters)} parameters)"),
         ("weights", f"{size(plan.weights_bytes)} on disk in {plan.weights}"),
         ("corpus", plan.corpus),
-        (
-            "text",
-            f"train {size(plan.train_bytes)}{tokens}, valid {size(plan.valid_bytes)}, test {size(plan.test_bytes)}"
-            f"{estimated}",
-        ),
+        ("text", parts + estimated),
         ("tokens", f"{plan.tokenizer}, vocabulary of {plan.vocab_size}"),
         ("machine", f"{machine}; needs about {size(plan.needed_bytes)} of {resource}{free}"),
         ("budget", plan.budget + (f", resuming at step {plan.resumed_at}" if plan.resumed_at else "")),

@@ -52,6 +52,8 @@ TENSORBOARD, EVENTS = "tensorboard", "events.out.tfevents."
 """Folder of TensorBoard, and beginning of the names of its files."""
 TOKENIZER = ("tokenizer.json", "tokenizer.model", "tokenizer.words", "vocabulary.json")
 """Files of a tokenizer: its description and, depending on the kind, its vocabulary."""
+CHECKED = (*TOKENIZER, *HELD_OUT.values(), *DOCUMENTS.values())
+"""Files whose checksums `config.json` has."""
 
 ENCODINGS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "float64": "F64", "int8": "I8"}
 """Name in `config.json` to safetensors type of matrices and, except for int8, of all floating-point tensors."""
@@ -132,8 +134,7 @@ def read_config_file(folder: Path, *, strict: bool = False) -> ConfigFile:
 
 def write_config(folder: Path, config: Config | SavedConfig, *, encoding: str = "float32") -> None:
     """Writes `config.json`, with checksums of the tokenizer files and held-out texts that are in `folder` now."""
-    names = (*TOKENIZER, *HELD_OUT.values(), *DOCUMENTS.values())
-    present = [name for name in names if (folder / name).is_file() and not (folder / name).is_symlink()]
+    present = [name for name in CHECKED if (folder / name).is_file() and not (folder / name).is_symlink()]
     tree: Tree = {
         "schema": SCHEMA,
         "model": _model_section(folder, config.model),

@@ -68,14 +68,13 @@ def save(run: TrainingRun, folder: Path) -> Path:
         return folder / CHECKPOINTS / step_name(counters.step)
 
     def write(into: Path) -> None:
-        write_tensors(into / "weights.safetensors", own_weights, {})
-        write_tensors(into / "optimizer.safetensors", optimizer, {})
         memory = {f"{i}.{key}": t for i, state in enumerate(states) for key, t in state.tensors().items()}
-        write_tensors(into / "memory.safetensors", memory, {})
         generators = {"cpu": torch.get_rng_state()}
         if torch.cuda.is_available():
             generators["cuda"] = torch.cuda.get_rng_state()
-        write_tensors(into / "random.safetensors", generators, {})
+        parts = {"weights": own_weights, "optimizer": optimizer, "memory": memory, "random": generators}
+        for name, tensors in parts.items():
+            write_tensors(into / f"{name}.safetensors", tensors, {})
         if counters.best_step is not None:
             with suppress(CheckpointError):  # the file cannot be read: training goes on
                 write_atomic(into / BEST, read_blocks(folder / WEIGHTS))

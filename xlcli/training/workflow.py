@@ -32,7 +32,7 @@ from xlcli.store.lock import clean, lock
 from xlcli.store.weights import weights as weights_of
 from xlcli.store.weights import weights_bytes
 from xlcli.training import checkpoint, defaults, memory
-from xlcli.training.parallel import beginning, continues, leading
+from xlcli.training.parallel import beginning, leading
 from xlcli.training.prepare import Prepared, prepare_new, prepare_resumed
 from xlcli.training.run import LR_DIVISOR, TrainingRun
 from xlcli.training.schedule import IntervalTrigger
@@ -74,7 +74,8 @@ def train(
         CheckpointError: The model in `init` is missing or damaged.
         ConfigError, DataError, ResourceError, BusyError, DivergedError: See `xlcli.errors`.
     """
-    if continues(folder, ranks, overwrite=overwrite):
+    is_own = commit.holds_run(folder) and not overwrite
+    if ranks.restarts and (is_own or commit.place_of_run(folder) != folder):
         return resume(paths, folder, dry_run=dry_run, stop=stop, ranks=ranks)
 
     def begin(contexts: ExitStack) -> Beginning:

@@ -70,17 +70,16 @@ def bench(
     prologue.check_files(context, [] if folder is None else [folder], ["plot"])
     with screen.stop() as stop:
         screen.wait("loading the model")
-        from xlcli.bench import bench as measure
-        from xlcli.bench import untrained
+        from xlcli import bench as benchmark
         from xlcli.runtime import make_runtime
 
         name = preset or str(folder and folder.resolve().name)
         if folder is None or task == "train":
             runtime = make_runtime(config.runtime, training=task == "train")
-            loaded = None if task == "train" else untrained(name, config, runtime)
+            loaded = None if task == "train" else benchmark.untrained(name, config, runtime)
         else:
             loaded, runtime = prologue.load_model(folder, config.bench, config.runtime, screen)
-        events = measure(task, name, loaded, config, runtime, stop=stop)
+        events = benchmark.bench(task, name, loaded, config, runtime, stop=stop)
         speeds = [event for event in events if not screen.shows(event)]
         if not speeds:
             return stop.exit_code

@@ -103,10 +103,9 @@ def choose(name: str | None) -> tuple[Path, str | None, list[str]]:
 
 def is_state_file(path: Path) -> bool:
     """True if a file is a saved state (`xlcli.store.state_files`), by its header."""
-    try:
+    with suppress(CheckpointError):
         return "state.memory" in read_header(path.resolve())[1]
-    except CheckpointError:
-        return False
+    return False
 
 
 def saved_model(path: Path) -> Path:
@@ -215,23 +214,20 @@ def _bundled() -> tuple[Path, ...]:
 
 
 def _models(folder: Path) -> tuple[Path, ...]:
-    try:
+    with suppress(OSError):
         paths = [path for path in folder.iterdir() if not path.name.startswith(TEMPORARY)]
         return tuple(sorted(path for path in paths if is_model(path)))
-    except OSError:
-        return ()
+    return ()
 
 
 def _is_finished(folder: Path) -> bool:
     """True if the training of a model has ended; a model without a readable record counts as finished."""
-    try:
+    with suppress(CheckpointError):
         return read_record(folder).get("finished") is not False
-    except CheckpointError:
-        return True
+    return True
 
 
 def _modified(folder: Path) -> float:
-    try:
+    with suppress(OSError):
         return (folder / WEIGHTS).stat().st_mtime
-    except OSError:
-        return 0.0
+    return 0.0

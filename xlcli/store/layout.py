@@ -92,10 +92,9 @@ class ConfigFile:
 
 def is_model(folder: Path) -> bool:
     """True if this folder holds a configuration and weights."""
-    try:
+    with suppress(OSError):
         return (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file()
-    except OSError:
-        return False
+    return False
 
 
 def n_weights(infos: Mapping[str, TensorInfo]) -> int:

@@ -25,7 +25,6 @@ from xlcli.state import State
 from xlcli.store import folder as store
 from xlcli.store import layout
 from xlcli.store.commit import latest, settle, step_name, verify
-from xlcli.store.layout import CHECKPOINTS
 from xlcli.store.weights import weights as weights_of
 from xlcli.text.loaders import TrainLoader
 from xlcli.text.tokens import TokenFile
@@ -385,7 +384,7 @@ class TrainingRun:
 
     def _anchor(self) -> Path | None:
         """The checkpoint that a roll-back restores; if it is damaged, the newest undamaged one."""
-        folder = self.folder / CHECKPOINTS
+        folder = self.folder / layout.CHECKPOINTS
         with suppress(CheckpointError):
             verify(folder / step_name(self.counters.anchor))
             return folder / step_name(self.counters.anchor)
